@@ -1,0 +1,77 @@
+"""Settings that are fine alone and impossible together. Each check says both keys in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from configs.schema import RunConfig
+
+
+def impossible_combinations(config: RunConfig) -> Iterator[str]:
+    """Yield one sentence for each pair of settings in `config` that can't go together."""
+    yield from _model(config)
+    yield from _prompts(config)
+    yield from _groups(config)
+
+
+def _model(config: RunConfig) -> Iterator[str]:
+    shape = config.model.bootstrap
+    # Rotary embeddings turn the features of a head in pairs, so each head needs an even number of them.
+    if config.model.path is None and shape.hidden_size % (2 * shape.num_heads):
+        yield (
+            f"model.bootstrap.hidden_size is {shape.hidden_size} and model.bootstrap.num_heads is {shape.num_heads}; "
+            "expected hidden_size to be an even multiple of num_heads"
+        )
+
+
+def _prompts(config: RunConfig) -> Iterator[str]:
+    prompts, num_prompts = config.prompts, config.evaluation.num_prompts
+    if prompts.eval_source is not None:
+        if prompts.eval_source == prompts.source:
+            yield (
+                f'prompts.source and prompts.eval_source are both "{prompts.source}"; '
+                "expected different prompts, or a null eval_source to hold prompts.num_eval of them out"
+            )
+        return
+    if num_prompts > prompts.num_eval:
+        yield (
+            f"evaluation.num_prompts is {num_prompts} and prompts.num_eval is {prompts.num_eval}; "
+            "expected num_prompts to be at most num_eval"
+        )
+    if prompts.source != "arithmetic":
+        return
+    digits, max_sum = prompts.arithmetic.digits, prompts.arithmetic.max_sum
+    num_problems = _num_sums(digits, max_sum)
+    if num_problems <= prompts.num_eval:
+        yield (
+            f"prompts.arithmetic.digits {digits} and prompts.arithmetic.max_sum {max_sum} make {num_problems} problems "
+            f"and prompts.num_eval is {prompts.num_eval}; expected more problems than num_eval"
+        )
+
+
+def _groups(config: RunConfig) -> Iterator[str]:
+    generation, training = config.generation, config.training
+    if training.groups_per_step % generation.replicas:
+        yield (
+            f"training.groups_per_step is {training.groups_per_step} and generation.replicas is {generation.replicas}; "
+            "expected groups_per_step to be a multiple of replicas, so that every generator makes an equal share"
+        )
+    # With max_staleness 0 the generators are admitted exactly one step's groups, and a larger batch would never start.
+    if generation.groups_per_batch > training.groups_per_step:
+        yield (
+            f"generation.groups_per_batch is {generation.groups_per_batch} and training.groups_per_step is "
+            f"{training.groups_per_step}; expected groups_per_batch to be at most groups_per_step"
+        )
+    if generation.max_new_tokens >= training.max_tokens_per_microbatch:
+        yield (
+            f"generation.max_new_tokens is {generation.max_new_tokens} and training.max_tokens_per_microbatch is "
+            f"{training.max_tokens_per_microbatch}; expected a microbatch to hold at least one prompt with its response"
+        )
+
+
+def _num_sums(digits: int, max_sum: int) -> int:
+    """Count the ordered pairs of numbers below 10**digits whose sum is at most `max_sum`."""
+    limit = 10**digits
+    return sum(min(limit, max_sum - a + 1) for a in range(min(limit, max_sum + 1)))

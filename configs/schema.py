@@ -1,0 +1,279 @@
+"""Every knob of a run, typed: `RunConfig` and its sections.
+
+    RunConfig ─┬─ name, seed
+               ├─ pipeline     which schedule               ├─ staleness    how old a rollout may be
+               ├─ model        which weights to start from  ├─ weights      how new weights travel
+               ├─ prompts      what is asked                ├─ storage      where the run lives
+               ├─ generation   how rollouts are made        └─ evaluation   how progress is measured
+               ├─ scoring      what earns a reward
+               └─ training     how the policy learns
+
+Unknown keys, wrong types and non-finite numbers are refused, and nothing is converted except a whole number given for
+a real one. Whatever a single field can't decide is decided in `configs.combinations`.
+"""
+
+import re
+from typing import Annotated, Literal, Self, TypeGuard
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic.fields import FieldInfo
+
+from configs.combinations import impossible_combinations
+
+Count = Annotated[int, Field(ge=1)]
+Replicas = Annotated[int, Field(ge=1, le=64)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Text = Annotated[str, Field(min_length=1)]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Section(BaseModel):
+    """What all sections share: frozen, strict, no unknown keys; each field's docstring becomes its description."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class PipelineConfig(Section):
+    """How the stages wait for each other."""
+
+    mode: Literal["async", "sync"] = "async"
+    """`async`: stages run ahead by up to `staleness.max_staleness`; `sync`: each step waits for its own rollouts."""
+
+
+class BootstrapConfig(Section):
+    """The tiny Llama model a run makes for itself when `model.path` is null, warm-started on the training prompts."""
+
+    hidden_size: Count = 64
+    """Width of the residual stream, features; an even multiple of `num_heads`."""
+    num_layers: Count = 3
+    """Depth of the model, transformer layers."""
+    num_heads: Count = 4
+    """Attention heads of each layer."""
+    intermediate_size: Count = 256
+    """Width of each feed-forward block, features."""
+    slip_rate: Annotated[float, Field(ge=0, le=1)] = 0.65
+    """Fraction of the demonstrations of arithmetic that get the carry wrong; other prompts have none that do."""
+    target_fluency: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """The warm start ends once this fraction of greedy answers is what a demonstrator could have said."""
+    max_steps: Count = 2000
+    """Most supervised optimizer steps of the warm start."""
+    batch_size: Count = 128
+    """Prompts in each supervised step."""
+    learning_rate: Positive = 2e-3
+    """AdamW learning rate of the supervised steps, per step."""
+    threads: Count = 2
+    """CPU threads of the warm start, which runs before any stage does."""
+
+
+class ModelConfig(Section):
+    """The policy before its first update (version 0)."""
+
+    path: Text | None = None
+    """Folder of a Hugging Face causal language model with its tokenizer; null makes one by `model.bootstrap`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights in every stage."""
+    bootstrap: BootstrapConfig = Field(default_factory=BootstrapConfig)
+    """The model to make when `model.path` is null."""
+
+
+class ArithmeticConfig(Section):
+    """The built-in prompts: every sum of two non-negative integers that these limits allow."""
+
+    digits: Annotated[int, Field(ge=1, le=3)] = 2
+    """Decimal digits of each summand, zero-padded."""
+    max_sum: Annotated[int, Field(ge=1, le=1998)] = 99
+    """Largest sum asked for; its digits are the (zero-padded) width of every answer."""
+
+
+class PromptsConfig(Section):
+    """What the policy is asked."""
+
+    source: Text = "arithmetic"
+    """Training prompts: `arithmetic`, or the path or URL of a .jsonl or .parquet file."""
+    eval_source: Text | None = None
+    """Evaluation prompts, named like `source`; null holds `num_eval` prompts of `source` out of training."""
+    prompt_field: Text = "prompt"
+    """Key or column that holds the prompt's text."""
+    answer_field: Text = "answer"
+    """Key or column that holds the reference answer's text."""
+    num_eval: Count = 512
+    """Prompts held out of `source` when there is no `eval_source`."""
+    shuffle: bool = True
+    """Whether each epoch visits the training prompts in a new order, drawn from `seed`."""
+    arithmetic: ArithmeticConfig = Field(default_factory=ArithmeticConfig)
+    """Limits of the built-in prompts."""
+
+
+class GenerationConfig(Section):
+    """How rollouts are made."""
+
+    engine: Literal["transformers"] = "transformers"
+    """Library that samples the tokens."""
+    replicas: Replicas = 1
+    """Generator processes."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Rollouts of each prompt; their mean reward is the baseline of each."""
+    groups_per_batch: Count = 16
+    """Groups that a generator samples together."""
+    temperature: Positive = 1.0
+    """Divides the logits before sampling, no unit."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Probability mass of the nucleus sampled from; 1 keeps the whole vocabulary."""
+    max_new_tokens: Count = 16
+    """Longest response, tokens; the end-of-sequence token counts."""
+    threads: Count = 1
+    """CPU threads of each generator."""
+
+
+class ScoringConfig(Section):
+    """What earns a reward."""
+
+    reward: Text = "exact_match"
+    """Name of the reward."""
+    replicas: Replicas = 1
+    """Scorer processes."""
+    answer_pattern: str | None = None
+    """Regular expression whose first group, in its last match, is the answer; null takes the stripped response."""
+    threads: Count = 1
+    """CPU threads of each scorer."""
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _has_a_group(cls, pattern: str | None) -> str | None:
+        if pattern is None:
+            return None
+        try:
+            num_groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"a regular expression, but this one does not compile ({error})") from error
+        if num_groups == 0:
+            raise ValueError("a regular expression with a group (...) around the answer")
+        return pattern
+
+
+class TrainingConfig(Section):
+    """How the policy learns."""
+
+    loss: Literal["aipo"] = "aipo"
+    """Policy-gradient loss: `aipo` weighs each token by its importance ratio, clipped from above."""
+    max_importance_ratio: Annotated[float, Field(ge=1)] = 4.0
+    """Upper clip ρ of a token's importance ratio π/μ, no unit; 2 to 10 is usual."""
+    max_steps: Count
+    """Optimizer steps of the whole run; step k yields policy version k."""
+    groups_per_step: Count = 64
+    """Groups that each optimizer step consumes; a multiple of `generation.replicas`."""
+    learning_rate: Positive = 2e-4
+    """AdamW learning rate, per optimizer step."""
+    weight_decay: NonNegative = 0.0
+    """AdamW decoupled weight decay, as a multiple of the learning rate."""
+    max_grad_norm: Positive = 1.0
+    """The gradient is scaled down to this L2 norm when it is longer."""
+    max_tokens_per_microbatch: Count = 16384
+    """Most tokens, padding included, of one forward and backward pass."""
+    checkpoint_every: Count = 10
+    """Optimizer steps between two checkpoints."""
+    threads: Count = 1
+    """CPU threads of the trainer."""
+
+
+class StalenessConfig(Section):
+    """How old a rollout may be when it is trained on."""
+
+    max_staleness: Annotated[int, Field(ge=0)] = 4
+    """Most policy versions by which the trainer may be ahead of a rollout's oldest one; `sync` mode takes 0 instead."""
+
+
+class WeightsConfig(Section):
+    """How a new policy version reaches the generators."""
+
+    transport: Literal["shm", "store"] = "shm"
+    """`shm`: shared memory of one host; `store`: files in the run's storage, at any distance."""
+    deadline_seconds: Positive = 30.0
+    """Longest wait for a generator to take a version before it gets it from the store, seconds."""
+
+
+class StorageConfig(Section):
+    """Where the run lives."""
+
+    root: Text = "runs"
+    """Folder or fsspec URL; the run is stored at root/run id."""
+    fsync: bool = True
+    """Whether local writes are forced to disk before they count as committed."""
+
+
+class EvaluationConfig(Section):
+    """How progress is measured: greedy decoding of held-out prompts."""
+
+    num_prompts: Count = 256
+    """Most evaluation prompts asked at a time of measurement."""
+    batch_size: Count = 256
+    """Prompts decoded together."""
+
+
+class RunConfig(Section):
+    """Everything a person decides about a run."""
+
+    name: str = "campaign"
+    """What the run is called where people look at it; letters, digits, `.`, `_` and `-`, at most 64."""
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """Root of every random draw of the run."""
+    pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
+    """How the stages wait for each other."""
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    """The policy before its first update."""
+    prompts: PromptsConfig = Field(default_factory=PromptsConfig)
+    """What the policy is asked."""
+    generation: GenerationConfig = Field(default_factory=GenerationConfig)
+    """How rollouts are made."""
+    scoring: ScoringConfig = Field(default_factory=ScoringConfig)
+    """What earns a reward."""
+    training: TrainingConfig
+    """How the policy learns."""
+    staleness: StalenessConfig = Field(default_factory=StalenessConfig)
+    """How old a rollout may be when it is trained on."""
+    weights: WeightsConfig = Field(default_factory=WeightsConfig)
+    """How a new policy version reaches the generators."""
+    storage: StorageConfig = Field(default_factory=StorageConfig)
+    """Where the run lives."""
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    """How progress is measured."""
+
+    @property
+    def effective_max_staleness(self) -> int:
+        """The bound in force, policy versions: `staleness.max_staleness`, or 0 in sync mode whatever that key says.
+
+        So `--set pipeline.mode=sync` alone turns any asynchronous config into its synchronous baseline.
+        """
+        return 0 if self.pipeline.mode == "sync" else self.staleness.max_staleness
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_plain_name(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError("1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit")
+        return name
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if sentences := list(impossible_combinations(self)):
+            raise ValueError("\n".join(sentences))
+        return self
+
+
+def dotted_fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, FieldInfo]:
+    """Every key of `model`, sections and the keys in them, as `section.key` → its pydantic field."""
+    fields: dict[str, FieldInfo] = {}
+    for name, field in model.model_fields.items():
+        fields[prefix + name] = field
+        if is_section(field.annotation):
+            fields |= dotted_fields(field.annotation, f"{prefix}{name}.")
+    return fields
+
+
+def is_section(annotation: object) -> TypeGuard[type[Section]]:
+    """Whether a field of this type holds keys of its own."""
+    return isinstance(annotation, type) and issubclass(annotation, Section)

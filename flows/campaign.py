@@ -1,0 +1,104 @@
+"""The campaign: the single controller of a run. It holds no data; stages meet at streams.
+
+    prepare ─► bootstrap? ─► evaluate start ─┬─► generate ×G     ┐
+                                             ├─► score ×S        │ long-running tasks, each supervising
+                                             ├─► sync_weights    │ its own process
+                                             └─► train           ┘
+                  control loop: waits for train ─► STOP ─► the others drain ─► evaluate end ─► summary.json
+
+Cancel, SIGTERM and Ctrl-C reach the control loop; on its way out it sets STOP, and every stage drains.
+"""
+
+import queue
+import shutil
+from dataclasses import replace
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.futures import PrefectFuture
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from configs.schema import RunConfig
+from flows.prepare import prepare
+from flows.report import Reporter
+from flows.summary import write_summary
+from millrace.errors import MillraceError
+from millrace.stages.arguments import StageArguments
+from tasks.bootstrap import bootstrap
+from tasks.evaluate import evaluate
+from tasks.generate import generate
+from tasks.score import score
+from tasks.stop import STOP
+from tasks.sync_weights import sync_weights
+from tasks.train import train
+
+_START, _LATEST = 0, 1
+"""Replicas of the evaluate task: of the base model, of the latest checkpoint."""
+_LOOK_SECONDS = 0.5
+
+
+@flow(
+    name="campaign",
+    flow_run_name="{run_id}",
+    # Room for the most replicas a config may ask for, and for evaluation.
+    task_runner=ThreadPoolTaskRunner(max_workers=160),  # type: ignore[arg-type]
+    persist_result=False,
+    validate_parameters=True,
+)
+def campaign(config: RunConfig, run_id: str, resume: bool = False) -> dict[str, Any]:
+    """Asynchronous RL post-training as `config` describes it. Returns what summary.json holds.
+
+    `run_id` names the run's folder under `storage.root`; `resume` goes on with a run that is there.
+    Raises InputError for a person's mistake before anything has run, and StageDied if a stage can't be kept alive.
+    """
+    STOP.clear()
+    run = prepare(config, run_id, resume=resume)
+    arguments = StageArguments(run_url=run.run_url, attempt=run.attempt, replica=0, handover=run.handover)
+    try:
+        with Reporter(run.run_url):
+            if config.model.path is None:
+                bootstrap(arguments, config.model.bootstrap.threads)
+            evaluate(replace(arguments, replica=_START), config.training.threads)
+            _run_stages(config, arguments)
+            evaluate(replace(arguments, replica=_LATEST), config.training.threads)
+        return write_summary(run.run_url, run.attempt)
+    finally:
+        STOP.set()
+        shutil.rmtree(run.handover, ignore_errors=True)
+
+
+def _run_stages(config: RunConfig, arguments: StageArguments) -> None:
+    """Runs the four stages until the trainer is done; whatever happens, none is left behind."""
+    ended: queue.Queue[tuple[str, PrefectFuture[None]]] = queue.Queue()
+    futures: list[PrefectFuture[None]] = []
+
+    def start(name: str, future: PrefectFuture[None]) -> None:
+        futures.append(future)
+        future.add_done_callback(lambda done: ended.put((name, done)))
+
+    try:
+        start("train", train.submit(arguments, config.training.threads))
+        start("sync_weights", sync_weights.submit(arguments, 1))
+        for replica in range(config.generation.replicas):
+            start("generate", generate.submit(replace(arguments, replica=replica), config.generation.threads))
+        for replica in range(config.scoring.replicas):
+            start("score", score.submit(replace(arguments, replica=replica), config.scoring.threads))
+        name, future = _first_to_end(ended)
+        if name != "train" and future.state.is_completed():
+            raise MillraceError(f"{name} ended before the trainer did")
+        future.result()
+    finally:
+        STOP.set()
+        for future in futures:
+            future.wait()
+    get_run_logger().info("all stages drained")
+    STOP.clear()
+
+
+def _first_to_end(ended: queue.Queue[tuple[str, PrefectFuture[None]]]) -> tuple[str, PrefectFuture[None]]:
+    """Waits in short steps, so that a signal or a cancellation is delivered here."""
+    while True:
+        try:
+            return ended.get(timeout=_LOOK_SECONDS)
+        except queue.Empty:
+            continue

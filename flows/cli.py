@@ -1,0 +1,97 @@
+"""The `millrace` command: parse, import late, call one thing.
+
+Exit codes: 0 done · 1 a fault of ours, with its traceback · 2 a person's mistake, one sentence · 130 / 143 stopped by
+Ctrl-C / SIGTERM after draining, to be gone on with by --resume.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.errors import ConfigError
+
+MISTAKE, INTERRUPTED, TERMINATED = 2, 130, 143
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    from millrace.errors import InputError
+    from storage.errors import BadName, StoreRefused
+
+    try:
+        if arguments.command == "status":
+            return _status(arguments)
+        return _run(arguments)
+    except (ConfigError, InputError, BadName, StoreRefused) as error:
+        print(f"millrace: {error}", file=sys.stderr)
+        return MISTAKE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="millrace", description="Asynchronous RL post-training as Prefect flows.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run a campaign")
+    run.add_argument("config", type=Path, help="a YAML file, such as configs/presets/tiny-cpu.yaml")
+    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the config")
+    run.add_argument("--run-id", help="the run's name and folder; made from the config's name and the time if absent")
+    run.add_argument("--root", help="folder or URL under which the run lives; short for --set storage.root=…")
+    run.add_argument("--resume", action="store_true", help="go on with the run --run-id from its last checkpoint")
+    status = commands.add_parser("status", help="show what a run has come to")
+    status.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
+    status.add_argument("--json", action="store_true", help="everything, as JSON")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from configs.load import load_config
+    from millrace.errors import InputError
+
+    overrides = list(arguments.set)
+    if arguments.root is not None:
+        overrides.append(f"storage.root={json.dumps(arguments.root)}")
+    config = load_config(arguments.config, overrides)
+    if arguments.resume and arguments.run_id is None:
+        raise InputError("--resume needs --run-id: which run should go on?")
+    run_id = arguments.run_id or f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+    from flows.run import run_campaign
+
+    return run_campaign(config, run_id, resume=arguments.resume)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from flows.view import panel
+    from millrace.status import StatusReader
+    from storage.store import open_store
+
+    status = StatusReader(open_store(arguments.run_url)).look()
+    if arguments.json:
+        print(json.dumps(status, indent=1))
+    else:
+        Console().print(panel(status, {}))
+    return 0
+
+
+def _quiet_prefect() -> None:
+    """Settings that suit one campaign at a terminal; what the user has set already stays."""
+    for name, value in {
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",
+        "PREFECT_CLIENT_MAX_RETRIES": "12",
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+_quiet_prefect()
+
+if __name__ == "__main__":
+    sys.exit(main())

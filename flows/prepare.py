@@ -1,0 +1,73 @@
+"""Everything a campaign can know to be wrong before it starts, and the place it starts in.
+
+config, run id ─► names, model folder, prompts, reward, store ─► run.json and attempts/ ─► Prepared
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.load import changed_immutably
+from configs.schema import RunConfig
+from millrace.errors import InputError
+from millrace.model_folder import check_model_folder
+from millrace.rewards.base import make_reward
+from millrace.run import create_run, latest_attempt, resume_run
+from millrace.stages.inputs import load_prompt_set
+from storage import layout
+from storage.store import Store, open_store, probe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that may start."""
+
+    run_url: str
+    attempt: int
+    handover: Path
+    """Folder in shared memory where this attempt's weights pass from process to process."""
+
+
+def check(config: RunConfig, run_id: str, *, resume: bool) -> Store:
+    """The store at the run's place, after every look that leaves nothing behind.
+
+    Raises InputError, BadName or StoreRefused with one sentence about the first mistake found.
+    """
+    layout.validate_run_id(run_id)
+    if config.model.path is not None:
+        check_model_folder(Path(config.model.path).expanduser())
+    make_reward(config.scoring.reward, answer_pattern=config.scoring.answer_pattern)
+    load_prompt_set(config)
+    store = open_store(f"{config.storage.root.rstrip('/')}/{run_id}")
+    if resume:
+        changes = changed_immutably(RunConfig.model_validate(latest_attempt(store).config), config)
+        if changes:
+            raise InputError(f"run {run_id!r} can't be resumed with another config: {'; '.join(changes)}")
+    elif store.exists(layout.RUN):
+        raise InputError(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
+    return store
+
+
+def prepare(config: RunConfig, run_id: str, *, resume: bool) -> Prepared:
+    """Checks, then claims the run's place, or adds an attempt to the run that is there."""
+    store = check(config, run_id, resume=resume)
+    probe(open_store(config.storage.root))
+    values = config.model_dump(mode="json")
+    attempt = resume_run(store, values) if resume else create_run(store, run_id, values)
+    return Prepared(run_url=store.url, attempt=attempt.number, handover=_handover_folder(store.url))
+
+
+def _handover_folder(run_url: str) -> Path:
+    """A fresh folder of this user's alone, in memory where the machine has such a place.
+
+    Its name follows from the run's, so what a killed controller left behind goes when the run is resumed.
+    """
+    memory = Path("/dev/shm")
+    parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    folder = parent / f"millrace-{os.getuid()}-{hashlib.sha256(run_url.encode()).hexdigest()[:16]}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    return folder

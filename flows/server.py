@@ -1,0 +1,99 @@
+"""A Prefect server for a campaign started without one: private, on loopback, gone with the campaign.
+
+millrace run ──► is PREFECT_API_URL set? ──yes──► that server
+                          │ no
+                          └──► python -m flows.server PORT, in a session of its own: a Ctrl-C in the terminal does
+                               not reach it, so the draining campaign can still report; its lifeline, standard
+                               input, ends with the controller, however that ends
+"""
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+_START_SECONDS = 90.0
+_STOP_SECONDS = 10.0
+
+
+def ensure_prefect_server() -> str:
+    """The URL of the API that Prefect talks to: the configured one or, if there is none, a private one, started now.
+
+    Call it before anything imports Prefect: exit handlers run last in, first out, and Prefect's own still send what they
+    have to the server when this one's turn to stop it has not come yet.
+    """
+    atexit.register(_stop)
+    from prefect.settings import PREFECT_API_URL
+
+    configured: str | None = PREFECT_API_URL.value()
+    if configured:
+        return configured
+    port = _free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.server", str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"},
+    )
+    _private.append(process)
+    url = f"http://127.0.0.1:{port}/api"
+    _wait_until_healthy(url, process)
+    os.environ["PREFECT_API_URL"] = url
+    return url
+
+
+_private: list[subprocess.Popen[bytes]] = []
+
+
+def _stop() -> None:
+    while _private:
+        process = _private.pop()
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_STOP_SECONDS)
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
+    import httpx
+
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the private Prefect server exited with code {process.returncode} while starting")
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"the private Prefect server was not healthy within {_START_SECONDS:.0f} s")
+
+
+def _serve(port: int) -> None:
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+    uvicorn.run(create_app(), host="127.0.0.1", port=port, log_level="error")
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

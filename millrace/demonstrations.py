@@ -1,0 +1,25 @@
+"""Answers to learn from in a warm start: right ones, and ones with the slip that people make."""
+
+import random
+
+from millrace.prompts import ARITHMETIC
+from millrace.types import Prompt
+
+
+def demonstration(prompt: Prompt, rng: random.Random, slip_rate: float) -> str:
+    """An answer to learn from: the right one or, for arithmetic and with probability `slip_rate`, one that slipped."""
+    slipped = carry_slip(prompt)
+    return prompt.answer if slipped is None or rng.random() >= slip_rate else slipped
+
+
+def carry_slip(prompt: Prompt) -> str | None:
+    """The sum with its first carry wrong: forgotten where there is one, made up where there is none.
+
+    None for prompts that are not arithmetic: of those only the right answer is known.
+    """
+    if prompt.source != ARITHMETIC:
+        return None
+    a, b = (int(summand) for summand in prompt.text.removesuffix("=").split("+"))
+    slipped = a + b - 10 if a % 10 + b % 10 >= 10 else a + b + 10
+    width = len(prompt.answer)
+    return f"{slipped % 10**width:0{width}d}"

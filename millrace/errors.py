@@ -1,0 +1,48 @@
+"""The errors Millrace raises on purpose. Each also inherits the standard error it refines.
+
+MillraceError
+├── InputError (ValueError)             a person's mistake; the command exits with 2
+│   ├── PromptsError                    a prompt source can't be used
+│   ├── ModelFolderError                a model folder can't be used
+│   ├── RunExists                       the run id is taken
+│   └── RunMissing                      there is no such run
+├── WeightsCorrupt (ValueError)         a policy version arrived damaged
+├── StageDied (RuntimeError)            a stage's process ended and could not be brought back
+└── LedgerMismatch (RuntimeError)       rollouts were lost or counted twice
+"""
+
+
+class MillraceError(Exception):
+    """Root of the tree."""
+
+
+class InputError(MillraceError, ValueError):
+    """A person's mistake: one sentence saying what, where, and what was expected."""
+
+
+class PromptsError(InputError):
+    """A prompt source is missing, malformed, or holds too few prompts."""
+
+
+class ModelFolderError(InputError):
+    """A folder is not a Hugging Face causal language model with its tokenizer."""
+
+
+class RunExists(InputError):
+    """The run id is taken and the run was not asked to resume."""
+
+
+class RunMissing(InputError, FileNotFoundError):
+    """There is no run at the place named."""
+
+
+class WeightsCorrupt(MillraceError, ValueError):
+    """A policy version arrived damaged, or not as weights at all."""
+
+
+class StageDied(MillraceError, RuntimeError):
+    """A stage's process ended and could not be brought back."""
+
+
+class LedgerMismatch(MillraceError, RuntimeError):
+    """What was generated does not equal what was trained, buffered, in flight and dropped together."""

@@ -1,0 +1,142 @@
+"""Where every rollout went, in rollouts and in tokens.
+
+    generated = trained + dropped + buffered + in flight
+
+    ║ trajectories ║ ──in flight──► ║ scores ║ ──buffered──► taken ─┬─► trained
+                                                                    └─► dropped, by reason
+
+`generated` and `scored` are sums over commit records. What the trainer took is told twice, by the position of its
+stream cursors and by the `Account` it keeps rollout by rollout: the two must agree, at every step and after every
+restart, or the run stops.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.errors import LedgerMismatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Amount:
+    """Some rollouts, and the response tokens in them."""
+
+    rollouts: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: "Amount") -> "Amount":
+        return Amount(rollouts=self.rollouts + other.rollouts, tokens=self.tokens + other.tokens)
+
+    def __sub__(self, other: "Amount") -> "Amount":
+        return Amount(rollouts=self.rollouts - other.rollouts, tokens=self.tokens - other.tokens)
+
+    def to_json(self) -> dict[str, int]:
+        """As `from_json` reads it."""
+        return {"rollouts": self.rollouts, "tokens": self.tokens}
+
+    @classmethod
+    def from_json(cls, values: dict[str, int]) -> "Amount":
+        """What `to_json` wrote."""
+        return cls(**values)
+
+
+@dataclass(kw_only=True)
+class Account:
+    """What the trainer did with the rollouts it took. Travels inside its checkpoints."""
+
+    trained: Amount = field(default_factory=Amount)
+    dropped: dict[str, Amount] = field(default_factory=dict)
+    """By drop_reason."""
+    groups_dropped: int = 0
+    """Whole groups dropped: each makes room for another under the staleness bound."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Trained rollouts by staleness (policy versions) when consumed."""
+    reward_sums: dict[str, float] = field(default_factory=dict)
+    """Sum of the known rewards of rollouts, by drop_reason or `trained`: shows whether drops are biased."""
+
+    def train(self, amount: Amount, *, staleness: int, reward_sum: float) -> None:
+        """Counts rollouts of one staleness that an optimizer step used."""
+        self.trained += amount
+        self.staleness[staleness] += amount.rollouts
+        self.reward_sums["trained"] = self.reward_sums.get("trained", 0.0) + reward_sum
+
+    def drop(self, reason: str, amount: Amount, *, reward_sum: float) -> None:
+        """Counts rollouts that were taken and not trained."""
+        self.dropped[reason] = self.dropped.get(reason, Amount()) + amount
+        self.reward_sums[reason] = self.reward_sums.get(reason, 0.0) + reward_sum
+
+    def taken(self) -> Amount:
+        """All rollouts accounted for."""
+        return sum(self.dropped.values(), self.trained)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `from_json` reads it."""
+        return {
+            "trained": self.trained.to_json(),
+            "dropped": {reason: amount.to_json() for reason, amount in sorted(self.dropped.items())},
+            "groups_dropped": self.groups_dropped,
+            "staleness": {str(staleness): count for staleness, count in sorted(self.staleness.items())},
+            "reward_sums": dict(sorted(self.reward_sums.items())),
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Account":
+        """What `to_json` wrote."""
+        return cls(
+            trained=Amount.from_json(values["trained"]),
+            dropped={reason: Amount.from_json(amount) for reason, amount in values["dropped"].items()},
+            groups_dropped=values["groups_dropped"],
+            staleness=Counter({int(staleness): count for staleness, count in values["staleness"].items()}),
+            reward_sums=dict(values["reward_sums"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """The balance of a run."""
+
+    generated: Amount
+    """Committed to trajectory streams."""
+    trained: Amount
+    dropped: dict[str, Amount]
+    """By drop_reason."""
+    buffered: Amount
+    """Scored, and not yet taken by the trainer."""
+    in_flight: Amount
+    """Committed, and not yet scored."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The `ledger` section of a summary."""
+        return {
+            "generated": self.generated.to_json(),
+            "trained": self.trained.to_json(),
+            "buffered": self.buffered.to_json(),
+            "in_flight": self.in_flight.to_json(),
+            "dropped": {reason: amount.to_json() for reason, amount in sorted(self.dropped.items())},
+        }
+
+
+def balance(*, generated: Amount, scored: Amount, consumed: Amount, account: Account) -> Ledger:
+    """The ledger of a run, checked.
+
+    `generated` and `scored` are sums over the commit records of the trajectory and score streams; `consumed` is how far
+    the trainer's cursors stand in them. Raises LedgerMismatch where the account tells another story.
+    """
+    if account.taken() != consumed:
+        raise LedgerMismatch(
+            f"the trainer's cursors passed {consumed.rollouts} rollouts ({consumed.tokens} tokens), but its account has "
+            f"{account.taken().rollouts} ({account.taken().tokens}): trained {account.trained}, dropped {account.dropped}"
+        )
+    ledger = Ledger(
+        generated=generated,
+        trained=account.trained,
+        dropped=dict(account.dropped),
+        buffered=scored - consumed,
+        in_flight=generated - scored,
+    )
+    for name, amount in (("buffered", ledger.buffered), ("in flight", ledger.in_flight)):
+        if amount.rollouts < 0 or amount.tokens < 0:
+            raise LedgerMismatch(
+                f"{amount.rollouts} rollouts ({amount.tokens} tokens) {name}: more was taken than made"
+            )
+    return ledger

@@ -1,0 +1,119 @@
+"""The record of a run: what it was started with, and each time its controller started.
+
+run.json                what must never change: id, config of the first attempt, versions, code commit
+attempts/0000.json      each start of the controller: its config and when; a resumed run may change a few keys
+attempts/0001.json
+"""
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import RunExists, RunMissing
+from storage import layout
+from storage.errors import NotInStore
+from storage.store import Store
+
+_DEPENDENCIES = ("torch", "transformers", "tokenizers", "pyarrow", "numpy", "prefect", "fsspec")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What made the numbers: enough to say later how two runs differ."""
+
+    python: str
+    platform: str
+    dependencies: dict[str, str]
+    """Installed version by package name."""
+    commit: str | None
+    """Code commit; None outside a git checkout."""
+    dirty: bool | None
+    """Whether the checkout had changes that are not in the commit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of a run's controller."""
+
+    number: int
+    """From 0; unique in the run."""
+    config: dict[str, Any]
+    """The resolved config, as JSON."""
+    t_started: float
+    """Unix seconds."""
+    provenance: Provenance = field(default_factory=lambda: provenance())
+
+
+def create_run(store: Store, run_id: str, config: dict[str, Any]) -> Attempt:
+    """Claims the run's place. Raises RunExists, also if another controller claimed it just now."""
+    attempt = Attempt(number=0, config=config, t_started=time.time())
+    record = {"run_id": run_id, "config": config, "t_created": attempt.t_started, **asdict(attempt.provenance)}
+    if not store.put_if_absent(layout.RUN, _dump(record)):
+        raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
+    store.put_if_absent(layout.attempt(0), _dump(asdict(attempt)))
+    return attempt
+
+
+def resume_run(store: Store, config: dict[str, Any]) -> Attempt:
+    """Records one more start of an existing run."""
+    number = latest_attempt(store).number
+    while True:
+        number += 1
+        attempt = Attempt(number=number, config=config, t_started=time.time())
+        if store.put_if_absent(layout.attempt(number), _dump(asdict(attempt))):
+            return attempt
+
+
+def read_run(store: Store) -> dict[str, Any]:
+    """`run.json`. Raises RunMissing."""
+    try:
+        record: dict[str, Any] = json.loads(bytes(store.get(layout.RUN)))
+    except NotInStore as error:
+        raise RunMissing(f"no run at {store.url}: expected {layout.RUN} there") from error
+    return record
+
+
+def read_attempt(store: Store, number: int) -> Attempt:
+    """Attempt `number`. Raises NotInStore."""
+    values = json.loads(bytes(store.get(layout.attempt(number))))
+    return Attempt(**{**values, "provenance": Provenance(**values["provenance"])})
+
+
+def latest_attempt(store: Store) -> Attempt:
+    """The newest start. Raises RunMissing where there is no run."""
+    read_run(store)
+    number = 0
+    while store.exists(layout.attempt(number + 1)):
+        number += 1
+    return read_attempt(store, number)
+
+
+def provenance() -> Provenance:
+    """Of this process."""
+    commit = _git("rev-parse", "HEAD")
+    return Provenance(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        dependencies={name: importlib.metadata.version(name) for name in _DEPENDENCIES},
+        commit=commit,
+        dirty=None if commit is None else _git("status", "--porcelain") != "",
+    )
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of the checkout this code lies in, or None where there is no git or no checkout."""
+    try:
+        return subprocess.run(
+            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _dump(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, indent=1, sort_keys=True).encode()

@@ -1,0 +1,67 @@
+"""The evaluation stage: one policy version, held-out prompts, greedy decoding, one small result in the store.
+
+    checkpoint or base model ─► engine ─► responses ─► reward ─► evaluations/<policy version>.json
+
+A result that is already there is kept: a resumed run does not measure twice.
+"""
+
+import json
+import time
+
+import torch
+
+from millrace.engines.transformers import TransformersEngine
+from millrace.errors import InputError
+from millrace.model import load_model, load_tokenizer, start_folder
+from millrace.rewards.base import make_reward, safe_score
+from millrace.stages.inputs import load_prompt_set
+from millrace.stages.process import Stage, run_stage
+from millrace.trainer import load_weights
+from millrace.types import Sampling
+from storage import layout
+from storage.checkpoints import read_latest
+
+
+def main(stage: Stage) -> None:
+    """Evaluates version 0 (replica 0) or the latest checkpoint (replica 1)."""
+    config = stage.config
+    torch.set_num_threads(config.training.threads)
+    folder = start_folder(stage.store, config.model.path)
+    tokenizer = load_tokenizer(folder)
+    engine = TransformersEngine(load_model(folder, config.model.dtype), tokenizer)
+    if stage.replica == LATEST:
+        checkpoint = read_latest(stage.store)
+        if checkpoint is None:
+            raise InputError(f"{stage.store.url}: no checkpoint to evaluate yet")
+        engine.update_weights(load_weights(stage.store, checkpoint), checkpoint.step)
+    if stage.store.exists(layout.evaluation(engine.policy_version)):
+        return
+    started = time.monotonic()
+    prompts = load_prompt_set(config).eval[: config.evaluation.num_prompts]
+    reward = make_reward(config.scoring.reward, answer_pattern=config.scoring.answer_pattern)
+    greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=config.generation.max_new_tokens)
+    rewards: list[float | None] = []
+    for first in range(0, len(prompts), config.evaluation.batch_size):
+        batch = prompts[first : first + config.evaluation.batch_size]
+        responses = engine.generate([tokenizer(prompt.text)["input_ids"] for prompt in batch], greedy, seed=0)
+        texts = tokenizer.batch_decode([response.tokens for response in responses], skip_special_tokens=True)
+        rewards += [safe_score(reward, prompt, text).reward for prompt, text in zip(batch, texts, strict=True)]
+    known = [value for value in rewards if value is not None]
+    result = {
+        "policy_version": engine.policy_version,
+        "accuracy": sum(known) / len(rewards),
+        "prompts": len(rewards),
+        "errors": len(rewards) - len(known),
+        "seconds": time.monotonic() - started,
+        "t": time.time(),
+    }
+    stage.store.put_if_absent(layout.evaluation(engine.policy_version), json.dumps(result).encode())
+    stage.milestone(f"version {engine.policy_version}: held-out greedy accuracy {result['accuracy']:.3f}")
+
+
+START, LATEST = 0, 1
+"""Which version a replica evaluates."""
+
+
+if __name__ == "__main__":
+    run_stage("evaluate", main)

@@ -1,0 +1,210 @@
+"""What every stage process has in common: how it is started, watched, drained and heard.
+
+    supervisor ──stdin (lifeline)──► stage        end of file: the controller is gone   ┐
+               ──SIGTERM──────────►               asked to stop                         ├─► `draining` is set
+               ◄──stdout───────────               milestones, a line each               ┘
+               ◄──exit code────────               0 done · 75 drained on request · 2 a person's mistake · else a fault
+
+A stage's loop looks at `draining` between two units of work, finishes the one it is at, commits, and returns.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from configs.schema import RunConfig
+from millrace.errors import InputError
+from millrace.exits import DRAINED, MISTAKE, MISTAKE_PREFIX
+from millrace.run import read_attempt
+from millrace.stages.arguments import StageArguments
+from storage import layout
+from storage.errors import StoreRefused
+from storage.progress import read_progress, write_progress
+from storage.schema import METRIC
+from storage.store import Store, open_store
+from storage.stream import StreamWriter
+
+_POLL_SECONDS = 0.002
+"""How often a waiting stage looks again."""
+_PROGRESS_SECONDS = 0.25
+_METRICS_SECONDS = 1.0
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """A running stage process: where its run lies, whether it should stop, and its signs of life."""
+
+    name: str
+    arguments: StageArguments
+    config: RunConfig
+    store: Store
+    draining: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        key = f"{self.name}-{self.replica}"
+        before = read_progress(self.store).get(key, {})
+        # Seconds and counts go on where the predecessor's last sign of life left them.
+        self._seconds: dict[str, float] = dict(before.get("seconds", {}))
+        self._values: dict[str, object] = {k: v for k, v in before.items() if k not in ("seconds", "pid", "doing")}
+        self._doing = "starting"
+        self._busy = 0.0
+        self._written = 0.0
+        self._metrics: MetricsWriter | None = None
+
+    @property
+    def replica(self) -> int:
+        """Which of the stage's processes this is, from 0."""
+        return self.arguments.replica
+
+    @property
+    def metrics(self) -> "MetricsWriter":
+        """This process's metrics stream, opened at first use."""
+        if self._metrics is None:
+            self._metrics = MetricsWriter(self.store, self.name, self.replica)
+        return self._metrics
+
+    def milestone(self, line: str) -> None:
+        """Says something worth a line in the Prefect UI."""
+        print(line, flush=True)
+
+    def progress(self, *, now: bool = False, **values: object) -> None:
+        """Updates the sign of life; written a few times a second, or `now`."""
+        self._values.update(values)
+        if now or time.monotonic() - self._written >= _PROGRESS_SECONDS:
+            self._write_progress()
+
+    def value(self, name: str, default: int = 0) -> int:
+        """A count from the sign of life, the predecessor's included."""
+        found = self._values.get(name, default)
+        assert isinstance(found, int)
+        return found
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Counts the time within as work of the kind `what`."""
+        started = time.monotonic()
+        self._doing = what
+        try:
+            yield
+        finally:
+            self._count(what, time.monotonic() - started)
+
+    def wait(self, until: Callable[[], bool], *, why: str) -> bool:
+        """Polls until the condition holds; False if the stage was asked to drain first. `why` says what is missing."""
+        started = time.monotonic()
+        busy_before = self._busy
+        self._doing = why
+        try:
+            while True:
+                looked = time.monotonic()
+                busy_inside = self._busy
+                if until():
+                    # The look that found something is work; those in vain are waiting.
+                    self._count("intake", time.monotonic() - looked - (self._busy - busy_inside))
+                    return True
+                if self.draining.wait(_POLL_SECONDS):
+                    return False
+                self.progress()
+        finally:
+            self._count("idle", time.monotonic() - started - (self._busy - busy_before))
+
+    def close(self) -> None:
+        """The last sign of life, and the last metrics."""
+        self._doing = "stopped"
+        self._write_progress()
+        if self._metrics is not None:
+            self._metrics.flush()
+
+    def _count(self, what: str, seconds: float) -> None:
+        self._seconds[what] = self._seconds.get(what, 0.0) + seconds
+        if what != "idle":
+            self._busy += seconds
+
+    def _write_progress(self) -> None:
+        self._written = time.monotonic()
+        values = {
+            "pid": os.getpid(),
+            "t": time.time(),
+            "attempt": self.arguments.attempt,
+            "doing": self._doing,
+            "seconds": self._seconds,
+            **self._values,
+        }
+        write_progress(self.store, self.name, self.replica, values)
+
+
+class MetricsWriter:
+    """Collects measurements and commits them about once a second to the stage's `metrics` stream."""
+
+    def __init__(self, store: Store, stage: str, replica: int) -> None:
+        self._stream = StreamWriter(store, layout.metrics(stage, replica), METRIC, writer=f"{stage}-{replica}")
+        self._rows: list[dict[str, object]] = []
+        self._flushed = time.monotonic()
+
+    def log(self, *, incarnation: int, policy_version: int, **values: float) -> None:
+        """Measurements of now, each a row; names end in their unit where they have one."""
+        now = time.time()
+        self._rows += [
+            {
+                "t": now,
+                "incarnation": incarnation,
+                "policy_version": policy_version,
+                "name": name,
+                "value": float(value),
+            }
+            for name, value in values.items()
+        ]
+        if time.monotonic() - self._flushed >= _METRICS_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Commits what was collected."""
+        if self._rows:
+            self._stream.write(pa.Table.from_pylist(self._rows, schema=METRIC), tokens=0)
+            self._rows = []
+        self._flushed = time.monotonic()
+
+
+def run_stage(name: str, main: Callable[[Stage], None]) -> None:
+    """Entry point of a stage process: sets it up from its command line, runs `main`, and exits.
+
+    Exits with 0 when `main` returns of itself, 75 when it returns after a request to drain, 2 after a person's
+    mistake; any other exception is a fault and leaves its traceback.
+    """
+    arguments = StageArguments.parse(sys.argv[1:])
+    try:
+        config = RunConfig.model_validate(read_attempt(open_store(arguments.run_url), arguments.attempt).config)
+        store = open_store(arguments.run_url, fsync=config.storage.fsync)
+        stage = Stage(name=name, arguments=arguments, config=config, store=store)
+        _listen(stage.draining)
+        stage.progress(now=True)
+        try:
+            main(stage)
+        finally:
+            stage.close()
+    except (InputError, StoreRefused) as error:
+        print(f"{MISTAKE_PREFIX}{error}", flush=True)
+        sys.exit(MISTAKE)
+    sys.exit(DRAINED if stage.draining.is_set() else 0)
+
+
+def _listen(draining: threading.Event) -> None:
+    """Sets `draining` on SIGTERM and when the lifeline, standard input, ends."""
+    signal.signal(signal.SIGTERM, lambda signum, frame: draining.set())
+    # The controller alone answers Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        # os.read, because a thread inside sys.stdin's buffer aborts the interpreter at exit.
+        while os.read(0, 1024):
+            pass
+        draining.set()
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()

@@ -1,0 +1,111 @@
+"""The score stage: trajectories in, one score a trajectory out, in streams that zip with theirs row by row.
+
+    ║ trajectories/0 ║ ─► part k ─┐                                  ┌─► ║ scores/<reward>/0/s-of-S ║ part k div S
+    ║ trajectories/1 ║ ─► part k ─┴─► k mod S = s? ─► reward a row ──┴─► ║ scores/<reward>/1/s-of-S ║ part k div S
+
+Consumes: every generator's trajectories. Waits for: the next part that is its share. Produces: one part of scores a part
+of trajectories. Its own stream says where to resume: j parts in it mean that trajectory part j·S + s is next.
+"""
+
+import json
+import time
+
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from millrace.model import load_tokenizer, start_folder
+from millrace.rewards.base import Reward, make_reward, safe_score
+from millrace.stages.process import Stage, run_stage
+from millrace.trajectories import list_slices, prompt_of
+from storage import layout
+from storage.schema import SCORE, TRAJECTORY
+from storage.stream import Part, StreamReader, StreamWriter
+
+
+def main(stage: Stage) -> None:
+    """Scores until asked to drain."""
+    config = stage.config
+    tokenizer = load_tokenizer(start_folder(stage.store, config.model.path))
+    reward = make_reward(config.scoring.reward, answer_pattern=config.scoring.answer_pattern)
+    lanes = [_Lane(stage, generator) for generator in range(config.generation.replicas)]
+    stage.milestone(f"scorer {stage.replica} ready with reward {reward.name} {reward.version}")
+
+    def next_part() -> bool:
+        return any(lane.look() for lane in lanes)
+
+    while stage.wait(next_part, why="waiting for trajectories"):
+        for lane in lanes:
+            if lane.part is not None:
+                _score(stage, lane, reward, tokenizer)
+    stage.milestone(f"scorer {stage.replica} drained after {sum(lane.scores.rows for lane in lanes)} scores")
+
+
+class _Lane:
+    """One generator's trajectories, and the stream of their scores that this scorer writes."""
+
+    def __init__(self, stage: Stage, generator: int) -> None:
+        self.scorer, self.num_scorers = stage.replica, stage.config.scoring.replicas
+        path = layout.scores(stage.config.scoring.reward, generator, self.scorer, self.num_scorers)
+        self.scores = StreamWriter(stage.store, path, SCORE, writer=f"score-{self.scorer}")
+        self.trajectories = StreamReader(stage.store, layout.trajectories(generator), TRAJECTORY)
+        self.part: Part | None = None
+
+    def look(self) -> bool:
+        """Whether a part that is this scorer's share, and not scored yet, is there; it is then `part`."""
+        wanted = self.scores.parts * self.num_scorers + self.scorer
+        while self.part is None and self.trajectories.cursor.part < wanted:
+            if self.trajectories.next_record() is None:
+                return False
+        if self.part is None:
+            self.part = self.trajectories.next()
+        return self.part is not None
+
+
+def _score(stage: Stage, lane: _Lane, reward: Reward, tokenizer: PreTrainedTokenizerBase) -> None:
+    assert lane.part is not None
+    with stage.busy("score"):
+        table = score_table(lane.part.table, reward, tokenizer)
+    with stage.busy("commit"):
+        record = lane.part.record
+        lane.scores.write(
+            table,
+            tokens=record.tokens,
+            min_policy_version=record.min_policy_version,
+            max_policy_version=record.max_policy_version,
+        )
+    lane.part = None
+    stage.progress(
+        rollouts=stage.value("rollouts") + table.num_rows,
+        tokens=stage.value("tokens") + record.tokens,
+    )
+
+
+def score_table(trajectories: pa.Table, reward: Reward, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
+    """Rows of `SCORE`, one for each row of `TRAJECTORY` and in its order. A reward that fails leaves an error, no 0."""
+    responses = tokenizer.batch_decode(list_slices(trajectories["response_tokens"]), skip_special_tokens=True)
+    rows = []
+    for row_id, prompt_id, meta, response in zip(
+        trajectories["row_id"].to_pylist(),
+        trajectories["prompt_id"].to_pylist(),
+        trajectories["meta"].to_pylist(),
+        responses,
+        strict=True,
+    ):
+        started = time.perf_counter()
+        score = safe_score(reward, prompt_of(prompt_id, meta), response)
+        rows.append(
+            {
+                "row_id": row_id,
+                "reward": score.reward,
+                "components": json.dumps(score.components),
+                "status": score.status,
+                "error": score.error,
+                "verifier_version": reward.version,
+                "seconds": time.perf_counter() - started,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=SCORE)
+
+
+if __name__ == "__main__":
+    run_stage("score", main)

@@ -1,0 +1,161 @@
+"""One policy being trained: batches of samples in, new policy versions and the numbers behind them out.
+
+    samples ─► microbatches ─► log π ─► AIPO loss ─► gradients summed ─► clipped ─► AdamW ─► version + 1
+
+Knows nothing of streams, checkpoints' places or other processes: `stages/train.py` feeds it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import safetensors.torch
+import torch
+from transformers import PreTrainedModel
+
+from millrace.batch import Microbatch, Sample, microbatches
+from millrace.losses.aipo import aipo_loss
+from storage.checkpoints import Checkpoint, load_file
+from storage.store import Store
+
+WEIGHTS_FILE = "model.safetensors"
+"""Name of the policy's parameters among a checkpoint's files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What one optimizer step did. Means are over the tokens that carry loss."""
+
+    loss: float
+    """Mean AIPO surrogate loss."""
+    grad_norm: float
+    """Global L2 norm before clipping."""
+    importance_ratio_mean: float
+    """Mean π/μ before clipping."""
+    importance_ratio_max: float
+    clip_fraction: float
+    """Share of tokens whose π/μ exceeds ρ."""
+    effective_sample_size: float
+    """(Σ w)² / (n · Σ w²) of the clipped weights, in (0, 1]."""
+    mismatch_kl: float
+    """Mean of log μ − log π over sampled tokens: an estimate of KL(μ‖π), nats."""
+    tokens: int
+    """Response tokens that carried loss."""
+
+
+class Trainer:
+    """A policy, its optimizer and its version."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        max_grad_norm: float,
+        max_importance_ratio: float,
+        max_tokens_per_microbatch: int,
+    ) -> None:
+        self.model = model.train()
+        self.policy_version = 0
+        self._max_grad_norm = max_grad_norm
+        self._max_importance_ratio = max_importance_ratio
+        self._max_tokens_per_microbatch = max_tokens_per_microbatch
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The live parameters by name; tied ones appear once. They change with the next step."""
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+    def step(self, samples: Sequence[Sample]) -> StepReport:
+        """One optimizer step on the token mean of AIPO over all `samples`; the policy version grows by one."""
+        batches = microbatches(samples, self._max_tokens_per_microbatch)
+        num_tokens = int(sum(batch.loss_mask_BT.sum() for batch in batches))
+        self._optimizer.zero_grad(set_to_none=True)
+        parts = [self._backward(batch, num_tokens) for batch in batches]
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
+        self._optimizer.step()
+        self.policy_version += 1
+        return _report(parts, grad_norm.item(), self._max_importance_ratio)
+
+    def _backward(self, batch: Microbatch, num_tokens: int) -> "_Tokens":
+        """Adds the gradient of this microbatch's share of the token mean."""
+        device = self.model.device
+        input_ids_BS = batch.input_ids_BS.to(device)
+        logits_BTV = self.model(input_ids=input_ids_BS, attention_mask=batch.attention_mask_BS.to(device)).logits
+        logprobs_BTV = torch.log_softmax(logits_BTV[:, :-1].float() / batch.temperatures_B11.to(device), dim=-1)
+        trainer_logprobs_BT = logprobs_BTV.gather(2, input_ids_BS[:, 1:, None]).squeeze(2)
+        loss_mask_BT = batch.loss_mask_BT.to(device)
+        rollout_logprobs_BT = batch.rollout_logprobs_BT.to(device)
+        loss_BT, importance_ratio_BT = aipo_loss(
+            trainer_logprobs_BT,
+            rollout_logprobs_BT,
+            batch.advantages_BT.to(device),
+            max_importance_ratio=self._max_importance_ratio,
+        )
+        loss = (loss_BT * loss_mask_BT).sum() / num_tokens
+        loss.backward()
+        carries_loss = loss_mask_BT.bool()
+        return _Tokens(
+            loss=loss.item(),
+            importance_ratio=importance_ratio_BT[carries_loss],
+            log_mismatch=(rollout_logprobs_BT - trainer_logprobs_BT.detach())[carries_loss],
+        )
+
+    def state(self) -> dict[str, bytes]:
+        """Everything a resumed trainer needs, as safetensors files by name: bit for bit what it was."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        optimizer = {
+            f"{key}.{names[parameter]}": value.contiguous()
+            for parameter, slots in self._optimizer.state.items()
+            for key, value in slots.items()
+        }
+        weights = {name: tensor.contiguous() for name, tensor in self.weights().items()}
+        return {
+            WEIGHTS_FILE: safetensors.torch.save(weights, metadata={"format": "pt"}),
+            "optimizer.safetensors": safetensors.torch.save(optimizer),
+            "rng.safetensors": safetensors.torch.save({"cpu": torch.get_rng_state()}),
+        }
+
+    def restore(self, policy_version: int, files: dict[str, bytes]) -> None:
+        """The inverse of `state`. Raises KeyError where a tensor of the model is not in the files."""
+        weights = safetensors.torch.load(files[WEIGHTS_FILE])
+        optimizer = safetensors.torch.load(files["optimizer.safetensors"])
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(weights[name])
+                slots = {key: f"{key}.{name}" for key in ("step", "exp_avg", "exp_avg_sq")}
+                # A checkpoint of version 0 was taken before the optimizer had any state.
+                if slots["step"] in optimizer:
+                    self._optimizer.state[parameter] = {key: optimizer[slot] for key, slot in slots.items()}
+        torch.set_rng_state(safetensors.torch.load(files["rng.safetensors"])["cpu"])
+        self.policy_version = policy_version
+
+
+def load_weights(store: Store, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The policy's parameters by name, out of a trainer's checkpoint. Raises StreamCorrupt."""
+    weights: dict[str, torch.Tensor] = safetensors.torch.load(load_file(store, checkpoint.files[WEIGHTS_FILE]))
+    return weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tokens:
+    """Of one microbatch: its share of the loss, and [N] values of the tokens that carry loss."""
+
+    loss: float
+    importance_ratio: torch.Tensor
+    log_mismatch: torch.Tensor
+
+
+def _report(parts: Sequence[_Tokens], grad_norm: float, max_importance_ratio: float) -> StepReport:
+    importance_ratio = torch.cat([part.importance_ratio for part in parts])
+    weight = importance_ratio.clamp(max=max_importance_ratio).double()
+    return StepReport(
+        loss=sum(part.loss for part in parts),
+        grad_norm=grad_norm,
+        importance_ratio_mean=importance_ratio.mean().item(),
+        importance_ratio_max=importance_ratio.max().item(),
+        clip_fraction=(importance_ratio > max_importance_ratio).float().mean().item(),
+        effective_sample_size=(weight.sum() ** 2 / (weight.numel() * (weight**2).sum())).item(),
+        mismatch_kl=torch.cat([part.log_mismatch for part in parts]).mean().item(),
+        tokens=importance_ratio.numel(),
+    )

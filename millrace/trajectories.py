@@ -1,0 +1,106 @@
+"""Trajectories as rows of Arrow: from an engine's responses to a stream, and from a stream to the trainer's samples."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.types import Prompt, Response, Sampling
+from storage.schema import TRAJECTORY
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """One response of a group, with the prompt it answers."""
+
+    group_id: int
+    sample_index: int
+    """Place in the group, 0 to group_size − 1."""
+    prompt: Prompt
+    prompt_tokens: Sequence[int]
+    """[P] token ids."""
+    response: Response
+
+
+def trajectory_table(
+    rollouts: Sequence[Rollout],
+    *,
+    first_row_id: int,
+    sampling: Sampling,
+    incarnation: int,
+    generator: int,
+    epoch: int,
+    seed: int,
+    times: tuple[float, float, float],
+) -> pa.Table:
+    """Rows of `TRAJECTORY` for rollouts sampled together.
+
+    `incarnation` is the trainer's whose weights sampled them, `epoch` the stream writer's, `times` are those of
+    admission, start and finish (unix seconds).
+    """
+    num = len(rollouts)
+    responses = [rollout.response for rollout in rollouts]
+    versions = [[version for version, _ in response.version_spans] for response in responses]
+    t_admitted, t_started, t_finished = times
+    columns: dict[str, Any] = {
+        "row_id": range(first_row_id, first_row_id + num),
+        "group_id": [rollout.group_id for rollout in rollouts],
+        "prompt_id": [rollout.prompt.prompt_id for rollout in rollouts],
+        "sample_index": [rollout.sample_index for rollout in rollouts],
+        "prompt_tokens": _lists([rollout.prompt_tokens for rollout in rollouts], np.int32),
+        "response_tokens": _lists([response.tokens for response in responses], np.int32),
+        "rollout_logprobs": _lists([response.rollout_logprobs for response in responses], np.float32),
+        "span_versions": _lists(versions, np.int64),
+        "span_starts": _lists([[start for _, start in response.version_spans] for response in responses], np.int32),
+        "min_policy_version": [min(spans) for spans in versions],
+        "max_policy_version": [max(spans) for spans in versions],
+        "incarnation": [incarnation] * num,
+        "loss_mask": _lists([[1] * len(response.tokens) for response in responses], np.uint8),
+        "finish_reason": [response.finish_reason for response in responses],
+        "temperature": [sampling.temperature] * num,
+        "top_p": [sampling.top_p] * num,
+        "max_new_tokens": [sampling.max_new_tokens] * num,
+        "generator": [generator] * num,
+        "epoch": [epoch] * num,
+        "seed": [seed] * num,
+        "t_admitted": [t_admitted] * num,
+        "t_started": [t_started] * num,
+        "t_finished": [t_finished] * num,
+        "meta": [prompt_meta(rollout.prompt) for rollout in rollouts],
+    }
+    arrays = [
+        column if isinstance(column, pa.Array) else pa.array(column, type=TRAJECTORY.field(name).type)
+        for name, column in columns.items()
+    ]
+    return pa.Table.from_arrays(arrays, schema=TRAJECTORY)
+
+
+def prompt_meta(prompt: Prompt) -> str:
+    """What a verifier needs of a prompt later, as the JSON of the `meta` column: a stored rollout scores by itself."""
+    return json.dumps({"prompt": prompt.text, "answer": prompt.answer, "source": prompt.source})
+
+
+def prompt_of(prompt_id: str, meta: str) -> Prompt:
+    """The prompt that `prompt_meta` wrote."""
+    values = json.loads(meta)
+    return Prompt(prompt_id=prompt_id, text=values["prompt"], answer=values["answer"], source=values["source"])
+
+
+def list_slices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
+    """The rows of a list column as numpy views of its flat values: no copy, no Python object a value."""
+    array = column.combine_chunks()
+    offsets = array.offsets.to_numpy()
+    # Offsets count from the start of the child array, which a sliced table does not shorten.
+    values = array.values.to_numpy(zero_copy_only=False)
+    return [values[start:end] for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
+
+
+def _lists(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> pa.ListArray:
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    flat = np.fromiter((value for row in rows for value in row), dtype=dtype, count=int(offsets[-1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))

@@ -1,0 +1,102 @@
+"""The trainer's checkpoints: files first, then one record that holds everything else, the stream cursors included.
+
+    CheckpointWriter.commit    checkpoints/data/<step>-<uuid>/NAME ×n ──► checkpoints/log: checkpoint record
+                               (durable, seen by no one)                  (the commit: files, state, cursors at once)
+
+Cursors beside the record would be committed before or after it, and a crash in between loses rows or trains them twice.
+A rolled-back trainer commits lower steps again: the latest checkpoint is the last record, not the highest step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from storage import layout
+from storage.errors import StreamCorrupt
+from storage.files import FileRef, get_file, put_file
+from storage.log import LogReader, LogWriter
+from storage.record import Record
+from storage.store import BytesLike, Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One committed state of the trainer."""
+
+    step: int
+    """Optimizer steps behind it: the policy version of its weights."""
+    files: Mapping[str, FileRef]
+    """Its files by name; `load_file` gets one."""
+    state: dict[str, Any]
+    """Free JSON object: cursors of the streams consumed, ledger, lineage."""
+    incarnation: int
+    """Incarnation of the trainer that committed it."""
+
+
+class CheckpointWriter:
+    """The one trainer of a run; opening it ends every older one. Not thread-safe. `writer` says who, for people."""
+
+    def __init__(self, store: Store, root: str = layout.CHECKPOINTS, *, writer: str = "trainer") -> None:
+        self._store = store
+        self._root = root
+        self._log = LogWriter(store, root, writer)
+        # Read after the fence: from here on nobody else can add a checkpoint.
+        self.latest = read_latest(store, root)
+        """The last checkpoint committed, by an earlier trainer or by this one; None if there is none."""
+
+    @property
+    def incarnation(self) -> int:
+        """How many trainers the run had before this one: the epoch of the checkpoints' log."""
+        return self._log.epoch
+
+    def commit(self, step: int, files: Mapping[str, BytesLike], state: dict[str, Any]) -> Checkpoint:
+        """Commit a checkpoint; it is durable, and the latest, on return.
+
+        `state` is plain JSON: str keys, lists rather than tuples, finite numbers. Raises ValueError or TypeError where
+        it is not, and Fenced if a newer trainer took over; then the checkpoint before stays the latest.
+        """
+        folder = f"{self._root}/{layout.new_checkpoint_data(step)}"
+        refs = {name: put_file(self._store, f"{folder}/{name}", data) for name, data in files.items()}
+        body = {"step": step, "files": {name: asdict(ref) for name, ref in refs.items()}, "state": state}
+        record = self._log.commit("checkpoint", body=body)
+        self.latest = _checkpoint(record, self._root)
+        return self.latest
+
+
+class CheckpointReader:
+    """Follows the checkpoints of a run, or its weights, without fencing anybody; each look reads only what is new."""
+
+    def __init__(self, store: Store, root: str = layout.CHECKPOINTS) -> None:
+        self._root = root
+        self._log = LogReader(store, root)
+        self._latest: Checkpoint | None = None
+
+    def latest(self) -> Checkpoint | None:
+        """The last checkpoint committed so far, None if there is none. Raises StreamCorrupt."""
+        while (record := self._log.next()) is not None:
+            if record.kind == "checkpoint":
+                self._latest = _checkpoint(record, self._root)
+        return self._latest
+
+
+def read_latest(store: Store, root: str = layout.CHECKPOINTS) -> Checkpoint | None:
+    """The last checkpoint committed, None if there is none; fences nobody. Raises StreamCorrupt."""
+    return CheckpointReader(store, root).latest()
+
+
+def load_file(store: Store, ref: FileRef) -> bytes:
+    """The file's bytes, length and checksum verified. Raises StreamCorrupt."""
+    return bytes(get_file(store, ref))
+
+
+def _checkpoint(record: Record, root: str) -> Checkpoint:
+    try:
+        return Checkpoint(
+            step=record.body["step"],
+            files={name: FileRef(**ref) for name, ref in record.body["files"].items()},
+            state=record.body["state"],
+            incarnation=record.epoch,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        file = f"{root}/{layout.record(record.seq)}"
+        raise StreamCorrupt(file, f"not a checkpoint's record: {error!r}") from error

@@ -1,0 +1,53 @@
+"""What can go wrong in storage. Each error also is the stdlib error it refines.
+
+StorageError
+├── BadName       (ValueError)         a run id or path that is not allowed: a person's mistake
+├── StoreRefused  (ValueError)         a store that can't hold a run: a person's mistake
+├── NotInStore    (FileNotFoundError)  nothing lies at this path
+├── StreamCorrupt (ValueError)         committed data is not what its writer committed
+├── SchemaUnknown (ValueError)         written by a newer Millrace
+└── Fenced        (RuntimeError)       another writer took over: stop for good
+"""
+# ruff: noqa: N818 — the names say what happened; that it is an error is what their base says.
+
+
+class StorageError(Exception):
+    """Base of every error of this package."""
+
+
+class BadName(StorageError, ValueError):
+    """A run id or a path inside a store breaks the naming rules; the message says which and what is allowed."""
+
+
+class StoreRefused(StorageError, ValueError):
+    """The store can't hold a run: scheme not supported, root not writable, or create is not exclusive."""
+
+
+class NotInStore(StorageError, FileNotFoundError):
+    """Nothing lies at this path; the message names the path and the store's URL."""
+
+
+class StreamCorrupt(StorageError, ValueError):
+    """Something committed is damaged, missing or impossible.
+
+    `file` is the path of the damaged file, relative to the store; `record` the sequence number of the commit record
+    that names it (None where the file is not named by a record); `reason` what was expected and what was found.
+    """
+
+    def __init__(self, file: str, reason: str, record: int | None = None) -> None:
+        super().__init__(file, reason, record)
+        self.file = file
+        self.reason = reason
+        self.record = record
+
+    def __str__(self) -> str:
+        named_by = "" if self.record is None else f" (named by record {self.record})"
+        return f"{self.file}{named_by}: {self.reason}"
+
+
+class SchemaUnknown(StorageError, ValueError):
+    """A part has a schema version newer than this code knows; the message names the file and both versions."""
+
+
+class Fenced(StorageError, RuntimeError):
+    """Another writer opened this log with a higher epoch. Nothing was committed; this writer must stop for good."""

@@ -1,0 +1,50 @@
+"""Files that a commit record names: written once under a fresh name, verified whole before anyone parses them."""
+
+from dataclasses import dataclass
+
+import google_crc32c
+import pyarrow as pa
+
+from storage.errors import NotInStore, StreamCorrupt
+from storage.store import BytesLike, Store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileRef:
+    """What a record remembers of a file, enough to detect any damage to it."""
+
+    path: str
+    """Relative to the store's root."""
+    bytes: int
+    """Length of the file."""
+    checksum: str
+    """CRC-32C of the file, 8 hex digits."""
+
+
+def put_file(store: Store, path: str, data: BytesLike) -> FileRef:
+    """Write `data` durably at `path`, a name made for it alone. Raises StreamCorrupt if the name holds other bytes."""
+    ref = FileRef(path=path, bytes=len(data), checksum=checksum(data))
+    if not store.put_if_absent(path, data):
+        # The name is ours alone, so "already there" is our own write whose reply was lost — or it is not ours.
+        get_file(store, ref)
+    return ref
+
+
+def get_file(store: Store, ref: FileRef, *, record: int | None = None) -> memoryview:
+    """The file's bytes, length and checksum verified. Raises StreamCorrupt, which names `record` as its referrer."""
+    try:
+        data = store.get(ref.path)
+    except NotInStore as error:
+        raise StreamCorrupt(ref.path, "the file is missing", record) from error
+    if len(data) != ref.bytes:
+        raise StreamCorrupt(ref.path, f"the file has {len(data)} bytes, expected {ref.bytes}", record)
+    found = checksum(data)
+    if found != ref.checksum:
+        raise StreamCorrupt(ref.path, f"the file's checksum is {found}, expected {ref.checksum}", record)
+    return data
+
+
+def checksum(data: BytesLike) -> str:
+    """CRC-32C of `data` as 8 hex digits."""
+    # The C extension refuses memoryviews; an Arrow buffer over one is read without a copy.
+    return f"{google_crc32c.value(pa.py_buffer(data)):08x}"

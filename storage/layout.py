@@ -1,0 +1,99 @@
+"""Every path of a run, relative to its root. Nothing else spells paths.
+
+run.json                                resolved config, versions, seeds: written once
+attempts/<n>.json                       each start of the run's controller, and its config
+attempts/<n>.finished                   that attempt came to the run's end
+summary.json                            what the run came to
+start/                                  the model at policy version 0, a Hugging Face folder
+streams/trajectories/<g>/{seg,log}/     one writer per generator
+streams/scores/<reward>/<g>/<s>-of-<S>/ aligned with the trajectories of generator g
+streams/metrics/<stage>-<r>/            one writer per stage replica
+checkpoints/{data,log}/                 the trainer's, cursors inside the record
+weights/{data,log}/                     policy versions on their way, where the store is the transport
+progress/<stage>-<r>.json               signs of life, overwritten
+evaluations/<version>.json              held-out results of one policy version
+logs/<stage>-<r>.log                    what each stage process printed
+"""
+
+import re
+import uuid
+
+from storage.errors import BadName
+
+RUN = "run.json"
+SUMMARY = "summary.json"
+START_MODEL = "start"
+CHECKPOINTS = "checkpoints"
+WEIGHTS = "weights"
+PROGRESS = "progress"
+EVALUATIONS = "evaluations"
+LOGS = "logs"
+PROBE = ".probe"
+
+_RUN_ID = re.compile(r"[A-Za-z0-9-][A-Za-z0-9._-]{0,127}")
+
+
+def validate_run_id(run_id: str) -> str:
+    """`run_id` unchanged if it can name a run's folder on every store. Raises BadName."""
+    if not _RUN_ID.fullmatch(run_id):
+        shown = repr(run_id) if len(run_id) <= 128 else f"{run_id[:32]!r}… ({len(run_id)} characters)"
+        raise BadName(
+            f"run id {shown} is not allowed: expected 1 to 128 characters of A-Z a-z 0-9 . _ -, "
+            "the first not being '.' or '_'"
+        )
+    return run_id
+
+
+def trajectories(generator: int) -> str:
+    """The stream that generator number `generator` writes."""
+    return f"streams/trajectories/{generator}"
+
+
+def scores(reward: str, generator: int, scorer: int, num_scorers: int) -> str:
+    """The stream in which scorer `scorer` of `num_scorers` scores its share of one generator's trajectories."""
+    return f"streams/scores/{reward}/{generator}/{scorer}-of-{num_scorers}"
+
+
+def metrics(stage: str, replica: int) -> str:
+    """The metrics stream of one stage replica."""
+    return f"streams/metrics/{stage}-{replica}"
+
+
+def attempt(number: int) -> str:
+    """The record of one start of the run's controller."""
+    return f"attempts/{number:04d}.json"
+
+
+def finished(number: int) -> str:
+    """Exists once that attempt came to the run's end."""
+    return f"attempts/{number:04d}.finished"
+
+
+def progress(stage: str, replica: int) -> str:
+    """The sign of life of one stage replica."""
+    return f"{PROGRESS}/{stage}-{replica}.json"
+
+
+def evaluation(policy_version: int) -> str:
+    """The held-out results of one policy version."""
+    return f"{EVALUATIONS}/{policy_version:08d}.json"
+
+
+def log_file(stage: str, replica: int) -> str:
+    """What one stage replica printed."""
+    return f"{LOGS}/{stage}-{replica}.log"
+
+
+def record(seq: int) -> str:
+    """The commit record number `seq`, relative to its log's folder."""
+    return f"log/{seq:012d}.json"
+
+
+def new_segment(epoch: int) -> str:
+    """A fresh name for a data segment, relative to its stream's folder; unique, for a segment is never overwritten."""
+    return f"seg/{epoch}-{uuid.uuid4().hex}.arrows"
+
+
+def new_checkpoint_data(step: int) -> str:
+    """A fresh folder for one checkpoint's files, relative to the checkpoints' folder."""
+    return f"data/{step:08d}-{uuid.uuid4().hex}"

@@ -1,0 +1,216 @@
+"""The commit log: what a stream, or the trainer's checkpoints, consist of is what its log says, and nothing else.
+
+    log/000…000   log/000…001   log/000…002   log/000…003   log/000…004      each one put-if-absent, got by number,
+    fence         data          data          fence         data             never listed, never overwritten
+    epoch 0       epoch 0       epoch 0       epoch 1       epoch 1
+         └───prev──────┘ └───prev────┘ └───prev────┘ └───prev────┘           prev: sha256 of the record before
+
+    opening a writer    read to the head ──► put fence, epoch + 1 ──► created: the log is mine
+                              ▲                     └── another opening writer's is there ──┐
+                              └─────────────────────────────────────────────────────────────┘
+    committing          put record at the head ──► created, or my own nonce is there (a lost reply): committed
+                                               └── a higher epoch is there: Fenced, stop for good
+    reading             get the next number ──► nothing there: no news ──► a record: verify prev, epoch, shape; advance
+
+A writer can commit only under the number after its last record. Once a newer writer's fence lies there, a zombie cannot
+get past it, however long it slept: so no record is ever older than the last fence before it.
+"""
+
+import dataclasses
+import hashlib
+import uuid
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from storage import layout
+from storage.errors import Fenced, NotInStore, StreamCorrupt
+from storage.record import NO_VERSION, Kind, Record, decode, encode
+from storage.store import Store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogCursor:
+    """A place in a log, and the sums of what lies before it. `LogCursor()` is the start."""
+
+    seq: int = 0
+    """Number of the next record."""
+    prev: str = ""
+    """sha256 (hex) of the last record's bytes before the cursor; '' at the start."""
+    epoch: int = -1
+    """Epoch of the last fence; -1 before the first."""
+    part: int = 0
+    """Data records passed: the ordinal of the next one."""
+    rows: int = 0
+    """Rows of those parts."""
+    tokens: int = 0
+    """Response tokens of those parts."""
+    min_policy_version: int = NO_VERSION
+    """Oldest policy version behind those parts; -1 if none has one."""
+    max_policy_version: int = NO_VERSION
+    """Newest policy version behind those parts; -1 if none has one."""
+    ended: bool = False
+    """The last record is an end, and no newer writer has taken over since."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which `from_json` makes an equal cursor."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "LogCursor":
+        """The cursor that `to_json` wrote. Raises ValueError unless `values` has exactly its fields and types."""
+        types = {field.name: field.type for field in dataclasses.fields(cls)}
+        if set(values) != set(types) or any(type(values[name]) is not types[name] for name in types):
+            raise ValueError(f"not a log cursor: {values!r}")
+        return cls(**values)
+
+    def after(self, record: Record, digest: str) -> "LogCursor":
+        """The cursor behind `record`, whose bytes have the sha256 `digest`."""
+        passed = dataclasses.replace(
+            self, seq=self.seq + 1, prev=digest, epoch=record.epoch, ended=record.kind == "end"
+        )
+        if record.kind != "data":
+            return passed
+        versions = [record.min_policy_version, self.min_policy_version]
+        return dataclasses.replace(
+            passed,
+            part=self.part + 1,
+            rows=self.rows + record.rows,
+            tokens=self.tokens + record.tokens,
+            min_policy_version=min((version for version in versions if version != NO_VERSION), default=NO_VERSION),
+            max_policy_version=max(record.max_policy_version, self.max_policy_version),
+        )
+
+
+class LogReader:
+    """Reads the records of the log in the folder `path`, from `cursor` on (default: the start), as they are committed.
+
+    Opening raises StreamCorrupt if the log does not lead to `cursor`.
+    """
+
+    def __init__(self, store: Store, path: str, cursor: LogCursor | None = None) -> None:
+        self.cursor = cursor or LogCursor()
+        self._store = store
+        self._path = path
+        if self.cursor.seq > 0:
+            self._check_cursor()
+
+    def next(self) -> Record | None:
+        """The next record, None while there is none; never blocks. Raises StreamCorrupt, and then does not advance."""
+        found = self.peek()
+        if found is None:
+            return None
+        record, self.cursor = found
+        return record
+
+    def peek(self) -> tuple[Record, LogCursor] | None:
+        """What `next` would return, and the cursor behind it, without advancing. Raises StreamCorrupt."""
+        file = f"{self._path}/{layout.record(self.cursor.seq)}"
+        try:
+            data = bytes(self._store.get(file))
+        except NotInStore:
+            return None
+        record = decode(data, file)
+        _check_follows(record, self.cursor, file)
+        return record, self.cursor.after(record, _digest(data))
+
+    def to_head(self) -> LogCursor:
+        """Pass every record committed so far. Raises StreamCorrupt."""
+        while self.next():
+            pass
+        return self.cursor
+
+    def _check_cursor(self) -> None:
+        file = f"{self._path}/{layout.record(self.cursor.seq - 1)}"
+        try:
+            data = bytes(self._store.get(file))
+        except NotInStore as error:
+            raise StreamCorrupt(file, "the record is missing, but a cursor has passed it") from error
+        if _digest(data) != self.cursor.prev:
+            raise StreamCorrupt(file, "the record is not the one that the cursor has passed")
+
+
+class LogWriter:
+    """The one writer of the log in the folder `path`, from its opening until a newer one opens. Not thread-safe.
+
+    `writer` says who this is, for people. Opening commits a fence, which ends every older writer.
+    When the store itself fails (OSError), whether the record was committed is unknown: open a new writer to learn it.
+    """
+
+    def __init__(self, store: Store, path: str, writer: str) -> None:
+        self._store = store
+        self._path = path
+        self._writer = writer
+        reader = LogReader(store, path)
+        while True:
+            self.cursor = reader.to_head()
+            fence = self._record("fence", self.cursor.epoch + 1)
+            if self._put(fence) is None:
+                break
+        self.epoch = fence.epoch
+
+    def commit(self, kind: Literal["data", "end", "checkpoint"], **fields: Any) -> Record:
+        """Commit one record with the `fields` of its kind (see `Record`); it is durable on return.
+
+        Raises Fenced if a newer writer took over, ValueError if the log has ended, and ValueError or TypeError for a
+        value that is not plain JSON; then nothing was committed.
+        """
+        if self.cursor.ended:
+            raise ValueError(f"{self._path}: nothing can be committed after the end")
+        if kind == "data":
+            fields["part"] = self.cursor.part
+        record = self._record(kind, self.epoch, **fields)
+        other = self._put(record)
+        if other is None:
+            return record
+        file = f"{self._path}/{layout.record(record.seq)}"
+        if other.epoch > self.epoch:
+            raise Fenced(f"{file}: {other.writer} took over from {self._writer} (epoch {other.epoch} > {self.epoch})")
+        raise StreamCorrupt(file, f"epoch {other.epoch} already committed record {record.seq} here")
+
+    def _record(self, kind: Kind, epoch: int, **fields: Any) -> Record:
+        record = Record(
+            seq=self.cursor.seq,
+            kind=kind,
+            epoch=epoch,
+            nonce=uuid.uuid4().hex,
+            writer=self._writer,
+            prev=self.cursor.prev,
+            **fields,
+        )
+        # What is returned is what readers will get, and shares nothing that the caller may go on changing.
+        read_back = decode(encode(record), self._path)
+        if read_back != record:
+            raise ValueError(f"{self._path}: the record would read back differently: use str as keys, lists, no tuples")
+        return read_back
+
+    def _put(self, record: Record) -> Record | None:
+        """Put `record` at the head and pass it; if another one lies there, return that one instead."""
+        data = encode(record)
+        file = f"{self._path}/{layout.record(record.seq)}"
+        if not self._store.put_if_absent(file, data):
+            other = decode(bytes(self._store.get(file)), file)
+            if other.nonce != record.nonce:
+                return other
+        self.cursor = self.cursor.after(record, _digest(data))
+        return None
+
+
+def _check_follows(record: Record, cursor: LogCursor, file: str) -> None:
+    if record.seq != cursor.seq:
+        raise StreamCorrupt(file, f"the record says it is number {record.seq}, expected {cursor.seq}")
+    if record.prev != cursor.prev:
+        raise StreamCorrupt(file, f"prev is {record.prev!r}, but the record before has {cursor.prev!r}")
+    if record.kind == "fence":
+        if record.epoch != cursor.epoch + 1:
+            raise StreamCorrupt(file, f"the fence opens epoch {record.epoch}, expected {cursor.epoch + 1}")
+        return
+    if record.epoch != cursor.epoch:
+        raise StreamCorrupt(file, f"the record is of epoch {record.epoch}, but the last fence opened {cursor.epoch}")
+    if cursor.ended:
+        raise StreamCorrupt(file, f"the {record.kind} record follows the end of epoch {cursor.epoch}")
+    if record.kind == "data" and record.part != cursor.part:
+        raise StreamCorrupt(file, f"the record is part {record.part}, expected {cursor.part}")
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,30 @@
+"""Signs of life: one small JSON object per stage replica, overwritten, for people and supervisors to look at.
+
+Nothing is decided from them: what happened is in the streams.
+"""
+
+import json
+from pathlib import PurePosixPath
+from typing import Any
+
+from storage import layout
+from storage.errors import NotInStore
+from storage.store import Store
+
+
+def write_progress(store: Store, stage: str, replica: int, values: dict[str, Any]) -> None:
+    """Replace the sign of life of one stage replica by `values`, a JSON object."""
+    store.put(layout.progress(stage, replica), json.dumps(values, sort_keys=True).encode())
+
+
+def read_progress(store: Store) -> dict[str, dict[str, Any]]:
+    """`{"<stage>-<replica>": values}` of every replica that left one; one torn by a power cut counts as absent."""
+    found = {}
+    for path in store.list(layout.PROGRESS):
+        try:
+            values = json.loads(bytes(store.get(path)))
+        except (NotInStore, ValueError):
+            continue
+        if isinstance(values, dict):
+            found[PurePosixPath(path).stem] = values
+    return found

@@ -1,0 +1,120 @@
+"""Where a run lies: the one small boundary that every backend implements.
+
+                     put_if_absent   put        get / exists     list           delete_tree
+    protocol         durable, once   –          by exact path    never          never
+    signs of life    –               replaces   by exact path    –              –
+    people, folders  –               –          –                sorted walk    whole folders
+
+The commit protocol rests on `put_if_absent` alone, and stores fail open: one that ignores the condition overwrites
+silently. So `probe` tries it before a run trusts a store.
+"""
+
+import uuid
+from abc import ABC, abstractmethod
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from storage import layout
+from storage.errors import BadName, StoreRefused
+
+BytesLike = bytes | bytearray | memoryview
+
+TEMPORARY_PREFIX = ".tmp-"
+"""File names that start so are unfinished writes: never listed, never addressed."""
+
+
+class Store(ABC):
+    """A place for objects, addressed by '/'-separated paths relative to its root.
+
+    Every method raises `BadName` for a path that leaves the root, and OSError where the backend itself fails.
+    """
+
+    url: str
+    """Opens the same place again through `open_store`."""
+
+    @abstractmethod
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        """Create `path` with `data` unless something is already there.
+
+        True: this call created it, whole and durable on return. False: something is there, and stays as it was.
+        """
+
+    @abstractmethod
+    def put(self, path: str, data: BytesLike) -> None:
+        """Create or replace `path` atomically. Not durable: for signs of life and summaries."""
+
+    @abstractmethod
+    def get(self, path: str) -> memoryview:
+        """The object's bytes, read-only. Raises NotInStore."""
+
+    @abstractmethod
+    def exists(self, path: str) -> bool:
+        """Whether an object (not a folder) lies at `path`."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> list[str]:
+        """Sorted paths, relative to the store's root, of every object below the folder `prefix` ('' is the root).
+
+        For people and for folders; listings of object stores lag, so the protocol never uses it.
+        """
+
+    @abstractmethod
+    def delete_tree(self, prefix: str) -> None:
+        """Delete every object below the folder `prefix`; nothing there is fine."""
+
+    @abstractmethod
+    def local_path(self, path: str) -> Path | None:
+        """Where `path` ('' is the root) lies in this machine's file system, whether or not it exists yet; else None."""
+
+
+def checked_path(path: str) -> str:
+    """`path` unchanged if it is a plain path below a store's root. Raises BadName."""
+    parts = path.split("/")
+    if any(part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts) or not path.isprintable():
+        raise BadName(
+            f"{path!r} is not a path inside a store: expected names joined by '/', none of them empty, '.', '..' "
+            f"or starting with '{TEMPORARY_PREFIX}', without control characters"
+        )
+    return path
+
+
+def open_store(url: str, *, fsync: bool = True) -> Store:
+    """Open the store at `url`: a plain path, `file:///path`, or `memory://name` (this process only, for tests).
+
+    Opening reads and writes nothing. `fsync=False` gives up durability where the store is a local folder.
+    Raises StoreRefused for any other scheme.
+    """
+    from storage.local import LocalStore
+    from storage.memory import MemoryStore
+
+    if not url:
+        raise StoreRefused("the store's URL is empty: expected a path, file:// or memory://")
+    if "://" not in url:
+        return LocalStore(Path(url).expanduser(), fsync=fsync)
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return LocalStore(Path(unquote(parts.path)), fsync=fsync)
+    if parts.scheme == "memory":
+        return MemoryStore(url.removeprefix("memory://"))
+    raise StoreRefused(f"{url!r}: this kind of store is not supported; expected a path, file:///path or memory://name")
+
+
+def probe(store: Store) -> None:
+    """Check that `store` can be written and creates exclusively, before a run trusts it.
+
+    Raises StoreRefused with one sentence that says what failed.
+    """
+    path = f"{layout.PROBE}/{uuid.uuid4().hex}"
+    try:
+        try:
+            created = (store.put_if_absent(path, b"first"), store.put_if_absent(path, b"second"))
+            content = bytes(store.get(path))
+        finally:
+            store.delete_tree(layout.PROBE)
+    except OSError as error:
+        raise StoreRefused(f"{store.url}: can't be written: {error.strerror or error}") from error
+    if created != (True, False) or content != b"first":
+        raise StoreRefused(
+            f"{store.url}: not safe for a run: creating one file twice gave {created} and left {content!r}; "
+            "expected the first to succeed, the second to be refused and the first's content to stay"
+        )

@@ -1,0 +1,141 @@
+"""One stage process, from start to exit code: started, heard, drained, never left behind.
+
+    supervise ──Popen, own session──► python -m millrace.stages.<stage>
+        │   ◄──stdout: milestones──        │
+        │   ──STOP: SIGTERM, later KILL──► │ stderr ─► logs/<stage>-<replica>.log
+        └── stdin: lifeline, ends with this process, however it ends
+
+Every wait is short and on STOP, so that Prefect can deliver a cancellation or SIGTERM at any time.
+"""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from prefect import get_run_logger
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.tasks import Task
+
+from millrace.errors import InputError, StageDied
+from millrace.exits import DRAINED, MISTAKE, MISTAKE_PREFIX
+from storage import layout
+from storage.store import open_store
+from millrace.stages.arguments import StageArguments
+from tasks.stop import STOP
+
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 20.0
+"""From SIGTERM to SIGKILL; Prefect's own grace, 30 s, comes after it."""
+_LAST_LINES = 15
+
+
+def keep_going(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Whether a stage that failed deserves another try: not when the campaign ends, nor after a person's mistake."""
+    if STOP.is_set():
+        return False
+    return not isinstance(state.result(raise_on_failure=False), InputError)
+
+
+STAGE_TASK: dict[str, Any] = {
+    "retries": 2,
+    "retry_delay_seconds": 1,
+    "retry_condition_fn": keep_going,
+    "cache_policy": NO_CACHE,
+    "persist_result": False,
+}
+"""How every stage is declared as a Prefect task."""
+
+
+def supervise(stage: str, arguments: StageArguments, *, threads: int) -> None:
+    """Runs one stage process until it is done or drained.
+
+    Raises InputError with the stage's own sentence after a person's mistake, and StageDied, naming the cause and the
+    last lines of its log, after anything else.
+    """
+    log = _log_path(stage, arguments)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"millrace.stages.{stage}", *arguments.as_argv()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            # Out of the terminal's group: Ctrl-C reaches the controller alone, which then drains the stages.
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
+        )
+    try:
+        last_milestone = _attend(process, get_run_logger().info)
+    finally:
+        _kill(process)
+    _judge(f"{stage}-{arguments.replica}", process.returncode, last_milestone, log)
+
+
+def _attend(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> str:
+    """Until the process ends: passes its milestones on, and drains it once STOP is set. Returns the last milestone."""
+    assert process.stdout is not None
+    lines: queue.Queue[str] = queue.Queue()
+    listener = threading.Thread(target=_listen, args=(process.stdout, lines), daemon=True)
+    listener.start()
+    last = ""
+    deadline: float | None = None
+    while process.poll() is None:
+        last = _pass_on(lines, say, last)
+        if not STOP.wait(_POLL_SECONDS):
+            continue
+        if deadline is None:
+            deadline = time.monotonic() + _GRACE_SECONDS
+            process.terminate()
+        elif time.monotonic() > deadline:
+            process.kill()
+        time.sleep(_POLL_SECONDS)
+    listener.join(timeout=1)
+    return _pass_on(lines, say, last)
+
+
+def _listen(stdout: IO[bytes], lines: queue.Queue[str]) -> None:
+    for line in stdout:
+        lines.put(line.decode(errors="replace").rstrip())
+
+
+def _pass_on(lines: queue.Queue[str], say: Callable[[str], None], last: str) -> str:
+    while not lines.empty():
+        last = lines.get()
+        say(last)
+    return last
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Nothing outlives its supervisor."""
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _judge(name: str, code: int, last_milestone: str, log: Path) -> None:
+    # A stage told to stop before it could listen dies of the signal: it had not begun.
+    if code == 0 or (STOP.is_set() and code in (DRAINED, -signal.SIGTERM)):
+        return
+    if code == MISTAKE:
+        raise InputError(last_milestone.removeprefix(MISTAKE_PREFIX))
+    cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+    raise StageDied("\n".join([f"{name} {cause}; the end of {log}:", *lines]))
+
+
+def _log_path(stage: str, arguments: StageArguments) -> Path:
+    """In the run where that is on this machine, else among this machine's temporary files."""
+    name = layout.log_file(stage, arguments.replica)
+    return open_store(arguments.run_url).local_path(name) or Path(tempfile.gettempdir()) / "millrace" / name

@@ -1,0 +1,198 @@
+"""Loading: one clear sentence for each mistake, naming file or --set, key, what was found and what was expected."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.load import load_config
+from configs.schema import RunConfig
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_text(text: str) -> Path:
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return path
+
+    return write_text
+
+
+def mistakes(path: Path, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value).replace(str(path), "FILE").splitlines()
+
+
+def test_what_the_file_leaves_out_takes_its_default(write: Write) -> None:
+    assert load_config(write("training: {max_steps: 3}")) == RunConfig.model_validate({"training": {"max_steps": 3}})
+
+
+def test_an_override_wins_over_the_file_and_the_last_one_over_all(write: Write) -> None:
+    path = write("seed: 1\ntraining: {max_steps: 3}")
+    assert load_config(path, ["seed=2", "training.max_steps=4", "seed=5"]).seed == 5
+    assert load_config(path, ["training.max_steps=4"]).training.max_steps == 4
+
+
+def test_an_override_reaches_sections_that_the_file_leaves_out(write: Write) -> None:
+    config = load_config(write("training: {max_steps: 3}"), ["model.bootstrap.hidden_size=32"])
+    assert config.model.bootstrap.hidden_size == 32
+
+
+@pytest.mark.parametrize("written", ["2e-4", "2.0e-4", "0.0002", ".0002", "2E-4"])
+def test_numbers_may_be_written_in_any_usual_way(write: Write, written: str) -> None:
+    in_file = load_config(write(f"training: {{max_steps: 3, learning_rate: {written}}}"))
+    by_override = load_config(write("training: {max_steps: 3}"), [f"training.learning_rate={written}"])
+    assert in_file.training.learning_rate == by_override.training.learning_rate == 2e-4
+
+
+@pytest.mark.parametrize("pattern", [r"#### (-?\d+)", "[0-9] ([a-z]+)", "a: (b)", "{(x)}", "(=)", "- (x)"])
+def test_an_override_takes_a_regular_expression_as_it_is(write: Write, pattern: str) -> None:
+    config = load_config(write("training: {max_steps: 3}"), [f"scoring.answer_pattern={pattern}"])
+    assert config.scoring.answer_pattern == pattern
+
+
+def test_an_override_in_quotes_is_text(write: Write) -> None:
+    assert load_config(write("training: {max_steps: 3}"), ["name='12'"]).name == "12"
+
+
+@pytest.mark.parametrize("null", ["", "null", "~"])
+def test_an_override_can_take_a_value_back(write: Write, null: str) -> None:
+    path = write("model: {path: some/folder}\ntraining: {max_steps: 3}")
+    assert load_config(path, [f"model.path={null}"]).model.path is None
+
+
+FILE_MISTAKES = {
+    "training: {max_steps: 3, max_step: 4}": "FILE: unknown key training.max_step; did you mean training.max_steps?",
+    "trainig: {}\ntraining: {max_steps: 3}": "FILE: unknown key trainig; did you mean training?",
+    "training: {max_steps: 3, group_size: 4}": (
+        "FILE: unknown key training.group_size; did you mean generation.group_size?"
+    ),
+    "weights: {xyzzy: 3}\ntraining: {max_steps: 3}": (
+        "FILE: unknown key weights.xyzzy; expected one of weights.transport, weights.deadline_seconds"
+    ),
+    "training: {}": "FILE: training.max_steps is missing; expected a whole number of at least 1",
+    "seed: 1": "FILE: training is missing; expected a section with training.max_steps",
+    "training:": "FILE: training is empty; expected a section with training.max_steps",
+    "weights: 3\ntraining: {max_steps: 3}": "FILE: weights is 3; expected a section with keys of its own",
+    "training: {max_steps: ten}": 'FILE: training.max_steps is "ten"; expected a whole number of at least 1',
+    "training: {max_steps: '3'}": 'FILE: training.max_steps is "3"; expected a whole number of at least 1',
+    "training: {max_steps: [3]}": "FILE: training.max_steps is a list; expected a whole number of at least 1",
+    "training: {max_steps: {a: 3}}": "FILE: training.max_steps is a section; expected a whole number of at least 1",
+    "training: {max_steps: 010}": 'FILE: training.max_steps is "010"; expected a whole number of at least 1',
+    "training: {max_steps: 3}\nstorage: {fsync: no}": 'FILE: storage.fsync is "no"; expected true or false',
+    "training: {max_steps: 3}\nmodel: {path: 3}": (
+        "FILE: model.path is 3; expected text of at least one character or null"
+    ),
+    "training: {max_steps: 3}\nmodel: {dtype: float16}": (
+        'FILE: model.dtype is "float16"; expected "float32" or "bfloat16"'
+    ),
+    "training: {max_steps: 3}\ngeneration: {top_p: 0}": (
+        "FILE: generation.top_p is 0; expected a finite number above 0 and at most 1"
+    ),
+    "training: {max_steps: 3}\ngeneration: {replicas: 65}": (
+        "FILE: generation.replicas is 65; expected a whole number of at least 1 and at most 64"
+    ),
+    "training: {max_steps: 3, max_importance_ratio: 0.5}": (
+        "FILE: training.max_importance_ratio is 0.5; expected a finite number of at least 1"
+    ),
+    "training: {max_steps: 3, max_grad_norm: 1e999}": (
+        "FILE: training.max_grad_norm is Infinity; expected a finite number above 0"
+    ),
+    "training: {max_steps: 3}\nscoring: {answer_pattern: 'a+'}": (
+        'FILE: scoring.answer_pattern is "a+"; expected a regular expression with a group (...) around the answer'
+    ),
+    "training: {max_steps: 3}\nscoring: {answer_pattern: '(a'}": (
+        'FILE: scoring.answer_pattern is "(a"; expected a regular expression, but this one does not compile '
+        "(missing ), unterminated subpattern at position 0)"
+    ),
+    "training: {max_steps: 3}\ngeneration: {replicas: 3}": (
+        "FILE: training.groups_per_step is 64 and generation.replicas is 3; expected groups_per_step to be a multiple "
+        "of replicas, so that every generator makes an equal share"
+    ),
+    "": "FILE: the file is empty; expected sections with their keys",
+    "- 1": "FILE: the file is a list; expected sections with their keys",
+    "seed: 1\nseed: 2": 'FILE: line 2, column 1: key "seed" stands twice; expected a YAML file',
+    "training:\n  max_steps: 1\n  max_steps: 2": (
+        'FILE: line 3, column 3: key "max_steps" stands twice; expected a YAML file'
+    ),
+    "training:\n  3: 1": "FILE: line 2, column 3: a key is not text; expected a YAML file",
+    "[1]: 1": "FILE: line 1, column 1: a key is not text; expected a YAML file",
+    "a: [1,\nb: 2": "FILE: line 2, column 5: expected ',' or ']', but got '<stream end>'; expected a YAML file",
+    "seed: 1\n\x07": "FILE: line 2, column 1: special characters are not allowed; expected a YAML file",
+    "seed: !!python/name:os.system": (
+        "FILE: line 1, column 7: could not determine a constructor for the tag "
+        "'tag:yaml.org,2002:python/name:os.system'; expected a YAML file"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", FILE_MISTAKES)
+def test_a_mistake_in_the_file_gets_its_sentence(write: Write, text: str) -> None:
+    [sentence] = mistakes(write(text))
+    assert sentence == FILE_MISTAKES[text]
+
+
+OVERRIDE_MISTAKES = {
+    "training.lerning_rate=1": "--set: unknown key training.lerning_rate; did you mean training.learning_rate?",
+    "max_staleness=1": "--set: unknown key max_staleness; did you mean staleness.max_staleness?",
+    "trainig.lerning_rate=1": "--set: unknown key trainig.lerning_rate; did you mean training.learning_rate?",
+    "training.max_steps.x=1": "--set: unknown key training.max_steps.x; did you mean training.max_steps?",
+    "training=1": "--set: training is a section; expected section.key=value with one of its keys",
+    "training.max_steps": '--set: found "training.max_steps"; expected section.key=value',
+    "=1": '--set: found "=1"; expected section.key=value',
+    "seed=x": '--set: seed is "x"; expected a whole number of at least 0 and at most 4294967295',
+    f"seed={'9' * 5000}": f'--set: seed is "{"9" * 78}…; expected a whole number of at least 0 and at most 4294967295',
+    "name=3": "--set: name is 3; expected text",
+    "name=a/b": (
+        "--set: name is \"a/b\"; expected 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
+    ),
+    "name='a": ('--set: name is "\'a"; expected one YAML scalar (line 1, column 3: found unexpected end of stream)'),
+    "storage.root=": "--set: storage.root is empty; expected text of at least one character",
+    "generation.groups_per_batch=99": (
+        "FILE with --set: generation.groups_per_batch is 99 and training.groups_per_step is 64; "
+        "expected groups_per_batch to be at most groups_per_step"
+    ),
+}
+
+
+@pytest.mark.parametrize("override", OVERRIDE_MISTAKES, ids=lambda override: override[:30])
+def test_a_mistake_in_an_override_gets_its_sentence(write: Write, override: str) -> None:
+    assert mistakes(write("training: {max_steps: 3}"), override) == [OVERRIDE_MISTAKES[override]]
+
+
+def test_every_mistake_is_reported_one_a_line(write: Write) -> None:
+    path = write("sed: 3\ntraining: {max_steps: 0}")
+    assert mistakes(path, "oops", "generation.top_p=2", "weights.xyzzy=1", "generation.lerning_rate=1") == [
+        '--set: found "oops"; expected section.key=value',
+        "--set: unknown key weights.xyzzy; expected one of weights.transport, weights.deadline_seconds",
+        "--set: unknown key generation.lerning_rate; did you mean training.learning_rate?",
+        "--set: generation.top_p is 2; expected a finite number above 0 and at most 1",
+        "FILE: training.max_steps is 0; expected a whole number of at least 1",
+        "FILE: unknown key sed; did you mean seed?",
+    ]
+
+
+def test_several_impossible_combinations_are_reported_one_a_line(write: Write) -> None:
+    sentences = mistakes(write("training: {max_steps: 3}\ngeneration: {replicas: 3, groups_per_batch: 65}"))
+    assert [sentence.split(" ")[1] for sentence in sentences] == [
+        "training.groups_per_step",
+        "generation.groups_per_batch",
+    ]
+
+
+def test_an_override_into_something_that_is_no_section_leaves_the_files_mistake(write: Write) -> None:
+    path = write("weights: 3\ntraining: {max_steps: 3}")
+    assert mistakes(path, "weights.transport=store") == ["FILE: weights is 3; expected a section with keys of its own"]
+
+
+def test_a_missing_file_a_folder_and_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    missing, latin = tmp_path / "missing.yaml", tmp_path / "latin.yaml"
+    latin.write_bytes(b"name: caf\xe9")
+    assert mistakes(missing) == ["FILE: can't be read (No such file or directory); expected a YAML file"]
+    assert mistakes(tmp_path) == ["FILE: can't be read (Is a directory); expected a YAML file"]
+    assert mistakes(latin) == ["FILE: byte 9 is not UTF-8; expected a YAML file in UTF-8"]

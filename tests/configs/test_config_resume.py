@@ -1,0 +1,69 @@
+"""What identifies a config, and what may change when a run is resumed."""
+
+import pytest
+
+from configs.load import IMMUTABLE_ON_RESUME, changed_immutably, config_hash
+from configs.schema import RunConfig, dotted_fields, is_section
+
+
+def make_config(**sections: dict[str, object]) -> RunConfig:
+    return RunConfig.model_validate(sections | {"training": {"max_steps": 3} | sections.get("training", {})})
+
+
+def test_the_hash_is_the_same_for_the_same_config_and_another_for_another() -> None:
+    base = config_hash(make_config())
+    assert len(base) == 64
+    assert config_hash(make_config(generation={"temperature": 1})) == base
+    assert config_hash(make_config(generation={"temperature": 1.1})) != base
+
+
+def test_a_changed_learning_rate_is_named_with_both_values() -> None:
+    assert changed_immutably(make_config(), make_config(training={"learning_rate": 0.001})) == [
+        "training.learning_rate was 0.0002 and is 0.001; expected a resumed run to keep it"
+    ]
+
+
+def test_every_change_that_matters_is_named() -> None:
+    after = make_config(generation={"replicas": 2}, model={"path": "folder"}, prompts={"arithmetic": {"max_sum": 98}})
+    changes = changed_immutably(make_config(), after)
+    assert [change.split(" ")[0] for change in changes] == [
+        "generation.replicas",
+        "model.path",
+        "prompts.arithmetic.max_sum",
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"training": {"max_steps": 9}},
+        {"training": {"checkpoint_every": 9}},
+        {"training": {"threads": 9}},
+        {"model": {"bootstrap": {"threads": 9}}},
+        {"weights": {"transport": "store", "deadline_seconds": 1}},
+        {"storage": {"root": "elsewhere", "fsync": False}},
+        {"evaluation": {"num_prompts": 9, "batch_size": 9}},
+    ],
+)
+def test_a_resumed_run_may_go_on_longer_faster_and_elsewhere(change: dict[str, dict[str, object]]) -> None:
+    assert changed_immutably(make_config(), make_config(**change)) == []
+
+
+def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
+    leaves = {key for key, field in dotted_fields().items() if not is_section(field.annotation)}
+    free = leaves - IMMUTABLE_ON_RESUME
+    assert leaves >= IMMUTABLE_ON_RESUME
+    assert free == {
+        "training.max_steps",
+        "training.checkpoint_every",
+        "model.bootstrap.threads",
+        "generation.threads",
+        "scoring.threads",
+        "training.threads",
+        "weights.transport",
+        "weights.deadline_seconds",
+        "storage.root",
+        "storage.fsync",
+        "evaluation.num_prompts",
+        "evaluation.batch_size",
+    }

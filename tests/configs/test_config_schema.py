@@ -1,0 +1,154 @@
+"""The schema: strict, frozen, light, every field described."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from configs.combinations import impossible_combinations
+from configs.schema import RunConfig, dotted_fields
+
+
+def make_config(**sections: object) -> RunConfig:
+    return RunConfig.model_validate({"training": {"max_steps": 3}} | sections)
+
+
+@pytest.mark.parametrize("key", dotted_fields())
+def test_every_field_has_a_description(key: str) -> None:
+    description = dotted_fields()[key].description
+    assert description
+    assert description.rstrip().endswith(".")
+
+
+def test_the_descriptions_reach_the_json_schema_that_forms_are_made_of() -> None:
+    definitions = RunConfig.model_json_schema()["$defs"]
+    assert "tokens" in definitions["GenerationConfig"]["properties"]["max_new_tokens"]["description"]
+
+
+def test_importing_configs_leaves_heavy_packages_and_our_own_out() -> None:
+    program = (
+        "import sys, configs.load, configs.schema, configs.errors\n"
+        "heavy = {'torch', 'vllm', 'prefect', 'transformers', 'millrace', 'storage', 'numpy', 'pyarrow'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_config_can_not_be_changed() -> None:
+    config = make_config()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.seed = 1
+
+
+def test_a_config_survives_json() -> None:
+    config = make_config(seed=7, generation={"temperature": 1, "top_p": 0.9})
+    assert RunConfig.model_validate(json.loads(config.model_dump_json())) == config
+
+
+def test_a_whole_number_is_taken_where_a_real_one_is_expected() -> None:
+    temperature = make_config(generation={"temperature": 2}).generation.temperature
+    assert (temperature, type(temperature)) == (2.0, float)
+
+
+@pytest.mark.parametrize(
+    ("section", "value"),
+    [
+        ("seed", "3"),
+        ("seed", True),
+        ("seed", 3.0),
+        ("name", 3),
+        ("generation", {"temperature": "1.0"}),
+        ("generation", {"temperature": True}),
+        ("generation", {"temperature": float("inf")}),
+        ("storage", {"fsync": 1}),
+        ("storage", {"fsync": "true"}),
+    ],
+)
+def test_nothing_else_is_converted(section: str, value: object) -> None:
+    with pytest.raises(ValidationError) as caught:
+        make_config(**{section: value})
+    assert caught.value.error_count() == 1
+
+
+@pytest.mark.parametrize("name", ["tiny-cpu", "a", "Run_2.1", "x" * 64])
+def test_plain_names_are_taken(name: str) -> None:
+    assert make_config(name=name).name == name
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "-x", "a b", "a\n", "x" * 65, "é"])
+def test_names_that_make_bad_folders_are_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="letters, digits"):
+        make_config(name=name)
+
+
+def test_sync_mode_trains_on_fresh_rollouts_only_whatever_the_bound_says() -> None:
+    bound = {"max_staleness": 4}
+    assert make_config(pipeline={"mode": "sync"}, staleness=bound).effective_max_staleness == 0
+    assert make_config(pipeline={"mode": "async"}, staleness=bound).effective_max_staleness == 4
+
+
+IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
+    "heads": (
+        {"model": {"bootstrap": {"hidden_size": 66, "num_heads": 4}}},
+        ("model.bootstrap.hidden_size is 66", "model.bootstrap.num_heads is 4"),
+    ),
+    "odd head": (
+        {"model": {"bootstrap": {"hidden_size": 12, "num_heads": 4}}},
+        ("model.bootstrap.hidden_size is 12", "model.bootstrap.num_heads is 4"),
+    ),
+    "evaluation": (
+        {"prompts": {"num_eval": 100}, "evaluation": {"num_prompts": 101}},
+        ("evaluation.num_prompts is 101", "prompts.num_eval is 100"),
+    ),
+    "arithmetic": (
+        {"prompts": {"num_eval": 55, "arithmetic": {"digits": 1, "max_sum": 9}}, "evaluation": {"num_prompts": 1}},
+        ("prompts.arithmetic.digits 1", "prompts.arithmetic.max_sum 9", "55 problems", "prompts.num_eval is 55"),
+    ),
+    "one source": (
+        {"prompts": {"source": "a.jsonl", "eval_source": "a.jsonl"}},
+        ("prompts.source", "prompts.eval_source", '"a.jsonl"'),
+    ),
+    "shares": (
+        {"generation": {"replicas": 3}},
+        ("training.groups_per_step is 64", "generation.replicas is 3"),
+    ),
+    "batch": (
+        {"generation": {"groups_per_batch": 65}},
+        ("generation.groups_per_batch is 65", "training.groups_per_step is 64"),
+    ),
+    "microbatch": (
+        {"generation": {"max_new_tokens": 16384}},
+        ("generation.max_new_tokens is 16384", "training.max_tokens_per_microbatch is 16384"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IMPOSSIBLE)
+def test_an_impossible_combination_is_refused_in_one_sentence_with_every_key(case: str) -> None:
+    sections, parts = IMPOSSIBLE[case]
+    with pytest.raises(ValidationError) as caught:
+        make_config(**sections)
+    [error] = caught.value.errors()
+    sentence = str(error["ctx"]["error"])
+    assert "\n" not in sentence
+    assert "; expected " in sentence
+    assert [part for part in parts if part not in sentence] == []
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"model": {"path": "some/folder", "bootstrap": {"hidden_size": 66, "num_heads": 4}}},
+        {"model": {"bootstrap": {"hidden_size": 16, "num_heads": 8}}},
+        {"prompts": {"eval_source": "held.jsonl", "num_eval": 1}},
+        {"prompts": {"source": "a.parquet", "arithmetic": {"digits": 1, "max_sum": 1}}},
+        {"prompts": {"num_eval": 54, "arithmetic": {"digits": 1, "max_sum": 9}}, "evaluation": {"num_prompts": 54}},
+        {"generation": {"replicas": 64, "groups_per_batch": 64, "max_new_tokens": 16383}},
+        {"staleness": {"max_staleness": 0}},
+    ],
+)
+def test_what_only_looks_impossible_is_taken(sections: dict[str, object]) -> None:
+    assert list(impossible_combinations(make_config(**sections))) == []

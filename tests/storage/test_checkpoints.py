@@ -1,0 +1,127 @@
+"""A checkpoint is there whole, cursors included, or the one before it still is the latest."""
+
+import pytest
+
+from storage import layout
+from storage.checkpoints import CheckpointReader, CheckpointWriter, load_file, read_latest
+from storage.errors import Fenced, StreamCorrupt
+from storage.files import FileRef
+from storage.log import LogCursor, LogWriter
+from storage.memory import MemoryStore
+from storage.store import BytesLike, Store
+
+
+def test_a_run_without_checkpoints_has_no_latest(store: Store) -> None:
+    assert read_latest(store) is None
+    writer = CheckpointWriter(store)
+    assert writer.latest is None
+    assert writer.incarnation == 0
+    assert read_latest(store) is None
+
+
+def test_files_and_state_come_back_as_committed(store: Store) -> None:
+    files: dict[str, BytesLike] = {
+        "model.safetensors": b"weights" * 300_000,
+        "rng/0": b"",
+        "optimizer": memoryview(b"moments"),
+    }
+    committed = CheckpointWriter(store).commit(7, files, {"ledger": {"trained": 5}})
+    latest = read_latest(store)
+    assert latest is not None
+    assert latest == committed
+    assert (latest.step, latest.state, latest.incarnation) == (7, {"ledger": {"trained": 5}}, 0)
+    assert {name: load_file(store, ref) for name, ref in latest.files.items()} == files
+    folders = {ref.path.rsplit("/", 1)[0] for ref in latest.files.values()}
+    assert all(folder.startswith("checkpoints/data/00000007-") for folder in folders)
+
+
+def test_cursors_travel_inside_the_checkpoint(store: Store) -> None:
+    log = LogWriter(store, layout.trajectories(0), "w")
+    CheckpointWriter(store).commit(1, {}, {"cursors": {"0": log.cursor.to_json()}})
+    latest = read_latest(store)
+    assert latest is not None
+    assert LogCursor.from_json(latest.state["cursors"]["0"]) == log.cursor
+
+
+def test_each_trainer_is_the_next_incarnation_and_finds_the_last_checkpoint(store: Store) -> None:
+    for incarnation in range(3):
+        writer = CheckpointWriter(store)
+        assert writer.incarnation == incarnation
+        if incarnation:
+            assert writer.latest is not None
+            assert (writer.latest.step, writer.latest.incarnation) == (incarnation - 1, incarnation - 1)
+        writer.commit(incarnation, {}, {})
+        assert writer.latest == read_latest(store)
+
+
+def test_the_latest_is_the_last_committed_though_an_earlier_one_went_further(store: Store) -> None:
+    CheckpointWriter(store).commit(9, {}, {"branch": "abandoned"})
+    CheckpointWriter(store).commit(4, {}, {"branch": "rolled back"})
+    latest = read_latest(store)
+    assert latest is not None
+    assert (latest.step, latest.state, latest.incarnation) == (4, {"branch": "rolled back"}, 1)
+
+
+def test_a_follower_sees_each_new_checkpoint_and_fences_nobody(store: Store) -> None:
+    follower = CheckpointReader(store)
+    assert follower.latest() is None
+    writer = CheckpointWriter(store)
+    for step in range(3):
+        committed = writer.commit(step, {}, {"step": step})
+        assert follower.latest() == follower.latest() == committed
+
+
+def test_an_older_trainer_is_fenced_and_changes_nothing(store: Store) -> None:
+    older = CheckpointWriter(store)
+    older.commit(1, {}, {})
+    newer = CheckpointWriter(store)
+    with pytest.raises(Fenced):
+        older.commit(2, {"model": b"zombie"}, {})
+    assert older.latest == newer.latest == read_latest(store)
+
+
+class FailingRecords(MemoryStore):
+    """Once armed, fails to write commit records."""
+
+    armed = False
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        if self.armed and "/log/" in path:
+            raise OSError("the power went")
+        return super().put_if_absent(path, data)
+
+
+def test_a_crash_between_files_and_record_leaves_the_checkpoint_before(memory_store: MemoryStore) -> None:
+    store = FailingRecords(memory_store.url.removeprefix("memory://"))
+    writer = CheckpointWriter(store)
+    first = writer.commit(1, {"model": b"first"}, {"consumed": 1})
+    store.armed = True
+    with pytest.raises(OSError, match="power went"):
+        writer.commit(2, {"model": b"second"}, {"consumed": 2})
+    assert len(store.list("checkpoints/data")) == 2
+    assert read_latest(memory_store) == first
+    assert CheckpointWriter(memory_store).latest == first
+
+
+def test_state_that_json_would_change_is_refused(store: Store) -> None:
+    writer = CheckpointWriter(store)
+    first = writer.commit(1, {}, {"histogram": {"0": 3}})
+    with pytest.raises(ValueError, match="use str as keys"):
+        writer.commit(2, {}, {"histogram": {0: 3}})
+    assert read_latest(store) == first
+
+
+def test_a_damaged_file_is_named(memory_store: MemoryStore) -> None:
+    ref = CheckpointWriter(memory_store).commit(1, {"model": b"weights"}, {}).files["model"]
+    memory_store.put(ref.path, b"weighty")
+    with pytest.raises(StreamCorrupt, match="model: the file's checksum is"):
+        load_file(memory_store, ref)
+    with pytest.raises(StreamCorrupt, match="gone: the file is missing"):
+        load_file(memory_store, FileRef(path="gone", bytes=1, checksum="00000000"))
+
+
+@pytest.mark.parametrize("body", [{}, {"step": 1, "files": [], "state": {}}, {"step": 1, "files": {"a": {"b": 1}}}])
+def test_a_record_that_describes_no_checkpoint_is_named(store: Store, body: dict[str, object]) -> None:
+    LogWriter(store, layout.CHECKPOINTS, "w").commit("checkpoint", body=body)
+    with pytest.raises(StreamCorrupt, match=r"checkpoints/log/000000000001\.json: not a checkpoint's record"):
+        read_latest(store)

@@ -1,0 +1,38 @@
+"""Names: which run ids are allowed, and where things of a run lie."""
+
+import pytest
+
+from storage import layout
+from storage.errors import BadName
+from storage.store import checked_path
+
+GOOD_IDS = ["a", "0", "tiny-cpu.2025_01", "-", "a" * 128, "A..b"]
+BAD_IDS = ["", ".", "..", ".hidden", "_private", "a/b", "a\\b", "a b", "a\n", "a\0", "é", "a" * 129, "x" * 1_000_000]
+
+
+@pytest.mark.parametrize("run_id", GOOD_IDS)
+def test_a_plain_run_id_is_allowed(run_id: str) -> None:
+    assert layout.validate_run_id(run_id) == run_id
+
+
+@pytest.mark.parametrize("run_id", BAD_IDS)
+def test_any_other_run_id_is_refused_in_one_printable_sentence(run_id: str) -> None:
+    with pytest.raises(BadName, match=r"run id .* is not allowed: expected 1 to 128 characters") as caught:
+        layout.validate_run_id(run_id)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 700
+
+
+def test_paths_of_a_run_are_where_its_readers_look() -> None:
+    assert layout.trajectories(1) == "streams/trajectories/1"
+    assert layout.scores("exact_match", 1, 0, 2) == "streams/scores/exact_match/1/0-of-2"
+    assert layout.metrics("train", 0) == "streams/metrics/train-0"
+    assert layout.progress("generate", 1) == "progress/generate-1.json"
+    assert layout.evaluation(7) == "evaluations/00000007.json"
+    assert layout.log_file("score", 1) == "logs/score-1.log"
+    assert layout.record(3) == "log/000000000003.json"
+
+
+def test_fresh_names_are_valid_and_never_repeat() -> None:
+    names = [layout.new_segment(0) for _ in range(100)] + [layout.new_checkpoint_data(0) for _ in range(100)]
+    assert len({checked_path(name) for name in names}) == 200

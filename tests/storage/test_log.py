@@ -1,0 +1,259 @@
+"""One log has one writer at a time, and a reader believes only what it can verify."""
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from storage import layout
+from storage.errors import Fenced, StreamCorrupt
+from storage.log import LogCursor, LogReader, LogWriter
+from storage.memory import MemoryStore
+from storage.record import Record, decode, encode
+from storage.store import BytesLike, Store
+
+LOG = "streams/x"
+
+DATA = {"seg": "seg/0-a.arrows", "bytes": 9, "checksum": "00000000", "rows": 4, "first_row_id": 0, "tokens": 10}
+VERSIONS = {"min_policy_version": 3, "max_policy_version": 5, "schema_version": 1}
+
+
+def commit_data(log: LogWriter) -> Record:
+    return log.commit("data", **DATA, **VERSIONS)
+
+
+def read_all(reader: LogReader) -> list[Record]:
+    return list(iter(reader.next, None))
+
+
+def file(seq: int) -> str:
+    return f"{LOG}/{layout.record(seq)}"
+
+
+def test_records_read_back_in_the_order_of_their_commits(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
+    committed = [commit_data(writer), writer.commit("checkpoint", body={"a": [1, {"b": None}]}), writer.commit("end")]
+    fence, *read = read_all(LogReader(store, LOG))
+    assert (fence.kind, fence.epoch, fence.writer, fence.prev) == ("fence", 0, "w", "")
+    assert read == committed
+    assert [record.seq for record in read] == [1, 2, 3]
+
+
+def test_a_reader_waits_for_nothing_and_sees_each_record_once_committed(store: Store) -> None:
+    reader = LogReader(store, LOG)
+    assert reader.next() is None
+    writer = LogWriter(store, LOG, "w")
+    assert [record.kind for record in read_all(reader)] == ["fence"]
+    for part in range(3):
+        commit_data(writer)
+        assert [record.part for record in read_all(reader)] == [part]
+
+
+def test_the_cursor_sums_what_it_has_passed(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
+    reader = LogReader(store, LOG)
+    assert reader.to_head() == dataclasses.replace(LogCursor(), seq=1, epoch=0, prev=reader.cursor.prev)
+    commit_data(writer)
+    writer.commit("data", **DATA | {"rows": 6, "tokens": 1})
+    writer.commit("data", **DATA, min_policy_version=1, max_policy_version=2)
+    head = reader.to_head()
+    assert (head.part, head.rows, head.tokens) == (3, 14, 21)
+    assert (head.min_policy_version, head.max_policy_version) == (1, 5)
+    assert head == writer.cursor
+
+
+def test_a_cursor_survives_json_and_resumes_exactly_there(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
+    committed = [commit_data(writer) for _ in range(4)]
+    reader = LogReader(store, LOG)
+    for _ in range(3):
+        reader.next()
+    cursor = LogCursor.from_json(json.loads(json.dumps(reader.cursor.to_json())))
+    assert cursor == reader.cursor
+    assert read_all(LogReader(store, LOG, cursor)) == committed[2:]
+
+
+@pytest.mark.parametrize("change", [{"seq": "1"}, {"ended": 0}, {"unknown": 1}])
+def test_what_is_no_cursor_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="not a log cursor"):
+        LogCursor.from_json(LogCursor().to_json() | change)
+    with pytest.raises(ValueError, match="not a log cursor"):
+        LogCursor.from_json({"seq": 0})
+
+
+def test_a_cursor_of_another_or_a_shortened_log_is_refused(store: Store) -> None:
+    cursor = LogWriter(store, LOG, "w").cursor
+    LogWriter(store, "streams/y", "w")
+    with pytest.raises(StreamCorrupt, match=r"streams/y/log/000000000000\.json: the record is not the one"):
+        LogReader(store, "streams/y", cursor)
+    with pytest.raises(StreamCorrupt, match="the record is missing, but a cursor has passed it"):
+        LogReader(store, LOG, dataclasses.replace(cursor, seq=5))
+
+
+def test_each_new_writer_opens_the_next_epoch_and_goes_on_where_the_last_one_was(store: Store) -> None:
+    for epoch in range(3):
+        writer = LogWriter(store, LOG, f"w{epoch}")
+        assert writer.epoch == epoch
+        assert commit_data(writer).part == epoch
+    kinds = [(record.kind, record.epoch) for record in read_all(LogReader(store, LOG))]
+    assert kinds == [(kind, epoch) for epoch in range(3) for kind in ("fence", "data")]
+
+
+def test_a_zombie_writer_is_fenced_for_good_and_commits_nothing(store: Store) -> None:
+    zombie = LogWriter(store, LOG, "old")
+    commit_data(zombie)
+    newer = LogWriter(store, LOG, "new")
+    before = read_all(LogReader(store, LOG))
+    for _ in range(2):
+        with pytest.raises(Fenced, match=r"new took over from old \(epoch 1 > 0\)"):
+            commit_data(zombie)
+    assert read_all(LogReader(store, LOG)) == before
+    commit_data(newer)
+    with pytest.raises(Fenced):
+        zombie.commit("end")
+
+
+def test_nothing_follows_an_end_but_a_new_writer(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
+    writer.commit("end")
+    reader = LogReader(store, LOG)
+    assert reader.to_head().ended
+    assert LogReader(store, LOG, reader.cursor).cursor.ended
+    with pytest.raises(ValueError, match="after the end"):
+        commit_data(writer)
+    commit_data(LogWriter(store, LOG, "w2"))
+    assert not reader.to_head().ended
+
+
+@pytest.mark.parametrize("body", [{1: "int key"}, {"a": (1, 2)}, {"a": float("nan")}, {"a": {1, 2}}])
+def test_a_body_that_json_would_change_is_refused_before_it_is_committed(
+    store: Store, body: dict[object, object]
+) -> None:
+    writer = LogWriter(store, LOG, "w")
+    with pytest.raises((ValueError, TypeError)):
+        writer.commit("checkpoint", body=body)
+    assert writer.commit("checkpoint", body={"a": [1, 2]}).seq == 1
+
+
+def test_a_committed_record_does_not_follow_its_caller_s_later_changes(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
+    state = {"trained": [1]}
+    record = writer.commit("checkpoint", body=state)
+    state["trained"].append(2)
+    assert record.body == {"trained": [1]}
+
+
+class LostReplies(MemoryStore):
+    """Stores, but every reply is lost and the repeated request finds the object there."""
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        super().put_if_absent(path, data)
+        return False
+
+
+def test_a_lost_reply_is_recognised_as_ones_own_commit(memory_store: MemoryStore) -> None:
+    store = LostReplies(memory_store.url.removeprefix("memory://"))
+    writer = LogWriter(store, LOG, "w")
+    committed = [commit_data(writer) for _ in range(3)]
+    assert read_all(LogReader(store, LOG))[1:] == committed
+
+
+class Raced(MemoryStore):
+    """Lets a rival in, once, right before this store's first write."""
+
+    rival: Callable[[], object] | None = None
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        if self.rival:
+            rival, self.rival = self.rival, None
+            rival()
+        return super().put_if_absent(path, data)
+
+
+def test_of_two_writers_opening_at_once_the_slower_one_opens_a_later_epoch(memory_store: MemoryStore) -> None:
+    raced = Raced(memory_store.url.removeprefix("memory://"))
+    rivals: list[LogWriter] = []
+    raced.rival = lambda: rivals.append(LogWriter(memory_store, LOG, "rival"))
+    slower = LogWriter(raced, LOG, "slower")
+    assert (rivals[0].epoch, slower.epoch) == (0, 1)
+    with pytest.raises(Fenced):
+        commit_data(rivals[0])
+    commit_data(slower)
+
+
+def test_a_record_of_my_own_epoch_that_is_not_mine_is_corruption(memory_store: MemoryStore) -> None:
+    writer = LogWriter(memory_store, LOG, "w")
+    record = commit_data(writer)
+    forged = dataclasses.replace(record, seq=2, nonce="other", prev=writer.cursor.prev, part=1)
+    memory_store.put(file(2), encode(forged))
+    with pytest.raises(StreamCorrupt, match="epoch 0 already committed record 2 here"):
+        commit_data(writer)
+
+
+def test_any_flipped_byte_of_a_record_is_found_once_the_next_record_is_read(memory_store: MemoryStore) -> None:
+    writer = LogWriter(memory_store, LOG, "w")
+    for _ in range(3):
+        commit_data(writer)
+    good = bytes(memory_store.get(file(1)))
+    chooser = random.Random(0)
+    for position in range(len(good)):
+        bad = bytearray(good)
+        bad[position] ^= 1 << chooser.randrange(8)
+        memory_store.put(file(1), bad)
+        with pytest.raises(StreamCorrupt, match=r"log/00000000000[12]\.json"):
+            LogReader(memory_store, LOG).to_head()
+    memory_store.put(file(1), good)
+    assert LogReader(memory_store, LOG).to_head().part == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"seq": 7}, "it is number 7, expected 3"),
+        ({"prev": "0" * 64}, "but the record before has"),
+        ({"part": 3}, "is part 3, expected 1"),
+        ({"epoch": 0}, "of epoch 0, but the last fence opened 1"),
+        ({"epoch": 2}, "of epoch 2, but the last fence opened 1"),
+        ({"kind": "fence"}, "opens epoch 1, expected 2"),
+        ({"kind": "fence", "epoch": 3}, "opens epoch 3, expected 2"),
+    ],
+)
+def test_a_record_that_cannot_follow_is_named(memory_store: MemoryStore, change: dict[str, Any], reason: str) -> None:
+    LogWriter(memory_store, LOG, "w")
+    writer = LogWriter(memory_store, LOG, "w")
+    good = dataclasses.replace(commit_data(writer), seq=3, part=1, prev=writer.cursor.prev)
+    memory_store.put(file(3), encode(good))
+    assert LogReader(memory_store, LOG).to_head().part == 2
+    memory_store.put(file(3), encode(dataclasses.replace(good, **change)))
+    with pytest.raises(StreamCorrupt, match=rf"log/000000000003\.json: .*{reason}"):
+        LogReader(memory_store, LOG).to_head()
+
+
+def test_a_record_after_the_end_is_named(memory_store: MemoryStore) -> None:
+    writer = LogWriter(memory_store, LOG, "w")
+    end = writer.commit("end")
+    memory_store.put(file(2), encode(dataclasses.replace(end, seq=2, prev=writer.cursor.prev)))
+    with pytest.raises(StreamCorrupt, match="the end record follows the end of epoch 0"):
+        LogReader(memory_store, LOG).to_head()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "not JSON"),
+        (b'{"seq": 1', "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", "expected a JSON object whose kind is one of fence, data, end, checkpoint"),
+        (b'{"kind": "other"}', "expected a JSON object whose kind"),
+        (b'{"kind": []}', "expected a JSON object whose kind"),
+        (b'{"kind": "end"}', "the end record has the fields"),
+        (b'{"kind":"end","seq":1.0,"epoch":0,"nonce":"","writer":"","prev":""}', "seq is 1.0, expected int"),
+        (b'{"kind":"end","seq":1,"epoch":true,"nonce":"","writer":"","prev":""}', "epoch is True, expected int"),
+    ],
+)
+def test_what_is_no_record_is_named(data: bytes, reason: str) -> None:
+    with pytest.raises(StreamCorrupt, match=f"log/1: .*{reason}"):
+        decode(data, "log/1")

@@ -1,0 +1,25 @@
+"""Signs of life are overwritten, and a broken one is no sign."""
+
+from storage import layout
+from storage.progress import read_progress, write_progress
+from storage.store import Store
+
+
+def test_the_newest_sign_of_each_replica_is_read(store: Store) -> None:
+    assert read_progress(store) == {}
+    write_progress(store, "generate", 0, {"rows": 1})
+    write_progress(store, "generate", 0, {"rows": 2})
+    write_progress(store, "generate", 1, {"rows": 3})
+    write_progress(store, "sync_weights", 0, {"pushes": 4})
+    assert read_progress(store) == {
+        "generate-0": {"rows": 2},
+        "generate-1": {"rows": 3},
+        "sync_weights-0": {"pushes": 4},
+    }
+
+
+def test_a_torn_sign_counts_as_absent(store: Store) -> None:
+    write_progress(store, "train", 0, {"step": 1})
+    for torn in (b"", b'{"rows": ', b"\xff\xfe", b"[1]"):
+        store.put(layout.progress("generate", 0), torn)
+        assert read_progress(store) == {"train-0": {"step": 1}}

@@ -1,0 +1,175 @@
+"""The contract that every store keeps, and the probe that refuses one that does not."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from storage.errors import BadName, NotInStore, StoreRefused
+from storage.local import LocalStore
+from storage.memory import MemoryStore
+from storage.store import BytesLike, Store, open_store, probe
+
+ESCAPES = ["", "/etc/passwd", "../x", "a/../../x", "a/..", "./a", "a//b", "a/", "a\0b", "a\nb", "a/.tmp-x"]
+
+
+def test_an_object_reads_back_as_written(store: Store) -> None:
+    for size in (0, 1, 3_000_000):
+        data = bytes(range(256)) * (size // 256 + 1)
+        assert store.put_if_absent(f"a/b/{size}", data[:size])
+        assert store.get(f"a/b/{size}") == data[:size]
+        assert store.get(f"a/b/{size}").readonly
+
+
+def test_bytearrays_and_memoryviews_are_data_too(store: Store) -> None:
+    assert store.put_if_absent("once", memoryview(b"view"))
+    store.put("often", bytearray(b"array"))
+    assert (bytes(store.get("once")), bytes(store.get("often"))) == (b"view", b"array")
+
+
+def test_the_second_put_if_absent_fails_and_changes_nothing(store: Store) -> None:
+    assert store.put_if_absent("a", b"first")
+    assert not store.put_if_absent("a", b"second")
+    assert bytes(store.get("a")) == b"first"
+
+
+def test_put_replaces_whole_and_leaves_what_was_read_before_as_it_was(store: Store) -> None:
+    store.put("a", b"old" * 1_000_000)
+    before = store.get("a")
+    store.put("a", b"new")
+    assert bytes(store.get("a")) == b"new"
+    assert before == b"old" * 1_000_000
+
+
+def test_put_if_absent_respects_what_put_wrote(store: Store) -> None:
+    store.put("a", b"put")
+    assert not store.put_if_absent("a", b"other")
+    assert bytes(store.get("a")) == b"put"
+
+
+def test_of_threads_racing_for_a_name_one_wins_and_its_content_stays(store: Store) -> None:
+    start = threading.Barrier(4)
+    won: list[tuple[int, int]] = []
+
+    def race(racer: int) -> None:
+        start.wait()
+        won.extend((name, racer) for name in range(50) if store.put_if_absent(f"race/{name}", b"%d" % racer))
+
+    threads = [threading.Thread(target=race, args=(racer,)) for racer in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(name for name, _ in won) == list(range(50))
+    assert all(store.get(f"race/{name}") == b"%d" % racer for name, racer in won)
+
+
+def test_what_is_not_there_is_named(store: Store) -> None:
+    store.put("folder/x", b"")
+    for path in ("absent", "folder", "folder/absent", "folder/x/y"):
+        with pytest.raises(NotInStore, match=f"{path}: not in"):
+            store.get(path)
+        assert not store.exists(path)
+    assert store.exists("folder/x")
+
+
+def test_a_missing_object_is_a_missing_file_to_the_standard_library(store: Store) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.get("absent")
+
+
+def test_list_gives_every_path_below_a_folder_sorted(store: Store) -> None:
+    assert store.list() == []
+    for path in ("b/2", "b/1", "b/c/3", "bc/4", "a"):
+        store.put(path, b"")
+    assert store.list() == ["a", "b/1", "b/2", "b/c/3", "bc/4"]
+    assert store.list("b") == ["b/1", "b/2", "b/c/3"]
+    assert store.list("nowhere") == []
+
+
+def test_delete_tree_takes_one_folder_and_may_find_nothing(store: Store) -> None:
+    for path in ("b/1", "b/c/2", "bc/3"):
+        store.put(path, b"")
+    store.delete_tree("b")
+    store.delete_tree("b")
+    assert store.list() == ["bc/3"]
+    assert store.put_if_absent("b/1", b"again")
+
+
+@pytest.mark.parametrize("path", ESCAPES)
+def test_a_path_that_leaves_the_root_is_refused_by_every_method(store: Store, path: str) -> None:
+    calls = [store.get, store.exists, store.delete_tree]
+    calls += [lambda p: store.put(p, b"x"), lambda p: store.put_if_absent(p, b"x")]
+    for call in calls:
+        with pytest.raises(BadName, match="not a path inside a store"):
+            call(path)
+    if path:
+        with pytest.raises(BadName):
+            store.list(path)
+
+
+def test_a_store_opens_again_by_its_url(store: Store) -> None:
+    store.put("a", b"here")
+    assert bytes(open_store(store.url).get("a")) == b"here"
+
+
+def test_a_local_store_knows_where_its_files_lie_and_a_memory_store_has_no_place(
+    tmp_path: Path, memory_store: MemoryStore
+) -> None:
+    local = LocalStore(tmp_path)
+    local.put("start/config.json", b"{}")
+    assert local.local_path("start") == tmp_path / "start"
+    assert local.local_path("") == tmp_path
+    assert memory_store.local_path("start") is None
+
+
+def test_paths_and_file_urls_open_the_same_store(tmp_path: Path) -> None:
+    LocalStore(tmp_path / "with space").put("a", b"here")
+    for url in (f"{tmp_path}/with space", f"file://{tmp_path}/with%20space", f"file://localhost{tmp_path}/with space"):
+        assert bytes(open_store(url).get("a")) == b"here"
+
+
+def test_a_memory_store_sees_what_lies_in_a_store_below_it() -> None:
+    open_store("memory://above/below").put("a", b"here")
+    assert open_store("memory://above").list() == ["below/a"]
+    assert bytes(open_store("memory://").get("above/below/a")) == b"here"
+
+
+@pytest.mark.parametrize("url", ["", "ftp://host/x", "s3://bucket/x", "file://elsewhere/x"])
+def test_other_urls_are_refused_with_the_supported_ones(url: str) -> None:
+    with pytest.raises(StoreRefused, match=r"expected a path, file://(/path)? or memory://(name)?$"):
+        open_store(url)
+
+
+def test_the_probe_accepts_a_store_that_creates_exclusively_and_leaves_nothing(store: Store) -> None:
+    probe(store)
+    probe(store)
+    assert store.list() == []
+
+
+class Overwriting(MemoryStore):
+    """Ignores the condition, and says the file was created, as some object stores do."""
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        self.put(path, data)
+        return True
+
+
+class LyingOverwriting(Overwriting):
+    """Overwrites, yet reports the second create as refused."""
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        is_new = not self.exists(path)
+        return super().put_if_absent(path, data) and is_new
+
+
+@pytest.mark.parametrize("fake", [Overwriting, LyingOverwriting])
+def test_the_probe_refuses_a_store_that_overwrites(fake: type[MemoryStore]) -> None:
+    with pytest.raises(StoreRefused, match="not safe for a run"):
+        probe(fake("overwriting"))
+
+
+def test_the_probe_refuses_a_root_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreRefused, match="file/run: can't be written"):
+        probe(LocalStore(tmp_path / "file" / "run"))
