@@ -14,7 +14,7 @@ from pathlib import Path
 
 from configs.errors import ConfigError
 
-MISTAKE, INTERRUPTED, TERMINATED = 2, 130, 143
+MISTAKE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ import contextvars
 import logging
 import threading
 from types import TracebackType
-from uuid import UUID
+from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 
@@ -41,7 +41,7 @@ class Reporter:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        progress: UUID | None = None
+        progress: Any = None
         shown = -1
         while True:
             over = self._over.wait(_EVERY_SECONDS)
@@ -54,7 +54,7 @@ class Reporter:
                     update_progress_artifact(progress, 100.0 * shown / status["max_steps"])
                 if over:
                     create_markdown_artifact(_table(status), key="campaign-summary", description="The run in figures")
-            except Exception:  # noqa: BLE001 - whatever the server or the way to it does, it is its own affair
+            except Exception:
                 _LOGGER.debug("Prefect did not take a report", exc_info=True)
             if over:
                 return

@@ -16,23 +16,25 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 _START_SECONDS = 90.0
 _STOP_SECONDS = 10.0
 
 
-def ensure_prefect_server() -> str:
-    """The URL of the API that Prefect talks to: the configured one or, if there is none, a private one, started now.
+@contextlib.contextmanager
+def prefect_server() -> Iterator[None]:
+    """Within it, Prefect talks to the server it is configured for or, if there is none, to a private one.
 
-    Call it before anything imports Prefect: exit handlers run last in, first out, and Prefect's own still send what they
-    have to the server when this one's turn to stop it has not come yet.
+    Enter it before anything else imports Prefect: exit handlers run last in, first out, and Prefect's own still send
+    what they have to the server when this one's turn to stop it has not come yet.
     """
     atexit.register(_stop)
-    from prefect.settings import PREFECT_API_URL
+    from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    configured: str | None = PREFECT_API_URL.value()
-    if configured:
-        return configured
+    if PREFECT_API_URL.value():
+        yield
+        return
     port = _free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "flows.server", str(port)],
@@ -44,8 +46,8 @@ def ensure_prefect_server() -> str:
     _private.append(process)
     url = f"http://127.0.0.1:{port}/api"
     _wait_until_healthy(url, process)
-    os.environ["PREFECT_API_URL"] = url
-    return url
+    with temporary_settings(updates={PREFECT_API_URL: url}):
+        yield
 
 
 _private: list[subprocess.Popen[bytes]] = []

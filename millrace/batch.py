@@ -26,7 +26,7 @@ class Sample:
     loss_mask: npt.NDArray[np.uint8]
     """[R] 1 where a token carries loss."""
     temperature: float
-    """Of the behaviour policy: the trainer's logits are divided by it too, so that π and μ speak of one distribution."""
+    """Of the behaviour policy: the trainer's logits are divided by it too, for π and μ to be of one kind."""
     advantage: float
 
     @property

@@ -102,7 +102,7 @@ def bootstrap(
     sampling: Sampling,
     report: Callable[[str], None],
 ) -> Bootstrapped:
-    """Makes a tiny model and its tokenizer from `prompts` and saves both to `folder` as an ordinary Hugging Face folder.
+    """Makes a tiny model and its tokenizer from `prompts`, and saves both to `folder` as an ordinary Hugging Face one.
 
     `report` receives a line at each look at the accuracy. Deterministic in `seed` on one machine and thread count.
     """
@@ -166,7 +166,7 @@ def _look(
     """(fluency, accuracy) of greedy answers."""
     greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=max_new_tokens)
     responses = engine.generate([tokenizer(p.text)["input_ids"] for p in prompts], greedy, seed=0)
-    texts = [tokenizer.decode(response.tokens, skip_special_tokens=True) for response in responses]
+    texts = [tokenizer.decode(list(response.tokens), skip_special_tokens=True) for response in responses]
     right = sum(text == prompt.answer for text, prompt in zip(texts, prompts, strict=True))
     slipped = sum(text == carry_slip(prompt) for text, prompt in zip(texts, prompts, strict=True))
     return (right + slipped) / len(prompts), right / len(prompts)

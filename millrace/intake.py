@@ -9,6 +9,7 @@ it took them, as cursors that a checkpoint carries: an intake opened with it goe
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +151,7 @@ class Intake:
     def __init__(
         self, store: Store, *, reward: str, num_generators: int, num_scorers: int, state: list[dict[str, Any]] | None
     ) -> None:
-        states = state or [None] * num_generators
+        states: Sequence[dict[str, Any] | None] = [None] * num_generators if state is None else state
         self._lanes = [_Lane(store, reward, g, num_scorers, states[g]) for g in range(num_generators)]
 
     def take(self) -> ScoredGroup | None:

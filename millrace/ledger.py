@@ -122,10 +122,11 @@ def balance(*, generated: Amount, scored: Amount, consumed: Amount, account: Acc
     `generated` and `scored` are sums over the commit records of the trajectory and score streams; `consumed` is how far
     the trainer's cursors stand in them. Raises LedgerMismatch where the account tells another story.
     """
-    if account.taken() != consumed:
+    taken = account.taken()
+    if taken != consumed:
         raise LedgerMismatch(
-            f"the trainer's cursors passed {consumed.rollouts} rollouts ({consumed.tokens} tokens), but its account has "
-            f"{account.taken().rollouts} ({account.taken().tokens}): trained {account.trained}, dropped {account.dropped}"
+            f"the trainer's cursors passed {consumed.rollouts} rollouts ({consumed.tokens} tokens), but its account "
+            f"has {taken.rollouts} ({taken.tokens}): trained {account.trained}, dropped {account.dropped}"
         )
     ledger = Ledger(
         generated=generated,

@@ -1,5 +1,6 @@
 """Trajectories as rows of Arrow: from an engine's responses to a stream, and from a stream to the trainer's samples."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def list_slices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
     offsets = array.offsets.to_numpy()
     # Offsets count from the start of the child array, which a sliced table does not shorten.
     values = array.values.to_numpy(zero_copy_only=False)
-    return [values[start:end] for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [values[start:end] for start, end in itertools.pairwise(offsets)]
 
 
 def _lists(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> pa.ListArray:

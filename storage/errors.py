@@ -8,7 +8,6 @@ StorageError
 ├── SchemaUnknown (ValueError)         written by a newer Millrace
 └── Fenced        (RuntimeError)       another writer took over: stop for good
 """
-# ruff: noqa: N818 — the names say what happened; that it is an error is what their base says.
 
 
 class StorageError(Exception):

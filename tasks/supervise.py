@@ -27,9 +27,9 @@ from prefect.tasks import Task
 
 from millrace.errors import InputError, StageDied
 from millrace.exits import DRAINED, MISTAKE, MISTAKE_PREFIX
+from millrace.stages.arguments import StageArguments
 from storage import layout
 from storage.store import open_store
-from millrace.stages.arguments import StageArguments
 from tasks.stop import STOP
 
 _POLL_SECONDS = 0.1

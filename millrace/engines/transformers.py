@@ -29,7 +29,7 @@ class TransformersEngine(Engine):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model.eval()
-            output = self.model.generate(
+            output: Any = self.model.generate(  # type: ignore[operator]
                 input_ids=input_ids_BP,
                 attention_mask=attention_mask_BP,
                 max_new_tokens=sampling.max_new_tokens,

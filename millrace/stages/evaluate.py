@@ -44,7 +44,7 @@ def main(stage: Stage) -> None:
     for first in range(0, len(prompts), config.evaluation.batch_size):
         batch = prompts[first : first + config.evaluation.batch_size]
         responses = engine.generate([tokenizer(prompt.text)["input_ids"] for prompt in batch], greedy, seed=0)
-        texts = tokenizer.batch_decode([response.tokens for response in responses], skip_special_tokens=True)
+        texts = tokenizer.batch_decode([list(response.tokens) for response in responses], skip_special_tokens=True)
         rewards += [safe_score(reward, prompt, text).reward for prompt, text in zip(batch, texts, strict=True)]
     known = [value for value in rewards if value is not None]
     result = {

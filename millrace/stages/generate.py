@@ -169,7 +169,7 @@ class Generator:
 
 
 def batch_seed(run_seed: int, group_ids: Sequence[int]) -> int:
-    """A 63-bit seed of its own for each batch: of the run's seed and the groups in it, so that a rerun draws the same."""
+    """A 63-bit seed for one batch, from the run's seed and the groups in it: a rerun draws the same."""
     digest = hashlib.sha256(f"{run_seed}:{','.join(map(str, group_ids))}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

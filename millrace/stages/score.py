@@ -3,8 +3,8 @@
     ║ trajectories/0 ║ ─► part k ─┐                                  ┌─► ║ scores/<reward>/0/s-of-S ║ part k div S
     ║ trajectories/1 ║ ─► part k ─┴─► k mod S = s? ─► reward a row ──┴─► ║ scores/<reward>/1/s-of-S ║ part k div S
 
-Consumes: every generator's trajectories. Waits for: the next part that is its share. Produces: one part of scores a part
-of trajectories. Its own stream says where to resume: j parts in it mean that trajectory part j·S + s is next.
+Consumes: every generator's trajectories. Waits for: the next part that is its share. Produces: one part of scores a
+part of trajectories. Its own stream says where to resume: j parts in it mean that trajectory part j·S + s is next.
 """
 
 import json
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from millrace.model import load_tokenizer, start_folder
 from millrace.rewards.base import Reward, make_reward, safe_score
 from millrace.stages.process import Stage, run_stage
-from millrace.trajectories import list_slices, prompt_of
+from millrace.trajectories import prompt_of
 from storage import layout
 from storage.schema import SCORE, TRAJECTORY
 from storage.stream import Part, StreamReader, StreamWriter
@@ -82,7 +82,7 @@ def _score(stage: Stage, lane: _Lane, reward: Reward, tokenizer: PreTrainedToken
 
 def score_table(trajectories: pa.Table, reward: Reward, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
     """Rows of `SCORE`, one for each row of `TRAJECTORY` and in its order. A reward that fails leaves an error, no 0."""
-    responses = tokenizer.batch_decode(list_slices(trajectories["response_tokens"]), skip_special_tokens=True)
+    responses = tokenizer.batch_decode(trajectories["response_tokens"].to_pylist(), skip_special_tokens=True)
     rows = []
     for row_id, prompt_id, meta, response in zip(
         trajectories["row_id"].to_pylist(),

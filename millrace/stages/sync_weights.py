@@ -23,6 +23,7 @@ def main(stage: Stage) -> None:
     push: WeightsWriter | None = None
     pending: _Delivery | None = None
     taken: WeightsId | None = None
+    arrived: Weights | None = None
     stage.milestone(f"sync_weights ready, transport {stage.config.weights.transport}")
 
     def news() -> bool:
@@ -30,7 +31,6 @@ def main(stage: Stage) -> None:
         arrived = reader.take(taken)
         return arrived is not None or (pending is not None and pending.look(stage))
 
-    arrived: Weights | None = None
     while stage.wait(news, why="waiting for a new policy version"):
         if arrived is None:
             pending = None
