@@ -55,7 +55,7 @@ class BootstrapConfig(Section):
     """Attention heads of each layer."""
     intermediate_size: Count = 256
     """Width of each feed-forward block, features."""
-    slip_rate: Annotated[float, Field(ge=0, le=1)] = 0.65
+    slip_rate: Annotated[float, Field(ge=0, le=1)] = 0.7
     """Fraction of the demonstrations of arithmetic that get the carry wrong; other prompts have none that do."""
     target_fluency: Annotated[float, Field(gt=0, le=1)] = 0.95
     """The warm start ends once this fraction of greedy answers is what a demonstrator could have said."""
@@ -193,14 +193,14 @@ class WeightsConfig(Section):
     transport: Literal["shm", "store"] = "shm"
     """`shm`: shared memory of one host; `store`: files in the run's storage, at any distance."""
     deadline_seconds: Positive = 30.0
-    """Longest wait for a generator to take a version before it gets it from the store, seconds."""
+    """After so long, a generator that has not taken a version is named in the log, seconds."""
 
 
 class StorageConfig(Section):
     """Where the run lives."""
 
     root: Text = "runs"
-    """Folder or fsspec URL; the run is stored at root/run id."""
+    """Folder, as a path or file:// URL; the run is stored at root/run id."""
     fsync: bool = True
     """Whether local writes are forced to disk before they count as committed."""
 

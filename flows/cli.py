@@ -57,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, overrides)
     if arguments.resume and arguments.run_id is None:
         raise InputError("--resume needs --run-id: which run should go on?")
-    run_id = arguments.run_id or f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}" if arguments.run_id is None else arguments.run_id
 
     from flows.run import run_campaign
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from configs.load import changed_immutably
 from configs.schema import RunConfig
-from millrace.errors import InputError
+from millrace.errors import InputError, RunExists
 from millrace.model_folder import check_model_folder
 from millrace.rewards.base import make_reward
 from millrace.run import create_run, latest_attempt, resume_run
@@ -32,7 +32,7 @@ class Prepared:
 
 
 def check(config: RunConfig, run_id: str, *, resume: bool) -> Store:
-    """The store at the run's place, after every look that leaves nothing behind.
+    """The store at the run's place, after every look that leaves no half-made run behind.
 
     Raises InputError, BadName or StoreRefused with one sentence about the first mistake found.
     """
@@ -47,14 +47,15 @@ def check(config: RunConfig, run_id: str, *, resume: bool) -> Store:
         if changes:
             raise InputError(f"run {run_id!r} can't be resumed with another config: {'; '.join(changes)}")
     elif store.exists(layout.RUN):
-        raise InputError(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
+        raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
+    # Last, for it makes the root folder where there is none yet.
+    probe(open_store(config.storage.root))
     return store
 
 
 def prepare(config: RunConfig, run_id: str, *, resume: bool) -> Prepared:
     """Checks, then claims the run's place, or adds an attempt to the run that is there."""
     store = check(config, run_id, resume=resume)
-    probe(open_store(config.storage.root))
     values = config.model_dump(mode="json")
     attempt = resume_run(store, values) if resume else create_run(store, run_id, values)
     return Prepared(run_url=store.url, attempt=attempt.number, handover=_handover_folder(store.url))

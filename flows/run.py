@@ -1,15 +1,26 @@
 """One campaign at a terminal: checked first, then shown while it runs, then summed up."""
 
-from typing import Any
+import signal
+from types import FrameType
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 from configs.schema import RunConfig
 from flows.prepare import check
 from flows.view import View, panel
+from storage.store import Store
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes after a Ctrl-C and a SIGTERM that drained every stage."""
+
+
+class Terminated(BaseException):
+    """SIGTERM, as an exception: Prefect passes the signal on to us once the flow has drained its stages."""
+
+
+def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
 
 
 def run_campaign(config: RunConfig, run_id: str, *, resume: bool) -> int:
@@ -19,26 +30,34 @@ def run_campaign(config: RunConfig, run_id: str, *, resume: bool) -> int:
     """
     store = check(config, run_id, resume=resume)
     console = Console()
-    console.print(f"run {run_id} at {store.url}", markup=False, highlight=False)
+    _say(console, f"run {run_id} at {store.url}")
 
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        status = _run(config, run_id, resume, store, console)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Terminated:
+        code = TERMINATED
+    else:
+        console.print(panel(status, {}))
+        _say(console, f"summary at {store.url}/summary.json")
+        return 0
+    _say(console, f"stopped; go on with --run-id {run_id} --resume")
+    return code
+
+
+def _run(config: RunConfig, run_id: str, resume: bool, store: Store, console: Console) -> dict[str, Any]:
     # Prefect takes seconds to import: a mistake should not have to wait for it.
     from flows.server import prefect_server
 
     with prefect_server():
-        from prefect.exceptions import TerminationSignal
-
         from flows.campaign import campaign
 
-        try:
-            with View(store, console):
-                status: dict[str, Any] = campaign(config, run_id, resume)
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-        except TerminationSignal:
-            code = TERMINATED
-        else:
-            console.print(panel(status, {}))
-            console.print(f"summary at {store.url}/summary.json", markup=False, highlight=False, soft_wrap=True)
-            return 0
-    console.print(f"stopped; go on with --run-id {run_id} --resume", markup=False, highlight=False, soft_wrap=True)
-    return code
+        with View(store, console):
+            status: dict[str, Any] = campaign(config, run_id, resume)
+            return status
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

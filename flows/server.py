@@ -35,7 +35,7 @@ def prefect_server() -> Iterator[None]:
     if PREFECT_API_URL.value():
         yield
         return
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "flows.server", str(port)],
         stdin=subprocess.PIPE,
@@ -63,7 +63,7 @@ def _stop() -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

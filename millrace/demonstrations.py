@@ -15,11 +15,12 @@ def demonstration(prompt: Prompt, rng: random.Random, slip_rate: float) -> str:
 def carry_slip(prompt: Prompt) -> str | None:
     """The sum with its first carry wrong: forgotten where there is one, made up where there is none.
 
-    None for prompts that are not arithmetic: of those only the right answer is known.
+    None for prompts that are not arithmetic, of which only the right answer is known, and for sums of a single digit,
+    which has no place to carry into.
     """
-    if prompt.source != ARITHMETIC:
+    width = len(prompt.answer)
+    if prompt.source != ARITHMETIC or width == 1:
         return None
     a, b = (int(summand) for summand in prompt.text.removesuffix("=").split("+"))
     slipped = a + b - 10 if a % 10 + b % 10 >= 10 else a + b + 10
-    width = len(prompt.answer)
     return f"{slipped % 10**width:0{width}d}"

@@ -79,9 +79,10 @@ class _Lane:
         self._trajectories = StreamReader(
             store, layout.trajectories(generator), TRAJECTORY, LogCursor.from_json(state["trajectories"])
         )
+        self._score_paths = [layout.scores(reward, generator, s, num_scorers) for s in range(num_scorers)]
         self._scores = [
-            StreamReader(store, layout.scores(reward, generator, s, num_scorers), SCORE, LogCursor.from_json(cursor))
-            for s, cursor in enumerate(state["scores"])
+            StreamReader(store, path, SCORE, LogCursor.from_json(cursor))
+            for path, cursor in zip(self._score_paths, state["scores"], strict=True)
         ]
         self.parts: deque[_PartInHand] = deque()
         self._skip = Amount.from_json(state["taken"]) if "taken" in state else Amount()
@@ -110,7 +111,7 @@ class _Lane:
             trajectories_before=trajectories_before,
             scores_before=scores_before,
             scorer=scorer,
-            groups=deque(zip_groups(trajectories, scores, self.generator)),
+            groups=deque(zip_groups(trajectories, scores, self.generator, self._score_paths[scorer])),
             taken=Amount(),
         )
 
@@ -175,14 +176,19 @@ class Intake:
         return [lane.state() for lane in self._lanes]
 
 
-def zip_groups(trajectories: Part, scores: Part, generator: int) -> list[ScoredGroup]:
-    """The groups of a part of trajectories with their scores. Raises StreamCorrupt where the rows do not correspond."""
+def zip_groups(trajectories: Part, scores: Part, generator: int, scores_path: str) -> list[ScoredGroup]:
+    """The groups of a part of trajectories with their scores, which come from the stream in the folder `scores_path`.
+
+    Raises StreamCorrupt where the rows do not correspond.
+    """
     table, scored = trajectories.table, scores.table
     if not np.array_equal(table["row_id"].to_numpy(), scored["row_id"].to_numpy()):
+        found, expected = scores.record, trajectories.record
         raise StreamCorrupt(
-            str(scores.record.seg),
-            f"holds the scores of rows {scores.record.first_row_id}…, expected {trajectories.record.first_row_id}…",
-            scores.record.seq,
+            f"{scores_path}/{found.seg}",
+            f"holds the scores of {found.rows} rows from {found.first_row_id} on, "
+            f"expected {expected.rows} from {expected.first_row_id} on",
+            found.seq,
         )
     group_ids = table["group_id"].to_numpy()
     starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))

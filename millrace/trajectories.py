@@ -93,7 +93,8 @@ def prompt_of(prompt_id: str, meta: str) -> Prompt:
 
 def list_slices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
     """The rows of a list column as numpy views of its flat values: no copy, no Python object a value."""
-    array = column.combine_chunks()
+    # A part read from a stream has one chunk, which combining would copy.
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     offsets = array.offsets.to_numpy()
     # Offsets count from the start of the child array, which a sliced table does not shorten.
     values = array.values.to_numpy(zero_copy_only=False)

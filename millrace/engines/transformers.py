@@ -8,17 +8,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from millrace.engines.base import Engine
 from millrace.types import Response, Sampling
 
 
 class TransformersEngine(Engine):
-    """Wraps a causal language model and the tokenizer whose end-of-sequence token stops a response."""
+    """Wraps a causal language model and the tokenizer whose end-of-sequence token stops a response.
+
+    The model's own `generation_config` is replaced by one without any habits: a run's `Sampling` alone decides.
+    """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, policy_version: int = 0) -> None:
         self.model = model
+        # `generate` fills what it is not told from the folder's own habits: a repetition penalty there would sample
+        # from a policy that the trainer does not know.
+        self.model.generation_config = GenerationConfig.from_model_config(model.config)
         self.policy_version = policy_version
         self._eos: int = tokenizer.eos_token_id
         self._pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

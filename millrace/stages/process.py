@@ -72,7 +72,11 @@ class Stage:
 
     def milestone(self, line: str) -> None:
         """Says something worth a line in the Prefect UI."""
-        print(line, flush=True)
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:
+            # The controller is gone; its lifeline says so too, a moment sooner or later.
+            self.draining.set()
 
     def progress(self, *, now: bool = False, **values: object) -> None:
         """Updates the sign of life; written a few times a second, or `now`."""

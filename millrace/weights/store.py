@@ -6,11 +6,12 @@ StoreWriter.offer ──► weights/data/<version>-<uuid>/weights.safetensors �
 import dataclasses
 
 import safetensors.torch
-import torch
 
+from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Weights, WeightsId, WeightsReader, WeightsWriter
 from storage import layout
 from storage.checkpoints import Checkpoint, CheckpointReader, CheckpointWriter, load_file
+from storage.errors import StreamCorrupt
 from storage.store import Store
 
 _FILE = "weights.safetensors"
@@ -41,8 +42,11 @@ class StoreReader(WeightsReader):
         newest = self._log.latest()
         if newest is None or not (weights_id := _id(newest)).newer_than(newer_than):
             return None
-        tensors: dict[str, torch.Tensor] = safetensors.torch.load(load_file(self._store, newest.files[_FILE]))
-        return Weights(id=weights_id, tensors=tensors)
+        try:
+            data = load_file(self._store, newest.files[_FILE])
+        except StreamCorrupt as error:
+            raise WeightsCorrupt(f"weights of version {weights_id.policy_version} are damaged: {error}") from error
+        return Weights(id=weights_id, tensors=safetensors.torch.load(data))
 
     def close(self) -> None:
         """Nothing is held open between two reads."""

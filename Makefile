@@ -1,0 +1,53 @@
+# Two commands are enough: `make demo` and `make test`. Each builds what it needs in .venv first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+SOURCES := configs flows tasks millrace storage dashboard benchmarks tests
+
+.PHONY: demo test install check format clean
+
+demo: install  ## a whole asynchronous campaign on this machine's CPU, in about three minutes
+	$(BIN)/millrace run configs/presets/tiny-cpu.yaml
+
+test: $(VENV)/test  ## every test
+	$(BIN)/python -m pytest
+
+install: $(VENV)/base  ## the environment that the main job needs
+
+check: $(VENV)/check  ## style, types, import direction
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/check  ## rewrites the sources in the one style
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+clean:  ## removes the environment; runs stay
+	rm -rf $(VENV)
+
+# The default index's torch for Linux on x86-64 brings several GB of CUDA along. Where pip would take that build, uv is
+# asked for the CPU one, whose home it knows.
+$(VENV)/base: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed; $(PYTHON) is `$(PYTHON) --version`. Say: make PYTHON=python3.x" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@if $(PIP) --dry-run --ignore-installed --no-deps --report - "$(TORCH)" | grep -Eq '"(nvidia|cuda)-'; then \
+	  set -x; $(PIP) uv && $(BIN)/uv pip install --python $(BIN)/python --torch-backend cpu "$(TORCH)"; \
+	else \
+	  set -x; $(PIP) "$(TORCH)"; \
+	fi
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/test: $(VENV)/base
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+$(VENV)/check: $(VENV)/test
+	$(PIP) --editable '.[check]'
+	@touch $@

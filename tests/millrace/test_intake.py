@@ -1,0 +1,265 @@
+"""Intake: two generators' trajectories zipped with two scorers' scores, each group handed out once, whatever stops."""
+
+import json
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.intake import Intake, ScoredGroup, committed
+from millrace.ledger import Amount
+from millrace.trajectories import Rollout, trajectory_table
+from millrace.types import Sampling
+from storage import layout
+from storage.errors import StreamCorrupt
+from storage.memory import MemoryStore
+from storage.schema import SCORE, TRAJECTORY
+from storage.stream import StreamWriter
+
+MakeRollouts = Callable[..., list[Rollout]]
+
+GENERATORS, SCORERS, GROUP_SIZE = 2, 2, 2
+SHAPE: dict[str, Any] = {"reward": "r", "num_generators": GENERATORS, "num_scorers": SCORERS}
+
+
+def score_rows(first_row_id: int, rewards: list[float | None]) -> pa.Table:
+    return pa.Table.from_pylist(
+        [
+            {
+                "row_id": first_row_id + i,
+                "reward": reward,
+                "components": "{}",
+                "status": "error" if reward is None else "ok",
+                "error": "broken" if reward is None else None,
+                "verifier_version": "1",
+                "seconds": 0.0,
+            }
+            for i, reward in enumerate(rewards)
+        ],
+        schema=SCORE,
+    )
+
+
+class StoredRun:
+    """The streams of a run in memory, and what an intake should make of them."""
+
+    def __init__(self, make_rollouts: MakeRollouts) -> None:
+        self.store = MemoryStore(f"test-{uuid.uuid4().hex}")
+        self.make_rollouts = make_rollouts
+        self.trajectories = [
+            StreamWriter(self.store, layout.trajectories(g), TRAJECTORY, f"generate-{g}") for g in range(GENERATORS)
+        ]
+        self.scores = [
+            [StreamWriter(self.store, layout.scores("r", g, s, SCORERS), SCORE, f"score-{s}") for s in range(SCORERS)]
+            for g in range(GENERATORS)
+        ]
+        self.parts: list[list[list[Rollout]]] = [[] for _ in range(GENERATORS)]
+        self.num_passed = [0] * GENERATORS
+        self.waiting: list[deque[int]] = [deque() for _ in range(GENERATORS)]
+        self.versions: dict[int, int] = {}
+
+    def generate(self, generator: int, num_groups: int, policy_version: int) -> None:
+        """Commits one part of whole groups."""
+        made = sum(len(part) for part in self.parts[generator]) // GROUP_SIZE
+        group_ids = [generator + GENERATORS * (made + i) for i in range(num_groups)]
+        rollouts = self.make_rollouts(group_ids, GROUP_SIZE, policy_version)
+        table = trajectory_table(
+            rollouts,
+            first_row_id=self.trajectories[generator].rows,
+            sampling=Sampling(temperature=0.5, top_p=1.0, max_new_tokens=4),
+            incarnation=1,
+            generator=generator,
+            epoch=0,
+            seed=0,
+            times=(0.0, 0.0, 0.0),
+        )
+        self.trajectories[generator].write(
+            table,
+            tokens=tokens_of(rollouts),
+            min_policy_version=policy_version,
+            max_policy_version=policy_version,
+        )
+        self.parts[generator].append(rollouts)
+        self.versions.update(dict.fromkeys(group_ids, policy_version))
+
+    def score(self, generator: int, scorer: int) -> None:
+        """Scores the scorer's next part of that generator, if there is one."""
+        writer = self.scores[generator][scorer]
+        number = writer.parts * SCORERS + scorer
+        if number >= len(self.parts[generator]):
+            return
+        rollouts = self.parts[generator][number]
+        first_row_id = sum(len(part) for part in self.parts[generator][:number])
+        rewards = [reward_of(rollout) for rollout in rollouts]
+        writer.write(score_rows(first_row_id, rewards), tokens=tokens_of(rollouts))
+        while self.num_passed[generator] < len(self.parts[generator]) and self._is_scored(generator):
+            part = self.parts[generator][self.num_passed[generator]]
+            self.waiting[generator] += dict.fromkeys(rollout.group_id for rollout in part)
+            self.num_passed[generator] += 1
+
+    def _is_scored(self, generator: int) -> bool:
+        round_, scorer = divmod(self.num_passed[generator], SCORERS)
+        return self.scores[generator][scorer].parts > round_
+
+    def next_group(self) -> int | None:
+        """Which group an intake should hand out now: of the lanes' fronts the one of the oldest weights."""
+        fronts = [(self.versions[lane[0]], lane[0], lane) for lane in self.waiting if lane]
+        return min(fronts)[2].popleft() if fronts else None
+
+    def amounts(self) -> tuple[Amount, Amount]:
+        """(generated, scored)."""
+        writers = [writer for lane in self.scores for writer in lane]
+        scored = [
+            part
+            for generator, parts in enumerate(self.parts)
+            for number, part in enumerate(parts)
+            if self.scores[generator][number % SCORERS].parts > number // SCORERS
+        ]
+        assert sum(len(part) for part in scored) == sum(writer.rows for writer in writers)
+        generated = [rollout for lane in self.parts for part in lane for rollout in part]
+        return amount_of(generated), amount_of([rollout for part in scored for rollout in part])
+
+    def intake(self, state: list[dict[str, Any]] | None = None) -> Intake:
+        return Intake(self.store, **SHAPE, state=state)
+
+
+def reward_of(rollout: Rollout) -> float | None:
+    """Tells rollouts apart; every fifth one's verification fails."""
+    number = rollout.group_id * GROUP_SIZE + rollout.sample_index
+    return None if number % 5 == 4 else number / 8
+
+
+def tokens_of(rollouts: list[Rollout]) -> int:
+    return sum(len(rollout.response.tokens) for rollout in rollouts)
+
+
+def amount_of(rollouts: list[Rollout]) -> Amount:
+    return Amount(rollouts=len(rollouts), tokens=tokens_of(rollouts))
+
+
+def through_json(state: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    copy: list[dict[str, Any]] = json.loads(json.dumps(state))
+    return copy
+
+
+def take_all(intake: Intake) -> list[ScoredGroup]:
+    return list(iter(intake.take, None))
+
+
+@pytest.fixture
+def run(make_rollouts: MakeRollouts) -> StoredRun:
+    """Three parts a generator, of 1 to 3 groups, all scored."""
+    run = StoredRun(make_rollouts)
+    for generator, parts in enumerate([[(2, 0), (1, 1), (3, 4)], [(1, 0), (3, 2), (2, 3)]]):
+        for num_groups, policy_version in parts:
+            run.generate(generator, num_groups, policy_version)
+        for scorer in (0, 1, 0):
+            run.score(generator, scorer)
+    return run
+
+
+def test_groups_of_all_generators_come_out_once_each_and_oldest_weights_first(run: StoredRun) -> None:
+    groups = take_all(run.intake())
+    assert [group.group_id for group in groups] == [0, 1, 2, 4, 3, 5, 7, 9, 11, 6, 8, 10]
+    assert [group.min_policy_version for group in groups] == [0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4]
+
+
+def test_a_group_brings_its_trajectories_and_their_scores_together(run: StoredRun) -> None:
+    rollouts = {(r.group_id, r.sample_index): r for lane in run.parts for part in lane for r in part}
+    for group in take_all(run.intake()):
+        members = [rollouts.pop((group.group_id, index)) for index in range(GROUP_SIZE)]
+        assert group.generator == group.group_id % GENERATORS
+        assert group.rewards == [reward_of(member) for member in members]
+        assert [tokens.tolist() for tokens in group.prompt_tokens] == [list(m.prompt_tokens) for m in members]
+        assert [tokens.tolist() for tokens in group.response_tokens] == [list(m.response.tokens) for m in members]
+        for logprobs, mask, member in zip(group.rollout_logprobs, group.loss_mask, members, strict=True):
+            assert logprobs.tolist() == pytest.approx(member.response.rollout_logprobs, rel=1e-6)
+            assert mask.tolist() == [1] * len(member.response.tokens)
+        assert (group.temperature, group.incarnation) == (0.5, 1)
+        assert group.min_policy_version == group.max_policy_version == members[0].response.version_spans[0][0]
+        assert group.amount() == amount_of(members)
+        assert group.amount([1]) == amount_of(members[1:])
+    assert not rollouts
+
+
+def test_an_intake_resumed_anywhere_goes_on_with_exactly_the_remaining_groups(run: StoredRun) -> None:
+    everything = [group.group_id for group in take_all(run.intake())]
+    for num_taken in range(len(everything) + 1):
+        intake = run.intake()
+        for _ in range(num_taken):
+            intake.take()
+        resumed = run.intake(through_json(intake.state()))
+        assert resumed.consumed() == intake.consumed()
+        assert resumed.state() == intake.state()
+        assert [group.group_id for group in take_all(resumed)] == everything[num_taken:]
+
+
+def test_what_was_consumed_is_the_sum_of_the_groups_taken(run: StoredRun) -> None:
+    intake, taken = run.intake(), Amount()
+    assert intake.consumed() == taken
+    while (group := intake.take()) is not None:
+        taken += group.amount()
+        assert intake.consumed() == taken
+    assert taken == run.amounts()[0]
+
+
+actions = st.one_of(
+    st.tuples(st.just("generate"), st.integers(0, 1), st.integers(1, 3)),
+    st.tuples(st.just("score"), st.integers(0, 1), st.integers(0, 1)),
+    st.tuples(st.just("take"), st.just(0), st.integers(1, 3)),
+    st.tuples(st.just("resume"), st.just(0), st.just(0)),
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=st.lists(actions, max_size=40))
+def test_whatever_happens_in_whatever_order_each_group_comes_out_once_and_every_rollout_is_counted(
+    data: list[tuple[str, int, int]], make_rollouts: MakeRollouts
+) -> None:
+    run = StoredRun(make_rollouts)
+    intake, look, taken = run.intake(), committed(run.store, **SHAPE), Amount()
+    for time, (action, first, second) in enumerate(data):
+        if action == "generate":
+            run.generate(first, second, policy_version=time // 4)
+        elif action == "score":
+            run.score(first, second)
+        elif action == "resume":
+            intake = run.intake(through_json(intake.state()))
+        else:
+            for _ in range(second):
+                group, expected = intake.take(), run.next_group()
+                assert (group and group.group_id) == expected
+                taken += group.amount() if group else Amount()
+        assert intake.consumed() == taken
+        assert look.look() == run.amounts()
+
+
+def test_there_is_nothing_to_take_of_a_run_that_has_not_begun() -> None:
+    intake = Intake(MemoryStore(f"test-{uuid.uuid4().hex}"), **SHAPE, state=None)
+    assert intake.take() is None
+    assert intake.consumed() == Amount()
+
+
+@pytest.mark.parametrize(("first_row_id", "rows"), [(4, 4), (0, 2), (0, 6)])
+def test_scores_that_do_not_match_the_rows_are_corrupt_and_named(
+    make_rollouts: MakeRollouts, first_row_id: int, rows: int
+) -> None:
+    run = StoredRun(make_rollouts)
+    run.generate(1, num_groups=2, policy_version=0)
+    record = run.scores[1][0].write(score_rows(first_row_id, [1.0] * rows), tokens=0)
+    with pytest.raises(StreamCorrupt) as caught:
+        run.intake().take()
+    assert (caught.value.file, caught.value.record) == (f"streams/scores/r/1/0-of-2/{record.seg}", record.seq)
+    assert caught.value.reason == f"holds the scores of {rows} rows from {first_row_id} on, expected 4 from 0 on"
+
+
+def test_scores_of_a_part_that_does_not_exist_are_corrupt(make_rollouts: MakeRollouts) -> None:
+    run = StoredRun(make_rollouts)
+    run.scores[1][0].write(score_rows(0, [1.0] * 4), tokens=0)
+    with pytest.raises(StreamCorrupt, match=r"streams/trajectories/1: part 0 is missing, but it was scored"):
+        run.intake().take()

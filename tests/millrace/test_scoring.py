@@ -1,0 +1,103 @@
+"""A table of trajectories becomes a table of scores: row by row, and a reward that fails leaves no number behind."""
+
+import json
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from millrace.rewards.base import Reward, Score
+from millrace.stages.score import score_table
+from millrace.trajectories import Rollout, trajectory_table
+from millrace.types import Prompt, Sampling
+from storage.schema import SCORE, validate
+
+MakeRollouts = Callable[..., list[Rollout]]
+
+FIRST_ROW_ID = 10
+
+
+class Judge(Reward):
+    """Rewards the length of the response, refuses to judge one prompt, and remembers what it was shown."""
+
+    name = "judge"
+    version = "7"
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[Prompt, str]] = []
+
+    def score(self, prompt: Prompt, response: str) -> Score:
+        self.shown.append((prompt, response))
+        if prompt.prompt_id == "p5":
+            raise ArithmeticError("can't count")
+        return Score(reward=float(len(response)), components={"length": float(len(response))})
+
+
+@pytest.fixture
+def rollouts(make_rollouts: MakeRollouts) -> list[Rollout]:
+    return make_rollouts([4, 5, 6], group_size=2)
+
+
+@pytest.fixture
+def trajectories(rollouts: list[Rollout]) -> pa.Table:
+    return trajectory_table(
+        rollouts,
+        first_row_id=FIRST_ROW_ID,
+        sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4),
+        incarnation=0,
+        generator=0,
+        epoch=0,
+        seed=0,
+        times=(0.0, 0.0, 0.0),
+    )
+
+
+def test_there_is_one_score_a_trajectory_under_its_row_id_and_in_its_order(
+    trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    scores = score_table(trajectories, Judge(), tokenizer)
+    validate(scores, SCORE)
+    assert scores["row_id"].to_pylist() == trajectories["row_id"].to_pylist() == list(range(10, 16))
+    assert set(scores["verifier_version"].to_pylist()) == {"7"}
+    for score, tokens in zip(scores.to_pylist(), trajectories["response_tokens"].to_pylist(), strict=True):
+        if score["status"] == "ok":
+            assert score["reward"] == len(tokens)
+            assert json.loads(score["components"]) == {"length": len(tokens)}
+            assert score["error"] is None
+
+
+def test_a_reward_that_raises_leaves_its_reason_and_no_reward(
+    trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rows = score_table(trajectories, Judge(), tokenizer).to_pylist()
+    assert [row["status"] for row in rows] == ["ok", "ok", "error", "error", "ok", "ok"]
+    assert [row["reward"] for row in rows[2:4]] == [None, None]
+    assert {row["error"] for row in rows[2:4]} == {"ArithmeticError: can't count"}
+
+
+def test_the_verifier_sees_the_prompt_and_the_decoded_response(
+    trajectories: pa.Table, rollouts: list[Rollout], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    judge = Judge()
+    score_table(trajectories, judge, tokenizer)
+    assert judge.shown == [
+        (rollout.prompt, "".join(tokenizer.convert_ids_to_tokens(list(rollout.response.tokens))))
+        for rollout in rollouts
+    ]
+
+
+def test_the_verifier_does_not_see_the_end_token(trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast) -> None:
+    digits = [tokenizer.convert_tokens_to_ids(digit) for digit in "42"]
+    column = pa.array([[*digits, tokenizer.eos_token_id]] * 6, pa.list_(pa.int32()))
+    judge = Judge()
+    index = trajectories.column_names.index("response_tokens")
+    score_table(trajectories.set_column(index, "response_tokens", column), judge, tokenizer)
+    assert {response for _, response in judge.shown} == {"42"}
+
+
+def test_a_slice_of_trajectories_gets_the_scores_of_its_rows(
+    trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    whole, part = (score_table(each, Judge(), tokenizer) for each in (trajectories, trajectories.slice(2, 3)))
+    assert part.drop_columns("seconds").equals(whole.slice(2, 3).drop_columns("seconds"))

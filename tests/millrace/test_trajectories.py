@@ -1,0 +1,126 @@
+"""Trajectories: what an engine returned is what a stream holds and what the trainer gets."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from millrace.trajectories import Rollout, list_slices, prompt_meta, prompt_of, trajectory_table
+from millrace.types import Prompt, Response, Sampling
+from storage import layout
+from storage.memory import MemoryStore
+from storage.schema import TRAJECTORY, validate
+from storage.stream import StreamReader, StreamWriter
+
+MakeRollouts = Callable[..., list[Rollout]]
+
+
+def table_of(rollouts: list[Rollout], first_row_id: int = 0) -> pa.Table:
+    return trajectory_table(
+        rollouts,
+        first_row_id=first_row_id,
+        sampling=Sampling(temperature=0.5, top_p=0.75, max_new_tokens=4),
+        incarnation=3,
+        generator=1,
+        epoch=2,
+        seed=2**62 + 1,
+        times=(1.25, 1.5, 1.75),
+    )
+
+
+def test_every_table_of_rollouts_is_a_valid_part(make_rollouts: MakeRollouts) -> None:
+    validate(table_of(make_rollouts([4, 5, 6], group_size=3), first_row_id=7), TRAJECTORY)
+
+
+def test_every_field_of_a_rollout_is_in_its_row(make_rollouts: MakeRollouts) -> None:
+    rollouts = make_rollouts([4, 5], group_size=2, policy_version=9)
+    rows = table_of(rollouts, first_row_id=7).to_pylist()
+    for number, (row, rollout) in enumerate(zip(rows, rollouts, strict=True)):
+        response = rollout.response
+        assert row.pop("rollout_logprobs") == pytest.approx(list(response.rollout_logprobs), rel=1e-6)
+        assert row == {
+            "row_id": 7 + number,
+            "group_id": rollout.group_id,
+            "prompt_id": rollout.prompt.prompt_id,
+            "sample_index": number % 2,
+            "prompt_tokens": list(rollout.prompt_tokens),
+            "response_tokens": list(response.tokens),
+            "span_versions": [9],
+            "span_starts": [0],
+            "min_policy_version": 9,
+            "max_policy_version": 9,
+            "incarnation": 3,
+            "loss_mask": [1] * len(response.tokens),
+            "finish_reason": response.finish_reason,
+            "temperature": 0.5,
+            "top_p": 0.75,
+            "max_new_tokens": 4,
+            "generator": 1,
+            "epoch": 2,
+            "seed": 2**62 + 1,
+            "t_admitted": 1.25,
+            "t_started": 1.5,
+            "t_finished": 1.75,
+            "meta": prompt_meta(rollout.prompt),
+        }
+
+
+def test_a_response_of_several_versions_is_as_old_as_the_oldest_and_as_new_as_the_newest(
+    make_rollouts: MakeRollouts,
+) -> None:
+    (whole,) = make_rollouts([1], group_size=1)
+    response = Response(
+        tokens=(3, 4, 5), rollout_logprobs=(-1.0,) * 3, version_spans=((2, 0), (4, 1), (5, 2)), finish_reason="length"
+    )
+    partial = Rollout(
+        group_id=1, sample_index=0, prompt=whole.prompt, prompt_tokens=whole.prompt_tokens, response=response
+    )
+    table = table_of([partial])
+    validate(table, TRAJECTORY)
+    (row,) = table.to_pylist()
+    assert (row["min_policy_version"], row["max_policy_version"]) == (2, 5)
+    assert (row["span_versions"], row["span_starts"]) == ([2, 4, 5], [0, 1, 2])
+
+
+def test_rollouts_come_back_from_a_stream_token_by_token(
+    memory_store: MemoryStore, make_rollouts: MakeRollouts
+) -> None:
+    rollouts = make_rollouts([4, 5, 6], group_size=3)
+    StreamWriter(memory_store, layout.trajectories(0), TRAJECTORY, "w").write(table_of(rollouts), tokens=0)
+    part = StreamReader(memory_store, layout.trajectories(0), TRAJECTORY).next()
+    assert part is not None
+    columns = {name: list_slices(part.table[name]) for name in ("prompt_tokens", "response_tokens", "rollout_logprobs")}
+    for row, rollout in enumerate(rollouts):
+        assert columns["prompt_tokens"][row].tolist() == list(rollout.prompt_tokens)
+        assert columns["response_tokens"][row].tolist() == list(rollout.response.tokens)
+        np.testing.assert_array_equal(
+            columns["rollout_logprobs"][row], np.array(rollout.response.rollout_logprobs, np.float32), strict=True
+        )
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 9), (0, 4), (3, 4), (8, 1), (9, 0)])
+def test_the_slices_of_a_sliced_table_are_those_of_its_rows(
+    make_rollouts: MakeRollouts, start: int, length: int
+) -> None:
+    table = table_of(make_rollouts([4, 5, 6], group_size=3))
+    column = table.slice(start, length)["response_tokens"]
+    assert [row.tolist() for row in list_slices(column)] == column.to_pylist()
+
+
+def test_the_slices_of_a_table_in_several_chunks_are_those_of_its_rows(make_rollouts: MakeRollouts) -> None:
+    table = pa.concat_tables([table_of(make_rollouts([1, 2])).slice(1, 2), table_of(make_rollouts([3]), 4)])
+    assert table["response_tokens"].num_chunks == 2
+    slices = list_slices(table["response_tokens"])
+    assert [row.tolist() for row in slices] == table["response_tokens"].to_pylist()
+
+
+def test_slices_are_views_and_not_copies(make_rollouts: MakeRollouts) -> None:
+    column = table_of(make_rollouts([4, 5]))["rollout_logprobs"]
+    values = column.chunk(0).values.to_numpy()
+    assert all(np.shares_memory(row, values) for row in list_slices(column))
+
+
+def test_a_prompt_comes_back_from_its_rows_meta() -> None:
+    prompt = Prompt(prompt_id="p", text='say "é"\n', answer="é", source="sums.jsonl")
+    assert prompt_of("p", prompt_meta(prompt)) == prompt

@@ -1,0 +1,122 @@
+"""Campaigns as a person runs them: the real command and real processes, with a root folder of their own."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+REPOSITORY = Path(__file__).parents[2]
+PRESET = REPOSITORY / "configs" / "presets" / "tiny-cpu.yaml"
+QUICK = {
+    "model.bootstrap.max_steps": 10,
+    "training.max_steps": 6,
+    "training.groups_per_step": 16,
+    "training.checkpoint_every": 2,
+    "generation.groups_per_batch": 8,
+    "evaluation.num_prompts": 32,
+}
+"""A campaign of a few seconds: it shows that everything works, not that it learns."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    output: str
+
+
+class Millrace:
+    """The `millrace` command with a root folder of its own."""
+
+    def __init__(self, root: Path, environment: dict[str, str]) -> None:
+        self.root = root
+        self.environment = environment
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.cli", *arguments],
+            cwd=REPOSITORY,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str) -> Ended:
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=400)
+        return Ended(process.returncode, output)
+
+    def campaign(self, run_id: str, *flags: str, **settings: object) -> list[str]:
+        """The arguments of a quick campaign."""
+        chosen = {**QUICK, **settings}
+        sets = [part for key, value in chosen.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+        return ["run", str(PRESET), "--root", str(self.root), "--run-id", run_id, *sets, *flags]
+
+    def summary(self, run_id: str) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads((self.root / run_id / "summary.json").read_text())
+        return summary
+
+    def status(self, run_id: str) -> dict[str, Any]:
+        ended = self.run("status", str(self.root / run_id), "--json")
+        assert ended.code == 0, ended.output
+        status: dict[str, Any] = json.loads(ended.output)
+        return status
+
+    def sign_of_life(self, run_id: str, name: str) -> dict[str, Any]:
+        try:
+            life: dict[str, Any] = json.loads((self.root / run_id / "progress" / f"{name}.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return life
+
+
+def healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.05)
+
+
+def stages_of(run_url: Path) -> list[psutil.Process]:
+    """Every living process that works for the run, by its command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            command = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if "millrace.stages." in command and str(run_url) in command and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def send(process: subprocess.Popen[str], signal_number: signal.Signals) -> Ended:
+    process.send_signal(signal_number)
+    output, _ = process.communicate(timeout=120)
+    return Ended(process.returncode, output)
+
+
+def assert_balanced(summary: dict[str, Any]) -> None:
+    """generated = trained + buffered + in flight + dropped, in rollouts and in tokens."""
+    ledger = summary["ledger"]
+    parts = [ledger["trained"], ledger["buffered"], ledger["in_flight"], *ledger["dropped"].values()]
+    for unit in ("rollouts", "tokens"):
+        assert sum(part[unit] for part in parts) == ledger["generated"][unit]
