@@ -5,8 +5,9 @@
 
     bound = Σ stage times / max stage time, per step, as measured in the sync run, where no stage disturbs another
 
-A pipeline whose stages overlap perfectly is as fast as its slowest stage: that is the bound. Stage times are busy times,
-so waiting counts for none. Seconds per step are the mean over all steps but the first few, which fill the pipeline.
+A pipeline whose stages overlap perfectly is as fast as its slowest stage: that is the bound. Stage times are busy
+times, so waiting counts for none. Seconds per step are the mean over all steps but the first few, which fill the
+pipeline.
 
     python -m benchmarks.async_vs_sync [--steps 60] [--set KEY=VALUE …] [--json PATH]
 """
@@ -38,7 +39,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps of each campaign")
     parser.add_argument("--warmup", type=int, default=10, help="first steps that are not timed")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the config")
+    parser.add_argument(
+        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="change keys of the config"
+    )
     parser.add_argument("--json", type=Path, help="where to write the figures")
     arguments = parser.parse_args()
     if arguments.steps < arguments.warmup + 2:

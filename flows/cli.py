@@ -1,7 +1,7 @@
 """The `millrace` command: parse, import late, call one thing.
 
-Exit codes: 0 done · 1 a fault of ours, with its traceback · 2 a person's mistake, one sentence · 130 / 143 stopped by
-Ctrl-C / SIGTERM after draining, to be gone on with by --resume.
+Exit codes: 0 done · 1 a fault of ours, with its traceback · 2 a person's mistake, one sentence · 3 another controller
+took the run over · 130 / 143 stopped by Ctrl-C / SIGTERM after draining, to be gone on with by --resume.
 """
 
 import argparse
@@ -14,14 +14,14 @@ from pathlib import Path
 
 from configs.errors import ConfigError
 
-MISTAKE = 2
+MISTAKE, SUPERSEDED = 2, 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = _parser().parse_args(argv)
     from millrace.errors import InputError
-    from storage.errors import BadName, StoreRefused
+    from storage.errors import BadName, Fenced, StoreRefused
 
     try:
         if arguments.command == "status":
@@ -30,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, InputError, BadName, StoreRefused) as error:
         print(f"millrace: {error}", file=sys.stderr)
         return MISTAKE
+    except Fenced as error:
+        print(f"millrace: another controller took this run over: {error}", file=sys.stderr)
+        return SUPERSEDED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,7 +40,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a campaign")
     run.add_argument("config", type=Path, help="a YAML file, such as configs/presets/tiny-cpu.yaml")
-    run.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the config")
+    run.add_argument(
+        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="change keys of the config"
+    )
     run.add_argument("--run-id", help="the run's name and folder; made from the config's name and the time if absent")
     run.add_argument("--root", help="folder or URL under which the run lives; short for --set storage.root=…")
     run.add_argument("--resume", action="store_true", help="go on with the run --run-id from its last checkpoint")
@@ -84,7 +89,7 @@ def _quiet_prefect() -> None:
     for name, value in {
         "DO_NOT_TRACK": "1",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "PREFECT_CLIENT_MAX_RETRIES": "12",
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",
     }.items():

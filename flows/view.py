@@ -18,6 +18,8 @@ from storage.store import Store
 
 _LIVE_SECONDS = 0.5
 _PLAIN_SECONDS = 5.0
+TRAINING = "training"
+"""The phase in which all four stages run."""
 
 
 class View:
@@ -92,21 +94,24 @@ class Rates:
 
 def phase(status: dict[str, Any]) -> str:
     """What the campaign is at, in a few words."""
-    if status["state"] == "finished":
-        return "finished"
+    if status["state"] != "running":
+        return str(status["state"])
     doing = status["doing"]
     if "train-0" not in doing:
-        return "making the start model" if doing.get("bootstrap-0", "stopped") != "stopped" else "evaluating the start"
+        bootstrap = doing.get("bootstrap-0", "stopped")
+        return "evaluating the start model" if bootstrap == "stopped" else f"making the start model: {bootstrap}"
     if status["steps"] >= status["max_steps"]:
-        return "evaluating the end"
-    return "training"
+        return "evaluating the trained model"
+    return TRAINING
 
 
 def plain_line(status: dict[str, Any], rates: dict[str, float]) -> str:
     """The run in one line."""
+    if (now := phase(status)) != TRAINING:
+        return now
     ledger, staleness = status["ledger"], status["staleness"]
     return (
-        f"{phase(status)} | step {status['steps']}/{status['max_steps']} | reward {_number(status['reward_mean'])} | "
+        f"{now} | step {status['steps']}/{status['max_steps']} | reward {_number(status['reward_mean'])} | "
         f"staleness mean {_number(staleness['mean'])} max {_number(staleness['max'])} of {staleness['bound']} | "
         f"queue {ledger['buffered']['rollouts'] + ledger['in_flight']['rollouts']} | "
         + " ".join(f"{stage} {rate:,.0f} tok/s" for stage, rate in rates.items())

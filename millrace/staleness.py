@@ -6,9 +6,9 @@ version v admits group n while
     n < groups_dropped + (max_staleness + v + 1) · groups_per_step
 
 so that at most (max_staleness + 1) · groups_per_step groups are ever on their way to the trainer, which takes
-`groups_per_step` of them a step, oldest weights first (AReaL, arXiv 2505.24298, §5.1). With one generator, whose groups arrive in order,
-that bounds the staleness of every group. With several, a slow one's groups can be overtaken: so the trainer checks the
-bound again when it consumes a group, and drops and counts one that breaks it.
+`groups_per_step` of them a step, oldest weights first (AReaL, arXiv 2505.24298, §5.1). With one generator, whose
+groups arrive in order, that bounds the staleness of every group. With several, a slow one's groups can be overtaken:
+so the trainer checks the bound again when it consumes a group, and drops and counts one that breaks it.
 """
 
 

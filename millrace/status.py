@@ -23,7 +23,7 @@ from storage.store import Store
 from storage.stream import StreamReader
 
 STAGES = ("generate", "score", "train", "sync_weights")
-_SILENT_SECONDS = 10.0
+_SILENT_SECONDS = 20.0
 """A run none of whose stages gave a sign of life for so long is not running."""
 
 

@@ -26,9 +26,10 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
 from millrace.errors import InputError, StageDied
-from millrace.exits import DRAINED, MISTAKE, MISTAKE_PREFIX
+from millrace.exits import DRAINED, FENCED, LAST_WORDS, MISTAKE
 from millrace.stages.arguments import StageArguments
 from storage import layout
+from storage.errors import Fenced
 from storage.store import open_store
 from tasks.stop import STOP
 
@@ -39,10 +40,14 @@ _LAST_LINES = 15
 
 
 def keep_going(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether a stage that failed deserves another try: not when the campaign ends, nor after a person's mistake."""
+    """Whether a stage that failed deserves another try.
+
+    Not when the campaign ends, nor after a person's mistake; nor once another controller took the run over, for two
+    that restart their stages would fence each other for ever.
+    """
     if STOP.is_set():
         return False
-    return not isinstance(state.result(raise_on_failure=False), InputError)
+    return not isinstance(state.result(raise_on_failure=False), InputError | Fenced)
 
 
 STAGE_TASK: dict[str, Any] = {
@@ -58,8 +63,8 @@ STAGE_TASK: dict[str, Any] = {
 def supervise(stage: str, arguments: StageArguments, *, threads: int) -> None:
     """Runs one stage process until it is done or drained.
 
-    Raises InputError with the stage's own sentence after a person's mistake, and StageDied, naming the cause and the
-    last lines of its log, after anything else.
+    Raises InputError with the stage's own sentence after a person's mistake, Fenced where another process took its
+    work over, and StageDied, naming the cause and the last lines of its log, after anything else.
     """
     log = _log_path(stage, arguments)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +134,9 @@ def _judge(name: str, code: int, last_milestone: str, log: Path) -> None:
     if code == 0 or (STOP.is_set() and code in (DRAINED, -signal.SIGTERM)):
         return
     if code == MISTAKE:
-        raise InputError(last_milestone.removeprefix(MISTAKE_PREFIX))
+        raise InputError(last_milestone.removeprefix(LAST_WORDS))
+    if code == FENCED:
+        raise Fenced(last_milestone.removeprefix(LAST_WORDS))
     cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
     raise StageDied("\n".join([f"{name} {cause}; the end of {log}:", *lines]))

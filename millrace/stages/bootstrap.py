@@ -33,7 +33,7 @@ def main(stage: Stage) -> None:
             made,
             seed=config.seed,
             sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=config.generation.max_new_tokens),
-            report=lambda line: stage.progress(now=True, line=line),
+            report=stage.say,
         )
         shutil.move(made, folder)
     stage.milestone(

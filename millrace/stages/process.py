@@ -3,7 +3,7 @@
     supervisor ──stdin (lifeline)──► stage        end of file: the controller is gone   ┐
                ──SIGTERM──────────►               asked to stop                         ├─► `draining` is set
                ◄──stdout───────────               milestones, a line each               ┘
-               ◄──exit code────────               0 done · 75 drained on request · 2 a person's mistake · else a fault
+               ◄──exit code────────               see `millrace.exits`; anything else is a fault
 
 A stage's loop looks at `draining` between two units of work, finishes the one it is at, commits, and returns.
 """
@@ -21,11 +21,11 @@ import pyarrow as pa
 
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.exits import DRAINED, MISTAKE, MISTAKE_PREFIX
+from millrace.exits import DRAINED, FENCED, LAST_WORDS, MISTAKE
 from millrace.run import read_attempt
 from millrace.stages.arguments import StageArguments
 from storage import layout
-from storage.errors import StoreRefused
+from storage.errors import Fenced, StoreRefused
 from storage.progress import read_progress, write_progress
 from storage.schema import METRIC
 from storage.store import Store, open_store
@@ -77,6 +77,11 @@ class Stage:
         except BrokenPipeError:
             # The controller is gone; its lifeline says so too, a moment sooner or later.
             self.draining.set()
+
+    def say(self, doing: str) -> None:
+        """Says what the stage is at, in its sign of life."""
+        self._doing = doing
+        self._write_progress()
 
     def progress(self, *, now: bool = False, **values: object) -> None:
         """Updates the sign of life; written a few times a second, or `now`."""
@@ -179,8 +184,8 @@ class MetricsWriter:
 def run_stage(name: str, main: Callable[[Stage], None]) -> None:
     """Entry point of a stage process: sets it up from its command line, runs `main`, and exits.
 
-    Exits with 0 when `main` returns of itself, 75 when it returns after a request to drain, 2 after a person's
-    mistake; any other exception is a fault and leaves its traceback.
+    Exits with 0 when `main` returns of itself, else as `millrace.exits` says; an exception that has no exit code of its
+    own is a fault and leaves its traceback.
     """
     arguments = StageArguments.parse(sys.argv[1:])
     try:
@@ -194,8 +199,11 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
         finally:
             stage.close()
     except (InputError, StoreRefused) as error:
-        print(f"{MISTAKE_PREFIX}{error}", flush=True)
+        print(f"{LAST_WORDS}{error}", flush=True)
         sys.exit(MISTAKE)
+    except Fenced as error:
+        print(f"{LAST_WORDS}{error}", flush=True)
+        sys.exit(FENCED)
     sys.exit(DRAINED if stage.draining.is_set() else 0)
 
 

@@ -94,3 +94,20 @@ def test_a_killed_controller_leaves_no_stage_behind_and_its_run_can_be_resumed(m
     ended = millrace_alone.run(*millrace_alone.campaign("orphan", "--resume", **{"training.max_steps": steps + 2}))
     assert ended.code == 0, ended.output
     assert_balanced(millrace_alone.summary("orphan"))
+
+
+def test_a_run_that_is_resumed_elsewhere_is_given_up_by_its_first_controller(millrace: Millrace) -> None:
+    first = millrace.start(*millrace.campaign("contested", **ENDLESS))
+    wait_for_step(millrace, "contested", 3)
+    second = millrace.start(*millrace.campaign("contested", "--resume", **ENDLESS))
+    output, _ = first.communicate(timeout=200)
+    assert first.returncode == 3, output
+    assert "took over" in output
+    wait_until(
+        lambda: millrace.sign_of_life("contested", "train-0").get("attempt") == 1
+        and millrace.sign_of_life("contested", "train-0")["policy_version"] >= 4,
+        "the second controller to train",
+    )
+    ended = send(second, signal.SIGTERM)
+    assert ended.code == 143, ended.output
+    assert_balanced(millrace.status("contested"))
