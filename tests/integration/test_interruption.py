@@ -104,8 +104,10 @@ def test_a_run_that_is_resumed_elsewhere_is_given_up_by_its_first_controller(mil
     assert first.returncode == 3, output
     assert "took over" in output
     wait_until(
-        lambda: millrace.sign_of_life("contested", "train-0").get("attempt") == 1
-        and millrace.sign_of_life("contested", "train-0")["policy_version"] >= 4,
+        lambda: (
+            millrace.sign_of_life("contested", "train-0").get("attempt") == 1
+            and millrace.sign_of_life("contested", "train-0")["policy_version"] >= 4
+        ),
         "the second controller to train",
     )
     ended = send(second, signal.SIGTERM)
