@@ -55,10 +55,12 @@ class BootstrapConfig(Section):
     """Attention heads of each layer."""
     intermediate_size: Count = 256
     """Width of each feed-forward block, features."""
-    slip_rate: Annotated[float, Field(ge=0, le=1)] = 0.7
+    slip_rate: Annotated[float, Field(ge=0, le=1)] = 0.65
     """Fraction of the demonstrations of arithmetic that get the carry wrong; other prompts have none that do."""
     target_fluency: Annotated[float, Field(gt=0, le=1)] = 0.95
     """The warm start ends once this fraction of greedy answers is what a demonstrator could have said."""
+    max_accuracy: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """The warm start does not end while more than this fraction of greedy answers is right: something must be left."""
     max_steps: Count = 2000
     """Most supervised optimizer steps of the warm start."""
     batch_size: Count = 128

@@ -28,7 +28,7 @@ from millrace.types import Prompt, Sampling
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 CHECK_EVERY = 10
 """Supervised steps between two looks at the accuracy."""
-CHECK_PROMPTS = 256
+CHECK_PROMPTS = 512
 """Training prompts decoded at each look."""
 
 
@@ -44,6 +44,8 @@ class TinyModel:
     """Share of the demonstrations that get the carry wrong, in [0, 1]."""
     target_fluency: float
     """The warm start stops once this share of greedy answers is what a demonstrator could have said."""
+    max_accuracy: float
+    """It goes on while more than this share of them is right."""
     max_steps: int
     """Supervised steps after which the warm start gives up."""
     batch_size: int
@@ -117,7 +119,7 @@ def bootstrap(
     looked_at = rng.sample(list(prompts), min(CHECK_PROMPTS, len(prompts)))
     fluency = accuracy = 0.0
     step = 0
-    while step < shape.max_steps and fluency < shape.target_fluency:
+    while step < shape.max_steps and not (fluency >= shape.target_fluency and accuracy <= shape.max_accuracy):
         step += 1
         batch = [(p, demonstration(p, rng, shape.slip_rate)) for p in rng.choices(prompts, k=shape.batch_size)]
         loss = _supervised_loss(model.train(), tokenizer, batch)

@@ -1,0 +1,79 @@
+"""The start model that a campaign makes for itself."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from millrace.bootstrap import CHECK_EVERY, TinyModel, bootstrap, character_tokenizer
+from millrace.model import load_model, load_tokenizer
+from millrace.prompts import load_prompts
+from millrace.types import Prompt, Sampling
+
+SHAPE = TinyModel(
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=32,
+    slip_rate=0.5,
+    target_fluency=1.0,
+    max_accuracy=1.0,
+    max_steps=10,
+    batch_size=8,
+    learning_rate=1e-3,
+)
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> tuple[Prompt, ...]:
+    return load_prompts(
+        source="arithmetic",
+        eval_source=None,
+        prompt_field="prompt",
+        answer_field="answer",
+        digits=2,
+        max_sum=40,
+        num_eval=16,
+    ).train
+
+
+def made(prompts: tuple[Prompt, ...], folder: Path, seed: int = 0, shape: TinyModel = SHAPE) -> list[str]:
+    lines: list[str] = []
+    bootstrap(prompts, shape, folder, seed=seed, sampling=SAMPLING, report=lines.append)
+    return lines
+
+
+def test_it_saves_a_folder_that_transformers_loads(prompts: tuple[Prompt, ...], tmp_path: Path) -> None:
+    made(prompts, tmp_path / "start")
+    model, tokenizer = load_model(tmp_path / "start", "float32"), load_tokenizer(tmp_path / "start")
+    assert model.config.model_type == "llama"
+    assert model.config.vocab_size == len(tokenizer)
+    tokens = tokenizer("12+07=")["input_ids"]
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == "12+07="
+    assert len(tokens) == len("12+07=") + 1, "a token a character, after the beginning-of-sequence token"
+
+
+def test_one_seed_makes_one_model_and_another_makes_another(prompts: tuple[Prompt, ...], tmp_path: Path) -> None:
+    weights = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        made(prompts, tmp_path / name, seed)
+        weights.append(load_model(tmp_path / name, "float32").get_input_embeddings().weight)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_it_goes_on_while_the_model_is_not_fluent_or_right_too_often(
+    prompts: tuple[Prompt, ...], tmp_path: Path
+) -> None:
+    at_once = replace(SHAPE, target_fluency=0.0, max_steps=50)
+    assert made(prompts, tmp_path / "at-once", shape=at_once) == []
+    looks = 50 // CHECK_EVERY
+    assert len(made(prompts, tmp_path / "right", shape=replace(at_once, max_accuracy=-1.0))) == looks
+    assert len(made(prompts, tmp_path / "blurred", shape=replace(at_once, target_fluency=1.0))) == looks
+
+
+def test_its_tokenizer_knows_every_character_of_the_prompts_and_no_more() -> None:
+    tokenizer = character_tokenizer(["1+1=", "2"])
+    assert set(tokenizer.get_vocab()) == {"<pad>", "<bos>", "<eos>", "1", "2", "+", "="}
