@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from storage import layout
+from storage.factory import open_store
 from storage.schema import METRIC
-from storage.store import open_store
 from storage.stream import StreamReader
 
 _PRESET = Path("configs/presets/tiny-cpu.yaml")

@@ -74,7 +74,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
     from flows.view import panel
     from millrace.status import StatusReader
-    from storage.store import open_store
+    from storage.factory import open_store
 
     status = StatusReader(open_store(arguments.run_url)).look()
     if arguments.json:

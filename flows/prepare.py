@@ -14,11 +14,12 @@ from configs.load import changed_immutably
 from configs.schema import RunConfig
 from millrace.errors import InputError, RunExists
 from millrace.model_folder import check_model_folder
-from millrace.rewards.base import make_reward
+from millrace.rewards.factory import make_reward
 from millrace.run import create_run, latest_attempt, resume_run
 from millrace.stages.inputs import load_prompt_set
 from storage import layout
-from storage.store import Store, open_store, probe
+from storage.factory import open_store
+from storage.store import Store, probe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 
 from millrace.status import StatusReader
-from storage.store import open_store
+from storage.factory import open_store
 
 _EVERY_SECONDS = 2.0
 _LOGGER = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from typing import Any
 
 from millrace.status import StatusReader
 from storage import layout
-from storage.store import open_store
+from storage.factory import open_store
 
 
 def write_summary(run_url: str, attempt: int) -> dict[str, Any]:

@@ -12,7 +12,6 @@ silently. So `probe` tries it before a run trusts a store.
 import uuid
 from abc import ABC, abstractmethod
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from storage import layout
 from storage.errors import BadName, StoreRefused
@@ -76,27 +75,6 @@ def checked_path(path: str) -> str:
             f"or starting with '{TEMPORARY_PREFIX}', without control characters"
         )
     return path
-
-
-def open_store(url: str, *, fsync: bool = True) -> Store:
-    """Open the store at `url`: a plain path, `file:///path`, or `memory://name` (this process only, for tests).
-
-    Opening reads and writes nothing. `fsync=False` gives up durability where the store is a local folder.
-    Raises StoreRefused for any other scheme.
-    """
-    from storage.local import LocalStore
-    from storage.memory import MemoryStore
-
-    if not url:
-        raise StoreRefused("the store's URL is empty: expected a path, file:// or memory://")
-    if "://" not in url:
-        return LocalStore(Path(url).expanduser(), fsync=fsync)
-    parts = urlsplit(url)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return LocalStore(Path(unquote(parts.path)), fsync=fsync)
-    if parts.scheme == "memory":
-        return MemoryStore(url.removeprefix("memory://"))
-    raise StoreRefused(f"{url!r}: this kind of store is not supported; expected a path, file:///path or memory://name")
 
 
 def probe(store: Store) -> None:

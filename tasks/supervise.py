@@ -30,7 +30,7 @@ from millrace.exits import DRAINED, FENCED, LAST_WORDS, MISTAKE
 from millrace.stages.arguments import StageArguments
 from storage import layout
 from storage.errors import Fenced
-from storage.store import open_store
+from storage.factory import open_store
 from tasks.stop import STOP
 
 _POLL_SECONDS = 0.1

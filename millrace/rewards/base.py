@@ -2,11 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from millrace.errors import InputError
 from millrace.types import Prompt
 
 ScoreStatus = Literal["ok", "timeout", "error"]
@@ -55,16 +53,3 @@ def safe_score(reward: Reward, prompt: Prompt, response: str) -> Score:
         return reward.score(prompt, response)
     except Exception as error:  # noqa: BLE001 — a failed verification is data, stored with its reason
         return Score(reward=None, status="error", error=" ".join(f"{type(error).__name__}: {error}".split()))
-
-
-def make_reward(name: str, **options: object) -> Reward:
-    """Make the reward that configs call `name` with its own keyword options.
-
-    Raises InputError for a name or an option value that can't be used, TypeError for an option that the reward lacks.
-    """
-    from millrace.rewards.exact_match import ExactMatch
-
-    known: dict[str, Callable[..., Reward]] = {ExactMatch.name: ExactMatch}
-    if name not in known:
-        raise InputError(f'scoring.reward is "{name}"; expected one of {", ".join(sorted(known))}')
-    return known[name](**options)

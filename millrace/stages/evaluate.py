@@ -13,7 +13,8 @@ import torch
 from millrace.engines.transformers import TransformersEngine
 from millrace.errors import InputError
 from millrace.model import load_model, load_tokenizer, start_folder
-from millrace.rewards.base import make_reward, safe_score
+from millrace.rewards.base import safe_score
+from millrace.rewards.factory import make_reward
 from millrace.stages.inputs import load_prompt_set
 from millrace.stages.process import Stage, run_stage
 from millrace.trainer import load_weights

@@ -26,9 +26,10 @@ from millrace.run import read_attempt
 from millrace.stages.arguments import StageArguments
 from storage import layout
 from storage.errors import Fenced, StoreRefused
+from storage.factory import open_store
 from storage.progress import read_progress, write_progress
 from storage.schema import METRIC
-from storage.store import Store, open_store
+from storage.store import Store
 from storage.stream import StreamWriter
 
 _POLL_SECONDS = 0.002

@@ -14,7 +14,8 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from millrace.model import load_tokenizer, start_folder
-from millrace.rewards.base import Reward, make_reward, safe_score
+from millrace.rewards.base import Reward, safe_score
+from millrace.rewards.factory import make_reward
 from millrace.stages.process import Stage, run_stage
 from millrace.trajectories import prompt_of
 from storage import layout

@@ -8,8 +8,8 @@ from support.campaigns import Millrace, assert_balanced, stages_of
 
 from storage import layout
 from storage.checkpoints import load_file, read_latest
+from storage.factory import open_store
 from storage.schema import SCORE, TRAJECTORY
-from storage.store import open_store
 from storage.stream import StreamReader
 
 pytestmark = pytest.mark.campaign

@@ -7,7 +7,7 @@ import pytest
 from support.campaigns import Millrace, assert_balanced, send, stages_of, wait_until
 
 from storage.checkpoints import read_latest
-from storage.store import open_store
+from storage.factory import open_store
 
 pytestmark = pytest.mark.campaign
 

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from millrace.errors import InputError
-from millrace.rewards.base import Reward, Score, make_reward, safe_score
+from millrace.rewards.base import Reward, Score, safe_score
+from millrace.rewards.factory import make_reward
 from millrace.types import Prompt
 
 PROMPT = Prompt(prompt_id="p", text="12+30=", answer="42", source="test")

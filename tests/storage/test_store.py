@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from storage.errors import BadName, NotInStore, StoreRefused
+from storage.factory import open_store
 from storage.local import LocalStore
 from storage.memory import MemoryStore
-from storage.store import BytesLike, Store, open_store, probe
+from storage.store import BytesLike, Store, probe
 
 ESCAPES = ["", "/etc/passwd", "../x", "a/../../x", "a/..", "./a", "a//b", "a/", "a\0b", "a\nb", "a/.tmp-x"]
 
