@@ -53,7 +53,7 @@ class Stage:
         before = read_progress(self.store).get(key, {})
         # Seconds and counts go on where the predecessor's last sign of life left them.
         self._seconds: dict[str, float] = dict(before.get("seconds", {}))
-        self._values: dict[str, object] = {k: v for k, v in before.items() if k not in ("seconds", "pid", "doing")}
+        self._values: dict[str, object] = before
         self._doing = "starting"
         self._busy = 0.0
         self._written = 0.0
@@ -139,15 +139,15 @@ class Stage:
 
     def _write_progress(self) -> None:
         self._written = time.monotonic()
-        values = {
+        # What is this process's own comes last: over what its predecessor left.
+        own = {
             "pid": os.getpid(),
             "t": time.time(),
             "attempt": self.arguments.attempt,
             "doing": self._doing,
             "seconds": self._seconds,
-            **self._values,
         }
-        write_progress(self.store, self.name, self.replica, values)
+        write_progress(self.store, self.name, self.replica, {**self._values, **own})
 
 
 class MetricsWriter:

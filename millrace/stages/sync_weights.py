@@ -12,49 +12,66 @@ busy are skipped for the newest. A generator that takes a version later than the
 import time
 
 from millrace.stages.process import Stage, run_stage
-from millrace.weights.base import Weights, WeightsId, WeightsWriter
+from millrace.weights.base import Weights, WeightsId, WeightsReader, WeightsWriter
 from millrace.weights.factory import handover_end, push_end
 from storage.progress import read_progress
 
 
 def main(stage: Stage) -> None:
     """Delivers until asked to drain."""
-    reader = handover_end(stage.arguments.handover)
-    push: WeightsWriter | None = None
-    pending: _Delivery | None = None
-    taken: WeightsId | None = None
-    arrived: Weights | None = None
     stage.milestone(f"sync_weights ready, transport {stage.config.weights.transport}")
-
-    def news() -> bool:
-        nonlocal arrived
-        arrived = reader.take(taken)
-        return arrived is not None or (pending is not None and pending.look(stage))
-
-    while stage.wait(news, why="waiting for a new policy version"):
-        if arrived is None:
-            pending = None
-            continue
-        with stage.busy("sync"):
-            if push is None:
-                config = stage.config
-                push = push_end(
-                    config.weights.transport,
-                    stage.store,
-                    stage.arguments.handover,
-                    arrived.tensors,
-                    config.generation.replicas,
-                )
-            started = time.monotonic()
-            push.offer(arrived)
-            taken = arrived.id
-            pending = _Delivery(arrived.id, arrived.nbytes, time.monotonic() - started)
-        stage.progress(
-            pushes=stage.value("pushes") + 1,
-            policy_version=taken.policy_version,
-            incarnation=taken.incarnation,
-        )
+    Courier(stage, handover_end(stage.arguments.handover)).run()
     stage.milestone(f"sync_weights drained after {stage.value('pushes')} pushes")
+
+
+class Courier:
+    """The loop above."""
+
+    def __init__(self, stage: Stage, reader: WeightsReader) -> None:
+        self.stage = stage
+        self.reader = reader
+        self.writer: WeightsWriter | None = None
+        self.arrived: Weights | None = None
+        self.taken: WeightsId | None = None
+        self.pending: _Delivery | None = None
+
+    def run(self) -> None:
+        """Until asked to drain; a version that is on its way then may arrive or not."""
+        while self.stage.wait(self._news, why="waiting for a new policy version"):
+            if self.arrived is None:
+                self.pending = None
+            else:
+                self._push(self.arrived)
+
+    def _news(self) -> bool:
+        """Whether a newer version came, or the last one has arrived everywhere."""
+        self.arrived = self.reader.take(self.taken)
+        return self.arrived is not None or (self.pending is not None and self.pending.look(self.stage))
+
+    def _push(self, weights: Weights) -> None:
+        with self.stage.busy("sync"):
+            if self.writer is None:
+                self.writer = self._open(weights)
+            started = time.monotonic()
+            self.writer.offer(weights)
+            self.pending = _Delivery(weights.id, weights.nbytes, time.monotonic() - started)
+        self.taken = weights.id
+        self.stage.progress(
+            pushes=self.stage.value("pushes") + 1,
+            policy_version=weights.id.policy_version,
+            incarnation=weights.id.incarnation,
+        )
+
+    def _open(self, weights: Weights) -> WeightsWriter:
+        """The transport to the generators; it takes its tensors' names and shapes from the first version."""
+        config = self.stage.config
+        return push_end(
+            config.weights.transport,
+            self.stage.store,
+            self.stage.arguments.handover,
+            weights.tensors,
+            config.generation.replicas,
+        )
 
 
 class _Delivery:

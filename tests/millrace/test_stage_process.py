@@ -1,0 +1,75 @@
+"""What every stage process has in common."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.schema import RunConfig, TrainingConfig
+from millrace.stages.arguments import StageArguments
+from millrace.stages.process import Stage
+from storage.local import LocalStore
+from storage.progress import read_progress
+from storage.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return LocalStore(tmp_path)
+
+
+def stage(store: Store, attempt: int = 0) -> Stage:
+    arguments = StageArguments(run_url=store.url, attempt=attempt, replica=0, handover=Path("/nowhere"))
+    return Stage(
+        name="generate", arguments=arguments, config=RunConfig(training=TrainingConfig(max_steps=1)), store=store
+    )
+
+
+def life(store: Store) -> dict:
+    return read_progress(store)["generate-0"]
+
+
+def test_a_restarted_stage_goes_on_counting_and_signs_with_its_own_time_and_attempt(store: Store) -> None:
+    first = stage(store)
+    with first.busy("generate"):
+        first.progress(tokens=5)
+    first.close()
+    before = life(store)
+    second = stage(store, attempt=1)
+    second.progress(now=True, tokens=second.value("tokens") + 2)
+    after = life(store)
+    assert after["tokens"] == 7
+    assert after["seconds"] == before["seconds"]
+    assert after["attempt"] == 1
+    assert after["t"] > before["t"]
+    assert after["doing"] == "starting"
+
+
+def test_waiting_in_vain_is_idle_and_the_look_that_finds_something_is_work(store: Store) -> None:
+    waiting = stage(store)
+    looks = iter([False, False, True])
+
+    def look() -> bool:
+        found = next(looks)
+        if found:
+            with waiting.busy("update_weights"):
+                time.sleep(0.01)
+        return found
+
+    assert waiting.wait(look, why="waiting for anything")
+    waiting.close()
+    seconds = life(store)["seconds"]
+    assert set(seconds) == {"idle", "intake", "update_weights"}
+    assert seconds["update_weights"] >= 0.01
+    assert seconds["idle"] > 0
+
+
+def test_a_stage_that_is_asked_to_drain_stops_waiting(store: Store) -> None:
+    asked = stage(store)
+    asked.draining.set()
+    assert not asked.wait(lambda: False, why="waiting for ever")
+
+
+def test_a_command_line_reads_back_as_it_was_written() -> None:
+    arguments = StageArguments(run_url="/runs/a b", attempt=3, replica=1, handover=Path("/dev/shm/x"))
+    assert StageArguments.parse(arguments.as_argv()) == arguments
