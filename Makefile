@@ -9,7 +9,7 @@ SOURCES := configs flows tasks millrace storage dashboard benchmarks tests
 
 .PHONY: demo test install check format clean
 
-demo: install  ## a whole asynchronous campaign on this machine's CPU, in about three minutes
+demo: install  ## a whole asynchronous campaign on this machine's CPU, in about two minutes
 	$(BIN)/millrace run configs/presets/tiny-cpu.yaml
 
 test: $(VENV)/test  ## every test

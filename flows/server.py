@@ -18,8 +18,11 @@ import threading
 import time
 from collections.abc import Iterator
 
+from millrace.errors import InputError
+
 _START_SECONDS = 90.0
 _STOP_SECONDS = 10.0
+_ANSWER_SECONDS = 10.0
 
 
 @contextlib.contextmanager
@@ -28,11 +31,14 @@ def prefect_server() -> Iterator[None]:
 
     Enter it before anything else imports Prefect: exit handlers run last in, first out, and Prefect's own still send
     what they have to the server when this one's turn to stop it has not come yet.
+    Raises InputError if nothing answers where the configured server should be.
     """
     atexit.register(_stop)
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    if PREFECT_API_URL.value():
+    configured: str | None = PREFECT_API_URL.value()
+    if configured:
+        _check_answers(configured)
         yield
         return
     port = free_port()
@@ -63,7 +69,18 @@ def _stop() -> None:
         process.wait()
 
 
+def _check_answers(url: str) -> None:
+    """Prefect itself would try again for minutes before it says so."""
+    import httpx
+
+    try:
+        httpx.get(f"{url}/health", timeout=_ANSWER_SECONDS)
+    except (httpx.ConnectError, httpx.TimeoutException) as error:
+        raise InputError(f"PREFECT_API_URL is {url}, but no Prefect server answers there: {error}") from error
+
+
 def free_port() -> int:
+    """A TCP port of loopback that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,11 +1,12 @@
 """A person's mistakes: one clear sentence, exit code 2, and no half-made run."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
-from support.campaigns import PRESET
+from support.campaigns import PRESET, Millrace
 
 from flows.cli import main
 
@@ -135,3 +136,13 @@ def test_resuming_a_run_that_is_not_there_is_refused(capsys: pytest.CaptureFixtu
 def test_the_status_of_no_run_is_a_mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["status", str(tmp_path)]) == 2
     assert "run.json" in capsys.readouterr().err
+
+
+def test_a_prefect_server_that_does_not_answer_is_named(root: Path) -> None:
+    ended = Millrace(root, {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}).run(
+        "run", str(PRESET), "--root", str(root), "--run-id", "a"
+    )
+    assert ended.code == 2, ended.output
+    assert "http://127.0.0.1:9/api" in ended.output
+    assert "Traceback" not in ended.output
+    assert not (root / "a").exists()
