@@ -113,14 +113,14 @@ def plain_line(status: dict[str, Any], rates: dict[str, float]) -> str:
     return (
         f"{now} | step {status['steps']}/{status['max_steps']} | reward {_number(status['reward_mean'])} | "
         f"staleness mean {_number(staleness['mean'])} max {_number(staleness['max'])} of {staleness['bound']} | "
-        f"queue {ledger['buffered']['rollouts'] + ledger['in_flight']['rollouts']} | "
-        + " ".join(f"{stage} {rate:,.0f} tok/s" for stage, rate in rates.items())
+        f"queue {_queue(ledger)} | " + " ".join(f"{stage} {rate:,.0f} tok/s" for stage, rate in rates.items())
     )
 
 
 def panel(status: dict[str, Any], rates: dict[str, float]) -> Table:
     """The run as a small table."""
-    table = Table(title=f"{escape(status['run_id'])}: {phase(status)}", title_justify="left", expand=False)
+    title, _, _ = phase(status).partition(":")
+    table = Table(title=f"{escape(status['run_id'])}: {title}", title_justify="left", expand=False)
     table.add_column("figure")
     table.add_column("now", min_width=40)
     table.add_row("step", ProgressBar(total=status["max_steps"], completed=status["steps"], width=40))
@@ -144,6 +144,7 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("reward", _number(status["reward_mean"])),
         ("staleness", f"mean {_number(staleness['mean'])}, max {_number(staleness['max'])} of {staleness['bound']}"),
         ("rollouts by staleness", histogram),
+        ("queue", f"{_queue(ledger)} rollouts on their way to the trainer"),
         ("ledger", f"{ledger['generated']['rollouts']} generated = {ledger['trained']['rollouts']} trained"),
         ("", f"+ {ledger['buffered']['rollouts']} buffered + {ledger['in_flight']['rollouts']} in flight"),
         ("", f"+ dropped: {dropped}"),
@@ -152,6 +153,12 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
     for name, result in status["eval"].items():
         found.append((f"accuracy at {name}", f"{result['accuracy']:.3f} of {result['prompts']} held-out prompts"))
     return found
+
+
+def _queue(ledger: dict[str, Any]) -> int:
+    """Rollouts generated and neither trained nor dropped yet."""
+    queued: int = ledger["buffered"]["rollouts"] + ledger["in_flight"]["rollouts"]
+    return queued
 
 
 def _number(value: float | None, digits: int = 2) -> str:
