@@ -91,7 +91,11 @@ def _run_stages(config: RunConfig, arguments: StageArguments) -> None:
         STOP.set()
         for future in futures:
             future.wait()
-    get_run_logger().info("all stages drained")
+    for future in futures:
+        if not future.state.is_completed():
+            # What it had committed counts; what it had not was never part of the run.
+            get_run_logger().warning("a stage did not drain by itself: %s", future.state.message)
+    get_run_logger().info("all stages ended")
     STOP.clear()
 
 

@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import FrameType
 
 import pyarrow as pa
 
@@ -46,7 +47,8 @@ class Stage:
     arguments: StageArguments
     config: RunConfig
     store: Store
-    draining: threading.Event = field(default_factory=threading.Event)
+    draining: bool = False
+    """Asked to stop. A bare flag: a signal handler that sets an Event hangs if it interrupts that Event's own wait."""
 
     def __post_init__(self) -> None:
         key = f"{self.name}-{self.replica}"
@@ -77,7 +79,7 @@ class Stage:
             print(line, flush=True)
         except BrokenPipeError:
             # The controller is gone; its lifeline says so too, a moment sooner or later.
-            self.draining.set()
+            self.draining = True
 
     def say(self, doing: str) -> None:
         """Says what the stage is at, in its sign of life."""
@@ -119,9 +121,10 @@ class Stage:
                     # The look that found something is work; those in vain are waiting.
                     self._count("intake", time.monotonic() - looked - (self._busy - busy_inside))
                     return True
-                if self.draining.wait(_POLL_SECONDS):
+                if self.draining:
                     return False
                 self.progress()
+                time.sleep(_POLL_SECONDS)
         finally:
             self._count("idle", time.monotonic() - started - (self._busy - busy_before))
 
@@ -193,7 +196,8 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
         config = RunConfig.model_validate(read_attempt(open_store(arguments.run_url), arguments.attempt).config)
         store = open_store(arguments.run_url, fsync=config.storage.fsync)
         stage = Stage(name=name, arguments=arguments, config=config, store=store)
-        _listen(stage.draining)
+        stop_on_signals(stage)
+        _stop_with_the_lifeline(stage)
         stage.progress(now=True)
         try:
             main(stage)
@@ -205,19 +209,27 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
     except Fenced as error:
         print(f"{LAST_WORDS}{error}", flush=True)
         sys.exit(FENCED)
-    sys.exit(DRAINED if stage.draining.is_set() else 0)
+    sys.exit(DRAINED if stage.draining else 0)
 
 
-def _listen(draining: threading.Event) -> None:
-    """Sets `draining` on SIGTERM and when the lifeline, standard input, ends."""
-    signal.signal(signal.SIGTERM, lambda signum, frame: draining.set())
+def stop_on_signals(stage: Stage) -> None:
+    """Asks the stage to drain on SIGTERM; call it in the main thread."""
+
+    def drain(signal_number: int, frame: FrameType | None) -> None:
+        stage.draining = True
+
+    signal.signal(signal.SIGTERM, drain)
     # The controller alone answers Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _stop_with_the_lifeline(stage: Stage) -> None:
+    """Asks the stage to drain when standard input ends, which the controller holds open."""
 
     def watch() -> None:
         # os.read, because a thread inside sys.stdin's buffer aborts the interpreter at exit.
         while os.read(0, 1024):
             pass
-        draining.set()
+        stage.draining = True
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()

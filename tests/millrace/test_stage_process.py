@@ -1,5 +1,8 @@
 """What every stage process has in common."""
 
+import random
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -7,7 +10,7 @@ import pytest
 
 from configs.schema import RunConfig, TrainingConfig
 from millrace.stages.arguments import StageArguments
-from millrace.stages.process import Stage
+from millrace.stages.process import Stage, stop_on_signals
 from storage.local import LocalStore
 from storage.progress import read_progress
 from storage.store import Store
@@ -66,8 +69,26 @@ def test_waiting_in_vain_is_idle_and_the_look_that_finds_something_is_work(store
 
 def test_a_stage_that_is_asked_to_drain_stops_waiting(store: Store) -> None:
     asked = stage(store)
-    asked.draining.set()
+    asked.draining = True
     assert not asked.wait(lambda: False, why="waiting for ever")
+
+
+def test_a_signal_may_come_at_any_moment_of_a_wait(store: Store) -> None:
+    main_thread, rng = threading.get_ident(), random.Random(0)
+    waiting = stage(store)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    # The handlers alone: the lifeline of a test is the terminal's.
+    stop_on_signals(waiting)
+    try:
+        for _ in range(300):
+            waiting.draining = False
+            killer = threading.Timer(rng.uniform(0, 0.003), signal.pthread_kill, (main_thread, signal.SIGTERM))
+            killer.start()
+            assert not waiting.wait(lambda: False, why="waiting for the signal")
+            killer.join()
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+            signal.signal(number, handler)
 
 
 def test_a_command_line_reads_back_as_it_was_written() -> None:
