@@ -32,8 +32,6 @@ from tasks.stop import STOP
 from tasks.sync_weights import sync_weights
 from tasks.train import train
 
-_START, _LATEST = 0, 1
-"""Replicas of the evaluate task: of the base model, of the latest checkpoint."""
 _LOOK_SECONDS = 0.5
 
 
@@ -58,9 +56,9 @@ def campaign(config: RunConfig, run_id: str, resume: bool = False) -> dict[str, 
         with Reporter(run.run_url):
             if config.model.path is None:
                 bootstrap(arguments, config.model.bootstrap.threads)
-            evaluate(replace(arguments, replica=_START), config.training.threads)
+            evaluate(arguments, config.training.threads, "start")
             _run_stages(config, arguments)
-            evaluate(replace(arguments, replica=_LATEST), config.training.threads)
+            evaluate(arguments, config.training.threads, "end")
         return write_summary(run.run_url, run.attempt)
     finally:
         STOP.set()

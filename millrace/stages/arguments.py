@@ -4,6 +4,9 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+EVALUATE_START, EVALUATE_LATEST = 0, 1
+"""Replicas of the evaluate stage: of the base model, of the latest checkpoint."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageArguments:

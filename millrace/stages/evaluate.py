@@ -15,6 +15,7 @@ from millrace.errors import InputError
 from millrace.model import load_model, load_tokenizer, start_folder
 from millrace.rewards.base import safe_score
 from millrace.rewards.factory import make_reward
+from millrace.stages.arguments import EVALUATE_LATEST
 from millrace.stages.inputs import load_prompt_set
 from millrace.stages.process import Stage, run_stage
 from millrace.trainer import load_weights
@@ -24,13 +25,13 @@ from storage.checkpoints import read_latest
 
 
 def main(stage: Stage) -> None:
-    """Evaluates version 0 (replica 0) or the latest checkpoint (replica 1)."""
+    """Evaluates the base model or the latest checkpoint, as its replica number says."""
     config = stage.config
     torch.set_num_threads(config.training.threads)
     folder = start_folder(stage.store, config.model.path)
     tokenizer = load_tokenizer(folder)
     engine = TransformersEngine(load_model(folder, config.model.dtype), tokenizer)
-    if stage.replica == LATEST:
+    if stage.replica == EVALUATE_LATEST:
         checkpoint = read_latest(stage.store)
         if checkpoint is None:
             raise InputError(f"{stage.store.url}: no checkpoint to evaluate yet")
@@ -58,10 +59,6 @@ def main(stage: Stage) -> None:
     }
     stage.store.put_if_absent(layout.evaluation(engine.policy_version), json.dumps(result).encode())
     stage.milestone(f"version {engine.policy_version}: held-out greedy accuracy {result['accuracy']:.3f}")
-
-
-START, LATEST = 0, 1
-"""Which version a replica evaluates."""
 
 
 if __name__ == "__main__":
