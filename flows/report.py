@@ -12,6 +12,7 @@ from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 
+from flows.view import figures
 from millrace.status import StatusReader
 from storage.factory import open_store
 
@@ -55,14 +56,13 @@ class Reporter:
                 if over:
                     create_markdown_artifact(_table(status), key="campaign-summary", description="The run in figures")
             except Exception:
+                # Whatever the server or the way to it does: the state of record is the run's own.
                 _LOGGER.debug("Prefect did not take a report", exc_info=True)
             if over:
                 return
 
 
-def _table(status: dict[str, object]) -> str:
+def _table(status: dict[str, Any]) -> str:
     """Key figures as a markdown table."""
-    from flows.view import figures
-
     rows = "\n".join(f"| {name} | {value} |" for name, value in figures(status))
     return f"| figure | value |\n|---|---|\n{rows}\n"
