@@ -23,7 +23,9 @@ from flows.prepare import prepare
 from flows.report import Reporter
 from flows.summary import write_summary
 from millrace.errors import MillraceError
+from millrace.run import end_attempt
 from millrace.stages.arguments import StageArguments
+from storage.factory import open_store
 from tasks.bootstrap import bootstrap
 from tasks.evaluate import evaluate
 from tasks.generate import generate
@@ -63,6 +65,8 @@ def campaign(config: RunConfig, run_id: str, resume: bool = False) -> dict[str, 
     finally:
         STOP.set()
         shutil.rmtree(run.handover, ignore_errors=True)
+        # Where it was finished, that is recorded already, and stays.
+        end_attempt(open_store(run.run_url), run.attempt, "stopped")
 
 
 def _run_stages(config: RunConfig, arguments: StageArguments) -> None:

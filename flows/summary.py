@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from millrace.run import end_attempt
 from millrace.status import StatusReader
 from storage import layout
 from storage.factory import open_store
@@ -11,7 +12,7 @@ from storage.factory import open_store
 def write_summary(run_url: str, attempt: int) -> dict[str, Any]:
     """Marks the attempt finished, and writes and returns its status."""
     store = open_store(run_url)
-    store.put_if_absent(layout.finished(attempt), b"")
+    end_attempt(store, attempt, "finished")
     status = StatusReader(store).look()
     store.put(layout.SUMMARY, json.dumps(status, indent=1).encode())
     return status

@@ -64,7 +64,10 @@ class View:
     def _each(self, seconds: float, reader: StatusReader, show: Any) -> None:
         while True:
             over = self._over.wait(seconds)
-            show(reader.look())
+            status = reader.look()
+            # Before a resumed run starts again, its store still shows how it stopped.
+            if over or status["state"] == "running":
+                show(status)
             if over:
                 return
 

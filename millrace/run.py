@@ -1,8 +1,8 @@
 """The record of a run: what it was started with, and each time its controller started.
 
-run.json                what must never change: id, config of the first attempt, versions, code commit
-attempts/0000.json      each start of the controller: its config and when; a resumed run may change a few keys
-attempts/0001.json
+run.json              the first start, attempt 0: run id, config, when, versions, code commit; claims the run's place
+attempts/0001.json    each later start: the same, with the few keys that a resumed run may change
+attempts/<n>.ended    how that attempt ended, unless its controller was killed
 """
 
 import importlib.metadata
@@ -12,7 +12,7 @@ import subprocess
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from millrace.errors import RunExists, RunMissing
 from storage import layout
@@ -52,10 +52,8 @@ class Attempt:
 def create_run(store: Store, run_id: str, config: dict[str, Any]) -> Attempt:
     """Claims the run's place. Raises RunExists, also if another controller claimed it just now."""
     attempt = Attempt(number=0, config=config, t_started=time.time())
-    record = {"run_id": run_id, "config": config, "t_created": attempt.t_started, **asdict(attempt.provenance)}
-    if not store.put_if_absent(layout.RUN, _dump(record)):
+    if not store.put_if_absent(layout.RUN, _dump({"run_id": run_id, **asdict(attempt)})):
         raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
-    store.put_if_absent(layout.attempt(0), _dump(asdict(attempt)))
     return attempt
 
 
@@ -79,18 +77,32 @@ def read_run(store: Store) -> dict[str, Any]:
 
 
 def read_attempt(store: Store, number: int) -> Attempt:
-    """Attempt `number`. Raises NotInStore."""
-    values = json.loads(bytes(store.get(layout.attempt(number))))
+    """Attempt `number`. Raises RunMissing or NotInStore."""
+    values = read_run(store) if number == 0 else json.loads(bytes(store.get(layout.attempt(number))))
+    values.pop("run_id", None)
     return Attempt(**{**values, "provenance": Provenance(**values["provenance"])})
 
 
 def latest_attempt(store: Store) -> Attempt:
     """The newest start. Raises RunMissing where there is no run."""
-    read_run(store)
     number = 0
     while store.exists(layout.attempt(number + 1)):
         number += 1
     return read_attempt(store, number)
+
+
+def end_attempt(store: Store, number: int, how: Literal["finished", "stopped"]) -> None:
+    """Records that an attempt's controller is about to go, with the run at its end or not."""
+    store.put_if_absent(layout.ended(number), json.dumps({"state": how, "t": time.time()}).encode())
+
+
+def how_attempt_ended(store: Store, number: int) -> str | None:
+    """`finished`, `stopped`, or None while it runs, and where it was killed."""
+    try:
+        state: str = json.loads(bytes(store.get(layout.ended(number))))["state"]
+    except NotInStore:
+        return None
+    return state
 
 
 def provenance() -> Provenance:

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from millrace.ledger import Account, Amount, Ledger, balance
-from millrace.run import latest_attempt, read_run
+from millrace.run import how_attempt_ended, latest_attempt, read_run
 from storage import layout
 from storage.errors import NotInStore
 from storage.log import LogReader
@@ -53,6 +53,8 @@ class StatusReader:
 
     def look(self) -> dict[str, Any]:
         """The status now, plain JSON. Raises StreamCorrupt or LedgerMismatch where the run is damaged."""
+        # A run that is resumed while we look has another attempt.
+        self._attempt = latest_attempt(self._store)
         lives = read_progress(self._store)
         trainer = lives.get("train-0", {})
         account = Account.from_json(trainer["account"]) if "account" in trainer else Account()
@@ -122,8 +124,8 @@ class StatusReader:
         return found
 
     def _state(self, lives: dict[str, dict[str, Any]]) -> str:
-        if self._store.exists(layout.finished(self._attempt.number)):
-            return "finished"
+        if how := how_attempt_ended(self._store, self._attempt.number):
+            return how
         newest = max((life["t"] for life in lives.values()), default=self._attempt.t_started)
         return "running" if time.time() - newest < _SILENT_SECONDS else "stopped"
 

@@ -1,8 +1,8 @@
 """Every path of a run, relative to its root. Nothing else spells paths.
 
-run.json                                resolved config, versions, seeds: written once
-attempts/<n>.json                       each start of the run's controller, and its config
-attempts/<n>.finished                   that attempt came to the run's end
+run.json                                the run's first start, attempt 0: config, versions; written once
+attempts/<n>.json                       each later start of the run's controller, and its config
+attempts/<n>.ended                      how that attempt ended
 summary.json                            what the run came to
 start/                                  the model at policy version 0, a Hugging Face folder
 streams/trajectories/<g>/{seg,log}/     one writer per generator
@@ -64,9 +64,9 @@ def attempt(number: int) -> str:
     return f"attempts/{number:04d}.json"
 
 
-def finished(number: int) -> str:
-    """Exists once that attempt came to the run's end."""
-    return f"attempts/{number:04d}.finished"
+def ended(number: int) -> str:
+    """How one start of the run's controller ended."""
+    return f"attempts/{number:04d}.ended"
 
 
 def progress(stage: str, replica: int) -> str:

@@ -32,6 +32,7 @@ def test_a_stopped_campaign_drains_says_so_and_can_be_resumed_with_the_ledger_ex
     assert "--run-id stopped --resume" in ended.output
     assert stages_of(millrace.root / "stopped") == []
     stopped = millrace.status("stopped")
+    assert stopped["state"] == "stopped"
     assert_balanced(stopped)
     checkpoint = read_latest(open_store(str(millrace.root / "stopped")))
     assert checkpoint is not None

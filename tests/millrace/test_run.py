@@ -1,0 +1,51 @@
+"""The record of a run."""
+
+import pytest
+
+from millrace.errors import RunExists, RunMissing
+from millrace.run import (
+    create_run,
+    end_attempt,
+    how_attempt_ended,
+    latest_attempt,
+    read_attempt,
+    read_run,
+    resume_run,
+)
+from storage.memory import MemoryStore
+from storage.store import Store
+
+CONFIG = {"training": {"max_steps": 3}}
+
+
+def test_a_run_id_is_claimed_once(memory_store: Store) -> None:
+    create_run(memory_store, "mine", CONFIG)
+    with pytest.raises(RunExists, match=r"'mine'.*--resume"):
+        create_run(memory_store, "mine", CONFIG)
+    assert read_run(memory_store)["run_id"] == "mine"
+
+
+def test_each_start_is_an_attempt_of_its_own_and_reads_back_as_it_was(memory_store: Store) -> None:
+    attempts = [create_run(memory_store, "mine", CONFIG)]
+    attempts += [resume_run(memory_store, {"training": {"max_steps": steps}}) for steps in (4, 5)]
+    assert [attempt.number for attempt in attempts] == [0, 1, 2]
+    assert [read_attempt(memory_store, number) for number in range(3)] == attempts
+    assert latest_attempt(memory_store) == attempts[2]
+
+
+def test_an_attempt_says_what_made_its_numbers(memory_store: Store) -> None:
+    provenance = create_run(memory_store, "mine", CONFIG).provenance
+    assert {"torch", "pyarrow", "prefect"} <= provenance.dependencies.keys()
+
+
+def test_the_first_word_on_how_an_attempt_ended_stays(memory_store: Store) -> None:
+    assert how_attempt_ended(memory_store, 0) is None
+    end_attempt(memory_store, 0, "finished")
+    end_attempt(memory_store, 0, "stopped")
+    assert how_attempt_ended(memory_store, 0) == "finished"
+    assert how_attempt_ended(memory_store, 1) is None
+
+
+def test_where_there_is_no_run_that_is_said() -> None:
+    with pytest.raises(RunMissing, match=r"run\.json"):
+        latest_attempt(MemoryStore("empty"))
