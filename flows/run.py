@@ -33,6 +33,8 @@ def run_campaign(config: RunConfig, run_id: str, *, resume: bool) -> int:
     _say(console, f"run {run_id} at {store.url}")
 
     signal.signal(signal.SIGTERM, _terminate)
+    # A shell script starts its background jobs with SIGINT ignored; this one has stages to drain.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         status = _run(config, run_id, resume, store, console)
     except KeyboardInterrupt:

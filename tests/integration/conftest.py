@@ -38,11 +38,15 @@ def prefect_api(environment: dict[str, str]) -> Iterator[str]:
 
 
 @pytest.fixture
-def millrace(tmp_path: Path, environment: dict[str, str], prefect_api: str) -> Millrace:
-    return Millrace(tmp_path / "runs", {**environment, "PREFECT_API_URL": prefect_api})
+def millrace(tmp_path: Path, environment: dict[str, str], prefect_api: str) -> Iterator[Millrace]:
+    command = Millrace(tmp_path / "runs", {**environment, "PREFECT_API_URL": prefect_api})
+    yield command
+    command.close()
 
 
 @pytest.fixture
-def millrace_alone(tmp_path: Path, environment: dict[str, str]) -> Millrace:
+def millrace_alone(tmp_path: Path, environment: dict[str, str]) -> Iterator[Millrace]:
     """Without a Prefect server."""
-    return Millrace(tmp_path / "runs", environment)
+    command = Millrace(tmp_path / "runs", environment)
+    yield command
+    command.close()

@@ -40,9 +40,10 @@ class Millrace:
     def __init__(self, root: Path, environment: dict[str, str]) -> None:
         self.root = root
         self.environment = environment
+        self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "flows.cli", *arguments],
             cwd=REPOSITORY,
             env=self.environment,
@@ -51,6 +52,15 @@ class Millrace:
             text=True,
             start_new_session=True,
         )
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        """Ends what a failed test has left running: its stages follow their controller."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
 
     def run(self, *arguments: str) -> Ended:
         process = self.start(*arguments)
