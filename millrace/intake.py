@@ -249,10 +249,11 @@ class CommittedAmounts:
 
     def look(self) -> tuple[Amount, Amount]:
         """(generated, scored) so far. Scored is read first, so it never exceeds generated."""
-        scored = _sum(self._scored)
-        return _sum(self._generated), scored
+        scored = amount_committed(self._scored)
+        return amount_committed(self._generated), scored
 
 
-def _sum(readers: list[LogReader]) -> Amount:
+def amount_committed(readers: list[LogReader]) -> Amount:
+    """Rollouts and tokens of everything committed to these logs so far; reads only the records that are new."""
     heads = [reader.to_head() for reader in readers]
     return Amount(rollouts=sum(head.rows for head in heads), tokens=sum(head.tokens for head in heads))

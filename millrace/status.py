@@ -12,6 +12,7 @@ import statistics
 import time
 from typing import Any
 
+from millrace.intake import amount_committed
 from millrace.ledger import Account, Amount, Ledger, balance
 from millrace.run import how_attempt_ended, latest_attempt, read_run
 from storage import layout
@@ -84,12 +85,14 @@ class StatusReader:
 
     def _ledger(self, account: Account, consumed: Amount) -> Ledger:
         # Scores first: each of them is of a trajectory that is committed already.
-        scored = _head(self._scores)
+        scored = amount_committed(self._scores)
         for reader in self._trajectories:
             while (record := reader.next()) is not None:
                 if record.kind == "data":
                     self._versions_used.update((record.min_policy_version, record.max_policy_version))
-        return balance(generated=_head(self._trajectories), scored=scored, consumed=consumed, account=account)
+        return balance(
+            generated=amount_committed(self._trajectories), scored=scored, consumed=consumed, account=account
+        )
 
     def _read_pushes(self) -> None:
         while (part := self._pushes.next()) is not None:
@@ -133,11 +136,6 @@ class StatusReader:
         """Of this attempt, to its last sign of life."""
         newest = max((life["t"] for life in lives.values()), default=self._attempt.t_started)
         return max(0.0, newest - self._attempt.t_started)
-
-
-def _head(readers: list[LogReader]) -> Amount:
-    heads = [reader.to_head() for reader in readers]
-    return Amount(rollouts=sum(head.rows for head in heads), tokens=sum(head.tokens for head in heads))
 
 
 def _stage(name: str) -> str:

@@ -92,9 +92,9 @@ class Stage:
         if now or time.monotonic() - self._written >= _PROGRESS_SECONDS:
             self._write_progress()
 
-    def value(self, name: str, default: int = 0) -> int:
-        """A count from the sign of life, the predecessor's included."""
-        found = self._values.get(name, default)
+    def value(self, name: str) -> int:
+        """A count from the sign of life, the predecessor's included; 0 if there is none yet."""
+        found = self._values.get(name, 0)
         assert isinstance(found, int)
         return found
 
