@@ -4,7 +4,12 @@ StorageError
 ├── BadName       (ValueError)         a run id or path that is not allowed: a person's mistake
 ├── StoreRefused  (ValueError)         a store that can't hold a run: a person's mistake
 ├── NotInStore    (FileNotFoundError)  nothing lies at this path
+├── StoreDenied   (PermissionError)    the store knows us and says no, or does not know us: never "nothing there"
+├── StoreFull     (OSError)            no room is left to write to
+├── StoreUnreachable (ConnectionError) the store does not answer
 ├── StreamCorrupt (ValueError)         committed data is not what its writer committed
+│   └── PartCorrupt                    a part's file is damaged, but its commit record is sound: it can be set aside
+├── PartRemoved   (FileNotFoundError)  `millrace gc` removed this part
 ├── SchemaUnknown (ValueError)         written by a newer Millrace
 └── Fenced        (RuntimeError)       another writer took over: stop for good
 """
@@ -26,6 +31,18 @@ class NotInStore(StorageError, FileNotFoundError):
     """Nothing lies at this path; the message names the path and the store's URL."""
 
 
+class StoreDenied(StorageError, PermissionError):
+    """The store refuses access: credentials are missing or wrong, or may not do this; the message names the URL."""
+
+
+class StoreFull(StorageError, OSError):
+    """No room is left where the store writes. Nothing was published under a final name."""
+
+
+class StoreUnreachable(StorageError, ConnectionError):
+    """The store does not answer, or answers with a fault of its own; the message names the URL."""
+
+
 class StreamCorrupt(StorageError, ValueError):
     """Something committed is damaged, missing or impossible.
 
@@ -42,6 +59,14 @@ class StreamCorrupt(StorageError, ValueError):
     def __str__(self) -> str:
         named_by = "" if self.record is None else f" (named by record {self.record})"
         return f"{self.file}{named_by}: {self.reason}"
+
+
+class PartCorrupt(StreamCorrupt):
+    """A part's file is damaged or missing, but its commit record is sound: how much is lost is known exactly."""
+
+
+class PartRemoved(StorageError, FileNotFoundError):
+    """The rows of this part were removed by `millrace gc`; its commit record stays."""
 
 
 class SchemaUnknown(StorageError, ValueError):

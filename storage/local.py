@@ -7,6 +7,7 @@
 `link` is the only call of POSIX that publishes a finished file under a name and fails if the name is taken.
 """
 
+import errno
 import mmap
 import os
 import shutil
@@ -15,8 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage.errors import NotInStore
-from storage.store import TEMPORARY_PREFIX, BytesLike, Store, checked_path
+from storage.errors import NotInStore, StoreDenied, StoreFull
+from storage.failpoints import failpoint
+from storage.store import TEMPORARY_PREFIX, BytesLike, Entry, Store, checked_path
 
 _MAP_FROM_BYTES = 1 << 20
 """Smaller files are read: a mapping holds a file descriptor, and copying a mebibyte takes a tenth of a millisecond."""
@@ -28,6 +30,8 @@ class LocalStore(Store):
     `fsync=False` gives durability up, and nothing else, so that benchmarks can price it.
     """
 
+    poll_seconds = 0.002
+
     def __init__(self, root: Path | str, *, fsync: bool = True) -> None:
         self.root = Path(root).absolute()
         self.url = str(self.root)
@@ -37,41 +41,64 @@ class LocalStore(Store):
 
     def put_if_absent(self, path: str, data: BytesLike) -> bool:
         target = self._at(path)
-        self._make_durable_folder(target.parent)
-        with _temporary_file(target.parent, data, fsync=self._fsync) as temporary:
-            try:
-                target.hardlink_to(temporary)
-            except FileExistsError:
-                return False
-        if self._fsync:
-            _fsync_folder(target.parent)
+        failpoint("put.before", path)
+        with self._writing(path):
+            self._make_durable_folder(target.parent)
+            with _temporary_file(target.parent, data, fsync=self._fsync) as temporary:
+                failpoint("put.mid", path)
+                try:
+                    target.hardlink_to(temporary)
+                except FileExistsError:
+                    return False
+            if self._fsync:
+                _fsync_folder(target.parent)
+        failpoint("put.after", path)
         return True
 
     def put(self, path: str, data: BytesLike) -> None:
         target = self._at(path)
-        self._make_durable_folder(target.parent)
-        with _temporary_file(target.parent, data, fsync=False) as temporary:
-            temporary.replace(target)
+        failpoint("put.before", path)
+        with self._writing(path):
+            self._make_durable_folder(target.parent)
+            with _temporary_file(target.parent, data, fsync=False) as temporary:
+                failpoint("put.mid", path)
+                temporary.replace(target)
+        failpoint("put.after", path)
 
-    def get(self, path: str) -> memoryview:
+    def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
         try:
             with self._at(path).open("rb") as file:
-                if os.fstat(file.fileno()).st_size < _MAP_FROM_BYTES:
-                    return memoryview(file.read())
+                size = os.fstat(file.fileno()).st_size
+                stop = size if length is None else min(size, start + length)
+                if stop - start < _MAP_FROM_BYTES:
+                    return memoryview(os.pread(file.fileno(), max(0, stop - start), start))
                 # Safe to map: what is published under a name is never written to again, only replaced.
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start:stop]
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise NotInStore(f"{path}: not in {self.url}") from error
+        except PermissionError as error:
+            raise StoreDenied(f"{self.url}: {path} may not be read: {error.strerror}") from error
 
     def exists(self, path: str) -> bool:
         return self._at(path).is_file()
 
-    def list(self, prefix: str = "") -> list[str]:
+    def entries(self, prefix: str = "") -> list[Entry]:
         found = []
         for folder, _, names in os.walk(self._at(prefix) if prefix else self.root):
-            relative = Path(folder).relative_to(self.root)
-            found += [(relative / name).as_posix() for name in names if not name.startswith(TEMPORARY_PREFIX)]
-        return sorted(found)
+            for name in names:
+                if name.startswith(TEMPORARY_PREFIX):
+                    continue
+                path = Path(folder) / name
+                # What goes while we walk was not there.
+                with suppress(FileNotFoundError):
+                    stat = path.stat()
+                    relative = path.relative_to(self.root).as_posix()
+                    found.append(Entry(path=relative, bytes=stat.st_size, t_modified=stat.st_mtime))
+        return sorted(found, key=lambda entry: entry.path)
+
+    def delete(self, path: str) -> None:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self._at(path).unlink()
 
     def delete_tree(self, prefix: str) -> None:
         folder = self._at(prefix)
@@ -85,6 +112,18 @@ class LocalStore(Store):
 
     def _at(self, path: str) -> Path:
         return self.root / checked_path(path)
+
+    @contextmanager
+    def _writing(self, path: str) -> Iterator[None]:
+        """Says in the store's own words what the file system refused."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreFull(f"{self.url}: no room left to write {path}") from error
+            if isinstance(error, PermissionError):
+                raise StoreDenied(f"{self.url}: {path} may not be written: {error.strerror}") from error
+            raise
 
     def _make_durable_folder(self, folder: Path) -> None:
         """A file's name survives a power cut only if every folder on the way to it does."""

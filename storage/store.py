@@ -1,9 +1,9 @@
 """Where a run lies: the one small boundary that every backend implements.
 
-                     put_if_absent   put        get / exists     list           delete_tree
+                     put_if_absent   put        get / exists     entries        delete
     protocol         durable, once   –          by exact path    never          never
     signs of life    –               replaces   by exact path    –              –
-    people, folders  –               –          –                sorted walk    whole folders
+    people, folders  –               –          –                sorted walk    what `millrace gc` may
 
 The commit protocol rests on `put_if_absent` alone, and stores fail open: one that ignores the condition overwrites
 silently. So `probe` tries it before a run trusts a store.
@@ -11,6 +11,8 @@ silently. So `probe` tries it before a run trusts a store.
 
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from storage import layout
@@ -22,14 +24,28 @@ TEMPORARY_PREFIX = ".tmp-"
 """File names that start so are unfinished writes: never listed, never addressed."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One object, as a listing shows it."""
+
+    path: str
+    """Relative to the store's root."""
+    bytes: int
+    t_modified: float
+    """Unix seconds, by the store's clock."""
+
+
 class Store(ABC):
     """A place for objects, addressed by '/'-separated paths relative to its root.
 
-    Every method raises `BadName` for a path that leaves the root, and OSError where the backend itself fails.
+    Every method raises `BadName` for a path that leaves the root, `StoreDenied`, `StoreFull` or `StoreUnreachable`
+    where the backend says so, and another OSError where it fails otherwise. No error and no `url` shows a secret.
     """
 
     url: str
     """Opens the same place again through `open_store`."""
+    poll_seconds: float
+    """How often a reader that waits for an object should look again."""
 
     @abstractmethod
     def put_if_absent(self, path: str, data: BytesLike) -> bool:
@@ -43,19 +59,27 @@ class Store(ABC):
         """Create or replace `path` atomically. Not durable: for signs of life and summaries."""
 
     @abstractmethod
-    def get(self, path: str) -> memoryview:
-        """The object's bytes, read-only. Raises NotInStore."""
+    def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
+        """The object's bytes, read-only, or `length` of them from `start` on (fewer at its end). Raises NotInStore."""
 
     @abstractmethod
     def exists(self, path: str) -> bool:
         """Whether an object (not a folder) lies at `path`."""
 
     @abstractmethod
-    def list(self, prefix: str = "") -> list[str]:
-        """Sorted paths, relative to the store's root, of every object below the folder `prefix` ('' is the root).
+    def entries(self, prefix: str = "") -> list[Entry]:
+        """Every object below the folder `prefix` ('' is the root), sorted by path.
 
-        For people and for folders; listings of object stores lag, so the protocol never uses it.
+        For people and for housekeeping; listings of object stores lag, so the protocol never uses it.
         """
+
+    def list(self, prefix: str = "") -> Sequence[str]:
+        """The paths of `entries`."""
+        return [entry.path for entry in self.entries(prefix)]
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Delete the object at `path`; nothing there is fine."""
 
     @abstractmethod
     def delete_tree(self, prefix: str) -> None:

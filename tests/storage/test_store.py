@@ -114,14 +114,11 @@ def test_a_store_opens_again_by_its_url(store: Store) -> None:
     assert bytes(open_store(store.url).get("a")) == b"here"
 
 
-def test_a_local_store_knows_where_its_files_lie_and_a_memory_store_has_no_place(
-    tmp_path: Path, memory_store: MemoryStore
-) -> None:
+def test_a_local_store_knows_where_its_files_lie(tmp_path: Path) -> None:
     local = LocalStore(tmp_path)
     local.put("start/config.json", b"{}")
     assert local.local_path("start") == tmp_path / "start"
     assert local.local_path("") == tmp_path
-    assert memory_store.local_path("start") is None
 
 
 def test_paths_and_file_urls_open_the_same_store(tmp_path: Path) -> None:

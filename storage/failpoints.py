@@ -1,0 +1,88 @@
+"""Named places at which a test may kill, stop or fail a process. Unarmed, each costs one look at an empty tuple.
+
+    MILLRACE_FAILPOINTS   train-0 train.mid_step 3 kill; score-0 put.after:streams/*/log/* 1 stop
+                          process name                n  action        at the n-th time it gets there
+    MILLRACE_FAILPOINTS_FIRED   a folder: one file a failpoint that fired, which holds when (unix seconds). It is the
+                                test's witness, and what keeps the restarted process from meeting the same fate.
+
+Actions: `kill` (SIGKILL to itself), `stop` (SIGSTOP; somebody else continues it), `error` (OSError EIO).
+"""
+
+import errno
+import fnmatch
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+SPECS = "MILLRACE_FAILPOINTS"
+FIRED = "MILLRACE_FAILPOINTS_FIRED"
+
+Action = Literal["kill", "stop", "error"]
+
+
+@dataclass(kw_only=True)
+class Failpoint:
+    """One failpoint of this process, armed."""
+
+    process: str
+    """Which process it is for: a stage and its replica, or `controller`."""
+    place: str
+    """Name of the place, with `:` and a glob of store paths where the place has a path."""
+    nth: int
+    """Which time it fires, from 1."""
+    action: Action
+    passed: int = field(default=0, compare=False)
+
+    @classmethod
+    def parse(cls, spec: str) -> "Failpoint":
+        """Reads `process place n action`. Raises ValueError."""
+        words = spec.split()
+        if len(words) != 4 or not words[2].isdigit() or words[3] not in get_args(Action):
+            raise ValueError(f"{SPECS}: {spec!r}; expected process, place, number and one of {get_args(Action)}")
+        return cls(process=words[0], place=words[1], nth=int(words[2]), action=cast(Action, words[3]))
+
+    def __str__(self) -> str:
+        return f"{self.process} {self.place} {self.nth} {self.action}"
+
+    @property
+    def witness(self) -> Path:
+        """The file that says when it fired."""
+        return Path(os.environ[FIRED]) / str(self).replace("/", "|")
+
+
+_armed: tuple[Failpoint, ...] = ()
+
+
+def arm(process: str) -> None:
+    """Arms what the environment has in store for the process of this name. Raises ValueError for a malformed one."""
+    global _armed
+    specs = [spec for spec in os.environ.get(SPECS, "").split(";") if spec.strip()]
+    found = [Failpoint.parse(spec) for spec in specs]
+    _armed = tuple(f for f in found if f.process == process and not f.witness.exists())
+
+
+def failpoint(name: str, path: str = "") -> None:
+    """Marks a place by its name, and the store path it is about where there is one."""
+    for armed in _armed:
+        if _is_at(armed.place, name, path):
+            armed.passed += 1
+            if armed.passed == armed.nth:
+                _fire(armed)
+
+
+def _is_at(place: str, name: str, path: str) -> bool:
+    wanted, _, glob = place.partition(":")
+    return wanted == name and (not glob or fnmatch.fnmatchcase(path, glob))
+
+
+def _fire(armed: Failpoint) -> None:
+    with armed.witness.open("x") as file:
+        file.write(repr(time.time()))
+        file.flush()
+        os.fsync(file.fileno())
+    if armed.action == "error":
+        raise OSError(errno.EIO, f"failpoint {armed}")
+    os.kill(os.getpid(), signal.SIGKILL if armed.action == "kill" else signal.SIGSTOP)
