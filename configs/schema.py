@@ -199,12 +199,18 @@ class WeightsConfig(Section):
 
 
 class StorageConfig(Section):
-    """Where the run lives."""
+    """Where the run lives, and when what a generator made becomes part of its stream."""
 
     root: Text = "runs"
-    """Folder, as a path or file:// URL; the run is stored at root/run id."""
+    """A path, file:///path, s3://bucket/prefix or memory://name; the run is stored at root/run id."""
     fsync: bool = True
     """Whether local writes are forced to disk before they count as committed."""
+    commit_max_rows: Count = 4096
+    """A generator commits what it has made once it has this many trajectories."""
+    commit_max_bytes: Count = 64 * 2**20
+    """It also does once they are this many bytes of Arrow."""
+    commit_max_ms: NonNegative = 10.0
+    """Or once the oldest has waited for so long, milliseconds; 0 commits each batch before the next one is begun."""
 
 
 class EvaluationConfig(Section):

@@ -26,6 +26,7 @@ from millrace.errors import MillraceError
 from millrace.run import end_attempt
 from millrace.stages.arguments import StageArguments
 from storage.factory import open_store
+from storage.failpoints import failpoint
 from tasks.bootstrap import bootstrap
 from tasks.evaluate import evaluate
 from tasks.generate import generate
@@ -56,12 +57,18 @@ def campaign(config: RunConfig, run_id: str, resume: bool = False) -> dict[str, 
     arguments = StageArguments(run_url=run.run_url, attempt=run.attempt, replica=0, handover=run.handover)
     try:
         with Reporter(run.run_url):
+            failpoint("controller.prepared")
             if config.model.path is None:
                 bootstrap(arguments, config.model.bootstrap.threads)
+            failpoint("controller.bootstrapped")
             evaluate(arguments, config.training.threads, "start")
             _run_stages(config, arguments)
+            failpoint("controller.trained")
             evaluate(arguments, config.training.threads, "end")
-        return write_summary(run.run_url, run.attempt)
+            failpoint("controller.evaluated")
+        summary = write_summary(run.run_url, run.attempt)
+        failpoint("controller.summarised")
+        return summary
     finally:
         STOP.set()
         shutil.rmtree(run.handover, ignore_errors=True)
@@ -85,6 +92,7 @@ def _run_stages(config: RunConfig, arguments: StageArguments) -> None:
             start("generate", generate.submit(replace(arguments, replica=replica), config.generation.threads))
         for replica in range(config.scoring.replicas):
             start("score", score.submit(replace(arguments, replica=replica), config.scoring.threads))
+        failpoint("controller.started")
         name, future = _first_to_end(ended)
         if name != "train" and future.state.is_completed():
             raise MillraceError(f"{name} ended before the trainer did")

@@ -4,9 +4,7 @@ config, run id ─► names, model folder, prompts, reward, store ─► run.jso
 """
 
 import hashlib
-import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from millrace.run import create_run, latest_attempt, resume_run
 from millrace.stages.inputs import load_prompt_set
 from storage import layout
 from storage.factory import open_store
+from storage.memory import memory_folder
 from storage.store import Store, probe
 
 
@@ -42,7 +41,8 @@ def check(config: RunConfig, run_id: str, *, resume: bool) -> Store:
         check_model_folder(Path(config.model.path).expanduser())
     make_reward(config.scoring.reward, answer_pattern=config.scoring.answer_pattern)
     load_prompt_set(config)
-    store = open_store(f"{config.storage.root.rstrip('/')}/{run_id}")
+    root = config.storage.root
+    store = open_store(root + run_id if root.endswith("/") else f"{root}/{run_id}")
     if resume:
         changes = changed_immutably(RunConfig.model_validate(latest_attempt(store).config), config)
         if changes:
@@ -63,13 +63,11 @@ def prepare(config: RunConfig, run_id: str, *, resume: bool) -> Prepared:
 
 
 def _handover_folder(run_url: str) -> Path:
-    """A fresh folder of this user's alone, in memory where the machine has such a place.
+    """A fresh folder in memory.
 
     Its name follows from the run's, so what a killed controller left behind goes when the run is resumed.
     """
-    memory = Path("/dev/shm")
-    parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-    folder = parent / f"millrace-{os.getuid()}-{hashlib.sha256(run_url.encode()).hexdigest()[:16]}"
+    folder = memory_folder() / f"handover-{hashlib.sha256(run_url.encode()).hexdigest()[:16]}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     return folder

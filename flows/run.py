@@ -9,6 +9,7 @@ from rich.console import Console
 from configs.schema import RunConfig
 from flows.prepare import check
 from flows.view import View, panel
+from storage import failpoints
 from storage.store import Store
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -28,6 +29,7 @@ def run_campaign(config: RunConfig, run_id: str, *, resume: bool) -> int:
 
     Raises the errors of `flows.prepare.check` before anything has been made.
     """
+    failpoints.arm("controller")
     store = check(config, run_id, resume=resume)
     console = Console()
     _say(console, f"run {run_id} at {store.url}")

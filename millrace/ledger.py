@@ -7,14 +7,16 @@
 
 `generated` and `scored` are sums over commit records. What the trainer took is told twice, by the position of its
 stream cursors and by the `Account` it keeps rollout by rollout: the two must agree, at every step and after every
-restart, or the run stops.
+restart, or the run stops and names the rows of which they tell two stories.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.errors import LedgerMismatch
+from storage import layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,20 +50,24 @@ class Account:
     dropped: dict[str, Amount] = field(default_factory=dict)
     """By drop_reason."""
     groups_dropped: int = 0
-    """Whole groups dropped: each makes room for another under the staleness bound."""
+    """Whole groups dropped for good: each makes room for another under the staleness bound."""
+    by_generator: dict[int, Amount] = field(default_factory=dict)
+    """All that was taken, by the generator that made it."""
     staleness: Counter[int] = field(default_factory=Counter)
     """Trained rollouts by staleness (policy versions) when consumed."""
     reward_sums: dict[str, float] = field(default_factory=dict)
     """Sum of the known rewards of rollouts, by drop_reason or `trained`: shows whether drops are biased."""
 
-    def train(self, amount: Amount, *, staleness: int, reward_sum: float) -> None:
+    def train(self, amount: Amount, *, generator: int, staleness: int, reward_sum: float) -> None:
         """Counts rollouts of one staleness that an optimizer step used."""
+        self._take(generator, amount)
         self.trained += amount
         self.staleness[staleness] += amount.rollouts
         self.reward_sums["trained"] = self.reward_sums.get("trained", 0.0) + reward_sum
 
-    def drop(self, reason: str, amount: Amount, *, reward_sum: float) -> None:
+    def drop(self, reason: str, amount: Amount, *, generator: int, reward_sum: float) -> None:
         """Counts rollouts that were taken and not trained."""
+        self._take(generator, amount)
         self.dropped[reason] = self.dropped.get(reason, Amount()) + amount
         self.reward_sums[reason] = self.reward_sums.get(reason, 0.0) + reward_sum
 
@@ -69,12 +75,16 @@ class Account:
         """All rollouts accounted for."""
         return sum(self.dropped.values(), self.trained)
 
+    def _take(self, generator: int, amount: Amount) -> None:
+        self.by_generator[generator] = self.by_generator.get(generator, Amount()) + amount
+
     def to_json(self) -> dict[str, Any]:
         """As `from_json` reads it."""
         return {
             "trained": self.trained.to_json(),
             "dropped": {reason: amount.to_json() for reason, amount in sorted(self.dropped.items())},
             "groups_dropped": self.groups_dropped,
+            "by_generator": {str(g): amount.to_json() for g, amount in sorted(self.by_generator.items())},
             "staleness": {str(staleness): count for staleness, count in sorted(self.staleness.items())},
             "reward_sums": dict(sorted(self.reward_sums.items())),
         }
@@ -86,6 +96,7 @@ class Account:
             trained=Amount.from_json(values["trained"]),
             dropped={reason: Amount.from_json(amount) for reason, amount in values["dropped"].items()},
             groups_dropped=values["groups_dropped"],
+            by_generator={int(g): Amount.from_json(amount) for g, amount in values["by_generator"].items()},
             staleness=Counter({int(staleness): count for staleness, count in values["staleness"].items()}),
             reward_sums=dict(values["reward_sums"]),
         )
@@ -116,23 +127,34 @@ class Ledger:
         }
 
 
-def balance(*, generated: Amount, scored: Amount, consumed: Amount, account: Account) -> Ledger:
+def balance(
+    *,
+    generated: Amount,
+    scored: Amount,
+    consumed: Sequence[Amount],
+    account: Account,
+    balanced: Sequence[Amount] = (),
+) -> Ledger:
     """The ledger of a run, checked.
 
-    `generated` and `scored` are sums over the commit records of the trajectory and score streams; `consumed` is how far
-    the trainer's cursors stand in them. Raises LedgerMismatch where the account tells another story.
+    `generated` and `scored` are sums over the commit records of the trajectory and score streams; `consumed` is, by
+    generator, how far the trainer's cursors stand in them, and `balanced` how far they stood when the ledger was last
+    found right. Raises LedgerMismatch, which names the rows of which the account tells another story.
     """
-    taken = account.taken()
-    if taken != consumed:
+    for generator, passed in enumerate(consumed):
+        since = balanced[generator] if balanced else Amount()
+        _check_told_alike(generator, passed, account.by_generator.get(generator, Amount()), since)
+    total = sum(consumed, Amount())
+    if account.taken() != total:
         raise LedgerMismatch(
-            f"the trainer's cursors passed {consumed.rollouts} rollouts ({consumed.tokens} tokens), but its account "
-            f"has {taken.rollouts} ({taken.tokens}): trained {account.trained}, dropped {account.dropped}"
+            f"the account has {total} of its rollouts by generator, but {account.taken()} by what became of them: "
+            f"trained {account.trained}, dropped {account.dropped}"
         )
     ledger = Ledger(
         generated=generated,
         trained=account.trained,
         dropped=dict(account.dropped),
-        buffered=scored - consumed,
+        buffered=scored - total,
         in_flight=generated - scored,
     )
     for name, amount in (("buffered", ledger.buffered), ("in flight", ledger.in_flight)):
@@ -141,3 +163,15 @@ def balance(*, generated: Amount, scored: Amount, consumed: Amount, account: Acc
                 f"{amount.rollouts} rollouts ({amount.tokens} tokens) {name}: more was taken than made"
             )
     return ledger
+
+
+def _check_told_alike(generator: int, passed: Amount, told: Amount, since: Amount) -> None:
+    """Rows of a stream are numbered from 0 without gaps, so amounts passed are places in it."""
+    if passed == told:
+        return
+    first, last = since.rollouts, max(passed.rollouts, told.rollouts) - 1
+    cursor, account = passed - since, told - since
+    raise LedgerMismatch(
+        f"{layout.trajectories(generator)}, rows {first} to {last}: the trainer's cursor passed {cursor.rollouts} "
+        f"rollouts ({cursor.tokens} tokens) of them, but its account has {account.rollouts} ({account.tokens})"
+    )

@@ -3,12 +3,17 @@
     incarnation 0   v0 ─ v1 ─ … ─ v20 ─ … ─ v25 ✗ killed           v20 was the last checkpoint
     incarnation 1                  └─ v21' ─ v22' ─ …              v21 … v25 of incarnation 0 are a future that is lost
 
-A rollout sampled by a lost version is refused: its policy is not an ancestor of the one in training.
+A rollout sampled by a lost version is refused: its policy is not an ancestor of the one in training. Its prompt is
+asked again (`millrace.position`).
+
+Every checkpoint holds the lineage of the trainer that committed it, and a trainer that starts from a checkpoint commits
+that one anew before it hands any weights over: so whoever holds weights can look their lineage up.
 """
 
 from dataclasses import dataclass
 
-from storage.checkpoints import Checkpoint
+from storage.checkpoints import Checkpoint, first_of
+from storage.store import Store
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,15 @@ class Lineage:
         until = {} if checkpoint is None else {int(k): v for k, v in checkpoint.state["lineage"].items()}
         # A trainer that died before its first checkpoint started, as this one does, from that very version.
         return cls(incarnation, until | dict.fromkeys(range(first, incarnation), version))
+
+    @classmethod
+    def of(cls, store: Store, incarnation: int) -> "Lineage":
+        """Of the trainer that was started as `incarnation`, once it has handed weights over. Raises StreamCorrupt."""
+        first = first_of(store, incarnation)
+        if first is None:
+            # Nothing to start from but the base model, as for every trainer before it.
+            return cls.after(None, incarnation)
+        return cls(incarnation, {int(k): v for k, v in first.state["lineage"].items()})
 
     def holds(self, incarnation: int, policy_version: int) -> bool:
         """Whether these weights are the present policy's or an ancestor's."""

@@ -12,16 +12,16 @@ import statistics
 import time
 from typing import Any
 
-from millrace.intake import amount_committed
+from millrace.committed import amount_committed
 from millrace.ledger import Account, Amount, Ledger, balance
 from millrace.run import how_attempt_ended, latest_attempt, read_run
 from storage import layout
-from storage.errors import NotInStore
+from storage.errors import NotInStore, PartCorrupt
 from storage.log import LogReader
 from storage.progress import read_progress
 from storage.schema import METRIC
 from storage.store import Store
-from storage.stream import StreamReader
+from storage.stream import Part, StreamReader
 
 STAGES = ("generate", "score", "train", "sync_weights")
 _SILENT_SECONDS = 20.0
@@ -40,7 +40,9 @@ class StatusReader:
         reward = config["scoring"]["reward"]
         self._trajectories = [LogReader(store, layout.trajectories(g)) for g in range(generators)]
         self._scores = [
-            LogReader(store, layout.scores(reward, g, s, scorers)) for g in range(generators) for s in range(scorers)
+            LogReader.at_head(store, layout.scores(reward, g, s, scorers))
+            for g in range(generators)
+            for s in range(scorers)
         ]
         self._versions_used: set[int] = set()
         self._pushes = StreamReader(store, layout.metrics("sync_weights", 0), METRIC)
@@ -59,7 +61,7 @@ class StatusReader:
         lives = read_progress(self._store)
         trainer = lives.get("train-0", {})
         account = Account.from_json(trainer["account"]) if "account" in trainer else Account()
-        consumed = Amount.from_json(trainer["consumed"]) if "consumed" in trainer else Amount()
+        consumed = [Amount.from_json(amount) for amount in trainer.get("consumed", [])]
         # After the trainer's sign of life: whatever it took is committed by now.
         ledger = self._ledger(account, consumed)
         self._read_pushes()
@@ -83,7 +85,7 @@ class StatusReader:
             "weight_sync": self._weight_sync(),
         }
 
-    def _ledger(self, account: Account, consumed: Amount) -> Ledger:
+    def _ledger(self, account: Account, consumed: list[Amount]) -> Ledger:
         # Scores first: each of them is of a trajectory that is committed already.
         scored = amount_committed(self._scores)
         for reader in self._trajectories:
@@ -95,11 +97,19 @@ class StatusReader:
         )
 
     def _read_pushes(self) -> None:
-        while (part := self._pushes.next()) is not None:
+        while (part := self._next_push()) is not None:
             names, values = part.table["name"].to_pylist(), part.table["value"].to_pylist()
             for name, value in zip(names, values, strict=True):
                 if name in self._push_values:
                     self._push_values[name].append(value)
+
+    def _next_push(self) -> Part | None:
+        while True:
+            try:
+                return self._pushes.next()
+            except PartCorrupt:
+                # Some measurements less to show; `millrace fsck` names the file.
+                self._pushes.next_record()
 
     def _weight_sync(self) -> dict[str, Any]:
         seconds = self._push_values["push_seconds"]

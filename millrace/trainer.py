@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from millrace.batch import Microbatch, Sample, microbatches
 from millrace.losses.aipo import aipo_loss
 from storage.checkpoints import Checkpoint, load_file
+from storage.failpoints import failpoint
 from storage.store import Store
 
 WEIGHTS_FILE = "model.safetensors"
@@ -66,12 +67,19 @@ class Trainer:
         """The live parameters by name; tied ones appear once. They change with the next step."""
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids the policy knows."""
+        size: int = self.model.config.vocab_size
+        return size
+
     def step(self, samples: Sequence[Sample]) -> StepReport:
         """One optimizer step on the token mean of AIPO over all `samples`; the policy version grows by one."""
         batches = microbatches(samples, self._max_tokens_per_microbatch)
         num_tokens = int(sum(batch.loss_mask_BT.sum() for batch in batches))
         self._optimizer.zero_grad(set_to_none=True)
         parts = [self._backward(batch, num_tokens) for batch in batches]
+        failpoint("train.mid_step")
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
         self._optimizer.step()
         self.policy_version += 1

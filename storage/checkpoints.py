@@ -2,19 +2,20 @@
 
     CheckpointWriter.commit    checkpoints/data/<step>-<uuid>/NAME ×n ──► checkpoints/log: checkpoint record
                                (durable, seen by no one)                  (the commit: files, state, cursors at once)
+    read_latest                head of the log ──► back to the last checkpoint record: as quick in an old run as ever
 
 Cursors beside the record would be committed before or after it, and a crash in between loses rows or trains them twice.
 A rolled-back trainer commits lower steps again: the latest checkpoint is the last record, not the highest step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage import layout
 from storage.errors import StreamCorrupt
 from storage.files import FileRef, get_file, put_file
-from storage.log import LogReader, LogWriter
+from storage.log import LogCursor, LogReader, LogWriter, backwards
 from storage.record import Record
 from storage.store import BytesLike, Store
 
@@ -57,7 +58,17 @@ class CheckpointWriter:
         """
         folder = f"{self._root}/{layout.new_checkpoint_data(step)}"
         refs = {name: put_file(self._store, f"{folder}/{name}", data) for name, data in files.items()}
-        body = {"step": step, "files": {name: asdict(ref) for name, ref in refs.items()}, "state": state}
+        return self._commit(step, refs, state)
+
+    def adopt(self, checkpoint: Checkpoint, state: dict[str, Any]) -> Checkpoint:
+        """Commit an earlier checkpoint as the latest, with another state; its files are referred to, not copied.
+
+        Raises what `commit` raises.
+        """
+        return self._commit(checkpoint.step, checkpoint.files, state)
+
+    def _commit(self, step: int, files: Mapping[str, FileRef], state: dict[str, Any]) -> Checkpoint:
+        body = {"step": step, "files": {name: asdict(ref) for name, ref in files.items()}, "state": state}
         record = self._log.commit("checkpoint", body=body)
         self.latest = _checkpoint(record, self._root)
         return self.latest
@@ -67,12 +78,17 @@ class CheckpointReader:
     """Follows the checkpoints of a run, or its weights, without fencing anybody; each look reads only what is new."""
 
     def __init__(self, store: Store, root: str = layout.CHECKPOINTS) -> None:
+        self._store = store
         self._root = root
-        self._log = LogReader(store, root)
+        self._log: LogReader | None = None
         self._latest: Checkpoint | None = None
 
     def latest(self) -> Checkpoint | None:
         """The last checkpoint committed so far, None if there is none. Raises StreamCorrupt."""
+        if self._log is None:
+            log = LogReader.at_head(self._store, self._root)
+            self._latest = next(_before(self._store, self._root, log.cursor), None)
+            self._log = log
         while (record := self._log.next()) is not None:
             if record.kind == "checkpoint":
                 self._latest = _checkpoint(record, self._root)
@@ -81,12 +97,35 @@ class CheckpointReader:
 
 def read_latest(store: Store, root: str = layout.CHECKPOINTS) -> Checkpoint | None:
     """The last checkpoint committed, None if there is none; fences nobody. Raises StreamCorrupt."""
-    return CheckpointReader(store, root).latest()
+    return next(checkpoints_backwards(store, root), None)
+
+
+def checkpoints_backwards(store: Store, root: str = layout.CHECKPOINTS) -> Iterator[Checkpoint]:
+    """Every checkpoint committed so far, newest first: where to fall back to when files are damaged or were removed.
+
+    Raises StreamCorrupt.
+    """
+    return _before(store, root, LogReader.at_head(store, root).cursor)
+
+
+def first_of(store: Store, incarnation: int, root: str = layout.CHECKPOINTS) -> Checkpoint | None:
+    """The first checkpoint that this incarnation of the trainer committed, None if none did. Raises StreamCorrupt."""
+    first = None
+    for checkpoint in checkpoints_backwards(store, root):
+        if checkpoint.incarnation < incarnation:
+            break
+        if checkpoint.incarnation == incarnation:
+            first = checkpoint
+    return first
 
 
 def load_file(store: Store, ref: FileRef) -> bytes:
     """The file's bytes, length and checksum verified. Raises StreamCorrupt."""
     return bytes(get_file(store, ref))
+
+
+def _before(store: Store, root: str, cursor: LogCursor) -> Iterator[Checkpoint]:
+    return (_checkpoint(record, root) for record in backwards(store, root, cursor) if record.kind == "checkpoint")
 
 
 def _checkpoint(record: Record, root: str) -> Checkpoint:

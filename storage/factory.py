@@ -1,7 +1,7 @@
 """Which backend a store's URL stands for."""
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from storage.errors import StoreRefused
 from storage.local import LocalStore
@@ -10,18 +10,29 @@ from storage.store import Store
 
 
 def open_store(url: str, *, fsync: bool = True) -> Store:
-    """Open the store at `url`: a plain path, `file:///path`, or `memory://name` (this process only, for tests).
+    """Open the store at `url`: a plain path, `file:///path`, `memory://name` or `s3://bucket/prefix`.
 
-    Opening reads and writes nothing. `fsync=False` gives up durability where the store is a local folder.
-    Raises StoreRefused for any other scheme.
+    Opening reads and writes no object. `fsync=False` gives up durability where the store is a local folder.
+    Raises StoreRefused for any other URL, for one that holds credentials, and for S3 settings that can't be used.
     """
     if not url:
-        raise StoreRefused("the store's URL is empty: expected a path, file:// or memory://")
+        raise StoreRefused("the store's URL is empty: expected a path, file://, memory:// or s3://")
     if "://" not in url:
         return LocalStore(Path(url).expanduser(), fsync=fsync)
-    parts = urlsplit(url)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return LocalStore(Path(unquote(parts.path)), fsync=fsync)
-    if parts.scheme == "memory":
-        return MemoryStore(url.removeprefix("memory://"))
-    raise StoreRefused(f"{url!r}: this kind of store is not supported; expected a path, file:///path or memory://name")
+    scheme, _, rest = url.partition("://")
+    host, _, path = rest.partition("/")
+    if scheme == "file" and host in ("", "localhost"):
+        return LocalStore(Path("/", unquote(path)), fsync=fsync)
+    if scheme == "memory":
+        return MemoryStore(rest)
+    if scheme == "s3":
+        # Late: most runs lie in a folder, and need no client of S3.
+        from storage.object_store import ObjectStore
+
+        return ObjectStore(url)
+    # What stands before an '@' may be a secret.
+    shown = f"{scheme}://…@{rest.rpartition('@')[2]}" if "@" in url else url
+    raise StoreRefused(
+        f"{shown.partition('?')[0]!r}: this kind of store is not supported; "
+        "expected a path, file:///path, memory://name or s3://bucket/prefix"
+    )

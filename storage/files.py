@@ -1,12 +1,20 @@
 """Files that a commit record names: written once under a fresh name, verified whole before anyone parses them."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import google_crc32c
 import pyarrow as pa
 
-from storage.errors import NotInStore, StreamCorrupt
+from storage.errors import BadName, NotInStore, StreamCorrupt
 from storage.store import BytesLike, Store
+
+
+class Source(Protocol):
+    """What objects are read from: a store, or what gets them from one ahead of time."""
+
+    def get(self, path: str) -> memoryview:
+        """The object's bytes, read-only. Raises NotInStore."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,12 +38,14 @@ def put_file(store: Store, path: str, data: BytesLike) -> FileRef:
     return ref
 
 
-def get_file(store: Store, ref: FileRef, *, record: int | None = None) -> memoryview:
+def get_file(source: Source, ref: FileRef, *, record: int | None = None) -> memoryview:
     """The file's bytes, length and checksum verified. Raises StreamCorrupt, which names `record` as its referrer."""
     try:
-        data = store.get(ref.path)
+        data = source.get(ref.path)
     except NotInStore as error:
         raise StreamCorrupt(ref.path, "the file is missing", record) from error
+    except BadName as error:
+        raise StreamCorrupt(ref.path, "no file can have this name", record) from error
     if len(data) != ref.bytes:
         raise StreamCorrupt(ref.path, f"the file has {len(data)} bytes, expected {ref.bytes}", record)
     found = checksum(data)

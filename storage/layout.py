@@ -5,9 +5,12 @@ attempts/<n>.json                       each later start of the run's controller
 attempts/<n>.ended                      how that attempt ended
 summary.json                            what the run came to
 start/                                  the model at policy version 0, a Hugging Face folder
+start.json                              which files that folder has, with their checksums; written last
 streams/trajectories/<g>/{seg,log}/     one writer per generator
 streams/scores/<reward>/<g>/<s>-of-<S>/ aligned with the trajectories of generator g
 streams/metrics/<stage>-<r>/            one writer per stage replica
+  …/head.json                           beside any log: a hint how far it had come
+  …/removed.json                        beside a stream's log: how many of its first parts were removed
 checkpoints/{data,log}/                 the trainer's, cursors inside the record
 weights/{data,log}/                     policy versions on their way, where the store is the transport
 progress/<stage>-<r>.json               signs of life, overwritten
@@ -23,13 +26,17 @@ from storage.errors import BadName
 RUN = "run.json"
 SUMMARY = "summary.json"
 START_MODEL = "start"
+START_MANIFEST = "start.json"
 CHECKPOINTS = "checkpoints"
 WEIGHTS = "weights"
 PROGRESS = "progress"
 EVALUATIONS = "evaluations"
 LOGS = "logs"
 PROBE = ".probe"
+HEAD = "head.json"
+REMOVED = "removed.json"
 
+_RECORD = re.compile(r"(?:^|/)log/(\d{12,})\.json$")
 _RUN_ID = re.compile(r"[A-Za-z0-9-][A-Za-z0-9._-]{0,127}")
 
 
@@ -87,6 +94,12 @@ def log_file(stage: str, replica: int) -> str:
 def record(seq: int) -> str:
     """The commit record number `seq`, relative to its log's folder."""
     return f"log/{seq:012d}.json"
+
+
+def record_seq(path: str) -> int | None:
+    """The number of the commit record at `path`; None where `path` is something else's."""
+    found = _RECORD.search(path)
+    return int(found[1]) if found else None
 
 
 def new_segment(epoch: int) -> str:

@@ -42,7 +42,7 @@ class LocalStore(Store):
     def put_if_absent(self, path: str, data: BytesLike) -> bool:
         target = self._at(path)
         failpoint("put.before", path)
-        with self._writing(path):
+        with self._working(path, "written"):
             self._make_durable_folder(target.parent)
             with _temporary_file(target.parent, data, fsync=self._fsync) as temporary:
                 failpoint("put.mid", path)
@@ -58,7 +58,7 @@ class LocalStore(Store):
     def put(self, path: str, data: BytesLike) -> None:
         target = self._at(path)
         failpoint("put.before", path)
-        with self._writing(path):
+        with self._working(path, "written"):
             self._make_durable_folder(target.parent)
             with _temporary_file(target.parent, data, fsync=False) as temporary:
                 failpoint("put.mid", path)
@@ -66,8 +66,9 @@ class LocalStore(Store):
         failpoint("put.after", path)
 
     def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
+        target = self._at(path)
         try:
-            with self._at(path).open("rb") as file:
+            with self._working(path, "read"), target.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 stop = size if length is None else min(size, start + length)
                 if stop - start < _MAP_FROM_BYTES:
@@ -76,36 +77,40 @@ class LocalStore(Store):
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start:stop]
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise NotInStore(f"{path}: not in {self.url}") from error
-        except PermissionError as error:
-            raise StoreDenied(f"{self.url}: {path} may not be read: {error.strerror}") from error
 
     def exists(self, path: str) -> bool:
-        return self._at(path).is_file()
+        target = self._at(path)
+        with self._working(path, "read"):
+            return target.is_file()
 
     def entries(self, prefix: str = "") -> list[Entry]:
         found = []
-        for folder, _, names in os.walk(self._at(prefix) if prefix else self.root):
-            for name in names:
-                if name.startswith(TEMPORARY_PREFIX):
-                    continue
-                path = Path(folder) / name
-                # What goes while we walk was not there.
-                with suppress(FileNotFoundError):
-                    stat = path.stat()
-                    relative = path.relative_to(self.root).as_posix()
-                    found.append(Entry(path=relative, bytes=stat.st_size, t_modified=stat.st_mtime))
+        with self._working(prefix or "its root", "listed"):
+            for folder, _, names in os.walk(self._at(prefix) if prefix else self.root, onerror=_raise_unless_gone):
+                for name in names:
+                    if name.startswith(TEMPORARY_PREFIX):
+                        continue
+                    path = Path(folder) / name
+                    # What goes while we walk was not there.
+                    with suppress(FileNotFoundError):
+                        stat = path.stat()
+                        relative = path.relative_to(self.root).as_posix()
+                        found.append(Entry(path=relative, bytes=stat.st_size, t_modified=stat.st_mtime))
         return sorted(found, key=lambda entry: entry.path)
 
     def delete(self, path: str) -> None:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            self._at(path).unlink()
+        target = self._at(path)
+        with self._working(path, "deleted"), suppress(FileNotFoundError, NotADirectoryError):
+            target.unlink()
 
     def delete_tree(self, prefix: str) -> None:
         folder = self._at(prefix)
-        if folder.is_dir():
-            # Someone else deleting the same folder at the same time wants what we want.
-            with suppress(FileNotFoundError):
-                shutil.rmtree(folder)
+        with self._working(prefix, "deleted"):
+            while folder.is_dir():
+                # Somebody else deletes in the same folder at the same time; what they left is still to be deleted.
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(folder)
+        self._durable_folders = {kept for kept in self._durable_folders if not kept.is_relative_to(folder)}
 
     def local_path(self, path: str) -> Path:
         return self._at(path) if path else self.root
@@ -114,15 +119,15 @@ class LocalStore(Store):
         return self.root / checked_path(path)
 
     @contextmanager
-    def _writing(self, path: str) -> Iterator[None]:
-        """Says in the store's own words what the file system refused."""
+    def _working(self, path: str, done: str) -> Iterator[None]:
+        """Says in the store's own words what the file system refused to be `done`."""
         try:
             yield
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StoreFull(f"{self.url}: no room left to write {path}") from error
-            if isinstance(error, PermissionError):
-                raise StoreDenied(f"{self.url}: {path} may not be written: {error.strerror}") from error
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise StoreDenied(f"{self.url}: {path} may not be {done}: {error.strerror}") from error
             raise
 
     def _make_durable_folder(self, folder: Path) -> None:
@@ -138,6 +143,11 @@ class LocalStore(Store):
             if level == self._anchor:
                 break
         self._durable_folders.add(folder)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 @contextmanager

@@ -12,6 +12,8 @@
                                                └── a higher epoch is there: Fenced, stop for good
     reading             get the next number ──► nothing there: no news ──► a record: verify prev, epoch, shape; advance
 
+Whoever wants the head alone begins at a snapshot (`storage.snapshot`): a long log then costs no more than a short one.
+
 A writer can commit only under the number after its last record. Once a newer writer's fence lies there, a zombie cannot
 get past it, however long it slept: so no record is ever older than the last fence before it.
 """
@@ -19,11 +21,13 @@ get past it, however long it slept: so no record is ever older than the last fen
 import dataclasses
 import hashlib
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from storage import layout
+from storage import layout, snapshot
 from storage.errors import Fenced, NotInStore, StreamCorrupt
+from storage.files import Source
 from storage.record import NO_VERSION, Kind, Record, decode, encode
 from storage.store import Store
 
@@ -87,12 +91,32 @@ class LogReader:
     Opening raises StreamCorrupt if the log does not lead to `cursor`.
     """
 
-    def __init__(self, store: Store, path: str, cursor: LogCursor | None = None) -> None:
+    def __init__(self, source: Source, path: str, cursor: LogCursor | None = None) -> None:
         self.cursor = cursor or LogCursor()
-        self._store = store
+        self._source = source
         self._path = path
         if self.cursor.seq > 0:
             self._check_cursor()
+
+    @classmethod
+    def at_head(cls, source: Source, path: str) -> "LogReader":
+        """A reader behind everything committed so far, however long the log is. Raises StreamCorrupt.
+
+        Only the records that a snapshot has not passed yet are read, and verified; all of them where there is none.
+        """
+        reader = cls.at_snapshot(source, path)
+        reader.to_head()
+        return reader
+
+    @classmethod
+    def at_snapshot(cls, source: Source, path: str) -> "LogReader":
+        """A reader at the log's last snapshot; at its start where there is none that the log leads to."""
+        values = snapshot.read_snapshot(source, path)
+        try:
+            return cls(source, path, LogCursor.from_json(values) if values else None)
+        except ValueError:
+            # The hint is wrong, not the log: it may be left over from records that a power cut took.
+            return cls(source, path)
 
     def next(self) -> Record | None:
         """The next record, None while there is none; never blocks. Raises StreamCorrupt, and then does not advance."""
@@ -106,7 +130,7 @@ class LogReader:
         """What `next` would return, and the cursor behind it, without advancing. Raises StreamCorrupt."""
         file = f"{self._path}/{layout.record(self.cursor.seq)}"
         try:
-            data = bytes(self._store.get(file))
+            data = bytes(self._source.get(file))
         except NotInStore:
             return None
         record = decode(data, file)
@@ -120,13 +144,22 @@ class LogReader:
         return self.cursor
 
     def _check_cursor(self) -> None:
-        file = f"{self._path}/{layout.record(self.cursor.seq - 1)}"
-        try:
-            data = bytes(self._store.get(file))
-        except NotInStore as error:
-            raise StreamCorrupt(file, "the record is missing, but a cursor has passed it") from error
-        if _digest(data) != self.cursor.prev:
-            raise StreamCorrupt(file, "the record is not the one that the cursor has passed")
+        _get_passed(self._source, f"{self._path}/{layout.record(self.cursor.seq - 1)}", self.cursor.prev)
+
+
+def backwards(source: Source, path: str, cursor: LogCursor) -> Iterator[Record]:
+    """The records before `cursor`, newest first, each verified by the sha256 that the one after it holds.
+
+    Raises StreamCorrupt where the log does not lead to `cursor`.
+    """
+    prev = cursor.prev
+    for seq in reversed(range(cursor.seq)):
+        file = f"{path}/{layout.record(seq)}"
+        record = decode(_get_passed(source, file, prev), file)
+        if record.seq != seq:
+            raise StreamCorrupt(file, f"the record says it is number {record.seq}, expected {seq}")
+        yield record
+        prev = record.prev
 
 
 class LogWriter:
@@ -140,11 +173,12 @@ class LogWriter:
         self._store = store
         self._path = path
         self._writer = writer
-        reader = LogReader(store, path)
+        reader = LogReader.at_snapshot(store, path)
+        self._snapshot_seq = reader.cursor.seq
         while True:
             self.cursor = reader.to_head()
-            fence = self._record("fence", self.cursor.epoch + 1)
-            if self._put(fence) is None:
+            fence, data = self._record("fence", self.cursor.epoch + 1)
+            if self._put(fence, data) is None:
                 break
         self.epoch = fence.epoch
 
@@ -158,8 +192,8 @@ class LogWriter:
             raise ValueError(f"{self._path}: nothing can be committed after the end")
         if kind == "data":
             fields["part"] = self.cursor.part
-        record = self._record(kind, self.epoch, **fields)
-        other = self._put(record)
+        record, data = self._record(kind, self.epoch, **fields)
+        other = self._put(record, data)
         if other is None:
             return record
         file = f"{self._path}/{layout.record(record.seq)}"
@@ -167,7 +201,8 @@ class LogWriter:
             raise Fenced(f"{file}: {other.writer} took over from {self._writer} (epoch {other.epoch} > {self.epoch})")
         raise StreamCorrupt(file, f"epoch {other.epoch} already committed record {record.seq} here")
 
-    def _record(self, kind: Kind, epoch: int, **fields: Any) -> Record:
+    def _record(self, kind: Kind, epoch: int, **fields: Any) -> tuple[Record, bytes]:
+        """The record to put at the head, and its bytes."""
         record = Record(
             seq=self.cursor.seq,
             kind=kind,
@@ -178,14 +213,18 @@ class LogWriter:
             **fields,
         )
         # What is returned is what readers will get, and shares nothing that the caller may go on changing.
-        read_back = decode(encode(record), self._path)
+        data = encode(record)
+        read_back = decode(data, self._path)
         if read_back != record:
             raise ValueError(f"{self._path}: the record would read back differently: use str as keys, lists, no tuples")
-        return read_back
+        return read_back, data
 
-    def _put(self, record: Record) -> Record | None:
+    def _put(self, record: Record, data: bytes) -> Record | None:
         """Put `record` at the head and pass it; if another one lies there, return that one instead."""
-        data = encode(record)
+        if self.cursor.seq - self._snapshot_seq >= snapshot.EVERY:
+            # Before the commit: what fails here is known not to have been committed.
+            snapshot.write_snapshot(self._store, self._path, self.cursor.to_json())
+            self._snapshot_seq = self.cursor.seq
         file = f"{self._path}/{layout.record(record.seq)}"
         if not self._store.put_if_absent(file, data):
             other = decode(bytes(self._store.get(file)), file)
@@ -210,6 +249,17 @@ def _check_follows(record: Record, cursor: LogCursor, file: str) -> None:
         raise StreamCorrupt(file, f"the {record.kind} record follows the end of epoch {cursor.epoch}")
     if record.kind == "data" and record.part != cursor.part:
         raise StreamCorrupt(file, f"the record is part {record.part}, expected {cursor.part}")
+
+
+def _get_passed(source: Source, file: str, digest: str) -> bytes:
+    """The bytes of a record that was read before, and had the sha256 `digest`."""
+    try:
+        data = bytes(source.get(file))
+    except NotInStore as error:
+        raise StreamCorrupt(file, "the record is missing, but a cursor has passed it") from error
+    if _digest(data) != digest:
+        raise StreamCorrupt(file, "the record is not the one that the cursor has passed")
+    return data
 
 
 def _digest(data: bytes) -> str:

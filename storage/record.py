@@ -1,10 +1,16 @@
-"""One commit record: the small JSON object that makes data part of a stream, and its strict reading."""
+"""One commit record: the small JSON object that makes data part of a stream, and its strict reading.
 
-import json
-from dataclasses import asdict, dataclass, field
+today's            sealed: its own checksum inside; the fields of its kind; any damage to it is found
+schema version 1   no checksum, fewer fields; damage to it is found once the next record holds its sha256
+a newer Millrace's sealed, and something in it is not known here: SchemaUnknown, for it is no damage
+"""
+
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from storage.errors import StreamCorrupt
+from storage.errors import SchemaUnknown, StreamCorrupt
+from storage.schema import SCHEMA_VERSION
+from storage.sealed import seal, unseal
 
 Kind = Literal["fence", "data", "end", "checkpoint"]
 
@@ -49,13 +55,21 @@ class Record:
     """data: newest policy version behind the rows."""
     schema_version: int = 0
     """data: version of the schema the Arrow file was written with."""
+    incarnation: int = -1
+    """data: incarnation of the trainer that made the weights behind the rows; -1 where there is none or several."""
+    last_group_id: int = -1
+    """data: group_id of the last row; -1 where rows have no group."""
+    group_size: int = 0
+    """data: promise that every group of the rows is whole and of that many rows; 0: no promise."""
+    vocab_size: int = 0
+    """data: promise that every token id is in [0, vocab_size); 0: no promise."""
 
     body: dict[str, Any] = field(default_factory=dict)
     """checkpoint: free JSON object."""
 
 
 _COMMON = ("seq", "kind", "epoch", "nonce", "writer", "prev")
-_DATA = (
+_DATA_1 = (
     "part",
     "seg",
     "bytes",
@@ -67,39 +81,52 @@ _DATA = (
     "max_policy_version",
     "schema_version",
 )
+_DATA = (*_DATA_1, "incarnation", "last_group_id", "group_size", "vocab_size")
 _NAMES: dict[str, tuple[str, ...]] = {
     "fence": _COMMON,
     "data": _COMMON + _DATA,
     "end": _COMMON,
     "checkpoint": (*_COMMON, "body"),
 }
+_NAMES_1 = _NAMES | {"data": _COMMON + _DATA_1}
 _TYPES = {name: get_origin(hint) or hint for name, hint in get_type_hints(Record).items()}
 
 
 def encode(record: Record) -> bytes:
-    """The record as a JSON object with sorted keys, holding the fields of its kind.
+    """The record as a sealed JSON object (see `storage.sealed`) that holds the fields of its kind.
 
     Raises ValueError for a number that is not finite and TypeError for a type that JSON does not have.
     """
-    values = asdict(record)
-    chosen = {name: values[name] for name in _NAMES[record.kind]}
-    return json.dumps(chosen, sort_keys=True, allow_nan=False).encode()
+    return seal({name: getattr(record, name) for name in _NAMES[record.kind]})
 
 
 def decode(data: bytes, file: str) -> Record:
-    """The record in `data`. Raises StreamCorrupt, which names `file`, unless it has exactly the fields of its kind."""
+    """The record in `data`, which lies in `file`; both errors name it.
+
+    Raises StreamCorrupt unless it fits its checksum and has exactly the fields of its kind, and SchemaUnknown if it
+    is sound, but a newer Millrace's.
+    """
     try:
-        values = json.loads(data)
+        values, sealed = unseal(data)
     except ValueError as error:
-        raise StreamCorrupt(file, f"the record is not JSON: {error}") from error
-    if not isinstance(values, dict) or values.get("kind") not in get_args(Kind):
+        raise StreamCorrupt(file, f"the record is {error}") from error
+    kind = values.get("kind")
+    known = (_NAMES if sealed else _NAMES_1).get(kind, ()) if isinstance(kind, str) else ()
+    if set(values) - set(known) and (sealed or _version(values) > SCHEMA_VERSION):
+        unknown = f"fields {sorted(set(values) - set(known))}" if known else f"kind {kind!r}"
+        raise SchemaUnknown(f"{file}: written by a newer Millrace: {unknown} not known here (schema {SCHEMA_VERSION})")
+    if not known:
         raise StreamCorrupt(file, f"expected a JSON object whose kind is one of {', '.join(get_args(Kind))}")
-    expected = _NAMES[values["kind"]]
-    if set(values) != set(expected):
-        raise StreamCorrupt(
-            file, f"the {values['kind']} record has the fields {sorted(values)}, not {sorted(expected)}"
-        )
-    for name in expected:
+    if set(values) != set(known):
+        raise StreamCorrupt(file, f"the {kind} record has the fields {sorted(values)}, not {sorted(known)}")
+    for name in known:
         if name != "kind" and type(values[name]) is not _TYPES[name]:
             raise StreamCorrupt(file, f"{name} is {values[name]!r}, expected {_TYPES[name].__name__}")
+    if not sealed and _version(values) > 1:
+        raise StreamCorrupt(file, f"the record of schema version {_version(values)} lacks its checksum")
     return Record(**values)
+
+
+def _version(values: dict[str, Any]) -> int:
+    version = values.get("schema_version")
+    return version if type(version) is int else 0

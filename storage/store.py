@@ -11,7 +11,8 @@ silently. So `probe` tries it before a run trusts a store.
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,21 +103,34 @@ def checked_path(path: str) -> str:
 
 
 def probe(store: Store) -> None:
-    """Check that `store` can be written and creates exclusively, before a run trusts it.
+    """Check that `store` can be read and written and creates exclusively, before a run trusts it. Leaves nothing.
 
-    Raises StoreRefused with one sentence that says what failed.
+    Raises StoreRefused with one sentence that says what failed: it can't be read, can't be written, or is not safe.
     """
-    path = f"{layout.PROBE}/{uuid.uuid4().hex}"
-    try:
+    # A folder of this probe's own: another campaign may probe the same store at the same time.
+    folder = f"{layout.PROBE}-{uuid.uuid4().hex}"
+    path = f"{folder}/created-twice"
+    with _refusing(store, "can't be read"):
+        # Also shows that an absent object can be told from a forbidden one.
+        was_there = store.exists(path)
+    with _refusing(store, "can't be written"):
         try:
             created = (store.put_if_absent(path, b"first"), store.put_if_absent(path, b"second"))
             content = bytes(store.get(path))
         finally:
-            store.delete_tree(layout.PROBE)
-    except OSError as error:
-        raise StoreRefused(f"{store.url}: can't be written: {error.strerror or error}") from error
-    if created != (True, False) or content != b"first":
+            store.delete_tree(folder)
+    found = (was_there, *created)
+    if found != (False, True, False) or content != b"first":
         raise StoreRefused(
-            f"{store.url}: not safe for a run: creating one file twice gave {created} and left {content!r}; "
-            "expected the first to succeed, the second to be refused and the first's content to stay"
+            f"{store.url}: not safe for a run: looking for a file and creating it twice gave {found} and left "
+            f"{content!r}; expected {(False, True, False)}, and that what was created first stays"
         )
+
+
+@contextmanager
+def _refusing(store: Store, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error).removeprefix(f"{store.url}: ")
+        raise StoreRefused(f"{store.url}: {what}: {reason}") from error

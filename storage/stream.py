@@ -2,21 +2,24 @@
 
     StreamWriter.write(table)  validate ──► seg/<epoch>-<uuid>.arrows ──► log: data record ──► part of the stream
                                             (durable, seen by no one)     (the commit)
-    StreamReader.next()        log: next data record ──► get seg ──► length, checksum ──► only then Arrow parses
+    StreamReader.next()        log: next data record ──► get seg ──► length, checksum ──► Arrow parses ──► validate
 
 Arrow's own format has no checksum: a flipped bit is parsed into other values, or crashes the parser.
 """
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from storage import layout
-from storage.errors import SchemaUnknown, StreamCorrupt
-from storage.files import FileRef, get_file, put_file
+from storage.errors import NotInStore, PartCorrupt, PartRemoved, SchemaUnknown, StreamCorrupt
+from storage.files import FileRef, Source, get_file, put_file
 from storage.log import LogCursor, LogReader, LogWriter
+from storage.prefetch import ReadAhead
 from storage.record import NO_VERSION, Record
-from storage.schema import SCHEMA_VERSION, TRAJECTORY, check_columns, validate
+from storage.schema import SCHEMA_VERSION, TRAJECTORY, check_columns, validate, with_added_columns
 from storage.store import Store
 
 
@@ -33,13 +36,18 @@ class Part:
 class StreamWriter:
     """The one writer of the stream in the folder `path`; opening it ends every older one. Not thread-safe.
 
-    `schema` is one of `storage.schema`; `writer` says who this is, for people.
+    `schema` is one of `storage.schema`; `writer` says who this is, for people. Every part promises what is not 0:
+    token ids below `vocab_size`, whole groups of `group_size` rows (see `validate`).
     """
 
-    def __init__(self, store: Store, path: str, schema: pa.Schema, writer: str) -> None:
+    def __init__(
+        self, store: Store, path: str, schema: pa.Schema, writer: str, *, vocab_size: int = 0, group_size: int = 0
+    ) -> None:
         self._store = store
         self._path = path
         self._schema = schema
+        self._vocab_size = vocab_size
+        self._group_size = group_size
         self._log = LogWriter(store, path, writer)
 
     @property
@@ -64,14 +72,17 @@ class StreamWriter:
         tokens: int,
         min_policy_version: int = NO_VERSION,
         max_policy_version: int = NO_VERSION,
+        incarnation: int = -1,
+        last_group_id: int = -1,
     ) -> Record:
         """Commit `table` as the next part; it is durable, and visible whole, on return.
 
-        `tokens` counts the response tokens that the rows stand for; the versions bound those behind the rows.
+        `tokens` counts the response tokens that the rows stand for; the versions bound those behind the rows, of the
+        weights that trainer `incarnation` made; `last_group_id` is the last row's. The last four are -1 where unknown.
         Raises ValueError for an invalid table (see `validate`) and Fenced if a newer writer took over; then nothing
         was committed.
         """
-        validate(table, self._schema)
+        validate(table, self._schema, vocab_size=self._vocab_size, group_size=self._group_size)
         if table.num_rows == 0:
             raise ValueError("a part holds at least one row")
         first_row_id = table.column("row_id")[0].as_py() if "row_id" in table.column_names else self.rows
@@ -90,6 +101,10 @@ class StreamWriter:
             min_policy_version=min_policy_version,
             max_policy_version=max_policy_version,
             schema_version=SCHEMA_VERSION,
+            incarnation=incarnation,
+            last_group_id=last_group_id,
+            group_size=self._group_size,
+            vocab_size=self._vocab_size,
         )
 
     def end(self) -> Record:
@@ -100,14 +115,26 @@ class StreamWriter:
 class StreamReader:
     """Reads the parts of the stream in the folder `path`, from `cursor` on (default: the start), as they are committed.
 
-    Opening raises StreamCorrupt if the stream does not lead to `cursor`.
+    `columns` chooses some of the schema's, in its order (default: all); a part's file is verified whole all the same.
+    Opening raises StreamCorrupt if the stream does not lead to `cursor`, and ValueError for an unknown column.
     """
 
-    def __init__(self, store: Store, path: str, schema: pa.Schema, cursor: LogCursor | None = None) -> None:
-        self._store = store
+    def __init__(
+        self,
+        store: Store,
+        path: str,
+        schema: pa.Schema,
+        cursor: LogCursor | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> None:
         self._path = path
         self._schema = schema
-        self._log = LogReader(store, path, cursor)
+        self._columns = columns
+        _chosen(schema, columns)
+        # What lies on this machine is there when it is asked for.
+        self._source: Source = ReadAhead(store, path) if store.local_path("") is None else store
+        self._log = LogReader(self._source, path, cursor)
 
     @property
     def cursor(self) -> LogCursor:
@@ -122,18 +149,18 @@ class StreamReader:
     def next(self) -> Part | None:
         """The next part, verified; None while there is none; never blocks.
 
-        Raises StreamCorrupt (damaged, missing, or of another schema) and SchemaUnknown, and then does not advance.
+        Raises StreamCorrupt for a damaged record and what `read_part` raises for a part, and then does not advance.
         """
         found = self._next_data()
         if found is None:
             return None
         record, behind = found
-        part = Part(record=record, table=self._load(record))
+        part = Part(record=record, table=read_part(self._source, self._path, self._schema, record, self._columns))
         self._log.cursor = behind
         return part
 
     def next_record(self) -> Record | None:
-        """As `next`, but passes the part without getting its rows: for counting."""
+        """As `next`, but passes the part without its rows: to count it, or to set a damaged one aside."""
         found = self._next_data()
         if found is None:
             return None
@@ -148,22 +175,51 @@ class StreamReader:
             self._log.cursor = found[1]
         return None
 
-    def _load(self, record: Record) -> pa.Table:
-        path = f"{self._path}/{record.seg}"
-        if record.schema_version > SCHEMA_VERSION:
-            raise SchemaUnknown(
-                f"{path}: written with schema version {record.schema_version}, but this Millrace knows {SCHEMA_VERSION}"
-            )
-        file = FileRef(path=path, bytes=record.bytes, checksum=record.checksum)
-        data = get_file(self._store, file, record=record.seq)
-        try:
-            table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-            check_columns(table, self._schema)
-        except ValueError as error:
-            raise StreamCorrupt(path, str(error), record.seq) from error
-        if table.num_rows != record.rows:
-            raise StreamCorrupt(path, f"the file has {table.num_rows} rows, expected {record.rows}", record.seq)
-        return table
+
+def read_part(
+    source: Source, path: str, schema: pa.Schema, record: Record, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The rows that `record` of the stream in the folder `path` committed, verified: all columns, or those chosen.
+
+    Columns that the schema gained since they were written hold their default. Raises PartCorrupt (its file is damaged
+    or missing, or its rows break the schema or the record's promises), PartRemoved and SchemaUnknown.
+    """
+    file = FileRef(path=f"{path}/{record.seg}", bytes=record.bytes, checksum=record.checksum)
+    if record.schema_version > SCHEMA_VERSION:
+        raise SchemaUnknown(
+            f"{file.path} (named by record {record.seq}): written with schema version {record.schema_version}, "
+            f"but this Millrace knows {SCHEMA_VERSION}"
+        )
+    try:
+        data = get_file(source, file, record=record.seq)
+    except StreamCorrupt as error:
+        if record.part < read_removed(source, path):
+            raise PartRemoved(f"{file.path}: the rows of part {record.part} were removed by millrace gc") from error
+        raise PartCorrupt(error.file, error.reason, error.record) from error
+    try:
+        table = _from_arrow(data, schema, record, columns)
+        validate(table, table.schema, vocab_size=record.vocab_size, group_size=record.group_size)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise PartCorrupt(file.path, str(error), record.seq) from error
+    return table
+
+
+def read_removed(source: Source, path: str) -> int:
+    """How many parts of the stream in the folder `path` were removed: those whose ordinal is below it.
+
+    Raises StreamCorrupt for a file that does not say so.
+    """
+    file = f"{path}/{layout.REMOVED}"
+    try:
+        values = json.loads(bytes(source.get(file)))
+    except NotInStore:
+        return 0
+    except ValueError as error:
+        raise StreamCorrupt(file, f"not JSON: {error}") from error
+    if not isinstance(values, dict) or type(values.get("parts")) is not int:
+        raise StreamCorrupt(file, 'expected a JSON object whose "parts" is a number of parts')
+    parts: int = values["parts"]
+    return parts
 
 
 def stream_head(store: Store, path: str) -> LogCursor:
@@ -171,13 +227,45 @@ def stream_head(store: Store, path: str) -> LogCursor:
 
     For one look. A live view keeps a `LogReader` and calls its `to_head`, which reads only what is new.
     """
-    return LogReader(store, path).to_head()
+    return LogReader.at_head(store, path).cursor
+
+
+def _chosen(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """`schema` with the chosen columns alone."""
+    unknown = set(columns or ()) - set(schema.names)
+    if unknown:
+        raise ValueError(f"columns {sorted(unknown)} are none of {schema.names}")
+    return schema if columns is None else pa.schema([field for field in schema if field.name in columns])
+
+
+def _from_arrow(data: memoryview, schema: pa.Schema, record: Record, columns: Sequence[str] | None) -> pa.Table:
+    """The chosen columns of a file that `_to_arrow` wrote, with those that were added since; shares its memory."""
+    buffer = pa.py_buffer(data)
+    chosen = _chosen(schema, columns)
+    with pa.ipc.open_stream(buffer) as stream:
+        found = stream.schema
+    check_columns(found, schema, record.schema_version)
+    fields = [index for index, name in enumerate(found.names) if name in chosen.names]
+    with pa.ipc.open_stream(buffer, options=pa.ipc.IpcReadOptions(included_fields=fields)) as stream:
+        table = stream.read_all()
+    if table.num_rows != record.rows:
+        raise ValueError(f"the file has {table.num_rows} rows, expected {record.rows}")
+    # A checksum says that the bytes are as written, not that their writer knew how to write Arrow.
+    table.validate(full=True)
+    return with_added_columns(table, chosen)
 
 
 def _to_arrow(table: pa.Table, schema: pa.Schema) -> memoryview:
     """`table` as one record batch in Arrow's IPC stream format, under `schema` with its documentation."""
     documented = pa.Table.from_arrays(table.combine_chunks().columns, schema=schema)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_table(documented)
-    return memoryview(sink.getvalue())
+    size = pa.MockOutputStream()
+    _write_arrow(documented, size)
+    # Measured first, the buffer is allocated once: growing it takes half as long again.
+    buffer = pa.allocate_buffer(size.size())
+    _write_arrow(documented, pa.FixedSizeBufferWriter(buffer))
+    return memoryview(buffer)
+
+
+def _write_arrow(table: pa.Table, sink: pa.NativeFile) -> None:
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -25,8 +26,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
-from millrace.errors import InputError, StageDied
-from millrace.exits import DRAINED, FENCED, LAST_WORDS, MISTAKE
+from millrace.errors import InputError, LedgerMismatch, StageDied
+from millrace.exits import DRAINED, FENCED, LAST_WORDS, MISCOUNTED, MISTAKE
 from millrace.stages.arguments import StageArguments
 from storage import layout
 from storage.errors import Fenced
@@ -37,22 +38,30 @@ _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 20.0
 """From SIGTERM to SIGKILL; Prefect's own grace, 30 s, comes after it."""
 _LAST_LINES = 15
+_MOST_DEATHS, _WITHIN_SECONDS = 3, 60.0
+"""A stage that died so often in so short a time is not helped by another start."""
+_deaths: dict[str, list[float]] = defaultdict(list)
+"""When each stage task of this process failed, by its name."""
 
 
 def keep_going(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
     """Whether a stage that failed deserves another try.
 
     Not when the campaign ends, nor after a person's mistake; nor once another controller took the run over, for two
-    that restart their stages would fence each other for ever.
+    that restart their stages would fence each other for ever. Nor where it dies again and again.
     """
-    if STOP.is_set():
+    error = state.result(raise_on_failure=False)
+    if STOP.is_set() or isinstance(error, InputError | Fenced | LedgerMismatch):
         return False
-    return not isinstance(state.result(raise_on_failure=False), InputError | Fenced)
+    now = time.monotonic()
+    _deaths[task_run.name] = recent = [t for t in _deaths[task_run.name] if now - t < _WITHIN_SECONDS] + [now]
+    return len(recent) < _MOST_DEATHS
 
 
 STAGE_TASK: dict[str, Any] = {
-    "retries": 2,
-    "retry_delay_seconds": 1,
+    # `keep_going` decides; a campaign of weeks may lose a stage now and then.
+    "retries": 100_000,
+    "retry_delay_seconds": 0,
     "retry_condition_fn": keep_going,
     "cache_policy": NO_CACHE,
     "persist_result": False,
@@ -137,6 +146,8 @@ def _judge(name: str, code: int, last_milestone: str, log: Path) -> None:
         raise InputError(last_milestone.removeprefix(LAST_WORDS))
     if code == FENCED:
         raise Fenced(last_milestone.removeprefix(LAST_WORDS))
+    if code == MISCOUNTED:
+        raise LedgerMismatch(last_milestone.removeprefix(LAST_WORDS))
     cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
     raise StageDied("\n".join([f"{name} {cause}; the end of {log}:", *lines]))

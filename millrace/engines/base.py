@@ -13,6 +13,8 @@ class Engine(ABC):
 
     policy_version: int
     """Version of the weights now loaded; 0 is the base model."""
+    vocab_size: int
+    """How many token ids the policy knows: 0 to vocab_size − 1."""
 
     @abstractmethod
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Response]:

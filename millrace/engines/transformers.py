@@ -26,6 +26,7 @@ class TransformersEngine(Engine):
         # from a policy that the trainer does not know.
         self.model.generation_config = GenerationConfig.from_model_config(model.config)
         self.policy_version = policy_version
+        self.vocab_size: int = model.config.vocab_size
         self._eos: int = tokenizer.eos_token_id
         self._pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 

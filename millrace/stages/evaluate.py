@@ -28,7 +28,7 @@ def main(stage: Stage) -> None:
     """Evaluates the base model or the latest checkpoint, as its replica number says."""
     config = stage.config
     torch.set_num_threads(config.training.threads)
-    folder = start_folder(stage.store, config.model.path)
+    folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
     tokenizer = load_tokenizer(folder)
     engine = TransformersEngine(load_model(folder, config.model.dtype), tokenizer)
     if stage.replica == EVALUATE_LATEST:

@@ -21,22 +21,30 @@ from types import FrameType
 import pyarrow as pa
 
 from configs.schema import RunConfig
-from millrace.errors import InputError
-from millrace.exits import DRAINED, FENCED, LAST_WORDS, MISTAKE
+from millrace.errors import InputError, LedgerMismatch
+from millrace.exits import DRAINED, FENCED, LAST_WORDS, MISCOUNTED, MISTAKE
 from millrace.run import read_attempt
 from millrace.stages.arguments import StageArguments
-from storage import layout
-from storage.errors import Fenced, StoreRefused
+from storage import failpoints, layout
+from storage.errors import Fenced, PartRemoved, SchemaUnknown, StoreDenied, StoreFull, StoreRefused, StreamCorrupt
 from storage.factory import open_store
+from storage.group_commit import GroupCommit
 from storage.progress import read_progress, write_progress
 from storage.schema import METRIC
 from storage.store import Store
 from storage.stream import StreamWriter
 
-_POLL_SECONDS = 0.002
-"""How often a waiting stage looks again."""
 _PROGRESS_SECONDS = 0.25
-_METRICS_SECONDS = 1.0
+_METRICS_SECONDS, _METRICS_ROWS, _METRICS_BYTES = 1.0, 4096, 1 << 20
+
+
+_FOR_A_PERSON = (InputError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
+_CODES: dict[type[Exception], int] = {
+    **dict.fromkeys(_FOR_A_PERSON, MISTAKE),
+    Fenced: FENCED,
+    LedgerMismatch: MISCOUNTED,
+}
+"""Errors that end a stage with one sentence, and for good: a restart would not help."""
 
 
 @dataclass(kw_only=True)
@@ -81,6 +89,19 @@ class Stage:
             # The controller is gone; its lifeline says so too, a moment sooner or later.
             self.draining = True
 
+    def ready(self, line: str) -> None:
+        """A milestone: from here on the stage does what it is there for."""
+        self.progress(now=True, t_ready=time.time())
+        self.milestone(line)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """The time within is that of loading the model, which a recovery is told without."""
+        started = time.monotonic()
+        self.say("loading the model")
+        yield
+        self.progress(load_seconds=time.monotonic() - started)
+
     def say(self, doing: str) -> None:
         """Says what the stage is at, in its sign of life."""
         self._doing = doing
@@ -124,7 +145,7 @@ class Stage:
                 if self.draining:
                     return False
                 self.progress()
-                time.sleep(_POLL_SECONDS)
+                time.sleep(self.store.poll_seconds)
         finally:
             self._count("idle", time.monotonic() - started - (self._busy - busy_before))
 
@@ -133,7 +154,7 @@ class Stage:
         self._doing = "stopped"
         self._write_progress()
         if self._metrics is not None:
-            self._metrics.flush()
+            self._metrics.close()
 
     def _count(self, what: str, seconds: float) -> None:
         self._seconds[what] = self._seconds.get(what, 0.0) + seconds
@@ -157,14 +178,15 @@ class MetricsWriter:
     """Collects measurements and commits them about once a second to the stage's `metrics` stream."""
 
     def __init__(self, store: Store, stage: str, replica: int) -> None:
-        self._stream = StreamWriter(store, layout.metrics(stage, replica), METRIC, writer=f"{stage}-{replica}")
-        self._rows: list[dict[str, object]] = []
-        self._flushed = time.monotonic()
+        stream = StreamWriter(store, layout.metrics(stage, replica), METRIC, writer=f"{stage}-{replica}")
+        self._commits = GroupCommit(
+            stream, max_rows=_METRICS_ROWS, max_bytes=_METRICS_BYTES, max_seconds=_METRICS_SECONDS
+        )
 
     def log(self, *, incarnation: int, policy_version: int, **values: float) -> None:
         """Measurements of now, each a row; names end in their unit where they have one."""
         now = time.time()
-        self._rows += [
+        rows = [
             {
                 "t": now,
                 "incarnation": incarnation,
@@ -174,15 +196,13 @@ class MetricsWriter:
             }
             for name, value in values.items()
         ]
-        if time.monotonic() - self._flushed >= _METRICS_SECONDS:
-            self.flush()
+        self._commits.append(
+            pa.Table.from_pylist(rows, schema=METRIC), tokens=0, min_policy_version=-1, max_policy_version=-1
+        )
 
-    def flush(self) -> None:
-        """Commits what was collected."""
-        if self._rows:
-            self._stream.write(pa.Table.from_pylist(self._rows, schema=METRIC), tokens=0)
-            self._rows = []
-        self._flushed = time.monotonic()
+    def close(self) -> None:
+        """Commits what is left."""
+        self._commits.close()
 
 
 def run_stage(name: str, main: Callable[[Stage], None]) -> None:
@@ -193,22 +213,20 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
     """
     arguments = StageArguments.parse(sys.argv[1:])
     try:
+        failpoints.arm(f"{name}-{arguments.replica}")
         config = RunConfig.model_validate(read_attempt(open_store(arguments.run_url), arguments.attempt).config)
         store = open_store(arguments.run_url, fsync=config.storage.fsync)
         stage = Stage(name=name, arguments=arguments, config=config, store=store)
         stop_on_signals(stage)
         _stop_with_the_lifeline(stage)
-        stage.progress(now=True)
+        stage.progress(now=True, t_main=time.time(), t_ready=None, load_seconds=0.0)
         try:
             main(stage)
         finally:
             stage.close()
-    except (InputError, StoreRefused) as error:
+    except tuple(_CODES) as error:
         print(f"{LAST_WORDS}{error}", flush=True)
-        sys.exit(MISTAKE)
-    except Fenced as error:
-        print(f"{LAST_WORDS}{error}", flush=True)
-        sys.exit(FENCED)
+        sys.exit(next(code for kind, code in _CODES.items() if isinstance(error, kind)))
     sys.exit(DRAINED if stage.draining else 0)
 
 

@@ -5,6 +5,7 @@
 
 Consumes: every generator's trajectories. Waits for: the next part that is its share. Produces: one part of scores a
 part of trajectories. Its own stream says where to resume: j parts in it mean that trajectory part j·S + s is next.
+A part that can't be read gets a score a row all the same, each an error: so the streams stay aligned.
 """
 
 import json
@@ -19,6 +20,9 @@ from millrace.rewards.factory import make_reward
 from millrace.stages.process import Stage, run_stage
 from millrace.trajectories import prompt_of
 from storage import layout
+from storage.errors import PartCorrupt
+from storage.failpoints import failpoint
+from storage.record import Record
 from storage.schema import SCORE, TRAJECTORY
 from storage.stream import Part, StreamReader, StreamWriter
 
@@ -26,17 +30,20 @@ from storage.stream import Part, StreamReader, StreamWriter
 def main(stage: Stage) -> None:
     """Scores until asked to drain."""
     config = stage.config
-    tokenizer = load_tokenizer(start_folder(stage.store, config.model.path))
+    with stage.loading():
+        tokenizer = load_tokenizer(start_folder(stage.store, config.model.path, stage.arguments.handover))
     reward = make_reward(config.scoring.reward, answer_pattern=config.scoring.answer_pattern)
     lanes = [_Lane(stage, generator) for generator in range(config.generation.replicas)]
-    stage.milestone(f"scorer {stage.replica} ready with reward {reward.name} {reward.version}")
+    stage.ready(f"scorer {stage.replica} ready with reward {reward.name} {reward.version}")
 
     def next_part() -> bool:
         return any(lane.look() for lane in lanes)
 
     while stage.wait(next_part, why="waiting for trajectories"):
         for lane in lanes:
-            if lane.part is not None:
+            if lane.lost is not None:
+                _write_off(stage, lane, reward.version)
+            elif lane.part is not None:
                 _score(stage, lane, reward, tokenizer)
     stage.milestone(f"scorer {stage.replica} drained after {sum(lane.scores.rows for lane in lanes)} scores")
 
@@ -50,31 +57,49 @@ class _Lane:
         self.scores = StreamWriter(stage.store, path, SCORE, writer=f"score-{self.scorer}")
         self.trajectories = StreamReader(stage.store, layout.trajectories(generator), TRAJECTORY)
         self.part: Part | None = None
+        self.lost: tuple[Record, PartCorrupt] | None = None
 
     def look(self) -> bool:
-        """Whether a part that is this scorer's share, and not scored yet, is there; it is then `part`."""
+        """Whether a part that is this scorer's share, and not scored yet, is there: then `part`, or `lost` with why."""
         wanted = self.scores.parts * self.num_scorers + self.scorer
         while self.part is None and self.trajectories.cursor.part < wanted:
             if self.trajectories.next_record() is None:
                 return False
         if self.part is None:
-            self.part = self.trajectories.next()
-        return self.part is not None
+            try:
+                self.part = self.trajectories.next()
+            except PartCorrupt as error:
+                record = self.trajectories.next_record()
+                assert record is not None, "the error came from this very record"
+                self.lost = record, error
+        return self.part is not None or self.lost is not None
 
 
 def _score(stage: Stage, lane: _Lane, reward: Reward, tokenizer: PreTrainedTokenizerBase) -> None:
     assert lane.part is not None
     with stage.busy("score"):
         table = score_table(lane.part.table, reward, tokenizer)
+    failpoint("score.before_commit")
+    _commit(stage, lane, table, lane.part.record)
+    lane.part = None
+
+
+def _write_off(stage: Stage, lane: _Lane, verifier_version: str) -> None:
+    assert lane.lost is not None
+    record, error = lane.lost
+    stage.milestone(f"no scores for {record.rows} rollouts: {error}")
+    _commit(stage, lane, unread_scores(record, str(error), verifier_version), record)
+    lane.lost = None
+
+
+def _commit(stage: Stage, lane: _Lane, table: pa.Table, record: Record) -> None:
     with stage.busy("commit"):
-        record = lane.part.record
         lane.scores.write(
             table,
             tokens=record.tokens,
             min_policy_version=record.min_policy_version,
             max_policy_version=record.max_policy_version,
         )
-    lane.part = None
     stage.progress(
         rollouts=stage.value("rollouts") + table.num_rows,
         tokens=stage.value("tokens") + record.tokens,
@@ -106,6 +131,21 @@ def score_table(trajectories: pa.Table, reward: Reward, tokenizer: PreTrainedTok
             }
         )
     return pa.Table.from_pylist(rows, schema=SCORE)
+
+
+def unread_scores(record: Record, error: str, verifier_version: str) -> pa.Table:
+    """Rows of `SCORE` for a part of trajectories that can't be read: no reward, and why."""
+    columns = {
+        "row_id": range(record.first_row_id, record.first_row_id + record.rows),
+        "reward": [None] * record.rows,
+        "components": ["{}"] * record.rows,
+        "status": ["error"] * record.rows,
+        "error": [error] * record.rows,
+        "verifier_version": [verifier_version] * record.rows,
+        "seconds": [0.0] * record.rows,
+    }
+    arrays = [pa.array(column, SCORE.field(name).type) for name, column in columns.items()]
+    return pa.Table.from_arrays(arrays, schema=SCORE)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,13 @@ import time
 from millrace.stages.process import Stage, run_stage
 from millrace.weights.base import Weights, WeightsId, WeightsReader, WeightsWriter
 from millrace.weights.factory import handover_end, push_end
-from storage.progress import read_progress
+from storage.failpoints import failpoint
+from storage.progress import read_life
 
 
 def main(stage: Stage) -> None:
     """Delivers until asked to drain."""
-    stage.milestone(f"sync_weights ready, transport {stage.config.weights.transport}")
+    stage.ready(f"sync_weights ready, transport {stage.config.weights.transport}")
     Courier(stage, handover_end(stage.arguments.handover)).run()
     stage.milestone(f"sync_weights drained after {stage.value('pushes')} pushes")
 
@@ -53,7 +54,9 @@ class Courier:
             if self.writer is None:
                 self.writer = self._open(weights)
             started = time.monotonic()
+            failpoint("sync_weights.before_push")
             self.writer.offer(weights)
+            failpoint("sync_weights.after_push")
             self.pending = _Delivery(weights.id, weights.nbytes, time.monotonic() - started)
         self.taken = weights.id
         self.stage.progress(
@@ -86,10 +89,11 @@ class _Delivery:
     def look(self, stage: Stage) -> bool:
         """Whether every generator has these weights or newer ones; measures the push when they have."""
         generators = range(stage.config.generation.replicas)
-        lives = read_progress(stage.store)
+        lives = {g: read_life(stage.store, "generate", g) for g in generators}
         waited = time.time() - self.id.t_offered
-        missing = [g for g in generators if not _has(lives.get(f"generate-{g}", {}), self.id)]
+        missing = [g for g in generators if not _has(lives[g], self.id)]
         if missing:
+            failpoint("sync_weights.awaiting_acknowledgement")
             if waited > stage.config.weights.deadline_seconds and not self.late.issuperset(missing):
                 names = ", ".join(f"generator {g}" for g in missing)
                 stage.milestone(
@@ -103,7 +107,7 @@ class _Delivery:
             policy_version=self.id.policy_version,
             push_copy_seconds=self.copy_seconds,
             push_bytes=self.nbytes * len(generators),
-            push_seconds=max(lives[f"generate-{g}"]["t_updated"] for g in generators) - self.id.t_offered,
+            push_seconds=max(lives[g]["t_updated"] for g in generators) - self.id.t_offered,
         )
         return True
 

@@ -1,6 +1,6 @@
 """The train stage: scored groups in, policy versions out.
 
-    ║ trajectories ║ + ║ scores ║ ─► intake ─► fresh enough, and of a policy that still exists? ──no──► dropped, counted
+    ║ trajectories ║ + ║ scores ║ ─► intake ─► readable? of a policy that still exists? fresh? ──no──► dropped, counted
                                                   │ yes
     ┌─► groups_per_step of them ─► advantages ─► trainer ─► version + 1 ─► handover ─► sync_weights
     │                                                │
@@ -9,7 +9,8 @@
 
 Consumes: trajectories zipped with their scores. Waits for: a step's worth of groups. Produces: policy versions and
 checkpoints. What is taken between two steps counts only once the step is done, so a trainer that stops half-way has
-taken nothing.
+taken nothing. A trainer that starts from a checkpoint commits it once more as its own, so that generators can tell from
+the log which of their groups it will refuse.
 """
 
 import dataclasses
@@ -18,20 +19,23 @@ from typing import Any
 
 import torch
 
-from configs.schema import RunConfig
 from millrace.advantage import group_mean_advantages
 from millrace.batch import Sample
-from millrace.intake import Intake, ScoredGroup, committed
+from millrace.committed import committed
+from millrace.intake import Intake
 from millrace.ledger import Account, balance
 from millrace.lineage import Lineage
 from millrace.model import load_model, load_tokenizer, start_folder
+from millrace.position import Positions
+from millrace.scored import LostPart, ScoredGroup
 from millrace.stages.process import Stage, run_stage
 from millrace.staleness import staleness
 from millrace.trainer import StepReport, Trainer
 from millrace.weights.base import Weights, WeightsId, WeightsWriter
 from millrace.weights.factory import trainer_end
-from storage.checkpoints import Checkpoint, CheckpointWriter, load_file
-from storage.store import Store
+from storage.checkpoints import Checkpoint, CheckpointWriter, checkpoints_backwards, load_file
+from storage.errors import StreamCorrupt
+from storage.failpoints import failpoint
 
 
 def main(stage: Stage) -> None:
@@ -39,11 +43,13 @@ def main(stage: Stage) -> None:
     config = stage.config
     torch.set_num_threads(config.training.threads)
     torch.manual_seed(config.seed)
-    folder = start_folder(stage.store, config.model.path)
-    load_tokenizer(folder)  # a folder without one is a mistake that the trainer should not be the last to find
+    with stage.loading():
+        folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
+        load_tokenizer(folder)  # a folder without one is a mistake that the trainer should not be the last to find
+        model = load_model(folder, config.model.dtype)
     training = config.training
     trainer = Trainer(
-        load_model(folder, config.model.dtype),
+        model,
         learning_rate=training.learning_rate,
         weight_decay=training.weight_decay,
         max_grad_norm=training.max_grad_norm,
@@ -51,29 +57,55 @@ def main(stage: Stage) -> None:
         max_tokens_per_microbatch=training.max_tokens_per_microbatch,
     )
     checkpoints = CheckpointWriter(stage.store)
-    latest = checkpoints.latest
-    if latest is not None:
-        trainer.restore(latest.step, {name: load_file(stage.store, ref) for name, ref in latest.files.items()})
+    found = restore(stage, trainer)
     handover = trainer_end(stage.arguments.handover, trainer.weights())
-    stage.milestone(
+    stage.ready(
         f"trainer ready at version {trainer.policy_version} of {training.max_steps}, "
         f"incarnation {checkpoints.incarnation}"
     )
-    TrainLoop(stage, trainer, checkpoints, handover).run()
+    TrainLoop(stage, trainer, checkpoints, handover, found).run()
     stage.milestone(f"trainer stopped at version {trainer.policy_version}, checkpointed")
 
 
-class TrainLoop:
-    """The loop above."""
+def restore(stage: Stage, trainer: Trainer) -> Checkpoint | None:
+    """Puts the newest checkpoint that can be read into `trainer` and returns it; None where the run has none yet.
 
-    def __init__(self, stage: Stage, trainer: Trainer, checkpoints: CheckpointWriter, handover: WeightsWriter) -> None:
+    Raises StreamCorrupt, of the newest, where there are checkpoints and none can be read.
+    """
+    damage: StreamCorrupt | None = None
+    for checkpoint in checkpoints_backwards(stage.store):
+        try:
+            files = {name: load_file(stage.store, ref) for name, ref in checkpoint.files.items()}
+        except StreamCorrupt as error:
+            stage.milestone(f"checkpoint of version {checkpoint.step} set aside, going back to the one before: {error}")
+            damage = damage or error
+            continue
+        trainer.restore(checkpoint.step, files)
+        return checkpoint
+    if damage is not None:
+        raise damage
+    return None
+
+
+class TrainLoop:
+    """The loop above. `found` is the checkpoint that `trainer` was restored from, None for the base model."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        trainer: Trainer,
+        checkpoints: CheckpointWriter,
+        handover: WeightsWriter,
+        found: Checkpoint | None,
+    ) -> None:
         self.stage = stage
         self.trainer = trainer
         self.checkpoints = checkpoints
         self.handover = handover
-        state: dict[str, Any] = {} if checkpoints.latest is None else checkpoints.latest.state
-        self.lineage = Lineage.after(checkpoints.latest, checkpoints.incarnation)
-        self.intake = open_intake(stage.store, stage.config, checkpoints.latest)
+        state: dict[str, Any] = {} if found is None else found.state
+        self.lineage = Lineage.after(found, checkpoints.incarnation)
+        self.intake = open_intake(stage, trainer.vocab_size, state.get("intake"))
+        self.positions = Positions(stage.config.generation.replicas, state.get("due"))
         self.committed = committed(
             stage.store,
             reward=stage.config.scoring.reward,
@@ -81,16 +113,20 @@ class TrainLoop:
             num_scorers=stage.config.scoring.replicas,
         )
         self.account = Account.from_json(state["account"]) if state else Account()
+        # How far the cursors stood when the ledger was last found right.
+        self.balanced = self.intake.consumed()
         # The groups of the step to come.
         self.groups: list[ScoredGroup] = []
         # As of the last finished step: what a checkpoint may hold.
         self.settled = self._settle()
+        if found is not None:
+            checkpoints.adopt(found, self.settled)
 
     def run(self) -> None:
         """Until the last step, or until asked to drain."""
         training = self.stage.config.training
-        self._hand_over()
         self._check_ledger()
+        self._hand_over()
         self._report(None)
         while self.trainer.policy_version < training.max_steps:
             if not self.stage.wait(self._collect, why="waiting for scored groups"):
@@ -109,29 +145,44 @@ class TrainLoop:
             group = self.intake.take()
             if group is None:
                 break
-            reason = self._drop_reason(group)
-            if reason is None:
-                self.groups.append(group)
+            if isinstance(group, LostPart):
+                self._set_aside(group)
             else:
-                self._drop(group, reason)
+                self._sort(group)
         if self.account.groups_dropped != dropped_before:
             # Each dropped group makes room for another: the generators look for this.
             self.stage.progress(now=True, groups_dropped=self.account.groups_dropped)
         return len(self.groups) >= self.stage.config.training.groups_per_step
 
-    def _drop_reason(self, group: ScoredGroup) -> str | None:
-        if not self.lineage.holds(group.incarnation, group.max_policy_version):
-            return "rolled_back"
+    def _sort(self, group: ScoredGroup) -> None:
+        """To be trained on, or dropped."""
+        if not self.lineage.holds(group.incarnation, group.part_max_policy_version):
+            # Its generator makes it once more, under weights that exist: so it frees no room for another.
+            self._drop(group, "rolled_back")
+            return
+        self.positions.pass_group(group)
         if staleness(self.trainer.policy_version, group.min_policy_version) > self.stage.config.effective_max_staleness:
-            return "stale"
-        if len(_verified(group)) < 2:
-            return "error"
-        return None
+            self._drop(group, "stale")
+        elif len(_verified(group)) < 2:
+            self._drop(group, "error")
+        else:
+            self.groups.append(group)
+            return
+        self.account.groups_dropped += 1
 
     def _drop(self, group: ScoredGroup, reason: str) -> None:
         rewards = (reward for reward in group.rewards if reward is not None)
-        self.account.drop(reason, group.amount(), reward_sum=sum(rewards))
-        self.account.groups_dropped += 1
+        self.account.drop(reason, group.amount(), generator=group.generator, reward_sum=sum(rewards))
+
+    def _set_aside(self, part: LostPart) -> None:
+        """A damaged part costs its own rollouts and nothing else."""
+        self.stage.milestone(f"set aside {part.left.rollouts} rollouts: {part.reason}")
+        exists = self.lineage.holds(part.record.incarnation, part.record.max_policy_version)
+        self.account.drop("corrupt" if exists else "rolled_back", part.left, generator=part.generator, reward_sum=0.0)
+        if exists:
+            num_groups = part.left.rollouts // self.stage.config.generation.group_size
+            self.positions.pass_lost(part, num_groups)
+            self.account.groups_dropped += num_groups
 
     def _step(self) -> None:
         """One optimizer step on the groups taken; from here on they count as consumed."""
@@ -139,8 +190,10 @@ class TrainLoop:
         groups = sorted(self.groups, key=lambda group: group.group_id)
         with self.stage.busy("train"):
             report = self.trainer.step([sample for group in groups for sample in _samples(group)])
+        failpoint("train.before_handover")
         with self.stage.busy("handover"):
             self._hand_over()
+        failpoint("train.after_handover")
         for group in groups:
             self._account_for(group)
         self.groups = []
@@ -153,12 +206,13 @@ class TrainLoop:
         account, verified = self.account, _verified(group)
         account.train(
             group.amount(verified),
+            generator=group.generator,
             staleness=staleness(self.trainer.policy_version - 1, group.min_policy_version),
             reward_sum=sum(group.rewards[i] or 0.0 for i in verified),
         )
         failed = [i for i in range(len(group.rewards)) if i not in verified]
         if failed:
-            account.drop("error", group.amount(failed), reward_sum=0.0)
+            account.drop("error", group.amount(failed), generator=group.generator, reward_sum=0.0)
 
     def _hand_over(self) -> None:
         weights_id = WeightsId(
@@ -169,11 +223,18 @@ class TrainLoop:
         self.handover.offer(Weights(id=weights_id, tensors=self.trainer.weights()))
 
     def _settle(self) -> dict[str, Any]:
-        return {"account": self.account.to_json(), "intake": self.intake.state(), "lineage": self.lineage.to_json()}
+        return {
+            "account": self.account.to_json(),
+            "intake": self.intake.state(),
+            "due": list(self.positions.due),
+            "lineage": self.lineage.to_json(),
+        }
 
     def _check_ledger(self) -> None:
         generated, scored = self.committed.look()
-        balance(generated=generated, scored=scored, consumed=self.intake.consumed(), account=self.account)
+        consumed = self.intake.consumed()
+        balance(generated=generated, scored=scored, consumed=consumed, account=self.account, balanced=self.balanced)
+        self.balanced = consumed
 
     def _checkpoint(self) -> None:
         with self.stage.busy("checkpoint"):
@@ -188,7 +249,7 @@ class TrainLoop:
             groups_dropped=self.account.groups_dropped,
             rollouts=self.account.trained.rollouts,
             tokens=self.account.trained.tokens,
-            consumed=self.intake.consumed().to_json(),
+            consumed=[amount.to_json() for amount in self.intake.consumed()],
             account=self.settled["account"],
             step=None if report is None else dataclasses.asdict(report),
         )
@@ -213,14 +274,16 @@ class TrainLoop:
             self.stage.milestone(f"version {version}: reward {reward_mean:.3f}, staleness {min(lags)}–{max(lags)}")
 
 
-def open_intake(store: Store, config: RunConfig, checkpoint: Checkpoint | None) -> Intake:
-    """The run's streams, from where `checkpoint` left them or from their beginning."""
+def open_intake(stage: Stage, vocab_size: int, state: list[dict[str, Any]] | None) -> Intake:
+    """The run's streams, from where a checkpoint left them or from their beginning."""
+    config = stage.config
     return Intake(
-        store,
+        stage.store,
         reward=config.scoring.reward,
         num_generators=config.generation.replicas,
         num_scorers=config.scoring.replicas,
-        state=None if checkpoint is None else checkpoint.state["intake"],
+        vocab_size=vocab_size,
+        state=state,
     )
 
 

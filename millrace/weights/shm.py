@@ -16,10 +16,12 @@ from pathlib import Path
 
 import google_crc32c
 import numpy as np
+import pyarrow as pa
 import torch
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Weights, WeightsId, WeightsReader, WeightsWriter
+from storage.failpoints import failpoint
 
 _MAGIC = 0x4D494C4C52414345
 _NONE = -1
@@ -78,6 +80,7 @@ class ShmWriter(WeightsWriter):
         ]
         names = json.dumps(described).encode()
         slot_bytes = sum(tensor.nbytes for tensor in like.values())
+        self._path = path
         if num_readers > MAX_READERS:
             raise ValueError(f"at most {MAX_READERS} readers share one weights file, not {num_readers}")
         if not _fits(path, names, slot_bytes, num_readers):
@@ -95,7 +98,8 @@ class ShmWriter(WeightsWriter):
             target = torch.frombuffer(view, dtype=getattr(torch, dtype), count=tensor.numel(), offset=offset)
             target.view(shape).copy_(tensor)
             offset += tensor.nbytes
-        file.slot_header(slot)[:] = _encode(weights.id, google_crc32c.value(bytes(view)))
+            failpoint("weights.mid_copy", self._path.name)
+        file.slot_header(slot)[:] = _encode(weights.id, _checksum(view))
         file.newest = slot
 
     def close(self) -> None:
@@ -125,7 +129,7 @@ class ShmReader(WeightsReader):
         if not weights_id.newer_than(newer_than):
             return None
         view = file.slot(slot)
-        found = google_crc32c.value(bytes(view))
+        found = _checksum(view)
         if found != checksum:
             raise WeightsCorrupt(
                 f"weights of version {weights_id.policy_version} in {self._path} have checksum {found:08x}, "
@@ -155,6 +159,12 @@ def _views(view: memoryview, described: list[tuple[str, str, list[int]]]) -> dic
         tensors[name] = flat.view(shape)
         offset += flat.nbytes
     return tensors
+
+
+def _checksum(view: memoryview) -> int:
+    # The C extension refuses memoryviews; an Arrow buffer over one is read without a copy.
+    value: int = google_crc32c.value(pa.py_buffer(view))
+    return value
 
 
 def _encode(weights_id: WeightsId, checksum: int) -> list[int]:

@@ -64,6 +64,9 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
         "weights.deadline_seconds",
         "storage.root",
         "storage.fsync",
+        "storage.commit_max_rows",
+        "storage.commit_max_bytes",
+        "storage.commit_max_ms",
         "evaluation.num_prompts",
         "evaluation.batch_size",
     }

@@ -11,19 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.intake import Intake, ScoredGroup, committed
+from millrace.committed import committed
+from millrace.intake import Intake
 from millrace.ledger import Amount
+from millrace.scored import LostPart, ScoredGroup
 from millrace.trajectories import Rollout, trajectory_table
 from millrace.types import Sampling
 from storage import layout
 from storage.errors import StreamCorrupt
+from storage.log import LogReader
 from storage.memory import MemoryStore
 from storage.schema import SCORE, TRAJECTORY
 from storage.stream import StreamWriter
 
 MakeRollouts = Callable[..., list[Rollout]]
 
-GENERATORS, SCORERS, GROUP_SIZE = 2, 2, 2
+GENERATORS, SCORERS, GROUP_SIZE, VOCAB_SIZE = 2, 2, 2, 15
 SHAPE: dict[str, Any] = {"reward": "r", "num_generators": GENERATORS, "num_scorers": SCORERS}
 
 
@@ -48,11 +51,19 @@ def score_rows(first_row_id: int, rewards: list[float | None]) -> pa.Table:
 class StoredRun:
     """The streams of a run in memory, and what an intake should make of them."""
 
-    def __init__(self, make_rollouts: MakeRollouts) -> None:
+    def __init__(self, make_rollouts: MakeRollouts, vocab_size: int = VOCAB_SIZE) -> None:
         self.store = MemoryStore(f"test-{uuid.uuid4().hex}")
         self.make_rollouts = make_rollouts
         self.trajectories = [
-            StreamWriter(self.store, layout.trajectories(g), TRAJECTORY, f"generate-{g}") for g in range(GENERATORS)
+            StreamWriter(
+                self.store,
+                layout.trajectories(g),
+                TRAJECTORY,
+                f"generate-{g}",
+                vocab_size=vocab_size,
+                group_size=GROUP_SIZE,
+            )
+            for g in range(GENERATORS)
         ]
         self.scores = [
             [StreamWriter(self.store, layout.scores("r", g, s, SCORERS), SCORE, f"score-{s}") for s in range(SCORERS)]
@@ -83,6 +94,8 @@ class StoredRun:
             tokens=tokens_of(rollouts),
             min_policy_version=policy_version,
             max_policy_version=policy_version,
+            incarnation=1,
+            last_group_id=group_ids[-1],
         )
         self.parts[generator].append(rollouts)
         self.versions.update(dict.fromkeys(group_ids, policy_version))
@@ -106,6 +119,11 @@ class StoredRun:
         round_, scorer = divmod(self.num_passed[generator], SCORERS)
         return self.scores[generator][scorer].parts > round_
 
+    def first_row_id(self, group: ScoredGroup) -> int:
+        """Where its generator committed it."""
+        rollouts = [rollout for part in self.parts[group.generator] for rollout in part]
+        return next(row for row, rollout in enumerate(rollouts) if rollout.group_id == group.group_id)
+
     def next_group(self) -> int | None:
         """Which group an intake should hand out now: of the lanes' fronts the one of the oldest weights."""
         fronts = [(self.versions[lane[0]], lane[0], lane) for lane in self.waiting if lane]
@@ -125,7 +143,7 @@ class StoredRun:
         return amount_of(generated), amount_of([rollout for part in scored for rollout in part])
 
     def intake(self, state: list[dict[str, Any]] | None = None) -> Intake:
-        return Intake(self.store, **SHAPE, state=state)
+        return Intake(self.store, **SHAPE, vocab_size=VOCAB_SIZE, state=state)
 
 
 def reward_of(rollout: Rollout) -> float | None:
@@ -148,7 +166,10 @@ def through_json(state: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def take_all(intake: Intake) -> list[ScoredGroup]:
-    return list(iter(intake.take, None))
+    """What an undamaged run holds."""
+    groups = list(iter(intake.take, None))
+    assert all(isinstance(group, ScoredGroup) for group in groups)
+    return groups  # type: ignore[return-value]
 
 
 @pytest.fixture
@@ -181,7 +202,8 @@ def test_a_group_brings_its_trajectories_and_their_scores_together(run: StoredRu
             assert logprobs.tolist() == pytest.approx(member.response.rollout_logprobs, rel=1e-6)
             assert mask.tolist() == [1] * len(member.response.tokens)
         assert (group.temperature, group.incarnation) == (0.5, 1)
-        assert group.min_policy_version == group.max_policy_version == members[0].response.version_spans[0][0]
+        assert group.min_policy_version == members[0].response.version_spans[0][0] == group.part_max_policy_version
+        assert group.first_row_id == run.first_row_id(group)
         assert group.amount() == amount_of(members)
         assert group.amount([1]) == amount_of(members[1:])
     assert not rollouts
@@ -201,10 +223,10 @@ def test_an_intake_resumed_anywhere_goes_on_with_exactly_the_remaining_groups(ru
 
 def test_what_was_consumed_is_the_sum_of_the_groups_taken(run: StoredRun) -> None:
     intake, taken = run.intake(), Amount()
-    assert intake.consumed() == taken
+    assert intake.consumed() == [taken] * GENERATORS
     while (group := intake.take()) is not None:
         taken += group.amount()
-        assert intake.consumed() == taken
+        assert sum(intake.consumed(), Amount()) == taken
     assert taken == run.amounts()[0]
 
 
@@ -233,16 +255,16 @@ def test_whatever_happens_in_whatever_order_each_group_comes_out_once_and_every_
         else:
             for _ in range(second):
                 group, expected = intake.take(), run.next_group()
-                assert (group and group.group_id) == expected
+                assert (group.group_id if isinstance(group, ScoredGroup) else group) == expected
                 taken += group.amount() if group else Amount()
-        assert intake.consumed() == taken
+        assert sum(intake.consumed(), Amount()) == taken
         assert look.look() == run.amounts()
 
 
 def test_there_is_nothing_to_take_of_a_run_that_has_not_begun() -> None:
-    intake = Intake(MemoryStore(f"test-{uuid.uuid4().hex}"), **SHAPE, state=None)
+    intake = Intake(MemoryStore(f"test-{uuid.uuid4().hex}"), **SHAPE, vocab_size=VOCAB_SIZE, state=None)
     assert intake.take() is None
-    assert intake.consumed() == Amount()
+    assert intake.consumed() == [Amount()] * GENERATORS
 
 
 @pytest.mark.parametrize(("first_row_id", "rows"), [(4, 4), (0, 2), (0, 6)])
@@ -262,4 +284,53 @@ def test_scores_of_a_part_that_does_not_exist_are_corrupt(make_rollouts: MakeRol
     run = StoredRun(make_rollouts)
     run.scores[1][0].write(score_rows(0, [1.0] * 4), tokens=0)
     with pytest.raises(StreamCorrupt, match=r"streams/trajectories/1: part 0 is missing, but it was scored"):
+        run.intake().take()
+
+
+def damage(store: MemoryStore, stream: str, part: int) -> int:
+    """Flips one bit in the file of a part; returns the number of its record."""
+    reader = LogReader(store, stream)
+    while (record := reader.next()) is not None:
+        if record.kind == "data" and record.part == part:
+            file = store.local_path(f"{stream}/{record.seg}")
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 1
+            file.write_bytes(data)
+            return record.seq
+    raise AssertionError(f"{stream} has no part {part}")
+
+
+@pytest.mark.parametrize("stream", [layout.trajectories(0), layout.scores("r", 0, 1, SCORERS)])
+def test_a_damaged_part_is_handed_out_as_lost_and_the_parts_around_it_as_they_are(run: StoredRun, stream: str) -> None:
+    # Part 1 of generator 0's trajectories is part 0 of what scorer 1 made of them.
+    damage(run.store, stream, part=1 if stream == layout.trajectories(0) else 0)
+    intake = run.intake()
+    taken = list(iter(intake.take, None))
+    lost = [part for part in taken if isinstance(part, LostPart)]
+    assert [(part.generator, part.record.part, part.record.last_group_id) for part in lost] == [(0, 1, 4)]
+    assert lost[0].amount() == amount_of(run.parts[0][1])
+    assert lost[0].reason.startswith(stream)
+    groups = [group.group_id for group in taken if isinstance(group, ScoredGroup)]
+    assert groups == [0, 1, 2, 3, 5, 7, 9, 11, 6, 8, 10]
+    assert intake.consumed() == [amount_of([r for part in lane for r in part]) for lane in run.parts]
+
+
+def test_of_a_part_that_was_taken_in_part_only_the_rest_is_lost(run: StoredRun) -> None:
+    intake = run.intake()
+    first = [intake.take() for _ in range(6)]
+    assert [group.group_id for group in first if isinstance(group, ScoredGroup)][-2:] == [3, 5]
+    damage(run.store, layout.trajectories(1), part=1)
+    resumed = run.intake(through_json(intake.state()))
+    rest = list(iter(resumed.take, None))
+    (lost,) = [part for part in rest if isinstance(part, LostPart)]
+    assert lost.amount() == amount_of([rollout for rollout in run.parts[1][1] if rollout.group_id == 7])
+    assert [group.group_id for group in rest if isinstance(group, ScoredGroup)] == [9, 11, 6, 8, 10]
+    assert resumed.consumed() == [amount_of([r for part in lane for r in part]) for lane in run.parts]
+
+
+def test_tokens_of_another_vocabulary_are_refused_by_name(make_rollouts: MakeRollouts) -> None:
+    run = StoredRun(make_rollouts, vocab_size=16)
+    run.generate(0, num_groups=1, policy_version=0)
+    run.score(0, 0)
+    with pytest.raises(StreamCorrupt, match="of a vocabulary of 16, but the policy's has 15"):
         run.intake().take()

@@ -1,7 +1,7 @@
 """Signs of life are overwritten, and a broken one is no sign."""
 
 from storage import layout
-from storage.progress import read_progress, write_progress
+from storage.progress import read_life, read_progress, write_progress
 from storage.store import Store
 
 
@@ -23,3 +23,10 @@ def test_a_torn_sign_counts_as_absent(store: Store) -> None:
     for torn in (b"", b'{"rows": ', b"\xff\xfe", b"[1]"):
         store.put(layout.progress("generate", 0), torn)
         assert read_progress(store) == {"train-0": {"step": 1}}
+        assert read_life(store, "generate", 0) == {}
+
+
+def test_the_sign_of_one_replica_can_be_read_alone(store: Store) -> None:
+    write_progress(store, "train", 0, {"step": 1})
+    assert read_life(store, "train", 0) == {"step": 1}
+    assert read_life(store, "train", 1) == {}

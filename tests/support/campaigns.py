@@ -67,11 +67,11 @@ class Millrace:
         output, _ = process.communicate(timeout=400)
         return Ended(process.returncode, output)
 
-    def campaign(self, run_id: str, *flags: str, **settings: object) -> list[str]:
-        """The arguments of a quick campaign."""
+    def campaign(self, run_id: str, *flags: str, root: str | None = None, **settings: object) -> list[str]:
+        """The arguments of a quick campaign, in its own root folder or elsewhere."""
         chosen = {**QUICK, **settings}
         sets = [part for key, value in chosen.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-        return ["run", str(PRESET), "--root", str(self.root), "--run-id", run_id, *sets, *flags]
+        return ["run", str(PRESET), "--root", root or str(self.root), "--run-id", run_id, *sets, *flags]
 
     def summary(self, run_id: str) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads((self.root / run_id / "summary.json").read_text())

@@ -1,0 +1,117 @@
+"""What the trainer takes: groups of trajectories with their scores, out of two parts that zip row by row."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.ledger import Amount
+from millrace.trajectories import list_slices
+from storage.errors import StreamCorrupt
+from storage.record import Record
+from storage.stream import Part
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ScoredGroup:
+    """The trajectories that answer one prompt together, with their scores. G of them."""
+
+    group_id: int
+    generator: int
+    first_row_id: int
+    """Of its rows in the generator's stream."""
+    prompt_tokens: list[npt.NDArray[np.int32]]
+    """[G] of [P] token ids."""
+    response_tokens: list[npt.NDArray[np.int32]]
+    """[G] of [R] token ids."""
+    rollout_logprobs: list[npt.NDArray[np.float32]]
+    """[G] of [R] log μ of the behaviour policy, nats."""
+    loss_mask: list[npt.NDArray[np.uint8]]
+    """[G] of [R]."""
+    temperature: float
+    rewards: list[float | None]
+    """[G]; None where the verifier failed."""
+    min_policy_version: int
+    """Oldest weights that sampled any token of the group."""
+    part_max_policy_version: int
+    """Newest weights that sampled any row of its part. A part is refused whole or not at all."""
+    incarnation: int
+    """Of the trainer whose weights sampled it."""
+
+    def amount(self, members: list[int] | None = None) -> Amount:
+        """Rollouts and response tokens of some members, or of all."""
+        chosen = range(len(self.rewards)) if members is None else members
+        return Amount(rollouts=len(chosen), tokens=sum(len(self.response_tokens[i]) for i in chosen))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LostPart:
+    """A part of trajectories that can't be read, or whose scores can't: set aside as a whole."""
+
+    generator: int
+    record: Record
+    """Its commit record, which is sound."""
+    left: Amount
+    """What of it had not been taken before it was damaged."""
+    reason: str
+    """The file, the record and what is wrong."""
+
+    def amount(self) -> Amount:
+        """Rollouts and response tokens that are lost."""
+        return self.left
+
+
+def zip_groups(trajectories: Part, scores: Part, generator: int, scores_path: str) -> list[ScoredGroup]:
+    """The groups of a part of trajectories with their scores, which come from the stream in the folder `scores_path`.
+
+    Raises StreamCorrupt where the rows do not correspond.
+    """
+    table, scored = trajectories.table, scores.table
+    if not np.array_equal(table["row_id"].to_numpy(), scored["row_id"].to_numpy()):
+        found, expected = scores.record, trajectories.record
+        raise StreamCorrupt(
+            f"{scores_path}/{found.seg}",
+            f"holds the scores of {found.rows} rows from {found.first_row_id} on, "
+            f"expected {expected.rows} from {expected.first_row_id} on",
+            found.seq,
+        )
+    group_ids = table["group_id"].to_numpy()
+    starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))
+    ends = [*starts[1:].tolist(), len(group_ids)]
+    columns = _Columns(table, scored)
+    return [
+        columns.group(start, end, generator, trajectories.record)
+        for start, end in zip(starts.tolist(), ends, strict=True)
+    ]
+
+
+class _Columns:
+    """A zipped part, column by column: lists as views of their flat values."""
+
+    def __init__(self, table: pa.Table, scored: pa.Table) -> None:
+        self._lists = {
+            name: list_slices(table[name])
+            for name in ("prompt_tokens", "response_tokens", "rollout_logprobs", "loss_mask")
+        }
+        self._numbers = {
+            name: table[name].to_numpy() for name in ("group_id", "temperature", "min_policy_version", "incarnation")
+        }
+        self._rewards: list[float | None] = scored["reward"].to_pylist()
+
+    def group(self, start: int, end: int, generator: int, record: Record) -> ScoredGroup:
+        lists, numbers = self._lists, self._numbers
+        return ScoredGroup(
+            group_id=int(numbers["group_id"][start]),
+            generator=generator,
+            first_row_id=record.first_row_id + start,
+            prompt_tokens=lists["prompt_tokens"][start:end],
+            response_tokens=lists["response_tokens"][start:end],
+            rollout_logprobs=lists["rollout_logprobs"][start:end],
+            loss_mask=lists["loss_mask"][start:end],
+            temperature=float(numbers["temperature"][start]),
+            rewards=self._rewards[start:end],
+            min_policy_version=int(numbers["min_policy_version"][start:end].min()),
+            part_max_policy_version=record.max_policy_version,
+            incarnation=int(numbers["incarnation"][start]),
+        )

@@ -1,0 +1,228 @@
+"""A store in a bucket of S3, or of a server that speaks its language.
+
+    put_if_absent   PUT, If-None-Match: *   ──► 200 True    ──► 412 False    ──► 409 in conflict: ask again
+    put             PUT                         one request each, never a multipart upload, whose condition is
+                                                looked at too late: so an object has 5 GB at most
+    get, exists     GET, of a range or of all   404 NoSuchKey: not there;    404 NoSuchBucket, 403: errors
+
+A request whose reply is lost is sent again by the library; if the first did create the object, the second says that
+it exists. So False can mean "it was me": what is committed carries a name or a nonce of its own, and is read back.
+
+S3 hides from those who may not list a bucket (s3:ListBucket) whether an object exists: 403 for one that is absent. A
+run can't tell "not yet" from "never" there, and `probe` refuses such a store.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NoReturn
+
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import S3Store
+
+from storage.errors import NotInStore, StoreRefused, StoreUnreachable
+from storage.failpoints import failpoint
+from storage.s3_answers import Answer, storage_error
+from storage.s3_settings import read_settings
+from storage.store import TEMPORARY_PREFIX, BytesLike, Entry, Store, checked_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long the library goes on before an error reaches us. Signals wait for it."""
+
+    retry: timedelta
+    """After this long, a request is not sent again."""
+    retries: int
+    """Nor after this many times."""
+    silence: timedelta
+    """How long the server may say nothing; while we upload it says nothing."""
+
+
+_FIRST_CONTACT = Patience(retry=timedelta(seconds=3), retries=2, silence=timedelta(seconds=10))
+"""Until the store has answered once: a wrong endpoint is a person's mistake, and the person waits."""
+_RUNNING = Patience(retry=timedelta(seconds=30), retries=100, silence=timedelta(seconds=30))
+"""Afterwards: a server that restarts is worth waiting for."""
+_LARGE = Patience(retry=timedelta(seconds=30), retries=100, silence=timedelta(hours=1))
+"""For uploads above `_LARGE_FROM_BYTES`."""
+
+_LARGE_FROM_BYTES = 8 << 20
+_CONFLICTS = 100
+"""So many times, `poll_seconds` apart, a create is tried again while another request for its name is under way."""
+
+
+class ObjectStore(Store):
+    """`s3://bucket/prefix`: objects are those of the bucket whose keys begin with `prefix/`.
+
+    Settings come from the environment (see `storage.s3_settings`). Opening asks nobody anything. Raises StoreRefused
+    for a URL that is not of that form, and BadName for a prefix that is no plain path.
+    """
+
+    poll_seconds = 0.05
+
+    def __init__(self, url: str) -> None:
+        self._bucket, self._prefix = _parse(url)
+        self.url = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+        self._settings = read_settings(os.environ)
+        self._clients: dict[Patience, S3Store] = {}
+        self._answered = False
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        checked_path(path)
+        failpoint("put.before", path)
+        created = self._create(path, data)
+        if created:
+            failpoint("put.after", path)
+        return created
+
+    def put(self, path: str, data: BytesLike) -> None:
+        checked_path(path)
+        failpoint("put.before", path)
+        with self._asking(path):
+            self._client(len(data)).put(path, data, use_multipart=False)
+        failpoint("put.after", path)
+
+    def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
+        checked_path(path)
+        with self._asking(path):
+            try:
+                if length is not None:
+                    # No range of HTTP is empty.
+                    found = self._client().get_range(path, start=start, length=max(length, 1))
+                elif start > 0:
+                    found = self._client().get(path, options={"range": {"offset": start}}).bytes()
+                else:
+                    found = self._client().get(path).bytes()
+            except BaseError as error:
+                if not Answer.of(error).past_end:
+                    raise
+                return memoryview(b"")
+        return memoryview(found)[:length]
+
+    def exists(self, path: str) -> bool:
+        try:
+            # Not HEAD: its answers have no body, so a bucket that does not exist would look like an absent object.
+            self.get(path, length=1)
+        except NotInStore:
+            return False
+        return True
+
+    def entries(self, prefix: str = "") -> list[Entry]:
+        found = [
+            Entry(path=path, bytes=size, t_modified=t_modified)
+            for path, size, t_modified in self._walk(prefix)
+            if not path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+        ]
+        return sorted(found, key=lambda entry: entry.path)
+
+    def delete(self, path: str) -> None:
+        checked_path(path)
+        with self._asking(path):
+            self._client().delete(path)
+
+    def delete_tree(self, prefix: str) -> None:
+        paths = [path for path, _, _ in self._walk(checked_path(prefix))]
+        if paths:
+            with self._asking(prefix):
+                self._client().delete(paths)
+
+    def local_path(self, path: str) -> None:
+        return None
+
+    def _create(self, path: str, data: BytesLike) -> bool:
+        for _ in range(_CONFLICTS):
+            try:
+                with self._asking(path):
+                    self._client(len(data)).put(path, data, mode="create", use_multipart=False)
+                return True
+            except AlreadyExistsError as error:
+                if not Answer.of(error).in_conflict:
+                    return False
+            time.sleep(self.poll_seconds)
+        raise StoreUnreachable(f"{self.url}: {path}: another request for it has been under way all the time")
+
+    def _walk(self, prefix: str) -> Iterator[tuple[str, int, float]]:
+        """Path, bytes and time of modification of every object below the folder `prefix`, in no order."""
+        if prefix:
+            checked_path(prefix)
+        with self._asking(prefix or "its root"):
+            for chunk in self._client().list(prefix or None, chunk_size=1000):
+                for found in chunk:
+                    yield found["path"], found["size"], found["last_modified"].timestamp()
+
+    @contextmanager
+    def _asking(self, path: str) -> Iterator[None]:
+        """Says in the store's own words what S3 refused; that something exists is no refusal."""
+        try:
+            yield
+        except AlreadyExistsError:
+            self._answered = True
+            raise
+        except (BaseError, FileNotFoundError) as error:
+            self._refuse(Answer.of(error), path)
+        self._answered = True
+
+    def _refuse(self, answer: Answer, path: str) -> NoReturn:
+        self._answered = self._answered or (answer.status is not None and answer.went_to(self._bucket))
+        # The library's own text repeats what ours says, in a page.
+        raise storage_error(
+            answer,
+            url=self.url,
+            path=path,
+            bucket=self._bucket,
+            endpoint=self._settings.endpoint,
+            has_credentials=self._settings.has_credentials,
+        ) from None
+
+    def _client(self, upload_bytes: int = 0) -> S3Store:
+        patience = _LARGE if upload_bytes > _LARGE_FROM_BYTES else _RUNNING if self._answered else _FIRST_CONTACT
+        if patience not in self._clients:
+            self._clients[patience] = self._open(patience)
+        return self._clients[patience]
+
+    def _open(self, patience: Patience) -> S3Store:
+        return S3Store(
+            self._bucket,
+            prefix=self._prefix or None,
+            config=self._settings.config,
+            client_options={
+                "allow_http": self._settings.endpoint.startswith("http://"),
+                "connect_timeout": timedelta(seconds=3),
+                "read_timeout": patience.silence,
+                # Of a whole answer, which may be 5 GB.
+                "timeout": timedelta(hours=1),
+            },
+            retry_config={
+                "max_retries": patience.retries,
+                "retry_timeout": patience.retry,
+                "backoff": {
+                    "init_backoff": timedelta(milliseconds=100),
+                    "max_backoff": timedelta(seconds=2),
+                    "base": 2,
+                },
+            },
+        )
+
+
+def _parse(url: str) -> tuple[str, str]:
+    """Bucket and prefix of an s3:// URL. No part of the message is one that may be a secret."""
+    rest = url.partition("://")[2]
+    authority = re.split(r"[/?#]", rest)[0]
+    if "@" in authority or ":" in authority:
+        shown = f"…@{rest.rpartition('@')[2]}" if "@" in rest else "…"
+        raise StoreRefused(
+            f"s3://{shown.partition('?')[0]}: a URL is printed and stored, so credentials don't belong in it; "
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        )
+    if "?" in rest or "#" in rest:
+        shown = re.split(r"[?#]", rest)[0]
+        raise StoreRefused(f"s3://{shown}: expected s3://bucket/prefix, with nothing after a '?' or '#'")
+    bucket, _, prefix = rest.partition("/")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}", bucket):
+        raise StoreRefused(f"{url!r}: expected s3://bucket/prefix, the bucket in letters, digits, '.', '_' and '-'")
+    prefix = prefix.strip("/")
+    return bucket, checked_path(prefix) if prefix else ""

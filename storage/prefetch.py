@@ -1,0 +1,116 @@
+"""Reading ahead of a reader that is catching up on a store that is far away.
+
+    reader asks for record n ──► got ahead? ─ yes ─► there it is ──► a thread each gets log/n+1 … n+8, and their files
+                                     └─ no ─► get it now ─┘          where the reader asks for files
+                                                 └─ not there: the head. Guessing stops
+
+Nothing got ahead is believed: the reader verifies everything in order, as if it had just got it. What a thread failed
+at is raised when the reader asks for that object. Guesses never outnumber what was found since the head was last met:
+a reader that waits at the head makes one request a look.
+"""
+
+from concurrent.futures import Future
+from threading import Thread
+
+from storage import layout
+from storage.errors import NotInStore, StorageError
+from storage.record import decode
+from storage.store import Store
+
+DEPTH = 8
+"""Records, with their files, got ahead at most: what bounds the memory this takes."""
+
+
+class ReadAhead:
+    """The objects of `store` for the one reader of the log in the folder `path`. Not thread-safe."""
+
+    def __init__(self, store: Store, path: str, depth: int = DEPTH) -> None:
+        self._store = store
+        self._path = path
+        self._depth = depth
+        self._ahead: dict[int, _Guess] = {}
+        self._current: _Guess | None = None
+        """What brought the record that the reader is at, if it was got ahead."""
+        self._last = -1
+        self._found = 0
+        self._file_asked = False
+        self._files_in_a_row = 0
+
+    def get(self, path: str) -> memoryview:
+        """The object's bytes. Raises NotInStore, and whatever the store raised when it was asked for them."""
+        seq = layout.record_seq(path)
+        if seq is not None:
+            return self._get_record(path, seq)
+        self._file_asked = True
+        if self._current and self._current.file_path.result() == path:
+            guess, self._current = self._current, None
+            return guess.file.result()
+        return self._store.get(path)
+
+    def _get_record(self, path: str, seq: int) -> memoryview:
+        self._current = self._ahead.pop(seq, None)
+        try:
+            data = self._current.record.result() if self._current else self._store.get(path)
+        except NotInStore:
+            guessed = self._current is not None
+            self._ahead, self._current, self._found = {}, None, 0
+            if not guessed:
+                raise
+            # It may have been committed since the guess.
+            data = self._store.get(path)
+        if seq != self._last:
+            self._last = seq
+            self._found += 1
+            self._files_in_a_row = self._files_in_a_row + 1 if self._file_asked else 0
+            self._file_asked = False
+            self._look_ahead(seq)
+        return data
+
+    def _look_ahead(self, seq: int) -> None:
+        self._ahead = {number: guess for number, guess in self._ahead.items() if number > seq}
+        for number in range(seq + 1, seq + 1 + min(self._depth, self._found - 1)):
+            if number not in self._ahead:
+                # A reader that wants every other part's rows, as one of two scorers does, never asks twice in a row.
+                self._ahead[number] = _Guess(self._store, self._path, number, with_file=self._files_in_a_row > 1)
+            elif self._ahead[number].is_in_vain:
+                return
+
+
+class _Guess:
+    """One record that is being got ahead, in a thread of its own, and the file it names."""
+
+    def __init__(self, store: Store, path: str, seq: int, *, with_file: bool) -> None:
+        self.record: Future[memoryview] = Future()
+        self.file_path: Future[str | None] = Future()
+        """None where no file is got ahead."""
+        self.file: Future[memoryview] = Future()
+        # A daemon: a process that ends does not wait for an answer that nobody wants any more.
+        Thread(target=self._run, args=(store, path, seq, with_file), name=f"ahead {path} {seq}", daemon=True).start()
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether there was no such record yet."""
+        return self.record.done() and isinstance(self.record.exception(), NotInStore)
+
+    def _run(self, store: Store, path: str, seq: int, with_file: bool) -> None:
+        record_path = f"{path}/{layout.record(seq)}"
+        _settle(self.record, store, record_path)
+        file_path = None
+        if with_file and self.record.exception() is None:
+            try:
+                record = decode(bytes(self.record.result()), record_path)
+            except StorageError:
+                # The reader will find the same, when it comes to this record.
+                record = None
+            if record and record.kind == "data":
+                file_path = f"{path}/{record.seg}"
+        self.file_path.set_result(file_path)
+        if file_path:
+            _settle(self.file, store, file_path)
+
+
+def _settle(future: Future[memoryview], store: Store, path: str) -> None:
+    try:
+        future.set_result(store.get(path))
+    except BaseException as error:  # noqa: BLE001 — raised in the reader's own thread, when it asks
+        future.set_exception(error)

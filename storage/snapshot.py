@@ -1,0 +1,35 @@
+"""A hint how far a log had come, so that nobody has to read it from the start: `<path>/head.json`.
+
+    writer, every 64 records   cursor ──► head.json, replaced
+    opening at the head        head.json ──► fits its checksum? ──► stands on that very record? ──► go on from there
+                                                    └── no ──────────────────┴── no ──► read the log from its start
+
+It is written without a commit, so it may be old, missing, damaged, or left by a log that was lost. Nothing but speed
+depends on it.
+"""
+
+from typing import Any
+
+from storage import layout
+from storage.errors import NotInStore
+from storage.files import Source
+from storage.sealed import seal, unseal
+from storage.store import Store
+
+EVERY = 64
+"""Records between two snapshots: what a reader that opens at the head reads at most, a few aside."""
+
+
+def write_snapshot(store: Store, path: str, cursor: dict[str, Any]) -> None:
+    """Replace the snapshot of the log in the folder `path` by `cursor`, a JSON object."""
+    store.put(f"{path}/{layout.HEAD}", seal({"cursor": cursor}))
+
+
+def read_snapshot(source: Source, path: str) -> dict[str, Any] | None:
+    """What `write_snapshot` wrote last; None where there is nothing, or nothing whole."""
+    try:
+        values, sealed = unseal(bytes(source.get(f"{path}/{layout.HEAD}")))
+    except (NotInStore, ValueError):
+        return None
+    cursor = values.get("cursor")
+    return cursor if sealed and isinstance(cursor, dict) else None
