@@ -7,13 +7,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := configs flows tasks millrace storage dashboard benchmarks tests
 
-.PHONY: demo test install check format clean
+.PHONY: demo test faults install check format clean
 
 demo: install  ## a whole asynchronous campaign on this machine's CPU, in about two minutes
 	$(BIN)/millrace run configs/presets/tiny-cpu.yaml
 
-test: $(VENV)/test  ## every test
-	$(BIN)/python -m pytest
+test: $(VENV)/test  ## every test but the long storms of faults
+	$(BIN)/python -m pytest -m "not faults"
+
+faults: $(VENV)/test  ## the storms: two hundred kills of whole campaigns, ten thousand flipped bits (half an hour)
+	$(BIN)/python -m pytest -m faults -s
 
 install: $(VENV)/base  ## the environment that the main job needs
 

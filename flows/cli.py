@@ -14,25 +14,32 @@ from pathlib import Path
 
 from configs.errors import ConfigError
 
-MISTAKE, SUPERSEDED = 2, 3
+FAULT, MISTAKE, SUPERSEDED = 1, 2, 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = _parser().parse_args(argv)
-    from millrace.errors import InputError
-    from storage.errors import BadName, Fenced, StoreRefused
+    from millrace.errors import InputError, LedgerMismatch
+    from storage.errors import Fenced, StorageError
 
     try:
+        if arguments.command == "run":
+            return _run(arguments)
         if arguments.command == "status":
             return _status(arguments)
-        return _run(arguments)
-    except (ConfigError, InputError, BadName, StoreRefused) as error:
-        print(f"millrace: {error}", file=sys.stderr)
-        return MISTAKE
+        from flows import care
+
+        return care.run(arguments)
     except Fenced as error:
         print(f"millrace: another controller took this run over: {error}", file=sys.stderr)
         return SUPERSEDED
+    except LedgerMismatch as error:
+        print(f"millrace: the ledger does not balance, so the run was stopped: {error}", file=sys.stderr)
+        return FAULT
+    except (ConfigError, InputError, StorageError) as error:
+        print(f"millrace: {error}", file=sys.stderr)
+        return MISTAKE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,6 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="show what a run has come to")
     status.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
     status.add_argument("--json", action="store_true", help="everything, as JSON")
+    from flows.care import add_parsers
+
+    add_parsers(commands)
     return parser
 
 

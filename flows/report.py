@@ -46,8 +46,8 @@ class Reporter:
         shown = -1
         while True:
             over = self._over.wait(_EVERY_SECONDS)
-            status = self._status.look()
             try:
+                status = self._status.look()
                 if progress is None:
                     progress = create_progress_artifact(0.0, key="campaign-progress", description="Optimizer steps")
                 elif status["steps"] != shown:
@@ -56,8 +56,9 @@ class Reporter:
                 if over:
                     create_markdown_artifact(_table(status), key="campaign-summary", description="The run in figures")
             except Exception:
-                # Whatever the server or the way to it does: the state of record is the run's own.
-                _LOGGER.debug("Prefect did not take a report", exc_info=True)
+                # Whatever the server or the way to it does: the state of record is the run's own. And what is wrong with
+                # the run, its stages say.
+                _LOGGER.debug("nothing was reported to Prefect", exc_info=True)
             if over:
                 return
 

@@ -64,7 +64,13 @@ class View:
     def _each(self, seconds: float, reader: StatusReader, show: Any) -> None:
         while True:
             over = self._over.wait(seconds)
-            status = reader.look()
+            try:
+                status = reader.look()
+            except (MillraceError, StorageError):
+                # A damaged or unreachable store: the stages meet it too, and the campaign ends with their sentence.
+                if over:
+                    return
+                continue
             # Before a resumed run starts again, its store still shows how it stopped.
             if over or status["state"] == "running":
                 show(status)

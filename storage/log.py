@@ -63,7 +63,8 @@ class LogCursor:
     def from_json(cls, values: dict[str, Any]) -> "LogCursor":
         """The cursor that `to_json` wrote. Raises ValueError unless `values` has exactly its fields and types."""
         types = {field.name: field.type for field in dataclasses.fields(cls)}
-        if set(values) != set(types) or any(type(values[name]) is not types[name] for name in types):
+        fits = set(values) == set(types) and all(type(values[name]) is types[name] for name in types)
+        if not fits or values["seq"] < 0:
             raise ValueError(f"not a log cursor: {values!r}")
         return cls(**values)
 

@@ -167,7 +167,7 @@ class ObjectStore(Store):
         self._answered = True
 
     def _refuse(self, answer: Answer, path: str) -> NoReturn:
-        self._answered = self._answered or (answer.status is not None and answer.went_to(self._bucket))
+        self._answered = self._answered or answer.is_sound(self._bucket)
         # The library's own text repeats what ours says, in a page.
         raise storage_error(
             answer,

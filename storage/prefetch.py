@@ -96,15 +96,16 @@ class _Guess:
         record_path = f"{path}/{layout.record(seq)}"
         _settle(self.record, store, record_path)
         file_path = None
-        if with_file and self.record.exception() is None:
-            try:
+        try:
+            if with_file and self.record.exception() is None:
                 record = decode(bytes(self.record.result()), record_path)
-            except StorageError:
-                # The reader will find the same, when it comes to this record.
-                record = None
-            if record and record.kind == "data":
-                file_path = f"{path}/{record.seg}"
-        self.file_path.set_result(file_path)
+                if record.kind == "data":
+                    file_path = f"{path}/{record.seg}"
+        except StorageError:
+            # The reader will find the same, when it comes to this record.
+            pass
+        finally:
+            self.file_path.set_result(file_path)
         if file_path:
             _settle(self.file, store, file_path)
 

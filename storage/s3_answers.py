@@ -67,6 +67,10 @@ class Answer:
         """The object is there, but ends before the range that was asked for."""
         return self.status == 416
 
+    def is_sound(self, bucket: str) -> bool:
+        """Whether the bucket's server answered, and is well."""
+        return self.status is not None and self.status < 500 and self.went_to(bucket)
+
     def went_to(self, bucket: str) -> bool:
         """Whether the request was for the bucket; else it was for credentials."""
         parts = urlsplit(self.request)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from obstore.store import S3Config
 
 _ELSEWHERE = (
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
+    ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
+    ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
 )
-"""Each says where the library is to fetch credentials."""
+"""Each, where all of it is set, says where the library is to fetch credentials."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def read_settings(environment: Mapping[str, str]) -> S3Settings:
     config["region"] = config["region"] or "us-east-1"
     # The default of the library, whatever the environment says: the whole protocol rests on it.
     config["conditional_put"] = "etag"
-    elsewhere = bool(_first(environment, *_ELSEWHERE))
+    elsewhere = any(all(environment.get(name) for name in names) for names in _ELSEWHERE)
     if not environment.get("AWS_ACCESS_KEY_ID") and not elsewhere and "aws_access_key_id" in profile:
         config["access_key_id"] = profile["aws_access_key_id"]
         config["secret_access_key"] = profile.get("aws_secret_access_key", "")

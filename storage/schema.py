@@ -90,6 +90,9 @@ _STATUSES = ("ok", "timeout", "error")
 
 def check_columns(found: pa.Schema, schema: pa.Schema, version: int = SCHEMA_VERSION) -> None:
     """Raises ValueError unless `found` has exactly the columns that `schema` had at `version`: names, order, types."""
+    if version == SCHEMA_VERSION and found.equals(schema):
+        # Nearly every part: the way below costs as much as verifying a megabyte.
+        return
     expected = [field for field in schema if since(field) <= version]
     names = [field.name for field in expected]
     if found.names != names:

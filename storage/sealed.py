@@ -35,10 +35,13 @@ def unseal(data: bytes) -> tuple[dict[str, Any], bool]:
     if _KEY not in values:
         return values, False
     found = values.pop(_KEY)
-    # Other bytes that mean the same values are damage too: sealing is the only way to make such an object.
-    if seal(values) != data:
-        raise ValueError(f"damaged: it does not fit its checksum {found!r}")
-    return values, True
+    try:
+        # Other bytes that mean the same values are damage too: sealing is the only way to make such an object.
+        if seal(values) == data:
+            return values, True
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"damaged: nothing that anybody sealed ({error})") from error
+    raise ValueError(f"damaged: it does not fit its checksum {found!r}")
 
 
 def _to_json(values: dict[str, Any]) -> bytes:

@@ -1,7 +1,8 @@
 """Fixtures of the tests of millrace/: a policy that is made in a few milliseconds, and rollouts of any group."""
 
+import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -17,8 +18,10 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture
-def memory_store() -> MemoryStore:
-    return MemoryStore(f"test-{uuid.uuid4().hex}")
+def memory_store() -> Iterator[MemoryStore]:
+    store = MemoryStore(f"test-{uuid.uuid4().hex}")
+    yield store
+    shutil.rmtree(store.root, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
-"""Fixtures of the storage tests: both stores, and valid tables to put into them."""
+"""Fixtures of the storage tests: the two stores that need no server, and valid tables to put into them."""
 
+import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,10 @@ MakeTable = Callable[..., pa.Table]
 
 
 @pytest.fixture
-def memory_store() -> MemoryStore:
-    return MemoryStore(f"test-{uuid.uuid4().hex}")
+def memory_store() -> Iterator[MemoryStore]:
+    store = MemoryStore(f"test-{uuid.uuid4().hex}")
+    yield store
+    shutil.rmtree(store.root, ignore_errors=True)
 
 
 @pytest.fixture(params=["local", "memory"])

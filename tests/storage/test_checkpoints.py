@@ -3,7 +3,14 @@
 import pytest
 
 from storage import layout
-from storage.checkpoints import CheckpointReader, CheckpointWriter, load_file, read_latest
+from storage.checkpoints import (
+    CheckpointReader,
+    CheckpointWriter,
+    checkpoints_backwards,
+    first_of,
+    load_file,
+    read_latest,
+)
 from storage.errors import Fenced, StreamCorrupt
 from storage.files import FileRef
 from storage.log import LogCursor, LogWriter
@@ -78,6 +85,52 @@ def test_an_older_trainer_is_fenced_and_changes_nothing(store: Store) -> None:
     with pytest.raises(Fenced):
         older.commit(2, {"model": b"zombie"}, {})
     assert older.latest == newer.latest == read_latest(store)
+
+
+def test_an_earlier_checkpoint_is_adopted_with_another_state_and_none_of_its_files_copied(store: Store) -> None:
+    first = CheckpointWriter(store).commit(4, {"model": b"good"}, {"branch": "first"})
+    second = CheckpointWriter(store).commit(9, {"model": b"to be damaged"}, {"branch": "second"})
+    writer = CheckpointWriter(store)
+    files = store.list("checkpoints/data")
+    adopted = writer.adopt(first, {"branch": "third"})
+    assert store.list("checkpoints/data") == files
+    assert (adopted.step, adopted.state, adopted.incarnation) == (4, {"branch": "third"}, 2)
+    assert adopted.files == first.files
+    assert load_file(store, adopted.files["model"]) == b"good"
+    assert writer.latest == read_latest(store) == CheckpointReader(store).latest() == adopted
+    assert list(checkpoints_backwards(store)) == [adopted, second, first]
+
+
+def test_checkpoints_are_there_newest_first_to_fall_back_to(store: Store) -> None:
+    assert list(checkpoints_backwards(store)) == []
+    committed = []
+    for _ in range(3):
+        writer = CheckpointWriter(store)
+        committed += [writer.commit(step, {"model": b"%d" % step}, {}) for step in range(2)]
+    assert list(checkpoints_backwards(store)) == committed[::-1]
+    assert list(checkpoints_backwards(store, layout.WEIGHTS)) == []
+
+
+def test_the_first_checkpoint_of_each_incarnation_is_found(store: Store) -> None:
+    first = []
+    for steps in (2, 0, 3):
+        writer = CheckpointWriter(store)
+        committed = [writer.commit(step, {}, {"steps": steps}) for step in range(steps)]
+        first.append(committed[0] if committed else None)
+    assert [first_of(store, incarnation) for incarnation in range(4)] == [*first, None]
+    assert first[1] is None
+
+
+def test_a_damaged_record_ends_the_way_back_but_not_what_came_after_it(memory_store: MemoryStore) -> None:
+    writer = CheckpointWriter(memory_store)
+    committed = [writer.commit(step, {}, {}) for step in range(70)]
+    name = f"checkpoints/{layout.record(11)}"
+    memory_store.put(name, bytes(memory_store.get(name)).replace(b'"step": 10', b'"step": 50'))
+    assert read_latest(memory_store) == CheckpointWriter(memory_store).latest == committed[-1]
+    found = checkpoints_backwards(memory_store)
+    assert [next(found) for _ in range(59)] == committed[:10:-1]
+    with pytest.raises(StreamCorrupt, match=name):
+        next(found)
 
 
 class FailingRecords(MemoryStore):

@@ -33,6 +33,18 @@ def test_paths_of_a_run_are_where_its_readers_look() -> None:
     assert layout.record(3) == "log/000000000003.json"
 
 
+@pytest.mark.parametrize("seq", [0, 7, 10**12 - 1, 10**12, 10**15])
+def test_a_record_s_path_says_its_number_however_large(seq: int) -> None:
+    assert layout.record_seq(layout.record(seq)) == layout.record_seq(f"streams/x/{layout.record(seq)}") == seq
+
+
+@pytest.mark.parametrize(
+    "path", ["head.json", "catalog/000000000001.json", "x/log/1.json", "log/000000000001.json.tmp"]
+)
+def test_what_is_no_record_s_path_has_no_number(path: str) -> None:
+    assert layout.record_seq(path) is None
+
+
 def test_fresh_names_are_valid_and_never_repeat() -> None:
     names = [layout.new_segment(0) for _ in range(100)] + [layout.new_checkpoint_data(0) for _ in range(100)]
     assert len({checked_path(name) for name in names}) == 200

@@ -1,18 +1,22 @@
 """One log has one writer at a time, and a reader believes only what it can verify."""
 
 import dataclasses
+import itertools
 import json
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.dict_store import DictStore
 
 from storage import layout
-from storage.errors import Fenced, StreamCorrupt
-from storage.log import LogCursor, LogReader, LogWriter
+from storage.errors import Fenced, SchemaUnknown, StreamCorrupt
+from storage.log import LogCursor, LogReader, LogWriter, backwards
 from storage.memory import MemoryStore
 from storage.record import Record, decode, encode
+from storage.schema import SCHEMA_VERSION
+from storage.sealed import seal
 from storage.store import BytesLike, Store
 
 LOG = "streams/x"
@@ -76,7 +80,7 @@ def test_a_cursor_survives_json_and_resumes_exactly_there(store: Store) -> None:
     assert read_all(LogReader(store, LOG, cursor)) == committed[2:]
 
 
-@pytest.mark.parametrize("change", [{"seq": "1"}, {"ended": 0}, {"unknown": 1}])
+@pytest.mark.parametrize("change", [{"seq": "1"}, {"seq": -1}, {"ended": 0}, {"unknown": 1}])
 def test_what_is_no_cursor_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not a log cursor"):
         LogCursor.from_json(LogCursor().to_json() | change)
@@ -193,20 +197,146 @@ def test_a_record_of_my_own_epoch_that_is_not_mine_is_corruption(memory_store: M
         commit_data(writer)
 
 
-def test_any_flipped_byte_of_a_record_is_found_once_the_next_record_is_read(memory_store: MemoryStore) -> None:
+@pytest.mark.parametrize("kind", ["fence", "data", "checkpoint", "end"])
+def test_any_flipped_bit_of_a_record_is_found_at_once_also_in_the_newest(kind: str) -> None:
+    store = DictStore()
+    writer = LogWriter(store, LOG, "w")
+    commits: dict[str, Callable[[], object]] = {
+        "fence": lambda: None,
+        "data": lambda: commit_data(writer),
+        "checkpoint": lambda: writer.commit("checkpoint", body={"rate": 1e-05, "crc": 'x"crc": "', "name": "é\ud800"}),
+        "end": lambda: writer.commit("end"),
+    }
+    commits[kind]()
+    head = writer.cursor
+    newest = file(head.seq - 1)
+    good = store.objects[newest]
+    for position, bit in itertools.product(range(len(good)), range(8)):
+        store.objects[newest] = good[:position] + bytes([good[position] ^ 1 << bit]) + good[position + 1 :]
+        with pytest.raises(StreamCorrupt) as caught:
+            LogReader(store, LOG).to_head()
+        assert caught.value.file == newest, (position, bit)
+    store.objects[newest] = good
+    assert LogReader(store, LOG).to_head() == head
+
+
+def test_every_shortened_record_is_found(memory_store: MemoryStore) -> None:
+    commit_data(LogWriter(memory_store, LOG, "w"))
+    good = bytes(memory_store.get(file(1)))
+    for length in range(len(good)):
+        with pytest.raises(StreamCorrupt, match=r"log/000000000001\.json: the record is"):
+            decode(good[:length], file(1))
+
+
+def test_other_bytes_that_mean_the_same_are_damage_too(memory_store: MemoryStore) -> None:
     writer = LogWriter(memory_store, LOG, "w")
+    record = writer.commit("checkpoint", body={"rate": 1e-05})
+    good = bytes(memory_store.get(file(1)))
+    assert decode(good, file(1)) == record
+    for old, new in ((b"1e-05", b"1E-05"), (b": ", b":"), (b'{"rate"', b'{ "rate"'), (b'"rate"', b'"r\\u0061te"')):
+        assert old in good
+        assert json.loads(good.replace(old, new)) == json.loads(good)
+        with pytest.raises(StreamCorrupt, match="does not fit its checksum"):
+            decode(good.replace(old, new), file(1))
+
+
+@pytest.mark.parametrize("depth", range(940, 1000, 3))
+def test_a_record_nested_as_deeply_as_python_can_bear_is_named(depth: int) -> None:
+    data = b'{"body": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b', "crc": "00000000"}'
+    with pytest.raises(StreamCorrupt, match="log/1: the record is"):
+        decode(data, "log/1")
+
+
+VERSION_1 = {"epoch": 0, "nonce": "n", "writer": "w", "prev": ""}
+
+
+def test_a_record_of_schema_version_1_is_read_without_checksum() -> None:
+    fields = VERSION_1 | DATA | VERSIONS | {"seq": 3, "kind": "data", "part": 2}
+    record = decode(json.dumps(fields, sort_keys=True).encode(), "log/3")
+    assert (record.rows, record.tokens, record.schema_version) == (4, 10, 1)
+    assert (record.incarnation, record.last_group_id, record.group_size, record.vocab_size) == (-1, -1, 0, 0)
+    for kind, more in (("fence", {}), ("end", {}), ("checkpoint", {"body": {"a": 1}})):
+        assert decode(json.dumps(VERSION_1 | {"seq": 3, "kind": kind} | more).encode(), "log/3").kind == kind
+    with pytest.raises(StreamCorrupt, match="the data record has the fields"):
+        decode(json.dumps(fields | {"group_size": 4}).encode(), "log/3")
+    with pytest.raises(StreamCorrupt, match="the record of schema version 2 lacks its checksum"):
+        decode(json.dumps(fields | {"schema_version": 2}).encode(), "log/3")
+
+
+NEWER = SCHEMA_VERSION + 1
+DATA_1 = VERSION_1 | DATA | VERSIONS | {"seq": 3, "kind": "data", "part": 2}
+DATA_2 = DATA_1 | {"incarnation": 0, "last_group_id": 1, "group_size": 4, "vocab_size": 9}
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (seal(DATA_2 | {"schema_version": NEWER, "colour": "red"}), r"fields \['colour'\]"),
+        (seal(DATA_2 | {"colour": "red"}), r"fields \['colour'\]"),
+        (seal(VERSION_1 | {"seq": 3, "kind": "weird"}), "kind 'weird'"),
+        (seal(VERSION_1 | {"seq": 3, "kind": "fence", "format": 9}), r"fields \['format'\]"),
+        (json.dumps(DATA_1 | {"schema_version": NEWER, "colour": "red"}).encode(), r"fields \['colour'\]"),
+    ],
+)
+def test_a_newer_millrace_s_record_is_told_from_damage(data: bytes, what: str) -> None:
+    with pytest.raises(SchemaUnknown, match=rf"log/3: written by a newer Millrace: {what} not known here"):
+        decode(data, "log/3")
+
+
+def test_a_newer_schema_s_part_is_still_counted_where_the_record_is_understood() -> None:
+    assert decode(seal(DATA_2 | {"schema_version": NEWER}), "log/3").rows == 4
+
+
+def test_records_are_read_backwards_from_any_cursor(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
     for _ in range(3):
         commit_data(writer)
-    good = bytes(memory_store.get(file(1)))
-    chooser = random.Random(0)
-    for position in range(len(good)):
-        bad = bytearray(good)
-        bad[position] ^= 1 << chooser.randrange(8)
-        memory_store.put(file(1), bad)
-        with pytest.raises(StreamCorrupt, match=r"log/00000000000[12]\.json"):
-            LogReader(memory_store, LOG).to_head()
-    memory_store.put(file(1), good)
-    assert LogReader(memory_store, LOG).to_head().part == 3
+    writer.commit("end")
+    forwards = LogReader(store, LOG)
+    passed: list[Record] = []
+    while True:
+        assert list(backwards(store, LOG, forwards.cursor)) == passed[::-1]
+        record = forwards.next()
+        if record is None:
+            break
+        passed.append(record)
+    assert len(passed) == 5
+
+
+def test_reading_backwards_believes_only_what_leads_to_the_cursor(memory_store: MemoryStore) -> None:
+    writer = LogWriter(memory_store, LOG, "w")
+    committed = [commit_data(writer) for _ in range(4)]
+    forged = encode(dataclasses.replace(committed[1], rows=9))
+    memory_store.put(file(2), forged)
+    records = backwards(memory_store, LOG, writer.cursor)
+    assert [next(records).seq, next(records).seq] == [4, 3]
+    with pytest.raises(StreamCorrupt, match=r"log/000000000002\.json: the record is not the one"):
+        next(records)
+    memory_store.delete(file(2))
+    with pytest.raises(StreamCorrupt, match=r"log/000000000002\.json: the record is missing"):
+        list(backwards(memory_store, LOG, writer.cursor))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_writers_that_race_leave_one_chain_and_the_older_one_ends(seed: int, memory_store: MemoryStore) -> None:
+    chooser = random.Random(seed)
+    committed: list[Record] = []
+    fenced: set[str] = set()
+    writers: dict[str, LogWriter] = {}
+    for number in range(4):
+        name = f"w{number}"
+        writers[name] = LogWriter(memory_store, LOG, name)
+        for _ in range(20):
+            chosen = chooser.choice(sorted(writers))
+            try:
+                committed.append(commit_data(writers[chosen]))
+            except Fenced:
+                fenced.add(chosen)
+            else:
+                assert chosen == name, f"seed {seed}: {chosen} committed after {name} took over"
+    assert fenced == {"w0", "w1", "w2"}, f"seed {seed}"
+    data = [record for record in read_all(LogReader(memory_store, LOG)) if record.kind == "data"]
+    assert data == committed, f"seed {seed}"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +376,13 @@ def test_a_record_after_the_end_is_named(memory_store: MemoryStore) -> None:
         (b"", "not JSON"),
         (b'{"seq": 1', "not JSON"),
         (b"\xff", "not JSON"),
-        (b"[]", "expected a JSON object whose kind is one of fence, data, end, checkpoint"),
+        (b"[]", "the record is JSON, but of type list, expected an object"),
+        (b"[" * 100_000, "not JSON"),
+        (b"9" * 5_000, "not JSON"),
+        (b'{"kind": "weird"}', "expected a JSON object whose kind is one of fence, data, end, checkpoint"),
+        (b'{"kind": NaN, "crc": "00000000"}', "the record is damaged: nothing that anybody sealed"),
+        (b'{"kind": "end", "crc": "00000000"}', "does not fit its checksum '00000000'"),
+        (seal({"kind": "end"}), "the end record has the fields"),
         (b'{"kind": "other"}', "expected a JSON object whose kind"),
         (b'{"kind": []}', "expected a JSON object whose kind"),
         (b'{"kind": "end"}', "the end record has the fields"),

@@ -10,10 +10,20 @@ REFINES = {
     errors.BadName: ValueError,
     errors.StoreRefused: ValueError,
     errors.NotInStore: FileNotFoundError,
+    errors.StoreDenied: PermissionError,
+    errors.StoreFull: OSError,
+    errors.StoreUnreachable: ConnectionError,
     errors.StreamCorrupt: ValueError,
+    errors.PartCorrupt: errors.StreamCorrupt,
+    errors.PartRemoved: FileNotFoundError,
     errors.SchemaUnknown: ValueError,
     errors.Fenced: RuntimeError,
 }
+
+
+def test_the_errors_are_all_here() -> None:
+    found = {error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, Exception)}
+    assert found == {errors.StorageError, *REFINES}
 
 
 @pytest.mark.parametrize("error", REFINES)
@@ -26,5 +36,6 @@ def test_a_corrupt_stream_names_file_record_and_reason() -> None:
     error = errors.StreamCorrupt("seg/x", "too short", 7)
     assert (error.file, error.reason, error.record) == ("seg/x", "too short", 7)
     assert str(error) == "seg/x (named by record 7): too short"
-    assert str(copy.copy(error)) == str(error)
+    for copied in (copy.copy(error), copy.copy(errors.PartCorrupt("seg/x", "too short", 7))):
+        assert str(copied) == str(error)
     assert str(errors.StreamCorrupt("log/x", "not JSON")) == "log/x: not JSON"

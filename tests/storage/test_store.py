@@ -1,17 +1,36 @@
 """The contract that every store keeps, and the probe that refuses one that does not."""
 
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.s3_server import S3Server, aws_environment
 
 from storage.errors import BadName, NotInStore, StoreRefused
 from storage.factory import open_store
 from storage.local import LocalStore
 from storage.memory import MemoryStore
-from storage.store import BytesLike, Store, probe
+from storage.object_store import ObjectStore
+from storage.store import BytesLike, Entry, Store, probe
 
 ESCAPES = ["", "/etc/passwd", "../x", "a/../../x", "a/..", "./a", "a//b", "a/", "a\0b", "a\nb", "a/.tmp-x"]
+
+BACKENDS = ["local", "memory", "moto_s3", pytest.param("ceph", marks=pytest.mark.ceph)]
+
+
+@pytest.fixture(params=BACKENDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An empty store of each kind."""
+    if request.param == "local":
+        yield LocalStore(tmp_path / "run")
+    elif request.param == "memory":
+        yield request.getfixturevalue("memory_store")
+    else:
+        server: S3Server = request.getfixturevalue(request.param)
+        with aws_environment(server.environment):
+            yield ObjectStore(f"s3://{server.make_bucket()}/runs/one")
 
 
 def test_an_object_reads_back_as_written(store: Store) -> None:
@@ -26,6 +45,25 @@ def test_bytearrays_and_memoryviews_are_data_too(store: Store) -> None:
     assert store.put_if_absent("once", memoryview(b"view"))
     store.put("often", bytearray(b"array"))
     assert (bytes(store.get("once")), bytes(store.get("often"))) == (b"view", b"array")
+
+
+def test_a_range_reads_what_lies_in_it_and_less_at_the_end(store: Store) -> None:
+    data = bytes(range(256)) * 10_000
+    store.put("a", data)
+    for start, length in ((0, 1), (5, 0), (255, 1_500_000), (2_559_999, 1), (2_559_990, 100)):
+        assert store.get("a", start, length) == data[start : start + length], (start, length)
+        assert store.get("a", start, length).readonly
+    assert store.get("a", 2_000_000) == data[2_000_000:]
+    assert store.get("a", length=10) == data[:10]
+    for start, length in ((len(data), 1), (len(data) + 5, 10), (len(data), 0)):
+        assert len(store.get("a", start, length)) == 0
+    assert len(store.get("a", len(data))) == 0
+    store.put("empty", b"")
+    assert len(store.get("empty", 0, 10)) == 0
+    assert store.exists("empty")
+    for start, length in ((0, 0), (0, 1), (3, None)):
+        with pytest.raises(NotInStore):
+            store.get("absent", start, length)
 
 
 def test_the_second_put_if_absent_fails_and_changes_nothing(store: Store) -> None:
@@ -88,6 +126,45 @@ def test_list_gives_every_path_below_a_folder_sorted(store: Store) -> None:
     assert store.list("nowhere") == []
 
 
+def test_entries_tell_sizes_and_times(store: Store) -> None:
+    before = time.time()
+    store.put("b", b"12345")
+    store.put("a/c", b"")
+    entries = store.entries()
+    assert [(entry.path, entry.bytes) for entry in entries] == [("a/c", 0), ("b", 5)]
+    assert store.entries("a") == [entries[0]]
+    # A store's clock counts in whole seconds here and there.
+    assert all(before - 2 < entry.t_modified < time.time() + 2 for entry in entries)
+    assert isinstance(entries[0], Entry)
+
+
+def test_paths_mean_what_they_say_whatever_they_are_made_of(store: Store) -> None:
+    paths = sorted(["a b/ü%20~#?*[|]&=+", "x^{}`<>\\\"'$!,;:@", "…/.hidden", "%2e%2e/x"])
+    for path in paths:
+        assert store.put_if_absent(path, path.encode())
+    assert store.list() == paths
+    assert [bytes(store.get(path)).decode() for path in paths] == paths
+
+
+def test_more_objects_than_one_listing_holds_are_listed_and_deleted(store: Store) -> None:
+    for number in range(1_050):
+        store.put(f"many/{number:04d}", b"")
+    assert store.list("many") == [f"many/{number:04d}" for number in range(1_050)]
+    store.delete_tree("many")
+    assert store.list() == []
+
+
+def test_delete_takes_one_object_and_may_find_nothing(store: Store) -> None:
+    store.put("a/b", b"1")
+    store.put("a/bc", b"2")
+    store.delete("a/b")
+    store.delete("a/b")
+    store.delete("nowhere/at/all")
+    assert store.list() == ["a/bc"]
+    assert not store.exists("a/b")
+    assert store.put_if_absent("a/b", b"again")
+
+
 def test_delete_tree_takes_one_folder_and_may_find_nothing(store: Store) -> None:
     for path in ("b/1", "b/c/2", "bc/3"):
         store.put(path, b"")
@@ -99,7 +176,7 @@ def test_delete_tree_takes_one_folder_and_may_find_nothing(store: Store) -> None
 
 @pytest.mark.parametrize("path", ESCAPES)
 def test_a_path_that_leaves_the_root_is_refused_by_every_method(store: Store, path: str) -> None:
-    calls = [store.get, store.exists, store.delete_tree]
+    calls = [store.get, store.exists, store.delete, store.delete_tree]
     calls += [lambda p: store.put(p, b"x"), lambda p: store.put_if_absent(p, b"x")]
     for call in calls:
         with pytest.raises(BadName, match="not a path inside a store"):
@@ -127,16 +204,31 @@ def test_paths_and_file_urls_open_the_same_store(tmp_path: Path) -> None:
         assert bytes(open_store(url).get("a")) == b"here"
 
 
-def test_a_memory_store_sees_what_lies_in_a_store_below_it() -> None:
-    open_store("memory://above/below").put("a", b"here")
-    assert open_store("memory://above").list() == ["below/a"]
-    assert bytes(open_store("memory://").get("above/below/a")) == b"here"
+def test_a_memory_store_sees_what_lies_in_a_store_below_it(memory_store: MemoryStore) -> None:
+    open_store(f"{memory_store.url}/below").put("a", b"here")
+    assert memory_store.list() == ["below/a"]
+    name = memory_store.url.removeprefix("memory://")
+    assert bytes(open_store("memory://").get(f"{name}/below/a")) == b"here"
 
 
-@pytest.mark.parametrize("url", ["", "ftp://host/x", "s3://bucket/x", "file://elsewhere/x"])
+@pytest.mark.parametrize("url", ["", "ftp://host/x", "file://elsewhere/x", "S3://bucket", "s3:///x", "s3://b", "://x"])
 def test_other_urls_are_refused_with_the_supported_ones(url: str) -> None:
-    with pytest.raises(StoreRefused, match=r"expected a path, file://(/path)? or memory://(name)?$"):
+    with pytest.raises(StoreRefused, match=r"expected (a path, file://.*, memory://.*s3://|s3://bucket/prefix)"):
         open_store(url)
+
+
+@pytest.mark.parametrize("url", ["https://me:hidden@host/x", "gs://me:hidden/of@host/x", "abs://host/x?sig=hidden"])
+def test_a_refused_url_is_shown_without_what_may_be_a_secret(url: str) -> None:
+    with pytest.raises(StoreRefused, match="not supported") as refused:
+        open_store(url)
+    assert "hidden" not in str(refused.value)
+    assert "host/x" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../../x", "a//b"])
+def test_a_memory_store_stays_in_its_users_folder(name: str) -> None:
+    with pytest.raises(BadName):
+        open_store(f"memory://{name}")
 
 
 def test_the_probe_accepts_a_store_that_creates_exclusively_and_leaves_nothing(store: Store) -> None:
@@ -161,10 +253,35 @@ class LyingOverwriting(Overwriting):
         return super().put_if_absent(path, data) and is_new
 
 
-@pytest.mark.parametrize("fake", [Overwriting, LyingOverwriting])
-def test_the_probe_refuses_a_store_that_overwrites(fake: type[MemoryStore]) -> None:
+class ClaimingAll(MemoryStore):
+    """Says of everything that it is there."""
+
+    def exists(self, path: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("fake", [Overwriting, LyingOverwriting, ClaimingAll])
+def test_the_probe_refuses_a_store_that_breaks_its_promises_and_leaves_nothing(
+    fake: type[MemoryStore], memory_store: MemoryStore
+) -> None:
+    store = fake(memory_store.url.removeprefix("memory://"))
     with pytest.raises(StoreRefused, match="not safe for a run"):
-        probe(fake("overwriting"))
+        probe(store)
+    assert store.list() == []
+
+
+def test_probes_at_the_same_time_do_not_disturb_each_other(memory_store: MemoryStore) -> None:
+    class ProbedMeanwhile(MemoryStore):
+        probed = 0
+
+        def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
+            probe(memory_store)
+            self.probed += 1
+            return super().get(path, start, length)
+
+    store = ProbedMeanwhile(memory_store.url.removeprefix("memory://"))
+    probe(store)
+    assert store.probed > 0
 
 
 def test_the_probe_refuses_a_root_that_cannot_be_written(tmp_path: Path) -> None:

@@ -1,0 +1,288 @@
+"""`millrace inspect | fsck | compact | gc`: their command lines, and what they print.
+
+What a run holds was written by a model, by the people who gave it prompts, and perhaps by a damaged disk: nothing of it
+reaches the terminal as a control character, or as markup.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from millrace.care.gc import Plan
+    from millrace.care.inspect import FilesSummary, FirstRows, RunSummary, StreamSummary
+
+COMMANDS = ("inspect", "fsck", "compact", "gc")
+DAMAGED = 1
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_CELL_WIDTH = 24
+_FILES_SHOWN = 5
+
+
+def add_parsers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the four commands."""
+    inspect = _command(commands, "inspect", "show what a run holds: streams, checkpoints, weights, first rows")
+    inspect.add_argument("--stream", metavar="NAME", help="show the first rows of this stream, such as trajectories/0")
+    inspect.add_argument("--rows", type=_count, default=5, metavar="N", help="how many of them (default: 5)")
+    inspect.add_argument("--json", action="store_true", help="everything, as JSON")
+    fsck = _command(commands, "fsck", "verify every record and file of a run; exit code 1 if anything is damaged")
+    fsck.add_argument("--quarantine", action="store_true", help="move damaged files aside, so that the run goes on")
+    fsck.add_argument("--json", action="store_true", help="everything, as JSON")
+    compact = _command(commands, "compact", "write a run as Parquet files for analysis; those there are replaced")
+    compact.add_argument("--out", metavar="URL", help="folder or URL to write to (default: parquet/ in the run)")
+    gc = _command(commands, "gc", "remove what a run no longer needs; with no limit given, no rows")
+    gc.add_argument("--keep-age", type=_seconds, metavar="AGE", help="keep rows younger than this, such as 7d or 12h")
+    gc.add_argument("--keep-versions", type=_count, metavar="N", help="keep rows of the N newest policy versions")
+    gc.add_argument("--max-bytes", type=_size, metavar="SIZE", help="then keep at most so much of rows, such as 10GB")
+    gc.add_argument(
+        "--keep-checkpoints", type=_count, default=2, metavar="N", help="keep the N newest checkpoints (default: 2)"
+    )
+    gc.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
+
+
+def run(arguments: argparse.Namespace, console: Console | None = None) -> int:
+    """Runs one of the four; returns its exit code. Raises InputError and StorageError: a mistake, or damage."""
+    console = console or Console()
+    command = {"inspect": _inspect, "fsck": _fsck, "compact": _compact, "gc": _gc}[arguments.command]
+    return command(arguments, console)
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, what: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+    parser.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: expected a whole number from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    return _quantity(text, _SECONDS, "an age", "7d")
+
+
+def _size(text: str) -> int:
+    return int(_quantity(text, _BYTES, "a size", "10GB"))
+
+
+def _quantity(text: str, units: Mapping[str, int], what: str, example: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
+    if found is None or found[2] not in units:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not {what}: expected a number and one of {', '.join(units)}, such as {example}"
+        )
+    return float(found[1]) * units[found[2]]
+
+
+def _inspect(arguments: argparse.Namespace, console: Console) -> int:
+    from millrace.care.inspect import first_rows, inspect
+    from storage.factory import open_store
+
+    store = open_store(arguments.run_url)
+    rows = None if arguments.stream is None else first_rows(store, arguments.stream, arguments.rows)
+    if arguments.json:
+        found = asdict(inspect(store)) | ({} if rows is None else {"first_rows": asdict(rows)})
+        print(json.dumps(found, indent=1))
+    elif rows is None:
+        _print_summary(inspect(store), console)
+    else:
+        _print_rows(rows, console)
+    return 0
+
+
+def _fsck(arguments: argparse.Namespace, console: Console) -> int:
+    from millrace.care.fsck import fsck
+    from storage.factory import open_store
+
+    report = fsck(open_store(arguments.run_url), quarantine=arguments.quarantine)
+    if arguments.json:
+        print(json.dumps(asdict(report) | {"damaged": report.damaged}, indent=1))
+        return DAMAGED if report.damaged else 0
+    for finding in report.findings:
+        named_by = "" if finding.record is None else f" (named by record {finding.record})"
+        style = "bold red" if finding.level == "damaged" else ""
+        _say(console, f"{finding.level}: {finding.file}{named_by}: {finding.reason}", style)
+    removed = f" ({report.removed_parts:,} more were removed by gc)" if report.removed_parts else ""
+    _say(
+        console,
+        f"{report.streams:,} streams, {report.records:,} records, {report.parts:,} parts{removed}, "
+        f"{report.checkpoints:,} checkpoints, {_bytes(report.bytes)} verified; {report.damaged} damaged",
+    )
+    movable = sum(finding.level == "damaged" and finding.movable for finding in report.findings)
+    files = f"{movable} damaged file{'s' if movable > 1 else ''}"
+    if movable and arguments.quarantine:
+        _say(console, f"{files} moved to quarantine/: the run goes on without")
+    elif movable:
+        _say(console, f"{files} can be moved aside by --quarantine, so that the run goes on without")
+    return DAMAGED if report.damaged else 0
+
+
+def _compact(arguments: argparse.Namespace, console: Console) -> int:
+    from millrace.care.compact import compact
+    from storage.factory import open_store
+
+    store = open_store(arguments.run_url)
+    out = None if arguments.out is None else open_store(arguments.out)
+    done = compact(store, out)
+    for problem in done.problems:
+        _say(console, f"left out: {problem}", "bold red")
+    for file in done.files:
+        _say(console, f"{file.path}: {file.rows:,} rows, {_bytes(file.bytes)}")
+    missing = f"; {done.missing_rows:,} more are gone or damaged" if done.missing_rows else ""
+    unscored = f", {done.unscored_rows:,} of them without a score" if done.unscored_rows else ""
+    _say(console, f"{done.rows:,} trajectories{unscored}{missing}, at {(out or store).url}")
+    return 0
+
+
+def _gc(arguments: argparse.Namespace, console: Console) -> int:
+    from millrace.care.gc import Retention, carry_out, plan
+    from storage.factory import open_store
+
+    store = open_store(arguments.run_url)
+    made = plan(
+        store,
+        Retention(
+            keep_age=arguments.keep_age,
+            keep_versions=arguments.keep_versions,
+            max_bytes=arguments.max_bytes,
+            keep_checkpoints=arguments.keep_checkpoints,
+        ),
+    )
+    for removal in made.removals:
+        _say(console, f"{removal.kind}: {removal.path}: {_bytes(removal.bytes)}, {removal.reason}")
+    if not arguments.dry_run:
+        carry_out(store, made)
+    console.print(_freed(made, dry_run=arguments.dry_run))
+    for note in made.notes:
+        _say(console, note, "bold red")
+    return 0
+
+
+def _freed(made: "Plan", *, dry_run: bool) -> Table:
+    from millrace.care.gc import KINDS
+
+    table = _table("would be freed" if dry_run else "freed", left=("what",), right=("files", "size"))
+    freed = made.freed()
+    for kind in KINDS:
+        table.add_row(kind, f"{sum(removal.kind == kind for removal in made.removals):,}", _bytes(freed[kind]))
+    table.add_section()
+    table.add_row("all", f"{len(made.removals):,}", _bytes(freed.total()))
+    return table
+
+
+def _print_summary(summary: "RunSummary", console: Console) -> None:
+    _say(console, f"run {summary.run_id} at {summary.run_url}: {_bytes(summary.bytes)}")
+    rows = _table("streams", left=("stream",), right=("parts", "rows", "tokens", "size", "versions"))
+    writers = _table(
+        "writers", left=("stream", "first commit", "last commit", "state"), right=("removed", "epochs", "schema")
+    )
+    for stream in summary.streams:
+        name = _plain(stream.name)
+        counts = (f"{count:,}" for count in (stream.parts, stream.rows, stream.tokens))
+        versions = _range(stream.min_policy_version, stream.max_policy_version)
+        rows.add_row(name, *counts, _bytes(stream.bytes), versions)
+        schema = ", ".join(map(str, stream.schema_versions)) or "–"
+        times = (_time(stream.t_first), _time(stream.t_last))
+        removed = f"{stream.removed_parts:,} parts" if stream.removed_parts else "–"
+        writers.add_row(name, *times, _state(stream), removed, str(stream.epochs), schema)
+    console.print(rows)
+    console.print(writers)
+    for title, files in (("checkpoints", summary.checkpoints), ("weights in the store", summary.weights)):
+        if files:
+            console.print(_files_table(title, files))
+    histogram = "  ".join(f"{staleness}: {count:,}" for staleness, count in summary.staleness.items())
+    if histogram:
+        _say(console, f"trained rollouts by staleness, as of the latest checkpoint:  {histogram}")
+    for problem in (*summary.problems, *(stream.problem for stream in summary.streams)):
+        if problem is not None:
+            _say(console, f"damaged: {problem}", "bold red")
+
+
+def _range(first: int | None, last: int | None) -> str:
+    return "–" if first is None else f"{first} to {last}"
+
+
+def _state(stream: "StreamSummary") -> str:
+    return "damaged" if stream.problem is not None else "ended" if stream.ended else "open"
+
+
+def _files_table(title: str, files: "Sequence[FilesSummary]") -> Table:
+    some = f", the last {_FILES_SHOWN} of {len(files):,}" if len(files) > _FILES_SHOWN else ""
+    table = _table(f"{title}{some}", left=("files",), right=("version", "incarnation", "size"))
+    for one in files[-_FILES_SHOWN:]:
+        table.add_row("there" if one.present else "not there", str(one.step), str(one.incarnation), _bytes(one.bytes))
+    return table
+
+
+def _print_rows(found: "FirstRows", console: Console) -> None:
+    """A line a column, a column a row: there are more columns than a terminal is wide."""
+    at_once = max(1, (console.width - _CELL_WIDTH) // (_CELL_WIDTH + 2))
+    for first in range(0, len(found.rows), at_once):
+        shown = found.rows[first : first + at_once]
+        table = _table(found.stream, left=("column", *(f"row {first + i}" for i in range(len(shown)))), right=())
+        for name in shown[0]:
+            table.add_row(name, *(_cell(row[name]) for row in shown))
+        console.print(table)
+    if not found.rows:
+        _say(console, f"{found.stream} has no rows that can be read")
+    for problem in found.problems:
+        _say(console, f"damaged: {problem}", "bold red")
+
+
+def _cell(value: Any) -> Text:
+    if isinstance(value, list):
+        return _shortened(f"[{len(value)}] " + " ".join(_number(item) for item in value[:_CELL_WIDTH]))
+    return _shortened("–" if value is None else _number(value))
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) and abs(value) < 1e6 else str(value)
+
+
+def _shortened(text: str) -> Text:
+    plain = _plain(text[: _CELL_WIDTH + 1])
+    plain.truncate(_CELL_WIDTH, overflow="ellipsis")
+    return plain
+
+
+def _table(title: str, *, left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(title=_plain(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _plain(text: str) -> Text:
+    """`text` with every control and formatting character spelt out, and no markup."""
+    return Text("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
+
+
+def _say(console: Console, line: str, style: str = "") -> None:
+    text = _plain(line)
+    text.stylize(style)
+    console.print(text, soft_wrap=True)
+
+
+def _bytes(count: int) -> str:
+    unit = next((name for name in ("GB", "MB", "kB") if count >= _BYTES[name]), "B")
+    return f"{count} B" if unit == "B" else f"{count / _BYTES[unit]:.1f} {unit}"
+
+
+def _time(t: float | None) -> str:
+    return "–" if t is None else datetime.fromtimestamp(t).astimezone().strftime("%m-%d %H:%M:%S")

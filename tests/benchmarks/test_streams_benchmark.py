@@ -1,0 +1,174 @@
+"""The benchmark of streams measures what it says: whole and small, the figures themselves are taken by hand."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bounds import FolderBound
+from benchmarks.formats import FORMATS, Format, as_rows
+from benchmarks.rows import GROUP_SIZE, RESPONSE_TOKENS, VOCAB_SIZE, renumbered, rows_in, trajectories
+from benchmarks.streams import measure, targets_met
+from benchmarks.timing import in_turn, median_ratio, profile
+from storage.files import checksum
+from storage.schema import TRAJECTORY, validate
+
+_ROOT = Path(__file__).parents[2]
+
+
+def test_the_rows_are_valid_whole_groups_of_long_responses() -> None:
+    table = trajectories(2 * GROUP_SIZE)
+    validate(table, TRAJECTORY, vocab_size=VOCAB_SIZE, group_size=GROUP_SIZE)
+    assert {len(tokens) for tokens in table["response_tokens"]} == {RESPONSE_TOKENS}
+
+
+def test_rows_that_follow_others_are_numbered_on_and_otherwise_the_same() -> None:
+    table = trajectories(2 * GROUP_SIZE)
+    later = renumbered(table, 4 * GROUP_SIZE)
+    validate(later, TRAJECTORY, group_size=GROUP_SIZE)
+    assert later["row_id"][0].as_py() == 4 * GROUP_SIZE
+    assert later["group_id"].to_pylist() == [4] * GROUP_SIZE + [5] * GROUP_SIZE
+    assert later.drop(["row_id", "group_id"]).equals(table.drop(["row_id", "group_id"]))
+
+
+def test_rows_of_part_of_a_group_are_refused() -> None:
+    with pytest.raises(ValueError, match="not whole groups"):
+        trajectories(GROUP_SIZE + 1)
+
+
+def test_a_part_has_about_the_size_asked_for() -> None:
+    assert trajectories(rows_in(1.0)).nbytes == pytest.approx(1e6, rel=0.05)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_every_format_gives_back_the_same_values(form: type[Format], tmp_path: Path) -> None:
+    table = trajectories(GROUP_SIZE)
+    written = form(tmp_path / "rows")
+    written.write(as_rows(table))
+    columns = written.read()
+    assert list(columns) == TRAJECTORY.names
+    for field in TRAJECTORY:
+        expected = table[field.name].to_pylist()
+        values = columns[field.name]
+        assert [v.tolist() for v in values] == expected if isinstance(expected[0], list) else list(values) == expected
+        for array in values if isinstance(expected[0], list) else ():
+            assert array.dtype == field.type.value_type.to_pandas_dtype()
+    assert written.bytes() >= table.nbytes
+
+
+def test_the_raw_write_writes_the_same_bytes_and_clears_them_away(tmp_path: Path) -> None:
+    bound = FolderBound(tmp_path, memoryview(b"abc"))
+    bound.write()
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"abc"]
+    bound.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_contenders_take_turns_in_going_first_each_prepared_just_before_its_call() -> None:
+    order: list[str] = []
+
+    def contender(name: str) -> Callable[[], Callable[[], object]]:
+        def prepare() -> Callable[[], object]:
+            order.append(f"prepare {name}")
+            return lambda: order.append(f"call {name}")
+
+        return prepare
+
+    for turn in range(3):
+        times = in_turn({name: contender(name) for name in "abc"}, turn)
+        assert set(times) == set("abc")
+    assert order == [f"{what} {name}" for name in "abcbcacab" for what in ("prepare", "call")]
+
+
+def test_a_share_of_the_bound_is_that_of_the_middle_round() -> None:
+    # The second round met a machine ten times slower, for both.
+    assert median_ratio([1.0, 10.0, 3.0], [2.0, 20.0, 4.0]) == 0.5
+
+
+def test_a_profile_shows_functions_of_storage_and_built_in_ones() -> None:
+    data = bytes(1 << 24)
+    shares = profile([lambda: checksum(data)], least=0.0)
+    assert "files.checksum" in shares
+    assert any("google_crc32c" in name for name in shares)
+
+
+def test_a_whole_measurement_has_every_figure_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    result = measure(str(tmp_path), [0.2, 0.5], repeats=1, samples=3)
+    assert [part["rows"] for part in result["parts"]] == [rows_in(0.2), rows_in(0.5)]
+    for part in result["parts"]:
+        assert set(part["seconds"]) == {"bound_write", "write", "group_commit", "bound_read", "checksum", "read"}
+        assert all(seconds > 0 for seconds in part["seconds"].values())
+        assert "stream.write" in part["profile"]["write"]
+        assert "stream.next" in part["profile"]["read"]
+    seen = result["visibility"]
+    assert seen["published"] == "link"
+    assert 0 < seen["since_published_ms"]["p50"] < seen["since_called_ms"]["p50"]
+    assert set(result["formats"]["formats"]) == {"stream", "jsonl", "msgpack", "torch.save"}
+    assert list(tmp_path.iterdir()) == []
+
+
+_MEASURE_ELSEWHERE = """
+import json, sys
+from benchmarks.streams import measure
+print(json.dumps(measure(sys.argv[1], [0.2], repeats=1, samples=3)))
+"""
+
+
+def test_on_an_object_store_a_late_reader_is_measured_too_beside_the_client_library() -> None:
+    moto = pytest.importorskip("moto.server", reason="needs moto[server]")
+    server = moto.ThreadedMotoServer(port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        endpoint = f"http://{host}:{port}"
+        with urllib.request.urlopen(urllib.request.Request(f"{endpoint}/benchmark", method="PUT")) as answer:
+            assert answer.status == 200
+        settings = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+        command = [sys.executable, "-c", _MEASURE_ELSEWHERE, "s3://benchmark/some/where"]
+        output = subprocess.check_output(command, text=True, cwd=_ROOT, env=os.environ | settings)
+        with urllib.request.urlopen(f"{endpoint}/benchmark?list-type=2") as answer:
+            left_behind = answer.read().decode().count("<Key>")
+    finally:
+        server.stop()
+    result = json.loads(output)
+    (part,) = result["parts"]
+    assert part["bound"] == {"write": "PUT", "read": "GET"}
+    assert set(part["catch_up_seconds"]) == {"get_alone", "get_at_once", "alone", "ahead"}
+    assert result["visibility"]["published"] == "reply"
+    assert "formats" not in result
+    assert left_behind == 0
+
+
+def _figures(*, rate: float, write_share: float, read_share: float, p50: float) -> dict:
+    seconds = {"write": 720 / rate, "group_commit": 720 / 9_000}
+    share = {"write": write_share, "group_commit": 0.2, "read": read_share}
+    part = {"rows": 720, "bytes": 8_000_000, "seconds": seconds, "share": share}
+    return {"parts": [part], "visibility": {"since_published_ms": {"p50": p50}}}
+
+
+@pytest.mark.parametrize(
+    ("figures", "met"),
+    [
+        (_figures(rate=11_000, write_share=0.3, read_share=0.9, p50=9.0), {"write, 8.0 MB", "read, 8.0 MB", "visible"}),
+        (_figures(rate=9_000, write_share=0.85, read_share=0.7, p50=11.0), {"write, 8.0 MB"}),
+        (_figures(rate=9_000, write_share=0.7, read_share=0.7, p50=9.9), {"visible"}),
+    ],
+)
+def test_a_write_meets_its_target_by_rate_or_by_share_and_the_others_by_their_one_figure(
+    figures: dict, met: set[str]
+) -> None:
+    targets = targets_met(figures)
+    assert set(targets) == {"write, 8.0 MB", "group commit, 8.0 MB", "read, 8.0 MB", "visible"}
+    assert {name for name, reached in targets.items() if reached} == met
+
+
+def test_a_part_of_no_size_is_refused_in_a_sentence() -> None:
+    command = [sys.executable, "-m", "benchmarks.streams", "--parts", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT)
+    assert ended.returncode == 2
+    assert "parts larger than 0 MB" in ended.stderr

@@ -1,0 +1,49 @@
+"""Fixtures that tests of several packages share: S3 servers, and a disk that fills up."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support.ceph import CephServer, CephUnavailable, running_ceph
+from support.s3_server import S3Server
+from support.small_disk import NotMounted, small_disk
+
+
+@pytest.fixture(scope="session")
+def moto_s3() -> Iterator[S3Server]:
+    """An imitation of S3, up at once; it believes every key."""
+    # Late: only the tests that use it need moto, which takes a second to import.
+    from support.moto_server import running_moto
+
+    with running_moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CephServer]:
+    """A real S3 server. Tests that use it are marked `ceph`."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(running_ceph(tmp_path_factory.mktemp("ceph")))
+        except CephUnavailable as error:
+            pytest.skip(str(error))
+        yield server
+
+
+@pytest.fixture
+def make_small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """`make(megabytes)`: the folder of a disk with that much room, empty. Skips the test where nobody may mount."""
+    with ExitStack() as stack:
+
+        def make(megabytes: int) -> Path:
+            try:
+                return stack.enter_context(small_disk(tmp_path / "small-disk", megabytes))
+            except NotMounted as error:
+                pytest.skip(f"a small disk can't be mounted here: {error}")
+
+        yield make
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "ceph: runs on a real S3 server, from Debian's packages of Ceph")

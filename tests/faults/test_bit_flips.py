@@ -1,0 +1,37 @@
+"""Damage at rest is found when it is read, and named; it never becomes a wrong value or a crash.
+
+The storms run in a process of their own (`damage_storm.py`): an Arrow parser that is fed damage can take it down.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SEEDS = (0,)
+STORM = Path(__file__).with_name("damage_storm.py")
+
+
+def storm(*arguments: object) -> dict[str, int]:
+    """The counts of a storm that ended without a failure; both are printed."""
+    ended = subprocess.run([sys.executable, STORM, *map(str, arguments)], capture_output=True, text=True)
+    assert ended.returncode == 0, f"the storm {arguments} crashed with {ended.returncode}:\n{ended.stderr}"
+    result = json.loads(ended.stdout)
+    print(f"storm {arguments}: {result['counts']}, {len(result['failures'])} failures")
+    assert result["failures"] == []
+    return result["counts"]
+
+
+@pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.faults)])
+def test_every_flipped_bit_is_named_or_lies_in_a_hint_and_changes_nothing(count: int, seed: int) -> None:
+    counts = storm("flips", seed, count)
+    assert set(counts) == {"record detected", "segment detected", "file detected", "hint unchanged"}
+    assert sum(counts.values()) == count
+
+
+def test_every_shorter_length_of_an_object_is_named_or_lies_in_a_hint_and_changes_nothing(seed: int) -> None:
+    counts = storm("cuts", seed)
+    assert set(counts) == {"record detected", "segment detected", "file detected", "hint unchanged"}
+    assert min(counts.values()) > 100

@@ -1,0 +1,209 @@
+"""A small run in a store, made step by step as the stages make it: two generators, two scorers, one trainer."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.dict_store import DictStore
+
+from millrace.intake import Intake
+from millrace.ledger import Account
+from millrace.run import create_run
+from millrace.scored import LostPart
+from millrace.trajectories import Rollout, trajectory_table
+from millrace.types import Sampling
+from storage import layout
+from storage.checkpoints import CheckpointWriter
+from storage.files import checksum
+from storage.schema import METRIC, SCORE, TRAJECTORY
+from storage.store import Store
+from storage.stream import StreamWriter
+
+MakeRollouts = Callable[..., list[Rollout]]
+
+GENERATORS, SCORERS, GROUP_SIZE, VOCAB_SIZE = 2, 2, 2, 15
+REWARD = "exact_match"
+CONFIG = {
+    "generation": {"replicas": GENERATORS},
+    "scoring": {"reward": REWARD, "replicas": SCORERS},
+}
+
+
+class SmallRun:
+    """A run that a test moves on as it likes."""
+
+    def __init__(self, store: Store, make_rollouts: MakeRollouts) -> None:
+        self.store = store
+        create_run(store, "small", CONFIG)
+        self._make_rollouts = make_rollouts
+        self._trajectories = [self._generator(g) for g in range(GENERATORS)]
+        self._scores = [
+            [StreamWriter(store, layout.scores(REWARD, g, s, SCORERS), SCORE, f"score-{s}") for s in range(SCORERS)]
+            for g in range(GENERATORS)
+        ]
+        self._parts: list[list[list[Rollout]]] = [[] for _ in range(GENERATORS)]
+        self._metrics = StreamWriter(store, layout.metrics("train", 0), METRIC, "train-0")
+        self._checkpoints = CheckpointWriter(store)
+        self._weights = CheckpointWriter(store, layout.WEIGHTS, writer="sync_weights")
+        self.intake = self.open_intake(None)
+        self.account = Account()
+        self.version = 0
+
+    def open_intake(self, state: list[dict[str, Any]] | None) -> Intake:
+        return Intake(
+            self.store,
+            reward=REWARD,
+            num_generators=GENERATORS,
+            num_scorers=SCORERS,
+            vocab_size=VOCAB_SIZE,
+            state=state,
+        )
+
+    def generate(self, generator: int, num_groups: int = 1) -> None:
+        """Commits one part, sampled by the present version."""
+        made = sum(len(part) for part in self._parts[generator]) // GROUP_SIZE
+        group_ids = [generator + GENERATORS * (made + i) for i in range(num_groups)]
+        rollouts = self._make_rollouts(group_ids, GROUP_SIZE, self.version)
+        writer = self._trajectories[generator]
+        table = trajectory_table(
+            rollouts,
+            first_row_id=writer.rows,
+            sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4),
+            incarnation=0,
+            generator=generator,
+            epoch=writer.epoch,
+            seed=0,
+            times=(0.25, 0.5, 0.75),
+        )
+        writer.write(
+            table,
+            tokens=tokens_of(rollouts),
+            min_policy_version=self.version,
+            max_policy_version=self.version,
+            incarnation=0,
+            last_group_id=group_ids[-1],
+        )
+        self._parts[generator].append(rollouts)
+
+    def score(self, generator: int, scorer: int) -> bool:
+        """Scores that scorer's next part of the generator; False if there is none."""
+        writer = self._scores[generator][scorer]
+        number = writer.parts * SCORERS + scorer
+        parts = self._parts[generator]
+        if number >= len(parts):
+            return False
+        first = sum(len(part) for part in parts[:number])
+        writer.write(score_table(first, len(parts[number])), tokens=tokens_of(parts[number]))
+        return True
+
+    def score_everything(self) -> None:
+        for generator in range(GENERATORS):
+            for scorer in range(SCORERS):
+                while self.score(generator, scorer):
+                    pass
+
+    def train(self, num_groups: int = 1) -> None:
+        """One version further, on at most so many groups."""
+        for _ in range(num_groups):
+            group = self.intake.take()
+            if group is None:
+                break
+            staleness = self.version - (0 if isinstance(group, LostPart) else group.min_policy_version)
+            self.account.train(group.amount(), generator=group.generator, staleness=staleness, reward_sum=0.5)
+        self.version += 1
+
+    def checkpoint(self) -> None:
+        state = {"account": self.account.to_json(), "intake": self.intake.state(), "lineage": {}}
+        files = {name: f"{name} of {self.version}".encode() * 9 for name in ("model", "optimizer")}
+        self._checkpoints.commit(self.version, files, state)
+
+    def adopt(self) -> None:
+        """A new trainer starts from the latest checkpoint, and commits it once more."""
+        self._checkpoints = CheckpointWriter(self.store)
+        latest = self._checkpoints.latest
+        assert latest is not None
+        self._checkpoints.adopt(latest, latest.state)
+
+    def send_weights(self) -> None:
+        weights_id = {"incarnation": 0, "policy_version": self.version, "t_offered": 1.5}
+        self._weights.commit(self.version, {"weights.safetensors": b"weights" * (self.version + 1)}, weights_id)
+
+    def measure(self) -> None:
+        rows = [{"t": 1.5, "incarnation": 0, "policy_version": self.version, "name": "loss", "value": 0.25}]
+        self._metrics.write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
+
+    def restart_generator(self, generator: int) -> None:
+        self._trajectories[generator] = self._generator(generator)
+
+    def put_start_model(self) -> None:
+        data = b"weights of version 0"
+        path = f"{layout.START_MODEL}/model.safetensors"
+        self.store.put_if_absent(path, data)
+        files = {"model.safetensors": {"path": path, "bytes": len(data), "checksum": checksum(data)}}
+        self.store.put_if_absent(layout.START_MANIFEST, json.dumps({"files": files}).encode())
+
+    def campaign(self, versions: int = 6) -> "SmallRun":
+        """Some versions of everything; the last parts are not trained yet, the very last not even scored."""
+        self.put_start_model()
+        for _ in range(versions):
+            for generator in range(GENERATORS):
+                self.generate(generator)
+                self.generate(generator, num_groups=2)
+            self.score_everything()
+            self.train(num_groups=5)
+            self.measure()
+            self.send_weights()
+            self.checkpoint()
+        self.generate(0)
+        return self
+
+    def _generator(self, generator: int) -> StreamWriter:
+        return StreamWriter(
+            self.store,
+            layout.trajectories(generator),
+            TRAJECTORY,
+            f"generate-{generator}",
+            vocab_size=VOCAB_SIZE,
+            group_size=GROUP_SIZE,
+        )
+
+
+def score_table(first_row_id: int, rows: int) -> pa.Table:
+    return pa.Table.from_pylist(
+        [
+            {
+                "row_id": row,
+                "reward": None if row % 5 == 4 else row / 8,
+                "components": "{}",
+                "status": "error" if row % 5 == 4 else "ok",
+                "error": "broken" if row % 5 == 4 else None,
+                "verifier_version": "1",
+                "seconds": 0.0,
+            }
+            for row in range(first_row_id, first_row_id + rows)
+        ],
+        schema=SCORE,
+    )
+
+
+def tokens_of(rollouts: list[Rollout]) -> int:
+    return sum(len(rollout.response.tokens) for rollout in rollouts)
+
+
+@pytest.fixture
+def dict_store() -> DictStore:
+    return DictStore()
+
+
+@pytest.fixture
+def small_run(dict_store: DictStore, make_rollouts: MakeRollouts) -> SmallRun:
+    """A campaign of six versions in a `DictStore`."""
+    return SmallRun(dict_store, make_rollouts).campaign()
+
+
+@pytest.fixture(scope="session")
+def start_run(make_rollouts: MakeRollouts) -> Callable[[Store], SmallRun]:
+    """`start(store)`: a run in which nothing has happened yet."""
+    return lambda store: SmallRun(store, make_rollouts)

@@ -1,0 +1,388 @@
+"""gc removes what nobody needs and nothing else: checkpoints resume, scorers go on, fsck finds no damage."""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.dict_store import DictStore
+
+from millrace.care.contents import Contents
+from millrace.care.fsck import fsck
+from millrace.care.gc import Plan, Retention, carry_out, plan
+from millrace.scored import LostPart, ScoredGroup
+from storage import layout
+from storage.checkpoints import CheckpointReader, CheckpointWriter, checkpoints_backwards, load_file
+from storage.errors import PartRemoved, StreamCorrupt
+from storage.local import LocalStore
+from storage.log import LogReader
+from storage.schema import SCORE, TRAJECTORY
+from storage.store import BytesLike
+from storage.stream import StreamReader, StreamWriter, read_removed
+
+StartRun = Callable[..., Any]
+
+DAY = 86400.0
+KEEP_NO_ROWS = Retention(keep_age=0.0)
+LATER = 2 * 3600.0
+"""Old enough for what no record names."""
+
+
+def gc(store: DictStore, retention: Retention, now: float | None = None) -> Plan:
+    made = plan(store, retention, now=now)
+    carry_out(store, made)
+    return made
+
+
+def paths(made: Plan, kind: str) -> list[str]:
+    return [removal.path for removal in made.removals if removal.kind == kind]
+
+
+def taken_from(run: Any, state: list[dict[str, Any]]) -> list[tuple[int, list[float | None]]]:
+    """The groups that an intake opened there hands out, with their rewards."""
+    found = []
+    for group in iter(run.open_intake(state).take, None):
+        assert isinstance(group, ScoredGroup), f"lost: {group}"
+        found.append((group.group_id, group.rewards))
+    return found
+
+
+def test_without_a_limit_no_rows_go(small_run: Any, dict_store: DictStore) -> None:
+    made = gc(dict_store, Retention(), now=time.time() + 400 * DAY)
+    assert paths(made, "rows") == []
+    assert not any(path.endswith(layout.REMOVED) for path in dict_store.objects if path.startswith("streams/"))
+
+
+def test_what_it_plans_is_what_goes_and_its_sizes_are_those_freed(small_run: Any, dict_store: DictStore) -> None:
+    before = dict(dict_store.objects)
+    made = plan(dict_store, KEEP_NO_ROWS)
+    assert dict_store.objects == before, "planning removes nothing"
+    carry_out(dict_store, made)
+    gone = before.keys() - dict_store.objects.keys()
+    assert sorted(gone) == sorted(removal.path for removal in made.removals)
+    assert made.freed().total() == sum(len(before[path]) for path in gone)
+    assert {kind: size > 0 for kind, size in made.freed().items()} == dict.fromkeys(
+        ("checkpoints", "weights", "rows"), True
+    )
+    assert all(made.freed()[kind] == sum(len(before[path]) for path in paths(made, kind)) for kind in made.freed())
+
+
+def test_records_stay_and_sums_stay_with_them(small_run: Any, dict_store: DictStore) -> None:
+    records = {path: data for path, data in dict_store.objects.items() if "/log/" in path}
+    heads = {stream.path: LogReader(dict_store, stream.path).to_head() for stream in Contents(dict_store).streams}
+    gc(dict_store, KEEP_NO_ROWS)
+    assert {path: data for path, data in dict_store.objects.items() if "/log/" in path} == records
+    assert heads == {path: LogReader(dict_store, path).to_head() for path in heads}
+
+
+def test_a_part_of_trajectories_and_its_scores_go_together(small_run: Any, dict_store: DictStore) -> None:
+    gc(dict_store, KEEP_NO_ROWS)
+    for generator in range(2):
+        end = read_removed(dict_store, layout.trajectories(generator))
+        assert end > 2
+        for scorer in range(2):
+            scores = layout.scores("exact_match", generator, scorer, 2)
+            assert read_removed(dict_store, scores) == len(range(scorer, end, 2))
+        for stream, removed in [
+            (path, read_removed(dict_store, path))
+            for path in (
+                layout.trajectories(generator),
+                *(layout.scores("exact_match", generator, s, 2) for s in (0, 1)),
+            )
+        ]:
+            there = [
+                f"{stream}/{record.seg}" in dict_store.objects
+                for record in iter(LogReader(dict_store, stream).next, None)
+                if record.kind == "data"
+            ]
+            assert there == [ordinal >= removed for ordinal in range(len(there))]
+
+
+def test_whoever_starts_from_scratch_is_told_that_gc_removed_the_rows(small_run: Any, dict_store: DictStore) -> None:
+    gc(dict_store, KEEP_NO_ROWS)
+    with pytest.raises(PartRemoved, match="the rows of part 0 were removed by millrace gc"):
+        small_run.open_intake(None).take()
+    with pytest.raises(PartRemoved, match="the rows of part 0 were removed by millrace gc"):
+        StreamReader(dict_store, layout.trajectories(1), TRAJECTORY).next()
+
+
+def test_rows_of_no_checkpoint_are_all_needed(start_run: StartRun, dict_store: DictStore) -> None:
+    run = start_run(dict_store)
+    run.generate(0)
+    run.score_everything()
+    run.train()
+    assert paths(plan(dict_store, KEEP_NO_ROWS), "rows") == []
+
+
+def test_rows_that_one_of_two_rewards_has_not_scored_are_needed(small_run: Any, dict_store: DictStore) -> None:
+    assert paths(plan(dict_store, KEEP_NO_ROWS), "rows")
+    late = StreamWriter(dict_store, layout.scores("other", 0, 0, 1), SCORE, "late")
+    first = StreamReader(dict_store, layout.scores("exact_match", 0, 0, 2), SCORE).next()
+    assert first is not None
+    late.write(first.table, tokens=first.record.tokens)
+    gc(dict_store, KEEP_NO_ROWS)
+    assert read_removed(dict_store, layout.trajectories(0)) == 1
+    assert read_removed(dict_store, layout.scores("other", 0, 0, 1)) == 1
+    assert read_removed(dict_store, layout.trajectories(1)) > 1
+
+
+def test_rows_that_a_scorer_which_has_not_begun_will_score_are_needed(small_run: Any, dict_store: DictStore) -> None:
+    StreamWriter(dict_store, layout.scores("other", 0, 1, 2), SCORE, "the second of two")
+    marks = plan(dict_store, KEEP_NO_ROWS).marks
+    assert layout.trajectories(0) not in marks
+    assert marks[layout.trajectories(1)] > 1
+
+
+def test_young_rows_and_rows_of_recent_versions_stay_while_either_wish_holds(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    soon, late = time.time() + DAY, time.time() + 8 * DAY
+    week = 7 * DAY
+
+    def removed(retention: Retention, now: float) -> int:
+        return plan(dict_store, retention, now=now).marks.get(layout.trajectories(0), 0)
+
+    everything = removed(KEEP_NO_ROWS, late)
+    assert removed(Retention(keep_age=week), soon) == 0
+    assert removed(Retention(keep_age=week), late) == everything > 4
+    # Version 6 is the newest. Two parts of each version were made; 4, 5 and 6 are the three newest ones.
+    assert removed(Retention(keep_versions=3), soon) == 8
+    assert removed(Retention(keep_age=week, keep_versions=3), soon) == 0
+    assert removed(Retention(keep_age=week, keep_versions=3), late) == 8
+    assert removed(Retention(keep_versions=100), late) == 0
+
+
+def test_a_cap_on_bytes_takes_the_oldest_parts_first_and_no_more_than_it_must(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    sizes = {path: len(data) for path, data in dict_store.objects.items() if "/seg/" in path and "metrics" not in path}
+    total = sum(sizes.values())
+    for cap in (total, total - 1, total // 2, 0):
+        made = plan(dict_store, Retention(max_bytes=cap))
+        left = total - made.freed()["rows"]
+        needed = total - plan(dict_store, KEEP_NO_ROWS).freed()["rows"]
+        assert left <= cap or left == needed
+        assert bool(made.notes) == (left > cap)
+        if made.removals and left <= cap:
+            # The lanes are equally old part by part, so that they are cut at about the same place.
+            ends = [made.marks.get(layout.trajectories(generator), 0) for generator in range(2)]
+            assert abs(ends[0] - ends[1]) <= 2
+    assert paths(plan(dict_store, Retention(max_bytes=total)), "rows") == []
+    assert (
+        "bytes of rows are needed still, more than the 0 allowed" in plan(dict_store, Retention(max_bytes=0)).notes[0]
+    )
+
+
+def test_the_newest_checkpoints_and_weights_keep_their_files(small_run: Any, dict_store: DictStore) -> None:
+    gc(dict_store, Retention(keep_checkpoints=3))
+    contents = Contents(dict_store)
+    there = [all(ref.path in contents.entries for ref in one.files.values()) for one in contents.checkpoints()]
+    assert there == [False] * 3 + [True] * 3
+    there = [
+        all(r.path in contents.entries for r in one.files.values()) for one in contents.checkpoints(layout.WEIGHTS)
+    ]
+    assert there == [False] * 4 + [True] * 2
+
+
+def test_a_checkpoint_that_was_adopted_does_not_push_out_the_one_before(small_run: Any, dict_store: DictStore) -> None:
+    for _ in range(3):
+        small_run.adopt()
+    gc(dict_store, Retention(keep_checkpoints=2))
+    contents = Contents(dict_store)
+    there = [all(ref.path in contents.entries for ref in one.files.values()) for one in contents.checkpoints()]
+    assert there == [False] * 4 + [True] * 5
+
+
+def test_a_checkpoint_gone_back_to_keeps_its_files_and_its_rows(small_run: Any, dict_store: DictStore) -> None:
+    _, _, earlier, *_ = checkpoints_backwards(dict_store)
+    CheckpointWriter(dict_store).adopt(earlier, earlier.state)
+    gc(dict_store, Retention(keep_age=0.0, keep_checkpoints=1))
+    for ref in earlier.files.values():
+        load_file(dict_store, ref)
+    assert taken_from(small_run, earlier.state["intake"])
+    contents = Contents(dict_store)
+    there = [all(ref.path in contents.entries for ref in one.files.values()) for one in contents.checkpoints()]
+    assert there == [False, False, False, True, False, False, True]
+    assert fsck(dict_store).damaged == 0
+
+
+def test_files_that_no_record_names_go_once_nobody_can_be_writing_them(small_run: Any, dict_store: DictStore) -> None:
+    small_run.restart_generator(0)
+    dead = [
+        f"{layout.trajectories(0)}/seg/0-dead.arrows",
+        "checkpoints/data/00000003-dead/model",
+        "weights/data/00000003-dead/weights.safetensors",
+        f"{layout.PROBE}/1234",
+    ]
+    others = [f"{layout.trajectories(0)}/seg/1-beef.arrows", "notes.txt"]
+    for path in (*dead, *others):
+        dict_store.put(path, b"?")
+    assert paths(plan(dict_store, Retention()), "strays") == []
+    made = gc(dict_store, Retention(), now=time.time() + LATER)
+    assert sorted(paths(made, "strays")) == sorted(dead)
+    assert all(path in dict_store.objects for path in others)
+
+
+def test_cut_off_writes_of_a_local_store_go(start_run: StartRun, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    start_run(store).generate(0)
+    (tmp_path / "streams" / ".tmp-1").write_bytes(b"half")
+    (tmp_path / ".tmp-start" / "inner").mkdir(parents=True)
+    (tmp_path / ".tmp-start" / "inner" / "model").write_bytes(b"half")
+    assert plan(store, Retention()).removals == []
+    made = plan(store, Retention(), now=time.time() + LATER)
+    carry_out(store, made)
+    assert sorted(paths(made, "strays")) == [".tmp-start", "streams/.tmp-1"]
+    assert not list(tmp_path.rglob(".tmp-*"))
+    assert fsck(store).findings == []
+
+
+def test_a_damaged_log_stops_gc_before_it_removes_anything(small_run: Any, dict_store: DictStore) -> None:
+    missing = f"{layout.trajectories(1)}/{layout.record(4)}"
+    del dict_store.objects[missing]
+    before = dict(dict_store.objects)
+    with pytest.raises(StreamCorrupt, match="the record is missing, but"):
+        gc(dict_store, KEEP_NO_ROWS, now=time.time() + LATER)
+    assert dict_store.objects == before
+
+
+def test_checkpoints_to_keep_are_at_least_one() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Retention(keep_checkpoints=0)
+
+
+class Dying(DictStore):
+    """Fails, once armed, at the n-th change from then on, and at each after it."""
+
+    left: int | None = None
+
+    def put(self, path: str, data: BytesLike) -> None:
+        self._change()
+        super().put(path, data)
+
+    def delete(self, path: str) -> None:
+        self._change()
+        super().delete(path)
+
+    def _change(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError("killed")
+
+
+def test_killed_at_any_change_it_leaves_a_sound_run_and_the_next_gc_finishes(start_run: StartRun) -> None:
+    store = Dying()
+    run = start_run(store).campaign()
+    sound = dict(store.objects)
+    state = run.intake.state()
+    expected = taken_from(run, state)
+    made = plan(store, KEEP_NO_ROWS)
+    num_changes = len(made.removals) + len(made.marks)
+    carry_out(store, made)
+    finished = set(store.objects)
+    for survived in range(num_changes):
+        store.objects, store.left = dict(sound), survived
+        with pytest.raises(OSError, match="killed"):
+            carry_out(store, made)
+        store.left = None
+        assert fsck(store).damaged == 0, f"after {survived} changes"
+        assert taken_from(run, state) == expected
+        gc(store, KEEP_NO_ROWS)
+        assert set(store.objects) == finished, f"after {survived} changes"
+    assert num_changes > 20
+
+
+actions = st.lists(
+    st.sampled_from(["generate 0", "generate 1", "score", "train", "checkpoint", "adopt", "weights", "restart", "gc"]),
+    max_size=40,
+)
+retentions = st.builds(
+    Retention,
+    keep_age=st.none() | st.sampled_from([0.0, 1800.0, 7 * DAY]),
+    keep_versions=st.none() | st.integers(1, 5),
+    max_bytes=st.none() | st.integers(0, 60_000),
+    keep_checkpoints=st.integers(1, 4),
+)
+
+
+def play(run: Any, story: list[str], retention: Retention) -> None:
+    """Moves the run on, with a gc wherever the story has one."""
+    has_checkpoint = False
+    for action in story:
+        what, _, generator = action.partition(" ")
+        if what == "generate":
+            run.generate(int(generator), num_groups=2)
+        elif what == "score":
+            run.score_everything()
+        elif what == "train":
+            run.train(num_groups=3)
+        elif what == "checkpoint":
+            run.checkpoint()
+            has_checkpoint = True
+        elif what == "adopt" and has_checkpoint:
+            run.adopt()
+        elif what == "weights":
+            run.send_weights()
+        elif what == "restart":
+            run.restart_generator(0)
+        elif what == "gc":
+            gc(run.store, retention, now=time.time() + LATER)
+
+
+@settings(deadline=None, max_examples=60)
+@given(story=actions, retention=retentions)
+def test_after_any_gc_of_any_run_every_kept_checkpoint_goes_on_with_every_later_group(
+    start_run: StartRun, story: list[str], retention: Retention
+) -> None:
+    collected, untouched = start_run(DictStore()), start_run(DictStore())
+    play(collected, [*story, "gc"], retention)
+    play(untouched, [action for action in story if action != "gc"], retention)
+    store = collected.store
+
+    assert fsck(store).damaged == 0
+    checkpoints, twins = Contents(store).checkpoints(), Contents(untouched.store).checkpoints()
+    files = [frozenset(ref.path for ref in one.files.values()) for one in checkpoints]
+    kept = list(dict.fromkeys(reversed(files)))[: retention.keep_checkpoints]
+    for one, names, twin in zip(checkpoints, files, twins, strict=True):
+        if names in kept:
+            for ref in one.files.values():
+                load_file(store, ref)
+            later = taken_from(collected, one.record.body["state"]["intake"])
+            assert later == taken_from(untouched, twin.record.body["state"]["intake"])
+    # Scorers and generators go on too.
+    collected.generate(0)
+    collected.score_everything()
+    assert fsck(store).damaged == 0
+    if any(read_removed(store, layout.trajectories(generator)) for generator in range(2)):
+        with pytest.raises(PartRemoved):
+            list(iter(collected.open_intake(None).take, None))
+
+
+def test_a_run_that_gc_visits_again_and_again_removes_what_it_may_and_trains_every_group_once(
+    start_run: StartRun,
+) -> None:
+    chooser = random.Random(22)
+    run = start_run(DictStore())
+    removed = 0
+    for number in range(30):
+        for generator in range(2):
+            run.generate(generator, num_groups=chooser.randint(1, 3))
+        run.score_everything()
+        run.train(num_groups=4)
+        run.checkpoint()
+        made = gc(run.store, Retention(keep_versions=2, keep_checkpoints=1))
+        removed += len(paths(made, "rows"))
+        assert fsck(run.store).damaged == 0, f"round {number} (seed 22)"
+    assert removed > 60
+    latest = CheckpointReader(run.store).latest()
+    assert latest is not None
+    rest = list(iter(run.open_intake(latest.state["intake"]).take, None))
+    assert not any(isinstance(group, LostPart) for group in rest)
+    mark = json.loads(run.store.objects[f"{layout.trajectories(0)}/{layout.REMOVED}"])
+    assert mark["why"] == "millrace gc"

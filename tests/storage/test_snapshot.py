@@ -1,0 +1,198 @@
+"""A long log is opened at its head as quickly as a short one, and a snapshot is never believed alone."""
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+from support.dict_store import DictStore
+from support.slow_store import SlowStore
+
+from storage import layout, snapshot
+from storage.checkpoints import CheckpointReader, CheckpointWriter, read_latest
+from storage.errors import Fenced
+from storage.log import LogCursor, LogReader, LogWriter
+from storage.sealed import seal
+from storage.store import BytesLike
+from storage.stream import stream_head
+
+LOG = "streams/x"
+HEAD = f"{LOG}/{layout.HEAD}"
+DATA = {"seg": "seg/0-a", "bytes": 9, "checksum": "00000000", "rows": 4, "first_row_id": 0, "tokens": 10}
+
+Damage = Callable[[DictStore], None]
+
+
+def commit(log: LogWriter, times: int) -> None:
+    for _ in range(times):
+        log.commit("data", **DATA)
+
+
+def read_from_start(store: DictStore, path: str = LOG) -> LogCursor:
+    return LogReader(store, path).to_head()
+
+
+def test_opening_a_long_log_reads_its_last_records_only() -> None:
+    store = SlowStore()
+    commit(LogWriter(store, LOG, "w"), 1000)
+    head = read_from_start(store)
+    for open_head in (lambda: LogReader.at_head(store, LOG).cursor, lambda: stream_head(store, LOG)):
+        store.gets.clear()
+        assert open_head() == head
+        assert len(store.gets) <= snapshot.EVERY + 3
+    store.gets.clear()
+    writer = LogWriter(store, LOG, "w2")
+    assert (writer.epoch, writer.cursor.part) == (1, 1000)
+    assert len(store.gets) <= snapshot.EVERY + 3
+
+
+def test_the_writer_leaves_a_snapshot_every_64_records() -> None:
+    store = DictStore()
+    writer = LogWriter(store, LOG, "w")
+    seen = []
+    for _ in range(4 * snapshot.EVERY):
+        commit(writer, 1)
+        values = snapshot.read_snapshot(store, LOG)
+        seen.append(values["seq"] if values else 0)
+    assert sorted(set(seen)) == [0, 64, 128, 192, 256]
+    assert all(record - at <= snapshot.EVERY for record, at in enumerate(seen, start=1))
+
+
+def test_a_writer_that_is_restarted_all_the_time_leaves_snapshots_too() -> None:
+    store = SlowStore()
+    for _ in range(3 * snapshot.EVERY):
+        LogWriter(store, LOG, "w")
+    store.gets.clear()
+    assert LogReader.at_head(store, LOG).cursor.epoch == 3 * snapshot.EVERY - 1
+    assert len(store.gets) <= snapshot.EVERY + 3
+
+
+def damage_head(change: Callable[[bytes], bytes]) -> Damage:
+    def damage(store: DictStore) -> None:
+        store.objects[HEAD] = change(store.objects[HEAD])
+
+    return damage
+
+
+def with_cursor(**changes: object) -> Damage:
+    def change(data: bytes) -> bytes:
+        return seal({"cursor": json.loads(data)["cursor"] | changes})
+
+    return damage_head(change)
+
+
+def of_another_log(store: DictStore) -> None:
+    commit(LogWriter(store, "other", "w"), 200)
+    store.objects[HEAD] = store.objects[f"other/{layout.HEAD}"]
+
+
+DAMAGES: dict[str, Damage] = {
+    "missing": lambda store: store.delete(HEAD),
+    "empty": damage_head(lambda data: b""),
+    "torn": damage_head(lambda data: data[:-9]),
+    "no JSON": damage_head(lambda data: b"\xff\xd8\xff"),
+    "a list": damage_head(lambda data: b"[]"),
+    "deeply nested": damage_head(lambda data: b"[" * 100_000),
+    "sums altered": damage_head(lambda data: data.replace(b'"rows": ', b'"rows": 1')),
+    "checksum taken away": damage_head(lambda data: b"{" + data[data.index(b'"cursor"') :]),
+    "no cursor": damage_head(lambda data: seal({"cursor": 7})),
+    "half a cursor": damage_head(lambda data: seal({"cursor": {"seq": 64}})),
+    "of the future": with_cursor(seq=10_000),
+    "before the start": with_cursor(seq=-3),
+    "another record's": with_cursor(seq=63),
+    "of another log": of_another_log,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_snapshot_that_is_wrong_changes_nothing(damage: Damage) -> None:
+    store = DictStore()
+    older = LogWriter(store, LOG, "w")
+    commit(older, 200)
+    head = read_from_start(store)
+    before = store.objects[HEAD]
+    damage(store)
+    assert store.objects.get(HEAD) != before
+    assert stream_head(store, LOG) == head
+    newer = LogWriter(store, LOG, "w2")
+    assert (newer.epoch, newer.cursor.part, newer.cursor.rows) == (1, 200, 800)
+    with pytest.raises(Fenced):
+        commit(older, 1)
+    commit(newer, 1)
+    assert read_from_start(store) == stream_head(store, LOG) == newer.cursor
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_flipped_bit_of_a_snapshot_changes_nothing(seed: int) -> None:
+    store, chooser = DictStore(), random.Random(seed)
+    commit(LogWriter(store, LOG, "w"), 70)
+    head, good = read_from_start(store), store.objects[HEAD]
+    for position in chooser.sample(range(len(good)), 60):
+        bit = chooser.randrange(8)
+        store.objects[HEAD] = good[:position] + bytes([good[position] ^ 1 << bit]) + good[position + 1 :]
+        assert snapshot.read_snapshot(store, LOG) is None, f"seed {seed}: byte {position}, bit {bit}"
+        assert stream_head(store, LOG) == head, f"seed {seed}: byte {position}, bit {bit}"
+
+
+def test_an_old_snapshot_is_as_good_as_a_new_one() -> None:
+    store = DictStore()
+    writer = LogWriter(store, LOG, "w")
+    commit(writer, 64)
+    old = store.objects[HEAD]
+    commit(writer, 300)
+    store.objects[HEAD] = old
+    assert stream_head(store, LOG) == writer.cursor
+
+
+def test_a_snapshot_that_outlived_its_records_is_not_believed() -> None:
+    store = DictStore()
+    commit(LogWriter(store, LOG, "w"), 130)
+    for seq in range(100, 131):
+        store.delete(f"{LOG}/{layout.record(seq)}")
+    assert stream_head(store, LOG).seq == 100
+    writer = LogWriter(store, LOG, "w2")
+    commit(writer, 100)
+    assert stream_head(store, LOG) == read_from_start(store) == writer.cursor
+
+
+class NoRoomForHints(DictStore):
+    """Has room for records, but not for a snapshot, while `full`."""
+
+    full = True
+    refused = 0
+
+    def put(self, path: str, data: BytesLike) -> None:
+        if self.full:
+            self.refused += 1
+            raise OSError("no room")
+        super().put(path, data)
+
+
+def test_a_snapshot_that_cannot_be_written_stops_the_commit_before_anything_is_committed() -> None:
+    store = NoRoomForHints()
+    writer = LogWriter(store, LOG, "w")
+    commit(writer, 63)
+    for _ in range(2):
+        with pytest.raises(OSError, match="no room"):
+            commit(writer, 1)
+    assert store.refused == 2
+    assert read_from_start(store) == writer.cursor
+    assert writer.cursor.part == 63
+    store.full = False
+    commit(writer, 1)
+    assert read_from_start(store).part == 64
+
+
+def test_the_latest_of_many_checkpoints_is_found_without_reading_them_all() -> None:
+    store = SlowStore()
+    writer = CheckpointWriter(store)
+    for step in range(500):
+        writer.commit(step, {}, {"step": step})
+    for _ in range(10):
+        CheckpointWriter(store)
+    for find in (lambda: read_latest(store), lambda: CheckpointReader(store).latest()):
+        store.gets.clear()
+        assert find() == writer.latest
+        assert len(store.gets) <= snapshot.EVERY + 10 + 4
+    assert dataclasses.asdict(stream_head(store, layout.CHECKPOINTS))["epoch"] == 10

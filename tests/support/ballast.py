@@ -1,0 +1,31 @@
+"""A file that fills a small disk up to a few pages, so that a test chooses which write finds no room."""
+
+import errno
+import os
+from pathlib import Path
+
+PAGE = 4096
+"""What a file of up to that many bytes takes of a tmpfs."""
+
+
+class Ballast:
+    """Fills the disk that is mounted at `disk` up to `free_pages` pages. For a disk whose unit is the page: a tmpfs."""
+
+    def __init__(self, disk: Path, free_pages: int) -> None:
+        self._file = disk / "ballast"
+        self.leave_free(free_pages)
+
+    def leave_free(self, pages: int) -> None:
+        """Make the ballast as large as leaves exactly so many pages free."""
+        with self._file.open("ab", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(PAGE))
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+        os.truncate(self._file, self._file.stat().st_size - pages * PAGE)
+
+    def remove(self) -> None:
+        """Make room."""
+        self._file.unlink()

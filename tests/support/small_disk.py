@@ -1,0 +1,36 @@
+"""A disk that fills up: a file system in memory, of a few megabytes, mounted for one test."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class NotMounted(Exception):
+    """This user, or this machine, may not mount; the message says what `mount` said."""
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
+    """`folder`, made and with room for `megabytes` MiB in it. Raises NotMounted."""
+    folder.mkdir()
+    _mount("-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder))
+    try:
+        yield folder
+    finally:
+        # Lazily: a test's leftover process or mapping may still hold a file.
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def make_read_only(disk: Path) -> None:
+    """From now on nothing can be written to the small disk `disk`, not even by root."""
+    _mount("-o", "remount,ro", str(disk))
+
+
+def _mount(*arguments: str) -> None:
+    try:
+        ended = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise NotMounted("there is no `mount` here") from None
+    if ended.returncode != 0:
+        raise NotMounted(ended.stderr.strip())
