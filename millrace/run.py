@@ -52,7 +52,7 @@ class Attempt:
 def create_run(store: Store, run_id: str, config: dict[str, Any]) -> Attempt:
     """Claims the run's place. Raises RunExists, also if another controller claimed it just now."""
     attempt = Attempt(number=0, config=config, t_started=time.time())
-    if not store.put_if_absent(layout.RUN, _dump({"run_id": run_id, **asdict(attempt)})):
+    if not _claim(store, layout.RUN, _dump({"run_id": run_id, **asdict(attempt)})):
         raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
     return attempt
 
@@ -63,8 +63,13 @@ def resume_run(store: Store, config: dict[str, Any]) -> Attempt:
     while True:
         number += 1
         attempt = Attempt(number=number, config=config, t_started=time.time())
-        if store.put_if_absent(layout.attempt(number), _dump(asdict(attempt))):
+        if _claim(store, layout.attempt(number), _dump(asdict(attempt))):
             return attempt
+
+
+def _claim(store: Store, path: str, record: bytes) -> bool:
+    """Whether `path` is ours now. What "exists already" may be our own record, put by a try whose reply was lost."""
+    return store.put_if_absent(path, record) or bytes(store.get(path)) == record
 
 
 def read_run(store: Store) -> dict[str, Any]:

@@ -16,6 +16,8 @@ weights/{data,log}/                     policy versions on their way, where the 
 progress/<stage>-<r>.json               signs of life, overwritten
 evaluations/<version>.json              held-out results of one policy version
 logs/<stage>-<r>.log                    what each stage process printed
+quarantine/…                            damaged files that fsck moved aside, each under its old path
+parquet/                                the run as compact wrote it, for analysis
 """
 
 import re
@@ -32,6 +34,9 @@ WEIGHTS = "weights"
 PROGRESS = "progress"
 EVALUATIONS = "evaluations"
 LOGS = "logs"
+ATTEMPTS = "attempts"
+QUARANTINE = "quarantine"
+PARQUET = "parquet"
 PROBE = ".probe"
 HEAD = "head.json"
 REMOVED = "removed.json"
@@ -68,12 +73,12 @@ def metrics(stage: str, replica: int) -> str:
 
 def attempt(number: int) -> str:
     """The record of one start of the run's controller."""
-    return f"attempts/{number:04d}.json"
+    return f"{ATTEMPTS}/{number:04d}.json"
 
 
 def ended(number: int) -> str:
     """How one start of the run's controller ended."""
-    return f"attempts/{number:04d}.ended"
+    return f"{ATTEMPTS}/{number:04d}.ended"
 
 
 def progress(stage: str, replica: int) -> str:

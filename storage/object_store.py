@@ -83,7 +83,7 @@ class ObjectStore(Store):
         checked_path(path)
         failpoint("put.before", path)
         with self._asking(path):
-            self._client(len(data)).put(path, data, use_multipart=False)
+            self._client(len(data)).put(path, _as_bytes(data), use_multipart=False)
         failpoint("put.after", path)
 
     def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
@@ -137,7 +137,7 @@ class ObjectStore(Store):
         for _ in range(_CONFLICTS):
             try:
                 with self._asking(path):
-                    self._client(len(data)).put(path, data, mode="create", use_multipart=False)
+                    self._client(len(data)).put(path, _as_bytes(data), mode="create", use_multipart=False)
                 return True
             except AlreadyExistsError as error:
                 if not Answer.of(error).in_conflict:
@@ -206,6 +206,11 @@ class ObjectStore(Store):
                 },
             },
         )
+
+
+def _as_bytes(data: BytesLike) -> memoryview:
+    """The library takes a view of signed bytes, such as Arrow's buffers give, for a sequence of numbers."""
+    return memoryview(data).cast("B")
 
 
 def _parse(url: str) -> tuple[str, str]:

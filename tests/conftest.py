@@ -1,5 +1,6 @@
 """Fixtures that tests of several packages share: S3 servers, and a disk that fills up."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,6 +9,18 @@ import pytest
 from support.ceph import CephServer, CephUnavailable, running_ceph
 from support.s3_server import S3Server
 from support.small_disk import NotMounted, small_disk
+
+from storage.memory import memory_folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_stores_left_in_memory() -> Iterator[None]:
+    """What tests made at `memory://test-…` goes with them."""
+    folder = memory_folder() / "stores"
+    before = set(folder.glob("test-*"))
+    yield
+    for store in set(folder.glob("test-*")) - before:
+        shutil.rmtree(store, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +56,3 @@ def make_small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
                 pytest.skip(f"a small disk can't be mounted here: {error}")
 
         yield make
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ceph: runs on a real S3 server, from Debian's packages of Ceph")

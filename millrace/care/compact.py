@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace.care.contents import PARQUET, Contents, StoredStream, run_shape
+from millrace.care.contents import Contents, StoredStream, run_shape
+from storage import layout
 from storage.errors import PartCorrupt, PartRemoved, StreamCorrupt
 from storage.record import Record
 from storage.schema import METRIC, SCORE, TRAJECTORY
@@ -71,7 +72,7 @@ def compact(store: Store, out: Store | None = None, *, file_bytes: int = FILE_BY
     Raises RunMissing, and SchemaUnknown where a newer Millrace wrote a part.
     """
     contents = Contents(store)
-    place, folder = (store, f"{PARQUET}/") if out is None else (out, "")
+    place, folder = (store, f"{layout.PARQUET}/") if out is None else (out, "")
     done = Compacted()
     trajectories = _DataSet(place, f"{folder}trajectories", SCORED, file_bytes, done)
     for stream in contents.trajectories():

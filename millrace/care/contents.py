@@ -31,12 +31,6 @@ _METRICS = re.compile(r"streams/metrics/[^/]+-\d+")
 _IN_A_STREAM = re.compile(r"(streams/.+)/(?:log|seg)/[^/]+")
 _RECORD = re.compile(r"\d{12}\.json")
 
-ATTEMPTS = layout.attempt(0).partition("/")[0]
-QUARANTINE = "quarantine"
-"""Folder of the files that fsck moved aside, each under its old path."""
-PARQUET = "parquet"
-"""Folder that compact writes to unless told otherwise."""
-
 Kind = Literal["trajectories", "scores", "metrics"]
 _SCHEMAS: dict[Kind, pa.Schema] = {"trajectories": TRAJECTORY, "scores": SCORE, "metrics": METRIC}
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from millrace.care.audit import check_cursors, check_ledger, cursors_of
-from millrace.care.contents import ATTEMPTS, Contents, Shape, StoredFiles, StoredStream, run_shape, stored_files
+from millrace.care.contents import Contents, Shape, StoredFiles, StoredStream, run_shape, stored_files
 from millrace.care.quarantine import read_note, set_aside
 from millrace.care.strays import strays
 from millrace.errors import LedgerMismatch
@@ -121,7 +121,7 @@ class _Check:
 
     def _json_files(self) -> None:
         """Files that are small, written once, and have no checksum: they must at least be JSON objects."""
-        for path in (layout.RUN, *(entry.path for entry in self.contents.below(ATTEMPTS))):
+        for path in (layout.RUN, *(entry.path for entry in self.contents.below(layout.ATTEMPTS))):
             data = bytes(self.store.get(path))
             try:
                 values = json.loads(data)

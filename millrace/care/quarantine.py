@@ -9,8 +9,9 @@ import json
 import time
 from dataclasses import asdict, dataclass
 
-from millrace.care.contents import QUARANTINE, Contents
+from millrace.care.contents import Contents
 from millrace.errors import InputError
+from storage import layout
 from storage.errors import NotInStore
 from storage.store import Store
 
@@ -34,7 +35,7 @@ def set_aside(store: Store, file: str, *, reason: str, record: int | None) -> No
 
     Raises InputError where another file of that name is in quarantine, and then moves nothing.
     """
-    target = f"{QUARANTINE}/{file}"
+    target = f"{layout.QUARANTINE}/{file}"
     try:
         data = store.get(file)
     except NotInStore:
@@ -52,7 +53,7 @@ def set_aside(store: Store, file: str, *, reason: str, record: int | None) -> No
 
 def read_note(contents: Contents, file: str) -> Note | None:
     """What the quarantine says of a file that is not at its place any more; None where it says nothing."""
-    path = f"{QUARANTINE}/{file}.json"
+    path = f"{layout.QUARANTINE}/{file}.json"
     if path not in contents.entries or file in contents.entries:
         return None
     return Note(**json.loads(bytes(contents.store.get(path))))

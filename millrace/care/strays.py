@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.care.contents import ATTEMPTS, PARQUET, QUARANTINE, Contents, is_record
+from millrace.care.contents import Contents, is_record
 from storage import layout
 from storage.log import LogCursor
 from storage.store import TEMPORARY_PREFIX, Entry
@@ -20,13 +20,13 @@ _SEGMENT = re.compile(r"(?P<log>.+)/seg/(?P<epoch>\d+)-[^/]+\.arrows")
 _CHECKPOINT_FILE = re.compile(r"(?P<log>[^/]+)/(?P<folder>data/[^/]+)/.+")
 _FILES = {layout.RUN, layout.SUMMARY, layout.START_MANIFEST}
 _FOLDERS = (
-    ATTEMPTS,
+    layout.ATTEMPTS,
     layout.START_MODEL,
     layout.PROGRESS,
     layout.EVALUATIONS,
     layout.LOGS,
-    QUARANTINE,
-    PARQUET,
+    layout.QUARANTINE,
+    layout.PARQUET,
 )
 
 

@@ -1,5 +1,7 @@
 """The record of a run."""
 
+import uuid
+
 import pytest
 
 from millrace.errors import RunExists, RunMissing
@@ -13,7 +15,7 @@ from millrace.run import (
     resume_run,
 )
 from storage.memory import MemoryStore
-from storage.store import Store
+from storage.store import BytesLike, Store
 
 CONFIG = {"training": {"max_steps": 3}}
 
@@ -48,4 +50,20 @@ def test_the_first_word_on_how_an_attempt_ended_stays(memory_store: Store) -> No
 
 def test_where_there_is_no_run_that_is_said() -> None:
     with pytest.raises(RunMissing, match=r"run\.json"):
-        latest_attempt(MemoryStore("empty"))
+        latest_attempt(MemoryStore("test-empty"))
+
+
+class LostReplies(MemoryStore):
+    """Creates, and says that something was there: as an object store does whose first reply was lost."""
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        super().put_if_absent(path, data)
+        return False
+
+
+def test_a_lost_reply_is_not_another_controller() -> None:
+    store = LostReplies(f"test-{uuid.uuid4().hex}")
+    assert create_run(store, "mine", {}).number == 0
+    assert resume_run(store, {}).number == 1
+    with pytest.raises(RunExists):
+        create_run(store, "mine", {"other": 1})

@@ -260,6 +260,25 @@ class ClaimingAll(MemoryStore):
         return True
 
 
+class LostFirstReply(MemoryStore):
+    """Creates exclusively, but the first reply is lost, and the library's repetition finds what it has made itself."""
+
+    replies_lost = 0
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        created = super().put_if_absent(path, data)
+        if self.replies_lost == 0:
+            self.replies_lost = 1
+            return False
+        return created
+
+
+def test_the_probe_accepts_a_sound_store_whose_first_reply_was_lost(memory_store: MemoryStore) -> None:
+    store = LostFirstReply(memory_store.url.removeprefix("memory://"))
+    probe(store)
+    assert store.replies_lost == 1
+
+
 @pytest.mark.parametrize("fake", [Overwriting, LyingOverwriting, ClaimingAll])
 def test_the_probe_refuses_a_store_that_breaks_its_promises_and_leaves_nothing(
     fake: type[MemoryStore], memory_store: MemoryStore
