@@ -10,7 +10,8 @@
                               └─────────────────────────────────────────────────────────────┘
     committing          put record at the head ──► created, or my own nonce is there (a lost reply): committed
                                                └── a higher epoch is there: Fenced, stop for good
-    reading             get the next number ──► nothing there: no news ──► a record: verify prev, epoch, shape; advance
+    reading             get the next number ──► a record: verify prev, epoch, shape; advance
+                                               └── nothing there ──► no news, or a hole if a snapshot lies beyond
 
 Whoever wants the head alone begins at a snapshot (`storage.snapshot`): a long log then costs no more than a short one.
 
@@ -22,6 +23,7 @@ import dataclasses
 import hashlib
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +32,9 @@ from storage.errors import Fenced, NotInStore, StreamCorrupt
 from storage.files import Source
 from storage.record import NO_VERSION, Kind, Record, decode, encode
 from storage.store import Store
+
+_LOOKS_AT_A_HOLE = 4
+"""More looks for a record that should be there: some stores go on denying what was once asked for too early."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,13 +94,18 @@ class LogCursor:
 class LogReader:
     """Reads the records of the log in the folder `path`, from `cursor` on (default: the start), as they are committed.
 
-    Opening raises StreamCorrupt if the log does not lead to `cursor`.
+    Opening raises StreamCorrupt if the log does not lead to `cursor`. A record that is missing is told from one that is
+    not committed yet where a snapshot lies beyond it: a reader asks for one when it first finds nothing, and at most
+    once in `snapshot.EVERY` looks.
     """
 
     def __init__(self, source: Source, path: str, cursor: LogCursor | None = None) -> None:
         self.cursor = cursor or LogCursor()
         self._source = source
         self._path = path
+        self._looks_since_snapshot = snapshot.EVERY
+        self._known_seq = 0
+        """The log is known to have had this many records."""
         if self.cursor.seq > 0:
             self._check_cursor()
 
@@ -112,12 +122,9 @@ class LogReader:
     @classmethod
     def at_snapshot(cls, source: Source, path: str) -> "LogReader":
         """A reader at the log's last snapshot; at its start where there is none that the log leads to."""
-        values = snapshot.read_snapshot(source, path)
-        try:
-            return cls(source, path, LogCursor.from_json(values) if values else None)
-        except ValueError:
-            # The hint is wrong, not the log: it may be left over from records that a power cut took.
-            return cls(source, path)
+        reader = cls(source, path, _snapshot_cursor(source, path))
+        reader._looks_since_snapshot = 0
+        return reader
 
     def next(self) -> Record | None:
         """The next record, None while there is none; never blocks. Raises StreamCorrupt, and then does not advance."""
@@ -130,10 +137,13 @@ class LogReader:
     def peek(self) -> tuple[Record, LogCursor] | None:
         """What `next` would return, and the cursor behind it, without advancing. Raises StreamCorrupt."""
         file = f"{self._path}/{layout.record(self.cursor.seq)}"
+        self._looks_since_snapshot += 1
         try:
             data = bytes(self._source.get(file))
         except NotInStore:
-            return None
+            if not self._is_passed():
+                return None
+            data = self._get_missing(file)
         record = decode(data, file)
         _check_follows(record, self.cursor, file)
         return record, self.cursor.after(record, _digest(data))
@@ -144,8 +154,22 @@ class LogReader:
             pass
         return self.cursor
 
+    def _is_passed(self) -> bool:
+        """Whether a snapshot shows that the log goes on behind the cursor; a hole after the last one can't be seen."""
+        if self._looks_since_snapshot >= snapshot.EVERY:
+            self._looks_since_snapshot = 0
+            self._known_seq = _snapshot_cursor(self._source, self._path).seq
+        return self.cursor.seq < self._known_seq
+
+    def _get_missing(self, file: str) -> bytes:
+        # Between the look that found nothing and the snapshot, it may have been committed.
+        for _ in range(_LOOKS_AT_A_HOLE):
+            with suppress(NotInStore):
+                return bytes(self._source.get(file))
+        raise StreamCorrupt(file, f"the record is missing, but the log goes on to record {self._known_seq - 1}")
+
     def _check_cursor(self) -> None:
-        _get_passed(self._source, f"{self._path}/{layout.record(self.cursor.seq - 1)}", self.cursor.prev)
+        _check_leads_to(self._source, self._path, self.cursor)
 
 
 def backwards(source: Source, path: str, cursor: LogCursor) -> Iterator[Record]:
@@ -233,6 +257,23 @@ class LogWriter:
                 return other
         self.cursor = self.cursor.after(record, _digest(data))
         return None
+
+
+def _snapshot_cursor(source: Source, path: str) -> LogCursor:
+    """The cursor of the log's last snapshot; the log's start where there is none that the log leads to."""
+    values = snapshot.read_snapshot(source, path)
+    try:
+        cursor = LogCursor.from_json(values) if values else LogCursor()
+        _check_leads_to(source, path, cursor)
+    except ValueError:
+        # The hint is wrong, not the log: it may be left over from records that a power cut took.
+        return LogCursor()
+    return cursor
+
+
+def _check_leads_to(source: Source, path: str, cursor: LogCursor) -> None:
+    if cursor.seq > 0:
+        _get_passed(source, f"{path}/{layout.record(cursor.seq - 1)}", cursor.prev)
 
 
 def _check_follows(record: Record, cursor: LogCursor, file: str) -> None:
