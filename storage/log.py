@@ -106,8 +106,7 @@ class LogReader:
         self._looks_since_snapshot = snapshot.EVERY
         self._known_seq = 0
         """The log is known to have had this many records."""
-        if self.cursor.seq > 0:
-            self._check_cursor()
+        _check_leads_to(source, path, self.cursor)
 
     @classmethod
     def at_head(cls, source: Source, path: str) -> "LogReader":
@@ -122,7 +121,8 @@ class LogReader:
     @classmethod
     def at_snapshot(cls, source: Source, path: str) -> "LogReader":
         """A reader at the log's last snapshot; at its start where there is none that the log leads to."""
-        reader = cls(source, path, _snapshot_cursor(source, path))
+        reader = cls(source, path)
+        reader.cursor = _snapshot_cursor(source, path)
         reader._looks_since_snapshot = 0
         return reader
 
@@ -158,7 +158,8 @@ class LogReader:
         """Whether a snapshot shows that the log goes on behind the cursor; a hole after the last one can't be seen."""
         if self._looks_since_snapshot >= snapshot.EVERY:
             self._looks_since_snapshot = 0
-            self._known_seq = _snapshot_cursor(self._source, self._path).seq
+            found = _snapshot_cursor(self._source, self._path, behind=self.cursor.seq)
+            self._known_seq = max(self._known_seq, found.seq)
         return self.cursor.seq < self._known_seq
 
     def _get_missing(self, file: str) -> bytes:
@@ -167,9 +168,6 @@ class LogReader:
             with suppress(NotInStore):
                 return bytes(self._source.get(file))
         raise StreamCorrupt(file, f"the record is missing, but the log goes on to record {self._known_seq - 1}")
-
-    def _check_cursor(self) -> None:
-        _check_leads_to(self._source, self._path, self.cursor)
 
 
 def backwards(source: Source, path: str, cursor: LogCursor) -> Iterator[Record]:
@@ -259,16 +257,21 @@ class LogWriter:
         return None
 
 
-def _snapshot_cursor(source: Source, path: str) -> LogCursor:
-    """The cursor of the log's last snapshot; the log's start where there is none that the log leads to."""
+def _snapshot_cursor(source: Source, path: str, *, behind: int = 0) -> LogCursor:
+    """The cursor of the log's last snapshot, if it is behind record number `behind` and the log leads to it.
+
+    Else the log's start.
+    """
     values = snapshot.read_snapshot(source, path)
     try:
         cursor = LogCursor.from_json(values) if values else LogCursor()
-        _check_leads_to(source, path, cursor)
+        if cursor.seq > behind:
+            _check_leads_to(source, path, cursor)
+            return cursor
     except ValueError:
         # The hint is wrong, not the log: it may be left over from records that a power cut took.
-        return LogCursor()
-    return cursor
+        pass
+    return LogCursor()
 
 
 def _check_leads_to(source: Source, path: str, cursor: LogCursor) -> None:

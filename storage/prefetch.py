@@ -6,7 +6,7 @@
 
 Nothing got ahead is believed: the reader verifies everything in order, as if it had just got it. What a thread failed
 at is raised when the reader asks for that object. Guesses never outnumber what was found since the head was last met:
-a reader that waits at the head makes one request a look.
+a reader that waits at the head makes one request a look, besides the log's own looks for a snapshot.
 """
 
 from concurrent.futures import Future

@@ -84,8 +84,8 @@ METRIC: pa.Schema = pa.schema(
 )
 
 _PER_TOKEN = ("response_tokens", "rollout_logprobs", "loss_mask")
-_FINISH_REASONS = ("stop", "length")
-_STATUSES = ("ok", "timeout", "error")
+_FINISH_REASONS = pa.array(["stop", "length"])
+_STATUSES = pa.array(["ok", "timeout", "error"])
 
 
 def check_columns(found: pa.Schema, schema: pa.Schema, version: int = SCHEMA_VERSION) -> None:
@@ -102,8 +102,8 @@ def check_columns(found: pa.Schema, schema: pa.Schema, version: int = SCHEMA_VER
             raise ValueError(f"column {field.name} is {found.field(field.name).type}, expected {field.type}")
 
 
-def with_added_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table`, written under an older version of `schema`, with the columns added since, each full of its default."""
+def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of `table` that `schema` has; where it has more, added since the rows were written, their default."""
     columns = dict(zip(table.column_names, table.columns, strict=True))
     arrays = [columns[f.name] if f.name in columns else _defaults(f, table.num_rows) for f in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
@@ -119,9 +119,10 @@ def _defaults(field: pa.Field, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, field.type), rows)
 
 
-def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_size: int = 0) -> None:
+def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_size: int = 0) -> pa.Table:
     """Check rows, before they are committed and after they are read. Raises ValueError that names the first bad row.
 
+    Returns the same rows, each column in one chunk: a copy where they were in several, else `table` itself.
     Rows count from 0. A rule about several columns holds where `schema` has them all:
     every column  as declared, sound Arrow, no null where none is allowed; row_ids consecutive
     trajectories  per-token columns of one length; token ids in [0, vocab_size) unless that is 0; log-probs finite;
@@ -132,7 +133,8 @@ def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_s
     check_columns(table.schema, schema)
     # Without it, offsets that lead out of their column would be followed.
     table.validate(full=True)
-    columns = {name: _whole(table.column(name)) for name in schema.names}
+    table = table.combine_chunks()
+    columns = {name: _whole(column) for name, column in zip(schema.names, table.columns, strict=True)}
     _check_nulls(columns, schema)
     if "row_id" in columns:
         row_ids = _numpy(columns["row_id"])
@@ -147,17 +149,16 @@ def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_s
     if group_size and {"group_id", "sample_index"} <= columns.keys():
         _check_groups(_numpy(columns["group_id"]), _numpy(columns["sample_index"]), group_size)
     _check_scores(columns)
+    return table
 
 
 def _check_nulls(columns: dict[str, pa.Array], schema: pa.Schema) -> None:
-    for field in schema:
-        array = columns[field.name]
+    for field, array in zip(schema, columns.values(), strict=True):
         if not field.nullable and array.null_count:
             _refuse(_numpy(array.is_null()), f"{field.name} is null")
-        if pa.types.is_list(field.type):
-            values = array.flatten()
-            if values.null_count:
-                _refuse_value(_numpy(values.is_null()), f"{field.name} holds a null", array)
+        # Known without a look at the values, unless some are null: perhaps of other rows, where this is a slice.
+        if isinstance(array, pa.ListArray) and array.values.null_count:
+            _refuse_value(_numpy(array.flatten().is_null()), f"{field.name} holds a null", array)
 
 
 def _check_tokens(columns: dict[str, pa.Array], vocab_size: int) -> None:
@@ -175,9 +176,10 @@ def _check_tokens(columns: dict[str, pa.Array], vocab_size: int) -> None:
     if "rollout_logprobs" in columns:
         logprobs = _flat(columns["rollout_logprobs"])
         with np.errstate(over="ignore", invalid="ignore"):
-            # A sum is finite only if every term is; it takes less than looking at each.
-            finite = np.isfinite(logprobs.sum())
+            # The sum of squares is finite only if every term is; it takes less than looking at each, or than a sum.
+            finite = np.isfinite(np.dot(logprobs, logprobs))
         if not finite:
+            # Large ones may overflow it: none of them is refused for that.
             reason = "rollout_logprobs holds a value that is not finite"
             _refuse_value(~np.isfinite(logprobs), reason, columns["rollout_logprobs"])
 
@@ -230,9 +232,9 @@ def _check_scores(columns: dict[str, pa.Array]) -> None:
     _refuse(~np.isfinite(_numpy(rewards.fill_null(0.0))), "reward is not finite")
 
 
-def _check_known(columns: dict[str, pa.Array], name: str, known: tuple[str, ...]) -> None:
-    unknown = ~_numpy(pc.is_in(columns[name], value_set=pa.array(known)))
-    _refuse(unknown, f"{name} is none of {', '.join(known)}")
+def _check_known(columns: dict[str, pa.Array], name: str, known: pa.StringArray) -> None:
+    unknown = ~_numpy(pc.is_in(columns[name], value_set=known))
+    _refuse(unknown, f"{name} is none of {', '.join(known.to_pylist())}")
 
 
 def _refuse(bad: npt.NDArray[np.bool_], reason: str) -> None:
@@ -249,12 +251,14 @@ def _refuse_value(bad: npt.NDArray[np.bool_], reason: str, lists: pa.ListArray) 
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    # What was read from a part has one chunk, which combining would copy.
+    # Empty tables may have none. One chunk would be copied.
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _lengths(lists: pa.ListArray) -> npt.NDArray[Any]:
-    return np.diff(_numpy(lists.offsets))
+    offsets = _numpy(lists.offsets)
+    lengths: npt.NDArray[Any] = offsets[1:] - offsets[:-1]
+    return lengths
 
 
 def _flat(lists: pa.ListArray) -> npt.NDArray[Any]:

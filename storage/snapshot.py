@@ -3,9 +3,10 @@
     writer, every 64 records   cursor ──► head.json, replaced
     opening at the head        head.json ──► fits its checksum? ──► stands on that very record? ──► go on from there
                                                     └── no ──────────────────┴── no ──► read the log from its start
+    nothing at number n        the same ──► it has passed n? ──► a record is missing: an error instead of silence
 
-It is written without a commit, so it may be old, missing, damaged, or left by a log that was lost. Nothing but speed
-depends on it.
+It is written without a commit, so it may be old, missing, damaged, or left by a log that was lost. No value that is
+read depends on it: only how soon, and whether a missing record can be told from one that is not committed yet.
 """
 
 from typing import Any

@@ -7,7 +7,7 @@
 Arrow's own format has no checksum: a flipped bit is parsed into other values, or crashes the parser.
 """
 
-import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +19,8 @@ from storage.files import FileRef, Source, get_file, put_file
 from storage.log import LogCursor, LogReader, LogWriter
 from storage.prefetch import ReadAhead
 from storage.record import NO_VERSION, Record
-from storage.schema import SCHEMA_VERSION, TRAJECTORY, check_columns, validate, with_added_columns
+from storage.schema import SCHEMA_VERSION, TRAJECTORY, check_columns, validate, with_columns
+from storage.sealed import seal, unseal
 from storage.store import Store
 
 
@@ -82,7 +83,7 @@ class StreamWriter:
         Raises ValueError for an invalid table (see `validate`) and Fenced if a newer writer took over; then nothing
         was committed.
         """
-        validate(table, self._schema, vocab_size=self._vocab_size, group_size=self._group_size)
+        table = validate(table, self._schema, vocab_size=self._vocab_size, group_size=self._group_size)
         if table.num_rows == 0:
             raise ValueError("a part holds at least one row")
         first_row_id = table.column("row_id")[0].as_py() if "row_id" in table.column_names else self.rows
@@ -198,27 +199,32 @@ def read_part(
         raise PartCorrupt(error.file, error.reason, error.record) from error
     try:
         table = _from_arrow(data, schema, record, columns)
-        validate(table, table.schema, vocab_size=record.vocab_size, group_size=record.group_size)
+        # A checksum says that the bytes are as written, not that their writer knew how to write Arrow.
+        return validate(table, table.schema, vocab_size=record.vocab_size, group_size=record.group_size)
     except (pa.ArrowException, ValueError, OSError) as error:
         raise PartCorrupt(file.path, str(error), record.seq) from error
-    return table
+
+
+def write_removed(store: Store, path: str, *, parts: int, why: str) -> None:
+    """Say that the first `parts` parts of the stream in the folder `path` are gone; `why` is for people."""
+    store.put(f"{path}/{layout.REMOVED}", seal({"parts": parts, "t": int(time.time()), "why": why}))
 
 
 def read_removed(source: Source, path: str) -> int:
     """How many parts of the stream in the folder `path` were removed: those whose ordinal is below it.
 
-    Raises StreamCorrupt for a file that does not say so.
+    Raises StreamCorrupt for a file that `write_removed` did not write.
     """
     file = f"{path}/{layout.REMOVED}"
     try:
-        values = json.loads(bytes(source.get(file)))
+        values, sealed = unseal(bytes(source.get(file)))
     except NotInStore:
         return 0
     except ValueError as error:
-        raise StreamCorrupt(file, f"not JSON: {error}") from error
-    if not isinstance(values, dict) or type(values.get("parts")) is not int:
-        raise StreamCorrupt(file, 'expected a JSON object whose "parts" is a number of parts')
-    parts: int = values["parts"]
+        raise StreamCorrupt(file, f"it is {error}") from error
+    parts = values.get("parts")
+    if not sealed or type(parts) is not int:
+        raise StreamCorrupt(file, 'expected a JSON object with a checksum, whose "parts" is a number of parts')
     return parts
 
 
@@ -239,25 +245,23 @@ def _chosen(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
 
 
 def _from_arrow(data: memoryview, schema: pa.Schema, record: Record, columns: Sequence[str] | None) -> pa.Table:
-    """The chosen columns of a file that `_to_arrow` wrote, with those that were added since; shares its memory."""
-    buffer = pa.py_buffer(data)
-    chosen = _chosen(schema, columns)
-    with pa.ipc.open_stream(buffer) as stream:
-        found = stream.schema
-    check_columns(found, schema, record.schema_version)
-    fields = [index for index, name in enumerate(found.names) if name in chosen.names]
-    with pa.ipc.open_stream(buffer, options=pa.ipc.IpcReadOptions(included_fields=fields)) as stream:
+    """The chosen columns of a file that `_to_arrow` wrote, with those that were added since; shares its memory.
+
+    What a column holds has not been looked at yet.
+    """
+    with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
+        check_columns(stream.schema, schema, record.schema_version)
+        # The columns that nobody chose cost nothing here: they are addresses in `data`.
         table = stream.read_all()
     if table.num_rows != record.rows:
         raise ValueError(f"the file has {table.num_rows} rows, expected {record.rows}")
-    # A checksum says that the bytes are as written, not that their writer knew how to write Arrow.
-    table.validate(full=True)
-    return with_added_columns(table, chosen)
+    chosen = _chosen(schema, columns)
+    return table if table.schema.equals(chosen, check_metadata=True) else with_columns(table, chosen)
 
 
 def _to_arrow(table: pa.Table, schema: pa.Schema) -> memoryview:
-    """`table` as one record batch in Arrow's IPC stream format, under `schema` with its documentation."""
-    documented = pa.Table.from_arrays(table.combine_chunks().columns, schema=schema)
+    """`table`, as `validate` returns it, in Arrow's IPC stream format, under `schema` with its documentation."""
+    documented = pa.Table.from_arrays(table.columns, schema=schema)
     size = pa.MockOutputStream()
     _write_arrow(documented, size)
     # Measured first, the buffer is allocated once: growing it takes half as long again.

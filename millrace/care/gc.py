@@ -12,7 +12,6 @@ removed.json has given up already; the next gc deletes them.
 """
 
 import heapq
-import json
 import shutil
 import time
 from collections import Counter
@@ -25,7 +24,7 @@ from millrace.care.strays import is_temporary, strays
 from storage import layout
 from storage.log import LogCursor
 from storage.store import Store
-from storage.stream import read_removed
+from storage.stream import read_removed, write_removed
 
 STRAY_SECONDS = 3600.0
 """A file that no record names is garbage once it is this old: no commit takes so long."""
@@ -106,8 +105,7 @@ def carry_out(store: Store, made: Plan) -> None:
     """Removes what the plan says; doing it twice, or again after a crash, is as good as once."""
     for log, parts in made.marks.items():
         if parts > read_removed(store, log):
-            mark = {"parts": parts, "t": time.time(), "why": "millrace gc"}
-            store.put(f"{log}/{layout.REMOVED}", json.dumps(mark).encode())
+            write_removed(store, log, parts=parts, why="millrace gc")
     for removal in made.removals:
         if is_temporary(removal.path):
             _delete_temporary(store, removal.path)

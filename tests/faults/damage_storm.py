@@ -1,7 +1,7 @@
 """Damages a stored run, one object at a time, and reads it back. Run as a process by its test: a parser may crash.
 
     damage_storm.py flips SEED COUNT    one bit of one object, COUNT times; sections, objects and bits drawn from SEED
-    damage_storm.py cuts SEED           every shorter length of a segment, of records, of files and of a snapshot
+    damage_storm.py cuts SEED           every shorter length of a segment, of records, files, a snapshot and a mark
 
     one damage ──► read the object's section ──► the file is named            detected
                                              ├─► the same values as before    unchanged: allowed for hints alone
@@ -49,11 +49,12 @@ def flips(store: DictStore, seed: int, count: int) -> Iterator[Damage]:
 
 
 def cuts(store: DictStore) -> Iterator[Damage]:
-    """Every shorter length of: one segment, each record of its stream, each kind of checkpoint file, one snapshot."""
+    """Every shorter length of a segment, each record of its stream, each kind of checkpoint file, a hint, a mark."""
     metrics, checkpoints = CUT_SECTIONS
     chosen = [store.list(f"{metrics}/seg")[0], *store.list(f"{metrics}/log"), *store.list(f"{checkpoints}/data")[:3]]
     chosen += [store.list(f"{checkpoints}/log")[1], store.list(f"{checkpoints}/log")[-1]]
     chosen.append(next(path for path in store.list(layout.WEIGHTS) if kind_of(path) == "hint"))
+    chosen.append(f"{checkpoints}/{layout.REMOVED}")
     for path in chosen:
         whole = bytes(store.objects[path])
         for length in range(len(whole)):

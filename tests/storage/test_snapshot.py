@@ -11,7 +11,7 @@ from support.slow_store import SlowStore
 
 from storage import layout, snapshot
 from storage.checkpoints import CheckpointReader, CheckpointWriter, read_latest
-from storage.errors import Fenced
+from storage.errors import Fenced, NotInStore, StreamCorrupt
 from storage.log import LogCursor, LogReader, LogWriter
 from storage.sealed import seal
 from storage.store import BytesLike
@@ -65,7 +65,7 @@ def test_a_writer_that_is_restarted_all_the_time_leaves_snapshots_too() -> None:
         LogWriter(store, LOG, "w")
     store.gets.clear()
     assert LogReader.at_head(store, LOG).cursor.epoch == 3 * snapshot.EVERY - 1
-    assert len(store.gets) <= snapshot.EVERY + 3
+    assert len(store.gets) <= snapshot.EVERY + 4
 
 
 def damage_head(change: Callable[[bytes], bytes]) -> Damage:
@@ -156,6 +156,96 @@ def test_a_snapshot_that_outlived_its_records_is_not_believed() -> None:
     assert stream_head(store, LOG) == read_from_start(store) == writer.cursor
 
 
+def log_with_a_hole(store: DictStore, records: int, hole: int) -> LogWriter:
+    writer = LogWriter(store, LOG, "w")
+    commit(writer, records - 1)
+    store.delete(f"{LOG}/{layout.record(hole)}")
+    return writer
+
+
+def test_a_missing_record_is_named_where_a_snapshot_lies_beyond_it_at_every_look() -> None:
+    store = DictStore()
+    writer = log_with_a_hole(store, 100, 30)
+    reader = LogReader(store, LOG)
+    for _ in range(3):
+        with pytest.raises(StreamCorrupt, match="the record is missing, but the log goes on to record 63") as caught:
+            reader.to_head()
+        assert (caught.value.file, reader.cursor.seq) == (f"{LOG}/{layout.record(30)}", 30)
+    assert stream_head(store, LOG) == writer.cursor
+    commit(LogWriter(store, LOG, "w2"), 1)
+    store.delete(HEAD)
+    for _ in range(2 * snapshot.EVERY):
+        with pytest.raises(StreamCorrupt, match="the record is missing"):
+            reader.next()
+
+
+def test_a_missing_record_is_named_to_a_reader_that_was_at_the_head_before_it_was_committed() -> None:
+    store = DictStore()
+    writer = LogWriter(store, LOG, "w")
+    reader = LogReader(store, LOG)
+    reader.to_head()
+    commit(writer, 30)
+    store.delete(f"{LOG}/{layout.record(20)}")
+    assert [reader.to_head().seq for _ in range(5)] == [20] * 5
+    commit(writer, 70)
+    with pytest.raises(StreamCorrupt, match=r"log/000000000020\.json: the record is missing"):
+        for _ in range(snapshot.EVERY):
+            reader.next()
+
+
+@pytest.mark.parametrize("hole", [63, 64, 99])
+def test_nothing_is_concluded_from_a_hole_that_no_snapshot_proves(hole: int) -> None:
+    store = DictStore()
+    log_with_a_hole(store, 100, hole)
+    reader = LogReader(store, LOG)
+    assert [reader.to_head().seq for _ in range(2 * snapshot.EVERY)] == [hole] * 2 * snapshot.EVERY
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_snapshot_that_is_wrong_proves_no_hole(damage: Damage) -> None:
+    store = DictStore()
+    log_with_a_hole(store, 100, 30)
+    damage(store)
+    assert read_from_start(store).seq == 30
+
+
+def test_a_reader_at_the_head_asks_for_a_snapshot_once_in_64_looks() -> None:
+    store = SlowStore()
+    commit(LogWriter(store, LOG, "w"), 10)
+    store.gets.clear()
+    reader = LogReader(store, LOG)
+    reader.to_head()
+    assert store.gets.count(HEAD) == 1
+    store.gets.clear()
+    for _ in range(10 * snapshot.EVERY):
+        assert reader.next() is None
+    assert store.gets.count(HEAD) == 10
+    assert set(store.gets) == {HEAD, f"{LOG}/{layout.record(11)}"}
+
+
+class CommittingMeanwhile(DictStore):
+    """Lets `writer` commit 100 records, once, after it has said that a record is not there."""
+
+    writer: LogWriter | None = None
+
+    def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
+        try:
+            return super().get(path, start, length)
+        except NotInStore:
+            if self.writer and "/log/" in path:
+                writer, self.writer = self.writer, None
+                commit(writer, 100)
+            raise
+
+
+def test_a_record_committed_between_the_look_for_it_and_for_the_snapshot_is_read() -> None:
+    store = CommittingMeanwhile()
+    reader = LogReader(store, LOG)
+    writer = store.writer = LogWriter(store, LOG, "w")
+    assert reader.to_head() == writer.cursor
+    assert (store.writer, reader.cursor.part) == (None, 100)
+
+
 class NoRoomForHints(DictStore):
     """Has room for records, but not for a snapshot, while `full`."""
 
@@ -194,5 +284,5 @@ def test_the_latest_of_many_checkpoints_is_found_without_reading_them_all() -> N
     for find in (lambda: read_latest(store), lambda: CheckpointReader(store).latest()):
         store.gets.clear()
         assert find() == writer.latest
-        assert len(store.gets) <= snapshot.EVERY + 10 + 4
+        assert len(store.gets) <= snapshot.EVERY + 10 + 5
     assert dataclasses.asdict(stream_head(store, layout.CHECKPOINTS))["epoch"] == 10

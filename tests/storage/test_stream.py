@@ -1,6 +1,7 @@
 """A reader gets every committed row exactly once and in order, or an error that names what is wrong."""
 
 import io
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -19,8 +20,17 @@ from storage.local import LocalStore
 from storage.log import LogCursor, LogReader, LogWriter
 from storage.memory import MemoryStore
 from storage.schema import METRIC, SCHEMA_VERSION, SCORE, TRAJECTORY, column
+from storage.sealed import seal
 from storage.store import BytesLike, Store
-from storage.stream import Part, StreamReader, StreamWriter, read_part, read_removed, stream_head
+from storage.stream import (
+    Part,
+    StreamReader,
+    StreamWriter,
+    read_part,
+    read_removed,
+    stream_head,
+    write_removed,
+)
 
 MakeTable = Callable[..., pa.Table]
 
@@ -355,7 +365,7 @@ def test_removed_parts_are_told_from_damaged_ones(memory_store: MemoryStore, mak
     writer = StreamWriter(memory_store, STREAM, TRAJECTORY, "w")
     records = [writer.write(make_trajectories(writer.rows), tokens=0) for _ in range(3)]
     assert read_removed(memory_store, STREAM) == 0
-    memory_store.put(f"{STREAM}/{layout.REMOVED}", json.dumps({"parts": 2, "why": "age"}).encode())
+    write_removed(memory_store, STREAM, parts=2, why="age")
     assert read_removed(memory_store, STREAM) == 2
     reader = StreamReader(memory_store, STREAM, TRAJECTORY)
     assert len(read_all(reader)) == 3
@@ -370,11 +380,27 @@ def test_removed_parts_are_told_from_damaged_ones(memory_store: MemoryStore, mak
         reader.next()
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"parts": "2"}', b'{"parts": true}', b"\xff"])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"parts": 2}', seal({"parts": "2"}), seal({"parts": True}), b"\xff"]
+)
 def test_what_does_not_say_how_many_parts_were_removed_is_named(memory_store: MemoryStore, data: bytes) -> None:
     memory_store.put(f"s/{layout.REMOVED}", data)
     with pytest.raises(StreamCorrupt, match=r"s/removed\.json: "):
         read_removed(memory_store, "s")
+
+
+def test_any_flipped_bit_of_what_says_how_many_parts_were_removed_is_named() -> None:
+    store = DictStore()
+    write_removed(store, "s", parts=2, why="age")
+    file = f"s/{layout.REMOVED}"
+    good = store.objects[file]
+    for position, bit in itertools.product(range(len(good)), range(8)):
+        store.objects[file] = good[:position] + bytes([good[position] ^ 1 << bit]) + good[position + 1 :]
+        with pytest.raises(StreamCorrupt) as caught:
+            read_removed(store, "s")
+        assert caught.value.file == file, (position, bit)
+    store.objects[file] = good
+    assert read_removed(store, "s") == 2
 
 
 def test_a_stream_of_another_schema_is_refused(store: Store, make_scores: MakeTable) -> None:

@@ -169,6 +169,30 @@ def test_a_log_probability_that_is_not_finite_is_named_also_in_a_slice(
     validate(table.slice(3), TRAJECTORY)
 
 
+@pytest.mark.parametrize("value", [-3e38, -1e20, 3e38])
+def test_a_log_probability_whose_square_is_not_finite_passes(make_trajectories: MakeTable, value: float) -> None:
+    table = make_trajectories()
+    logprobs = table.column("rollout_logprobs").to_pylist()
+    logprobs[2] = [value for _ in logprobs[2]]
+    validate(replaced(table, "rollout_logprobs", logprobs), TRAJECTORY)
+
+
+def test_what_was_validated_is_the_same_rows_in_one_chunk_a_column(make_trajectories: MakeTable) -> None:
+    table = make_trajectories(0, 8)
+    chunked = pa.concat_tables([table.slice(0, 3), table.slice(3)])
+    found = validate(chunked, TRAJECTORY)
+    assert found.equals(table)
+    assert {column.num_chunks for column in chunked.columns} == {2}
+    assert {column.num_chunks for column in found.columns} == {1}
+
+
+def test_a_null_among_the_values_of_rows_that_are_sliced_away_is_no_fault(make_trajectories: MakeTable) -> None:
+    table = with_value(make_trajectories(), "prompt_tokens", 0, [None])
+    validate(table.slice(1), TRAJECTORY)
+    with pytest.raises(ValueError, match="row 0: prompt_tokens holds a null"):
+        validate(table.slice(0, 1), TRAJECTORY)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [

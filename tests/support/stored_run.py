@@ -7,7 +7,7 @@ streams/trajectories/0     records, segments                                    
 streams/scores/…           records, segments                                     StreamReader
 streams/metrics/train-0    more records than one snapshot passes, segments       StreamReader
 streams/metrics/score-0    two short parts                                       StreamReader
-checkpoints                records with state, several files each                read_latest, load_file
+checkpoints                records with state, several files each, a mark        read_latest, load_file, read_removed
 weights                    more records than one snapshot passes, one file each  read_latest, load_file
 each of them               its log                                               from the start, the head, backwards
 """
@@ -26,7 +26,7 @@ from storage.files import FileRef
 from storage.log import LogReader, backwards
 from storage.schema import METRIC, SCORE, TRAJECTORY
 from storage.store import Store
-from storage.stream import StreamReader, StreamWriter
+from storage.stream import StreamReader, StreamWriter, read_removed, write_removed
 
 SCORES = layout.scores("exact_match", 0, 0, 1)
 STREAMS = {
@@ -58,6 +58,7 @@ def store_run(seed: int) -> DictStore:
             checkpoints.commit(step, files, state)
         for version in range(MANY // 2):
             weights.commit(version, {"model": chooser.randbytes(20)}, {})
+    write_removed(store, layout.CHECKPOINTS, parts=1, why="gc, which a crash kept from deleting the files")
     return store
 
 
@@ -66,7 +67,7 @@ def read_section(store: Store, section: str) -> dict[str, Any]:
     head = LogReader.at_head(store, section).cursor
     records = list(backwards(store, section, head))
     values = _read_stream(store, section) if section in STREAMS else _read_files(store, section)
-    return {"head": head, "records": records, **values}
+    return {"head": head, "records": records, "removed": read_removed(store, section), **values}
 
 
 def section_of(path: str) -> str:
@@ -75,9 +76,9 @@ def section_of(path: str) -> str:
 
 
 def kind_of(path: str) -> str:
-    """What the object at `path` is: record, segment, file or hint."""
+    """What the object at `path` is: record, segment, file, mark (of what gc removed) or hint."""
     folder = PurePosixPath(path).relative_to(section_of(path)).parts[0]
-    return {"log": "record", "seg": "segment", "data": "file"}.get(folder, "hint")
+    return {"log": "record", "seg": "segment", "data": "file", layout.REMOVED: "mark"}.get(folder, "hint")
 
 
 def _read_stream(store: Store, path: str) -> dict[str, Any]:
