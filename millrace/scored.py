@@ -39,6 +39,11 @@ class ScoredGroup:
     incarnation: int
     """Of the trainer whose weights sampled it."""
 
+    @property
+    def verified(self) -> list[int]:
+        """Members whose verifier came to a result. A failed reward is an error, not a 0."""
+        return [i for i, reward in enumerate(self.rewards) if reward is not None]
+
     def amount(self, members: list[int] | None = None) -> Amount:
         """Rollouts and response tokens of some members, or of all."""
         chosen = range(len(self.rewards)) if members is None else members

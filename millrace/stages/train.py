@@ -23,7 +23,7 @@ from millrace.advantage import group_mean_advantages
 from millrace.batch import Sample
 from millrace.committed import committed
 from millrace.intake import Intake
-from millrace.ledger import Account, balance
+from millrace.ledger import Account, Amount, balance
 from millrace.lineage import Lineage
 from millrace.model import load_model, load_tokenizer, start_folder
 from millrace.position import Positions
@@ -113,8 +113,8 @@ class TrainLoop:
             num_scorers=stage.config.scoring.replicas,
         )
         self.account = Account.from_json(state["account"]) if state else Account()
-        # How far the cursors stood when the ledger was last found right.
-        self.balanced = self.intake.consumed()
+        # How far the cursors stood when this trainer last found the ledger right.
+        self.balanced: list[Amount] = []
         # The groups of the step to come.
         self.groups: list[ScoredGroup] = []
         # As of the last finished step: what a checkpoint may hold.
@@ -163,7 +163,7 @@ class TrainLoop:
         self.positions.pass_group(group)
         if staleness(self.trainer.policy_version, group.min_policy_version) > self.stage.config.effective_max_staleness:
             self._drop(group, "stale")
-        elif len(_verified(group)) < 2:
+        elif len(group.verified) < 2:
             self._drop(group, "error")
         else:
             self.groups.append(group)
@@ -203,7 +203,7 @@ class TrainLoop:
         self._measure(report, groups)
 
     def _account_for(self, group: ScoredGroup) -> None:
-        account, verified = self.account, _verified(group)
+        account, verified = self.account, group.verified
         account.train(
             group.amount(verified),
             generator=group.generator,
@@ -287,13 +287,8 @@ def open_intake(stage: Stage, vocab_size: int, state: list[dict[str, Any]] | Non
     )
 
 
-def _verified(group: ScoredGroup) -> list[int]:
-    """Members whose verifier came to a result. A failed reward is an error, not a 0."""
-    return [i for i, reward in enumerate(group.rewards) if reward is not None]
-
-
 def _samples(group: ScoredGroup) -> list[Sample]:
-    verified = _verified(group)
+    verified = group.verified
     advantages = group_mean_advantages([reward for reward in group.rewards if reward is not None])
     return [
         Sample(

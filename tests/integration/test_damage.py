@@ -1,5 +1,6 @@
 """Stored runs with damage in them, gone on with: what is damaged is set aside, said and counted, never trained."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from support.campaigns import Millrace, assert_balanced
 
 from storage import layout
-from storage.checkpoints import load_file, read_latest
+from storage.checkpoints import CheckpointWriter, load_file, read_latest
 from storage.factory import open_store
 from storage.log import LogReader
 from storage.record import Record
@@ -87,6 +88,21 @@ def test_a_damaged_commit_record_stops_the_run_with_its_file_and_number(millrace
     ended = millrace.run(*millrace.campaign("hurt", "--resume", **MORE))
     assert ended.code == 2, ended.output
     assert path in ended.output
+    assert "Traceback" not in ended.output
+
+
+def test_a_ledger_that_does_not_balance_stops_the_run_and_names_the_rows(millrace: Millrace, run: Path) -> None:
+    trainer = CheckpointWriter(open_store(str(run)))
+    assert trainer.latest is not None
+    state: dict[str, Any] = json.loads(json.dumps(trainer.latest.state))
+    for amount in (state["account"]["trained"], state["account"]["by_generator"]["0"]):
+        amount["rollouts"] -= 1
+    trainer.adopt(trainer.latest, state)
+    ended = millrace.run(*millrace.campaign("hurt", "--resume", **MORE))
+    assert ended.code == 1, ended.output
+    taken = 6 * 16 * 8
+    assert f"streams/trajectories/0, rows 0 to {taken - 1}: the trainer's cursor passed {taken} " in ended.output
+    assert f"but its account has {taken - 1} " in ended.output
     assert "Traceback" not in ended.output
 
 
