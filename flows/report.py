@@ -56,7 +56,7 @@ class Reporter:
                 if over:
                     create_markdown_artifact(_table(status), key="campaign-summary", description="The run in figures")
             except Exception:
-                # Whatever the server or the way to it does: the state of record is the run's own. And what is wrong with
+                # Whatever the server or the way to it does: the state of record is the run's own. What is wrong with
                 # the run, its stages say.
                 _LOGGER.debug("nothing was reported to Prefect", exc_info=True)
             if over:
