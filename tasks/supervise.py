@@ -8,6 +8,7 @@
 Every wait is short and on STOP, so that Prefect can deliver a cancellation or SIGTERM at any time.
 """
 
+import hashlib
 import os
 import queue
 import signal
@@ -156,4 +157,6 @@ def _judge(name: str, code: int, last_milestone: str, log: Path) -> None:
 def _log_path(stage: str, arguments: StageArguments) -> Path:
     """In the run where that is on this machine, else among this machine's temporary files."""
     name = layout.log_file(stage, arguments.replica)
-    return open_store(arguments.run_url).local_path(name) or Path(tempfile.gettempdir()) / "millrace" / name
+    run = hashlib.sha256(arguments.run_url.encode()).hexdigest()[:16]
+    elsewhere = Path(tempfile.gettempdir()) / f"millrace-{os.getuid()}" / run / name
+    return open_store(arguments.run_url).local_path(name) or elsewhere
