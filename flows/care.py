@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from millrace.care.gc import Plan
     from millrace.care.inspect import FilesSummary, FirstRows, RunSummary, StreamSummary
 
-COMMANDS = ("inspect", "fsck", "compact", "gc")
 DAMAGED = 1
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

@@ -196,9 +196,7 @@ class MetricsWriter:
             }
             for name, value in values.items()
         ]
-        self._commits.append(
-            pa.Table.from_pylist(rows, schema=METRIC), tokens=0, min_policy_version=-1, max_policy_version=-1
-        )
+        self._commits.append(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
 
     def close(self) -> None:
         """Commits what is left."""

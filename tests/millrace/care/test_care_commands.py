@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from flows.care import COMMANDS, add_parsers, run
+from flows.care import add_parsers, run
 from millrace.errors import InputError, RunMissing
 from storage import layout
 from storage.local import LocalStore
@@ -198,7 +198,7 @@ def test_a_mistake_in_the_command_line_ends_with_2_and_a_sentence(
     assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["inspect", "fsck", "compact", "gc"])
 def test_a_place_without_a_run_is_a_mistake(command: str, tmp_path: Path) -> None:
     with pytest.raises(RunMissing, match=r"no run at .*: expected run\.json there"):
         run(parse(command, str(tmp_path / "none")))
