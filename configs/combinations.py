@@ -14,6 +14,7 @@ def impossible_combinations(config: RunConfig) -> Iterator[str]:
     yield from _model(config)
     yield from _prompts(config)
     yield from _groups(config)
+    yield from _engine(config)
 
 
 def _model(config: RunConfig) -> Iterator[str]:
@@ -68,6 +69,15 @@ def _groups(config: RunConfig) -> Iterator[str]:
         yield (
             f"generation.max_new_tokens is {generation.max_new_tokens} and training.max_tokens_per_microbatch is "
             f"{training.max_tokens_per_microbatch}; expected a microbatch to hold at least one prompt with its response"
+        )
+
+
+def _engine(config: RunConfig) -> Iterator[str]:
+    generation = config.generation
+    if generation.engine != "vllm" and generation.engine_args:
+        yield (
+            f"generation.engine is {generation.engine} and generation.engine_args has "
+            f"{', '.join(generation.engine_args)}; expected none of them, or the engine vllm, whose arguments they are"
         )
 
 

@@ -3,17 +3,19 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from configs.errors import ConfigError
 from configs.mistakes import sentences, show, unknown_key
-from configs.schema import RunConfig, dotted_fields, is_section
+from configs.schema import RunConfig, dotted_fields, is_mapping, is_section
 from configs.strict_yaml import parse_document, parse_scalar
 
 _LEAVES = frozenset(key for key, field in dotted_fields().items() if not is_section(field.annotation))
+_MAPPINGS = frozenset(key for key, field in dotted_fields().items() if is_mapping(field.annotation))
 
 # How long, where and how fast a run goes on; none of these changes what a committed rollout or step means.
 _FREE_ON_RESUME = frozenset(
@@ -41,7 +43,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         key, equals, text = override.partition("=")
         if not equals or not key:
             mistakes.append(f"--set: found {show(override)}; expected section.key=value")
-        elif key not in _LEAVES:
+        elif key not in _LEAVES and key.rpartition(".")[0] not in _MAPPINGS:
             mistakes.append(f"--set: {_not_a_leaf(key)}")
         else:
             try:
@@ -67,11 +69,11 @@ def config_hash(config: RunConfig) -> str:
 
 def changed_immutably(old: RunConfig, new: RunConfig) -> list[str]:
     """Say, one sentence a key, what differs from a run's `old` config in the `new` one but must not on resuming it."""
-    before, after = _flatten(old.model_dump()), _flatten(new.model_dump())
+    values = [(key, attrgetter(key)(old), attrgetter(key)(new)) for key in sorted(IMMUTABLE_ON_RESUME)]
     return [
-        f"{key} was {json.dumps(before[key])} and is {json.dumps(after[key])}; expected a resumed run to keep it"
-        for key in sorted(IMMUTABLE_ON_RESUME)
-        if before[key] != after[key]
+        f"{key} was {json.dumps(before)} and is {json.dumps(after)}; expected a resumed run to keep it"
+        for key, before, after in values
+        if before != after
     ]
 
 
@@ -104,10 +106,3 @@ def _put(values: dict[str, object], key: str, value: object) -> None:
             return
         values = below
     values[name] = value
-
-
-def _flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in values.items():
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat

@@ -13,12 +13,14 @@ from configs.schema import dotted_fields, is_section
 
 _KINDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", types.NoneType: "null"}
 _LONGEST_SHOWN = 80
+_NAME = "[key]"
+"""How pydantic says that a name in a mapping is wrong, not what it stands for."""
 
 
 def sentences(error: ValidationError, *, file: str, overridden: Collection[str]) -> Iterator[str]:
     """Yield a sentence for each mistake in `error`; keys in `overridden` came from `--set`, the others from `file`."""
     for detail in error.errors():
-        key = ".".join(str(part) for part in detail["loc"])
+        key = ".".join(str(part) for part in detail["loc"] if part != _NAME)
         reason = detail.get("ctx", {}).get("error")
         if not key:
             where = f"{file} with --set" if overridden else file
@@ -27,6 +29,8 @@ def sentences(error: ValidationError, *, file: str, overridden: Collection[str])
         where = "--set" if key in overridden else file
         if detail["type"] == "extra_forbidden":
             yield f"{where}: {unknown_key(key)}"
+        elif detail["loc"][-1] == _NAME:
+            yield f"{where}: {key} can't be set; expected {reason}"
         elif detail["type"] == "missing":
             yield f"{where}: {key} is missing; expected {_expectation(key)}"
         else:
@@ -93,6 +97,8 @@ def _phrase(annotation: object, rules: Sequence[object] = ()) -> str:
         return " or ".join(_phrase(member) for member in arguments)
     if origin is Literal:
         return " or ".join(json.dumps(choice) for choice in arguments)
+    if origin is dict:
+        return "a section with names and values"
     bounds = " and ".join(_bounds(rules))
     return f"{_KINDS[annotation]} {bounds}".rstrip()  # type: ignore[index]
 

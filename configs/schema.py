@@ -13,12 +13,13 @@ a real one. Whatever a single field can't decide is decided in `configs.combinat
 """
 
 import re
-from typing import Annotated, Literal, Self, TypeGuard
+from typing import Annotated, Any, Literal, Self, TypeGuard, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from configs.combinations import impossible_combinations
+from configs.engine_args import EngineArgument
 
 Count = Annotated[int, Field(ge=1)]
 Replicas = Annotated[int, Field(ge=1, le=64)]
@@ -77,7 +78,7 @@ class ModelConfig(Section):
     path: Text | None = None
     """Folder of a Hugging Face causal language model with its tokenizer; null makes one by `model.bootstrap`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights in every stage."""
+    """Number format of the weights in every stage; generators may have one of their own, `generation.dtype`."""
     bootstrap: BootstrapConfig = Field(default_factory=BootstrapConfig)
     """The model to make when `model.path` is null."""
 
@@ -113,14 +114,19 @@ class PromptsConfig(Section):
 class GenerationConfig(Section):
     """How rollouts are made."""
 
-    engine: Literal["transformers"] = "transformers"
-    """Library that samples the tokens."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """Library that samples the tokens; `vllm` wants `make vllm` once."""
+    engine_args: dict[EngineArgument, Any] = Field(default_factory=dict)
+    """Arguments of vLLM's engine by their own names, such as `tensor_parallel_size`, `quantization`, `max_model_len`;
+    only with the engine `vllm`."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Number format of the weights in generators; null: that of `model.dtype`."""
     replicas: Replicas = 1
     """Generator processes."""
     group_size: Annotated[int, Field(ge=2)] = 8
     """Rollouts of each prompt; their mean reward is the baseline of each."""
     groups_per_batch: Count = 16
-    """Groups that a generator samples together."""
+    """Groups that a generator samples together; with vllm, the most that it has in flight."""
     temperature: Positive = 1.0
     """Divides the logits before sampling, no unit."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -192,10 +198,17 @@ class StalenessConfig(Section):
 class WeightsConfig(Section):
     """How a new policy version reaches the generators."""
 
-    transport: Literal["shm", "store"] = "shm"
-    """`shm`: shared memory of one host; `store`: files in the run's storage, at any distance."""
+    transport: Literal["shm", "broadcast", "store"] = "shm"
+    """`shm`: shared memory of one host; `broadcast`: sent to all generators at once by gloo; `store`: files in the
+    run's storage, at any distance."""
+    host: Text = "127.0.0.1"
+    """Address that sync_weights listens at for `broadcast`; anything but loopback is open to the network."""
     deadline_seconds: Positive = 30.0
-    """After so long, a generator that has not taken a version is named in the log, seconds."""
+    """After so long, a generator that has not taken a version is named in the log and served through the store,
+    seconds."""
+    probe_tolerance: Positive | None = None
+    """Largest difference between a generator's log-probability and the trainer's on the same weights before an alarm,
+    nats; null: 1e-3 where both are float32, else 0.1."""
 
 
 class StorageConfig(Section):
@@ -258,6 +271,11 @@ class RunConfig(Section):
         """
         return 0 if self.pipeline.mode == "sync" else self.staleness.max_staleness
 
+    @property
+    def generation_dtype(self) -> str:
+        """Number format of the weights in generators: `generation.dtype`, or where that is null the trainer's."""
+        return self.generation.dtype or self.model.dtype
+
     @field_validator("name")
     @classmethod
     def _is_a_plain_name(cls, name: str) -> str:
@@ -285,3 +303,8 @@ def dotted_fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[
 def is_section(annotation: object) -> TypeGuard[type[Section]]:
     """Whether a field of this type holds keys of its own."""
     return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def is_mapping(annotation: object) -> bool:
+    """Whether a field of this type holds names that this schema does not list."""
+    return get_origin(annotation) is dict

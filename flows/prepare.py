@@ -1,17 +1,20 @@
 """Everything a campaign can know to be wrong before it starts, and the place it starts in.
 
-config, run id ─► names, model folder, prompts, reward, store ─► run.json and attempts/ ─► Prepared
+config, run id ─► names, model folder, prompts, reward, engine, store ─► run.json and attempts/ ─► Prepared
 """
 
 import hashlib
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from configs.load import changed_immutably
 from configs.schema import RunConfig
+from millrace.engines.vllm_check import Question, refusal
 from millrace.errors import InputError, RunExists
 from millrace.model_folder import check_model_folder
+from millrace.prompts import PromptSet
 from millrace.rewards.factory import make_reward
 from millrace.run import create_run, latest_attempt, resume_run
 from millrace.stages.inputs import load_prompt_set
@@ -19,6 +22,9 @@ from storage import layout
 from storage.factory import open_store
 from storage.memory import memory_folder
 from storage.store import Store, probe
+
+_accepted: list[Question] = []
+"""What vLLM could start with, as far as this process has asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +40,14 @@ class Prepared:
 def check(config: RunConfig, run_id: str, *, resume: bool) -> Store:
     """The store at the run's place, after every look that leaves no half-made run behind.
 
-    Raises InputError, BadName or StoreRefused with one sentence about the first mistake found.
+    Raises InputError, BadName or StoreRefused with one sentence about the first mistake found, and StageDied where vLLM
+    is asked for and does not even come to refuse.
     """
     layout.validate_run_id(run_id)
     if config.model.path is not None:
         check_model_folder(Path(config.model.path).expanduser())
     make_reward(config.scoring.reward, answer_pattern=config.scoring.answer_pattern)
-    load_prompt_set(config)
+    prompts = load_prompt_set(config)
     root = config.storage.root
     store = open_store(root + run_id if root.endswith("/") else f"{root}/{run_id}")
     if resume:
@@ -49,6 +56,8 @@ def check(config: RunConfig, run_id: str, *, resume: bool) -> Store:
             raise InputError(f"run {run_id!r} can't be resumed with another config: {'; '.join(changes)}")
     elif store.exists(layout.RUN):
         raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
+    if config.generation.engine == "vllm":
+        _check_vllm(config, prompts)
     # Last, for it makes the root folder where there is none yet.
     probe(open_store(config.storage.root))
     return store
@@ -60,6 +69,28 @@ def prepare(config: RunConfig, run_id: str, *, resume: bool) -> Prepared:
     values = config.model_dump(mode="json")
     attempt = resume_run(store, values) if resume else create_run(store, run_id, values)
     return Prepared(run_url=store.url, attempt=attempt.number, handover=_handover_folder(store.url))
+
+
+def _check_vllm(config: RunConfig, prompts: PromptSet) -> None:
+    question = Question(
+        folder=None if config.model.path is None else str(Path(config.model.path).expanduser()),
+        tiny=config.model.bootstrap.model_dump(exclude={"threads"}),
+        dtype=config.generation_dtype,
+        engine_args=config.generation.engine_args,
+        replicas=config.generation.replicas,
+        max_new_tokens=config.generation.max_new_tokens,
+        prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train),
+    )
+    # A campaign at a terminal is checked before its flow starts, and by its flow again.
+    if question in _accepted:
+        return
+    print("checking generation.engine_args with vLLM …", flush=True)
+    started = time.monotonic()
+    sentence = refusal(question)
+    if sentence is not None:
+        raise InputError(sentence)
+    print(f"vLLM takes them, after {time.monotonic() - started:.0f} s", flush=True)
+    _accepted.append(question)
 
 
 def _handover_folder(run_url: str) -> Path:

@@ -7,6 +7,7 @@ MillraceError
 │   ├── RunExists                       the run id is taken
 │   └── RunMissing                      there is no such run
 ├── WeightsCorrupt (ValueError)         a policy version arrived damaged
+├── WeightsMismatch (ValueError)        a policy version is of another model
 ├── StageDied (RuntimeError)            a stage's process ended and could not be brought back
 └── LedgerMismatch (RuntimeError)       rollouts were lost or counted twice
 """
@@ -38,6 +39,10 @@ class RunMissing(InputError, FileNotFoundError):
 
 class WeightsCorrupt(MillraceError, ValueError):
     """A policy version arrived damaged, or not as weights at all."""
+
+
+class WeightsMismatch(MillraceError, ValueError):
+    """A policy version has other tensors than the engine's model."""
 
 
 class StageDied(MillraceError, RuntimeError):

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from millrace.errors import ModelFolderError
@@ -65,6 +65,18 @@ def load_model(folder: Path, dtype: str) -> PreTrainedModel:
     _check(folder)
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{folder}: not a causal language model that transformers can load: {error}") from error
+
+
+def empty_model(folder: Path) -> PreTrainedModel:
+    """The model in `folder` without its values: names and shapes of its parameters. Raises ModelFolderError."""
+    _check(folder)
+    try:
+        with torch.device("meta"):
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+            return model
     except (OSError, ValueError) as error:
         raise ModelFolderError(f"{folder}: not a causal language model that transformers can load: {error}") from error
 

@@ -73,6 +73,13 @@ class Trainer:
         size: int = self.model.config.vocab_size
         return size
 
+    @torch.no_grad()
+    def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
+        """log π of the `most` likeliest tokens to follow `tokens`, nats, at temperature 1, under the live weights."""
+        logits_V = self.model(input_ids=torch.tensor([list(tokens)], device=self.model.device)).logits[0, -1]
+        best = torch.log_softmax(logits_V.float(), dim=-1).topk(min(most, self.vocab_size))
+        return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
     def step(self, samples: Sequence[Sample]) -> StepReport:
         """One optimizer step on the token mean of AIPO over all `samples`; the policy version grows by one."""
         batches = microbatches(samples, self._max_tokens_per_microbatch)

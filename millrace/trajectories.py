@@ -25,6 +25,14 @@ class Rollout:
     prompt_tokens: Sequence[int]
     """[P] token ids."""
     response: Response
+    seed: int
+    """Of this trajectory's random numbers."""
+    t_admitted: float
+    """When its group was admitted under the staleness bound, unix seconds."""
+    t_started: float
+    """When the engine got it, unix seconds."""
+    t_finished: float
+    """When its last token was sampled, unix seconds."""
 
 
 def trajectory_table(
@@ -35,18 +43,14 @@ def trajectory_table(
     incarnation: int,
     generator: int,
     epoch: int,
-    seed: int,
-    times: tuple[float, float, float],
 ) -> pa.Table:
-    """Rows of `TRAJECTORY` for rollouts sampled together.
+    """Rows of `TRAJECTORY` for rollouts, in their order.
 
-    `incarnation` is the trainer's whose weights sampled them, `epoch` the stream writer's, `times` are those of
-    admission, start and finish (unix seconds).
+    `incarnation` is the trainer's whose weights sampled them, `epoch` the stream writer's.
     """
     num = len(rollouts)
     responses = [rollout.response for rollout in rollouts]
     versions = [[version for version, _ in response.version_spans] for response in responses]
-    t_admitted, t_started, t_finished = times
     columns: dict[str, Any] = {
         "row_id": range(first_row_id, first_row_id + num),
         "group_id": [rollout.group_id for rollout in rollouts],
@@ -67,10 +71,10 @@ def trajectory_table(
         "max_new_tokens": [sampling.max_new_tokens] * num,
         "generator": [generator] * num,
         "epoch": [epoch] * num,
-        "seed": [seed] * num,
-        "t_admitted": [t_admitted] * num,
-        "t_started": [t_started] * num,
-        "t_finished": [t_finished] * num,
+        "seed": [rollout.seed for rollout in rollouts],
+        "t_admitted": [rollout.t_admitted for rollout in rollouts],
+        "t_started": [rollout.t_started for rollout in rollouts],
+        "t_finished": [rollout.t_finished for rollout in rollouts],
         "meta": [prompt_meta(rollout.prompt) for rollout in rollouts],
     }
     arrays = [

@@ -36,6 +36,20 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One trajectory that an engine is asked for."""
+
+    group_id: int
+    """Its group; with `sample_index` the name by which the response comes back."""
+    sample_index: int
+    """Place in the group, 0 to group_size − 1."""
+    prompt_tokens: tuple[int, ...]
+    """[P] token ids."""
+    seed: int
+    """Of this trajectory alone, 63 bits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
     """What an engine returns for one prompt: tokens and the behaviour policy μ that drew them."""
 
@@ -47,3 +61,15 @@ class Response:
     """(policy version, index of its first token), ascending in both."""
     finish_reason: FinishReason
     """`stop`: the policy ended it; `length`: `max_new_tokens` did."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """A request with its response."""
+
+    request: Request
+    response: Response
+    t_started: float
+    """When the engine got the request, unix seconds."""
+    t_finished: float
+    """When its last token was sampled, unix seconds."""

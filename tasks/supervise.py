@@ -19,6 +19,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,6 +40,11 @@ _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 20.0
 """From SIGTERM to SIGKILL; Prefect's own grace, 30 s, comes after it."""
 _LAST_LINES = 15
+_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    # gloo writes a C++ backtrace whenever a peer goes away, which is nothing unusual here.
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
 _MOST_DEATHS, _WITHIN_SECONDS = 3, 60.0
 """A stage that died so often in so short a time is not helped by another start."""
 _deaths: dict[str, list[float]] = defaultdict(list)
@@ -86,7 +92,7 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> None:
             stderr=stderr,
             # Out of the terminal's group: Ctrl-C reaches the controller alone, which then drains the stages.
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"},
+            env={**os.environ, **_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
         )
     try:
         last_milestone = _attend(process, get_run_logger().info)
@@ -130,10 +136,13 @@ def _pass_on(lines: queue.Queue[str], say: Callable[[str], None], last: str) -> 
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Nothing outlives its supervisor."""
+    """Nothing outlives its supervisor, nor what the process itself started."""
     if process.poll() is None:
         process.kill()
     process.wait()
+    with suppress(ProcessLookupError):
+        # The stage has led a session of its own, so its children are in its process group: vLLM's engine and workers.
+        os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

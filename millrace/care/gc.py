@@ -3,6 +3,8 @@
     trajectories   part 0 │ 1 │ 2 │ 3 │ 4 │ 5 …       each part goes together with its scores, oldest first
                    removed│ may go    │ needed        needed: by a kept checkpoint's cursors, or not scored yet
                           └── as far as the retention says
+    weights        anchor │ delta … │ anchor │ delta │ delta      a delta is of no use without all from its anchor on
+                         may go     │ needed by the newest two
 
     plan       one listing, then every log ─► what goes, and why
     carry out  <stream>/removed.json: "all parts before N are gone" ─► then the files
@@ -29,7 +31,7 @@ from storage.stream import read_removed, write_removed
 STRAY_SECONDS = 3600.0
 """A file that no record names is garbage once it is this old: no commit takes so long."""
 KEPT_WEIGHTS = 2
-"""The newest version, and the one before it, which a generator may be reading."""
+"""The newest version, and the one before it, which a generator may be reading; and whatever these are deltas of."""
 
 Kind = Literal["strays", "checkpoints", "weights", "rows"]
 KINDS: tuple[Kind, ...] = ("strays", "checkpoints", "weights", "rows")
@@ -93,7 +95,7 @@ def plan(store: Store, retention: Retention, *, now: float | None = None) -> Pla
     # Checkpoints first: a trainer that runs meanwhile only moves on, so what these need is more than will be needed.
     checkpoints, weights = contents.checkpoints(), contents.checkpoints(layout.WEIGHTS)
     kept = _plan_files(made, contents, "checkpoints", layout.CHECKPOINTS, checkpoints, retention.keep_checkpoints)
-    _plan_files(made, contents, "weights", layout.WEIGHTS, weights, KEPT_WEIGHTS)
+    _plan_files(made, contents, "weights", layout.WEIGHTS, weights, _kept_weights(weights))
     lanes = open_lanes(contents, kept)
     _plan_rows(made, lanes, retention, newest=checkpoints[-1].step if checkpoints else 0, now=now)
     named = {ref.path for stored in (*checkpoints, *weights) for ref in stored.files.values()}
@@ -137,6 +139,14 @@ def _plan_files(
             made.removals.append(Removal(kind=kind, path=path, bytes=contents.entries[path].bytes, reason=reason))
     if len(stored) > len(kept):
         made.marks[log] = kept[0].ordinal
+    return kept
+
+
+def _kept_weights(weights: list[StoredFiles]) -> int:
+    """How many of the newest versions stay: no kept delta may lose what it is told against."""
+    kept = min(KEPT_WEIGHTS, len(weights))
+    while kept < len(weights) and weights[-kept].record.body["state"].get("kind") == "delta":
+        kept += 1
     return kept
 
 

@@ -1,17 +1,21 @@
 """Generation with Hugging Face `transformers`: any causal language model, any device, no server.
 
-Prompts are padded on the left and decoded as one batch with a key-value cache. Weights are replaced between batches
-only, so each response has a single version span.
+All that is in flight is decoded as one batch with a key-value cache, prompts padded on the left. Weights are replaced
+between batches only, so each response has a single version span. A batch draws from one stream of random numbers, which
+the seeds of all its members choose: a response can be drawn again with its whole batch only.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from millrace.engines.base import Engine
-from millrace.types import Response, Sampling
+from millrace.engines.base import Engine, check_names
+from millrace.types import Request, Response, Sampled, Sampling
+from millrace.weights.base import Weights
 
 
 class TransformersEngine(Engine):
@@ -30,11 +34,61 @@ class TransformersEngine(Engine):
         self._eos: int = tokenizer.eos_token_id
         self._pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
+        self._waiting: list[Request] = []
+        self._sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        if self._waiting and sampling != self._sampling:
+            raise ValueError("requests that are decoded together need the same sampling")
+        self._waiting += requests
+        self._sampling = sampling
+
+    def collect(self, seconds: float) -> list[Sampled]:
+        if not self._waiting:
+            return []
+        requests, self._waiting = self._waiting, []
+        t_started = time.time()
+        responses = self._decode(requests, self._sampling)
+        t_finished = time.time()
+        return [
+            Sampled(request=request, response=response, t_started=t_started, t_finished=t_finished)
+            for request, response in zip(requests, responses, strict=True)
+        ]
+
+    def abort(self) -> None:
+        self._waiting = []
+
+    def update_weights(self, weights: Weights) -> float:
+        parameters = dict(self.model.named_parameters())
+        check_names({name: parameter.shape for name, parameter in parameters.items()}, weights)
+        started = time.monotonic()
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(weights.tensors[name])
+        self.policy_version = weights.id.policy_version
+        return time.monotonic() - started
+
     @torch.inference_mode()
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Response]:
-        input_ids_BP, attention_mask_BP = self._left_padded(prompts)
+    def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
+        input_ids_BP = torch.tensor([list(tokens)], device=self.model.device)
+        self.model.eval()
+        output: Any = self.model(input_ids=input_ids_BP)
+        best = torch.log_softmax(output.logits[0, -1].float(), dim=-1).topk(min(most, self.vocab_size))
+        return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    def close(self) -> None:
+        """It runs in the caller's process."""
+
+    @torch.inference_mode()
+    def _decode(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
+        """One response a request, in order."""
+        input_ids_BP, attention_mask_BP = self._left_padded([request.prompt_tokens for request in requests])
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(_batch_seed(requests))
             self.model.eval()
             output: Any = self.model.generate(  # type: ignore[operator]
                 input_ids=input_ids_BP,
@@ -60,23 +114,6 @@ class TransformersEngine(Engine):
             for tokens_R, logprobs_R in zip(tokens_BR.tolist(), logprobs_BR.tolist(), strict=True)
         ]
 
-    def update_weights(self, tensors: Mapping[str, torch.Tensor], policy_version: int) -> None:
-        parameters = dict(self.model.named_parameters())
-        wrong = {
-            "missing": parameters.keys() - tensors.keys(),
-            "unknown": tensors.keys() - parameters.keys(),
-            "of another shape": {
-                n for n in parameters.keys() & tensors.keys() if parameters[n].shape != tensors[n].shape
-            },
-        }
-        if any(wrong.values()):
-            found = "; ".join(f"{kind}: {', '.join(sorted(names))}" for kind, names in wrong.items() if names)
-            raise ValueError(f"weights of version {policy_version} do not fit the model: {found}")
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(tensors[name])
-        self.policy_version = policy_version
-
     def _left_padded(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         longest = max(len(prompt) for prompt in prompts)
         input_ids_BP = torch.full((len(prompts), longest), self._pad)
@@ -95,6 +132,12 @@ class TransformersEngine(Engine):
             version_spans=((self.policy_version, 0),),
             finish_reason="stop" if stopped else "length",
         )
+
+
+def _batch_seed(requests: Sequence[Request]) -> int:
+    """A 63-bit seed that follows from the seeds of all members."""
+    digest = hashlib.sha256(",".join(str(request.seed) for request in requests).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def _decoding(sampling: Sampling) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from millrace.stages.inputs import load_prompt_set
 from millrace.stages.process import Stage, run_stage
 from millrace.trainer import load_weights
 from millrace.types import Sampling
+from millrace.weights.base import Manifest, Weights, WeightsId
 from storage import layout
 from storage.checkpoints import read_latest
 
@@ -35,7 +36,11 @@ def main(stage: Stage) -> None:
         checkpoint = read_latest(stage.store)
         if checkpoint is None:
             raise InputError(f"{stage.store.url}: no checkpoint to evaluate yet")
-        engine.update_weights(load_weights(stage.store, checkpoint), checkpoint.step)
+        weights_id = WeightsId(
+            incarnation=checkpoint.incarnation, policy_version=checkpoint.step, t_offered=time.time()
+        )
+        tensors = load_weights(stage.store, checkpoint)
+        engine.update_weights(Weights(manifest=Manifest(id=weights_id), tensors=tensors))
     if stage.store.exists(layout.evaluation(engine.policy_version)):
         return
     started = time.monotonic()

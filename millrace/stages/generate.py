@@ -6,33 +6,37 @@
     ┌► take weights ─► may group n be admitted? ──no──► wait ─┐
     │                          │ yes                          │
     │                          ▼                              │
-    │         prompts n, n+G, … ─► engine ─► group commit ──► ║ trajectories/<generator> ║
+    │         prompts n, n+G, … ─► engine ─► in order ─► group commit ──► ║ trajectories/<generator> ║
     └─────────────────────────────────────────────────────────┘
 
 Consumes: weights, prompts. Waits for: its first weights, then room under the staleness bound. Produces: whole groups.
-Generator g of G makes the groups n with n mod G = g, in order, so the stream itself says where to resume. Weights of a
-new incarnation mean that the trainer was rolled back: the generator goes back too, behind the last of its groups that
-the trainer will still take.
+Generator g of G makes the groups n with n mod G = g, in order, so the stream itself says where to resume. New weights
+are taken while groups are in flight: those go on under them, and their version spans say from which token on. Weights
+of a new incarnation mean that the trainer was rolled back: what is in flight is forgotten, and the generator goes back
+behind the last of its groups that the trainer will still take.
 """
 
-import hashlib
 import time
-from collections.abc import Sequence
+from contextlib import closing
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from millrace.engines.transformers import TransformersEngine
+from millrace.engines.base import Engine
+from millrace.engines.factory import make_engine
+from millrace.errors import WeightsCorrupt
+from millrace.groups_in_flight import GroupsInFlight
 from millrace.lineage import Lineage
-from millrace.model import load_model, load_tokenizer, start_folder
+from millrace.model import load_tokenizer, start_folder
 from millrace.position import next_group
+from millrace.probe import NUM_LOGPROBS, largest_difference, tolerance_between
 from millrace.prompts import PromptOrder
 from millrace.stages.inputs import load_prompt_set
 from millrace.stages.process import Stage, run_stage
 from millrace.staleness import admission_limit
 from millrace.trajectories import Rollout, trajectory_table
 from millrace.types import Prompt, Sampling
-from millrace.weights.base import WeightsId, WeightsReader
+from millrace.weights.base import Weights, WeightsId, WeightsReader
 from millrace.weights.factory import generator_end
 from storage import layout
 from storage.failpoints import failpoint
@@ -41,33 +45,54 @@ from storage.progress import read_life
 from storage.schema import TRAJECTORY
 from storage.stream import StreamWriter
 
+_COLLECT_SECONDS = 0.02
+"""How long to wait for a finished trajectory before looking for new weights again."""
+
 
 def main(stage: Stage) -> None:
     """Generates until asked to drain."""
     config = stage.config
-    torch.set_num_threads(config.generation.threads)
+    generation, weights = config.generation, config.weights
+    torch.set_num_threads(generation.threads)
+    started = time.monotonic()
     with stage.loading():
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
         tokenizer = load_tokenizer(folder)
-        engine = TransformersEngine(load_model(folder, config.model.dtype), tokenizer)
+        engine = make_engine(
+            generation.engine,
+            folder,
+            tokenizer,
+            dtype=config.generation_dtype,
+            engine_args=generation.engine_args,
+        )
     order = PromptOrder(load_prompt_set(config).train, seed=config.seed, shuffle=config.prompts.shuffle)
-    reader = generator_end(config.weights.transport, stage.store, stage.arguments.handover, stage.replica)
+    reader = generator_end(
+        weights.transport,
+        stage.store,
+        stage.arguments.handover,
+        stage.replica,
+        deadline_seconds=weights.deadline_seconds,
+    )
     stream = StreamWriter(
         stage.store,
         layout.trajectories(stage.replica),
         TRAJECTORY,
         writer=f"generate-{stage.replica}",
         vocab_size=engine.vocab_size,
-        group_size=config.generation.group_size,
+        group_size=generation.group_size,
     )
-    stage.ready(f"generator {stage.replica} ready after {stream.rows} trajectories (epoch {stream.epoch})")
+    stage.ready(
+        f"generator {stage.replica} ready after {stream.rows} trajectories (epoch {stream.epoch}), "
+        f"{generation.engine} started in {time.monotonic() - started:.1f} s"
+    )
     storage = config.storage
-    with GroupCommit(
+    commits = GroupCommit(
         stream,
         max_rows=storage.commit_max_rows,
         max_bytes=storage.commit_max_bytes,
         max_seconds=storage.commit_max_ms / 1000,
-    ) as commits:
+    )
+    with closing(engine), closing(reader), commits:
         Generator(stage, engine, tokenizer, order, reader, stream.epoch, commits).run()
     stage.milestone(f"generator {stage.replica} drained after {stream.rows} trajectories")
 
@@ -78,7 +103,7 @@ class Generator:
     def __init__(
         self,
         stage: Stage,
-        engine: TransformersEngine,
+        engine: Engine,
         tokenizer: PreTrainedTokenizerBase,
         order: PromptOrder,
         reader: WeightsReader,
@@ -95,46 +120,90 @@ class Generator:
         self.weights: WeightsId | None = None
         # Number of the group to make next, known once the first weights are here.
         self.next_group = 0
+        # Newest version in the parts committed under these weights' incarnation.
+        self.newest = 0
         generation = stage.config.generation
+        self.groups = GroupsInFlight(generation.group_size, stage.config.seed)
         self.sampling = Sampling(
             temperature=generation.temperature, top_p=generation.top_p, max_new_tokens=generation.max_new_tokens
         )
 
     def run(self) -> None:
-        """Until asked to drain; what is committed then is whole."""
+        """Until asked to drain; what is committed then is whole, and what is in flight is made again later."""
         while self.stage.wait(self._ready, why="waiting for weights or room under max_staleness"):
-            self._generate(self._admissible())
+            with self.stage.busy("generate"):
+                self._admit()
+                for sampled in self.engine.collect(_COLLECT_SECONDS):
+                    self.groups.add(sampled)
+            self._commit()
 
     def _ready(self) -> bool:
         self._update_weights()
-        return self.weights is not None and bool(self._admissible())
+        return self.weights is not None and bool(self.engine.in_flight or self._admissible())
 
     def _update_weights(self) -> None:
-        weights = self.reader.take(self.weights)
+        try:
+            weights = self.reader.take(self.weights)
+        except WeightsCorrupt as error:
+            kept = "no weights yet" if self.weights is None else f"version {self.weights.policy_version}"
+            self.stage.milestone(f"generator {self.stage.replica} goes on with {kept}: {error}")
+            return
         if weights is None:
             return
-        with self.stage.busy("update_weights"):
-            self.engine.update_weights(weights.tensors, weights.id.policy_version)
-        failpoint("generate.before_acknowledgement")
         if self.weights is None or self.weights.incarnation != weights.id.incarnation:
-            self._take_position(weights.id.incarnation)
+            self._go_back(weights.id.incarnation)
+        with self.stage.busy("update_weights"):
+            pause_seconds = self.engine.update_weights(weights)
+        failpoint("generate.before_acknowledgement")
         self.weights = weights.id
+        fingerprint = weights.manifest.fingerprint
+        assert fingerprint is not None
         # The acknowledgement: sync_weights looks for it.
         self.stage.progress(
             now=True,
             policy_version=weights.id.policy_version,
             incarnation=weights.id.incarnation,
             t_updated=time.time(),
+            weights_digest=fingerprint.digest,
+            weights_route=self.reader.last_route or self.stage.config.weights.transport,
+            pause_seconds=pause_seconds,
+        )
+        self._probe(weights)
+
+    def _probe(self, weights: Weights) -> None:
+        """Says so, with the numbers, where the engine does not mean by this version what the trainer does."""
+        probe = weights.manifest.probe
+        if probe is None:
+            return
+        config = self.stage.config
+        with self.stage.busy("probe"):
+            found = self.engine.next_logprobs(probe.tokens, NUM_LOGPROBS)
+        difference, numbers = largest_difference(probe, found)
+        tolerance = config.weights.probe_tolerance or tolerance_between(config.model.dtype, config.generation_dtype)
+        alarms = self.stage.value("probe_alarms")
+        if difference > tolerance:
+            alarms += 1
+            self.stage.milestone(
+                f"ALARM: generator {self.stage.replica} and the trainer disagree about version "
+                f"{weights.id.policy_version}: log-probabilities of the same tokens differ by {difference:.2g} nats, "
+                f"more than {tolerance:g} ({numbers})"
+            )
+        self.stage.progress(probe_difference=difference, probe_alarms=alarms)
+        self.stage.metrics.log(
+            incarnation=weights.id.incarnation, policy_version=weights.id.policy_version, probe_difference=difference
         )
 
-    def _take_position(self, incarnation: int) -> None:
+    def _go_back(self, incarnation: int) -> None:
         """Behind the last group that the trainer of this incarnation will take."""
+        self.engine.abort()
+        self.groups.clear()
         self.commits.flush()
         store, replicas = self.stage.store, self.stage.config.generation.replicas
         self.next_group = next_group(store, self.stage.replica, replicas, Lineage.of(store, incarnation))
+        self.newest = 0
 
     def _admissible(self) -> list[int]:
-        """Group numbers of the next batch: what the staleness bound has room for, at most a batch of it."""
+        """Group numbers that may be put in flight: what the staleness bound and the engine's share have room for."""
         config = self.stage.config
         assert self.weights is not None
         trainer = read_life(self.stage.store, "train", 0)
@@ -145,74 +214,67 @@ class Generator:
             groups_dropped=trainer.get("groups_dropped", 0),
         )
         # In sync mode a part is a whole step's share: the barrier between generation and the rest.
-        batch = (
-            config.training.groups_per_step if config.pipeline.mode == "sync" else config.generation.groups_per_batch
-        )
+        at_once = config.training.groups_per_step if self._in_step else config.generation.groups_per_batch
+        room = max(0, at_once - len(self.groups))
         replicas = config.generation.replicas
-        return [n for n in range(self.next_group, self.next_group + batch * replicas, replicas) if n < limit]
+        return [n for n in range(self.next_group, self.next_group + room * replicas, replicas) if n < limit]
 
-    def _generate(self, group_ids: Sequence[int]) -> None:
-        """One batch of groups, committed as one part."""
-        assert self.weights is not None
+    @property
+    def _in_step(self) -> bool:
+        return self.stage.config.pipeline.mode == "sync"
+
+    def _admit(self) -> None:
         t_admitted = time.time()
-        group_size = self.stage.config.generation.group_size
-        prompts = [self.order.prompt_at(group_id) for group_id in group_ids]
-        seed = batch_seed(self.stage.config.seed, group_ids)
-        with self.stage.busy("generate"):
-            t_started = time.time()
-            tokens = {prompt.prompt_id: self._tokens(prompt) for prompt in prompts}
-            asked = [tokens[prompt.prompt_id] for prompt in prompts for _ in range(group_size)]
-            responses = self.engine.generate(asked, self.sampling, seed)
-            t_finished = time.time()
-            table = trajectory_table(
-                [
-                    Rollout(
-                        group_id=group_ids[i // group_size],
-                        sample_index=i % group_size,
-                        prompt=prompts[i // group_size],
-                        prompt_tokens=asked[i],
-                        response=response,
-                    )
-                    for i, response in enumerate(responses)
-                ],
-                first_row_id=self.commits.rows,
-                sampling=self.sampling,
-                incarnation=self.weights.incarnation,
-                generator=self.stage.replica,
-                epoch=self.epoch,
-                seed=seed,
-                times=(t_admitted, t_started, t_finished),
-            )
+        for group_id in self._admissible():
+            prompt = self.order.prompt_at(group_id)
+            requests = self.groups.admit(group_id, prompt, self._tokens(prompt), t_admitted)
+            self.engine.submit(requests, self.sampling)
+            self.next_group = group_id + self.stage.config.generation.replicas
+
+    def _commit(self) -> None:
+        """Commits the groups that are whole; in sync mode, once all of the step are."""
+        if self._in_step and self.engine.in_flight:
+            return
+        rollouts = self.groups.take()
+        if not rollouts:
+            return
         failpoint("generate.before_commit")
         with self.stage.busy("commit"):
-            version = self.engine.policy_version
-            num_tokens = sum(len(response.tokens) for response in responses)
-            self.commits.append(
-                table,
-                tokens=num_tokens,
-                min_policy_version=version,
-                max_policy_version=version,
-                incarnation=self.weights.incarnation,
-                last_group_id=group_ids[-1],
-            )
-            if self.stage.config.pipeline.mode == "sync":
+            num_tokens = self._append(rollouts)
+            if self._in_step:
                 # Everybody waits for this share of the step.
                 self.commits.flush()
-        self.next_group = group_ids[-1] + self.stage.config.generation.replicas
-        self.stage.progress(
-            rollouts=self.commits.rows,
-            tokens=self.stage.value("tokens") + num_tokens,
+        self.stage.progress(rollouts=self.commits.rows, tokens=self.stage.value("tokens") + num_tokens)
+
+    def _append(self, rollouts: list[Rollout]) -> int:
+        """Returns how many response tokens these are."""
+        assert self.weights is not None
+        table = trajectory_table(
+            rollouts,
+            first_row_id=self.commits.rows,
+            sampling=self.sampling,
+            incarnation=self.weights.incarnation,
+            generator=self.stage.replica,
+            epoch=self.epoch,
         )
+        versions = [version for rollout in rollouts for version, _ in rollout.response.version_spans]
+        # A group that was whole early and waited for one before it may be of older weights than that one. Parts are
+        # taken or refused by this number when a trainer is rolled back: it must never fall, or a part would be taken
+        # whose predecessor is made once more.
+        self.newest = max(self.newest, *versions)
+        num_tokens = sum(len(rollout.response.tokens) for rollout in rollouts)
+        self.commits.append(
+            table,
+            tokens=num_tokens,
+            min_policy_version=min(versions),
+            max_policy_version=self.newest,
+            incarnation=self.weights.incarnation,
+            last_group_id=rollouts[-1].group_id,
+        )
+        return num_tokens
 
-    def _tokens(self, prompt: Prompt) -> list[int]:
-        tokens: list[int] = self.tokenizer(prompt.text)["input_ids"]
-        return tokens
-
-
-def batch_seed(run_seed: int, group_ids: Sequence[int]) -> int:
-    """A 63-bit seed for one batch, from the run's seed and the groups in it: a rerun draws the same."""
-    digest = hashlib.sha256(f"{run_seed}:{','.join(map(str, group_ids))}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    def _tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(self.tokenizer(prompt.text)["input_ids"])
 
 
 if __name__ == "__main__":

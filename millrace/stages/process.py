@@ -38,6 +38,9 @@ _PROGRESS_SECONDS = 0.25
 _METRICS_SECONDS, _METRICS_ROWS, _METRICS_BYTES = 1.0, 4096, 1 << 20
 
 
+# A copy of standard output, which is the supervisor's alone: see `_keep_milestones_apart`.
+_milestones = sys.stdout
+
 _FOR_A_PERSON = (InputError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
 _CODES: dict[type[Exception], int] = {
     **dict.fromkeys(_FOR_A_PERSON, MISTAKE),
@@ -84,7 +87,7 @@ class Stage:
     def milestone(self, line: str) -> None:
         """Says something worth a line in the Prefect UI."""
         try:
-            print(line, flush=True)
+            print(line, file=_milestones, flush=True)
         except BrokenPipeError:
             # The controller is gone; its lifeline says so too, a moment sooner or later.
             self.draining = True
@@ -210,6 +213,7 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
     own is a fault and leaves its traceback.
     """
     arguments = StageArguments.parse(sys.argv[1:])
+    _keep_milestones_apart()
     try:
         failpoints.arm(f"{name}-{arguments.replica}")
         config = RunConfig.model_validate(read_attempt(open_store(arguments.run_url), arguments.attempt).config)
@@ -223,7 +227,7 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
         finally:
             stage.close()
     except tuple(_CODES) as error:
-        print(f"{LAST_WORDS}{error}", flush=True)
+        print(f"{LAST_WORDS}{error}", file=_milestones, flush=True)
         sys.exit(next(code for kind, code in _CODES.items() if isinstance(error, kind)))
     sys.exit(DRAINED if stage.draining else 0)
 
@@ -237,6 +241,13 @@ def stop_on_signals(stage: Stage) -> None:
     signal.signal(signal.SIGTERM, drain)
     # The controller alone answers Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _keep_milestones_apart() -> None:
+    """What libraries and their processes print goes to the stage's log, not among its milestones."""
+    global _milestones
+    _milestones = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
 
 
 def _stop_with_the_lifeline(stage: Stage) -> None:

@@ -27,11 +27,13 @@ from millrace.ledger import Account, Amount, balance
 from millrace.lineage import Lineage
 from millrace.model import load_model, load_tokenizer, start_folder
 from millrace.position import Positions
+from millrace.probe import NUM_LOGPROBS, probe_tokens
 from millrace.scored import LostPart, ScoredGroup
+from millrace.stages.inputs import load_prompt_set
 from millrace.stages.process import Stage, run_stage
 from millrace.staleness import staleness
 from millrace.trainer import StepReport, Trainer
-from millrace.weights.base import Weights, WeightsId, WeightsWriter
+from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsWriter
 from millrace.weights.factory import trainer_end
 from storage.checkpoints import Checkpoint, CheckpointWriter, checkpoints_backwards, load_file
 from storage.errors import StreamCorrupt
@@ -45,7 +47,7 @@ def main(stage: Stage) -> None:
     torch.manual_seed(config.seed)
     with stage.loading():
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
-        load_tokenizer(folder)  # a folder without one is a mistake that the trainer should not be the last to find
+        tokenizer = load_tokenizer(folder)
         model = load_model(folder, config.model.dtype)
     training = config.training
     trainer = Trainer(
@@ -58,12 +60,19 @@ def main(stage: Stage) -> None:
     )
     checkpoints = CheckpointWriter(stage.store)
     found = restore(stage, trainer)
-    handover = trainer_end(stage.arguments.handover, trainer.weights())
+    # As generators want them: the copy into the handover casts.
+    like = {
+        name: torch.empty_like(tensor, dtype=getattr(torch, config.generation_dtype), device="meta")
+        for name, tensor in trainer.weights().items()
+    }
+    handover = trainer_end(stage.arguments.handover, like, config.generation.replicas)
+    first_prompt: list[int] = tokenizer(load_prompt_set(config).train[0].text)["input_ids"]
     stage.ready(
         f"trainer ready at version {trainer.policy_version} of {training.max_steps}, "
         f"incarnation {checkpoints.incarnation}"
     )
-    TrainLoop(stage, trainer, checkpoints, handover, found).run()
+    probed = probe_tokens(first_prompt, config.generation.max_new_tokens)
+    TrainLoop(stage, trainer, checkpoints, handover, probed, found).run()
     stage.milestone(f"trainer stopped at version {trainer.policy_version}, checkpointed")
 
 
@@ -88,7 +97,11 @@ def restore(stage: Stage, trainer: Trainer) -> Checkpoint | None:
 
 
 class TrainLoop:
-    """The loop above. `found` is the checkpoint that `trainer` was restored from, None for the base model."""
+    """The loop above.
+
+    `found` is the checkpoint that `trainer` was restored from, None for the base model; `probed` are the tokens by
+    which generators check that they mean the same policy.
+    """
 
     def __init__(
         self,
@@ -96,12 +109,14 @@ class TrainLoop:
         trainer: Trainer,
         checkpoints: CheckpointWriter,
         handover: WeightsWriter,
+        probed: tuple[int, ...],
         found: Checkpoint | None,
     ) -> None:
         self.stage = stage
         self.trainer = trainer
         self.checkpoints = checkpoints
         self.handover = handover
+        self.probed = probed
         state: dict[str, Any] = {} if found is None else found.state
         self.lineage = Lineage.after(found, checkpoints.incarnation)
         self.intake = open_intake(stage, trainer.vocab_size, state.get("intake"))
@@ -220,7 +235,9 @@ class TrainLoop:
             policy_version=self.trainer.policy_version,
             t_offered=time.time(),
         )
-        self.handover.offer(Weights(id=weights_id, tensors=self.trainer.weights()))
+        probe = Probe(tokens=self.probed, logprobs=self.trainer.next_logprobs(self.probed, NUM_LOGPROBS))
+        manifest = Manifest(id=weights_id, probe=probe)
+        self.handover.offer(Weights(manifest=manifest, tensors=self.trainer.weights()))
 
     def _settle(self) -> dict[str, Any]:
         return {

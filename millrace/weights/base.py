@@ -3,13 +3,19 @@
     trainer ──offer──► handover ──take──► sync_weights ──offer──► transport ──take──► generator ×G
 
 Only the newest version matters: a reader that was busy skips those in between, and a writer never waits for a reader.
+What a reader takes is whole and verified: every tensor has the hash that sync_weights found in what the trainer handed
+over.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
+
+from millrace.weights.fingerprint import Fingerprint
+from millrace.weights.shared import SharedTensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,12 +35,62 @@ class WeightsId:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """What the trainer says of fixed tokens under a version. A generator of that version must say the same."""
+
+    tokens: tuple[int, ...]
+    """[P] token ids."""
+    logprobs: Mapping[int, float]
+    """Token id → log π that it comes next, nats, at temperature 1: of the likeliest ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """All that is said of a policy version beside its tensors; travels with them on every transport."""
+
+    id: WeightsId
+    probe: Probe | None = None
+    fingerprint: Fingerprint | None = None
+    """None only between the trainer and sync_weights, which takes it: hashing would hold the trainer up."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        values = asdict(self)
+        if self.probe is not None:
+            logprobs = {str(token): logprob for token, logprob in self.probe.logprobs.items()}
+            values["probe"] = {"tokens": list(self.probe.tokens), "logprobs": logprobs}
+        return values
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Manifest":
+        """The inverse of `to_json`. Raises KeyError or TypeError where the values are not a manifest's."""
+        probe, fingerprint = values["probe"], values["fingerprint"]
+        return cls(
+            id=WeightsId(**values["id"]),
+            probe=None
+            if probe is None
+            else Probe(
+                tokens=tuple(probe["tokens"]),
+                logprobs={int(token): logprob for token, logprob in probe["logprobs"].items()},
+            ),
+            fingerprint=None if fingerprint is None else Fingerprint(**fingerprint),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
     """A policy version on its way."""
 
-    id: WeightsId
+    manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
     """By parameter name; tied parameters once. Views of the transport's memory: copy them before the next `take`."""
+    shared: SharedTensors | None = None
+    """Where the same bytes lie for other processes of this host, until the next `take`; a reader always says it."""
+
+    @property
+    def id(self) -> WeightsId:
+        """Which weights these are."""
+        return self.manifest.id
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +105,9 @@ class WeightsWriter(ABC):
     def offer(self, weights: Weights) -> None:
         """Makes these the newest; returns when a reader could take them."""
 
+    def tend(self) -> None:  # noqa: B027 — most have nothing to do here
+        """Serves readers that came late, without waiting for any. Most transports let readers help themselves."""
+
     @abstractmethod
     def close(self) -> None:
         """Lets go of the transport; what was offered stays."""
@@ -57,11 +116,14 @@ class WeightsWriter(ABC):
 class WeightsReader(ABC):
     """The taking end."""
 
+    last_route: str | None = None
+    """By which transport the version taken last came, where a reader has several."""
+
     @abstractmethod
     def take(self, newer_than: WeightsId | None) -> Weights | None:
-        """The newest weights if they are newer, else None, without waiting.
+        """The newest weights if they are newer, whole and verified; else None.
 
-        Raises WeightsCorrupt when what arrived fails its checksum.
+        Raises WeightsCorrupt, naming the tensors, when what arrived has not the hashes its manifest says.
         """
 
     @abstractmethod

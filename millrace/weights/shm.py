@@ -1,203 +1,258 @@
-"""Weights between processes of one host, through a file in shared memory: one writer, R readers, nobody waits.
+"""Weights between processes of one host, through one file in shared memory that holds each version once.
 
-    header  │ magic, slot bytes, slots, readers │ newest slot │ claim of reader 0 … R-1 │ per slot: id, checksum │ names
-    slots   │ slot 0 │ slot 1 │ … │ slot R+1 │        each holds all tensors of one version, back to back
+    train ────────── HandoverWriter ──copies──► ║ slot ║ ◄──hashes── HandoverReader ─┐
+                                                ║      ║                              ├─ sync_weights
+                                                ║      ║ ◄──fingerprint── ShmPush ────┘
+    generator ×G ◄── ShmReader ◄────verifies─── ║      ║
 
-The writer fills a slot that is neither the newest nor claimed, then points `newest` at it. A reader claims the newest
-slot, looks again whether it still is the newest, and only then reads. With R + 2 slots there is always a free one. The
-checksum catches what a crash in between could leave behind; a reader that died is forgotten when it opens again.
+Who may write and read where is the business of `slots.py`; the trainer hashes nothing and waits for nobody, and
+sync_weights hashes each tensor while the trainer copies the next. Any of them may be killed at any moment and started
+again; a claim that a dead process left behind holds its slot until that process is back.
 """
 
-import json
-import mmap
-import os
+import dataclasses
+import fcntl
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import google_crc32c
-import numpy as np
-import pyarrow as pa
 import torch
 
 from millrace.errors import WeightsCorrupt
-from millrace.weights.base import Weights, WeightsId, WeightsReader, WeightsWriter
+from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader, WeightsWriter
+from millrace.weights.fingerprint import Fingerprint, fingerprint, hash_tensor, names_of
+from millrace.weights.shared import TensorShape, shapes_of
+from millrace.weights.slots import FILLING, OFFERED, PUSHED, SlotFile, create_slot_file
 from storage.failpoints import failpoint
 
-_MAGIC = 0x4D494C4C52414345
-_NONE = -1
-_FIXED = 5  # int64 words before the claims: magic, names' bytes, slot bytes, readers, newest
-_SLOT_WORDS = 4  # int64 words a slot: incarnation, policy_version, t_offered (float64 bits), checksum
-_ALIGN = 4096
-MAX_READERS = 64
+MAX_GENERATORS = 64
+
+# How long to look for the next tensor of a trainer that may be dead, and how often.
+_PATIENCE_SECONDS = 0.1
+_LOOK_SECONDS = 1e-4
 
 
-class _SharedFile:
-    """The mapped file: its header as int64 words, and where each slot and tensor lies."""
+class HandoverWriter(WeightsWriter):
+    """The trainer's end, for tensors with the names, dtypes and shapes of `like`.
 
-    def __init__(self, path: Path) -> None:
-        with path.open("r+b") as file:
-            self.map = mmap.mmap(file.fileno(), 0)
-        self.words = np.frombuffer(self.map, dtype=np.int64, count=_ALIGN // 8)
-        if self.words[0] != _MAGIC:
-            raise WeightsCorrupt(f"{path} is not a shared-memory weights file")
-        names = bytes(self.map[_ALIGN : _ALIGN + int(self.words[1])])
-        self.tensors: list[tuple[str, str, list[int]]] = json.loads(names)
-        self.slot_bytes, self.readers = int(self.words[2]), int(self.words[3])
-        self.first_slot = _round_up(_ALIGN + len(names))
-        self.num_slots = self.readers + 2
+    It goes on with the file that a predecessor left at `path` where that is of the same make; where it is not, or the
+    predecessor still has it open, a new file takes its place and readers find it there. Raises ValueError for more
+    generators than MAX_GENERATORS, StoreFull where the memory has no room for the file.
+    """
 
-    @property
-    def newest(self) -> int:
-        return int(self.words[4])
-
-    @newest.setter
-    def newest(self, slot: int) -> None:
-        self.words[4] = slot
-
-    @property
-    def claims(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return self.words[_FIXED : _FIXED + self.readers]
-
-    def slot_header(self, slot: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        start = _FIXED + self.readers + slot * _SLOT_WORDS
-        return self.words[start : start + _SLOT_WORDS]
-
-    def slot(self, slot: int) -> memoryview:
-        start = self.first_slot + slot * _round_up(self.slot_bytes)
-        return memoryview(self.map)[start : start + self.slot_bytes]
-
-    def close(self) -> None:
-        # The map itself goes when the last view of it does: taken tensors may outlive the reader.
-        del self.words
-
-
-class ShmWriter(WeightsWriter):
-    """Creates the file at `path` for tensors shaped like `like`, or goes on with the one a predecessor left there."""
-
-    def __init__(self, path: Path, like: Mapping[str, torch.Tensor], num_readers: int) -> None:
-        described = [
-            (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for name, tensor in like.items()
-        ]
-        names = json.dumps(described).encode()
-        slot_bytes = sum(tensor.nbytes for tensor in like.values())
-        self._path = path
-        if num_readers > MAX_READERS:
-            raise ValueError(f"at most {MAX_READERS} readers share one weights file, not {num_readers}")
-        if not _fits(path, names, slot_bytes, num_readers):
-            _create(path, names, slot_bytes, num_readers)
-        self._file = _SharedFile(path)
+    def __init__(self, path: Path, like: Mapping[str, torch.Tensor], num_generators: int) -> None:
+        if num_generators > MAX_GENERATORS:
+            raise ValueError(f"at most {MAX_GENERATORS} generators share one weights file, not {num_generators}")
+        shapes, num_readers = shapes_of(like), 1 + num_generators
+        while (file := _own(path, shapes, num_readers)) is None:
+            create_slot_file(path, shapes, num_readers)
+        file.reserve_usual()
+        self._file = file
 
     def offer(self, weights: Weights) -> None:
+        """Copies each tensor once, cast to the file's dtype, from whatever device it is on.
+
+        Raises ValueError for other names or shapes than the file's, StoreFull where memory ran out.
+        """
         file = self._file
-        taken = {file.newest, *file.claims.tolist()}
-        slot = next(s for s in range(file.num_slots) if s not in taken)
-        view = file.slot(slot)
-        offset = 0
-        for name, dtype, shape in file.tensors:
-            tensor = weights.tensors[name]
-            target = torch.frombuffer(view, dtype=getattr(torch, dtype), count=tensor.numel(), offset=offset)
-            target.view(shape).copy_(tensor)
-            offset += tensor.nbytes
-            failpoint("weights.mid_copy", self._path.name)
-        file.slot_header(slot)[:] = _encode(weights.id, _checksum(view))
-        file.newest = slot
+        _check_shapes(weights, file.shapes)
+        slot = file.free_slot()
+        file.reserve(slot)
+        file.begin(slot)
+        for parts, (name, target) in enumerate(file.tensors(slot).items(), start=1):
+            target.copy_(weights.tensors[name].detach())
+            failpoint("weights.mid_copy", file.path.name)
+            file.set_parts(slot, parts)
+        file.offer(slot, weights.manifest)
 
     def close(self) -> None:
-        self._file.close()
+        if not self._file.handle.closed:
+            # Views of the file keep it mapped, and with that locked.
+            fcntl.flock(self._file.handle, fcntl.LOCK_UN)
+            self._file.close()
 
 
-class ShmReader(WeightsReader):
-    """Reader number `reader` of the file at `path`, which may not exist yet."""
+class _Claimant:
+    """One reader's hold on a slot of a file that may not be there yet, and may be replaced by another."""
 
     def __init__(self, path: Path, reader: int) -> None:
         self._path = path
         self._reader = reader
-        self._file: _SharedFile | None = None
+        self._file: SlotFile | None = None
+        self.held: tuple[SlotFile, int] | None = None
 
-    def take(self, newer_than: WeightsId | None) -> Weights | None:
-        if self._file is None:
-            if not self._path.exists():
-                return None
-            self._file = _SharedFile(self._path)
-            self._file.claims[self._reader] = _NONE
-        file = self._file
-        slot = self._claim_newest(file)
-        if slot == _NONE:
-            return None
-        header = file.slot_header(slot).copy()
-        weights_id, checksum = _decode(header)
-        if not weights_id.newer_than(newer_than):
-            return None
-        view = file.slot(slot)
-        found = _checksum(view)
-        if found != checksum:
-            raise WeightsCorrupt(
-                f"weights of version {weights_id.policy_version} in {self._path} have checksum {found:08x}, "
-                f"expected {checksum:08x}"
-            )
-        return Weights(id=weights_id, tensors=_views(view, file.tensors))
+    def claim(self, pointer: int) -> tuple[SlotFile, int] | None:
+        """The file and the slot that a pointer names now, instead of what was held; None: there is nothing yet."""
+        self.held = None
+        file = self._current()
+        # A predecessor's file may be for fewer readers: the trainer is about to replace it.
+        if file is not None and self._reader < file.num_readers:
+            slot = file.claim(self._reader, pointer)
+            self.held = None if slot is None else (file, slot)
+        return self.held
 
-    def _claim_newest(self, file: _SharedFile) -> int:
-        while True:
-            slot = file.newest
-            file.claims[self._reader] = slot
-            if file.newest == slot:
-                return slot
+    def _current(self) -> SlotFile | None:
+        try:
+            if self._file is not None and self._path.stat().st_ino != self._file.inode:
+                self._file.close()
+                self._file = None
+            self._file = self._file or SlotFile(self._path)
+        except FileNotFoundError:
+            return None
+        return self._file
 
     def close(self) -> None:
+        """Drops the claim."""
+        self.held = None
         if self._file is not None:
-            self._file.claims[self._reader] = _NONE
+            if self._reader < self._file.num_readers:
+                self._file.give_up(self._reader)
             self._file.close()
+            self._file = None
 
 
-def _views(view: memoryview, described: list[tuple[str, str, list[int]]]) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    offset = 0
-    for name, dtype, shape in described:
-        count = int(np.prod(shape, dtype=np.int64))
-        flat = torch.frombuffer(view, dtype=getattr(torch, dtype), count=count, offset=offset)
-        tensors[name] = flat.view(shape)
-        offset += flat.nbytes
-    return tensors
+class HandoverReader(WeightsReader):
+    """The end of sync_weights: takes what the trainer offered, and hands it on without a copy (see ShmPush)."""
+
+    def __init__(self, path: Path) -> None:
+        self._claimant = _Claimant(path, reader=0)
+
+    def take(self, newer_than: WeightsId | None) -> Weights | None:
+        """As any reader's; here the fingerprint is not checked but taken. Hashes every byte.
+
+        While the trainer fills a slot this follows it to the end, unless it stops half-way. Raises WeightsCorrupt only
+        for what a predecessor had pushed, and has changed since.
+        """
+        for pointer in (FILLING, OFFERED):
+            claimed = self._claimant.claim(pointer)
+            if claimed is None:
+                return None
+            file, slot = claimed
+            if file.is_whole(slot) and not _manifest(file, slot, OFFERED).id.newer_than(newer_than):
+                return None
+            tensors = file.tensors(slot)
+            found = _follow(file, slot, tensors)
+            if found is not None:
+                break
+        else:
+            return None
+        manifest = dataclasses.replace(_manifest(file, slot, OFFERED), fingerprint=found)
+        if not manifest.id.newer_than(newer_than):
+            return None
+        pushed = file.read_manifest(slot, PUSHED)
+        if pushed is not None:
+            _verify(file, pushed, found)
+        return Weights(manifest=manifest, tensors=tensors, shared=file.shared(slot))
+
+    def push(self, weights: Weights) -> None:
+        """Shows generators the slot that was taken last. Raises ValueError where `weights` are not what is in it."""
+        held = self._claimant.held
+        if held is None or _manifest(*held, OFFERED).id != weights.id:
+            raise ValueError(f"version {weights.id.policy_version} is not what was taken from the handover last")
+        file, slot = held
+        file.push(slot, weights.manifest)
+
+    def close(self) -> None:
+        self._claimant.close()
 
 
-def _checksum(view: memoryview) -> int:
-    # The C extension refuses memoryviews; an Arrow buffer over one is read without a copy.
-    value: int = google_crc32c.value(pa.py_buffer(view))
-    return value
+class ShmPush(WeightsWriter):
+    """The transport `shm`: offers the generators what `reader` took last, where it lies already."""
+
+    def __init__(self, reader: HandoverReader) -> None:
+        self._reader = reader
+
+    def offer(self, weights: Weights) -> None:
+        """Raises ValueError for any weights but those that the reader took last."""
+        self._reader.push(weights)
+
+    def close(self) -> None:
+        """Nothing is held open beside the reader."""
 
 
-def _encode(weights_id: WeightsId, checksum: int) -> list[int]:
-    bits = int(np.float64(weights_id.t_offered).view(np.int64))
-    return [weights_id.incarnation, weights_id.policy_version, bits, checksum]
+class ShmReader(WeightsReader):
+    """The end of generator number `generator` of the file at `path`, which may not exist yet."""
+
+    def __init__(self, path: Path, generator: int) -> None:
+        self._claimant = _Claimant(path, reader=1 + generator)
+
+    def take(self, newer_than: WeightsId | None) -> Weights | None:
+        claimed = self._claimant.claim(PUSHED)
+        if claimed is None:
+            return None
+        file, slot = claimed
+        manifest = _manifest(file, slot, PUSHED)
+        if not manifest.id.newer_than(newer_than):
+            return None
+        tensors = file.tensors(slot)
+        _verify(file, manifest, fingerprint(tensors))
+        return Weights(manifest=manifest, tensors=tensors, shared=file.shared(slot))
+
+    def close(self) -> None:
+        self._claimant.close()
 
 
-def _decode(words: np.ndarray[tuple[int], np.dtype[np.int64]]) -> tuple[WeightsId, int]:
-    incarnation, policy_version, bits, checksum = (int(word) for word in words)
-    t_offered = float(np.int64(bits).view(np.float64))
-    return WeightsId(incarnation=incarnation, policy_version=policy_version, t_offered=t_offered), checksum
+def _own(path: Path, shapes: tuple[TensorShape, ...], num_readers: int) -> SlotFile | None:
+    """The file at `path`, locked for this writer alone; None where it is of another make or another writer has it."""
+    try:
+        file = SlotFile(path)
+    except (FileNotFoundError, WeightsCorrupt):
+        return None
+    if (file.shapes, file.num_readers) == (shapes, num_readers):
+        try:
+            # A predecessor that is frozen and not dead would some day write between this one's tensors.
+            fcntl.flock(file.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            pass
+    file.close()
+    return None
 
 
-def _round_up(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN
+def _check_shapes(weights: Weights, shapes: tuple[TensorShape, ...]) -> None:
+    expected = {name: shape for name, _, shape in shapes}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
+    # copy_ would broadcast a wrong shape, and an absent tensor would leave an older version's in its place.
+    if found != expected:
+        names = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+        raise ValueError(
+            f"version {weights.id.policy_version} has other tensors than the handover was made for: {names_of(names)}"
+        )
 
 
-def _fits(path: Path, names: bytes, slot_bytes: int, num_readers: int) -> bool:
-    """Whether a predecessor left a file of just this make."""
-    if not path.exists():
-        return False
-    file = _SharedFile(path)
-    same = bytes(file.map[_ALIGN : _ALIGN + int(file.words[1])]) == names
-    return same and (file.slot_bytes, file.readers) == (slot_bytes, num_readers)
+def _follow(file: SlotFile, slot: int, tensors: Mapping[str, torch.Tensor]) -> Fingerprint | None:
+    """Hashes a claimed slot's tensors, each as soon as it is there; None where the rest does not come."""
+    hashes: dict[str, str] = {}
+    for parts, (name, tensor) in enumerate(tensors.items(), start=1):
+        if not _wait_for(file, slot, parts):
+            return None
+        hashes[name] = hash_tensor(tensor)
+        failpoint("weights.mid_hash")
+    return Fingerprint(tensors=hashes) if _wait_for(file, slot, len(tensors) + 1) else None
 
 
-def _create(path: Path, names: bytes, slot_bytes: int, num_readers: int) -> None:
-    """Writes the empty file beside its place and moves it there whole, so that a reader never sees half of it."""
-    words = np.zeros(_ALIGN // 8, dtype=np.int64)
-    words[:_FIXED] = [_MAGIC, len(names), slot_bytes, num_readers, _NONE]
-    words[_FIXED : _FIXED + num_readers] = _NONE
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(words.tobytes() + names)
-        file.truncate(_round_up(_ALIGN + len(names)) + (num_readers + 2) * _round_up(slot_bytes))
-    temporary.replace(path)
+def _wait_for(file: SlotFile, slot: int, parts: int) -> bool:
+    """Whether so many parts of a slot came to be there."""
+    given_up = time.monotonic() + _PATIENCE_SECONDS
+    while file.parts(slot) < parts:
+        # A trainer that was started again has left this slot for another.
+        if file.pointed(FILLING) != slot or time.monotonic() > given_up:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
+
+
+def _manifest(file: SlotFile, slot: int, kind: int) -> Manifest:
+    manifest = file.read_manifest(slot, kind)
+    if manifest is None:
+        raise WeightsCorrupt(f"slot {slot} of {file.path} has no manifest, though it was said to be whole")
+    return manifest
+
+
+def _verify(file: SlotFile, manifest: Manifest, found: Fingerprint) -> None:
+    """Raises WeightsCorrupt, naming the tensors, unless the manifest's fingerprint was found."""
+    expected = manifest.fingerprint or Fingerprint(tensors={})
+    if differing := expected.differs(found):
+        raise WeightsCorrupt(
+            f"weights of version {manifest.id.policy_version} in {file.path} are damaged: {names_of(differing)}"
+        )

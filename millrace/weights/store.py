@@ -1,56 +1,258 @@
 """Weights through the run's own store: any distance, and whoever comes late finds the newest.
 
-StoreWriter.offer ──► weights/data/<version>-<uuid>/weights.safetensors ──► weights/log: one record ──► StoreReader
+    StoreWriter.offer ─┬─► weights/data/<version>-<uuid>/weights.safetensors   all of it ─────┬─► weights/log: a record,
+                       └─► weights/data/<version>-<uuid>/weights.delta         what changed ──┘   the commit
+
+    log   anchor 0 ◄── delta 1 ◄── delta 2 … delta 15   anchor 16 ◄── delta 17 ◄── delta 18
+                                                            └────────── chain ─────────┘
+    StoreReader   holds a version of the chain? ── yes ─► the deltas behind it, in order ──┬─► every tensor's hash
+                            └── no ─► the anchor ─► all deltas ────────────────────────────┘   ─► Weights
+
+A delta is against the version stored before it. A writer that opens begins with an anchor, for it holds no such
+version; and it goes on with one wherever a delta would save little.
 """
 
-import dataclasses
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
+import safetensors
 import safetensors.torch
+import torch
 
 from millrace.errors import WeightsCorrupt
-from millrace.weights.base import Weights, WeightsId, WeightsReader, WeightsWriter
+from millrace.weights import delta
+from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader, WeightsWriter
+from millrace.weights.fingerprint import Fingerprint, fingerprint, names_of
+from millrace.weights.landing import Landing
+from millrace.weights.shared import shapes_of
 from storage import layout
-from storage.checkpoints import Checkpoint, CheckpointReader, CheckpointWriter, load_file
+from storage.checkpoints import CheckpointWriter
 from storage.errors import StreamCorrupt
+from storage.files import FileRef, get_file
+from storage.log import LogReader, backwards
+from storage.record import Record
 from storage.store import Store
 
-_FILE = "weights.safetensors"
+ANCHOR_EVERY = 16
+"""Of so many versions one is an anchor: what a late reader gets is an anchor and at most 15 deltas."""
+_WORTH_IT = 4
+"""A delta of more than 1 / this of the tensors' bytes is none worth applying."""
+_TOO_MANY = 0.5
+"""Where this share of the elements changed, as it does in float32, a delta is not even tried: it takes seconds."""
+_ANCHOR_FILE, _DELTA_FILE = "weights.safetensors", "weights.delta"
 
 
 class StoreWriter(WeightsWriter):
-    """Commits each version whole; opening it ends an older sync_weights stage."""
+    """Commits version after version; opening it ends an older sync_weights stage."""
 
     def __init__(self, store: Store) -> None:
         self._log = CheckpointWriter(store, layout.WEIGHTS, writer="sync_weights")
+        self._stored: WeightsId | None = None
+        self._digest = ""
+        self._tensors: dict[str, torch.Tensor] = {}
+        """A copy of what was stored last."""
+        self._deltas = 0
+        """Stored since the last anchor."""
 
     def offer(self, weights: Weights) -> None:
-        data = safetensors.torch.save({name: tensor.contiguous() for name, tensor in weights.tensors.items()})
-        self._log.commit(weights.id.policy_version, {_FILE: data}, dataclasses.asdict(weights.id))
+        """Makes these the newest. Raises ValueError without a fingerprint, and what `CheckpointWriter.commit` raises.
+
+        After an OSError nobody knows whether they are: the writer must be opened anew.
+        """
+        if weights.manifest.fingerprint is None:
+            raise ValueError(f"version {weights.id.policy_version} has no fingerprint: nobody could verify it")
+        digest = weights.manifest.fingerprint.digest
+        encoded = self._encode(weights, digest)
+        if encoded is None:
+            whole = {name: tensor.contiguous() for name, tensor in weights.tensors.items()}
+            files = {_ANCHOR_FILE: safetensors.torch.save(whole)}
+        else:
+            files = {_DELTA_FILE: encoded}
+        state = {
+            "kind": "anchor" if encoded is None else "delta",
+            "base": None if encoded is None else self._digest,
+            "manifest": weights.manifest.to_json(),
+        }
+        self._log.commit(weights.id.policy_version, files, state)
+        self._deltas = 0 if encoded is None else self._deltas + 1
+        self._remember(weights, digest)
 
     def close(self) -> None:
-        """Nothing is held open between two commits."""
+        """Lets go of the copy; nothing else is held open between two commits."""
+        self._tensors = {}
+        self._stored = None
+
+    def _encode(self, weights: Weights, digest: str) -> bytes | None:
+        """The delta from the version stored last; None where an anchor is better."""
+        if self._stored is None or self._stored.incarnation != weights.id.incarnation:
+            return None
+        if self._deltas + 1 == ANCHOR_EVERY or not self._like(weights):
+            return None
+        if delta.share_changed(self._tensors, weights.tensors) > _TOO_MANY:
+            return None
+        encoded = delta.encode(self._tensors, weights.tensors, base=self._digest, digest=digest)
+        return encoded if len(encoded) * _WORTH_IT <= weights.nbytes else None
+
+    def _remember(self, weights: Weights, digest: str) -> None:
+        if self._like(weights):
+            for name, tensor in weights.tensors.items():
+                self._tensors[name].copy_(tensor)
+        else:
+            self._tensors = {
+                name: tensor.detach().clone(memory_format=torch.contiguous_format)
+                for name, tensor in weights.tensors.items()
+            }
+        self._stored, self._digest = weights.id, digest
+
+    def _like(self, weights: Weights) -> bool:
+        return sorted(shapes_of(self._tensors)) == sorted(shapes_of(weights.tensors))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stored:
+    """One version, as its record tells it."""
+
+    manifest: Manifest
+    fingerprint: Fingerprint
+    is_anchor: bool
+    file: FileRef
+    seq: int
+    """Number of the record."""
 
 
 class StoreReader(WeightsReader):
-    """Follows the log of versions and gets the file of the newest one."""
+    """Follows the log of versions; what it takes lies in a file of its own at `landing`, see `Landing`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, landing: Path) -> None:
         self._store = store
-        self._log = CheckpointReader(store, layout.WEIGHTS)
+        self._log: LogReader | None = None
+        self._chain: list[_Stored] = []
+        """The last anchor, and all deltas behind it."""
+        self._landing = Landing(landing)
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._holds: str | None = None
+        """Digest of what has landed; None while that is of no version."""
 
     def take(self, newer_than: WeightsId | None) -> Weights | None:
-        newest = self._log.latest()
-        if newest is None or not (weights_id := _id(newest)).newer_than(newer_than):
-            return None
-        try:
-            data = load_file(self._store, newest.files[_FILE])
-        except StreamCorrupt as error:
-            raise WeightsCorrupt(f"weights of version {weights_id.policy_version} are damaged: {error}") from error
-        return Weights(id=weights_id, tensors=safetensors.torch.load(data))
+        """The newest weights if they are newer; one look at the store where they are not.
+
+        Raises WeightsCorrupt, naming the file, where one that they need is damaged or was removed, and where they are
+        not what was stored. Raises what the store raises: none of it is a version that is merely late.
+        """
+        self._follow()
+        while self._chain and self._chain[-1].manifest.id.newer_than(newer_than):
+            newest = self._chain[-1]
+            try:
+                self._assemble(newest)
+            except WeightsCorrupt:
+                # A newer one may have come, and a gc have removed what it does not need.
+                self._follow()
+                if self._chain[-1] is newest:
+                    raise
+            else:
+                return Weights(manifest=newest.manifest, tensors=self._tensors, shared=self._landing.shared)
+        return None
 
     def close(self) -> None:
-        """Nothing is held open between two reads."""
+        """Removes the landing file."""
+        self._landing.close()
+        self._holds = None
+
+    def _follow(self) -> None:
+        """Reads the records that are new."""
+        if self._log is None:
+            log = LogReader.at_head(self._store, layout.WEIGHTS)
+            self._chain = _last_chain(backwards(self._store, layout.WEIGHTS, log.cursor))
+            self._log = log
+        while (record := self._log.next()) is not None:
+            stored = _stored(record)
+            if stored is not None:
+                self._chain = [stored] if stored.is_anchor else [*self._chain, stored]
+
+    def _assemble(self, newest: _Stored) -> None:
+        """Makes what has landed the last version of the chain."""
+        digests = [stored.fingerprint.digest for stored in self._chain]
+        if self._holds in digests:
+            # Whatever is wrong here, the anchor does not depend on it.
+            with suppress(WeightsCorrupt):
+                self._apply(self._chain[digests.index(self._holds) + 1 :], self._holds)
+                self._verify(newest)
+                return
+        anchor = self._chain[0]
+        self._land(anchor)
+        self._apply(self._chain[1:], anchor.fingerprint.digest)
+        self._verify(newest)
+
+    def _land(self, anchor: _Stored) -> None:
+        self._holds = None
+        data = self._file(anchor)
+        try:
+            tensors = safetensors.torch.load(bytes(data))
+        except safetensors.SafetensorError as error:
+            raise WeightsCorrupt(f"{_described(anchor)}: not a safetensors file: {error}") from error
+        # Nothing may hold on to the landing's old file while it makes a larger one.
+        self._tensors = {}
+        self._tensors = self._landing.tensors_for(shapes_of(tensors))
+        for name, tensor in tensors.items():
+            self._tensors[name].copy_(tensor)
+
+    def _apply(self, deltas: Iterable[_Stored], holds: str) -> None:
+        self._holds = None
+        for stored in deltas:
+            data = self._file(stored)
+            try:
+                holds = delta.apply(self._tensors, data, holds=holds)
+            except WeightsCorrupt as error:
+                raise WeightsCorrupt(f"{_described(stored)}: {error}") from error
+
+    def _file(self, stored: _Stored) -> memoryview:
+        try:
+            return get_file(self._store, stored.file, record=stored.seq)
+        except StreamCorrupt as error:
+            raise WeightsCorrupt(f"weights of version {stored.manifest.id.policy_version}: {error}") from error
+
+    def _verify(self, newest: _Stored) -> None:
+        differing = fingerprint(self._tensors).differs(newest.fingerprint)
+        if differing:
+            raise WeightsCorrupt(f"{_described(newest)}: not what was stored: {names_of(differing)}")
+        self._holds = newest.fingerprint.digest
 
 
-def _id(checkpoint: Checkpoint) -> WeightsId:
-    return WeightsId(**checkpoint.state)
+def _last_chain(newest_first: Iterable[Record]) -> list[_Stored]:
+    """The last anchor and the deltas behind it; empty where no version was stored."""
+    chain: list[_Stored] = []
+    for record in newest_first:
+        stored = _stored(record)
+        if stored is not None:
+            chain.insert(0, stored)
+            if stored.is_anchor:
+                break
+    return chain
+
+
+def _stored(record: Record) -> _Stored | None:
+    """What the record says of a version; None where it is a fence, or of a Millrace that stored no fingerprints."""
+    if record.kind != "checkpoint" or "kind" not in record.body["state"]:
+        return None
+    try:
+        state, files = record.body["state"], record.body["files"]
+        is_anchor = state["kind"] == "anchor"
+        manifest = Manifest.from_json(state["manifest"])
+        if manifest.fingerprint is None:
+            raise ValueError("no fingerprint")
+        return _Stored(
+            manifest=manifest,
+            fingerprint=manifest.fingerprint,
+            is_anchor=is_anchor,
+            file=FileRef(**files[_ANCHOR_FILE if is_anchor else _DELTA_FILE]),
+            seq=record.seq,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        file = f"{layout.WEIGHTS}/{layout.record(record.seq)}"
+        raise StreamCorrupt(file, f"not a record of weights: {error!r}") from error
+
+
+def _described(stored: _Stored) -> str:
+    return f"weights of version {stored.manifest.id.policy_version} in {stored.file.path}"

@@ -66,6 +66,22 @@ def test_an_override_can_take_a_value_back(write: Write, null: str) -> None:
     assert load_config(path, [f"model.path={null}"]).model.path is None
 
 
+def test_arguments_of_vllm_may_have_any_name_of_its_own_in_the_file_and_by_override(write: Write) -> None:
+    generation = "{engine: vllm, engine_args: {max_model_len: 64, compilation_config: {mode: 0}}}"
+    path = write(f"training: {{max_steps: 3}}\ngeneration: {generation}")
+    overrides = ["generation.engine_args.max_model_len=128", "generation.engine_args.enforce_eager=true"]
+    assert load_config(path, overrides).generation.engine_args == {
+        "max_model_len": 128,
+        "compilation_config": {"mode": 0},
+        "enforce_eager": True,
+    }
+
+
+def test_an_override_gives_arguments_of_vllm_to_a_file_without_any(write: Write) -> None:
+    path = write("training: {max_steps: 3}\ngeneration: {engine: vllm}")
+    assert load_config(path, ["generation.engine_args.block_size=64"]).generation.engine_args == {"block_size": 64}
+
+
 FILE_MISTAKES = {
     "training: {max_steps: 3, max_step: 4}": "FILE: unknown key training.max_step; did you mean training.max_steps?",
     "trainig: {}\ntraining: {max_steps: 3}": "FILE: unknown key trainig; did you mean training?",
@@ -73,7 +89,8 @@ FILE_MISTAKES = {
         "FILE: unknown key training.group_size; did you mean generation.group_size?"
     ),
     "weights: {xyzzy: 3}\ntraining: {max_steps: 3}": (
-        "FILE: unknown key weights.xyzzy; expected one of weights.transport, weights.deadline_seconds"
+        "FILE: unknown key weights.xyzzy; expected one of weights.transport, weights.host, "
+        "weights.deadline_seconds, weights.probe_tolerance"
     ),
     "training: {}": "FILE: training.max_steps is missing; expected a whole number of at least 1",
     "seed: 1": "FILE: training is missing; expected a section with training.max_steps",
@@ -93,6 +110,33 @@ FILE_MISTAKES = {
     ),
     "training: {max_steps: 3}\ngeneration: {top_p: 0}": (
         "FILE: generation.top_p is 0; expected a finite number above 0 and at most 1"
+    ),
+    "training: {max_steps: 3}\ngeneration: {dtype: fp8}": (
+        'FILE: generation.dtype is "fp8"; expected "float32" or "bfloat16" or null'
+    ),
+    "training: {max_steps: 3}\nweights: {transport: nccl}": (
+        'FILE: weights.transport is "nccl"; expected "shm" or "broadcast" or "store"'
+    ),
+    "training: {max_steps: 3}\nweights: {probe_tolerance: 0}": (
+        "FILE: weights.probe_tolerance is 0; expected a finite number above 0 or null"
+    ),
+    "training: {max_steps: 3}\ngeneration: {engine: vlm}": (
+        'FILE: generation.engine is "vlm"; expected "transformers" or "vllm"'
+    ),
+    "training: {max_steps: 3}\ngeneration: {engine: vllm, engine_args: 3}": (
+        "FILE: generation.engine_args is 3; expected a section with names and values"
+    ),
+    "training: {max_steps: 3}\ngeneration: {engine: vllm, engine_args: {dtype: float16}}": (
+        "FILE: generation.engine_args.dtype can't be set; expected generation.dtype, the number format of the weights "
+        "in generators"
+    ),
+    "training: {max_steps: 3}\ngeneration: {engine: vllm, engine_args: {max-model-len: 64}}": (
+        "FILE: generation.engine_args.max-model-len can't be set; expected the name of an argument as vLLM's Python "
+        "interface spells it, such as tensor_parallel_size"
+    ),
+    "training: {max_steps: 3}\ngeneration: {engine_args: {max_model_len: 64, enforce_eager: true}}": (
+        "FILE: generation.engine is transformers and generation.engine_args has max_model_len, enforce_eager; expected "
+        "none of them, or the engine vllm, whose arguments they are"
     ),
     "training: {max_steps: 3}\ngeneration: {replicas: 65}": (
         "FILE: generation.replicas is 65; expected a whole number of at least 1 and at most 64"
@@ -152,6 +196,17 @@ OVERRIDE_MISTAKES = {
         "--set: name is \"a/b\"; expected 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
     ),
     "name='a": ('--set: name is "\'a"; expected one YAML scalar (line 1, column 3: found unexpected end of stream)'),
+    "generation.engine_args.seed=3": (
+        "--set: generation.engine_args.seed can't be set; expected seed, from which each request draws its own"
+    ),
+    "generation.engine_args.=3": (
+        "--set: generation.engine_args. can't be set; expected the name of an argument as vLLM's Python interface "
+        "spells it, such as tensor_parallel_size"
+    ),
+    "generation.engine_args.a.b=3": (
+        "--set: unknown key generation.engine_args.a.b; did you mean generation.engine_args?"
+    ),
+    "generation.engine_args=": "--set: generation.engine_args is empty; expected a section with names and values",
     "storage.root=": "--set: storage.root is empty; expected text of at least one character",
     "generation.groups_per_batch=99": (
         "FILE with --set: generation.groups_per_batch is 99 and training.groups_per_step is 64; "
@@ -169,7 +224,8 @@ def test_every_mistake_is_reported_one_a_line(write: Write) -> None:
     path = write("sed: 3\ntraining: {max_steps: 0}")
     assert mistakes(path, "oops", "generation.top_p=2", "weights.xyzzy=1", "generation.lerning_rate=1") == [
         '--set: found "oops"; expected section.key=value',
-        "--set: unknown key weights.xyzzy; expected one of weights.transport, weights.deadline_seconds",
+        "--set: unknown key weights.xyzzy; expected one of weights.transport, weights.host, "
+        "weights.deadline_seconds, weights.probe_tolerance",
         "--set: unknown key generation.lerning_rate; did you mean training.learning_rate?",
         "--set: generation.top_p is 2; expected a finite number above 0 and at most 1",
         "FILE: training.max_steps is 0; expected a whole number of at least 1",

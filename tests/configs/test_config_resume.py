@@ -33,6 +33,18 @@ def test_every_change_that_matters_is_named() -> None:
     ]
 
 
+def test_an_engine_and_its_arguments_stay_as_what_a_rollout_means_may_hang_on_them() -> None:
+    before = make_config(generation={"engine": "vllm", "engine_args": {"max_model_len": 64}})
+    after = make_config(generation={"engine": "vllm", "engine_args": {"max_model_len": 64, "quantization": "fp8"}})
+    assert changed_immutably(before, before) == []
+    assert changed_immutably(before, after) == [
+        'generation.engine_args was {"max_model_len": 64} and is {"max_model_len": 64, "quantization": "fp8"}; '
+        "expected a resumed run to keep it"
+    ]
+    [change, *_] = changed_immutably(make_config(), make_config(generation={"engine": "vllm"}))
+    assert change.startswith("generation.engine was")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -61,7 +73,9 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
         "scoring.threads",
         "training.threads",
         "weights.transport",
+        "weights.host",
         "weights.deadline_seconds",
+        "weights.probe_tolerance",
         "storage.root",
         "storage.fsync",
         "storage.commit_max_rows",

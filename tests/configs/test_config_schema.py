@@ -8,7 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from configs.combinations import impossible_combinations
+from configs.engine_args import OURS
 from configs.schema import RunConfig, dotted_fields
+from millrace.engines.vllm_arguments import OWN
 
 
 def make_config(**sections: object) -> RunConfig:
@@ -152,3 +154,13 @@ def test_an_impossible_combination_is_refused_in_one_sentence_with_every_key(cas
 )
 def test_what_only_looks_impossible_is_taken(sections: dict[str, object]) -> None:
     assert list(impossible_combinations(make_config(**sections))) == []
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_what_millrace_sets_of_vllms_arguments_a_person_can_not(name: str) -> None:
+    with pytest.raises(ValidationError, match="1 validation error"):
+        make_config(generation={"engine": "vllm", "engine_args": {name: 1}})
+
+
+def test_all_that_millrace_sets_of_vllms_arguments_is_refused_to_a_person() -> None:
+    assert OURS.keys() >= OWN.keys() | {"model", "dtype"}

@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.campaigns import PRESET, Millrace
+from support.campaigns import PRESET, REPOSITORY, Millrace
 
 from flows.cli import main
+
+VLLM_PRESET = REPOSITORY / "configs" / "presets" / "tiny-vllm-cpu.yaml"
 
 
 @pytest.fixture
@@ -92,6 +94,38 @@ def test_an_empty_or_malformed_prompts_file_is_named_with_its_line(
     said = refused(capsys, root, "--set", f"prompts.source={prompts}")
     assert "sums.jsonl" in said
     assert expected in said
+
+
+def test_arguments_of_vllm_without_vllm_are_refused(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    said = refused(capsys, root, "--set", "generation.engine_args.max_model_len=64")
+    assert "generation.engine is transformers" in said
+    assert "max_model_len" in said
+
+
+def test_an_argument_that_millrace_sets_is_refused(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    said = refused(capsys, root, "--set", "generation.engine_args.dtype=half", config=VLLM_PRESET)
+    assert "generation.dtype" in said
+
+
+@pytest.mark.vllm
+def test_heads_that_vllms_attention_does_not_know_are_refused(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+    said = refused(capsys, root, "--set", "model.bootstrap.num_heads=4", config=VLLM_PRESET)
+    assert "16 features" in said
+    assert "32, 64" in said
+
+
+def test_an_engine_that_is_not_installed_is_named_with_how_to_install_it(root: Path, tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "vllm.py").write_text("raise ModuleNotFoundError(\"No module named 'vllm'\", name='vllm')")
+    ended = Millrace(root, {**os.environ, "PYTHONPATH": str(hidden)}).run(
+        "run", str(VLLM_PRESET), "--root", str(root), "--run-id", "a"
+    )
+    assert ended.code == 2, ended.output
+    assert "the package vllm is not installed here" in ended.output
+    assert "make vllm" in ended.output
+    assert "Traceback" not in ended.output
+    assert not root.exists()
 
 
 def test_a_root_that_can_not_be_written_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -30,13 +30,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="session")
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[[int], LlamaForCausalLM]:
-    """`make(seed)`: a tiny Llama whose weights are large enough for it to have opinions."""
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., LlamaForCausalLM]:
+    """`make(seed)`: a tiny Llama whose weights are large enough for it to have opinions; it has two attention heads."""
 
-    def make(seed: int = 0) -> LlamaForCausalLM:
+    def make(seed: int = 0, hidden_size: int = 16) -> LlamaForCausalLM:
         config = LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=16,
+            hidden_size=hidden_size,
             intermediate_size=32,
             num_hidden_layers=2,
             num_attention_heads=2,
@@ -70,6 +70,10 @@ def make_rollouts() -> Callable[..., list[Rollout]]:
                 prompt=Prompt(prompt_id=f"p{group_id}", text=f"{group_id}+1=", answer=str(group_id + 1), source="test"),
                 prompt_tokens=[1, *(3 + int(digit) for digit in str(group_id))],
                 response=_response(group_id, index, policy_version),
+                seed=2**62 + index,
+                t_admitted=1.25,
+                t_started=1.5,
+                t_finished=1.75 + group_id,
             )
             for group_id in group_ids
             for index in range(group_size)

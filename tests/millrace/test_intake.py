@@ -86,8 +86,6 @@ class StoredRun:
             incarnation=1,
             generator=generator,
             epoch=0,
-            seed=0,
-            times=(0.0, 0.0, 0.0),
         )
         self.trajectories[generator].write(
             table,

@@ -64,8 +64,6 @@ class Campaign:
             incarnation=incarnation,
             generator=1,
             epoch=self.stream.epoch,
-            seed=0,
-            times=(0.0, 0.0, 0.0),
         )
         self.stream.write(
             table,

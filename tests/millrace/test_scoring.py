@@ -48,8 +48,6 @@ def trajectories(rollouts: list[Rollout]) -> pa.Table:
         incarnation=0,
         generator=0,
         epoch=0,
-        seed=0,
-        times=(0.0, 0.0, 0.0),
     )
 
 

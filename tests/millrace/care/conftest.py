@@ -74,8 +74,6 @@ class SmallRun:
             incarnation=0,
             generator=generator,
             epoch=writer.epoch,
-            seed=0,
-            times=(0.25, 0.5, 0.75),
         )
         writer.write(
             table,

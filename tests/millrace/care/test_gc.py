@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.dict_store import DictStore
+from support.policy_versions import weights
 
 from millrace.care.contents import Contents
 from millrace.care.fsck import fsck
 from millrace.care.gc import Plan, Retention, carry_out, plan
 from millrace.scored import LostPart, ScoredGroup
+from millrace.weights.fingerprint import fingerprint
+from millrace.weights.store import ANCHOR_EVERY, StoreReader, StoreWriter
 from storage import layout
 from storage.checkpoints import CheckpointReader, CheckpointWriter, checkpoints_backwards, load_file
 from storage.errors import PartRemoved, StreamCorrupt
@@ -187,6 +190,39 @@ def test_the_newest_checkpoints_and_weights_keep_their_files(small_run: Any, dic
         all(r.path in contents.entries for r in one.files.values()) for one in contents.checkpoints(layout.WEIGHTS)
     ]
     assert there == [False] * 4 + [True] * 2
+
+
+def as_of(store: DictStore, seq: int) -> DictStore:
+    """The store as if the log of weights ended with record number `seq`."""
+    last = f"{layout.WEIGHTS}/{layout.record(seq)}"
+    hint = f"{layout.WEIGHTS}/{layout.HEAD}"
+    later = {path for path in store.objects if path.startswith(f"{layout.WEIGHTS}/log/") and path > last}
+    return DictStore({path: data for path, data in store.objects.items() if path not in later | {hint}})
+
+
+@pytest.mark.parametrize("versions", [1, 2, 3, ANCHOR_EVERY, ANCHOR_EVERY + 1, ANCHOR_EVERY + 2, 2 * ANCHOR_EVERY + 1])
+def test_weights_that_stay_are_whole_and_the_newest_two_stay(
+    start_run: StartRun, dict_store: DictStore, tmp_path: Path, versions: int
+) -> None:
+    start_run(dict_store)
+    writer = StoreWriter(dict_store)
+    for version in range(versions):
+        writer.offer(weights(version))
+    made = gc(dict_store, Retention())
+    # Whole ones are 0, 16 and 32.
+    first = max(0, versions - 2) // ANCHOR_EVERY * ANCHOR_EVERY
+    assert len(paths(made, "weights")) == first
+    stored = Contents(dict_store).checkpoints(layout.WEIGHTS)
+    for version in range(first, versions):
+        taken = StoreReader(as_of(dict_store, stored[version].record.seq), tmp_path / "landing").take(None)
+        assert taken is not None
+        assert taken.id.policy_version == version
+        assert fingerprint(taken.tensors).differs(fingerprint(weights(version).tensors)) == []
+    assert fsck(dict_store).damaged == 0
+    writer.offer(weights(versions))
+    taken = StoreReader(dict_store, tmp_path / "landing").take(None)
+    assert taken is not None
+    assert taken.id.policy_version == versions
 
 
 def test_a_checkpoint_that_was_adopted_does_not_push_out_the_one_before(small_run: Any, dict_store: DictStore) -> None:

@@ -1,4 +1,6 @@
-"""A reader that takes weights as fast as it can until it gets a certain version. Run as a process by its test.
+"""A generator that takes weights as fast as it can until it gets a certain version. Run as a process by its test.
+
+    take_until_version.py PATH GENERATOR LAST_VERSION
 
 Prints `ready` once it reads, and at the end how many versions it took. Ends with an error if a version ran backwards
 or a tensor held anything but its version's number.
@@ -9,13 +11,14 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from millrace.weights.base import WeightsId
+from millrace.weights.base import WeightsId, WeightsReader
 from millrace.weights.shm import ShmReader
+from storage.failpoints import arm
 
 
-def take_until(reader: ShmReader, last_version: int) -> int:
+def take_until(reader: WeightsReader, last_version: int) -> int:
     newest: WeightsId | None = None
     count = 0
     while newest is None or newest.policy_version < last_version:
@@ -35,6 +38,8 @@ def take_until(reader: ShmReader, last_version: int) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    reader = ShmReader(Path(sys.argv[1]), reader=int(sys.argv[2]))
+    path, generator, last_version = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    arm(f"generate-{generator}")
+    reader = ShmReader(path, generator)
     print("ready", flush=True)
-    print(take_until(reader, int(sys.argv[3])))
+    print(take_until(reader, last_version))

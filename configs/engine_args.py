@@ -1,0 +1,34 @@
+"""The names that `generation.engine_args` may hold: any of vLLM's, but for those that Millrace itself sets."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+_TOKEN_IDS = "no such key: vLLM gets token ids and gives them back, and the stages have the tokenizer"
+_SAMPLING = "generation.temperature, generation.top_p and generation.max_new_tokens, which alone shape the sampling"
+
+OURS = {
+    "model": "model.path, which names the model",
+    "tokenizer": _TOKEN_IDS,
+    "skip_tokenizer_init": _TOKEN_IDS,
+    "dtype": "generation.dtype, the number format of the weights in generators",
+    "seed": "seed, from which each request draws its own",
+    "generation_config": _SAMPLING,
+    "override_generation_config": _SAMPLING,
+    "logprobs_mode": "no such key: log-probabilities are those of the distribution that was sampled from",
+    "enable_prefix_caching": "no such key: prefix caching is always on, and each new policy version clears the cache",
+    "weight_transfer_config": "weights.transport, which says how new weights travel",
+}
+"""Arguments of vLLM that Millrace sets, each with what a person uses instead."""
+
+
+def _is_free(name: str) -> str:
+    if name in OURS:
+        raise ValueError(OURS[name])
+    if not name.isidentifier():
+        raise ValueError("the name of an argument as vLLM's Python interface spells it, such as tensor_parallel_size")
+    return name
+
+
+EngineArgument = Annotated[str, AfterValidator(_is_free)]
+"""A name that a person may set."""

@@ -1,0 +1,23 @@
+"""Which engine a run generates with."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from millrace.engines.base import Engine
+from millrace.engines.transformers import TransformersEngine
+from millrace.model import load_model
+
+
+def make_engine(
+    name: str, folder: Path, tokenizer: PreTrainedTokenizerBase, *, dtype: str, engine_args: Mapping[str, Any]
+) -> Engine:
+    """The engine called `name` with the model in `folder`, at policy version 0. Raises ModelFolderError."""
+    if name == "vllm":
+        # Late: importing vLLM takes seconds, and a run without it may not have it.
+        from millrace.engines.vllm import VllmEngine
+
+        return VllmEngine(folder, dtype=dtype, eos_token_id=tokenizer.eos_token_id, engine_args=engine_args)
+    return TransformersEngine(load_model(folder, dtype), tokenizer)

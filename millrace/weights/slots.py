@@ -1,0 +1,228 @@
+"""A file in shared memory with room for several versions of the same tensors; nobody who uses it waits for another.
+
+    page 0    │ magic │ sizes │ filling │ offered │ pushed │ claim of reader 0 … │ parts in slot 0 … │   64-bit words
+    shapes    │ JSON: name, dtype and shape of each tensor
+    slot 0 …  │ offered manifest │ pushed manifest │ tensors, one behind the other │   every part begins a page
+
+Three pointers each name a slot: `filling` the one that was begun last, `offered` the newest whole one, `pushed` the one
+for the generators. Whoever reads a slot claims it, looks again whether the pointer still names it, and only then reads.
+A slot that neither a pointer nor a claim names is free: of R + 4 slots one always is. Each word has one writer. The
+file is sparse and the lowest free slot is taken, so it seldom costs more than three copies of the weights.
+"""
+
+import errno
+import json
+import mmap
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+
+from millrace.errors import WeightsCorrupt
+from millrace.weights.base import Manifest
+from millrace.weights.shared import SharedTensors, TensorShape, shapes_from_json, span_bytes, views
+from storage.errors import StoreFull
+
+FILLING, OFFERED, PUSHED = 0, 1, 2
+"""The pointers. A slot has two manifests: OFFERED is what the trainer says of it, PUSHED what sync_weights says."""
+
+_MAGIC = b"MILLSLOT"
+_NONE = -1
+_PAGE = 4096
+# Words of page 0; the first is the magic.
+_SHAPES_BYTES_AT, _MANIFEST_BYTES_AT, _READERS_AT, _POINTERS_AT, _CLAIMS_AT = 1, 2, 3, 4, 7
+# Before each manifest: its length in bytes (0: there is none) and its xxh3_64.
+_GUARD = struct.Struct("<QQ")
+# A manifest's fingerprint has this much for each tensor beside its name.
+_HASH_ENTRY_BYTES = 45
+_MANIFEST_REST_BYTES = 64 << 10
+# One that is offered, one that generators still read, and one to write to.
+_USUAL_SLOTS = 3
+
+
+class SlotFile:
+    """The file at `path`, mapped. Raises FileNotFoundError; WeightsCorrupt where it is a file of another kind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.handle = path.open("r+b")
+        if self.handle.read(len(_MAGIC)) != _MAGIC:
+            self.handle.close()
+            raise WeightsCorrupt(f"{path} is not a shared-memory weights file")
+        self.inode = os.fstat(self.handle.fileno()).st_ino
+        self._map = mmap.mmap(self.handle.fileno(), 0)
+        self._words = memoryview(self._map)[:_PAGE].cast("q")
+        self._reserved: set[int] = set()
+        shapes = bytes(self._map[_PAGE : _PAGE + self._words[_SHAPES_BYTES_AT]])
+        self.shapes = shapes_from_json(json.loads(shapes))
+        self.num_readers: int = self._words[_READERS_AT]
+        self.num_slots = _num_slots(self.num_readers)
+        self._parts_at = _CLAIMS_AT + self.num_readers
+        self._manifest_bytes: int = self._words[_MANIFEST_BYTES_AT]
+        self._slot_bytes = _slot_bytes(self._manifest_bytes, self.shapes)
+        self._first_slot = _PAGE + _round_up(len(shapes))
+
+    def pointed(self, pointer: int) -> int:
+        """The slot that a pointer names; negative: none."""
+        return self._words[_POINTERS_AT + pointer]
+
+    def begin(self, slot: int) -> None:
+        """Empties a free slot, to be filled from now on; readers may follow."""
+        for kind in (OFFERED, PUSHED):
+            start = self._manifest_at(slot, kind)
+            self._map[start : start + _GUARD.size] = bytes(_GUARD.size)
+        self.set_parts(slot, 0)
+        self._words[_POINTERS_AT + FILLING] = slot
+
+    def parts(self, slot: int) -> int:
+        """How many of a slot's parts are there: its tensors in their order, then the trainer's manifest."""
+        return self._words[self._parts_at + slot]
+
+    def set_parts(self, slot: int, parts: int) -> None:
+        """Says that so many parts of the slot that is filled are there."""
+        self._words[self._parts_at + slot] = parts
+
+    def is_whole(self, slot: int) -> bool:
+        """Whether all parts are there."""
+        return self.parts(slot) == len(self.shapes) + 1
+
+    def offer(self, slot: int, manifest: Manifest) -> None:
+        """Ends the filling of a slot with its last part. Raises ValueError as `write_manifest` does."""
+        self.write_manifest(slot, OFFERED, manifest)
+        self.set_parts(slot, len(self.shapes) + 1)
+        self._words[_POINTERS_AT + OFFERED] = slot
+
+    def push(self, slot: int, manifest: Manifest) -> None:
+        """Shows a whole slot to the generators. Raises ValueError as `write_manifest` does."""
+        self.write_manifest(slot, PUSHED, manifest)
+        self._words[_POINTERS_AT + PUSHED] = slot
+
+    def claim(self, reader: int, pointer: int) -> int | None:
+        """Claims the slot that `pointer` names for reader number `reader`, in place of its last; None: it names none.
+
+        Until the reader's next claim nobody writes to the slot.
+        """
+        while True:
+            slot = self.pointed(pointer)
+            self._words[_CLAIMS_AT + reader] = slot
+            # Had the pointer moved on before the claim was there to be seen, the slot might be written to already.
+            if self.pointed(pointer) == slot:
+                return None if slot == _NONE else slot
+
+    def give_up(self, reader: int) -> None:
+        """Drops a reader's claim."""
+        self._words[_CLAIMS_AT + reader] = _NONE
+
+    def free_slot(self) -> int:
+        """The lowest free slot, for the one process that fills slots."""
+        while True:
+            pushed = self.pointed(PUSHED)
+            claims = self._words[_CLAIMS_AT : _CLAIMS_AT + self.num_readers].tolist()
+            # Pushed before the first look and replaced since: its readers' claims were there before the second. Pushed
+            # after the first look and let go by sync_weights before the second: it shows in neither, so look again.
+            if self.pointed(PUSHED) == pushed:
+                taken = {self.pointed(FILLING), self.pointed(OFFERED), pushed, *claims}
+                return next(slot for slot in range(self.num_slots) if slot not in taken)
+
+    def tensors(self, slot: int) -> dict[str, torch.Tensor]:
+        """A slot's tensors by name, as views of it."""
+        return views(memoryview(self._map)[self._tensors_at(slot) :], self.shapes)
+
+    def shared(self, slot: int) -> SharedTensors:
+        """Where a slot's tensors lie."""
+        return SharedTensors(path=str(self.path), offset=self._tensors_at(slot), shapes=self.shapes)
+
+    def write_manifest(self, slot: int, kind: int, manifest: Manifest) -> None:
+        """Writes a slot's manifest of this kind. Raises ValueError where it is longer than the file has room for."""
+        text = json.dumps(manifest.to_json()).encode()
+        if len(text) > self._manifest_bytes - _GUARD.size:
+            raise ValueError(
+                f"the manifest of version {manifest.id.policy_version} has {len(text)} bytes, "
+                f"{self.path} has room for {self._manifest_bytes - _GUARD.size}"
+            )
+        start = self._manifest_at(slot, kind)
+        begin = start + _GUARD.size
+        self._map[begin : begin + len(text)] = text
+        # Last, so that what a killed process left half-written counts as none.
+        self._map[start:begin] = _GUARD.pack(len(text), xxhash.xxh3_64_intdigest(text))
+
+    def read_manifest(self, slot: int, kind: int) -> Manifest | None:
+        """A slot's manifest of this kind; None where there is none. Raises WeightsCorrupt."""
+        start = self._manifest_at(slot, kind)
+        length, expected = _GUARD.unpack(self._map[start : start + _GUARD.size])
+        if length == 0:
+            return None
+        begin = start + _GUARD.size
+        text = bytes(self._map[begin : begin + min(length, self._manifest_bytes)])
+        if xxhash.xxh3_64_intdigest(text) != expected:
+            raise WeightsCorrupt(f"the manifest in slot {slot} of {self.path} is damaged")
+        return Manifest.from_json(json.loads(text))
+
+    def reserve(self, slot: int) -> None:
+        """Gets a slot its memory, unless it has, so that filling it neither waits for pages nor dies of their lack.
+
+        Raises StoreFull where there is not enough.
+        """
+        if slot in self._reserved:
+            return
+        start = self._first_slot + slot * self._slot_bytes
+        try:
+            os.posix_fallocate(self.handle.fileno(), start, self._slot_bytes)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            free = shutil.disk_usage(self.path.parent).free
+            raise StoreFull(
+                f"{self.path} needs {self._slot_bytes:,} bytes of shared memory for each copy of the weights, "
+                f"usually {_USUAL_SLOTS} of them; {free:,} are left for the next one"
+            ) from error
+        # A look at each page maps it.
+        np.frombuffer(self._map, dtype=np.uint8, count=self._slot_bytes, offset=start)[::_PAGE].max()
+        self._reserved.add(slot)
+
+    def reserve_usual(self) -> None:
+        """Gets those slots their memory that are in use most of the time. Raises StoreFull."""
+        for slot in range(_USUAL_SLOTS):
+            self.reserve(slot)
+
+    def close(self) -> None:
+        """Closes the file; its pages stay mapped until the last view of them is gone."""
+        self.handle.close()
+
+    def _manifest_at(self, slot: int, kind: int) -> int:
+        return self._first_slot + slot * self._slot_bytes + (kind - OFFERED) * self._manifest_bytes
+
+    def _tensors_at(self, slot: int) -> int:
+        return self._manifest_at(slot, PUSHED) + self._manifest_bytes
+
+
+def create_slot_file(path: Path, shapes: Sequence[TensorShape], num_readers: int) -> None:
+    """Writes the empty file beside its place and moves it there whole, so that nobody sees half of it."""
+    described = json.dumps([list(shape) for shape in shapes]).encode()
+    entries = sum(len(json.dumps(name)) + _HASH_ENTRY_BYTES for name, _, _ in shapes)
+    manifest_bytes = _round_up(_MANIFEST_REST_BYTES + entries)
+    words = np.full(_PAGE // 8 - 1, _NONE, dtype=np.int64)
+    words[: _POINTERS_AT - 1] = [len(described), manifest_bytes, num_readers]
+    slots_bytes = _num_slots(num_readers) * _slot_bytes(manifest_bytes, shapes)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(_MAGIC + words.tobytes() + described)
+        file.truncate(_PAGE + _round_up(len(described)) + slots_bytes)
+    temporary.replace(path)
+
+
+def _num_slots(num_readers: int) -> int:
+    return num_readers + 4
+
+
+def _slot_bytes(manifest_bytes: int, shapes: Sequence[TensorShape]) -> int:
+    return 2 * manifest_bytes + _round_up(span_bytes(shapes))
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // _PAGE) * _PAGE

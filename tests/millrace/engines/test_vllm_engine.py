@@ -1,0 +1,264 @@
+"""vLLM as Millrace drives it: it means the same policy as the trainer, whatever weights come while it generates."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from support.policies import largest_mismatch, spans
+from support.vllm_processes import BLOCK_SIZE, HIDDEN_SIZE, engine_core, running_vllm, vllm_processes
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from millrace.probe import NUM_LOGPROBS, largest_difference, probe_tokens, tolerance_between
+from millrace.types import Request, Sampled, Sampling
+from millrace.weights.base import Probe, Weights
+
+if TYPE_CHECKING:
+    from millrace.engines.vllm import VllmEngine
+
+pytestmark = pytest.mark.vllm
+
+MakePolicy = Callable[[int], LlamaForCausalLM]
+Offer = Callable[[PreTrainedModel, int], Weights]
+
+TOLERANCE = tolerance_between("float32", "float32")
+LONG = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=50)
+# A block of the cache and more, so that those who share it share a block.
+SHARED_PREFIX = [1, *(3 + i * i % 12 for i in range(BLOCK_SIZE + 8))]
+
+
+def requests(prompts: Sequence[Sequence[int]], first_group: int = 0) -> list[Request]:
+    return [
+        Request(group_id=first_group + i, sample_index=0, prompt_tokens=tuple(prompt), seed=first_group + i)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def all_of(engine: "VllmEngine") -> list[Sampled]:
+    done: list[Sampled] = []
+    while engine.in_flight:
+        done += engine.collect(1.0)
+    return done
+
+
+def mismatch(models: dict[int, PreTrainedModel], done: Sequence[Sampled]) -> float:
+    return max(largest_mismatch(models, sampled.request.prompt_tokens, sampled.response) for sampled in done)
+
+
+def said_by_trainer(model: PreTrainedModel, tokens: Sequence[int]) -> Probe:
+    with torch.no_grad():
+        logprobs_V = torch.log_softmax(model(input_ids=torch.tensor([list(tokens)])).logits[0, -1], dim=-1)
+    best = logprobs_V.topk(NUM_LOGPROBS)
+    logprobs = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return Probe(tokens=tuple(tokens), logprobs=logprobs)
+
+
+def probe(engine: "VllmEngine", model: PreTrainedModel, tokens: Sequence[int]) -> float:
+    return largest_difference(said_by_trainer(model, tokens), engine.next_logprobs(tokens, NUM_LOGPROBS))[0]
+
+
+def num_cached(engine: "VllmEngine", tokens: Sequence[int]) -> int:
+    """How many of these tokens vLLM finds in its cache: of that the engine itself says nothing."""
+    parameters = engine._parameters(Sampling(temperature=0.0, top_p=1.0, max_new_tokens=1), seed=0, logprobs=0)
+    return int(engine._run(engine._complete(tokens, parameters)).num_cached_tokens)
+
+
+def checksums(engine: "VllmEngine") -> list[dict[str, str]]:
+    """Of what the kernels use, as vLLM takes them: one dictionary a worker."""
+    found: list[dict[str, str]] = engine._run(engine._llm.compute_weight_checksums())
+    return found
+
+
+@contextmanager
+def nothing_left_behind() -> Iterator[None]:
+    before = vllm_processes()
+    yield
+    assert vllm_processes() == before
+
+
+def test_each_token_is_of_the_version_that_its_span_names_through_many_updates_in_flight(
+    vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer
+) -> None:
+    models: dict[int, PreTrainedModel] = {0: make_policy(0)}
+    prompts = [[1, 3 + i % 12, 3 + i % 11] for i in range(12)]
+    done: list[Sampled] = []
+    for version in range(1, 26):
+        vllm_engine.submit(requests(prompts, first_group=12 * version), LONG)
+        done += vllm_engine.collect(1.0)
+        models[version] = make_policy(version)
+        vllm_engine.update_weights(offer(models[version], version))
+    done += all_of(vllm_engine)
+
+    assert len(done) == 25 * 12
+    for sampled in done:
+        versions, starts = zip(*sampled.response.version_spans, strict=True)
+        assert starts[0] == 0
+        assert list(versions) == sorted(set(versions))
+        assert list(starts) == sorted(set(starts))
+        assert starts[-1] < len(sampled.response.tokens)
+    most = max(len(sampled.response.version_spans) for sampled in done)
+    crossed = sum(len(sampled.response.version_spans) > 1 for sampled in done)
+    assert most >= 4, "versions in a trajectory"
+    assert {version for sampled in done for version, _, _ in spans(sampled.response)} == set(models)
+    worst = mismatch(models, done)
+    print(f"25 updates: {crossed} of {len(done)} trajectories of up to {most} versions, |Δ log π| ≤ {worst:.2g}")
+    assert worst < TOLERANCE
+    # The counter-proof: under the version before, none of it would fit.
+    shifted = {version + 1: model for version, model in models.items()} | {0: models[1]}
+    assert mismatch(shifted, done) > 100 * TOLERANCE
+
+
+def test_a_long_prefix_that_many_requests_share_is_computed_again_under_new_weights(
+    vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer
+) -> None:
+    vllm_engine.submit(requests([[*SHARED_PREFIX, 3 + i % 12] for i in range(32)]), LONG)
+    vllm_engine.collect(1.0)
+    assert num_cached(vllm_engine, SHARED_PREFIX) == BLOCK_SIZE
+    vllm_engine.update_weights(offer(make_policy(1), 1))
+    assert vllm_engine.in_flight
+    worst = probe(vllm_engine, make_policy(1), SHARED_PREFIX)
+    assert num_cached(vllm_engine, SHARED_PREFIX) == BLOCK_SIZE, "cached again, under the new weights"
+    again = probe(vllm_engine, make_policy(1), SHARED_PREFIX)
+    in_flight = mismatch({0: make_policy(0), 1: make_policy(1)}, all_of(vllm_engine))
+    print(f"|Δ log π| ≤ {worst:.2g} recomputed, {again:.2g} cached, {in_flight:.2g} in flight")
+    assert max(worst, again, in_flight) < TOLERANCE
+
+
+def test_the_probe_finds_a_cache_that_was_kept(
+    vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer
+) -> None:
+    # Late: it imports vLLM.
+    from benchmarks.kv_cache import update_keeping_cache
+
+    tokens = probe_tokens(SHARED_PREFIX[:10], max_new_tokens=BLOCK_SIZE + 8)
+    assert len(tokens) > BLOCK_SIZE
+    assert probe(vllm_engine, make_policy(0), tokens) < TOLERANCE
+    update_keeping_cache(vllm_engine, offer(make_policy(1), 1))
+    assert num_cached(vllm_engine, tokens) == BLOCK_SIZE, "there is a cache of the old weights"
+    kept = probe(vllm_engine, make_policy(1), tokens)
+    vllm_engine.update_weights(offer(make_policy(1), 1))
+    cleared = probe(vllm_engine, make_policy(1), tokens)
+    print(f"|Δ log π| {kept:.2g} with the old cache, {cleared:.2g} without")
+    assert kept > 100 * TOLERANCE
+    assert cleared < TOLERANCE
+
+
+def test_after_many_updates_a_workers_weights_are_bit_for_bit_those_of_a_fresh_start(
+    vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer, tmp_path: Path
+) -> None:
+    at_first = checksums(vllm_engine)
+    for version in range(1, 11):
+        vllm_engine.update_weights(offer(make_policy(version), version))
+    with running_vllm(make_policy(10), tmp_path) as fresh:
+        assert checksums(vllm_engine) == checksums(fresh)
+        # What the kernels made of a tied layer's weights is in no checksum: it shows here.
+        for tokens in ([1, 3], SHARED_PREFIX):
+            expected = fresh.next_logprobs(tokens, NUM_LOGPROBS)
+            assert vllm_engine.next_logprobs(tokens, NUM_LOGPROBS) == expected
+    assert checksums(vllm_engine) != at_first
+
+
+def test_an_update_that_fails_stops_generation_until_one_succeeds(
+    vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer
+) -> None:
+    weights = offer(make_policy(1), 1)
+    assert weights.shared is not None
+    gone = replace(weights, shared=replace(weights.shared, path=f"{weights.shared.path}-gone"))
+    vllm_engine.submit(requests([[1, 3]] * 8), LONG)
+    with pytest.raises(Exception, match="No such file"):
+        vllm_engine.update_weights(gone)
+    assert vllm_engine._run(vllm_engine._llm.is_paused())
+    assert vllm_engine.policy_version == 0
+    vllm_engine.update_weights(weights)
+    assert mismatch({0: make_policy(0), 1: make_policy(1)}, all_of(vllm_engine)) < TOLERANCE
+
+
+def test_weights_that_no_other_process_can_see_are_refused(
+    vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer
+) -> None:
+    weights = offer(make_policy(1), 1)
+    private = Weights(manifest=weights.manifest, tensors=weights.tensors)
+    with pytest.raises(ValueError, match="need weights that lie in shared memory"):
+        vllm_engine.update_weights(private)
+    assert vllm_engine.policy_version == 0
+
+
+def architecture(name: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """A tiny model of an architecture, every parameter of it random, biases and norms too."""
+    shape: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 64,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    models: dict[str, Callable[[], PreTrainedModel]] = {
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=False)),
+        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True)),
+        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=True)),
+    }
+    model = models[name]()
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Norms are ones at first, biases zeros.
+            parameter.add_(torch.randn(parameter.shape, generator=random), alpha=0.3)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "telling", "workers"),
+    [("llama", "lm_head", 1), ("qwen2", "q_proj.bias", 1), ("qwen3", "q_norm", 1), ("qwen3", "q_norm", 2)],
+)
+def test_every_architecture_agrees_with_the_trainer_from_its_folder_and_after_updates(
+    name: str, telling: str, workers: int, tokenizer: PreTrainedTokenizerFast, offer: Offer, tmp_path: Path
+) -> None:
+    models = {version: architecture(name, tokenizer, seed=version) for version in range(3)}
+    assert any(telling in parameter for parameter, _ in models[0].named_parameters())
+    prompts = [[1, 3 + i % 12, 3 + i % 11] for i in range(16)]
+    with nothing_left_behind(), running_vllm(models[0], tmp_path, tensor_parallel_size=workers) as engine:
+        assert len(checksums(engine)) == workers
+        for version in range(3):
+            if version:
+                engine.update_weights(offer(models[version], version))
+            engine.submit(requests(prompts), LONG)
+            done = all_of(engine)
+            assert {sampled.response.version_spans for sampled in done} == {((version, 0),)}
+            worst = mismatch(dict(models), done)
+            print(f"{name}, {workers} workers, version {version}: |Δ log π| ≤ {worst:.2g}")
+            assert worst < TOLERANCE
+
+
+def test_a_killed_engine_core_is_an_error_for_whoever_collects_and_nothing_is_left_behind(
+    make_policy: MakePolicy, tmp_path: Path
+) -> None:
+    before = vllm_processes()
+    with nothing_left_behind(), running_vllm(make_policy(0), tmp_path) as engine:
+        # Held, so that they are still in flight when it dies.
+        engine._run(engine._llm.pause_generation(mode="keep"))
+        engine.submit(requests([[1, 3]] * 8), LONG)
+        assert engine.collect(0.0) == []
+        core = engine_core(vllm_processes() - before)
+        core.kill()
+        for _ in range(2):
+            with pytest.raises(Exception, match="EngineCore"):
+                engine.collect(60.0)
+            engine.submit(requests([[1, 3]]), LONG)
+        assert not core.is_running()

@@ -1,0 +1,190 @@
+"""What does not come by the transport comes through the store, and what comes damaged is said once."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from millrace.errors import WeightsCorrupt
+from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader
+from millrace.weights.fallback import FallbackReader
+
+
+@dataclass
+class Way(WeightsReader):
+    """A transport whose newest version a test sets, whole or damaged."""
+
+    newest: WeightsId | None = None
+    damaged: bool = False
+    asked: int = 0
+    closed: bool = False
+    handed_out: list[WeightsId] = field(default_factory=list)
+
+    def take(self, newer_than: WeightsId | None) -> Weights | None:
+        self.asked += 1
+        if self.newest is None or not self.newest.newer_than(newer_than):
+            return None
+        if self.damaged:
+            raise WeightsCorrupt(f"weights of version {self.newest.policy_version}: embed is damaged")
+        self.handed_out.append(self.newest)
+        return Weights(manifest=Manifest(id=self.newest), tensors={"embed": torch.zeros(1)})
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Clock:
+    """Monotonic seconds that pass when a test says so."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def version(policy_version: int, incarnation: int = 0) -> WeightsId:
+    return WeightsId(incarnation=incarnation, policy_version=policy_version, t_offered=0.0)
+
+
+@dataclass
+class Ways:
+    primary: Way = field(default_factory=Way)
+    store: Way = field(default_factory=Way)
+    clock: Clock = field(default_factory=Clock)
+    reader: FallbackReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = FallbackReader(self.primary, self.store, route="shm", look_seconds=1.0, clock=self.clock)
+
+    def take(self, newer_than: WeightsId | None = None, after_seconds: float = 0.0) -> WeightsId | None:
+        self.clock.now += after_seconds
+        weights = self.reader.take(newer_than)
+        return None if weights is None else weights.id
+
+
+@pytest.fixture
+def ways() -> Ways:
+    return Ways()
+
+
+def test_what_the_transport_has_is_taken_from_it_and_the_store_is_left_alone(ways: Ways) -> None:
+    ways.primary.newest = ways.store.newest = version(3)
+    assert ways.take(after_seconds=9) == version(3)
+    assert ways.reader.last_route == "shm"
+    assert ways.store.asked == 0
+
+
+def test_what_only_the_store_has_comes_from_there_and_says_so(ways: Ways) -> None:
+    ways.store.newest = version(3)
+    assert ways.take(after_seconds=1) == version(3)
+    assert ways.reader.last_route == "store"
+    ways.primary.newest = version(4)
+    assert ways.take(version(3)) == version(4)
+    assert ways.reader.last_route == "shm"
+
+
+def test_whoever_has_just_started_waits_for_the_transport_before_it_looks_at_the_store(ways: Ways) -> None:
+    ways.store.newest = version(3)
+    assert ways.take() is None
+    ways.primary.newest = version(0, incarnation=1)
+    assert ways.take() == version(0, incarnation=1)
+    assert ways.take(version(0, incarnation=1), after_seconds=9) is None
+    assert ways.store.asked == 1
+
+
+def test_the_store_is_looked_at_once_a_second_and_the_transport_each_time(ways: Ways) -> None:
+    for _ in range(100):
+        assert ways.take(after_seconds=0.0625) is None
+    assert ways.primary.asked == 100
+    assert ways.store.asked == 6
+
+
+def test_a_damaged_version_is_replaced_by_what_the_store_has(ways: Ways) -> None:
+    ways.primary.newest, ways.primary.damaged = version(4), True
+    ways.store.newest = version(4)
+    assert ways.take(version(3), after_seconds=1) == version(4)
+    assert ways.reader.last_route == "store"
+
+
+def test_a_damaged_version_is_raised_once_and_not_looked_at_all_the_time(ways: Ways) -> None:
+    ways.primary.newest, ways.primary.damaged = version(4), True
+    with pytest.raises(WeightsCorrupt, match="version 4: embed"):
+        ways.take(version(3), after_seconds=1)
+    for _ in range(100):
+        assert ways.take(version(3), after_seconds=0.0625) is None
+    assert ways.primary.asked == 7
+
+
+def test_other_damage_is_raised_again(ways: Ways) -> None:
+    ways.primary.newest, ways.primary.damaged = version(4), True
+    with pytest.raises(WeightsCorrupt, match="version 4"):
+        ways.take(version(3), after_seconds=1)
+    ways.primary.newest = version(5)
+    with pytest.raises(WeightsCorrupt, match="version 5"):
+        ways.take(version(3), after_seconds=1)
+
+
+def test_a_whole_version_after_a_damaged_one_comes_by_the_transport_again(ways: Ways) -> None:
+    ways.primary.newest, ways.primary.damaged = version(4), True
+    with pytest.raises(WeightsCorrupt):
+        ways.take(version(3), after_seconds=1)
+    ways.primary.newest, ways.primary.damaged = version(5), False
+    assert ways.take(version(3), after_seconds=1) == version(5)
+    assert ways.reader.last_route == "shm"
+
+
+def test_damage_in_the_store_does_not_hide_what_the_transport_has(ways: Ways) -> None:
+    ways.store.newest, ways.store.damaged = version(4), True
+    with pytest.raises(WeightsCorrupt, match="version 4"):
+        ways.take(version(3), after_seconds=1)
+    ways.primary.newest = version(5)
+    assert ways.take(version(3), after_seconds=1) == version(5)
+
+
+def test_when_both_are_damaged_both_are_said(ways: Ways) -> None:
+    ways.primary.newest, ways.primary.damaged = version(5), True
+    ways.store.newest, ways.store.damaged = version(4), True
+    for expected in ("version 5", "version 4"):
+        with pytest.raises(WeightsCorrupt, match=expected):
+            ways.take(version(3), after_seconds=1)
+    assert ways.take(version(3), after_seconds=1) is None
+
+
+def test_without_a_store_to_fall_back_to_there_is_the_transport_alone() -> None:
+    store = Way(newest=version(3))
+    reader = FallbackReader(store, None, route="store")
+    taken = reader.take(None)
+    assert taken is not None
+    assert taken.id == version(3)
+    assert reader.last_route == "store"
+    reader.close()
+    assert store.closed
+
+
+def test_both_ways_are_closed(ways: Ways) -> None:
+    ways.reader.close()
+    assert (ways.primary.closed, ways.store.closed) == (True, True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_either_way_does_no_version_is_taken_twice_or_after_a_newer_one(seed: int) -> None:
+    chooser, ways = random.Random(seed), Ways()
+    taken: WeightsId | None = None
+    routes, damage = set(), 0
+    for step in range(400):
+        way = chooser.choice([ways.primary, ways.store])
+        way.newest = version(step // 4, incarnation=step // 150)
+        way.damaged = chooser.random() < 0.3
+        try:
+            found = ways.take(taken, after_seconds=chooser.random())
+        except WeightsCorrupt:
+            damage += 1
+            continue
+        if found is not None:
+            assert found.newer_than(taken), f"seed {seed}"
+            taken = found
+            routes.add(ways.reader.last_route)
+    # The witnesses: both ways were taken, and damage was met.
+    assert routes == {"shm", "store"}, f"seed {seed}"
+    assert damage > 0, f"seed {seed}"

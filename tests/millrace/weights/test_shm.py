@@ -1,0 +1,405 @@
+"""Shared memory between the trainer, sync_weights and the generators: what it adds to the transports' contract."""
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.mixed_versions import Tensors, sha256, tensors_of, weights
+
+from millrace.errors import WeightsCorrupt
+from millrace.weights.base import Manifest, Probe, Weights
+from millrace.weights.fingerprint import fingerprint
+from millrace.weights.shared import span_bytes
+from millrace.weights.shm import MAX_GENERATORS, HandoverReader, HandoverWriter, ShmPush, ShmReader
+from millrace.weights.slots import SlotFile
+from storage.errors import StoreFull
+
+
+class Host:
+    """The trainer, sync_weights and the generators of one file, in one process."""
+
+    def __init__(self, folder: Path, like: Tensors | None = None, num_generators: int = 2) -> None:
+        self.path = folder / "handover"
+        self.trainer = HandoverWriter(self.path, tensors_of(0) if like is None else like, num_generators)
+        self.sync = HandoverReader(self.path)
+        self.generators = [ShmReader(self.path, generator) for generator in range(num_generators)]
+
+    def push(self) -> None:
+        """What sync_weights does with the newest version."""
+        taken = self.sync.take(None)
+        assert taken is not None
+        ShmPush(self.sync).offer(taken)
+
+    def deliver(self, version: int) -> None:
+        """From the trainer to where generators can take it."""
+        self.trainer.offer(weights(version))
+        self.push()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def assert_is(taken: Weights | None, version: int, incarnation: int = 0) -> None:
+    assert taken is not None
+    assert (taken.id.policy_version, taken.id.incarnation) == (version, incarnation)
+    assert sha256(taken.tensors) == sha256(tensors_of(version, incarnation))
+
+
+def flip_a_bit(path: Path, tensor: torch.Tensor) -> None:
+    """In the one place of a file where the tensor's bytes lie."""
+    flip_a_bit_of(path, tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def flip_a_bit_of(path: Path, content: bytes) -> None:
+    found = path.read_bytes()
+    assert found.count(content) == 1
+    with path.open("r+b") as file:
+        file.seek(found.find(content))
+        file.write(bytes([content[0] ^ 1]))
+
+
+def test_sync_weights_takes_the_fingerprint_of_what_the_trainer_handed_over(host: Host) -> None:
+    host.trainer.offer(weights(3))
+    taken = host.sync.take(None)
+    assert_is(taken, 3)
+    assert taken is not None
+    assert taken.manifest.fingerprint == fingerprint(tensors_of(3))
+    assert taken.shared is not None
+    assert sha256(taken.shared.map()) == sha256(tensors_of(3))
+
+
+def test_generators_see_nothing_before_sync_weights_pushes_it(host: Host) -> None:
+    host.trainer.offer(weights(3))
+    assert host.sync.take(None) is not None
+    assert host.generators[0].take(None) is None
+    host.push()
+    assert_is(host.generators[0].take(None), 3)
+
+
+def test_pushing_copies_nothing(host: Host) -> None:
+    host.trainer.offer(weights(3))
+    taken = host.sync.take(None)
+    assert taken is not None
+    ShmPush(host.sync).offer(taken)
+    live = host.generators[0].take(None)
+    assert live is not None
+    assert live.shared == taken.shared
+
+
+def test_only_what_was_taken_last_can_be_pushed(host: Host) -> None:
+    host.trainer.offer(weights(3))
+    older = host.sync.take(None)
+    assert older is not None
+    host.trainer.offer(weights(4))
+    assert host.sync.take(older.id) is not None
+    with pytest.raises(ValueError, match="version 3 is not what was taken from the handover last"):
+        ShmPush(host.sync).offer(older)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_the_trainer_has_in_float32_arrives_in_the_type_of_the_file(tmp_path: Path, dtype: torch.dtype) -> None:
+    master = {"embed": torch.randn(33, 7), "norm": torch.randn(5, requires_grad=True)}
+    host = Host(tmp_path, like={name: tensor.detach().to(dtype) for name, tensor in master.items()})
+    host.trainer.offer(weights(1, tensors=master))
+    host.push()
+    taken = host.generators[1].take(None)
+    assert taken is not None
+    for name, tensor in master.items():
+        assert taken.tensors[name].dtype == dtype
+        assert torch.equal(taken.tensors[name], tensor.detach().to(dtype)), name
+
+
+@pytest.mark.parametrize("name", list(tensors_of(0))[1:])
+def test_a_flipped_bit_in_a_pushed_slot_is_refused_by_name(host: Host, name: str) -> None:
+    host.deliver(6)
+    flip_a_bit(host.path, tensors_of(6)[name])
+    with pytest.raises(WeightsCorrupt, match=f"^weights of version 6 in {host.path} are damaged: {name}$"):
+        host.generators[0].take(None)
+    host.deliver(7)
+    assert_is(host.generators[0].take(None), 7)
+
+
+def test_a_damaged_manifest_is_refused(host: Host) -> None:
+    host.trainer.offer(weights(6))
+    flip_a_bit_of(host.path, b'"incarnation": 0')
+    with pytest.raises(WeightsCorrupt, match=r"manifest in slot 0 .* is damaged"):
+        host.sync.take(None)
+
+
+def test_a_sync_weights_that_starts_again_does_not_bless_what_changed_since_it_was_pushed(host: Host) -> None:
+    host.deliver(6)
+    flip_a_bit(host.path, tensors_of(6)["embed"])
+    with pytest.raises(WeightsCorrupt, match=r"version 6 .* are damaged: embed"):
+        HandoverReader(host.path).take(None)
+
+
+def test_a_sync_weights_that_starts_again_pushes_the_same_version_once_more(host: Host) -> None:
+    host.deliver(6)
+    held = host.generators[0].take(None)
+    host.sync = HandoverReader(host.path)
+    host.push()
+    assert_is(held, 6)
+    assert held is not None
+    assert host.generators[0].take(held.id) is None
+    assert_is(host.generators[1].take(None), 6)
+
+
+def test_what_a_reader_holds_stays_as_it_was_while_twenty_versions_pass(host: Host) -> None:
+    host.deliver(0)
+    held, followed = host.generators[0].take(None), host.generators[1].take(None)
+    for version in range(1, 21):
+        host.deliver(version)
+        assert followed is not None
+        followed = host.generators[1].take(followed.id)
+        assert_is(followed, version)
+    assert_is(held, 0)
+
+
+def test_what_sync_weights_holds_stays_as_it_was_while_twenty_versions_pass(host: Host) -> None:
+    host.trainer.offer(weights(0))
+    held = host.sync.take(None)
+    for version in range(1, 21):
+        host.trainer.offer(weights(version))
+    assert_is(held, 0)
+    assert held is not None
+    ShmPush(host.sync).offer(held)
+    assert_is(host.generators[0].take(None), 0)
+
+
+def test_what_was_pushed_stays_for_generators_that_come_late(host: Host) -> None:
+    host.deliver(0)
+    host.trainer.offer(weights(1))
+    assert_is(host.sync.take(None), 1)
+    for version in range(2, 12):
+        host.trainer.offer(weights(version))
+    assert_is(host.generators[0].take(None), 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_thousand_offers_find_a_free_slot_whoever_holds_what(tmp_path: Path, seed: int) -> None:
+    draw, like = random.Random(seed), {"x": torch.zeros(300), "y": torch.zeros(5)}
+    host = Host(tmp_path, like=like, num_generators=4)
+    held: dict[int, Weights] = {}
+    taken = 0
+    for version in range(1000):
+        host.trainer.offer(
+            weights(version, tensors={name: torch.full_like(each, version) for name, each in like.items()})
+        )
+        if draw.random() < 0.6:
+            host.push()
+        for number, generator in enumerate(host.generators):
+            # The last one never looks again after its first version.
+            if draw.random() < 0.3 and not (number == 3 and 3 in held):
+                found = generator.take(held[number].id if number in held else None)
+                if found is not None:
+                    held[number] = found
+                    taken += 1
+            if draw.random() < 0.01:
+                host.generators[number] = ShmReader(host.path, number) if number != 3 else generator
+        for number, each in held.items():
+            for name, tensor in each.tensors.items():
+                whole = bool((tensor == each.id.policy_version).all())
+                assert whole, f"seed {seed}: {name} of {each.id} at generator {number} changed by offer {version}"
+    assert taken > 300, f"seed {seed}"
+    assert len(held) == 4, f"seed {seed}"
+
+
+def test_the_file_takes_the_memory_of_three_copies_while_nobody_lags(tmp_path: Path) -> None:
+    like = {"x": torch.zeros(1_000_000)}
+    host = Host(tmp_path, like=like, num_generators=8)
+    copy = span_bytes(SlotFile(host.path).shapes)
+    for version in range(30):
+        host.trainer.offer(weights(version, tensors=like))
+        host.push()
+        for generator in host.generators:
+            assert generator.take(None) is not None
+    assert host.path.stat().st_size > 9 * copy
+    assert host.path.stat().st_blocks * 512 < 3.5 * copy
+
+
+def test_a_successor_goes_on_with_the_file_of_a_predecessor(tmp_path: Path) -> None:
+    first = Host(tmp_path)
+    first.deliver(1)
+    inode = first.path.stat().st_ino
+    first.trainer.close()
+    second = Host(tmp_path)
+    assert second.path.stat().st_ino == inode
+    assert_is(second.generators[0].take(None), 1)
+
+
+def _other_shape() -> Tensors:
+    return {**tensors_of(0), "embed": torch.zeros(2, 2)}
+
+
+def _other_dtype() -> Tensors:
+    return {**tensors_of(0), "embed": tensors_of(0)["embed"].bfloat16()}
+
+
+def _other_name() -> Tensors:
+    return {**tensors_of(0), "another": torch.zeros(2, 2)}
+
+
+@pytest.mark.parametrize("like", [_other_shape, _other_dtype, _other_name])
+def test_weights_of_another_make_get_a_file_of_their_own_and_readers_find_it(
+    tmp_path: Path, like: Callable[[], Tensors]
+) -> None:
+    first = Host(tmp_path)
+    first.deliver(1)
+    held = first.generators[0].take(None)
+    first.trainer.close()
+    trainer = HandoverWriter(first.path, like(), 2)
+    assert first.generators[0].take(None) is None
+    assert first.sync.take(None) is None
+    trainer.offer(weights(2, tensors=like()))
+    first.push()
+    taken = first.generators[0].take(None)
+    assert taken is not None
+    assert sha256(taken.tensors) == sha256(like())
+    assert_is(held, 1)
+
+
+def test_a_generator_that_the_file_has_no_place_for_waits_for_the_next_file(tmp_path: Path) -> None:
+    first = Host(tmp_path, num_generators=1)
+    first.deliver(1)
+    newcomer = ShmReader(first.path, 1)
+    assert newcomer.take(None) is None
+    first.trainer.close()
+    second = Host(tmp_path, num_generators=2)
+    second.deliver(2)
+    assert_is(newcomer.take(None), 2)
+    newcomer.close()
+
+
+def test_a_predecessor_that_is_still_there_writes_where_nobody_reads_any_more(tmp_path: Path) -> None:
+    frozen = Host(tmp_path)
+    frozen.deliver(1)
+    successor = Host(tmp_path)
+    frozen.trainer.offer(weights(2))
+    assert successor.sync.take(None) is None
+    successor.trainer.offer(weights(1, incarnation=1))
+    assert_is(successor.sync.take(None), 1, incarnation=1)
+
+
+class BrokenOff(dict[str, torch.Tensor]):
+    """Tensors of which one can't be read."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name == "head":
+            raise RuntimeError("the device is gone")
+        return super().__getitem__(name)
+
+
+def test_a_version_that_broke_off_half_way_is_never_seen(host: Host) -> None:
+    host.trainer.offer(weights(1))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        host.trainer.offer(weights(2, tensors=BrokenOff(tensors_of(2))))
+    assert_is(host.sync.take(None), 1)
+    assert_is(HandoverReader(host.path).take(None), 1)
+    host.trainer.offer(weights(3))
+    assert_is(host.sync.take(weights(1).id), 3)
+
+
+def test_the_last_whole_version_outlives_those_that_broke_off(host: Host) -> None:
+    host.trainer.offer(weights(1))
+    for version in range(2, 12):
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            host.trainer.offer(weights(version, tensors=BrokenOff(tensors_of(version))))
+    assert_is(host.sync.take(None), 1)
+
+
+def test_there_is_a_free_slot_even_when_everybody_holds_another(host: Host) -> None:
+    for version in range(2):
+        host.deliver(version)
+        assert_is(host.generators[version].take(None), version)
+    host.deliver(2)
+    host.trainer.offer(weights(3))
+    assert_is(host.sync.take(None), 3)
+    host.trainer.offer(weights(4))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        host.trainer.offer(weights(5, tensors=BrokenOff(tensors_of(5))))
+    host.trainer.offer(weights(6))
+    assert_is(host.sync.take(None), 6)
+
+
+def test_a_slot_that_somebody_may_be_following_is_not_begun_again_next(host: Host) -> None:
+    file = SlotFile(host.path)
+    slot = file.free_slot()
+    file.begin(slot)
+    assert file.free_slot() != slot
+
+
+class Gated(dict[str, torch.Tensor]):
+    """Tensors of which one can be read only after the gate has opened."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        super().__init__(tensors)
+        self.reached, self.gate = threading.Event(), threading.Event()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name == "head":
+            self.reached.set()
+            self.gate.wait()
+        return super().__getitem__(name)
+
+
+def test_sync_weights_does_not_wait_for_a_trainer_that_stopped_half_way(host: Host) -> None:
+    host.trainer.offer(weights(1))
+    tensors = Gated(tensors_of(2))
+    trainer = threading.Thread(target=host.trainer.offer, args=[weights(2, tensors=tensors)])
+    trainer.start()
+    tensors.reached.wait()
+    assert_is(host.sync.take(None), 1)
+    assert host.sync.take(weights(1).id) is None
+    tensors.gate.set()
+    trainer.join()
+    assert_is(host.sync.take(weights(1).id), 2)
+
+
+def test_other_tensors_than_the_file_was_made_for_are_refused_by_name(host: Host) -> None:
+    missing = tensors_of(1)
+    del missing["norm"]
+    with pytest.raises(ValueError, match=r"version 1 has other tensors than the handover was made for: norm$"):
+        host.trainer.offer(weights(1, tensors=missing))
+    # This one could be spread over the right shape.
+    with pytest.raises(ValueError, match=r"other tensors than the handover was made for: embed$"):
+        host.trainer.offer(weights(1, tensors={**tensors_of(1), "embed": torch.zeros(50)}))
+    assert host.sync.take(None) is None
+
+
+def test_a_manifest_that_the_slot_has_no_room_for_is_refused(host: Host) -> None:
+    endless = Probe(tokens=tuple(range(100_000)), logprobs={})
+    with pytest.raises(ValueError, match=r"the manifest of version 2 has \d+ bytes, .* has room for \d+"):
+        host.trainer.offer(Weights(manifest=Manifest(id=weights(2).id, probe=endless), tensors=tensors_of(2)))
+    assert host.sync.take(None) is None
+
+
+@pytest.mark.parametrize("content", [b"no weights" * 1000, b""])
+def test_a_file_that_is_something_else_is_refused_by_readers_and_replaced_by_the_trainer(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "handover"
+    path.write_bytes(content)
+    for reader in (HandoverReader(path), ShmReader(path, 0)):
+        with pytest.raises(WeightsCorrupt, match="not a shared-memory weights file"):
+            reader.take(None)
+    host = Host(tmp_path)
+    host.deliver(1)
+    assert_is(host.generators[0].take(None), 1)
+
+
+def test_more_generators_than_the_file_has_room_for_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"at most {MAX_GENERATORS} generators .*, not {MAX_GENERATORS + 1}"):
+        Host(tmp_path, num_generators=MAX_GENERATORS + 1)
+    host = Host(tmp_path, num_generators=MAX_GENERATORS)
+    host.deliver(0)
+    assert_is(host.generators[MAX_GENERATORS - 1].take(None), 0)
+
+
+def test_too_little_memory_is_said_before_the_first_version(make_small_disk: Callable[[int], Path]) -> None:
+    with pytest.raises(StoreFull, match=r"needs 4,1\d\d,\d\d\d bytes of shared memory for each copy"):
+        Host(make_small_disk(8), like={"x": torch.zeros(1_000_000)})

@@ -1,0 +1,177 @@
+"""The contract of `weights/base.py`, run against every transport.
+
+A transport joins by one line in TRANSPORTS. What its writer is offered is what the trainer said; what its readers take
+must have the fingerprint of the tensors offered.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from support.broadcast_ends import broadcast_ends
+from support.mixed_versions import manifest_of, tensors_of, weights
+
+from millrace.weights.base import Weights, WeightsReader, WeightsWriter
+from millrace.weights.fingerprint import fingerprint
+from millrace.weights.shm import HandoverReader, HandoverWriter, ShmPush, ShmReader
+
+GENERATORS = 2
+
+
+class ShmChain(WeightsWriter):
+    """What lies between the trainer and the readers of `shm`, as one writer."""
+
+    def __init__(self, path: Path) -> None:
+        self._trainer = HandoverWriter(path, tensors_of(0), GENERATORS)
+        self._taken = HandoverReader(path)
+        self._push = ShmPush(self._taken)
+
+    def offer(self, weights: Weights) -> None:
+        self._trainer.offer(weights)
+        taken = self._taken.take(None)
+        assert taken is not None
+        self._push.offer(taken)
+
+    def close(self) -> None:
+        self._push.close()
+        self._taken.close()
+        self._trainer.close()
+
+
+class Transport:
+    """Opens ends, and closes those that the test left open."""
+
+    def __init__(self, writer: Callable[[], WeightsWriter], reader: Callable[[int], WeightsReader]) -> None:
+        self._open_writer = writer
+        self._open_reader = reader
+        self.open = ExitStack()
+
+    def writer(self) -> WeightsWriter:
+        return self.open.enter_context(closing(self._open_writer()))
+
+    def reader(self, generator: int = 1) -> WeightsReader:
+        return self.open.enter_context(closing(self._open_reader(generator)))
+
+
+TRANSPORTS: dict[str, Callable[[Path], Transport]] = {
+    "broadcast": lambda folder: Transport(*broadcast_ends(folder, GENERATORS)),
+    "shm": lambda folder: Transport(lambda: ShmChain(folder / "weights"), lambda g: ShmReader(folder / "weights", g)),
+}
+
+
+@pytest.fixture(params=sorted(TRANSPORTS))
+def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Transport]:
+    transport = TRANSPORTS[request.param](tmp_path)
+    with transport.open:
+        yield transport
+
+
+def assert_taken(taken: Weights | None, version: int, incarnation: int = 0) -> None:
+    """That this version arrived, every bit of it, for this process and for others."""
+    assert taken is not None
+    expected = tensors_of(version, incarnation)
+    assert taken.manifest == dataclasses.replace(
+        manifest_of(version, incarnation), fingerprint=fingerprint(expected)
+    ), f"expected version {version}, found {taken.id}"
+    assert fingerprint(taken.tensors) == fingerprint(expected)
+    assert taken.shared is not None
+    assert fingerprint(taken.shared.map()) == fingerprint(expected)
+
+
+def test_there_is_nothing_to_take_before_anything_was_offered(transport: Transport) -> None:
+    reader = transport.reader()
+    assert reader.take(None) is None
+    transport.writer()
+    assert reader.take(None) is None
+
+
+def test_every_tensor_arrives_bit_for_bit_whatever_its_type(transport: Transport) -> None:
+    writer, reader = transport.writer(), transport.reader()
+    writer.offer(weights(0))
+    assert_taken(reader.take(None), 0)
+
+
+def test_a_tensor_arrives_whatever_its_layout_in_memory_was(transport: Transport) -> None:
+    writer, reader = transport.writer(), transport.reader()
+    transposed = {
+        name: tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor for name, tensor in tensors_of(4).items()
+    }
+    assert not transposed["embed"].is_contiguous()
+    writer.offer(weights(4, tensors=transposed))
+    assert_taken(reader.take(None), 4)
+
+
+def test_every_reader_takes_for_itself(transport: Transport) -> None:
+    writer, readers = transport.writer(), [transport.reader(generator) for generator in range(GENERATORS)]
+    writer.offer(weights(1))
+    first = readers[0].take(None)
+    assert_taken(first, 1)
+    assert_taken(readers[1].take(None), 1)
+    writer.offer(weights(2))
+    assert_taken(readers[0].take(weights(1).id), 2)
+    assert_taken(readers[1].take(weights(1).id), 2)
+
+
+def test_a_reader_sees_the_newest_only(transport: Transport) -> None:
+    writer, reader = transport.writer(), transport.reader()
+    for version in range(6):
+        writer.offer(weights(version))
+    assert_taken(reader.take(None), 5)
+
+
+def test_there_is_nothing_to_take_when_nothing_is_newer(transport: Transport) -> None:
+    writer, reader = transport.writer(), transport.reader()
+    writer.offer(weights(3))
+    assert reader.take(weights(3).id) is None
+    assert reader.take(weights(4).id) is None
+    writer.offer(weights(4))
+    assert_taken(reader.take(weights(3).id), 4)
+
+
+def test_a_later_incarnation_is_newer_than_any_version_of_an_earlier_one(transport: Transport) -> None:
+    writer, reader = transport.writer(), transport.reader()
+    writer.offer(weights(9))
+    assert_taken(reader.take(None), 9)
+    writer.offer(weights(3, incarnation=1))
+    assert_taken(reader.take(weights(9).id), 3, incarnation=1)
+    assert reader.take(weights(3, incarnation=1).id) is None
+
+
+def test_a_late_reader_finds_the_newest(transport: Transport) -> None:
+    writer = transport.writer()
+    writer.offer(weights(1))
+    writer.offer(weights(2))
+    assert_taken(transport.reader().take(None), 2)
+
+
+def test_a_reader_that_opens_again_goes_on_where_it_was(transport: Transport) -> None:
+    writer, reader = transport.writer(), transport.reader()
+    writer.offer(weights(1))
+    assert_taken(reader.take(None), 1)
+    reader.close()
+    again = transport.reader()
+    assert again.take(weights(1).id) is None
+    writer.offer(weights(2))
+    assert_taken(again.take(weights(1).id), 2)
+
+
+def test_a_reader_follows_a_writer_that_opens_again(transport: Transport) -> None:
+    reader, first = transport.reader(), transport.writer()
+    first.offer(weights(1))
+    assert_taken(reader.take(None), 1)
+    first.close()
+    second = transport.writer()
+    assert reader.take(weights(1).id) is None
+    second.offer(weights(2, incarnation=1))
+    assert_taken(reader.take(weights(1).id), 2, incarnation=1)
+
+
+def test_what_was_offered_does_not_change_with_the_tensors_it_was_made_from(transport: Transport) -> None:
+    writer, reader = transport.writer(), transport.reader()
+    live = weights(1)
+    writer.offer(live)
+    for tensor in live.tensors.values():
+        tensor.zero_()
+    assert_taken(reader.take(None), 1)

@@ -1,0 +1,57 @@
+"""What tests of engines need of a policy: its weights as a reader hands them over, and what a trainer says of it.
+
+model ─► Landing ─► Weights ─► update_weights
+  └──► log-probabilities of the whole text at once: no padding, no cache, no batch
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from millrace.types import Response
+from millrace.weights.base import Manifest, Weights, WeightsId
+from millrace.weights.fingerprint import fingerprint
+from millrace.weights.landing import Landing
+from millrace.weights.shared import shapes_of
+
+
+def offered(model: PreTrainedModel, policy_version: int, landing: Landing) -> Weights:
+    """The model's parameters as a version; they lie in `landing` until the next ones do."""
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    tensors = landing.tensors_for(shapes_of(parameters))
+    for name, parameter in parameters.items():
+        tensors[name].copy_(parameter)
+    manifest = Manifest(
+        id=WeightsId(incarnation=0, policy_version=policy_version, t_offered=0.5), fingerprint=fingerprint(tensors)
+    )
+    return Weights(manifest=manifest, tensors=tensors, shared=landing.shared)
+
+
+def response_logits(model: PreTrainedModel, prompt: Sequence[int], response: Response) -> torch.Tensor:
+    """[R, V] before each token of the response."""
+    tokens = torch.tensor([[*prompt, *response.tokens]])
+    with torch.no_grad():
+        logits_RV: torch.Tensor = model(input_ids=tokens).logits[0, len(prompt) - 1 : -1]
+    return logits_RV
+
+
+def spans(response: Response) -> list[tuple[int, int, int]]:
+    """(policy version, index of its first token, index after its last) of each version span."""
+    starts = [start for _, start in response.version_spans]
+    ends = [*starts[1:], len(response.tokens)]
+    return [(version, start, end) for (version, start), end in zip(response.version_spans, ends, strict=True)]
+
+
+def largest_mismatch(models: Mapping[int, PreTrainedModel], prompt: Sequence[int], response: Response) -> float:
+    """Largest |rollout − trainer log-probability| of a token sampled at temperature 1, nats.
+
+    Each token is scored by the model of the version that its span names, from everything before it.
+    """
+    worst = 0.0
+    for version, start, end in spans(response):
+        logprobs_RV = torch.log_softmax(response_logits(models[version], prompt, response), dim=-1)
+        for r in range(start, end):
+            expected = logprobs_RV[r, response.tokens[r]].item()
+            worst = max(worst, abs(response.rollout_logprobs[r] - expected))
+    return worst
