@@ -5,12 +5,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import hypothesis
 import pytest
 from support.ceph import CephServer, CephUnavailable, running_ceph
 from support.s3_server import S3Server
 from support.small_disk import NotMounted, small_disk
 
 from storage.memory import memory_folder
+
+# A busy machine is no reason to fail.
+hypothesis.settings.register_profile("millrace", deadline=None)
+hypothesis.settings.load_profile("millrace")
 
 
 @pytest.fixture(scope="session", autouse=True)

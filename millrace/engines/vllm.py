@@ -120,8 +120,6 @@ class VllmEngine(Engine):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        # Now, and not when the interpreter ends: then it would try to shut down once more, and fail.
-        del self._llm
 
     def _call(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Does something in the loop's thread."""

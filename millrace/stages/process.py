@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import TextIO
 
 import pyarrow as pa
 
@@ -38,8 +39,8 @@ _PROGRESS_SECONDS = 0.25
 _METRICS_SECONDS, _METRICS_ROWS, _METRICS_BYTES = 1.0, 4096, 1 << 20
 
 
-# A copy of standard output, which is the supervisor's alone: see `_keep_milestones_apart`.
-_milestones = sys.stdout
+# Where milestones go, once `_keep_milestones_apart` has been called; None: standard output.
+_milestones: TextIO | None = None
 
 _FOR_A_PERSON = (InputError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
 _CODES: dict[type[Exception], int] = {

@@ -8,6 +8,7 @@ _TRAJECTORIES, _SCORES = "streams/trajectories/0", "streams/scores/*"
 
 PLACES: dict[str, list[str]] = {
     "generate-0": [
+        "weights.mid_hash",
         "generate.before_commit",
         "generate.before_acknowledgement",
         f"put.before:{_TRAJECTORIES}/seg/*",
@@ -38,7 +39,7 @@ PLACES: dict[str, list[str]] = {
     ],
     "sync_weights-0": [
         "sync_weights.before_push",
-        "weights.mid_copy:generators",
+        "weights.mid_hash",
         "sync_weights.after_push",
         "sync_weights.awaiting_acknowledgement",
         "put.mid:streams/metrics/sync_weights-0/log/*",

@@ -1,6 +1,7 @@
 """vLLM started for tests: small, with one thread in each of its processes, and gone with all of them at the end."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +54,7 @@ def running_vllm(model: PreTrainedModel, folder: Path, **engine_args: Any) -> It
 
 def vllm_processes() -> set[psutil.Process]:
     """vLLM's processes below this one that are alive."""
-    return {process for process in psutil.Process().children(recursive=True) if _is_vllm(process)}
+    return {process for process in psutil.Process().children(recursive=True) if _is_alive(process)}
 
 
 def engine_core(processes: set[psutil.Process]) -> psutil.Process:
@@ -62,8 +63,17 @@ def engine_core(processes: set[psutil.Process]) -> psutil.Process:
     return core
 
 
-def _is_vllm(process: psutil.Process) -> bool:
+def left_behind(processes: set[psutil.Process]) -> set[psutil.Process]:
+    """Which of these do not end, within a minute: a worker whose core was killed takes a while to notice."""
+    deadline = time.monotonic() + 60
+    while (alive := {process for process in processes if _is_alive(process)}) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return alive
+
+
+def _is_alive(process: psutil.Process) -> bool:
     try:
-        return process.name().startswith("VLLM::") and process.status() != psutil.STATUS_ZOMBIE
+        # An orphan stays a zombie where nobody waits for it.
+        return process.status() != psutil.STATUS_ZOMBIE and process.name().startswith("VLLM::")
     except psutil.NoSuchProcess:
         return False

@@ -1,7 +1,7 @@
 """vLLM as Millrace drives it: it means the same policy as the trainer, whatever weights come while it generates."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from support.policies import largest_mismatch, spans
-from support.vllm_processes import BLOCK_SIZE, HIDDEN_SIZE, engine_core, running_vllm, vllm_processes
+from support.vllm_processes import BLOCK_SIZE, HIDDEN_SIZE, engine_core, left_behind, running_vllm, vllm_processes
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -79,13 +79,6 @@ def checksums(engine: "VllmEngine") -> list[dict[str, str]]:
     """Of what the kernels use, as vLLM takes them: one dictionary a worker."""
     found: list[dict[str, str]] = engine._run(engine._llm.compute_weight_checksums())
     return found
-
-
-@contextmanager
-def nothing_left_behind() -> Iterator[None]:
-    before = vllm_processes()
-    yield
-    assert vllm_processes() == before
 
 
 def test_each_token_is_of_the_version_that_its_span_names_through_many_updates_in_flight(
@@ -233,8 +226,10 @@ def test_every_architecture_agrees_with_the_trainer_from_its_folder_and_after_up
     models = {version: architecture(name, tokenizer, seed=version) for version in range(3)}
     assert any(telling in parameter for parameter, _ in models[0].named_parameters())
     prompts = [[1, 3 + i % 12, 3 + i % 11] for i in range(16)]
-    with nothing_left_behind(), running_vllm(models[0], tmp_path, tensor_parallel_size=workers) as engine:
-        assert len(checksums(engine)) == workers
+    before = vllm_processes()
+    with running_vllm(models[0], tmp_path, tensor_parallel_size=workers) as engine:
+        own = vllm_processes() - before
+        assert len(own) == 1 + workers
         for version in range(3):
             if version:
                 engine.update_weights(offer(models[version], version))
@@ -244,21 +239,27 @@ def test_every_architecture_agrees_with_the_trainer_from_its_folder_and_after_up
             worst = mismatch(dict(models), done)
             print(f"{name}, {workers} workers, version {version}: |Δ log π| ≤ {worst:.2g}")
             assert worst < TOLERANCE
+    assert not left_behind(own)
 
 
-def test_a_killed_engine_core_is_an_error_for_whoever_collects_and_nothing_is_left_behind(
-    make_policy: MakePolicy, tmp_path: Path
+def test_a_killed_engine_core_is_an_error_for_whoever_waits_for_it_and_nothing_is_left_behind(
+    make_policy: MakePolicy, offer: Offer, tmp_path: Path
 ) -> None:
     before = vllm_processes()
-    with nothing_left_behind(), running_vllm(make_policy(0), tmp_path) as engine:
-        # Held, so that they are still in flight when it dies.
-        engine._run(engine._llm.pause_generation(mode="keep"))
+    with running_vllm(make_policy(0), tmp_path) as engine, ThreadPoolExecutor(2) as threads:
+        own = vllm_processes() - before
+        core = engine_core(own)
+        # So that nobody who waits can have an answer before it dies.
+        core.suspend()
         engine.submit(requests([[1, 3]] * 8), LONG)
-        assert engine.collect(0.0) == []
-        core = engine_core(vllm_processes() - before)
+        collecting = threads.submit(all_of, engine)
+        updating = threads.submit(engine.update_weights, offer(make_policy(1), 1))
         core.kill()
-        for _ in range(2):
+        for waiting in (collecting, updating):
             with pytest.raises(Exception, match="EngineCore"):
-                engine.collect(60.0)
-            engine.submit(requests([[1, 3]]), LONG)
-        assert not core.is_running()
+                waiting.result()
+        engine.submit(requests([[1, 3]]), LONG)
+        with pytest.raises(Exception, match="EngineCore"):
+            all_of(engine)
+    assert len(own) == 2
+    assert not left_behind(own)

@@ -2,52 +2,23 @@
 
 import random
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from support.mixed_versions import Tensors, sha256, tensors_of, weights
+from support.shm_host import Host, assert_is
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Manifest, Probe, Weights
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shared import span_bytes
-from millrace.weights.shm import MAX_GENERATORS, HandoverReader, HandoverWriter, ShmPush, ShmReader
+from millrace.weights.shm import HandoverReader, ShmPush, ShmReader
 from millrace.weights.slots import SlotFile
-from storage.errors import StoreFull
-
-
-class Host:
-    """The trainer, sync_weights and the generators of one file, in one process."""
-
-    def __init__(self, folder: Path, like: Tensors | None = None, num_generators: int = 2) -> None:
-        self.path = folder / "handover"
-        self.trainer = HandoverWriter(self.path, tensors_of(0) if like is None else like, num_generators)
-        self.sync = HandoverReader(self.path)
-        self.generators = [ShmReader(self.path, generator) for generator in range(num_generators)]
-
-    def push(self) -> None:
-        """What sync_weights does with the newest version."""
-        taken = self.sync.take(None)
-        assert taken is not None
-        ShmPush(self.sync).offer(taken)
-
-    def deliver(self, version: int) -> None:
-        """From the trainer to where generators can take it."""
-        self.trainer.offer(weights(version))
-        self.push()
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
-
-
-def assert_is(taken: Weights | None, version: int, incarnation: int = 0) -> None:
-    assert taken is not None
-    assert (taken.id.policy_version, taken.id.incarnation) == (version, incarnation)
-    assert sha256(taken.tensors) == sha256(tensors_of(version, incarnation))
 
 
 def flip_a_bit(path: Path, tensor: torch.Tensor) -> None:
@@ -209,82 +180,6 @@ def test_a_thousand_offers_find_a_free_slot_whoever_holds_what(tmp_path: Path, s
     assert len(held) == 4, f"seed {seed}"
 
 
-def test_the_file_takes_the_memory_of_three_copies_while_nobody_lags(tmp_path: Path) -> None:
-    like = {"x": torch.zeros(1_000_000)}
-    host = Host(tmp_path, like=like, num_generators=8)
-    copy = span_bytes(SlotFile(host.path).shapes)
-    for version in range(30):
-        host.trainer.offer(weights(version, tensors=like))
-        host.push()
-        for generator in host.generators:
-            assert generator.take(None) is not None
-    assert host.path.stat().st_size > 9 * copy
-    assert host.path.stat().st_blocks * 512 < 3.5 * copy
-
-
-def test_a_successor_goes_on_with_the_file_of_a_predecessor(tmp_path: Path) -> None:
-    first = Host(tmp_path)
-    first.deliver(1)
-    inode = first.path.stat().st_ino
-    first.trainer.close()
-    second = Host(tmp_path)
-    assert second.path.stat().st_ino == inode
-    assert_is(second.generators[0].take(None), 1)
-
-
-def _other_shape() -> Tensors:
-    return {**tensors_of(0), "embed": torch.zeros(2, 2)}
-
-
-def _other_dtype() -> Tensors:
-    return {**tensors_of(0), "embed": tensors_of(0)["embed"].bfloat16()}
-
-
-def _other_name() -> Tensors:
-    return {**tensors_of(0), "another": torch.zeros(2, 2)}
-
-
-@pytest.mark.parametrize("like", [_other_shape, _other_dtype, _other_name])
-def test_weights_of_another_make_get_a_file_of_their_own_and_readers_find_it(
-    tmp_path: Path, like: Callable[[], Tensors]
-) -> None:
-    first = Host(tmp_path)
-    first.deliver(1)
-    held = first.generators[0].take(None)
-    first.trainer.close()
-    trainer = HandoverWriter(first.path, like(), 2)
-    assert first.generators[0].take(None) is None
-    assert first.sync.take(None) is None
-    trainer.offer(weights(2, tensors=like()))
-    first.push()
-    taken = first.generators[0].take(None)
-    assert taken is not None
-    assert sha256(taken.tensors) == sha256(like())
-    assert_is(held, 1)
-
-
-def test_a_generator_that_the_file_has_no_place_for_waits_for_the_next_file(tmp_path: Path) -> None:
-    first = Host(tmp_path, num_generators=1)
-    first.deliver(1)
-    newcomer = ShmReader(first.path, 1)
-    assert newcomer.take(None) is None
-    first.trainer.close()
-    second = Host(tmp_path, num_generators=2)
-    second.deliver(2)
-    assert_is(newcomer.take(None), 2)
-    newcomer.close()
-
-
-def test_a_predecessor_that_is_still_there_writes_where_nobody_reads_any_more(tmp_path: Path) -> None:
-    frozen = Host(tmp_path)
-    frozen.deliver(1)
-    successor = Host(tmp_path)
-    frozen.trainer.offer(weights(2))
-    assert successor.sync.take(None) is None
-    successor.trainer.offer(weights(1, incarnation=1))
-    assert_is(successor.sync.take(None), 1, incarnation=1)
-
-
 class BrokenOff(dict[str, torch.Tensor]):
     """Tensors of which one can't be read."""
 
@@ -376,30 +271,3 @@ def test_a_manifest_that_the_slot_has_no_room_for_is_refused(host: Host) -> None
     with pytest.raises(ValueError, match=r"the manifest of version 2 has \d+ bytes, .* has room for \d+"):
         host.trainer.offer(Weights(manifest=Manifest(id=weights(2).id, probe=endless), tensors=tensors_of(2)))
     assert host.sync.take(None) is None
-
-
-@pytest.mark.parametrize("content", [b"no weights" * 1000, b""])
-def test_a_file_that_is_something_else_is_refused_by_readers_and_replaced_by_the_trainer(
-    tmp_path: Path, content: bytes
-) -> None:
-    path = tmp_path / "handover"
-    path.write_bytes(content)
-    for reader in (HandoverReader(path), ShmReader(path, 0)):
-        with pytest.raises(WeightsCorrupt, match="not a shared-memory weights file"):
-            reader.take(None)
-    host = Host(tmp_path)
-    host.deliver(1)
-    assert_is(host.generators[0].take(None), 1)
-
-
-def test_more_generators_than_the_file_has_room_for_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"at most {MAX_GENERATORS} generators .*, not {MAX_GENERATORS + 1}"):
-        Host(tmp_path, num_generators=MAX_GENERATORS + 1)
-    host = Host(tmp_path, num_generators=MAX_GENERATORS)
-    host.deliver(0)
-    assert_is(host.generators[MAX_GENERATORS - 1].take(None), 0)
-
-
-def test_too_little_memory_is_said_before_the_first_version(make_small_disk: Callable[[int], Path]) -> None:
-    with pytest.raises(StoreFull, match=r"needs 4,1\d\d,\d\d\d bytes of shared memory for each copy"):
-        Host(make_small_disk(8), like={"x": torch.zeros(1_000_000)})

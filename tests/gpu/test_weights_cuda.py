@@ -1,0 +1,48 @@
+"""Weights from a GPU through shared memory into a GPU: bit for bit, and measured as the benchmark measures."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.weights_cuda import copy_rates
+from benchmarks.weights_policy import FlippedPolicy, llama_shapes
+from benchmarks.weights_push import Case, measure_pushes
+from millrace.weights.base import Manifest, Weights, WeightsId
+from millrace.weights.shm import HandoverReader, HandoverWriter, ShmPush, ShmReader
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+_FEW = 1_000_000
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_gpu_hands_over_arrives_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    policy = FlippedPolicy(llama_shapes(_FEW), dtype, "cuda")
+    path = tmp_path / "handover"
+    trainer, sync, generator = HandoverWriter(path, policy.tensors, 1), HandoverReader(path), ShmReader(path, 0)
+    weights_id = WeightsId(incarnation=0, policy_version=1, t_offered=0.0)
+    trainer.offer(Weights(manifest=Manifest(id=weights_id), tensors=policy.tensors))
+    taken = sync.take(None)
+    assert taken is not None
+    ShmPush(sync).offer(taken)
+    found = generator.take(None)
+    assert found is not None
+    for name, tensor in policy.tensors.items():
+        assert torch.equal(found.tensors[name].cuda(), tensor), name
+
+
+def test_the_benchmark_measures_a_hand_over_from_gpu_to_gpu(tmp_path: Path) -> None:
+    case = Case(num_parameters=_FEW, dtype="bfloat16", way="shm", device="cuda")
+    found = measure_pushes(case, memory=tmp_path, disk=tmp_path, num_pushes=2)
+    assert found["device"] == "cuda"
+    assert min(found["all_seconds"]["live"]) > 0
+
+
+def test_copy_rates_are_measured_in_every_direction() -> None:
+    rates = copy_rates(1 << 24)
+    assert len(rates) == 6
+    assert min(rates.values()) > 0
