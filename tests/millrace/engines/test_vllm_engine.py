@@ -148,6 +148,18 @@ def test_the_probe_finds_a_cache_that_was_kept(
     assert cleared < TOLERANCE
 
 
+def test_more_prompts_than_fit_into_one_step_are_sampled_with_their_seeds(
+    vllm_engine: "VllmEngine", make_policy: MakePolicy
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    prompts = torch.randint(3, 15, (200, 55), generator=random).tolist()
+    budget = vllm_engine._llm.vllm_config.scheduler_config.max_num_batched_tokens
+    assert budget < 200 * 55
+    assert budget % 55, "the last one would be cut"
+    vllm_engine.submit(requests(prompts), Sampling(temperature=1.0, top_p=1.0, max_new_tokens=2))
+    assert mismatch({0: make_policy(0)}, all_of(vllm_engine)) < TOLERANCE
+
+
 def test_after_many_updates_a_workers_weights_are_bit_for_bit_those_of_a_fresh_start(
     vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer, tmp_path: Path
 ) -> None:
