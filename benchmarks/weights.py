@@ -32,7 +32,7 @@ TARGETS = {"of_floor": 0.7, "stall_over_memcpy": 1.2, "saved": 50.0}
 copies at most; a delta has at most 1 / this of the bytes of the whole."""
 
 _DTYPES = ("float32", "bfloat16")
-_RESERVE = 1 << 30
+_RESERVE = 2 << 30
 _RATE_BYTES = 1 << 30
 
 
@@ -177,9 +177,9 @@ def _print(result: dict[str, Any]) -> None:
 
 def _print_pushes(console: Console, pushes: list[dict[str, Any]]) -> None:
     parts = ("floor", "live", "copy", "hash", "travel", "verify", "load")
-    table = Table(title="From the hand-over until live, ms")
-    for heading in ("", "MB", *parts, "of floor", "without travel", "stall ÷ memcpy", "wire MB"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = Table(title="From the hand-over until live, ms; stall: the trainer stands still, in memcpys")
+    for heading in ("", "MB", *parts, "of floor", "(no travel)", "stall", "wire MB"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for one in pushes:
         share = one["of_floor_without_travel"]
         without_travel = "" if share is None else f"{share:.0%}"

@@ -130,7 +130,10 @@ class Generator:
 
     def run(self) -> None:
         """Until asked to drain; what is committed then is whole, and what is in flight is made again later."""
-        while self.stage.wait(self._ready, why="waiting for weights or room under max_staleness"):
+        # A stage that is asked to drain waits for nothing in flight: that may take minutes.
+        while not self.stage.draining and self.stage.wait(
+            self._ready, why="waiting for weights or room under max_staleness"
+        ):
             with self.stage.busy("generate"):
                 self._admit()
                 for sampled in self.engine.collect(_COLLECT_SECONDS):

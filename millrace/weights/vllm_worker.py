@@ -6,6 +6,7 @@ The generator's process has verified every byte before it says where they lie, a
 Every rank of a tensor-parallel group maps the same pages and copies its own share only.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,10 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from millrace.errors import WeightsMismatch
 from millrace.weights.fingerprint import names_of
 from millrace.weights.shared import SharedTensors
+
+# At every update it warns of layers that have no weights of their own to load, such as rotary embeddings. What is missing
+# in earnest `receive_weights` finds, and says by name.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
 @dataclass

@@ -1,0 +1,248 @@
+"""The generator's loop, with an engine and a transport that do as they are told."""
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from configs.schema import GenerationConfig, RunConfig, TrainingConfig
+from millrace.engines.base import Engine
+from millrace.errors import WeightsCorrupt
+from millrace.prompts import PromptOrder
+from millrace.stages.arguments import StageArguments
+from millrace.stages.generate import Generator
+from millrace.stages.process import Stage
+from millrace.types import Prompt, Request, Response, Sampled, Sampling
+from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsReader
+from millrace.weights.fingerprint import fingerprint
+from storage import layout
+from storage.group_commit import GroupCommit
+from storage.memory import MemoryStore
+from storage.progress import read_life
+from storage.schema import TRAJECTORY
+from storage.stream import StreamReader, StreamWriter
+
+TENSORS = {"w": torch.zeros(3)}
+SAID = {3: -0.5, 4: -1.5}
+NOTHING_FINISHES: list[int] = []
+
+
+def weights(version: int, incarnation: int = 0, probe: Probe | None = None) -> Weights:
+    weights_id = WeightsId(incarnation=incarnation, policy_version=version, t_offered=time.time())
+    manifest = Manifest(id=weights_id, probe=probe, fingerprint=fingerprint(TENSORS))
+    return Weights(manifest=manifest, tensors=TENSORS)
+
+
+class HeardStage(Stage):
+    """Keeps what it says."""
+
+    def milestone(self, line: str) -> None:
+        heard: list[str] = self.__dict__.setdefault("heard", [])
+        heard.append(line)
+
+
+class Mailbox(WeightsReader):
+    """Gives out what lies in it, once; whoever looks a second time is asked to drain."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.inside: Weights | WeightsCorrupt | None = None
+        self.looks = 0
+
+    def take(self, newer_than: WeightsId | None) -> Weights | None:
+        self.looks += 1
+        self.stage.draining = self.looks > 1
+        found, self.inside = self.inside, None
+        if isinstance(found, WeightsCorrupt):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class ObedientEngine(Engine):
+    """Finishes the groups it is told to; a response has one token of each version that it was in flight under."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.policy_version = 0
+        self.vocab_size = 16
+        self.requests: list[tuple[Request, list[int]]] = []
+        self.finish: list[int] = []
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.requests)
+
+    def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        self.requests += [(request, [self.policy_version]) for request in requests]
+
+    def collect(self, seconds: float) -> list[Sampled]:
+        # One turn is enough: what is still in flight then keeps nobody.
+        self.stage.draining = True
+        done = [entry for entry in self.requests if entry[0].group_id in self.finish]
+        self.requests = [entry for entry in self.requests if entry[0].group_id not in self.finish]
+        return [_sampled(request, versions) for request, versions in done]
+
+    def abort(self) -> None:
+        self.requests = []
+
+    def update_weights(self, weights: Weights) -> float:
+        self.policy_version = weights.id.policy_version
+        for _, versions in self.requests:
+            versions.append(self.policy_version)
+        return 0.25
+
+    def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
+        return SAID
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _sampled(request: Request, versions: list[int]) -> Sampled:
+    response = Response(
+        tokens=(3,) * len(versions),
+        rollout_logprobs=(-1.0,) * len(versions),
+        version_spans=tuple((version, start) for start, version in enumerate(versions)),
+        finish_reason="length",
+    )
+    return Sampled(request=request, response=response, t_started=1.0, t_finished=2.0)
+
+
+class Workshop:
+    """A generator with everything around it, turned by hand."""
+
+    def __init__(self, store: MemoryStore, tokenizer: PreTrainedTokenizerFast) -> None:
+        config = RunConfig(
+            training=TrainingConfig(max_steps=1, groups_per_step=4),
+            generation=GenerationConfig(group_size=2, groups_per_batch=3),
+        )
+        arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=Path("/nowhere"))
+        self.store = store
+        self.stage = HeardStage(name="generate", arguments=arguments, config=config, store=store)
+        self.engine = ObedientEngine(self.stage)
+        self.mailbox = Mailbox(self.stage)
+        stream = StreamWriter(store, layout.trajectories(0), TRAJECTORY, "test", vocab_size=16, group_size=2)
+        self.commits = GroupCommit(stream, max_rows=1000, max_bytes=1 << 20, max_seconds=0)
+        prompts = [Prompt(prompt_id=f"p{i}", text=f"{i}+1=", answer="", source="test") for i in range(9)]
+        order = PromptOrder(prompts, seed=0, shuffle=False)
+        self.generator = Generator(self.stage, self.engine, tokenizer, order, self.mailbox, stream.epoch, self.commits)
+
+    @property
+    def heard(self) -> list[str]:
+        return self.stage.__dict__.get("heard", [])
+
+    @property
+    def in_flight(self) -> set[int]:
+        return {request.group_id for request, _ in self.engine.requests}
+
+    def turn(self, finish: Sequence[int], new: Weights | WeightsCorrupt | None = None) -> None:
+        """One turn of the loop: `new` lies in the mailbox, and the groups `finish` come to their end."""
+        self.engine.finish, self.mailbox.inside, self.mailbox.looks = list(finish), new, 0
+        self.stage.draining = False
+        self.generator.run()
+
+    def committed(self) -> list[tuple[list[int], int]]:
+        """Of each part: its groups, and the newest version that its record says."""
+        reader, parts = StreamReader(self.store, layout.trajectories(0), TRAJECTORY), []
+        while (part := reader.next()) is not None:
+            groups = list(dict.fromkeys(part.table["group_id"].to_pylist()))
+            parts.append((groups, part.record.max_policy_version))
+        return parts
+
+
+@pytest.fixture
+def workshop(memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast) -> Workshop:
+    return Workshop(memory_store, tokenizer)
+
+
+def test_nothing_is_asked_of_the_engine_before_the_first_weights(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES)
+    assert workshop.in_flight == set()
+
+
+def test_as_many_groups_are_in_flight_as_a_batch_holds_and_whole_ones_make_room(workshop: Workshop) -> None:
+    workshop.turn([0], new=weights(0))
+    assert (workshop.in_flight, workshop.committed()) == ({1, 2}, [([0], 0)])
+    workshop.turn(NOTHING_FINISHES)
+    assert workshop.in_flight == {1, 2, 3}
+
+
+def test_a_group_that_is_whole_early_waits_for_its_predecessor_and_keeps_its_place_in_flight(
+    workshop: Workshop,
+) -> None:
+    workshop.turn([1, 2], new=weights(0))
+    assert (workshop.in_flight, workshop.committed()) == ({0}, [])
+    workshop.turn([0])
+    assert workshop.committed() == [([0, 1, 2], 0)]
+
+
+def test_what_is_in_flight_goes_on_under_new_weights_and_its_spans_say_so(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    workshop.turn([0, 1], new=weights(1))
+    part = StreamReader(workshop.store, layout.trajectories(0), TRAJECTORY).next()
+    assert part is not None
+    assert part.table["span_versions"].to_pylist() == [[0, 1]] * 4
+    assert part.table["span_starts"].to_pylist() == [[0, 1]] * 4
+
+
+def test_the_newest_version_that_records_name_never_falls(workshop: Workshop) -> None:
+    workshop.turn([1, 2], new=weights(0))
+    workshop.turn([0], new=weights(5))
+    workshop.turn(NOTHING_FINISHES)
+    # Groups 1 and 2 are of version 0 alone, and in the same part; 3 was admitted after it.
+    workshop.turn([3])
+    assert workshop.committed() == [([0, 1, 2], 5), ([3], 5)]
+
+
+def test_weights_of_another_incarnation_throw_away_what_is_in_flight_and_it_is_asked_again(
+    workshop: Workshop,
+) -> None:
+    workshop.turn([0, 2], new=weights(0))
+    workshop.turn([1, 2, 3], new=weights(0, incarnation=1))
+    assert workshop.committed() == [([0], 0), ([1, 2, 3], 0)]
+    assert workshop.in_flight == set()
+
+
+def test_a_stage_that_is_asked_to_drain_does_not_wait_for_what_is_in_flight(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    workshop.stage.draining = True
+    workshop.mailbox.looks = 0
+    workshop.generator.run()
+    assert workshop.mailbox.looks == 0
+    assert workshop.in_flight == {0, 1, 2}
+
+
+def test_damaged_weights_are_spoken_of_and_the_last_good_version_stays(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(3))
+    workshop.turn([0], new=WeightsCorrupt("version 4 is damaged: w"))
+    assert workshop.heard == ["generator 0 goes on with version 3: version 4 is damaged: w"]
+    assert workshop.committed() == [([0], 3)]
+
+
+def test_an_update_is_acknowledged_with_version_digest_route_and_pause(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(3, incarnation=2))
+    life = read_life(workshop.store, "generate", 0)
+    assert (life["incarnation"], life["policy_version"]) == (2, 3)
+    assert life["weights_digest"] == fingerprint(TENSORS).digest
+    assert (life["weights_route"], life["pause_seconds"]) == ("shm", 0.25)
+
+
+@pytest.mark.parametrize(("trainer", "alarms"), [(-0.5005, 0), (-0.502, 1)])
+def test_the_probe_raises_an_alarm_with_the_numbers_where_trainer_and_engine_disagree(
+    workshop: Workshop, trainer: float, alarms: int
+) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(7, probe=Probe(tokens=(1, 5), logprobs={3: trainer, 9: -4.0})))
+    workshop.stage.progress(now=True)
+    life = read_life(workshop.store, "generate", 0)
+    assert life["probe_alarms"] == alarms
+    assert life["probe_difference"] == pytest.approx(abs(trainer + 0.5))
+    expected = "disagree about version 7: .* 0.002 nats, more than 0.001 .token 3: -0.50000 .* -0.50200"
+    assert len(workshop.heard) == alarms
+    assert all(re.search(expected, line) for line in workshop.heard)
