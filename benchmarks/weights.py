@@ -157,7 +157,7 @@ def _free_bytes() -> int:
 
 
 def _print(result: dict[str, Any]) -> None:
-    console = Console(width=140)
+    console = Console(width=150)
     if result["pushes"]:
         _print_pushes(console, result["pushes"])
     for sentence in result["left_out"]:
