@@ -14,6 +14,8 @@ from storage.factory import open_store
 
 pytestmark = pytest.mark.campaign
 
+STEP = GROUPS_PER_STEP * GROUP_SIZE
+"""Rollouts that the trainer takes for one version."""
 TRANSPORTS = ["shm", "broadcast", "store"]
 BFLOAT16 = {"generation.dtype": "bfloat16", "training.learning_rate": 1e-5}
 """Small steps in coarse numbers: what is stored of a version is what changed since the one before."""
@@ -63,7 +65,8 @@ def test_a_frozen_generator_holds_nobody_up_and_gets_the_newest_version_once_it_
     with WeightCampaign(
         millrace, f"frozen-{transport}", transport, start_model, fired, steps=32, last_hand_over=32, **settings
     ) as campaign:
-        campaign.wait_until(lambda: campaign.trainer_version >= 4, "some steps")
+        # Frozen before it has made its share, it would starve the trainer: the other one makes every second group only.
+        campaign.wait_until(lambda: campaign.trainer_version >= 4 and campaign.ahead() <= STEP, "both to be at work")
         frozen = campaign.process("generate", 1)
         frozen.suspend()
         before = campaign.trainer_version

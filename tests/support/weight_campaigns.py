@@ -146,6 +146,11 @@ class WeightCampaign:
         version: int = self.life("train").get("policy_version", -1)
         return version
 
+    def ahead(self) -> int:
+        """By how many rollouts generator 0 is ahead of generator 1."""
+        made = [self.life("generate", generator).get("rollouts", 0) for generator in GENERATORS]
+        return made[0] - made[1]
+
     def holds(self, generator: int) -> int:
         """The policy version of a generator, as it said last; −1 before it has one."""
         version: int = self.life("generate", generator).get("policy_version", -1)
