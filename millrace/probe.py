@@ -15,8 +15,6 @@ from millrace.weights.base import Probe
 MOST_TOKENS = 256
 NUM_LOGPROBS = 8
 """Next tokens compared, the likeliest ones."""
-_TOLERANCES = {"float32": 1e-3}
-_LOOSE = 0.1
 
 
 def probe_tokens(prompt_tokens: Sequence[int], max_new_tokens: int) -> tuple[int, ...]:
@@ -41,4 +39,4 @@ def largest_difference(expected: Probe, found: Mapping[int, float]) -> tuple[flo
 
 def tolerance_between(trainer_dtype: str, generator_dtype: str) -> float:
     """What rounding alone may do, nats: 1e-3 where both compute in float32, else 0.1."""
-    return _TOLERANCES.get(trainer_dtype, _LOOSE) if trainer_dtype == generator_dtype else _LOOSE
+    return 1e-3 if trainer_dtype == generator_dtype == "float32" else 0.1

@@ -36,8 +36,9 @@ from millrace.stages.process import Stage, run_stage
 from millrace.staleness import admission_limit
 from millrace.trajectories import Rollout, trajectory_table
 from millrace.types import Prompt, Sampling
-from millrace.weights.base import Weights, WeightsId, WeightsReader
+from millrace.weights.base import Weights, WeightsId
 from millrace.weights.factory import generator_end
+from millrace.weights.fallback import FallbackReader
 from storage import layout
 from storage.failpoints import failpoint
 from storage.group_commit import GroupCommit
@@ -106,7 +107,7 @@ class Generator:
         engine: Engine,
         tokenizer: PreTrainedTokenizerBase,
         order: PromptOrder,
-        reader: WeightsReader,
+        reader: FallbackReader,
         epoch: int,
         commits: GroupCommit,
     ) -> None:
@@ -168,7 +169,7 @@ class Generator:
             incarnation=weights.id.incarnation,
             t_updated=time.time(),
             weights_digest=fingerprint.digest,
-            weights_route=self.reader.last_route or self.stage.config.weights.transport,
+            weights_route=self.reader.last_route,
             pause_seconds=pause_seconds,
         )
         self._probe(weights)

@@ -116,9 +116,6 @@ class WeightsWriter(ABC):
 class WeightsReader(ABC):
     """The taking end."""
 
-    last_route: str | None = None
-    """By which transport the version taken last came, where a reader has several."""
-
     @abstractmethod
     def take(self, newer_than: WeightsId | None) -> Weights | None:
         """The newest weights if they are newer, whole and verified; else None.

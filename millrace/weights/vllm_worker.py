@@ -22,8 +22,8 @@ from millrace.errors import WeightsMismatch
 from millrace.weights.fingerprint import names_of
 from millrace.weights.shared import SharedTensors
 
-# At every update it warns of layers that have no weights of their own to load, such as rotary embeddings. What is missing
-# in earnest `receive_weights` finds, and says by name.
+# At every update it warns of layers that have no weights of their own to load, such as rotary embeddings. What is
+# missing in earnest `receive_weights` finds, and says by name.
 logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 

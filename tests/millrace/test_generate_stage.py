@@ -18,6 +18,7 @@ from millrace.stages.generate import Generator
 from millrace.stages.process import Stage
 from millrace.types import Prompt, Request, Response, Sampled, Sampling
 from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsReader
+from millrace.weights.fallback import FallbackReader
 from millrace.weights.fingerprint import fingerprint
 from storage import layout
 from storage.group_commit import GroupCommit
@@ -132,7 +133,8 @@ class Workshop:
         self.commits = GroupCommit(stream, max_rows=1000, max_bytes=1 << 20, max_seconds=0)
         prompts = [Prompt(prompt_id=f"p{i}", text=f"{i}+1=", answer="", source="test") for i in range(9)]
         order = PromptOrder(prompts, seed=0, shuffle=False)
-        self.generator = Generator(self.stage, self.engine, tokenizer, order, self.mailbox, stream.epoch, self.commits)
+        reader = FallbackReader(self.mailbox, None, route="shm")
+        self.generator = Generator(self.stage, self.engine, tokenizer, order, reader, stream.epoch, self.commits)
 
     @property
     def heard(self) -> list[str]:
