@@ -4,9 +4,10 @@
                ├─ pipeline     which schedule               ├─ staleness    how old a rollout may be
                ├─ model        which weights to start from  ├─ weights      how new weights travel
                ├─ prompts      what is asked                ├─ storage      where the run lives
-               ├─ generation   how rollouts are made        └─ evaluation   how progress is measured
-               ├─ scoring      what earns a reward
-               └─ training     how the policy learns
+               ├─ generation   how rollouts are made        ├─ evaluation   how progress is measured
+               ├─ scoring      what earns a reward          ├─ promotion    which checkpoint is the one to use
+               ├─ training     how the policy learns        ├─ supervision  when a stage is taken to hang
+               └─ budget       how much one attempt may do
 
 Unknown keys, wrong types and non-finite numbers are refused, and nothing is converted except a whole number given for
 a real one. Whatever a single field can't decide is decided in `configs.combinations`.
@@ -235,6 +236,32 @@ class EvaluationConfig(Section):
     """Prompts decoded together."""
 
 
+class PromotionConfig(Section):
+    """Which checkpoint is the one to use: evaluated at the end of each attempt, and promoted if it is better."""
+
+    margin: NonNegative | None = 0.0
+    """By more than this its held-out accuracy must exceed the last promoted one's, or the start model's; null: nothing
+    is promoted."""
+
+
+class BudgetConfig(Section):
+    """How much one attempt may do, such as one night of a campaign. The run goes on with the next one."""
+
+    duration_minutes: Positive | None = None
+    """After so long the stages drain, and the last checkpoint is evaluated; minutes, null for no limit."""
+    max_steps: Count | None = None
+    """Most optimizer steps of one attempt; null for no limit but `training.max_steps`."""
+
+
+class SupervisionConfig(Section):
+    """When a stage is taken to hang: it is named then, killed, and started again."""
+
+    hang_seconds: Positive = 45.0
+    """Without a sign of progress, seconds; more than the longest optimizer step, batch or checkpoint takes."""
+    start_seconds: Positive = 600.0
+    """The same, while a stage starts and loads its model."""
+
+
 class RunConfig(Section):
     """Everything a person decides about a run."""
 
@@ -262,6 +289,12 @@ class RunConfig(Section):
     """Where the run lives."""
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     """How progress is measured."""
+    promotion: PromotionConfig = Field(default_factory=PromotionConfig)
+    """Which checkpoint is the one to use."""
+    budget: BudgetConfig = Field(default_factory=BudgetConfig)
+    """How much one attempt may do."""
+    supervision: SupervisionConfig = Field(default_factory=SupervisionConfig)
+    """When a stage is taken to hang."""
 
     @property
     def effective_max_staleness(self) -> int:

@@ -52,7 +52,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--run-id", help="the run's name and folder; made from the config's name and the time if absent")
     run.add_argument("--root", help="folder or URL under which the run lives; short for --set storage.root=…")
-    run.add_argument("--resume", action="store_true", help="go on with the run --run-id from its last checkpoint")
+    run.add_argument(
+        "--resume",
+        nargs="?",
+        choices=("required", "latest"),
+        const="required",
+        default="never",
+        help="go on with the run --run-id from its last checkpoint; `latest`: start it where there is none yet",
+    )
     status = commands.add_parser("status", help="show what a run has come to")
     status.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
     status.add_argument("--json", action="store_true", help="everything, as JSON")
@@ -70,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.root is not None:
         overrides.append(f"storage.root={json.dumps(arguments.root)}")
     config = load_config(arguments.config, overrides)
-    if arguments.resume and arguments.run_id is None:
+    if arguments.resume != "never" and arguments.run_id is None:
         raise InputError("--resume needs --run-id: which run should go on?")
     run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}" if arguments.run_id is None else arguments.run_id
 

@@ -8,6 +8,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from configs.load import changed_immutably
 from configs.schema import RunConfig
@@ -23,6 +24,10 @@ from storage.factory import open_store
 from storage.memory import memory_folder
 from storage.store import Store, probe
 
+Resume = Literal["never", "required", "latest"]
+"""`never`: the run must not exist yet. `required`: it must, and goes on from its latest checkpoint. `latest`: it goes
+on where it exists, and starts where it does not."""
+
 _accepted: list[Question] = []
 """What vLLM could start with, as far as this process has asked."""
 
@@ -37,7 +42,7 @@ class Prepared:
     """Folder in shared memory where this attempt's weights pass from process to process."""
 
 
-def check(config: RunConfig, run_id: str, *, resume: bool) -> Store:
+def check(config: RunConfig, run_id: str, *, resume: Resume) -> Store:
     """The store at the run's place, after every look that leaves no half-made run behind.
 
     Raises InputError, BadName or StoreRefused with one sentence about the first mistake found, and StageDied where vLLM
@@ -50,7 +55,7 @@ def check(config: RunConfig, run_id: str, *, resume: bool) -> Store:
     prompts = load_prompt_set(config)
     root = config.storage.root
     store = open_store(root + run_id if root.endswith("/") else f"{root}/{run_id}")
-    if resume:
+    if _goes_on(store, resume):
         changes = changed_immutably(RunConfig.model_validate(latest_attempt(store).config), config)
         if changes:
             raise InputError(f"run {run_id!r} can't be resumed with another config: {'; '.join(changes)}")
@@ -63,12 +68,16 @@ def check(config: RunConfig, run_id: str, *, resume: bool) -> Store:
     return store
 
 
-def prepare(config: RunConfig, run_id: str, *, resume: bool) -> Prepared:
+def prepare(config: RunConfig, run_id: str, *, resume: Resume) -> Prepared:
     """Checks, then claims the run's place, or adds an attempt to the run that is there."""
     store = check(config, run_id, resume=resume)
     values = config.model_dump(mode="json")
-    attempt = resume_run(store, values) if resume else create_run(store, run_id, values)
+    attempt = resume_run(store, values) if _goes_on(store, resume) else create_run(store, run_id, values)
     return Prepared(run_url=store.url, attempt=attempt.number, handover=_handover_folder(store.url))
+
+
+def _goes_on(store: Store, resume: Resume) -> bool:
+    return resume == "required" or (resume == "latest" and store.exists(layout.RUN))
 
 
 def _check_vllm(config: RunConfig, prompts: PromptSet) -> None:

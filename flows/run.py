@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from configs.schema import RunConfig
-from flows.prepare import check
+from flows.prepare import Resume, check
 from flows.view import View, panel
 from storage import failpoints
 from storage.store import Store
@@ -24,7 +24,7 @@ def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 
-def run_campaign(config: RunConfig, run_id: str, *, resume: bool) -> int:
+def run_campaign(config: RunConfig, run_id: str, *, resume: Resume) -> int:
     """Runs it to its end. Returns 0, or 130 / 143 where Ctrl-C / SIGTERM stopped it and every stage has drained.
 
     Raises the errors of `flows.prepare.check` before anything has been made.
@@ -46,12 +46,14 @@ def run_campaign(config: RunConfig, run_id: str, *, resume: bool) -> int:
     else:
         console.print(panel(status, {}))
         _say(console, f"summary at {store.url}/summary.json")
+        if status["state"] != "finished":
+            _say(console, f"this attempt's budget is spent; go on with --run-id {run_id} --resume")
         return 0
     _say(console, f"stopped; go on with --run-id {run_id} --resume")
     return code
 
 
-def _run(config: RunConfig, run_id: str, resume: bool, store: Store, console: Console) -> dict[str, Any]:
+def _run(config: RunConfig, run_id: str, resume: Resume, store: Store, console: Console) -> dict[str, Any]:
     # Prefect takes seconds to import: a mistake should not have to wait for it.
     from flows.server import prefect_server
 

@@ -1,4 +1,4 @@
-"""The end of a run in one file: summary.json, what `millrace status` says of a finished run."""
+"""The end of an attempt in one file: summary.json, what `millrace status` says of the run then."""
 
 import json
 from typing import Any
@@ -10,9 +10,11 @@ from storage.factory import open_store
 
 
 def write_summary(run_url: str, attempt: int) -> dict[str, Any]:
-    """Marks the attempt finished, and writes and returns its status."""
+    """Marks the attempt finished, or stopped where there are steps left to take; writes and returns the status."""
     store = open_store(run_url)
-    end_attempt(store, attempt, "finished")
-    status = StatusReader(store).look()
+    reader = StatusReader(store)
+    status = reader.look()
+    end_attempt(store, attempt, "finished" if status["steps"] >= status["max_steps"] else "stopped")
+    status = reader.look()
     store.put(layout.SUMMARY, json.dumps(status, indent=1).encode())
     return status

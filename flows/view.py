@@ -109,7 +109,7 @@ def phase(status: dict[str, Any]) -> str:
     if "train-0" not in doing:
         bootstrap = doing.get("bootstrap-0", "stopped")
         return "evaluating the start model" if bootstrap == "stopped" else f"making the start model: {bootstrap}"
-    if status["steps"] >= status["max_steps"]:
+    if status["steps"] >= status["stop_at_step"]:
         return "evaluating the trained model"
     return TRAINING
 

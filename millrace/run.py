@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from millrace.errors import RunExists, RunMissing
 from storage import layout
+from storage.checkpoints import read_latest
 from storage.errors import NotInStore
 from storage.store import Store
 
@@ -46,7 +47,16 @@ class Attempt:
     """The resolved config, as JSON."""
     t_started: float
     """Unix seconds."""
+    first_step: int = 0
+    """Policy version of the checkpoint it went on from."""
     provenance: Provenance = field(default_factory=lambda: provenance())
+
+    @property
+    def stop_at_step(self) -> int:
+        """Policy version at which its trainer ends: `training.max_steps`, or sooner if `budget.max_steps` is spent."""
+        max_steps: int = self.config["training"]["max_steps"]
+        budget = self.config.get("budget", {}).get("max_steps")
+        return max_steps if budget is None else min(max_steps, self.first_step + budget)
 
 
 def create_run(store: Store, run_id: str, config: dict[str, Any]) -> Attempt:
@@ -58,11 +68,13 @@ def create_run(store: Store, run_id: str, config: dict[str, Any]) -> Attempt:
 
 
 def resume_run(store: Store, config: dict[str, Any]) -> Attempt:
-    """Records one more start of an existing run."""
+    """Records one more start of an existing run. Raises StreamCorrupt where its checkpoints' log is damaged."""
     number = latest_attempt(store).number
+    checkpoint = read_latest(store)
+    first_step = 0 if checkpoint is None else checkpoint.step
     while True:
         number += 1
-        attempt = Attempt(number=number, config=config, t_started=time.time())
+        attempt = Attempt(number=number, config=config, t_started=time.time(), first_step=first_step)
         if _claim(store, layout.attempt(number), _dump(asdict(attempt))):
             return attempt
 

@@ -72,6 +72,7 @@ class StatusReader:
             "state": self._state(lives),
             "steps": trainer.get("policy_version", 0),
             "max_steps": self._attempt.config["training"]["max_steps"],
+            "stop_at_step": self._attempt.stop_at_step,
             "wall_seconds": self._wall_seconds(lives),
             "reward_mean": trainer.get("reward_mean"),
             "eval": self._evaluations(),

@@ -28,6 +28,7 @@ from millrace.lineage import Lineage
 from millrace.model import load_model, load_tokenizer, start_folder
 from millrace.position import Positions
 from millrace.probe import NUM_LOGPROBS, probe_tokens
+from millrace.run import read_attempt
 from millrace.scored import LostPart, ScoredGroup
 from millrace.stages.inputs import load_prompt_set
 from millrace.stages.process import Stage, run_stage
@@ -41,7 +42,7 @@ from storage.failpoints import failpoint
 
 
 def main(stage: Stage) -> None:
-    """Trains to `training.max_steps`, or until asked to drain; the last version is checkpointed either way."""
+    """Trains to the attempt's last step, or until asked to drain; the last version is checkpointed either way."""
     config = stage.config
     torch.set_num_threads(config.training.threads)
     torch.manual_seed(config.seed)
@@ -58,6 +59,7 @@ def main(stage: Stage) -> None:
         max_importance_ratio=training.max_importance_ratio,
         max_tokens_per_microbatch=training.max_tokens_per_microbatch,
     )
+    stop_at_step = read_attempt(stage.store, stage.arguments.attempt).stop_at_step
     checkpoints = CheckpointWriter(stage.store)
     found = restore(stage, trainer)
     # As generators want them: the copy into the handover casts.
@@ -68,11 +70,10 @@ def main(stage: Stage) -> None:
     handover = trainer_end(stage.arguments.handover, like, config.generation.replicas)
     first_prompt: list[int] = tokenizer(load_prompt_set(config).train[0].text)["input_ids"]
     stage.ready(
-        f"trainer ready at version {trainer.policy_version} of {training.max_steps}, "
-        f"incarnation {checkpoints.incarnation}"
+        f"trainer ready at version {trainer.policy_version} of {stop_at_step}, incarnation {checkpoints.incarnation}"
     )
     probed = probe_tokens(first_prompt, config.generation.max_new_tokens)
-    TrainLoop(stage, trainer, checkpoints, handover, probed, found).run()
+    TrainLoop(stage, trainer, checkpoints, handover, probed, found, stop_at_step).run()
     stage.milestone(f"trainer stopped at version {trainer.policy_version}, checkpointed")
 
 
@@ -100,7 +101,7 @@ class TrainLoop:
     """The loop above.
 
     `found` is the checkpoint that `trainer` was restored from, None for the base model; `probed` are the tokens by
-    which generators check that they mean the same policy.
+    which generators check that they mean the same policy; `stop_at_step` is the policy version to end with.
     """
 
     def __init__(
@@ -111,12 +112,14 @@ class TrainLoop:
         handover: WeightsWriter,
         probed: tuple[int, ...],
         found: Checkpoint | None,
+        stop_at_step: int,
     ) -> None:
         self.stage = stage
         self.trainer = trainer
         self.checkpoints = checkpoints
         self.handover = handover
         self.probed = probed
+        self.stop_at_step = stop_at_step
         state: dict[str, Any] = {} if found is None else found.state
         self.lineage = Lineage.after(found, checkpoints.incarnation)
         self.intake = open_intake(stage, trainer.vocab_size, state.get("intake"))
@@ -139,15 +142,15 @@ class TrainLoop:
 
     def run(self) -> None:
         """Until the last step, or until asked to drain."""
-        training = self.stage.config.training
+        checkpoint_every = self.stage.config.training.checkpoint_every
         self._check_ledger()
         self._hand_over()
         self._report(None)
-        while self.trainer.policy_version < training.max_steps:
+        while self.trainer.policy_version < self.stop_at_step:
             if not self.stage.wait(self._collect, why="waiting for scored groups"):
                 break
             self._step()
-            if self.trainer.policy_version % training.checkpoint_every == 0:
+            if self.trainer.policy_version % checkpoint_every == 0:
                 self._checkpoint()
         latest = self.checkpoints.latest
         if latest is None or latest.step != self.trainer.policy_version:

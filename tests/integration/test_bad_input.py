@@ -147,7 +147,7 @@ def a_run(root: Path) -> None:
     from configs.load import load_config
     from flows.prepare import prepare
 
-    shutil.rmtree(prepare(load_config(PRESET, [f"storage.root={root}"]), "taken", resume=False).handover)
+    shutil.rmtree(prepare(load_config(PRESET, [f"storage.root={root}"]), "taken", resume="never").handover)
 
 
 def test_a_run_id_that_is_taken_is_refused_unless_resumed(capsys: pytest.CaptureFixture[str], root: Path) -> None:

@@ -14,6 +14,7 @@ from millrace.run import (
     read_run,
     resume_run,
 )
+from storage.checkpoints import CheckpointWriter
 from storage.memory import MemoryStore
 from storage.store import BytesLike, Store
 
@@ -67,3 +68,14 @@ def test_a_lost_reply_is_not_another_controller() -> None:
     assert resume_run(store, {}).number == 1
     with pytest.raises(RunExists):
         create_run(store, "mine", {"other": 1})
+
+
+def test_an_attempt_ends_at_the_run_s_last_step_or_where_its_own_budget_is_spent(memory_store: Store) -> None:
+    def config(budget: int | None) -> dict[str, object]:
+        return {"training": {"max_steps": 10}, "budget": {"max_steps": budget}}
+
+    assert create_run(memory_store, "mine", config(4)).stop_at_step == 4
+    assert resume_run(memory_store, config(None)).stop_at_step == 10
+    CheckpointWriter(memory_store).commit(4, {}, {})
+    assert resume_run(memory_store, config(3)).stop_at_step == 7
+    assert resume_run(memory_store, config(8)).stop_at_step == 10
