@@ -1,4 +1,5 @@
-# Two commands are enough: `make demo` and `make test`. Each builds what it needs in .venv first.
+# Two commands are enough: `make demo` and `make test`. Each builds what it needs in .venv first. Two more, in a terminal
+# each, are for campaigns of weeks: `make server` and `make deploy` (docs/operations.md).
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-war
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := configs flows tasks millrace storage dashboard benchmarks tests
 
-.PHONY: demo test faults install vllm check format clean
+.PHONY: demo test faults server deploy install vllm check format clean
+
+# Of `make server` and `make deploy`; what is set in the environment already stays as it is.
+PORT ?= 4200
 
 demo: install  ## a whole asynchronous campaign on this machine's CPU, in about two minutes
 	$(BIN)/millrace run configs/presets/tiny-cpu.yaml
@@ -18,6 +22,32 @@ test: $(VENV)/test $(VENV)/vllm  ## every test but the long storms of faults
 
 faults: $(VENV)/test $(VENV)/vllm  ## the storms: two hundred kills of whole campaigns, ten thousand flipped bits (half an hour)
 	$(BIN)/python -m pytest -m faults -s
+
+# The browser asks where the page came from. Limits survive a restart of the server, or its campaigns would crash. Many
+# task runs at once are written in batches, or SQLite would be locked for too long.
+server: export PREFECT_HOME ?= $(CURDIR)/.prefect
+server: export PREFECT_UI_API_URL ?= /api
+server: export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
+server: export PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT ?= false
+server: export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE ?= prefect.server.concurrency.lease_storage.filesystem
+server: export PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE ?= 100
+server: export PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE ?= 50
+server: export PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL ?= 1
+server: export PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE ?= 50
+server: export DO_NOT_TRACK ?= 1
+server: install  ## a Prefect server with its UI on loopback, at PORT (4200); its database is in .prefect
+	$(BIN)/prefect server start --host 127.0.0.1 --port $(PORT)
+
+# A campaign waits for a server that is away, and says once a minute that it is alive.
+deploy: export PREFECT_HOME ?= $(CURDIR)/.prefect
+deploy: export PREFECT_API_URL ?= http://127.0.0.1:$(PORT)/api
+deploy: export PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL ?= CRITICAL
+deploy: export PREFECT_CLIENT_MAX_RETRIES ?= 12
+deploy: export PREFECT_FLOWS_HEARTBEAT_FREQUENCY ?= 60
+deploy: export PREFECT_WORKER_QUERY_SECONDS ?= 2
+deploy: export DO_NOT_TRACK ?= 1
+deploy: install  ## puts the deployments on that server, and works for it; CAMPAIGNS=2 lets two run at once
+	$(BIN)/python -m flows.deploy $(if $(CAMPAIGNS),--campaigns $(CAMPAIGNS))
 
 install: $(VENV)/base  ## the environment that the main job needs
 

@@ -15,6 +15,7 @@ def impossible_combinations(config: RunConfig) -> Iterator[str]:
     yield from _prompts(config)
     yield from _groups(config)
     yield from _engine(config)
+    yield from _placement(config)
 
 
 def _model(config: RunConfig) -> Iterator[str]:
@@ -85,3 +86,26 @@ def _num_sums(digits: int, max_sum: int) -> int:
     """Count the ordered pairs of numbers below 10**digits whose sum is at most `max_sum`."""
     limit = 10**digits
     return sum(min(limit, max_sum - a + 1) for a in range(min(limit, max_sum + 1)))
+
+
+def _placement(config: RunConfig) -> Iterator[str]:
+    placement = config.placement
+    placed = {
+        f"placement.{stage}.work_pool": place.work_pool
+        for stage, place in (("generate", placement.generate), ("score", placement.score), ("train", placement.train))
+        if place.work_pool is not None
+    }
+    if not placed:
+        return
+    key, pool = next(iter(placed.items()))
+    if config.storage.root.startswith("memory:"):
+        yield (
+            f'storage.root is "{config.storage.root}" and {key} is "{pool}"; '
+            "expected a root that other hosts can reach, such as s3://bucket/prefix or a shared folder"
+        )
+    key = next((key for key in placed if ".score." not in key), "")
+    if key and config.weights.transport == "shm":
+        yield (
+            f'weights.transport is "shm" and {key} is "{placed[key]}"; '
+            "expected broadcast or store, for generators and trainer may be on different hosts"
+        )

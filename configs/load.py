@@ -23,7 +23,7 @@ _FREE_ON_RESUME = frozenset(
     for key in _LEAVES
     if key in ("training.max_steps", "training.checkpoint_every")
     or key.endswith(".threads")
-    or key.startswith(("weights.", "storage.", "evaluation.", "promotion.", "budget.", "supervision."))
+    or key.startswith(("weights.", "storage.", "evaluation.", "promotion.", "budget.", "supervision.", "placement."))
 )
 
 IMMUTABLE_ON_RESUME = _LEAVES - _FREE_ON_RESUME

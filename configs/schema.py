@@ -7,7 +7,8 @@
                ├─ generation   how rollouts are made        ├─ evaluation   how progress is measured
                ├─ scoring      what earns a reward          ├─ promotion    which checkpoint is the one to use
                ├─ training     how the policy learns        ├─ supervision  when a stage is taken to hang
-               └─ budget       how much one attempt may do
+               ├─ budget       how much one attempt may do
+               └─ placement    on whose hosts the stages run
 
 Unknown keys, wrong types and non-finite numbers are refused, and nothing is converted except a whole number given for
 a real one. Whatever a single field can't decide is decided in `configs.combinations`.
@@ -262,6 +263,26 @@ class SupervisionConfig(Section):
     """The same, while a stage starts and loads its model."""
 
 
+class PlaceConfig(Section):
+    """Where one stage runs."""
+
+    work_pool: Text | None = None
+    """Prefect work pool whose workers start it on their hosts; null: beside the controller."""
+    job_variables: dict[str, Any] = Field(default_factory=dict)
+    """Variables of that pool's job template, such as how many GPUs a job gets."""
+
+
+class PlacementConfig(Section):
+    """On whose hosts the stages run. Every one of them must see `storage.root`, and run the same code."""
+
+    generate: PlaceConfig = Field(default_factory=PlaceConfig)
+    """Of the generators, each a job of its own."""
+    score: PlaceConfig = Field(default_factory=PlaceConfig)
+    """Of the scorers, each a job of its own."""
+    train: PlaceConfig = Field(default_factory=PlaceConfig)
+    """Of the trainer and sync_weights, which share memory: one job."""
+
+
 class RunConfig(Section):
     """Everything a person decides about a run."""
 
@@ -295,6 +316,8 @@ class RunConfig(Section):
     """How much one attempt may do."""
     supervision: SupervisionConfig = Field(default_factory=SupervisionConfig)
     """When a stage is taken to hang."""
+    placement: PlacementConfig = Field(default_factory=PlacementConfig)
+    """On whose hosts the stages run."""
 
     @property
     def effective_max_staleness(self) -> int:

@@ -12,22 +12,25 @@ One call is one attempt. What its budget leaves undone is the next one's: a sche
 STOP, and every stage drains.
 """
 
+import contextlib
 import math
-import queue
 import shutil
 import time
 from dataclasses import replace
 from typing import Any
 
 from prefect import flow, get_run_logger, runtime
-from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.schema import RunConfig
+from flows.campaign_report import Outcome, publish_report, write_report
 from flows.prepare import Resume, prepare
 from flows.report import Reporter
+from flows.running import Running
 from flows.summary import write_summary
 from millrace.errors import MillraceError
+from millrace.hosts import CONTROLLER, Beacon
+from millrace.places import places
 from millrace.run import end_attempt
 from millrace.stages.arguments import StageArguments
 from storage.checkpoints import read_latest
@@ -35,13 +38,10 @@ from storage.factory import open_store
 from storage.failpoints import failpoint
 from tasks.bootstrap import bootstrap
 from tasks.evaluate import evaluate
-from tasks.generate import generate
-from tasks.score import score
+from tasks.long_running import LONG_RUNNING
+from tasks.place import place_elsewhere
+from tasks.promote import promote
 from tasks.stop import STOP
-from tasks.sync_weights import sync_weights
-from tasks.train import train
-
-_LOOK_SECONDS = 0.5
 
 
 def _flow_run_name() -> str:
@@ -86,9 +86,12 @@ def campaign(config: RunConfig, run_id: str | None = None, resume: Resume = "nev
             # Where the time was up before the trainer had begun there is nothing new to measure.
             if read_latest(open_store(run.run_url)) is not None:
                 evaluate(arguments, config.training.threads, "end")
+                promote(arguments, config.training.threads)
             failpoint("controller.evaluated")
         summary = write_summary(run.run_url, run.attempt)
         failpoint("controller.summarised")
+        outcome: Outcome = "finished" if summary["state"] == "finished" else "window over"
+        publish_report(write_report(run.run_url, run.attempt, outcome))
         return summary
     finally:
         STOP.set()
@@ -98,53 +101,24 @@ def campaign(config: RunConfig, run_id: str | None = None, resume: Resume = "nev
 
 
 def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float) -> None:
-    """Runs the four stages until the trainer is done, or until `ends_at` on the clock of time.monotonic.
-
-    Whatever happens, none is left behind.
-    """
-    ended: queue.Queue[tuple[str, PrefectFuture[None]]] = queue.Queue()
-    futures: list[PrefectFuture[None]] = []
-
-    def start(name: str, future: PrefectFuture[None]) -> None:
-        futures.append(future)
-        future.add_done_callback(lambda done: ended.put((name, done)))
-
-    try:
-        start("train", train.submit(arguments, config.training.threads))
-        start("sync_weights", sync_weights.submit(arguments, 1))
-        for replica in range(config.generation.replicas):
-            start("generate", generate.submit(replace(arguments, replica=replica), config.generation.threads))
-        for replica in range(config.scoring.replicas):
-            start("score", score.submit(replace(arguments, replica=replica), config.scoring.threads))
+    """Runs the four stages until the trainer is done, or until `ends_at` on the clock of time.monotonic."""
+    with contextlib.ExitStack() as stack:
+        if any(place.work_pool for place in places(config)):
+            # Those elsewhere drain when it says so, or falls silent.
+            store, of = open_store(arguments.run_url), str(arguments.attempt)
+            stack.enter_context(Beacon(store, CONTROLLER, 0, of=of, doing="campaign", draining=STOP.is_set))
+        running = stack.enter_context(Running())
+        for place in places(config):
+            if place.work_pool is not None:
+                running.start(place.seats[0].stage, place_elsewhere.submit(arguments, place))
+                continue
+            for seat in place.seats:
+                started = LONG_RUNNING[seat.stage].submit(replace(arguments, replica=seat.replica), seat.threads)
+                running.start(seat.stage, started)
         failpoint("controller.started")
-        first = _first_to_end(ended, ends_at)
-        if first is None:
+        ended = running.first_to_end(ends_at)
+        if ended is None:
             get_run_logger().info("budget.duration_minutes is spent: the stages drain")
-        elif first[0] != "train" and first[1].state.is_completed():
-            raise MillraceError(f"{first[0]} ended before the trainer did")
-        else:
-            first[1].result()
-    finally:
-        STOP.set()
-        for future in futures:
-            future.wait()
-    for future in futures:
-        if not future.state.is_completed():
-            # What it had committed counts; what it had not was never part of the run.
-            get_run_logger().warning("a stage did not drain by itself: %s", future.state.message)
-    # Draining it may have failed, and then what it had done since its last checkpoint is lost.
-    futures[0].result()
-    get_run_logger().info("all stages ended")
+        elif ended != "train":
+            raise MillraceError(f"{ended} ended before the trainer did")
     STOP.clear()
-
-
-def _first_to_end(
-    ended: queue.Queue[tuple[str, PrefectFuture[None]]], ends_at: float
-) -> tuple[str, PrefectFuture[None]] | None:
-    """None when the time is up. Waits in short steps, so that a signal or a cancellation is delivered here."""
-    while time.monotonic() < ends_at:
-        try:
-            return ended.get(timeout=_LOOK_SECONDS)
-        except queue.Empty:
-            continue
-    return None

@@ -1,4 +1,4 @@
-"""`millrace inspect | fsck | compact | gc`: their command lines, and what they print.
+"""`millrace inspect | fsck | compact | gc | export`: their command lines, and what they print.
 
 What a run holds was written by a model, by the people who gave it prompts, and perhaps by a damaged disk: nothing of it
 reaches the terminal as a control character, or as markup.
@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -29,7 +30,7 @@ _FILES_SHOWN = 5
 
 
 def add_parsers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the four commands."""
+    """Adds the five commands."""
     inspect = _command(commands, "inspect", "show what a run holds: streams, checkpoints, weights, first rows")
     inspect.add_argument("--stream", metavar="NAME", help="show the first rows of this stream, such as trajectories/0")
     inspect.add_argument("--rows", type=_count, default=5, metavar="N", help="how many of them (default: 5)")
@@ -44,16 +45,22 @@ def add_parsers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     gc.add_argument("--keep-versions", type=_count, metavar="N", help="keep rows of the N newest policy versions")
     gc.add_argument("--max-bytes", type=_size, metavar="SIZE", help="then keep at most so much of rows, such as 10GB")
     gc.add_argument(
-        "--keep-checkpoints", type=_count, default=2, metavar="N", help="keep the N newest checkpoints (default: 2)"
+        "--keep-checkpoints",
+        type=_count,
+        default=2,
+        metavar="N",
+        help="keep the N newest checkpoints, and the N newest promoted ones (default: 2)",
     )
     gc.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
+    export = _command(commands, "export", "write the promoted checkpoint as a Hugging Face folder")
+    export.add_argument("folder", type=Path, metavar="FOLDER", help="folder to make; it must not exist")
 
 
 def run(arguments: argparse.Namespace, console: Console | None = None) -> int:
-    """Runs one of the four; returns its exit code. Raises InputError and StorageError: a mistake, or damage."""
+    """Runs one of the five; returns its exit code. Raises InputError and StorageError: a mistake, or damage."""
     console = console or Console()
-    command = {"inspect": _inspect, "fsck": _fsck, "compact": _compact, "gc": _gc}[arguments.command]
-    return command(arguments, console)
+    commands = {"inspect": _inspect, "fsck": _fsck, "compact": _compact, "gc": _gc, "export": _export}
+    return commands[arguments.command](arguments, console)
 
 
 def _command(
@@ -171,6 +178,15 @@ def _gc(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _export(arguments: argparse.Namespace, console: Console) -> int:
+    from millrace.promotion import fetch_promoted
+    from storage.factory import open_store
+
+    promoted = fetch_promoted(open_store(arguments.run_url), arguments.folder)
+    _say(console, f"{promoted.sentence}; written to {arguments.folder}")
+    return 0
+
+
 def _freed(made: "Plan", *, dry_run: bool) -> Table:
     from millrace.care.gc import KINDS
 
@@ -200,7 +216,12 @@ def _print_summary(summary: "RunSummary", console: Console) -> None:
         writers.add_row(name, *times, _state(stream), removed, str(stream.epochs), schema)
     console.print(rows)
     console.print(writers)
-    for title, files in (("checkpoints", summary.checkpoints), ("weights in the store", summary.weights)):
+    kinds = (
+        ("checkpoints", summary.checkpoints),
+        ("weights in the store", summary.weights),
+        ("promoted", summary.promoted),
+    )
+    for title, files in kinds:
         if files:
             console.print(_files_table(title, files))
     histogram = "  ".join(f"{staleness}: {count:,}" for staleness, count in summary.staleness.items())

@@ -15,6 +15,7 @@ from configs.schema import RunConfig
 from millrace.engines.vllm_check import Question, refusal
 from millrace.errors import InputError, RunExists
 from millrace.model_folder import check_model_folder
+from millrace.places import places
 from millrace.prompts import PromptSet
 from millrace.rewards.factory import make_reward
 from millrace.run import create_run, latest_attempt, resume_run
@@ -63,6 +64,11 @@ def check(config: RunConfig, run_id: str, *, resume: Resume) -> Store:
         raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
     if config.generation.engine == "vllm":
         _check_vllm(config, prompts)
+    if any(place.work_pool for place in places(config)):
+        # Late: only what is placed needs Prefect by now.
+        from flows.pools import check_pools
+
+        check_pools(places(config))
     # Last, for it makes the root folder where there is none yet.
     probe(open_store(config.storage.root))
     return store
@@ -73,7 +79,7 @@ def prepare(config: RunConfig, run_id: str, *, resume: Resume) -> Prepared:
     store = check(config, run_id, resume=resume)
     values = config.model_dump(mode="json")
     attempt = resume_run(store, values) if _goes_on(store, resume) else create_run(store, run_id, values)
-    return Prepared(run_url=store.url, attempt=attempt.number, handover=_handover_folder(store.url))
+    return Prepared(run_url=store.url, attempt=attempt.number, handover=handover_folder(store.url))
 
 
 def _goes_on(store: Store, resume: Resume) -> bool:
@@ -102,12 +108,12 @@ def _check_vllm(config: RunConfig, prompts: PromptSet) -> None:
     _accepted.append(question)
 
 
-def _handover_folder(run_url: str) -> Path:
+def handover_folder(user: str) -> Path:
     """A fresh folder in memory.
 
-    Its name follows from the run's, so what a killed controller left behind goes when the run is resumed.
+    Its name follows from its user's, such as the run's URL: what a killed one left behind goes when there is a next.
     """
-    folder = memory_folder() / f"handover-{hashlib.sha256(run_url.encode()).hexdigest()[:16]}"
+    folder = memory_folder() / f"handover-{hashlib.sha256(user.encode()).hexdigest()[:16]}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     return folder

@@ -23,6 +23,13 @@ from millrace.errors import InputError
 _START_SECONDS = 90.0
 _STOP_SECONDS = 10.0
 _ANSWER_SECONDS = 10.0
+_SETTINGS = {
+    # Written in batches: with a transaction for each task run and event, SQLite is locked for too long.
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "50",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "50",
+}
 
 
 @contextlib.contextmanager
@@ -102,6 +109,8 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def _serve(port: int) -> None:
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     import uvicorn
     from prefect.server.api.server import create_app
 

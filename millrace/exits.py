@@ -1,5 +1,9 @@
-"""What a stage process's exit code means to its supervisor."""
+"""What a stage process's exit code means to its supervisor, and what the supervisor's signals mean to it."""
 
+import signal
+
+SHOW_STACKS = signal.SIGUSR1
+"""Asks a stage that seems to hang for the stacks of its threads, which go to its log; SIGTERM asks it to stop."""
 DRAINED = 75
 """Stopped because it was asked to (EX_TEMPFAIL)."""
 MISTAKE = 2

@@ -5,7 +5,8 @@
     MILLRACE_FAILPOINTS_FIRED   a folder: one file a failpoint that fired, which holds when (unix seconds). It is the
                                 test's witness, and what keeps the restarted process from meeting the same fate.
 
-Actions: `kill` (SIGKILL to itself), `stop` (SIGSTOP; somebody else continues it), `error` (OSError EIO).
+Actions: `kill` (SIGKILL to itself), `stop` (SIGSTOP; somebody else continues it), `hang` (this thread goes no further;
+the others do), `error` (OSError EIO).
 """
 
 import errno
@@ -20,7 +21,7 @@ from typing import Literal, cast, get_args
 SPECS = "MILLRACE_FAILPOINTS"
 FIRED = "MILLRACE_FAILPOINTS_FIRED"
 
-Action = Literal["kill", "stop", "error"]
+Action = Literal["kill", "stop", "hang", "error"]
 
 
 @dataclass(kw_only=True)
@@ -85,4 +86,6 @@ def _fire(armed: Failpoint) -> None:
         os.fsync(file.fileno())
     if armed.action == "error":
         raise OSError(errno.EIO, f"failpoint {armed}")
+    while armed.action == "hang":
+        time.sleep(3600)
     os.kill(os.getpid(), signal.SIGKILL if armed.action == "kill" else signal.SIGSTOP)

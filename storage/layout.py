@@ -3,7 +3,8 @@
 run.json                                the run's first start, attempt 0: config, versions; written once
 attempts/<n>.json                       each later start of the run's controller, and its config
 attempts/<n>.ended                      how that attempt ended
-summary.json                            what the run came to
+attempts/<n>.promotion                  what the promotion gate decided at its end, and why
+summary.json                            what the run had come to when an attempt ended of itself
 start/                                  the model at policy version 0, a Hugging Face folder
 start.json                              which files that folder has, with their checksums; written last
 streams/trajectories/<g>/{seg,log}/     one writer per generator
@@ -13,8 +14,10 @@ streams/metrics/<stage>-<r>/            one writer per stage replica
   …/removed.json                        beside a stream's log: how many of its first parts were removed
 checkpoints/{data,log}/                 the trainer's, cursors inside the record
 weights/{data,log}/                     policy versions on their way, where the store is the transport
+weights/promoted/{data,log}/            checkpoints that passed the promotion gate, as Hugging Face folders
 progress/<stage>-<r>.json               signs of life, overwritten
 evaluations/<version>.json              held-out results of one policy version
+reports/<attempt>.md                    what an attempt came to, for people: text, figures and plots
 logs/<stage>-<r>.log                    what each stage process printed
 quarantine/…                            damaged files that fsck moved aside, each under its old path
 parquet/                                the run as compact wrote it, for analysis
@@ -31,8 +34,10 @@ START_MODEL = "start"
 START_MANIFEST = "start.json"
 CHECKPOINTS = "checkpoints"
 WEIGHTS = "weights"
+PROMOTED = "weights/promoted"
 PROGRESS = "progress"
 EVALUATIONS = "evaluations"
+REPORTS = "reports"
 LOGS = "logs"
 ATTEMPTS = "attempts"
 QUARANTINE = "quarantine"
@@ -40,6 +45,9 @@ PARQUET = "parquet"
 PROBE = ".probe"
 HEAD = "head.json"
 REMOVED = "removed.json"
+
+FILE_LOGS = (CHECKPOINTS, WEIGHTS, PROMOTED)
+"""The logs whose records name files: what `storage.checkpoints` writes."""
 
 _RECORD = re.compile(r"(?:^|/)log/(\d{12,})\.json$")
 _RUN_ID = re.compile(r"[A-Za-z0-9-][A-Za-z0-9._-]{0,127}")
@@ -79,6 +87,16 @@ def attempt(number: int) -> str:
 def ended(number: int) -> str:
     """How one start of the run's controller ended."""
     return f"{ATTEMPTS}/{number:04d}.ended"
+
+
+def promotion(attempt: int) -> str:
+    """What the promotion gate decided at the end of one start of the run's controller."""
+    return f"{ATTEMPTS}/{attempt:04d}.promotion"
+
+
+def report(attempt: int) -> str:
+    """What people read about one start of the run's controller once it is over."""
+    return f"{REPORTS}/{attempt:04d}.md"
 
 
 def progress(stage: str, replica: int) -> str:

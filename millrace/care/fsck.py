@@ -54,7 +54,7 @@ class Report:
     removed_parts: int = 0
     """Parts whose rows gc removed: their records were verified."""
     checkpoints: int = 0
-    """Checkpoint records whose files were verified; versions of weights in the store included."""
+    """Checkpoint records whose files were verified; versions of weights in the store, and promoted ones, included."""
     bytes: int = 0
     """Size of every file verified."""
     findings: list[Finding] = field(default_factory=list)
@@ -101,8 +101,7 @@ class _Check:
         self._json_files()
         self._start_model()
         # Checkpoints before streams, and scores before trajectories: what the former speak of is committed by then.
-        checkpoints = self._checkpoints(layout.CHECKPOINTS)
-        self._checkpoints(layout.WEIGHTS)
+        checkpoints = {log: self._checkpoints(log) for log in layout.FILE_LOGS}[layout.CHECKPOINTS]
         latest = self._latest(checkpoints)
         self.cursors = {} if latest is None else latest[2]
         for stream in self.contents.streams:
@@ -196,7 +195,8 @@ class _Check:
                 gone = stored.ordinal < removed and not self.store.exists(ref.path)
                 if ref.path not in verified and not gone:
                     verified.add(ref.path)
-                    self._file(ref, record.seq, movable=True)
+                    # A promoted model has no other to fall back on.
+                    self._file(ref, record.seq, movable=root != layout.PROMOTED)
             self.report.checkpoints += stored.ordinal >= removed
         return found
 

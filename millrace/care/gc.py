@@ -5,6 +5,7 @@
                           └── as far as the retention says
     weights        anchor │ delta … │ anchor │ delta │ delta      a delta is of no use without all from its anchor on
                          may go     │ needed by the newest two
+    checkpoints, promoted ones      the newest few of each stay, the last one always
 
     plan       one listing, then every log ─► what goes, and why
     carry out  <stream>/removed.json: "all parts before N are gone" ─► then the files
@@ -18,7 +19,7 @@ import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from millrace.care.contents import Contents, StoredFiles
 from millrace.care.lanes import Lane, open_lanes
@@ -33,8 +34,8 @@ STRAY_SECONDS = 3600.0
 KEPT_WEIGHTS = 2
 """The newest version, and the one before it, which a generator may be reading; and whatever these are deltas of."""
 
-Kind = Literal["strays", "checkpoints", "weights", "rows"]
-KINDS: tuple[Kind, ...] = ("strays", "checkpoints", "weights", "rows")
+Kind = Literal["strays", "checkpoints", "weights", "promoted", "rows"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Retention:
     max_bytes: int | None = None
     """The files of trajectories and scores may take this much; more goes, oldest first, whatever the two above keep."""
     keep_checkpoints: int = 2
-    """Checkpoints that can be resumed from afterwards, the newest ones; at least 1."""
+    """Checkpoints that can be resumed from afterwards, the newest ones, and as many promoted ones; at least 1."""
 
     def __post_init__(self) -> None:
         if self.keep_checkpoints < 1:
@@ -93,12 +94,13 @@ def plan(store: Store, retention: Retention, *, now: float | None = None) -> Pla
     contents = Contents(store)
     made = Plan()
     # Checkpoints first: a trainer that runs meanwhile only moves on, so what these need is more than will be needed.
-    checkpoints, weights = contents.checkpoints(), contents.checkpoints(layout.WEIGHTS)
+    checkpoints, weights, promoted = (contents.checkpoints(log) for log in layout.FILE_LOGS)
     kept = _plan_files(made, contents, "checkpoints", layout.CHECKPOINTS, checkpoints, retention.keep_checkpoints)
     _plan_files(made, contents, "weights", layout.WEIGHTS, weights, _kept_weights(weights))
+    _plan_files(made, contents, "promoted", layout.PROMOTED, promoted, retention.keep_checkpoints)
     lanes = open_lanes(contents, kept)
     _plan_rows(made, lanes, retention, newest=checkpoints[-1].step if checkpoints else 0, now=now)
-    named = {ref.path for stored in (*checkpoints, *weights) for ref in stored.files.values()}
+    named = {ref.path for stored in (*checkpoints, *weights, *promoted) for ref in stored.files.values()}
     _plan_strays(made, contents, named, now)
     return made
 
@@ -199,7 +201,7 @@ def _outlived(lane: Lane, ordinal: int, retention: Retention, *, newest: int, no
 
 
 def _plan_strays(made: Plan, contents: Contents, named: set[str], now: float) -> None:
-    heads = {log: LogCursor() for log in (layout.CHECKPOINTS, layout.WEIGHTS)}
+    heads = {log: LogCursor() for log in layout.FILE_LOGS}
     for stream in contents.streams:
         heads[stream.path] = LogCursor()
         for record, cursor in contents.log(stream.path):

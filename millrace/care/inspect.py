@@ -47,7 +47,7 @@ class StreamSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class FilesSummary:
-    """One checkpoint, or one policy version that was sent through the store."""
+    """One checkpoint, one policy version that was sent through the store, or one that was promoted."""
 
     step: int
     """Optimizer steps behind it: the policy version."""
@@ -69,10 +69,12 @@ class RunSummary:
     streams: list[StreamSummary]
     checkpoints: list[FilesSummary]
     weights: list[FilesSummary]
+    promoted: list[FilesSummary]
+    """The last one is the promoted model."""
     staleness: dict[int, int]
     """Trained rollouts by staleness (policy versions), as the latest checkpoint has it."""
     problems: list[str]
-    """Why the logs of checkpoints or weights could not be read to their end."""
+    """Why the logs of checkpoints, weights or promoted models could not be read to their end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +92,7 @@ def inspect(store: Store) -> RunSummary:
     """Sums up the run at the root of `store`. Raises RunMissing; other damage than `run.json`'s is in the summary."""
     contents = Contents(store)
     problems: list[str] = []
-    checkpoints = _stored(contents, layout.CHECKPOINTS, problems)
-    weights = _stored(contents, layout.WEIGHTS, problems)
+    checkpoints, weights, promoted = (_stored(contents, log, problems) for log in layout.FILE_LOGS)
     return RunSummary(
         run_id=run_id(store),
         run_url=store.url,
@@ -99,6 +100,7 @@ def inspect(store: Store) -> RunSummary:
         streams=_in_order([_summary(contents, stream) for stream in contents.streams]),
         checkpoints=[_files_summary(contents, stored) for stored in checkpoints],
         weights=[_files_summary(contents, stored) for stored in weights],
+        promoted=[_files_summary(contents, stored) for stored in promoted],
         staleness=_staleness(checkpoints),
         problems=problems,
     )
@@ -177,7 +179,7 @@ def _stored(contents: Contents, root: str, problems: list[str]) -> list[StoredFi
 def _files_summary(contents: Contents, stored: StoredFiles) -> FilesSummary:
     return FilesSummary(
         step=stored.step,
-        # Weights say which trainer made them; a checkpoint's log has an epoch a trainer.
+        # Other files say which trainer made them; a checkpoint's log has an epoch a trainer.
         incarnation=stored.record.body["state"].get("incarnation", stored.record.epoch),
         bytes=stored.bytes,
         present=all(ref.path in contents.entries for ref in stored.files.values()),

@@ -1,7 +1,7 @@
 """Files of a run that no record names: left by processes that were killed, or put there by somebody else.
 
 seg/<epoch>-….arrows    no record names it: written, and its writer died before the commit
-data/<step>-…/NAME      the same of a checkpoint
+data/<step>-…/NAME      the same of a checkpoint, of weights on their way, or of a promoted model
 .tmp-…                  a local write that never got its name
 anything else           not a file of Millrace's: never touched
 """
@@ -17,13 +17,14 @@ from storage.log import LogCursor
 from storage.store import TEMPORARY_PREFIX, Entry
 
 _SEGMENT = re.compile(r"(?P<log>.+)/seg/(?P<epoch>\d+)-[^/]+\.arrows")
-_CHECKPOINT_FILE = re.compile(r"(?P<log>[^/]+)/(?P<folder>data/[^/]+)/.+")
+_CHECKPOINT_FILE = re.compile(rf"(?P<log>{'|'.join(layout.FILE_LOGS)})/(?P<folder>data/[^/]+)/.+")
 _FILES = {layout.RUN, layout.SUMMARY, layout.START_MANIFEST}
 _FOLDERS = (
     layout.ATTEMPTS,
     layout.START_MODEL,
     layout.PROGRESS,
     layout.EVALUATIONS,
+    layout.REPORTS,
     layout.LOGS,
     layout.QUARANTINE,
     layout.PARQUET,
@@ -75,10 +76,10 @@ def _stray(contents: Contents, entry: Entry, heads: Mapping[str, LogCursor]) -> 
         reason = "never committed" if over else "not committed yet: its writer may still be at it"
         return Stray(path=path, bytes=entry.bytes, t_modified=entry.t_modified, reason=reason, garbage=over)
     folder, _, name = path.rpartition("/")
-    logs = {stream.path for stream in contents.streams} | {layout.CHECKPOINTS, layout.WEIGHTS}
+    logs = {stream.path for stream in contents.streams} | set(layout.FILE_LOGS)
     if (folder in logs and name in (layout.HEAD, layout.REMOVED)) or (is_record(path) and folder[:-4] in logs):
         return None
-    if (found := _CHECKPOINT_FILE.fullmatch(path)) and found["log"] in (layout.CHECKPOINTS, layout.WEIGHTS):
+    if found := _CHECKPOINT_FILE.fullmatch(path):
         if found["log"] not in heads:
             return None
         beside = contents.below(f"{found['log']}/{found['folder']}")

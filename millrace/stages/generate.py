@@ -137,11 +137,21 @@ class Generator:
         ):
             with self.stage.busy("generate"):
                 self._admit()
-                for sampled in self.engine.collect(_COLLECT_SECONDS):
-                    self.groups.add(sampled)
+                self._collect()
             self._commit()
 
+    def _collect(self) -> None:
+        finished = self.engine.collect(_COLLECT_SECONDS)
+        for sampled in finished:
+            self.groups.add(sampled)
+        if finished:
+            self.stage.owing = False
+            self.stage.progress()
+
     def _ready(self) -> bool:
+        # An engine may take weights again and again and never return what it was given. While it has something in
+        # flight, what it returns is the only sign that the stage gets on.
+        self.stage.owing = self.engine.in_flight > 0
         self._update_weights()
         return self.weights is not None and bool(self.engine.in_flight or self._admissible())
 

@@ -1,13 +1,16 @@
 """What every stage process has in common: how it is started, watched, drained and heard.
 
-    supervisor ──stdin (lifeline)──► stage        end of file: the controller is gone   ┐
-               ──SIGTERM──────────►               asked to stop                         ├─► `draining` is set
-               ◄──stdout───────────               milestones, a line each               ┘
+    supervisor ──stdin (lifeline)──► stage        end of file: the controller is gone   ┬─► `draining` is set
+               ──SIGTERM──────────►               asked to stop                         ┘
+               ──SIGUSR1──────────►               it seems to hang: the stacks of its threads, into its log
+               ◄──stdout───────────               milestones, events, beats: a line each, see `millrace.events`
                ◄──exit code────────               see `millrace.exits`; anything else is a fault
 
-A stage's loop looks at `draining` between two units of work, finishes the one it is at, commits, and returns.
+A stage's loop looks at `draining` between two units of work, finishes the one it is at, commits, and returns. Its main
+thread beats whenever it begins something, has done something, or looks in vain for what it waits for.
 """
 
+import faulthandler
 import os
 import signal
 import sys
@@ -17,30 +20,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TextIO
-
-import pyarrow as pa
+from typing import Any
 
 from configs.schema import RunConfig
 from millrace.errors import InputError, LedgerMismatch
-from millrace.exits import DRAINED, FENCED, LAST_WORDS, MISCOUNTED, MISTAKE
+from millrace.events import LOADING, STARTING, Beat, Event, EventKind, event_line, milestone_line
+from millrace.exits import DRAINED, FENCED, LAST_WORDS, MISCOUNTED, MISTAKE, SHOW_STACKS
 from millrace.run import read_attempt
 from millrace.stages.arguments import StageArguments
-from storage import failpoints, layout
+from millrace.stages.metrics import MetricsWriter
+from millrace.stages.voice import Pulse, keep_apart, speak
+from storage import failpoints
 from storage.errors import Fenced, PartRemoved, SchemaUnknown, StoreDenied, StoreFull, StoreRefused, StreamCorrupt
 from storage.factory import open_store
-from storage.group_commit import GroupCommit
 from storage.progress import read_progress, write_progress
-from storage.schema import METRIC
 from storage.store import Store
-from storage.stream import StreamWriter
 
 _PROGRESS_SECONDS = 0.25
-_METRICS_SECONDS, _METRICS_ROWS, _METRICS_BYTES = 1.0, 4096, 1 << 20
-
-
-# Where milestones go, once `_keep_milestones_apart` has been called; None: standard output.
-_milestones: TextIO | None = None
 
 _FOR_A_PERSON = (InputError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
 _CODES: dict[type[Exception], int] = {
@@ -61,6 +57,8 @@ class Stage:
     store: Store
     draining: bool = False
     """Asked to stop. A bare flag: a signal handler that sets an Event hangs if it interrupts that Event's own wait."""
+    owing: bool = False
+    """While set, nothing the stage does is a sign that it gets on: it waits for what its own work must bring."""
 
     def __post_init__(self) -> None:
         key = f"{self.name}-{self.replica}"
@@ -68,9 +66,11 @@ class Stage:
         # Seconds and counts go on where the predecessor's last sign of life left them.
         self._seconds: dict[str, float] = dict(before.get("seconds", {}))
         self._values: dict[str, object] = before
-        self._doing = "starting"
+        self._doing = STARTING
+        self._ready = False
         self._busy = 0.0
         self._written = 0.0
+        self._pulse = Pulse()
         self._metrics: MetricsWriter | None = None
 
     @property
@@ -79,7 +79,7 @@ class Stage:
         return self.arguments.replica
 
     @property
-    def metrics(self) -> "MetricsWriter":
+    def metrics(self) -> MetricsWriter:
         """This process's metrics stream, opened at first use."""
         if self._metrics is None:
             self._metrics = MetricsWriter(self.store, self.name, self.replica)
@@ -87,14 +87,23 @@ class Stage:
 
     def milestone(self, line: str) -> None:
         """Says something worth a line in the Prefect UI."""
-        try:
-            print(line, file=_milestones, flush=True)
-        except BrokenPipeError:
-            # The controller is gone; its lifeline says so too, a moment sooner or later.
-            self.draining = True
+        with self._heard():
+            speak(milestone_line(line))
+
+    def tell(self, kind: EventKind, **payload: Any) -> None:
+        """Says that something happened which an automation may act upon; `payload` is plain JSON."""
+        with self._heard():
+            speak(event_line(Event(kind=kind, payload=payload)))
+
+    def beat(self) -> None:
+        """Says that the main thread gets on, and at what it is; cheap enough for any loop."""
+        if not self.owing:
+            with self._heard():
+                self._pulse.beat(Beat(doing=self._doing, ready=self._ready))
 
     def ready(self, line: str) -> None:
         """A milestone: from here on the stage does what it is there for."""
+        self._ready = True
         self.progress(now=True, t_ready=time.time())
         self.milestone(line)
 
@@ -102,18 +111,20 @@ class Stage:
     def loading(self) -> Iterator[None]:
         """The time within is that of loading the model, which a recovery is told without."""
         started = time.monotonic()
-        self.say("loading the model")
+        self.say(LOADING)
         yield
         self.progress(load_seconds=time.monotonic() - started)
 
     def say(self, doing: str) -> None:
         """Says what the stage is at, in its sign of life."""
         self._doing = doing
+        self.beat()
         self._write_progress()
 
     def progress(self, *, now: bool = False, **values: object) -> None:
         """Updates the sign of life; written a few times a second, or `now`."""
         self._values.update(values)
+        self.beat()
         if now or time.monotonic() - self._written >= _PROGRESS_SECONDS:
             self._write_progress()
 
@@ -128,6 +139,7 @@ class Stage:
         """Counts the time within as work of the kind `what`."""
         started = time.monotonic()
         self._doing = what
+        self.beat()
         try:
             yield
         finally:
@@ -148,6 +160,8 @@ class Stage:
                     return True
                 if self.draining:
                     return False
+                # The look may have had something else to do.
+                self._doing = why
                 self.progress()
                 time.sleep(self.store.poll_seconds)
         finally:
@@ -159,6 +173,15 @@ class Stage:
         self._write_progress()
         if self._metrics is not None:
             self._metrics.close()
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Asks the stage to drain where nobody hears what is said within."""
+        try:
+            yield
+        except BrokenPipeError:
+            # The controller is gone; its lifeline says so too, a moment sooner or later.
+            self.draining = True
 
     def _count(self, what: str, seconds: float) -> None:
         self._seconds[what] = self._seconds.get(what, 0.0) + seconds
@@ -178,35 +201,6 @@ class Stage:
         write_progress(self.store, self.name, self.replica, {**self._values, **own})
 
 
-class MetricsWriter:
-    """Collects measurements and commits them about once a second to the stage's `metrics` stream."""
-
-    def __init__(self, store: Store, stage: str, replica: int) -> None:
-        stream = StreamWriter(store, layout.metrics(stage, replica), METRIC, writer=f"{stage}-{replica}")
-        self._commits = GroupCommit(
-            stream, max_rows=_METRICS_ROWS, max_bytes=_METRICS_BYTES, max_seconds=_METRICS_SECONDS
-        )
-
-    def log(self, *, incarnation: int, policy_version: int, **values: float) -> None:
-        """Measurements of now, each a row; names end in their unit where they have one."""
-        now = time.time()
-        rows = [
-            {
-                "t": now,
-                "incarnation": incarnation,
-                "policy_version": policy_version,
-                "name": name,
-                "value": float(value),
-            }
-            for name, value in values.items()
-        ]
-        self._commits.append(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
-
-    def close(self) -> None:
-        """Commits what is left."""
-        self._commits.close()
-
-
 def run_stage(name: str, main: Callable[[Stage], None]) -> None:
     """Entry point of a stage process: sets it up from its command line, runs `main`, and exits.
 
@@ -214,7 +208,8 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
     own is a fault and leaves its traceback.
     """
     arguments = StageArguments.parse(sys.argv[1:])
-    _keep_milestones_apart()
+    keep_apart()
+    faulthandler.register(SHOW_STACKS)
     try:
         failpoints.arm(f"{name}-{arguments.replica}")
         config = RunConfig.model_validate(read_attempt(open_store(arguments.run_url), arguments.attempt).config)
@@ -228,7 +223,7 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
         finally:
             stage.close()
     except tuple(_CODES) as error:
-        print(f"{LAST_WORDS}{error}", file=_milestones, flush=True)
+        speak(milestone_line(f"{LAST_WORDS}{error}"))
         sys.exit(next(code for kind, code in _CODES.items() if isinstance(error, kind)))
     sys.exit(DRAINED if stage.draining else 0)
 
@@ -242,13 +237,6 @@ def stop_on_signals(stage: Stage) -> None:
     signal.signal(signal.SIGTERM, drain)
     # The controller alone answers Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _keep_milestones_apart() -> None:
-    """What libraries and their processes print goes to the stage's log, not among its milestones."""
-    global _milestones
-    _milestones = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
 
 
 def _stop_with_the_lifeline(stage: Stage) -> None:

@@ -10,6 +10,7 @@ A part that can't be read gets a score a row all the same, each an error: so the
 
 import json
 import time
+from collections.abc import Callable
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
@@ -78,7 +79,7 @@ class _Lane:
 def _score(stage: Stage, lane: _Lane, reward: Reward, tokenizer: PreTrainedTokenizerBase) -> None:
     assert lane.part is not None
     with stage.busy("score"):
-        table = score_table(lane.part.table, reward, tokenizer)
+        table = score_table(lane.part.table, reward, tokenizer, each=stage.beat)
     failpoint("score.before_commit")
     _commit(stage, lane, table, lane.part.record)
     lane.part = None
@@ -106,8 +107,16 @@ def _commit(stage: Stage, lane: _Lane, table: pa.Table, record: Record) -> None:
     )
 
 
-def score_table(trajectories: pa.Table, reward: Reward, tokenizer: PreTrainedTokenizerBase) -> pa.Table:
-    """Rows of `SCORE`, one for each row of `TRAJECTORY` and in its order. A reward that fails leaves an error, no 0."""
+def score_table(
+    trajectories: pa.Table,
+    reward: Reward,
+    tokenizer: PreTrainedTokenizerBase,
+    each: Callable[[], None] = lambda: None,
+) -> pa.Table:
+    """Rows of `SCORE`, one for each row of `TRAJECTORY` and in its order. A reward that fails leaves an error, no 0.
+
+    `each` is called after every row: one may take long.
+    """
     responses = tokenizer.batch_decode(trajectories["response_tokens"].to_pylist(), skip_special_tokens=True)
     rows = []
     for row_id, prompt_id, meta, response in zip(
@@ -130,6 +139,7 @@ def score_table(trajectories: pa.Table, reward: Reward, tokenizer: PreTrainedTok
                 "seconds": time.perf_counter() - started,
             }
         )
+        each()
     return pa.Table.from_pylist(rows, schema=SCORE)
 
 

@@ -21,7 +21,7 @@ from contextlib import closing
 from millrace.stages.process import Stage, run_stage
 from millrace.weights.base import Weights, WeightsId, WeightsReader, WeightsWriter
 from millrace.weights.broadcast import BroadcastWriter
-from millrace.weights.delivery import Deliveries
+from millrace.weights.delivery import Arrival, Deliveries, News
 from millrace.weights.factory import handover_end, push_end
 from millrace.weights.store import StoreWriter
 from storage.failpoints import failpoint
@@ -29,6 +29,8 @@ from storage.progress import read_life
 
 _LOOK_SECONDS = 0.25
 """While nobody owes anything, generators are looked at so often: one may have been started again."""
+_PUBLISH_SECONDS = 10.0
+"""An event is a row in Prefect's database; of versions that come faster than this, not each is told of."""
 
 
 def main(stage: Stage) -> None:
@@ -79,7 +81,7 @@ class Courier:
         self.newest: Weights | None = None
         self.store: WeightsWriter | None = None
         self.stored: WeightsId | None = None
-        self.t_stored = self.t_looked = -float("inf")
+        self.t_stored = self.t_looked = self.t_published = -float("inf")
         self.deliveries = Deliveries(
             stage.config.generation.replicas,
             deadline_seconds=stage.config.weights.deadline_seconds,
@@ -135,16 +137,35 @@ class Courier:
         lives = [read_life(self.stage.store, "generate", g) for g in range(replicas)]
         late_before = self.deliveries.late
         seen = self.deliveries.look(lives, self.clock())
-        for sentence in seen.sentences:
-            self.stage.milestone(sentence)
         late = self.deliveries.late
         if late != late_before:
             fallen_back = 0 if self.open_store is None else len(set(late) - set(late_before))
             self.stage.progress(now=True, late=late, fallbacks=self.stage.value("fallbacks") + fallen_back)
+        # Whoever hears the news finds it in the sign of life.
+        for news in seen.news:
+            self._pass_on(news)
         if seen.arrival is not None:
             self._log(**dataclasses.asdict(seen.arrival))
+            self._publish(seen.arrival)
         if self.deliveries.awaited:
             failpoint("sync_weights.awaiting_acknowledgement")
+
+    def _pass_on(self, news: News) -> None:
+        self.stage.milestone(news.sentence)
+        if news.kind == "lost":
+            self.stage.tell("generator.lost", generator=news.generator, sentence=news.sentence)
+        elif news.kind == "rejoined":
+            self.stage.tell("generator.rejoined", generator=news.generator, sentence=news.sentence)
+
+    def _publish(self, arrival: Arrival) -> None:
+        """Tells of the version that has arrived, unless it told of another one just now."""
+        assert self.newest is not None
+        if self.clock() - self.t_published < _PUBLISH_SECONDS:
+            return
+        self.t_published = self.clock()
+        self.stage.tell(
+            "version.published", policy_version=self.newest.id.policy_version, push_seconds=arrival.push_seconds
+        )
 
     def _serve_the_late(self) -> None:
         """The newest version through the store, not more often than once a deadline: storing it holds the others up."""

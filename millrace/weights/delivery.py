@@ -11,7 +11,7 @@ must be that of what was pushed. There is no clock and no store here: whoever lo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from millrace.weights.base import WeightsId
 
@@ -39,11 +39,20 @@ class Arrival:
 
 
 @dataclass(frozen=True, kw_only=True)
+class News:
+    """Something about one generator that people should know."""
+
+    kind: Literal["lost", "rejoined", "alarm"]
+    """Late for a version; back with a newer one; at work with other weights than it says."""
+    generator: int
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Seen:
     """What a look brought."""
 
-    sentences: Sequence[str]
-    """News for people."""
+    news: Sequence[News]
     arrival: Arrival | None
     """Once for each push that is not superseded before."""
 
@@ -84,11 +93,11 @@ class Deliveries:
 
     def look(self, lives: Sequence[Life], now: float) -> Seen:
         """What the generators' signs of life, in their order, say at `now` (unix seconds)."""
-        sentences: list[str] = []
+        news: list[News] = []
         if self._newest is not None:
             for account, life in zip(self._accounts, lives, strict=True):
-                sentences += account.look(life, now, self._newest, self._digests)
-        return Seen(sentences=sentences, arrival=self._arrival(lives))
+                news += account.look(life, now, self._newest, self._digests)
+        return Seen(news=news, arrival=self._arrival(lives))
 
     def _arrival(self, lives: Sequence[Life]) -> Arrival | None:
         there = [life for life, account in zip(lives, self._accounts, strict=True) if account.owes is None]
@@ -118,6 +127,7 @@ class _Account:
     def __init__(self, generator: int, deadline_seconds: float, falls_back: bool) -> None:
         self.owes: _Debt | None = None
         self.late = False
+        self._generator = generator
         self._name = f"generator {generator}"
         self._deadline = deadline_seconds
         self._others = (
@@ -131,7 +141,7 @@ class _Account:
         if self.owes is None:
             self.owes = _Debt(policy_version=weights_id.policy_version, since=since)
 
-    def look(self, life: Life, now: float, newest: WeightsId, digests: Mapping[_Version, str]) -> list[str]:
+    def look(self, life: Life, now: float, newest: WeightsId, digests: Mapping[_Version, str]) -> list[News]:
         """News of this generator."""
         held = _acknowledged(life)
         if (alarm := self._wrong(held, life.get("weights_digest"), digests)) is not None:
@@ -142,17 +152,18 @@ class _Account:
             if held < before and self.owes is None:
                 self.owes = _Debt(policy_version=newest.policy_version, since=now)
             return self._look_for_lateness(life, now)
-        news = []
+        news: list[News] = []
         if self.late:
             assert self.owes is not None
             self.late = False
             route = f", by {life['weights_route']}" if "weights_route" in life else ""
-            news = [f"{self._name} is back at version {held[1]} after {now - self.owes.since:.0f} s{route}"]
+            waited = now - self.owes.since
+            news = [self._news("rejoined", f"{self._name} is back at version {held[1]} after {waited:.0f} s{route}")]
         there = held >= _version(newest)
         self.owes = None if there else _Debt(policy_version=newest.policy_version, since=now)
         return news
 
-    def _wrong(self, held: _Version, digest: object, digests: Mapping[_Version, str]) -> list[str] | None:
+    def _wrong(self, held: _Version, digest: object, digests: Mapping[_Version, str]) -> list[News] | None:
         """None if the generator's digest is right as far as is known; else what there is to say of it."""
         expected = digests.get(held, digest)
         if digest == expected:
@@ -160,19 +171,24 @@ class _Account:
         blamed, self._blamed = self._blamed, (held, digest)
         if blamed == self._blamed:
             return []
-        return [
+        sentence = (
             f"ALARM: {self._name} works with other weights than version {held[1]}: their digest is {digest}, "
             f"that of what was pushed is {expected}"
-        ]
+        )
+        return [self._news("alarm", sentence)]
 
-    def _look_for_lateness(self, life: Life, now: float) -> list[str]:
+    def _look_for_lateness(self, life: Life, now: float) -> list[News]:
         # One that is still loading its model says t_ready null; its time begins when it is ready.
         ready = life.get("t_ready", 0.0)
         if self.owes is None or self.late or ready is None or now - max(self.owes.since, ready) <= self._deadline:
             return []
         self.late = True
         waited = now - self.owes.since
-        return [f"{self._name} has not taken version {self.owes.policy_version} after {waited:.0f} s: {self._others}"]
+        sentence = f"{self._name} has not taken version {self.owes.policy_version} after {waited:.0f} s: {self._others}"
+        return [self._news("lost", sentence)]
+
+    def _news(self, kind: Literal["lost", "rejoined", "alarm"], sentence: str) -> News:
+        return News(kind=kind, generator=self._generator, sentence=sentence)
 
 
 def _acknowledged(life: Life) -> _Version:

@@ -56,6 +56,7 @@ def test_an_engine_and_its_arguments_stay_as_what_a_rollout_means_may_hang_on_th
         {"storage": {"root": "elsewhere", "fsync": False}},
         {"evaluation": {"num_prompts": 9, "batch_size": 9}},
         {"promotion": {"margin": None}, "budget": {"max_steps": 9}, "supervision": {"hang_seconds": 9}},
+        {"placement": {"score": {"work_pool": "hosts"}}},
     ],
 )
 def test_a_resumed_run_may_go_on_longer_faster_and_elsewhere(change: dict[str, dict[str, object]]) -> None:
@@ -89,4 +90,9 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
         "budget.max_steps",
         "supervision.hang_seconds",
         "supervision.start_seconds",
+        *(
+            f"placement.{stage}.{key}"
+            for stage in ("generate", "score", "train")
+            for key in ("work_pool", "job_variables")
+        ),
     }

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from configs.schema import GenerationConfig, RunConfig, TrainingConfig
 from millrace.engines.base import Engine
 from millrace.errors import WeightsCorrupt
+from millrace.events import Beat, read_line
 from millrace.prompts import PromptOrder
 from millrace.stages.arguments import StageArguments
 from millrace.stages.generate import Generator
@@ -248,3 +249,36 @@ def test_the_probe_raises_an_alarm_with_the_numbers_where_trainer_and_engine_dis
     expected = "disagree about version 7: .* 0.002 nats, more than 0.001 .token 3: -0.50000 .* -0.50200"
     assert len(workshop.heard) == alarms
     assert all(re.search(expected, line) for line in workshop.heard)
+
+
+def beats(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What the generator said it was at since the last look."""
+    said = [read_line(line) for line in capsys.readouterr().out.splitlines()]
+    return [beat.doing for beat in said if isinstance(beat, Beat)]
+
+
+def test_while_something_is_in_flight_only_what_the_engine_returns_is_a_sign_of_progress(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    assert beats(capsys) != [], "it has got weights and taken up work"
+    for version in range(1, 4):
+        workshop.turn(NOTHING_FINISHES, new=weights(version))
+    assert (workshop.engine.policy_version, beats(capsys)) == (3, [])
+    # A group before this one is not whole yet: nothing can be committed, and yet the engine has returned something.
+    workshop.turn([1])
+    assert not workshop.stage.owing
+    workshop.turn([0])
+    assert "commit" in beats(capsys)
+
+
+def test_a_generator_that_waits_for_room_with_nothing_in_flight_shows_that_it_gets_on(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    workshop.turn(NOTHING_FINISHES)
+    assert beats(capsys)[-1] == "generate"
+    for _ in range(100):
+        workshop.turn(range(1000))
+    assert workshop.in_flight == set()
+    assert beats(capsys)[-1] == "waiting for weights or room under max_staleness"

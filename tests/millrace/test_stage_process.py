@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from configs.schema import RunConfig, TrainingConfig
+from millrace.events import Beat, Event, read_line
 from millrace.stages.arguments import StageArguments
 from millrace.stages.process import Stage, stop_on_signals
 from storage.local import LocalStore
@@ -98,6 +100,90 @@ def test_a_signal_may_come_at_any_moment_of_a_wait(store: Store) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     assert drained > 100
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[Beat | Event | str]:
+    """What was said since the last look."""
+    return [read_line(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def looks_in_vain(waiting: Stage, most: int, within: str | None = None) -> Callable[[], bool]:
+    """A condition that never holds; after so many looks the stage is asked to drain."""
+    looks = iter(range(most))
+
+    def look() -> bool:
+        if within is not None:
+            with waiting.busy(within):
+                pass
+        waiting.draining = next(looks, None) is None
+        return False
+
+    return look
+
+
+def test_a_stage_says_at_once_what_it_is_at_and_whether_it_is_ready(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    working = stage(store)
+    with working.loading():
+        pass
+    working.ready("generator 0 ready")
+    with working.busy("generate"):
+        pass
+    assert not working.wait(looks_in_vain(working, 1), why="waiting for weights")
+    assert lines(capsys) == [
+        Beat(doing="loading the model", ready=False),
+        Beat(doing="loading the model", ready=True),
+        "generator 0 ready",
+        Beat(doing="generate", ready=True),
+        Beat(doing="waiting for weights", ready=True),
+    ]
+
+
+def test_a_stage_beats_at_most_once_a_second_while_it_is_at_the_same(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = stage(store)
+    started = time.monotonic()
+    waiting.wait(looks_in_vain(waiting, 100), why="waiting for weights")
+    said = lines(capsys)
+    assert set(said) == {Beat(doing="waiting for weights", ready=False)}
+    assert len(said) <= 1 + (time.monotonic() - started)
+
+
+def test_a_stage_that_does_something_while_it_waits_says_afterwards_that_it_waits(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = stage(store)
+    waiting.wait(looks_in_vain(waiting, 1, within="update_weights"), why="waiting for room")
+    doing = [beat.doing for beat in lines(capsys) if isinstance(beat, Beat)]
+    assert doing == ["update_weights", "waiting for room", "update_weights"]
+
+
+def test_a_stage_that_owes_something_is_silent_whatever_else_it_does(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owing = stage(store)
+    owing.owing = True
+    with owing.busy("update_weights"):
+        owing.progress(now=True, policy_version=3)
+    owing.say("generate")
+    assert lines(capsys) == []
+    owing.owing = False
+    owing.progress()
+    assert lines(capsys) == [Beat(doing="generate", ready=False)]
+
+
+def test_an_event_is_told_and_a_milestone_that_quotes_one_stays_a_milestone(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    telling = stage(store)
+    telling.tell("generator.lost", generator=1, sentence="late – by 30 s")
+    written = capsys.readouterr().out
+    event = read_line(written.rstrip())
+    assert event == Event(kind="generator.lost", payload={"generator": 1, "sentence": "late – by 30 s"})
+    telling.milestone(f"the reward failed of\n{written}")
+    assert [type(line) for line in lines(capsys)] == [str] * 3
 
 
 def test_a_command_line_reads_back_as_it_was_written() -> None:

@@ -63,7 +63,7 @@ public addr = 127.0.0.1
 cluster addr = 127.0.0.1
 [client.rgw]
 rgw data = {run}/rgw
-rgw frontends = beast endpoint=127.0.0.1:{s3_port} tcp_nodelay=1
+rgw frontends = beast endpoint={host}:{s3_port} tcp_nodelay=1
 rgw run sync thread = false
 rgw enable gc threads = false
 rgw enable lc threads = false
@@ -120,10 +120,13 @@ class _Cluster:
 
 
 @contextmanager
-def running_ceph(run: Path) -> Iterator[CephServer]:
-    """A fresh cluster whose files lie in the empty folder `run`. Raises CephUnavailable; RuntimeError if it fails."""
+def running_ceph(run: Path, host: str = "127.0.0.1") -> Iterator[CephServer]:
+    """A fresh cluster whose files lie in the empty folder `run`; its gateway listens at `host`.
+
+    Raises CephUnavailable; RuntimeError if it fails.
+    """
     root = _unpacked_packages()
-    cluster, endpoint = _configure(run, root)
+    cluster, endpoint = _configure(run, root, host)
     with ExitStack() as daemons:
         cluster.call("ceph-mon", "-c", "ceph.conf", "--mkfs", "-i", "a", "--monmap", "monmap")
         daemons.enter_context(cluster.daemon("ceph-mon", "-c", "ceph.conf", "-i", "a"))
@@ -136,7 +139,7 @@ def running_ceph(run: Path) -> Iterator[CephServer]:
         yield CephServer(endpoint=endpoint, key=KEY, secret=SECRET)
 
 
-def _configure(run: Path, root: Path) -> tuple[_Cluster, str]:
+def _configure(run: Path, root: Path, host: str) -> tuple[_Cluster, str]:
     """Writes the cluster's configuration and first maps; the cluster, and its endpoint."""
     libraries = next(root.glob("usr/lib/*-linux-gnu"))
     path = (libraries, libraries / "ceph", root / "usr/lib", root / "lib" / libraries.name)
@@ -150,10 +153,12 @@ def _configure(run: Path, root: Path) -> tuple[_Cluster, str]:
     for folder in ("mon", "osd", "rgw"):
         (run / folder).mkdir()
     fsid, mon_port, s3_port = str(uuid.uuid4()), _free_port(), _free_port()
-    config = CONFIG.format(fsid=fsid, mon_port=mon_port, s3_port=s3_port, run=run, root=root, libraries=libraries)
+    config = CONFIG.format(
+        fsid=fsid, mon_port=mon_port, s3_port=s3_port, host=host, run=run, root=root, libraries=libraries
+    )
     (run / "ceph.conf").write_text(config)
     cluster.call("monmaptool", "--create", "--addv", "a", f"[v1:127.0.0.1:{mon_port}]", "--fsid", fsid, "monmap")
-    return cluster, f"http://127.0.0.1:{s3_port}"
+    return cluster, f"http://{host}:{s3_port}"
 
 
 def _unpacked_packages() -> Path:

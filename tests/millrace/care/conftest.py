@@ -128,6 +128,12 @@ class SmallRun:
         weights_id = {"incarnation": 0, "policy_version": self.version, "t_offered": 1.5}
         self._weights.commit(self.version, {"weights.safetensors": b"weights" * (self.version + 1)}, weights_id)
 
+    def promote(self) -> None:
+        """The present version passes the gate."""
+        state = {"incarnation": 1, "attempt": 0, "accuracy": 0.5, "prompts": 8, "sentence": "better"}
+        files = {"config.json": b"{}", "model.safetensors": f"promoted {self.version}".encode() * 9}
+        CheckpointWriter(self.store, layout.PROMOTED, writer="promote").commit(self.version, files, state)
+
     def measure(self) -> None:
         rows = [{"t": 1.5, "incarnation": 0, "policy_version": self.version, "name": "loss", "value": 0.25}]
         self._metrics.write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)

@@ -1,4 +1,4 @@
-"""The four commands as a person meets them: what they print, what they return, and what can't reach the terminal."""
+"""The five commands as a person meets them: what they print, what they return, and what can't reach the terminal."""
 
 import argparse
 import io
@@ -208,3 +208,16 @@ def test_a_place_without_a_run_is_a_mistake(command: str, tmp_path: Path) -> Non
 def test_a_stream_that_is_not_there_is_a_mistake_that_names_those_that_are(folder: str) -> None:
     with pytest.raises(InputError, match=r"has no stream 'x': expected one of metrics/train-0, scores/exact_match/0/0"):
         said("inspect", folder, "--stream", "x")
+
+
+def test_export_writes_the_promoted_model_and_says_why_it_is_the_one(
+    start_run: Callable[..., Any], tmp_path: Path
+) -> None:
+    run_of = start_run(LocalStore(tmp_path / "run", fsync=False)).campaign()
+    with pytest.raises(InputError, match="no checkpoint has been promoted yet"):
+        said("export", str(tmp_path / "run"), str(tmp_path / "model"))
+    run_of.promote()
+    code, text = said("export", str(tmp_path / "run"), str(tmp_path / "model"))
+    assert (code, text) == (0, f"better; written to {tmp_path / 'model'}\n")
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == b"promoted 6" * 9
+    assert ["promoted"] in lines(said("inspect", str(tmp_path / "run"))[1])

@@ -261,3 +261,24 @@ def test_a_stored_run_of_schema_1_is_read_as_far_as_it_goes(tmp_path: Path) -> N
     report = fsck(LocalStore(tmp_path))
     assert report.damaged == 0
     assert report.parts == len(list(tmp_path.rglob("*.arrows")))
+
+
+def test_a_promoted_model_is_verified_whole_and_never_moved_aside(small_run: Any, dict_store: DictStore) -> None:
+    before = fsck(dict_store)
+    small_run.promote()
+    sound = fsck(dict_store)
+    assert sound.findings == []
+    promoted = [path for path in dict_store.objects if path.startswith(f"{layout.PROMOTED}/")]
+    assert (sound.checkpoints, sound.records) == (before.checkpoints + 1, before.records + 2)
+    assert sound.bytes == before.bytes + sum(len(dict_store.objects[path]) for path in promoted)
+    (path,) = (path for path in promoted if path.endswith("model.safetensors"))
+    flip(dict_store, path)
+    (finding,) = damaged(fsck(dict_store, quarantine=True))
+    assert (finding.file, finding.record, finding.movable) == (path, 1, False)
+    assert path in dict_store.objects
+
+
+def test_a_decision_of_the_gate_that_is_no_json_is_damage(small_run: Any, dict_store: DictStore) -> None:
+    dict_store.put(layout.promotion(0), b"{torn")
+    (finding,) = damaged(fsck(dict_store))
+    assert finding.file == layout.promotion(0)

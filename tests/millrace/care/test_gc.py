@@ -16,6 +16,7 @@ from support.policy_versions import weights
 from millrace.care.contents import Contents
 from millrace.care.fsck import fsck
 from millrace.care.gc import Plan, Retention, carry_out, plan
+from millrace.promotion import latest_promoted
 from millrace.scored import LostPart, ScoredGroup
 from millrace.weights.fingerprint import fingerprint
 from millrace.weights.store import ANCHOR_EVERY, StoreReader, StoreWriter
@@ -422,3 +423,45 @@ def test_a_run_that_gc_visits_again_and_again_removes_what_it_may_and_trains_eve
     assert not any(isinstance(group, LostPart) for group in rest)
     mark = json.loads(run.store.objects[f"{layout.trajectories(0)}/{layout.REMOVED}"])
     assert mark["why"] == "millrace gc"
+
+
+def promoted_files(store: DictStore) -> list[list[str]]:
+    """Paths of each promoted model, oldest first."""
+    records = checkpoints_backwards(store, layout.PROMOTED)
+    return [[ref.path for ref in record.files.values()] for record in reversed(list(records))]
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_the_promoted_model_stays_whatever_else_goes_and_older_ones_go_as_checkpoints_do(
+    keep: int, small_run: Any, dict_store: DictStore
+) -> None:
+    for _ in range(3):
+        small_run.version += 1
+        small_run.promote()
+    models = promoted_files(dict_store)
+    made = gc(dict_store, Retention(keep_age=0.0, keep_checkpoints=keep), now=time.time() + 400 * DAY)
+    gone = [path for model in models[:-keep] for path in model]
+    assert paths(made, "promoted") == sorted(gone)
+    assert paths(made, "strays") == []
+    assert [path in dict_store.objects for model in models for path in model] == [
+        path not in gone for model in models for path in model
+    ]
+    assert fsck(dict_store).findings == []
+    assert latest_promoted(dict_store) is not None
+
+
+def test_a_promotion_that_was_cut_off_goes_once_it_is_old_and_no_weights_are_taken_for_it(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    small_run.promote()
+    left = f"{layout.PROMOTED}/data/00000007-1/model.safetensors"
+    dict_store.put_if_absent(left, b"half")
+    dict_store.put_if_absent(layout.report(0), b"# a report")
+    dict_store.put_if_absent(layout.promotion(0), b"{}")
+    assert paths(plan(dict_store, Retention()), "strays") == []
+    made = gc(dict_store, Retention(), now=time.time() + LATER)
+    assert paths(made, "strays") == [left]
+    assert layout.report(0) in dict_store.objects
+    assert layout.promotion(0) in dict_store.objects
+    assert [path for path in paths(made, "weights") if layout.PROMOTED in path] == []
+    assert fsck(dict_store).findings == []

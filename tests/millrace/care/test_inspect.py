@@ -132,3 +132,11 @@ def test_a_stream_or_run_that_is_not_there_is_said_in_a_sentence(small_run: Any,
         first_rows(dict_store, "rollouts", 5)
     with pytest.raises(RunMissing, match=r"no run at dict://: expected run\.json there"):
         inspect(DictStore())
+
+
+def test_promoted_models_are_told_with_the_trainer_that_made_them(small_run: Any, dict_store: DictStore) -> None:
+    assert inspect(dict_store).promoted == []
+    small_run.promote()
+    (model,) = inspect(dict_store).promoted
+    assert (model.step, model.incarnation, model.present) == (small_run.version, 1, True)
+    assert len(inspect(dict_store).weights) == 6

@@ -13,6 +13,7 @@ import torch
 from support.failpoints import Failpoints
 
 from configs.schema import RunConfig
+from millrace.events import Beat, Event, read_line
 from millrace.exits import DRAINED
 from millrace.run import create_run
 from millrace.stages.arguments import StageArguments
@@ -133,8 +134,15 @@ class Campaign:
         assert self.process.wait() == DRAINED
 
     def said(self) -> list[str]:
+        """Its milestones."""
+        return [line for line in self._lines() if isinstance(line, str)]
+
+    def told(self) -> list[Event]:
+        return [line for line in self._lines() if isinstance(line, Event)]
+
+    def _lines(self) -> list[Beat | Event | str]:
         self.output.seek(0)
-        return self.output.read().splitlines()
+        return [read_line(line) for line in self.output.read().splitlines()]
 
     def measured(self, name: str) -> list[int]:
         """Versions with a measurement of this name."""
@@ -208,5 +216,14 @@ def test_a_generator_that_the_transport_does_not_reach_goes_on_through_the_store
     for line, step in ((back, 0), (back_again, 1)):
         assert line.startswith(f"generator 1 is back at version {step} after ")
         assert line.endswith(", by store")
+    lost_and_back = [
+        (event.kind, event.payload["sentence"]) for event in campaign.told() if "sentence" in event.payload
+    ]
+    assert lost_and_back == [
+        ("generator.lost", named),
+        ("generator.rejoined", back),
+        ("generator.lost", named_again),
+        ("generator.rejoined", back_again),
+    ]
     assert campaign.measured("push_seconds") == [0, 1]
     assert campaign.measured("push_hash_seconds") == [0, 1]

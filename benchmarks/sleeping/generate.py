@@ -1,0 +1,81 @@
+"""The generate stage, whose engine sleeps: `python -m benchmarks.sleeping.generate`, with a stage's arguments."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from transformers import PreTrainedTokenizerBase
+
+from benchmarks.sleeping.pace import AGREED_LOGPROBS, Pace
+from millrace.engines.base import Engine
+from millrace.stages import generate
+from millrace.stages.process import run_stage
+from millrace.types import Request, Response, Sampled, Sampling
+from millrace.weights.base import Weights
+
+
+class SleepingEngine(Engine):
+    """Ends every response at once, after a sleep in proportion to how many there are.
+
+    Like an engine in the stage's own process, it does nothing while the stage does something else.
+    """
+
+    def __init__(self, *, seconds: float, vocab_size: int, eos_token_id: int) -> None:
+        """`seconds` is the sleep of a rollout."""
+        self.policy_version = 0
+        self.vocab_size = vocab_size
+        self._seconds = seconds
+        self._eos = eos_token_id
+        self._waiting: list[Request] = []
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        self._waiting += requests
+
+    def collect(self, seconds: float) -> list[Sampled]:
+        requests, self._waiting = self._waiting, []
+        t_started = time.time()
+        time.sleep(self._seconds * len(requests))
+        response = Response(
+            tokens=(self._eos,),
+            rollout_logprobs=(0.0,),
+            version_spans=((self.policy_version, 0),),
+            finish_reason="stop",
+        )
+        t_finished = time.time()
+        return [Sampled(request=r, response=response, t_started=t_started, t_finished=t_finished) for r in requests]
+
+    def abort(self) -> None:
+        self._waiting = []
+
+    def update_weights(self, weights: Weights) -> float:
+        self.policy_version = weights.id.policy_version
+        return 0.0
+
+    def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
+        return dict(AGREED_LOGPROBS)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def make_sleeping_engine(
+    name: str, folder: Path, tokenizer: PreTrainedTokenizerBase, *, dtype: str, engine_args: Mapping[str, Any]
+) -> Engine:
+    """In place of `millrace.engines.factory.make_engine`."""
+    pace = Pace.from_environment()
+    return SleepingEngine(
+        seconds=pace.generate / pace.rollouts_per_step,
+        vocab_size=len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+    )
+
+
+if __name__ == "__main__":
+    with patch.object(generate, "make_engine", make_sleeping_engine):
+        run_stage("generate", generate.main)

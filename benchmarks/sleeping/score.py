@@ -1,0 +1,36 @@
+"""The score stage, whose reward sleeps: `python -m benchmarks.sleeping.score`, with a stage's arguments."""
+
+import time
+from unittest.mock import patch
+
+from benchmarks.sleeping.pace import Pace
+from millrace.rewards.base import Reward, Score
+from millrace.stages import score
+from millrace.stages.process import run_stage
+from millrace.types import Prompt
+
+
+class SleepingReward(Reward):
+    """1 for every response, after a sleep."""
+
+    name = "sleeping"
+    version = "1"
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds` is the sleep of a response."""
+        self._seconds = seconds
+
+    def score(self, prompt: Prompt, response: str) -> Score:
+        time.sleep(self._seconds)
+        return Score(reward=1.0)
+
+
+def make_sleeping_reward(name: str, **options: object) -> Reward:
+    """In place of `millrace.rewards.factory.make_reward`."""
+    pace = Pace.from_environment()
+    return SleepingReward(pace.score / pace.rollouts_per_step)
+
+
+if __name__ == "__main__":
+    with patch.object(score, "make_reward", make_sleeping_reward):
+        run_stage("score", score.main)

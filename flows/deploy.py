@@ -1,0 +1,134 @@
+"""`make deploy`: puts this project on a Prefect server, then works for it until it is stopped.
+
+    server there? ─► pool, queues ─► prefect.yaml ─► automations ─► worker, until SIGTERM or Ctrl-C
+
+Doing it again brings everything up to date, and leaves alone what a person has switched on or off meanwhile: schedules,
+automations, and the number of campaigns at once.
+"""
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
+
+from flows.automations import automations, put_automations
+from flows.draining_worker import work
+from millrace.errors import InputError
+
+REPOSITORY = Path(__file__).parents[1]
+POOL = "millrace"
+QUEUES = {"urgent": 1, "default": 2, "idle": 3}
+"""Priority by name: while the pool has a free place, the lowest number is served first."""
+DEPLOYMENTS = ("campaign/campaign", "evaluate/evaluate", "gc/gc")
+_ANSWER_SECONDS = 10.0
+_MISTAKE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 once the worker has been stopped, 2 after a person's mistake, with one sentence."""
+    parser = argparse.ArgumentParser(prog="python -m flows.deploy", description=__doc__.partition("\n")[0])
+    parser.add_argument("--campaigns", type=int, metavar="N", help="how many may run at once (at first: 1)")
+    arguments = parser.parse_args(argv)
+    try:
+        url = _server()
+        asyncio.run(_deploy(arguments.campaigns))
+    except InputError as error:
+        print(f"millrace: {error}", file=sys.stderr)
+        return _MISTAKE
+    print(f"deployed to {url}: {', '.join(DEPLOYMENTS)}; a worker of this host takes their runs", flush=True)
+    os.chdir(REPOSITORY)
+    asyncio.run(work(POOL))
+    return 0
+
+
+def _server() -> str:
+    """The API's address. Raises InputError where nobody answers, or we are not let in."""
+    url: str | None = PREFECT_API_URL.value()
+    if not url:
+        raise InputError("PREFECT_API_URL is not set: expected a Prefect server's, such as http://127.0.0.1:4200/api")
+    secret: str | None = PREFECT_API_AUTH_STRING.value()
+    user, _, password = (secret or "").partition(":")
+    try:
+        answer = httpx.get(f"{url}/admin/version", auth=(user, password) if secret else None, timeout=_ANSWER_SECONDS)
+    except httpx.TransportError as error:
+        raise InputError(f"no Prefect server answers at {url} ({error}): start one with `make server`") from error
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        what = "does not accept this PREFECT_API_AUTH_STRING" if secret else "wants PREFECT_API_AUTH_STRING to be set"
+        raise InputError(f"the Prefect server at {url} {what}")
+    if answer.status_code != httpx.codes.OK:
+        raise InputError(f"{url} answers with {answer.status_code}: expected a Prefect server's API there")
+    return url
+
+
+async def _deploy(campaigns: int | None) -> None:
+    async with get_client() as client:
+        await _put_pool(client, campaigns)
+        active = await _active_schedules(client)
+        _put_deployments()
+        await _restore(client, active)
+        await put_automations(client, automations())
+
+
+async def _put_pool(client: PrefectClient, campaigns: int | None) -> None:
+    try:
+        await client.create_work_pool(WorkPoolCreate(name=POOL, type="process", concurrency_limit=campaigns or 1))
+    except ObjectAlreadyExists:
+        if campaigns is not None:
+            await client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=campaigns))
+    there = {queue.name: queue for queue in await client.read_work_queues(work_pool_name=POOL)}
+    for name, priority in QUEUES.items():
+        if name in there:
+            await client.update_work_queue(there[name].id, priority=priority)
+        else:
+            await client.create_work_queue(name, priority=priority, work_pool_name=POOL)
+
+
+def _put_deployments() -> None:
+    """What prefect.yaml says, by Prefect's own command. Raises InputError with its words if it fails."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+        cwd=REPOSITORY,
+        # prefect.yaml names the checkout by it.
+        env={**os.environ, "PWD": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if ended.returncode != 0:
+        raise InputError(f"prefect.yaml can't be deployed:\n{ended.stdout}")
+
+
+async def _active_schedules(client: PrefectClient) -> dict[tuple[str, str], bool]:
+    """Whether each schedule is switched on, by its deployment's name and its slug."""
+    active: dict[tuple[str, str], bool] = {}
+    for name in DEPLOYMENTS:
+        try:
+            deployment = await client.read_deployment_by_name(name)
+        except ObjectNotFound:
+            continue
+        active |= {(name, schedule.slug): schedule.active for schedule in deployment.schedules if schedule.slug}
+    return active
+
+
+async def _restore(client: PrefectClient, active: dict[tuple[str, str], bool]) -> None:
+    for name in DEPLOYMENTS:
+        deployment = await client.read_deployment_by_name(name)
+        for schedule in deployment.schedules:
+            wanted = active.get((name, schedule.slug or ""), schedule.active)
+            if wanted != schedule.active:
+                await client.update_deployment_schedule(deployment.id, schedule.id, active=wanted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""The Prefect UI as a person uses it: pages, labels and buttons in a headless Chromium."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from playwright.sync_api import Locator, Page, expect, sync_playwright
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+class NoBrowser(Exception):
+    """None of the browsers that this drives is installed."""
+
+
+@contextmanager
+def browser_page() -> Iterator[Page]:
+    """A fresh page. Raises NoBrowser."""
+    found = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if found is None:
+        raise NoBrowser(f"none of {', '.join(_BROWSERS)} is installed")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found)
+        try:
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            page.set_default_timeout(60_000)
+            expect.set_options(timeout=60_000)
+            yield page
+        finally:
+            browser.close()
+
+
+def form_field(page: Page, *labels: str) -> Locator:
+    """The field of a parameter, found by the labels of its sections and its own: `config`, `Training`, `Max Steps`."""
+    at = page.locator("body")
+    for label in labels:
+        text = "normalize-space(.)"
+        named = f"{text}='{label}' or {text}='{label} (Optional)'"
+        at = at.locator(
+            "xpath=.//div[contains(concat(' ', @class, ' '), ' schema-form-property ')]"
+            f"[./div[contains(@class, 'p-label__header')]//span[contains(@class, '__label')][{named}]]"
+        )
+    return at
+
+
+def fill(page: Page, value: object, *labels: str) -> None:
+    """Types a value into the field with these labels."""
+    form_field(page, *labels).locator("input, textarea").fill(str(value))

@@ -1,0 +1,149 @@
+"""The supervisor of one stage process, over a process that does as it is told."""
+
+import logging
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support import fake_stage
+from support.campaigns import wait_until
+
+from configs.schema import SupervisionConfig
+from millrace.errors import InputError, LedgerMismatch, StageDied
+from millrace.events import Event
+from millrace.exits import FENCED, MISCOUNTED, MISTAKE
+from storage.errors import Fenced
+from tasks.stop import STOP
+from tasks.supervise import Attendant, kill, start
+
+PATIENT = SupervisionConfig(hang_seconds=60.0, start_seconds=60.0)
+IMPATIENT = SupervisionConfig(hang_seconds=2.0, start_seconds=60.0)
+
+
+class Supervised:
+    """One fake stage, from start to end."""
+
+    def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+        self.log = folder / "train-0.log"
+        self.caplog = caplog
+        self.told: list[Event] = []
+        self.pid = 0
+
+    def run(self, *words: str, supervision: SupervisionConfig = PATIENT) -> None:
+        """What `tasks.supervise.supervise` does, but for the choice of the program. Raises what it raises."""
+        with self.log.open("ab") as stderr:
+            process = start([sys.executable, fake_stage.__file__, *words], stderr, threads=1)
+        self.pid = process.pid
+        attendant = Attendant("train-0", process, supervision, logging.getLogger("stage"), self.told.append)
+        try:
+            attendant.attend()
+        finally:
+            kill(process)
+        attendant.judge(self.log)
+
+    def said(self, level: int = logging.INFO) -> list[str]:
+        """What its logger got at this level."""
+        return [record.getMessage() for record in self.caplog.records if record.levelno == level]
+
+
+@pytest.fixture
+def supervised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Supervised]:
+    caplog.set_level(logging.INFO, logger="stage")
+    yield Supervised(tmp_path, caplog)
+    STOP.clear()
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_milestones_reach_people_events_become_events_and_beats_and_broken_lines_neither(
+    supervised: Supervised,
+) -> None:
+    supervised.run("say", "beat")
+    assert supervised.said() == ["trainer ready"]
+    assert supervised.told == [Event(kind="staleness.bound-hit", payload={"rollouts_dropped": 8})]
+
+
+def test_a_stage_that_beats_may_take_as_long_as_it_likes(supervised: Supervised) -> None:
+    supervised.run("beat", supervision=IMPATIENT)
+    assert supervised.told == []
+
+
+def test_a_stage_whose_main_thread_hangs_is_named_with_where_and_killed_with_all_it_started(
+    supervised: Supervised,
+) -> None:
+    with pytest.raises(StageDied) as died:
+        supervised.run("child", "hang", supervision=IMPATIENT)
+    sentence, *log = str(died.value).splitlines()
+    assert re.fullmatch(r"train-0 hangs: it has shown no sign of progress for \d s, when it was at: train", sentence)
+    assert "stuck_in_the_middle_of_a_step" in "\n".join(log), "the stack of its main thread"
+    (error,) = supervised.said(logging.ERROR)
+    assert error.startswith(sentence)
+    (event,) = supervised.told
+    assert (event.kind, event.payload["stage"], event.payload["doing"]) == ("stage.hung", "train-0", "train")
+    assert event.payload["seconds"] >= IMPATIENT.hang_seconds
+    (child,) = map(int, supervised.said())
+    wait_until(lambda: is_gone(supervised.pid) and is_gone(child), "the stage and its child to be gone")
+
+
+def test_a_stage_that_is_stopped_is_named_and_killed_though_it_can_not_say_where(supervised: Supervised) -> None:
+    with pytest.raises(StageDied, match=r"train-0 hangs: .* when it was at: waiting for scored groups"):
+        supervised.run("stop", supervision=IMPATIENT)
+    assert is_gone(supervised.pid)
+    assert supervised.log.read_text() == ""
+
+
+def test_a_stage_that_does_not_get_ready_is_named_too(supervised: Supervised) -> None:
+    never_ready = SupervisionConfig(hang_seconds=60.0, start_seconds=0.5)
+    with pytest.raises(StageDied, match=r"train-0 hangs: .* when it was at: starting"):
+        supervised.run("deaf", f"kill:{signal.SIGSTOP:d}", supervision=never_ready)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["exit:3"], "train-0 exited with code 3"),
+        ([f"kill:{signal.SIGKILL:d}"], "train-0 was killed by SIGKILL"),
+        ([f"kill:{signal.SIGSEGV:d}"], "train-0 was killed by SIGSEGV"),
+    ],
+)
+def test_a_stage_that_dies_is_named_with_its_cause(supervised: Supervised, words: list[str], sentence: str) -> None:
+    with pytest.raises(StageDied) as died:
+        supervised.run(*words)
+    assert str(died.value).splitlines()[0] == sentence
+
+
+@pytest.mark.parametrize(("code", "kind"), [(MISTAKE, InputError), (FENCED, Fenced), (MISCOUNTED, LedgerMismatch)])
+def test_the_last_milestone_is_the_sentence_of_an_end_for_good(
+    supervised: Supervised, code: int, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match=r"^trainer ready$"):
+        supervised.run("say", f"exit:{code}")
+
+
+def test_a_stage_that_is_asked_to_stop_and_does_is_no_failure_though_it_had_not_begun(supervised: Supervised) -> None:
+    STOP.set()
+    supervised.run("hang")
+
+
+def test_a_stage_that_is_asked_to_stop_while_it_works_is_not_taken_to_hang(supervised: Supervised) -> None:
+    threading.Timer(0.5, STOP.set).start()
+    supervised.run("hang", supervision=PATIENT)
+    assert supervised.told == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("words", [["deaf", "hang"], ["stop"]])
+def test_a_stage_that_does_not_stop_when_asked_is_killed_and_that_is_said(
+    supervised: Supervised, words: list[str]
+) -> None:
+    threading.Timer(2, STOP.set).start()
+    with pytest.raises(StageDied, match="train-0 was asked to stop, and killed when it had not after 20 s"):
+        supervised.run(*words)
+    assert is_gone(supervised.pid)
