@@ -2,7 +2,8 @@
 
     checkpoint or base model ─► engine ─► responses ─► reward ─► evaluations/<policy version>.json
 
-A result that is already there is kept: a resumed run does not measure twice.
+A result that is already there is kept: a resumed run does not measure twice. It names the weights it is of by their
+checksum, for a trainer that went back makes other ones under the same version.
 """
 
 import json
@@ -18,11 +19,13 @@ from millrace.rewards.factory import make_reward
 from millrace.stages.arguments import EVALUATE_LATEST
 from millrace.stages.inputs import load_prompt_set
 from millrace.stages.process import Stage, run_stage
-from millrace.trainer import load_weights
+from millrace.trainer import WEIGHTS_FILE, load_weights
 from millrace.types import Sampling
 from millrace.weights.base import Manifest, Weights, WeightsId
 from storage import layout
 from storage.checkpoints import read_latest
+from storage.errors import NotInStore
+from storage.store import Store
 
 
 def main(stage: Stage) -> None:
@@ -32,6 +35,7 @@ def main(stage: Stage) -> None:
     folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
     tokenizer = load_tokenizer(folder)
     engine = TransformersEngine(load_model(folder, config.model.dtype), tokenizer)
+    checksum = None
     if stage.replica == EVALUATE_LATEST:
         checkpoint = read_latest(stage.store)
         if checkpoint is None:
@@ -39,9 +43,10 @@ def main(stage: Stage) -> None:
         weights_id = WeightsId(
             incarnation=checkpoint.incarnation, policy_version=checkpoint.step, t_offered=time.time()
         )
+        checksum = checkpoint.files[WEIGHTS_FILE].checksum
         tensors = load_weights(stage.store, checkpoint)
         engine.update_weights(Weights(manifest=Manifest(id=weights_id), tensors=tensors))
-    if stage.store.exists(layout.evaluation(engine.policy_version)):
+    if _is_measured(stage.store, engine.policy_version, checksum):
         return
     started = time.monotonic()
     prompts = load_prompt_set(config).eval[: config.evaluation.num_prompts]
@@ -56,14 +61,23 @@ def main(stage: Stage) -> None:
     known = [value for value in rewards if value is not None]
     result = {
         "policy_version": engine.policy_version,
+        "weights_checksum": checksum,
         "accuracy": sum(known) / len(rewards),
         "prompts": len(rewards),
         "errors": len(rewards) - len(known),
         "seconds": time.monotonic() - started,
         "t": time.time(),
     }
-    stage.store.put_if_absent(layout.evaluation(engine.policy_version), json.dumps(result).encode())
+    stage.store.put(layout.evaluation(engine.policy_version), json.dumps(result).encode())
     stage.milestone(f"version {engine.policy_version}: held-out greedy accuracy {result['accuracy']:.3f}")
+
+
+def _is_measured(store: Store, policy_version: int, checksum: str | None) -> bool:
+    try:
+        result = json.loads(bytes(store.get(layout.evaluation(policy_version))))
+    except NotInStore:
+        return False
+    return bool(result["weights_checksum"] == checksum)
 
 
 if __name__ == "__main__":

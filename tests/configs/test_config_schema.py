@@ -125,6 +125,14 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"generation": {"max_new_tokens": 16384}},
         ("generation.max_new_tokens is 16384", "training.max_tokens_per_microbatch is 16384"),
     ),
+    "memory of one host": (
+        {"storage": {"root": "memory://runs"}, "placement": {"score": {"work_pool": "hosts"}}},
+        ('storage.root is "memory://runs"', 'placement.score.work_pool is "hosts"'),
+    ),
+    "shared memory between hosts": (
+        {"placement": {"train": {"work_pool": "hosts"}}},
+        ('weights.transport is "shm"', 'placement.train.work_pool is "hosts"'),
+    ),
 }
 
 
@@ -146,6 +154,8 @@ def test_an_impossible_combination_is_refused_in_one_sentence_with_every_key(cas
         {"model": {"path": "some/folder", "bootstrap": {"hidden_size": 66, "num_heads": 4}}},
         {"model": {"bootstrap": {"hidden_size": 16, "num_heads": 8}}},
         {"prompts": {"eval_source": "held.jsonl", "num_eval": 1}},
+        {"placement": {"score": {"work_pool": "hosts"}}},
+        {"placement": {"train": {"work_pool": "hosts"}}, "weights": {"transport": "store"}},
         {"prompts": {"source": "a.parquet", "arithmetic": {"digits": 1, "max_sum": 1}}},
         {"prompts": {"num_eval": 54, "arithmetic": {"digits": 1, "max_sum": 9}}, "evaluation": {"num_prompts": 54}},
         {"generation": {"replicas": 64, "groups_per_batch": 64, "max_new_tokens": 16383}},

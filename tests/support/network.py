@@ -98,6 +98,9 @@ def _host(number: int) -> Iterator[Host]:
     finally:
         host.kill_all()
         _ip("netns", "del", host.name)
+        # The namespace, and its end of the link with it, stays until its last process is gone.
+        with suppress(subprocess.CalledProcessError):
+            _ip("link", "del", f"mr-{number}")
 
 
 def _ip(*arguments: str) -> None:
