@@ -9,9 +9,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-war
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := configs flows tasks millrace storage dashboard benchmarks tests
 
-.PHONY: demo test faults server deploy install vllm check format clean
+.PHONY: demo test faults server deploy host install vllm check format clean
 
-# Of `make server` and `make deploy`; what is set in the environment already stays as it is.
+# Of `make server`, `make deploy` and `make host`; what is set in the environment already stays as it is.
 PORT ?= 4200
 
 demo: install  ## a whole asynchronous campaign on this machine's CPU, in about two minutes
@@ -39,15 +39,18 @@ server: install  ## a Prefect server with its UI on loopback, at PORT (4200); it
 	$(BIN)/prefect server start --host 127.0.0.1 --port $(PORT)
 
 # A campaign waits for a server that is away, and says once a minute that it is alive.
-deploy: export PREFECT_HOME ?= $(CURDIR)/.prefect
-deploy: export PREFECT_API_URL ?= http://127.0.0.1:$(PORT)/api
-deploy: export PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL ?= CRITICAL
-deploy: export PREFECT_CLIENT_MAX_RETRIES ?= 12
-deploy: export PREFECT_FLOWS_HEARTBEAT_FREQUENCY ?= 60
-deploy: export PREFECT_WORKER_QUERY_SECONDS ?= 2
-deploy: export DO_NOT_TRACK ?= 1
+deploy host: export PREFECT_HOME ?= $(CURDIR)/.prefect
+deploy host: export PREFECT_API_URL ?= http://127.0.0.1:$(PORT)/api
+deploy host: export PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL ?= CRITICAL
+deploy host: export PREFECT_CLIENT_MAX_RETRIES ?= 12
+deploy host: export PREFECT_FLOWS_HEARTBEAT_FREQUENCY ?= 60
+deploy host: export PREFECT_WORKER_QUERY_SECONDS ?= 5
+deploy host: export DO_NOT_TRACK ?= 1
 deploy: install  ## puts the deployments on that server, and works for it; CAMPAIGNS=2 lets two run at once
 	$(BIN)/python -m flows.deploy $(if $(CAMPAIGNS),--campaigns $(CAMPAIGNS))
+
+host: install  ## lets this host run stages of campaigns, in the work pool POOL=…; docs/hosts.md
+	$(BIN)/python -m flows.host $(or $(POOL),$(error say which work pool: make host POOL=name))
 
 install: $(VENV)/base  ## the environment that the main job needs
 

@@ -16,6 +16,7 @@ def impossible_combinations(config: RunConfig) -> Iterator[str]:
     yield from _groups(config)
     yield from _engine(config)
     yield from _placement(config)
+    yield from _deadline(config)
 
 
 def _model(config: RunConfig) -> Iterator[str]:
@@ -108,4 +109,14 @@ def _placement(config: RunConfig) -> Iterator[str]:
         yield (
             f'weights.transport is "shm" and {key} is "{placed[key]}"; '
             "expected broadcast or store, for generators and trainer may be on different hosts"
+        )
+
+
+def _deadline(config: RunConfig) -> Iterator[str]:
+    # A push that waits for a frozen generator is no sign of progress.
+    deadline, hang = config.weights.deadline_seconds, config.supervision.hang_seconds
+    if config.weights.transport == "broadcast" and deadline >= hang:
+        yield (
+            f"weights.deadline_seconds is {deadline:g} and supervision.hang_seconds is {hang:g}; "
+            "expected a shorter deadline, or sync_weights would be taken to hang while it waits for a generator"
         )

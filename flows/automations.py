@@ -80,7 +80,11 @@ async def put_automations(client: PrefectClient, wanted: list[AutomationCore]) -
     for automation in wanted:
         there = await client.read_automations_by_name(automation.name)
         if there:
-            kept = automation.model_copy(update={"enabled": there[0].enabled})
+            # Dumped and read again, every field counts as set. The client leaves out those that do not, and the server
+            # takes an action that comes without its type for another one.
+            kept = AutomationCore.model_validate(
+                {**automation.model_dump(exclude={"owner_resource"}), "enabled": there[0].enabled}
+            )
             await client.update_automation(there[0].id, kept)
         else:
             await client.create_automation(automation)

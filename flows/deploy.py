@@ -13,11 +13,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows.automations import automations, put_automations
@@ -28,7 +31,6 @@ REPOSITORY = Path(__file__).parents[1]
 POOL = "millrace"
 QUEUES = {"urgent": 1, "default": 2, "idle": 3}
 """Priority by name: while the pool has a free place, the lowest number is served first."""
-DEPLOYMENTS = ("campaign/campaign", "evaluate/evaluate", "gc/gc")
 _ANSWER_SECONDS = 10.0
 _MISTAKE = 2
 
@@ -39,18 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--campaigns", type=int, metavar="N", help="how many may run at once (at first: 1)")
     arguments = parser.parse_args(argv)
     try:
-        url = _server()
-        asyncio.run(_deploy(arguments.campaigns))
+        url = server()
+        names = asyncio.run(_deploy(arguments.campaigns))
     except InputError as error:
         print(f"millrace: {error}", file=sys.stderr)
         return _MISTAKE
-    print(f"deployed to {url}: {', '.join(DEPLOYMENTS)}; a worker of this host takes their runs", flush=True)
+    print(f"deployed to {url}: {', '.join(names)}; a worker of this host takes their runs", flush=True)
     os.chdir(REPOSITORY)
     asyncio.run(work(POOL))
     return 0
 
 
-def _server() -> str:
+def server() -> str:
     """The API's address. Raises InputError where nobody answers, or we are not let in."""
     url: str | None = PREFECT_API_URL.value()
     if not url:
@@ -69,13 +71,15 @@ def _server() -> str:
     return url
 
 
-async def _deploy(campaigns: int | None) -> None:
+async def _deploy(campaigns: int | None) -> list[str]:
+    """Returns the names of the pool's deployments."""
     async with get_client() as client:
         await _put_pool(client, campaigns)
         active = await _active_schedules(client)
         _put_deployments()
         await _restore(client, active)
         await put_automations(client, automations())
+        return sorted(deployment.name for deployment in await _deployments(client))
 
 
 async def _put_pool(client: PrefectClient, campaigns: int | None) -> None:
@@ -109,23 +113,19 @@ def _put_deployments() -> None:
         raise InputError(f"prefect.yaml can't be deployed:\n{ended.stdout}")
 
 
-async def _active_schedules(client: PrefectClient) -> dict[tuple[str, str], bool]:
-    """Whether each schedule is switched on, by its deployment's name and its slug."""
-    active: dict[tuple[str, str], bool] = {}
-    for name in DEPLOYMENTS:
-        try:
-            deployment = await client.read_deployment_by_name(name)
-        except ObjectNotFound:
-            continue
-        active |= {(name, schedule.slug): schedule.active for schedule in deployment.schedules if schedule.slug}
-    return active
+async def _deployments(client: PrefectClient) -> list[DeploymentResponse]:
+    return await client.read_deployments(work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])))
 
 
-async def _restore(client: PrefectClient, active: dict[tuple[str, str], bool]) -> None:
-    for name in DEPLOYMENTS:
-        deployment = await client.read_deployment_by_name(name)
+async def _active_schedules(client: PrefectClient) -> dict[UUID, bool]:
+    """Whether each schedule is switched on, by its id."""
+    return {schedule.id: schedule.active for one in await _deployments(client) for schedule in one.schedules}
+
+
+async def _restore(client: PrefectClient, active: dict[UUID, bool]) -> None:
+    for deployment in await _deployments(client):
         for schedule in deployment.schedules:
-            wanted = active.get((name, schedule.slug or ""), schedule.active)
+            wanted = active.get(schedule.id, schedule.active)
             if wanted != schedule.active:
                 await client.update_deployment_schedule(deployment.id, schedule.id, active=wanted)
 

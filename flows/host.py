@@ -17,7 +17,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.utilities.callables import parameter_schema
 
-from flows.deploy import _server as server
+from flows.deploy import server
 from flows.draining_worker import work
 from flows.stages import stages
 from millrace.errors import InputError

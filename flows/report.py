@@ -1,6 +1,6 @@
 """What the Prefect UI shows of a running campaign besides its tasks.
 
-    status, every 2 s ─┬─► campaign-progress    a bar, updated in place
+    status, every 2 s ─┬─► campaign-progress    a bar, updated in place, at most every 10 s
                        ├─► campaign-staleness   a table, a new one at most every 30 s: `flows.campaign_table`
                        ├─► campaign-summary     the figures, once, at the end
                        └─► pipeline.stalled, reward.collapsed: events, and a line in the log
@@ -38,6 +38,8 @@ from tasks.events import emit
 DASHBOARD_URL = "MILLRACE_DASHBOARD_URL"
 """Environment variable: where a dashboard of the campaign is to be found, for a link in the Prefect UI."""
 _EVERY_SECONDS = 2.0
+_PROGRESS_SECONDS = 10.0
+"""Least time between two updates of the bar: each is an event in the server's database."""
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -96,6 +98,7 @@ class Artifacts:
     def __init__(self) -> None:
         self._progress: Any = None
         self._steps = -1
+        self._updated = 0.0
         self._linked = False
         self._table = CampaignTable(_write_table)
 
@@ -103,9 +106,10 @@ class Artifacts:
         """Shows what is new in `status`; `over`: this is the last one."""
         if self._progress is None:
             self._progress = create_progress_artifact(0.0, key="campaign-progress", description="Optimizer steps")
-        if status["steps"] != self._steps:
+        due = over or time.monotonic() - self._updated >= _PROGRESS_SECONDS
+        if due and status["steps"] != self._steps:
             update_progress_artifact(self._progress, 100.0 * status["steps"] / status["max_steps"])
-            self._steps = status["steps"]
+            self._steps, self._updated = status["steps"], time.monotonic()
         url = os.environ.get(DASHBOARD_URL)
         if url and not self._linked:
             create_link_artifact(

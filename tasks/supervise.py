@@ -80,14 +80,14 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> None:
         emit("stage.restarted", run_url, {"stage": name, "cause": lives.cause, "restarts": lives.restarts})
     with log.open("ab") as stderr:
         process = start([sys.executable, "-m", f"millrace.stages.{stage}", *arguments.as_argv()], stderr, threads)
-    attendant = Attendant(
-        name, process, config.supervision, get_run_logger(), lambda event: emit(event.kind, run_url, event.payload)
-    )
     try:
+        attendant = Attendant(
+            name, process, config.supervision, get_run_logger(), lambda event: emit(event.kind, run_url, event.payload)
+        )
         attendant.attend()
     finally:
         kill(process)
-        lives.lived(attendant.silence.at_work_seconds, config.supervision.hang_seconds)
+    lives.lived(attendant.silence.at_work_seconds, config.supervision.hang_seconds)
     attendant.judge(log)
 
 

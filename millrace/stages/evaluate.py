@@ -32,9 +32,10 @@ def main(stage: Stage) -> None:
     """Evaluates the base model or the latest checkpoint, as its replica number says."""
     config = stage.config
     torch.set_num_threads(config.training.threads)
-    folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
-    tokenizer = load_tokenizer(folder)
-    engine = TransformersEngine(load_model(folder, config.model.dtype), tokenizer)
+    with stage.loading():
+        folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
+        tokenizer = load_tokenizer(folder)
+        engine = TransformersEngine(load_model(folder, config.model.dtype), tokenizer)
     checksum = None
     if stage.replica == EVALUATE_LATEST:
         checkpoint = read_latest(stage.store)
@@ -48,6 +49,7 @@ def main(stage: Stage) -> None:
         engine.update_weights(Weights(manifest=Manifest(id=weights_id), tensors=tensors))
     if _is_measured(stage.store, engine.policy_version, checksum):
         return
+    stage.ready(f"measuring version {engine.policy_version}")
     started = time.monotonic()
     prompts = load_prompt_set(config).eval[: config.evaluation.num_prompts]
     reward = make_reward(config.scoring.reward, answer_pattern=config.scoring.answer_pattern)
@@ -57,6 +59,7 @@ def main(stage: Stage) -> None:
         batch = prompts[first : first + config.evaluation.batch_size]
         responses = engine.generate([tokenizer(prompt.text)["input_ids"] for prompt in batch], greedy, seed=0)
         texts = tokenizer.batch_decode([list(response.tokens) for response in responses], skip_special_tokens=True)
+        stage.beat()
         rewards += [safe_score(reward, prompt, text).reward for prompt, text in zip(batch, texts, strict=True)]
     known = [value for value in rewards if value is not None]
     result = {

@@ -30,6 +30,7 @@ from storage.failpoints import failpoint
 
 def main(stage: Stage) -> None:
     """Decides about the latest checkpoint, promotes it or holds it back, and says which and why."""
+    stage.ready("judging the latest checkpoint")
     decision = read_decision(stage.store, stage.arguments.attempt)
     if decision is None:
         decision = _pass_gate(stage)

@@ -14,6 +14,7 @@ the log which of their groups it will refuse.
 """
 
 import dataclasses
+import math
 import time
 from typing import Any
 
@@ -39,6 +40,9 @@ from millrace.weights.factory import trainer_end
 from storage.checkpoints import Checkpoint, CheckpointWriter, checkpoints_backwards, load_file
 from storage.errors import StreamCorrupt
 from storage.failpoints import failpoint
+
+_STALE_SECONDS = 60.0
+"""Least time between two events that rollouts were dropped as stale."""
 
 
 def main(stage: Stage) -> None:
@@ -133,6 +137,8 @@ class TrainLoop:
         self.account = Account.from_json(state["account"]) if state else Account()
         # How far the cursors stood when this trainer last found the ledger right.
         self.balanced: list[Amount] = []
+        # Rollouts dropped as stale that no event has told of, and when the last one did.
+        self.stale_untold, self.t_stale_told = 0, -math.inf
         # The groups of the step to come.
         self.groups: list[ScoredGroup] = []
         # As of the last finished step: what a checkpoint may hold.
@@ -189,8 +195,16 @@ class TrainLoop:
         self.account.groups_dropped += 1
 
     def _drop(self, group: ScoredGroup, reason: str) -> None:
+        if reason == "stale":
+            self._tell_stale(len(group.rewards))
         rewards = (reward for reward in group.rewards if reward is not None)
         self.account.drop(reason, group.amount(), generator=group.generator, reward_sum=sum(rewards))
+
+    def _tell_stale(self, rollouts: int) -> None:
+        self.stale_untold += rollouts
+        if time.monotonic() - self.t_stale_told >= _STALE_SECONDS:
+            self.stage.tell("staleness.bound-hit", rollouts_dropped=self.stale_untold)
+            self.stale_untold, self.t_stale_told = 0, time.monotonic()
 
     def _set_aside(self, part: LostPart) -> None:
         """A damaged part costs its own rollouts and nothing else."""

@@ -129,6 +129,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"storage": {"root": "memory://runs"}, "placement": {"score": {"work_pool": "hosts"}}},
         ('storage.root is "memory://runs"', 'placement.score.work_pool is "hosts"'),
     ),
+    "a wait that looks like a hang": (
+        {"weights": {"transport": "broadcast"}, "supervision": {"hang_seconds": 30}},
+        ("weights.deadline_seconds is 30", "supervision.hang_seconds is 30"),
+    ),
     "shared memory between hosts": (
         {"placement": {"train": {"work_pool": "hosts"}}},
         ('weights.transport is "shm"', 'placement.train.work_pool is "hosts"'),

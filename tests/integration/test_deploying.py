@@ -1,6 +1,7 @@
 """`make deploy`: what it puts on a server, what it leaves to people, what it says where there is no way in."""
 
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,14 @@ def emit(site: Site, kind: str, flow_run: str) -> None:
 
 def send(site: Site, kind: str, resource: dict[str, str], related: list[dict[str, str]]) -> None:
     now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
-    event = {"occurred": now, "event": kind, "resource": resource, "related": related, "payload": {}}
+    event = {
+        "id": str(uuid.uuid4()),
+        "occurred": now,
+        "event": kind,
+        "resource": resource,
+        "related": related,
+        "payload": {},
+    }
     site.api.post("/events", json=[event]).raise_for_status()
 
 

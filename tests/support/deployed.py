@@ -60,9 +60,9 @@ class Site:
 
     def make(self, target: str, *words: str, **more: str) -> Terminal:
         """The environment is the one that runs the tests, so nothing is installed."""
-        said = self.folder / f"{target}.txt"
+        said = self.folder / f"{target}-{len(list(self.folder.glob('*.txt')))}.txt"
         python = Path(sys.executable).parent
-        with said.open("ab") as out:
+        with said.open("xb") as out:
             process = subprocess.Popen(
                 ["make", "--old-file=install", target, f"BIN={python}", f"PORT={self.port}", *words],
                 cwd=REPOSITORY, env=self.environment(**more), stdin=subprocess.DEVNULL, stdout=out,

@@ -109,6 +109,8 @@ class WeightCampaign:
             "training.checkpoint_every": 1,
             "staleness.max_staleness": 8,
             "weights.transport": transport,
+            # The trainer is stopped until the generators are where they should be.
+            "supervision.hang_seconds": 2 * _PATIENCE_SECONDS,
             **settings,
         }
         self._seen: dict[Acknowledged, None] = {}

@@ -11,6 +11,7 @@ import torch
 from support.dict_store import DictStore
 
 from configs.schema import RunConfig
+from millrace.events import EventKind
 from millrace.stages.arguments import StageArguments
 from millrace.stages.process import Stage
 from millrace.stages.sync_weights import Courier
@@ -64,12 +65,16 @@ class Died(Exception):
 
 
 class HeardStage(Stage):
-    """A stage whose milestones a test hears."""
+    """A stage whose milestones and events a test hears."""
 
     heard: list[str]
+    told: list[tuple[EventKind, dict[str, Any]]]
 
     def milestone(self, line: str) -> None:
         self.heard.append(line)
+
+    def tell(self, kind: EventKind, **payload: Any) -> None:
+        self.told.append((kind, payload))
 
 
 class Clock:
@@ -90,6 +95,7 @@ class World:
         self.handover = Handover()
         self.primary, self.fallback = Route(), Route()
         self.heard: list[str] = []
+        self.told: list[tuple[EventKind, dict[str, Any]]] = []
         self.opened_the_store = 0
         self.transport = transport
         self.config = RunConfig.model_validate(
@@ -105,7 +111,7 @@ class World:
         """The stage, for the first time or again."""
         arguments = StageArguments(run_url=self.store.url, attempt=0, replica=0, handover=Path("/nowhere"))
         self.stage = HeardStage(name="sync_weights", arguments=arguments, config=self.config, store=self.store)
-        self.stage.heard = self.heard
+        self.stage.heard, self.stage.told = self.heard, self.told
         open_store = None if self.transport == "store" else self._open_store
         self.courier = Courier(self.stage, self.handover, self.primary, open_store, clock=self.clock)
 
@@ -327,3 +333,29 @@ def test_no_older_version_is_ever_offered_after_a_newer_one(seed: int) -> None:
     assert len(world.fallback.offers) > 3, f"seed {seed}"
     assert restarts > 3, f"seed {seed}"
     assert incarnation > 3, f"seed {seed}"
+
+
+def test_of_versions_that_come_fast_one_in_ten_seconds_is_told_of_with_how_long_it_took() -> None:
+    world = World(num_generators=1)
+    for version in range(30):
+        offered = world.hand_over(version)
+        world.turn()
+        world.clock.now += 0.5
+        world.acknowledge(0, offered)
+        world.turn(0.5)
+    published = [payload for kind, payload in world.told if kind == "version.published"]
+    assert [payload["policy_version"] for payload in published] == [0, 10, 20]
+    assert {payload["push_seconds"] for payload in published} == {0.5}
+
+
+def test_a_generator_that_is_late_and_comes_back_is_told_of_in_the_words_of_the_milestones() -> None:
+    world = World()
+    first = world.hand_over(1)
+    world.turn()
+    world.acknowledge(0, first)
+    world.turn(DEADLINE + 1)
+    world.acknowledge(1, first)
+    world.turn(1)
+    told = [(kind, payload["generator"]) for kind, payload in world.told if kind != "version.published"]
+    assert told == [("generator.lost", 1), ("generator.rejoined", 1)]
+    assert [payload["sentence"] for _, payload in world.told if "sentence" in payload] == world.heard
