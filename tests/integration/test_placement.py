@@ -115,6 +115,17 @@ def test_a_pool_that_can_t_run_stages_is_refused_before_anything_starts(
     assert not (millrace.root / "refused").exists()
 
 
+def test_variables_that_the_pool_s_jobs_do_not_have_are_refused_before_anything_starts(
+    millrace: Millrace, worker: subprocess.Popen[bytes]
+) -> None:
+    variables = {"placement.score.work_pool": "hosts", "placement.score.job_variables.stream_output": 3}
+    ended = millrace.run(*millrace.campaign("gpus", **variables))
+    assert ended.code == 2, ended.output
+    last = ended.output.strip().splitlines()[-1]
+    assert "placement.score.work_pool is 'hosts', and that pool does not take its job_variables: " in last
+    assert not (millrace.root / "gpus").exists()
+
+
 def test_placement_without_a_server_is_refused(millrace_alone: Millrace) -> None:
     ended = millrace_alone.run(*millrace_alone.campaign("alone", **{"placement.score.work_pool": "hosts"}))
     assert ended.code == 2, ended.output
