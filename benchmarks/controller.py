@@ -135,6 +135,7 @@ def run(folder: Path, pace: Pace, steps: int) -> Campaign:
             over.set()
         returned = time.time()
         ready, last = marks.result()
+        assert isinstance(status, dict)
         return Campaign(
             called=called,
             ready=read_life(open_store(str(run_url)), "train", 0)["t_ready"],

@@ -20,10 +20,13 @@ from dataclasses import replace
 from typing import Any
 
 from prefect import flow, get_run_logger, runtime
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.schema import RunConfig
 from flows.campaign_report import Outcome, publish_report, write_report
+from flows.cancellation import Cancellation
 from flows.prepare import Resume, prepare
 from flows.report import Reporter
 from flows.running import Running
@@ -58,8 +61,12 @@ def _flow_run_name() -> str:
     persist_result=False,
     validate_parameters=True,
 )
-def campaign(config: RunConfig, run_id: str | None = None, resume: Resume = "never") -> dict[str, Any]:
+def campaign(
+    config: RunConfig, run_id: str | None = None, resume: Resume = "never"
+) -> dict[str, Any] | State[dict[str, Any]]:
     """Asynchronous RL post-training as `config` describes it: one attempt. Returns what summary.json holds.
+
+    Where a person cancels it in the Prefect UI, it drains and returns the state Cancelled.
 
     Args:
         config: Everything a person decides about the run.
@@ -75,13 +82,15 @@ def campaign(config: RunConfig, run_id: str | None = None, resume: Resume = "nev
     run = prepare(config, run_id or config.name, resume=resume)
     arguments = StageArguments(run_url=run.run_url, attempt=run.attempt, replica=0, handover=run.handover)
     try:
-        with Reporter(run.run_url):
+        with Reporter(run.run_url), Cancellation() as cancellation:
             failpoint("controller.prepared")
             if config.model.path is None:
                 bootstrap(arguments, config.model.bootstrap.threads)
             failpoint("controller.bootstrapped")
             evaluate(arguments, config.training.threads, "start")
-            _run_stages(config, arguments, ends_at)
+            _run_stages(config, arguments, ends_at, cancellation)
+            if cancellation.asked():
+                return Cancelled(message="its stages have drained, and the run can be gone on with")
             failpoint("controller.trained")
             # Where the time was up before the trainer had begun there is nothing new to measure.
             if read_latest(open_store(run.run_url)) is not None:
@@ -100,8 +109,8 @@ def campaign(config: RunConfig, run_id: str | None = None, resume: Resume = "nev
         end_attempt(open_store(run.run_url), run.attempt, "stopped")
 
 
-def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float) -> None:
-    """Runs the four stages until the trainer is done, or until `ends_at` on the clock of time.monotonic."""
+def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float, cancellation: Cancellation) -> None:
+    """Runs the four stages until the trainer is done, a person cancels, or time.monotonic says `ends_at`."""
     with contextlib.ExitStack() as stack:
         if any(place.work_pool for place in places(config)):
             # Those elsewhere drain when it says so, or falls silent.
@@ -116,9 +125,10 @@ def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float) ->
                 started = LONG_RUNNING[seat.stage].submit(replace(arguments, replica=seat.replica), seat.threads)
                 running.start(seat.stage, started)
         failpoint("controller.started")
-        ended = running.first_to_end(ends_at)
+        ended = running.first_to_end(ends_at, cancellation.asked)
         if ended is None:
-            get_run_logger().info("budget.duration_minutes is spent: the stages drain")
+            why = "the campaign is cancelled" if cancellation.asked() else "budget.duration_minutes is spent"
+            get_run_logger().info("%s: the stages drain", why)
         elif ended != "train":
             raise MillraceError(f"{ended} ended before the trainer did")
     STOP.clear()

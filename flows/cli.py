@@ -1,7 +1,8 @@
 """The `millrace` command: parse, import late, call one thing.
 
 Exit codes: 0 done · 1 a fault of ours, with its traceback · 2 a person's mistake, one sentence · 3 another controller
-took the run over · 130 / 143 stopped by Ctrl-C / SIGTERM after draining, to be gone on with by --resume.
+took the run over · after draining, to be gone on with by --resume: 4 cancelled in the Prefect UI, 130 / 143 stopped by
+Ctrl-C / SIGTERM.
 """
 
 import argparse

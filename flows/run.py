@@ -12,12 +12,16 @@ from flows.view import View, panel
 from storage import failpoints
 from storage.store import Store
 
-INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes after a Ctrl-C and a SIGTERM that drained every stage."""
+INTERRUPTED, TERMINATED, CANCELLED = 130, 143, 4
+"""Exit codes after a Ctrl-C, a SIGTERM, and a cancellation in the Prefect UI that drained every stage."""
 
 
 class Terminated(BaseException):
     """SIGTERM, as an exception: Prefect passes the signal on to us once the flow has drained its stages."""
+
+
+class CancelledInTheUI(Exception):
+    """A person cancelled the flow run, and its stages have drained."""
 
 
 def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
@@ -25,7 +29,7 @@ def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
 
 
 def run_campaign(config: RunConfig, run_id: str, *, resume: Resume) -> int:
-    """Runs it to its end. Returns 0, or 130 / 143 where Ctrl-C / SIGTERM stopped it and every stage has drained.
+    """Runs it to its end. Returns 0, or one of the exit codes above where it was stopped and every stage has drained.
 
     Raises the errors of `flows.prepare.check` before anything has been made.
     """
@@ -43,6 +47,8 @@ def run_campaign(config: RunConfig, run_id: str, *, resume: Resume) -> int:
         code = INTERRUPTED
     except Terminated:
         code = TERMINATED
+    except CancelledInTheUI:
+        code = CANCELLED
     else:
         console.print(panel(status, {}))
         _say(console, f"summary at {store.url}/summary.json")
@@ -58,10 +64,16 @@ def _run(config: RunConfig, run_id: str, resume: Resume, store: Store, console: 
     from flows.server import prefect_server
 
     with prefect_server():
+        from prefect.exceptions import CancelledRun
+
         from flows.campaign import campaign
 
         with View(store, console):
-            status: dict[str, Any] = campaign(config, run_id, resume)
+            try:
+                status = campaign(config, run_id, resume)
+            except CancelledRun as error:
+                raise CancelledInTheUI from error
+            assert isinstance(status, dict)
             return status
 
 

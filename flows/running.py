@@ -6,6 +6,7 @@ start ×n ─► first_to_end, in short waits ─► STOP ─► all drained ─
 import math
 import queue
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from prefect import get_run_logger
@@ -28,18 +29,17 @@ class Running:
         self._started.append((stage, future))
         future.add_done_callback(lambda done: self._ended.put((stage, done)))
 
-    def first_to_end(self, ends_at: float = math.inf) -> str | None:
-        """The stage that ended first, by itself; None when it is `ends_at` on the clock of time.monotonic.
+    def first_to_end(self, ends_at: float = math.inf, asked_to_stop: Callable[[], bool] = STOP.is_set) -> str | None:
+        """The stage that ended first, by itself; None once somebody asks to stop, or it is `ends_at` on the clock of
+        time.monotonic.
 
         Raises the error of one that ended with an error. Waits in short steps, so that a signal or a cancellation is
         delivered here.
         """
-        while time.monotonic() < ends_at:
+        while time.monotonic() < ends_at and not asked_to_stop():
             try:
                 stage, future = self._ended.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
-                if STOP.is_set():
-                    return None
                 continue
             future.result()
             return stage

@@ -27,6 +27,8 @@ EventKind = Literal[
 
 STARTING, LOADING = "starting", "loading the model"
 """What a stage is at before it can be ready."""
+STOPPED = "stopped"
+"""What it is at once it has ended."""
 
 _MARK = "\x1f"
 """Begins a line that is not for people: ASCII's unit separator, which nobody writes, and `splitlines` leaves alone."""

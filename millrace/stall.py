@@ -9,9 +9,11 @@ There is no clock here: whoever looks says when.
 from collections.abc import Mapping
 from typing import Any
 
-from millrace.events import LOADING, STARTING, Event
+from millrace.events import LOADING, STARTING, STOPPED, Event
+from millrace.status import STAGES
 
 _STEPS_AVERAGED = 10
+_LEAST_BEST = 0.1
 _COLLAPSED, _RECOVERED = 0.5, 0.75
 """Of the best smoothed reward: below the one it has collapsed, above the other it is well again."""
 
@@ -35,7 +37,7 @@ class StallWatch:
     """Whether anything moves: a rollout generated, scored, trained or dropped, an optimizer step.
 
     Each stage may be well and beat, and wait for another for ever. A stage that starts or loads its model is excused:
-    its supervisor gives it a time of its own for that.
+    its supervisor gives it a time of its own for that. So is one that has not been started yet, or has drained.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -47,7 +49,7 @@ class StallWatch:
     def look(self, status: Status, now: float) -> Event | None:
         """Once for each stall, `pipeline.stalled` with what each stage is doing."""
         counts = {"ledger": status["ledger"], "steps": status["steps"]}
-        if counts != self._counts or any(doing in (STARTING, LOADING) for doing in status["doing"].values()):
+        if counts != self._counts or _excused(status["doing"]):
             self._counts, self._moved, self._told = counts, now, False
             return None
         silent = now - self._moved
@@ -57,6 +59,12 @@ class StallWatch:
         return Event(kind="pipeline.stalled", payload={"seconds": round(silent, 1), "doing": dict(status["doing"])})
 
 
+def _excused(doing: Mapping[str, str]) -> bool:
+    return any(
+        name.rpartition("-")[0] in STAGES and what in (STARTING, LOADING, STOPPED) for name, what in doing.items()
+    )
+
+
 class CollapseWatch:
     """Whether the reward fell below half of the best it had, both smoothed.
 
@@ -64,7 +72,7 @@ class CollapseWatch:
     0.04 though the policy stays as it is; of that the smoothing leaves 0.01, so that half of a best of 0.1 is not met
     by chance. A real collapse is noticed within about 7 steps. Nothing counts as best before 10 steps are in, or a
     lucky first step would be the measure. Weighted by steps, not by looks: it does not depend on how often one looks.
-    A best of 0 or less has no half that would be worse, and is never spoken of.
+    A best below 0.1 is never spoken of: half of so little is lost by chance, and of 0 or less there is no half.
     """
 
     def __init__(self) -> None:
@@ -86,7 +94,7 @@ class CollapseWatch:
         if self._collapsed:
             self._collapsed = self._smoothed < _RECOVERED * self._best
             return None
-        self._collapsed = self._best > 0 and self._smoothed < _COLLAPSED * self._best
+        self._collapsed = self._best >= _LEAST_BEST and self._smoothed < _COLLAPSED * self._best
         if not self._collapsed:
             return None
         payload = {"reward_mean": round(self._smoothed, 6), "best": round(self._best, 6)}

@@ -24,7 +24,7 @@ from typing import Any
 
 from configs.schema import RunConfig
 from millrace.errors import InputError, LedgerMismatch
-from millrace.events import LOADING, STARTING, Beat, Event, EventKind, event_line, milestone_line
+from millrace.events import LOADING, STARTING, STOPPED, Beat, Event, EventKind, event_line, milestone_line
 from millrace.exits import DRAINED, FENCED, LAST_WORDS, MISCOUNTED, MISTAKE, SHOW_STACKS
 from millrace.run import read_attempt
 from millrace.stages.arguments import StageArguments
@@ -169,7 +169,7 @@ class Stage:
 
     def close(self) -> None:
         """The last sign of life, and the last metrics."""
-        self._doing = "stopped"
+        self._doing = STOPPED
         self._write_progress()
         if self._metrics is not None:
             self._metrics.close()

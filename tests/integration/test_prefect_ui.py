@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from support.campaigns import Millrace
+from support.campaigns import Millrace, stages_of, wait_until
 
 pytestmark = pytest.mark.campaign
 
@@ -31,3 +31,20 @@ def test_the_server_knows_the_run_its_stage_tasks_their_logs_and_its_progress(
     artifacts = {artifact["key"]: artifact for artifact in ask("artifacts", artifacts=mine)}
     assert artifacts["campaign-progress"]["data"] == 100.0
     assert "accuracy at end" in artifacts["campaign-summary"]["data"]
+
+
+def test_a_campaign_at_a_terminal_that_is_cancelled_in_the_ui_drains_and_says_so(
+    millrace: Millrace, prefect_api: str
+) -> None:
+    process = millrace.start(*millrace.campaign("cancelled", **{"training.max_steps": 100_000}))
+    wait_until(lambda: millrace.sign_of_life("cancelled", "train-0").get("policy_version", 0) >= 1, "a first step")
+    body = {"flow_runs": {"name": {"any_": ["cancelled"]}}}
+    (run,) = httpx.post(f"{prefect_api}/flow_runs/filter", json=body, timeout=30).json()
+    cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
+    httpx.post(f"{prefect_api}/flow_runs/{run['id']}/set_state", json=cancelling, timeout=30).raise_for_status()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 4, output
+    assert "go on with --run-id cancelled --resume" in output
+    assert stages_of(millrace.root / "cancelled") == []
+    assert httpx.get(f"{prefect_api}/flow_runs/{run['id']}", timeout=30).json()["state"]["type"] == "CANCELLED"
+    assert (millrace.root / "cancelled" / "attempts" / "0000.ended").exists()

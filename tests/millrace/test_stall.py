@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from millrace.events import LOADING, STARTING, Event
+from millrace.events import LOADING, STARTING, STOPPED, Event
 from millrace.stall import CollapseWatch, StallWatch, Trouble
 
 DOING = {"generate-0": "waiting for weights or room under max_staleness", "train-0": "waiting for scored groups"}
@@ -27,6 +27,15 @@ def test_a_run_in_which_nothing_moves_is_told_of_once_with_what_each_stage_is_do
     assert [watch.look(status(), now) for now in (1000, 1030, 1059)] == [None] * 3
     expected = Event(kind="pipeline.stalled", payload={"seconds": 60, "doing": DOING})
     assert [watch.look(status(), now) for now in (1060, 1061, 2000)] == [expected, None, None]
+
+
+def test_a_run_whose_stages_an_attempt_has_not_started_yet_is_not_stalled() -> None:
+    watch = StallWatch(60)
+    before = status(doing={"generate-0": STOPPED, "train-0": "waiting for scored groups", "bootstrap-0": STOPPED})
+    assert [watch.look(before, now) for now in (0, 59, 119)] == [None] * 3
+    begun = status(doing={**DOING, "bootstrap-0": STOPPED})
+    assert watch.look(begun, 178) is None
+    assert watch.look(begun, 179) is not None
 
 
 @pytest.mark.parametrize("moved", [{"generated": 648}, {"trained": 520}, {"steps": 6}, {"steps": 4}])
@@ -81,7 +90,7 @@ def test_a_hovering_reward_is_told_of_once() -> None:
     assert sum(watch.look(look) is not None for look in looks(rewards)) == 1
 
 
-@pytest.mark.parametrize("reward", [0.0, -1.0])
+@pytest.mark.parametrize("reward", [0.09, 0.0, -1.0])
 def test_a_reward_that_was_never_good_can_not_collapse(reward: float) -> None:
     watch = CollapseWatch()
     assert all(watch.look(look) is None for look in looks([reward] * 20 + [-5.0] * 20))

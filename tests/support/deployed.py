@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -112,11 +113,14 @@ class Site:
         return parameters
 
     def start(self, deployment: str, parameters: dict[str, Any]) -> str:
-        """Asks for a run, as the form's button does; returns the flow run's id."""
-        answer = self.api.post(
-            f"/deployments/{self.deployment(deployment)['id']}/create_flow_run",
-            json={"parameters": parameters, "state": {"type": "SCHEDULED"}},
-        )
+        """Asks for a run, as the form's button does; returns the flow run's id.
+
+        A server whose SQLite is locked for too long says so, and a person would press the button again.
+        """
+        url = f"/deployments/{self.deployment(deployment)['id']}/create_flow_run"
+        asked = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        while (answer := self.api.post(url, json=asked)).status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            time.sleep(1)
         assert answer.status_code == httpx.codes.CREATED, answer.text
         run: str = answer.json()["id"]
         return run
