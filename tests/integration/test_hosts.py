@@ -22,7 +22,7 @@ from flows.server import free_port
 from millrace.status import StatusReader
 from storage.factory import open_store
 
-pytestmark = [pytest.mark.campaign, pytest.mark.ceph, pytest.mark.faults]
+pytestmark = [pytest.mark.campaign, pytest.mark.ceph, pytest.mark.faults, pytest.mark.timeout(1500)]
 
 AUTH = "engineer:sesame"
 

@@ -21,7 +21,7 @@ from support.deployed import Site, Terminal
 from millrace.status import StatusReader
 from storage.factory import open_store
 
-pytestmark = [pytest.mark.campaign, pytest.mark.faults]
+pytestmark = [pytest.mark.campaign, pytest.mark.faults, pytest.mark.timeout(1500)]
 
 NAME = "operated"
 STEPS = 100_000

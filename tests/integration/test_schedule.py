@@ -10,7 +10,7 @@ from support.deployed import Site
 from millrace.promotion import latest_promoted
 from storage.factory import open_store
 
-pytestmark = [pytest.mark.campaign, pytest.mark.faults]
+pytestmark = [pytest.mark.campaign, pytest.mark.faults, pytest.mark.timeout(1000)]
 
 STEPS, STEPS_A_NIGHT = 200, 160
 # The first night of the demo's task teaches much more than this, what is left for the second night less.
@@ -32,7 +32,7 @@ def test_a_schedule_of_one_minute_runs_twice_goes_on_with_its_run_and_promotes_o
         def completed() -> list[str]:
             return [run["id"] for run in site.flow_runs("campaign/campaign") if run["state"]["type"] == "COMPLETED"]
 
-        wait_until(lambda: len(completed()) >= 2, "two attempts to complete", 580)
+        wait_until(lambda: len(completed()) >= 2, "two attempts to complete", 900, every=1.0)
         site.api.patch(f"/deployments/{deployment['id']}/schedules/{schedule['id']}", json={"active": False})
         first, second = (site.flow_run(run) for run in completed()[:2])
 

@@ -98,11 +98,12 @@ def healthy(url: str) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120, *, every: float = 0.05) -> None:
+    """Looks `every` so many seconds; a server that is asked all the time has no time for what is to happen."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.05)
+        time.sleep(every)
 
 
 def stages_of(run_url: Path) -> list[psutil.Process]:

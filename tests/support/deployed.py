@@ -142,6 +142,8 @@ class Site:
 
     def wait_until_over(self, flow_run: str, seconds: float = 240) -> dict[str, Any]:
         """Its last state."""
-        wait_until(lambda: self.flow_run(flow_run)["state"]["type"] in _OVER, f"flow run {flow_run} to end", seconds)
+        wait_until(
+            lambda: self.flow_run(flow_run)["state"]["type"] in _OVER, f"flow run {flow_run} to end", seconds, every=0.5
+        )
         state: dict[str, Any] = self.flow_run(flow_run)["state"]
         return state
