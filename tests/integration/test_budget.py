@@ -28,6 +28,7 @@ def test_each_attempt_takes_the_steps_of_its_budget_and_the_last_one_finishes_th
     assert millrace.summary("nights")["steps"] == 6
 
 
+@pytest.mark.faults
 def test_when_the_time_is_up_the_stages_drain_and_what_was_trained_is_kept_and_measured(millrace: Millrace) -> None:
     def attempt(**budget: float) -> None:
         ended = millrace.run(

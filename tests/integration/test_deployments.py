@@ -87,6 +87,7 @@ def test_a_second_attempt_waits_while_the_first_goes_on_and_a_cancelled_one_drai
     wait_until(lambda: stages_of(site.folder / "runs" / "crowded") == [], "every stage to end", 30)
 
 
+@pytest.mark.faults
 def test_a_worker_that_is_stopped_drains_its_campaign_which_then_goes_on(site: Site, worker: Terminal) -> None:
     parameters = site.campaign("moved", **{"training.max_steps": LONG})
     first = site.start("campaign/campaign", parameters)

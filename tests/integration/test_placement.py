@@ -72,6 +72,7 @@ def test_stages_of_a_pool_are_watched_restarted_when_their_host_s_part_dies_and_
     ]
 
 
+@pytest.mark.faults
 def test_a_host_with_other_code_is_named_and_the_campaign_ends(
     millrace: Millrace, worker: subprocess.Popen[bytes], tmp_path: Path, prefect_api: str
 ) -> None:

@@ -83,6 +83,7 @@ def test_a_stage_of_each_kind_that_goes_no_further_is_named_and_started_again_an
     assert events_of(prefect_api, "hung")[0].kind == "version.published"
 
 
+@pytest.mark.faults
 def test_a_stage_that_hangs_again_and_again_is_given_up_and_ends_the_campaign_with_its_cause(
     millrace: Millrace, prefect_api: str, tmp_path: Path
 ) -> None:
