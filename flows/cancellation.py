@@ -7,6 +7,7 @@ may have been killed, and a campaign at a terminal has none.
 """
 
 import contextlib
+import contextvars
 import threading
 from types import TracebackType
 
@@ -25,7 +26,9 @@ class Cancellation:
         self._flow_run_id = runtime.flow_run.id
         self._asked = threading.Event()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cancellation", daemon=True)
+        # In a copy of this context: which server Prefect talks to is part of it, and without one it would start its own.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name="cancellation", daemon=True)
 
     def asked(self) -> bool:
         """Whether it was asked for, as far as is known."""

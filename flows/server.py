@@ -118,9 +118,6 @@ def _serve(port: int) -> None:
         while os.read(0, 1024):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
-        # It has been seen to take minutes over ending; nobody is left who would wait for what it still writes.
-        time.sleep(_STOP_SECONDS)
-        os._exit(0)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
     uvicorn.run(create_app(), host="127.0.0.1", port=port, log_level="error")

@@ -9,9 +9,10 @@ Draining is asked for by the controller's own beacon, so it needs no Prefect ser
 """
 
 import contextlib
+import contextvars
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -176,7 +177,7 @@ class _Followed:
 
     def give_up(self) -> None:
         """No worker shall begin or go on with it, as far as the server can still say so."""
-        threading.Thread(target=self._set, args=(Cancelled(message="given up by its campaign"),), daemon=True).start()
+        _start(self._set, Cancelled(message="given up by its campaign"))
 
     def _set(self, state: State[Any]) -> None:
         with contextlib.suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
@@ -186,8 +187,13 @@ class _Followed:
 @contextlib.contextmanager
 def _followed(flow_run_id: Any) -> Iterator[_Followed]:
     followed = _Followed(flow_run_id)
-    threading.Thread(target=followed.follow, daemon=True).start()
+    _start(followed.follow)
     try:
         yield followed
     finally:
         followed.over.set()
+
+
+def _start(target: Callable[..., None], *arguments: Any) -> None:
+    """In a thread with a copy of this context: which server Prefect talks to is part of it."""
+    threading.Thread(target=contextvars.copy_context().run, args=(target, *arguments), daemon=True).start()
