@@ -26,7 +26,7 @@ class Cancellation:
         self._flow_run_id = runtime.flow_run.id
         self._asked = threading.Event()
         self._over = threading.Event()
-        # In a copy of this context: which server Prefect talks to is part of it, and without one it would start its own.
+        # In a copy of this context, which says where the server is: without it, Prefect would start one of its own.
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="cancellation", daemon=True)
 
