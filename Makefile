@@ -20,7 +20,7 @@ demo: install  ## a whole asynchronous campaign on this machine's CPU, in about 
 test: $(VENV)/test $(VENV)/vllm  ## every test but the long storms of faults
 	$(BIN)/python -m pytest -m "not faults"
 
-faults: $(VENV)/test $(VENV)/vllm  ## the storms: two hundred kills of whole campaigns, ten thousand flipped bits (half an hour)
+faults: $(VENV)/test $(VENV)/vllm  ## the storms: two hundred kills of whole campaigns, ten thousand flipped bits (over an hour)
 	$(BIN)/python -m pytest -m faults -s
 
 # The browser asks where the page came from. Limits survive a restart of the server, or its campaigns would crash. Many
