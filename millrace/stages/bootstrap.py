@@ -22,7 +22,6 @@ def main(stage: Stage) -> None:
     config = stage.config
     if stage.store.exists(layout.START_MANIFEST):
         return
-    stage.ready("making a start model")
     shape = config.model.bootstrap
     torch.set_num_threads(shape.threads)
     with tempfile.TemporaryDirectory() as temporary:

@@ -299,7 +299,8 @@ def test_the_next_attempt_s_bar_is_what_was_promoted_and_each_decides_once(
     capsys.readouterr()
     assert run.promote() == first
     payload = {"policy_version": 5, "accuracy": 0.5, "sentence": first.sentence}
-    assert told(capsys) == [Event(kind="checkpoint.promoted", payload=payload), first.sentence], "asked again, the same"
+    event = Event(kind="checkpoint.promoted", payload=payload)
+    assert told(capsys) == ["judging the latest checkpoint", event, first.sentence], "asked again, the same"
     for attempt, version, accuracy, passes in [(1, 6, 0.45, False), (2, 7, 0.6, True), (3, 7, 0.6, False)]:
         run.attempt = resume_run(run.store, run.config).number
         assert run.attempt == attempt
