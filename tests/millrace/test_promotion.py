@@ -300,7 +300,7 @@ def test_the_next_attempt_s_bar_is_what_was_promoted_and_each_decides_once(
     assert run.promote() == first
     payload = {"policy_version": 5, "accuracy": 0.5, "sentence": first.sentence}
     event = Event(kind="checkpoint.promoted", payload=payload)
-    assert told(capsys) == ["judging the latest checkpoint", event, first.sentence], "asked again, the same"
+    assert told(capsys) == [BEGUN, event, first.sentence], "asked again, the same"
     for attempt, version, accuracy, passes in [(1, 6, 0.45, False), (2, 7, 0.6, True), (3, 7, 0.6, False)]:
         run.attempt = resume_run(run.store, run.config).number
         assert run.attempt == attempt
@@ -310,7 +310,7 @@ def test_the_next_attempt_s_bar_is_what_was_promoted_and_each_decides_once(
         assert decision.promoted == passes, decision.sentence
         kind: EventKind = "checkpoint.promoted" if passes else "checkpoint.held-back"
         payload = {"policy_version": version, "accuracy": accuracy, "sentence": decision.sentence}
-        assert told(capsys) == [Event(kind=kind, payload=payload), decision.sentence]
+        assert told(capsys) == [BEGUN, Event(kind=kind, payload=payload), decision.sentence]
     assert run.whole() == [5, 7]
 
 
@@ -320,6 +320,7 @@ def test_a_run_without_a_checkpoint_has_nothing_to_promote(run: Run) -> None:
 
 
 RECORD = "weights/promoted/log/000000000001.json"
+BEGUN = "judging the latest checkpoint"
 
 
 @pytest.mark.parametrize(
