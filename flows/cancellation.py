@@ -7,41 +7,30 @@ may have been killed, and a campaign at a terminal has none.
 """
 
 import contextlib
-import contextvars
 import threading
-from types import TracebackType
 
 import httpx
 from prefect import runtime
 from prefect.client.orchestration import get_client
 from prefect.exceptions import PrefectException
 
+from millrace.background import Background
+
 _EVERY_SECONDS = 5.0
 
 
-class Cancellation:
+class Cancellation(Background):
     """Looks while its `with` block lasts; the campaign neither waits for the server nor fails with it."""
 
     def __init__(self) -> None:
+        # A server that is away must not hold the campaign's end up.
+        super().__init__("cancellation", join_seconds=0)
         self._flow_run_id = runtime.flow_run.id
         self._asked = threading.Event()
-        self._over = threading.Event()
-        # In a copy of this context, which says where the server is: without it, Prefect would start one of its own.
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._run,), name="cancellation", daemon=True)
 
     def asked(self) -> bool:
         """Whether it was asked for, as far as is known."""
         return self._asked.is_set()
-
-    def __enter__(self) -> "Cancellation":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._over.set()
 
     def _run(self) -> None:
         while not self._over.wait(_EVERY_SECONDS):

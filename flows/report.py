@@ -10,12 +10,9 @@ A thread looks at the store and tells Prefect on a best-effort basis: the campai
 fails with it. The report at the end of an attempt is another's: `flows.campaign_report`.
 """
 
-import contextvars
 import logging
 import os
-import threading
 import time
-from types import TracebackType
 from typing import Any
 
 from prefect import get_run_logger
@@ -29,6 +26,7 @@ from prefect.artifacts import (
 
 from flows.campaign_table import CampaignTable, Row
 from flows.view import TRAINING, figures, phase
+from millrace.background import Background
 from millrace.run import latest_attempt
 from millrace.stall import Trouble
 from millrace.status import StatusReader
@@ -43,30 +41,17 @@ _PROGRESS_SECONDS = 10.0
 _LOGGER = logging.getLogger(__name__)
 
 
-class Reporter:
+class Reporter(Background):
     """Reports while its `with` block lasts."""
 
     def __init__(self, run_url: str) -> None:
+        # Not for ever: a server that is away must not hold the campaign's end up.
+        super().__init__("reporter", join_seconds=5)
         store = open_store(run_url)
         self._run_url = run_url
         self._status = StatusReader(store)
         # Each unit of work moves something when it is done, and none takes longer.
         self._trouble = Trouble(stall_seconds=latest_attempt(store).config["supervision"]["hang_seconds"])
-        self._over = threading.Event()
-        # In a copy of this context, or the artifacts would not belong to the flow run.
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(target=context.run, args=(self._run,), name="reporter", daemon=True)
-
-    def __enter__(self) -> "Reporter":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._over.set()
-        # Not for ever: a server that is away must not hold the campaign's end up.
-        self._thread.join(timeout=5)
 
     def _run(self) -> None:
         shown = Artifacts()

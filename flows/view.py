@@ -1,8 +1,6 @@
 """What a person at a terminal sees of a running campaign: a live panel, or plain lines where there is no terminal."""
 
-import threading
 import time
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +9,7 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from millrace.background import Background
 from millrace.errors import MillraceError
 from millrace.status import StatusReader
 from storage.errors import StorageError
@@ -22,24 +21,13 @@ TRAINING = "training"
 """The phase in which all four stages run."""
 
 
-class View:
+class View(Background):
     """Shows the run while its `with` block lasts."""
 
     def __init__(self, store: Store, console: Console) -> None:
+        super().__init__("view", join_seconds=None)
         self._store = store
         self._console = console
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="view", daemon=True)
-
-    def __enter__(self) -> "View":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join()
 
     def _run(self) -> None:
         reader = self._wait_for_run()

@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
+from millrace.background import Background
 from storage.errors import StorageError
 from storage.progress import read_life, write_progress
 from storage.store import Store
@@ -25,7 +26,7 @@ SILENT_SECONDS = 40.0
 CONTROLLER = "controller"
 
 
-class Beacon:
+class Beacon(Background):
     """Writes a sign of life every `BEAT_SECONDS` while its `with` block lasts, and at every `say`.
 
     `of` tells this one from those that others wrote under the same name before, or write still. `draining` is asked at
@@ -35,6 +36,7 @@ class Beacon:
     def __init__(
         self, store: Store, name: str, number: int, *, of: str, doing: str, draining: Callable[[], bool]
     ) -> None:
+        super().__init__(f"beacon {name}-{number}", join_seconds=None)
         self._store = store
         self._name = name
         self._number = number
@@ -42,19 +44,15 @@ class Beacon:
         self._draining = draining
         self._beat = 0
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"beacon {name}-{number}", daemon=True)
 
-    def __enter__(self) -> "Beacon":
+    def __enter__(self) -> Self:
         self.say()
-        self._thread.start()
-        return self
+        return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._over.set()
-        self._thread.join()
+        super().__exit__(kind, error, traceback)
         with contextlib.suppress(StorageError, OSError):
             self.say(doing="stopped")
 

@@ -12,7 +12,6 @@ import contextlib
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,6 +24,7 @@ from prefect.exceptions import PrefectException
 from prefect.runtime import task_run
 from prefect.states import Cancelled
 
+from millrace.background import Background
 from millrace.errors import InputError, LedgerMismatch, StageDied
 from millrace.hosts import SILENT_SECONDS, Watch
 from millrace.places import Place
@@ -67,7 +67,7 @@ def place_elsewhere(arguments: StageArguments, place: Place) -> None:
     )
     placed = Placed(arguments, place, str(run.id))
     try:
-        with _followed(run.id) as state:
+        with _Followed(run.id) as state:
             placed.attend(state)
     finally:
         lives.lived(placed.at_work_seconds, SILENT_SECONDS)
@@ -156,44 +156,30 @@ def _error(final: State[Any]) -> str:
     return error.partition(": ")[2] or final.message or final.name or "failed"
 
 
-class _Followed:
+class _Followed(Background):
     """A flow run's state, asked for in a thread of its own: a server that is away holds up whoever asks."""
 
     def __init__(self, flow_run_id: Any) -> None:
+        super().__init__(f"state of {flow_run_id}", join_seconds=0)
         self.final: State[Any] | None = None
         """Its final state, once it has one and the host has had time to say more."""
         self._id = flow_run_id
-        self.over = threading.Event()
 
-    def follow(self) -> None:
-        while not self.over.wait(_STATE_SECONDS):
+    def _run(self) -> None:
+        while not self._over.wait(_STATE_SECONDS):
             with contextlib.suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
                 state = client.read_flow_run(self._id).state
                 if state is not None and state.is_final():
                     # Its own words come by the store; they may be a beat behind.
-                    self.over.wait(_STATE_SECONDS)
+                    self._over.wait(_STATE_SECONDS)
                     self.final = state
                     return
 
     def give_up(self) -> None:
         """No worker shall begin or go on with it, as far as the server can still say so."""
-        _start(self._set, Cancelled(message="given up by its campaign"))
+        # In a copy of this context, which says where the server is.
+        threading.Thread(target=contextvars.copy_context().run, args=(self._cancel,), daemon=True).start()
 
-    def _set(self, state: State[Any]) -> None:
+    def _cancel(self) -> None:
         with contextlib.suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
-            client.set_flow_run_state(self._id, state, force=True)
-
-
-@contextlib.contextmanager
-def _followed(flow_run_id: Any) -> Iterator[_Followed]:
-    followed = _Followed(flow_run_id)
-    _start(followed.follow)
-    try:
-        yield followed
-    finally:
-        followed.over.set()
-
-
-def _start(target: Callable[..., None], *arguments: Any) -> None:
-    """In a thread with a copy of this context: which server Prefect talks to is part of it."""
-    threading.Thread(target=contextvars.copy_context().run, args=(target, *arguments), daemon=True).start()
+            client.set_flow_run_state(self._id, Cancelled(message="given up by its campaign"), force=True)
