@@ -51,6 +51,10 @@ class Microbatch:
     """[B, T] float32, the response's advantage."""
     temperatures_B11: torch.Tensor
     """[B, 1, 1] float32."""
+    places: tuple[int, ...]
+    """[B] which of the batch's samples these are."""
+    response_spans: tuple[tuple[int, int], ...]
+    """[B] first t of the response's tokens, and the one behind the last."""
 
 
 def microbatches(samples: Sequence[Sample], max_tokens: int) -> list[Microbatch]:
@@ -58,18 +62,18 @@ def microbatches(samples: Sequence[Sample], max_tokens: int) -> list[Microbatch]
 
     The split depends on the samples alone, so the same batch gives the same floating-point sums.
     """
-    by_length = sorted(samples, key=lambda sample: sample.num_tokens)
-    runs: list[list[Sample]] = []
-    for sample in by_length:
+    by_length = sorted(range(len(samples)), key=lambda place: samples[place].num_tokens)
+    runs: list[list[int]] = []
+    for place in by_length:
         # Sorted: the newest sample is the longest, so it alone sets the padded width.
-        if runs and (len(runs[-1]) + 1) * sample.num_tokens <= max_tokens:
-            runs[-1].append(sample)
+        if runs and (len(runs[-1]) + 1) * samples[place].num_tokens <= max_tokens:
+            runs[-1].append(place)
         else:
-            runs.append([sample])
-    return [_pad(run) for run in runs]
+            runs.append([place])
+    return [_pad([samples[place] for place in run], tuple(run)) for run in runs]
 
 
-def _pad(samples: Sequence[Sample]) -> Microbatch:
+def _pad(samples: Sequence[Sample], places: tuple[int, ...]) -> Microbatch:
     shape = (len(samples), max(sample.num_tokens for sample in samples))
     input_ids = np.zeros(shape, dtype=np.int64)
     attention_mask = np.zeros(shape, dtype=np.int64)
@@ -91,4 +95,6 @@ def _pad(samples: Sequence[Sample]) -> Microbatch:
         rollout_logprobs_BT=torch.from_numpy(rollout_logprobs[:, 1:]),
         advantages_BT=torch.from_numpy(advantages)[:, None].expand(-1, shape[1] - 1),
         temperatures_B11=torch.from_numpy(temperatures)[:, None, None],
+        places=places,
+        response_spans=tuple((len(sample.prompt_tokens) - 1, sample.num_tokens - 1) for sample in samples),
     )

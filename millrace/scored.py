@@ -32,12 +32,24 @@ class ScoredGroup:
     temperature: float
     rewards: list[float | None]
     """[G]; None where the verifier failed."""
-    min_policy_version: int
-    """Oldest weights that sampled any token of the group."""
+    min_policy_versions: npt.NDArray[np.int64]
+    """[G] oldest weights that sampled a token of each."""
+    max_policy_versions: npt.NDArray[np.int64]
+    """[G] newest weights that sampled a token of each."""
     part_max_policy_version: int
     """Newest weights that sampled any row of its part. A part is refused whole or not at all."""
     incarnation: int
     """Of the trainer whose weights sampled it."""
+
+    @property
+    def min_policy_version(self) -> int:
+        """Oldest weights that sampled any token of the group."""
+        return int(self.min_policy_versions.min())
+
+    @property
+    def max_policy_version(self) -> int:
+        """Newest weights that sampled any token of the group."""
+        return int(self.max_policy_versions.max())
 
     @property
     def verified(self) -> list[int]:
@@ -100,7 +112,8 @@ class _Columns:
             for name in ("prompt_tokens", "response_tokens", "rollout_logprobs", "loss_mask")
         }
         self._numbers = {
-            name: table[name].to_numpy() for name in ("group_id", "temperature", "min_policy_version", "incarnation")
+            name: table[name].to_numpy()
+            for name in ("group_id", "temperature", "min_policy_version", "max_policy_version", "incarnation")
         }
         self._rewards: list[float | None] = scored["reward"].to_pylist()
 
@@ -116,7 +129,8 @@ class _Columns:
             loss_mask=lists["loss_mask"][start:end],
             temperature=float(numbers["temperature"][start]),
             rewards=self._rewards[start:end],
-            min_policy_version=int(numbers["min_policy_version"][start:end].min()),
+            min_policy_versions=numbers["min_policy_version"][start:end],
+            max_policy_versions=numbers["max_policy_version"][start:end],
             part_max_policy_version=record.max_policy_version,
             incarnation=int(numbers["incarnation"][start]),
         )

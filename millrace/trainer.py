@@ -6,8 +6,10 @@ Knows nothing of streams, checkpoints' places or other processes: `stages/train.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
+import numpy as np
+import numpy.typing as npt
 import safetensors.torch
 import torch
 from transformers import PreTrainedModel
@@ -32,6 +34,10 @@ class StepReport:
     """Global L2 norm before clipping."""
     importance_ratio_mean: float
     """Mean π/μ before clipping."""
+    importance_ratio_p05: float
+    """Quantiles of π/μ before clipping: a twentieth of the tokens is below this one, half below the next, …"""
+    importance_ratio_p50: float
+    importance_ratio_p95: float
     importance_ratio_max: float
     clip_fraction: float
     """Share of tokens whose π/μ exceeds ρ."""
@@ -39,8 +45,17 @@ class StepReport:
     """(Σ w)² / (n · Σ w²) of the clipped weights, in (0, 1]."""
     mismatch_kl: float
     """Mean of log μ − log π over sampled tokens: an estimate of KL(μ‖π), nats."""
+    entropy: float
+    """Of the trained policy's next token at the rollout's temperature, nats."""
     tokens: int
     """Response tokens that carried loss."""
+    trainer_logprobs: list[npt.NDArray[np.float32]] = field(compare=False)
+    """[samples] of [R] log π of each response token before the step, nats."""
+
+    def measured(self) -> dict[str, float]:
+        """What a plot can show: every number above, by name."""
+        names = (one.name for one in fields(self) if one.name != "trainer_logprobs")
+        return {name: getattr(self, name) for name in names}
 
 
 class Trainer:
@@ -90,7 +105,7 @@ class Trainer:
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
         self._optimizer.step()
         self.policy_version += 1
-        return _report(parts, grad_norm.item(), self._max_importance_ratio)
+        return _report(parts, grad_norm.item(), self._max_importance_ratio, _in_order(batches, parts))
 
     def _backward(self, batch: Microbatch, num_tokens: int) -> "_Tokens":
         """Adds the gradient of this microbatch's share of the token mean."""
@@ -114,6 +129,8 @@ class Trainer:
             loss=loss.item(),
             importance_ratio=importance_ratio_BT[carries_loss],
             log_mismatch=(rollout_logprobs_BT - trainer_logprobs_BT.detach())[carries_loss],
+            entropy=torch.special.entr(logprobs_BTV.detach()[carries_loss].exp()).sum(dim=-1),
+            trainer_logprobs_BT=trainer_logprobs_BT.detach().cpu().numpy(),
         )
 
     def state(self) -> dict[str, bytes]:
@@ -159,18 +176,42 @@ class _Tokens:
     loss: float
     importance_ratio: torch.Tensor
     log_mismatch: torch.Tensor
+    entropy: torch.Tensor
+    trainer_logprobs_BT: npt.NDArray[np.float32]
+    """[B, T] of all tokens."""
 
 
-def _report(parts: Sequence[_Tokens], grad_norm: float, max_importance_ratio: float) -> StepReport:
+def _in_order(batches: Sequence[Microbatch], parts: Sequence[_Tokens]) -> list[npt.NDArray[np.float32]]:
+    """The response tokens' log π, sample by sample as they were given."""
+    found = {
+        place: part.trainer_logprobs_BT[row, start:end]
+        for batch, part in zip(batches, parts, strict=True)
+        for row, (place, (start, end)) in enumerate(zip(batch.places, batch.response_spans, strict=True))
+    }
+    return [found[place] for place in range(len(found))]
+
+
+def _report(
+    parts: Sequence[_Tokens],
+    grad_norm: float,
+    max_importance_ratio: float,
+    trainer_logprobs: list[npt.NDArray[np.float32]],
+) -> StepReport:
     importance_ratio = torch.cat([part.importance_ratio for part in parts])
+    p05, p50, p95 = np.quantile(importance_ratio.cpu().numpy(), (0.05, 0.5, 0.95)).tolist()
     weight = importance_ratio.clamp(max=max_importance_ratio).double()
     return StepReport(
         loss=sum(part.loss for part in parts),
         grad_norm=grad_norm,
         importance_ratio_mean=importance_ratio.mean().item(),
+        importance_ratio_p05=p05,
+        importance_ratio_p50=p50,
+        importance_ratio_p95=p95,
         importance_ratio_max=importance_ratio.max().item(),
         clip_fraction=(importance_ratio > max_importance_ratio).float().mean().item(),
         effective_sample_size=(weight.sum() ** 2 / (weight.numel() * (weight**2).sum())).item(),
         mismatch_kl=torch.cat([part.log_mismatch for part in parts]).mean().item(),
+        entropy=torch.cat([part.entropy for part in parts]).mean().item(),
         tokens=importance_ratio.numel(),
+        trainer_logprobs=trainer_logprobs,
     )

@@ -10,6 +10,8 @@ start.json                              which files that folder has, with their 
 streams/trajectories/<g>/{seg,log}/     one writer per generator
 streams/scores/<reward>/<g>/<s>-of-<S>/ aligned with the trajectories of generator g
 streams/metrics/<stage>-<r>/            one writer per stage replica
+streams/consumed/                       the trainer's: what became of each trajectory that it took
+streams/trainer_logprobs/               the trainer's: what its policy thought of each trained token
   …/head.json                           beside any log: a hint how far it had come
   …/removed.json                        beside a stream's log: how many of its first parts were removed
 checkpoints/{data,log}/                 the trainer's, cursors inside the record
@@ -35,6 +37,8 @@ START_MANIFEST = "start.json"
 CHECKPOINTS = "checkpoints"
 WEIGHTS = "weights"
 PROMOTED = "weights/promoted"
+CONSUMED = "streams/consumed"
+TRAINER_LOGPROBS = "streams/trainer_logprobs"
 PROGRESS = "progress"
 EVALUATIONS = "evaluations"
 REPORTS = "reports"

@@ -73,6 +73,50 @@ SCORE: pa.Schema = pa.schema(
     ]
 )
 
+CONSUMED: pa.Schema = pa.schema(
+    [
+        column("t", pa.float64(), "when the step was done that it was taken for, unix seconds"),
+        column("incarnation", pa.int32(), "incarnation of the trainer that took it"),
+        column("policy_version", pa.int64(), "policy version that the step made which it was taken for"),
+        column("generator", pa.int32(), "number of the generator that made the trajectory"),
+        column("trajectory_row_id", pa.int64(), "row_id of the trajectory, in its generator's stream"),
+        column("group_id", pa.int64(), "group of the trajectory; -1 where its part can't be read"),
+        column("sample_index", pa.int32(), "ordinal of the trajectory in its group, from 0"),
+        column("outcome", pa.string(), "trained, or the drop_reason: stale, error, corrupt, rolled_back"),
+        column(
+            "staleness",
+            pa.int32(),
+            "of its group, policy versions: the trainer's when it took the group, less the oldest that sampled any of it",
+        ),
+        column(
+            "staleness_in_flight",
+            pa.int32(),
+            "what of the staleness came about while the group was sampled, policy versions; the rest while it lay in "
+            "queues",
+        ),
+        column("min_policy_version", pa.int64(), "oldest policy version that sampled a token of the response"),
+        column("max_policy_version", pa.int64(), "newest policy version that sampled a token of the response"),
+        column("tokens", pa.int32(), "[R] response tokens; its share of them where its part can't be read"),
+        column("reward", pa.float32(), "reward of the whole response; null where the verifier failed", nullable=True),
+        column("advantage", pa.float32(), "what its tokens were weighted with; null unless trained", nullable=True),
+    ]
+)
+
+TRAINER_LOGPROBS: pa.Schema = pa.schema(
+    [
+        column("incarnation", pa.int32(), "incarnation of the trainer"),
+        column("policy_version", pa.int64(), "policy version that the step made which the trajectory was trained in"),
+        column("generator", pa.int32(), "number of the generator that made the trajectory"),
+        column("trajectory_row_id", pa.int64(), "row_id of the trajectory, in its generator's stream"),
+        column(
+            "trainer_logprobs",
+            pa.list_(pa.float32()),
+            "[R] log-probability of each response token under the policy in training before the step, at the rollout's "
+            "temperature, nats",
+        ),
+    ]
+)
+
 METRIC: pa.Schema = pa.schema(
     [
         column("t", pa.float64(), "when it was measured, unix seconds"),

@@ -31,11 +31,16 @@ class SleepingTrainer(Trainer):
             loss=0.0,
             grad_norm=0.0,
             importance_ratio_mean=1.0,
+            importance_ratio_p05=1.0,
+            importance_ratio_p50=1.0,
+            importance_ratio_p95=1.0,
             importance_ratio_max=1.0,
             clip_fraction=0.0,
             effective_sample_size=1.0,
             mismatch_kl=0.0,
+            entropy=0.0,
             tokens=len(samples),
+            trainer_logprobs=[sample.rollout_logprobs for sample in samples],
         )
 
 

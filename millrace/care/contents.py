@@ -22,7 +22,7 @@ from storage.errors import StreamCorrupt
 from storage.files import FileRef
 from storage.log import LogCursor, LogReader
 from storage.record import Record
-from storage.schema import METRIC, SCORE, TRAJECTORY
+from storage.schema import CONSUMED, METRIC, SCORE, TRAINER_LOGPROBS, TRAJECTORY
 from storage.store import Entry, Store
 
 _TRAJECTORIES = re.compile(r"streams/trajectories/(?P<generator>\d+)")
@@ -31,8 +31,16 @@ _METRICS = re.compile(r"streams/metrics/[^/]+-\d+")
 _IN_A_STREAM = re.compile(r"(streams/.+)/(?:log|seg)/[^/]+")
 _RECORD = re.compile(r"\d{12}\.json")
 
-Kind = Literal["trajectories", "scores", "metrics"]
-_SCHEMAS: dict[Kind, pa.Schema] = {"trajectories": TRAJECTORY, "scores": SCORE, "metrics": METRIC}
+Kind = Literal["consumed", "metrics", "scores", "trainer_logprobs", "trajectories"]
+"""In the order in which their logs are to be read: none speaks of rows of one before it."""
+_SCHEMAS: dict[Kind, pa.Schema] = {
+    "consumed": CONSUMED,
+    "metrics": METRIC,
+    "scores": SCORE,
+    "trainer_logprobs": TRAINER_LOGPROBS,
+    "trajectories": TRAJECTORY,
+}
+_SINGLE: dict[str, Kind] = {layout.CONSUMED: "consumed", layout.TRAINER_LOGPROBS: "trainer_logprobs"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +124,7 @@ class Contents:
 
     @cached_property
     def streams(self) -> list[StoredStream]:
-        """Every stream that holds a record or a segment: metrics, then scores, then trajectories.
+        """Every stream that holds a record or a segment, by kind in the order of their names.
 
         Logs read in this order never show a score whose trajectory was not committed yet.
         """
@@ -217,4 +225,6 @@ def _stream(path: str) -> StoredStream | None:
             )
     if _METRICS.fullmatch(path):
         return StoredStream(path=path, kind="metrics")
+    if path in _SINGLE:
+        return StoredStream(path=path, kind=_SINGLE[path])
     return None

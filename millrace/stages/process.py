@@ -37,6 +37,9 @@ from storage.progress import read_progress, write_progress
 from storage.store import Store
 
 _PROGRESS_SECONDS = 0.25
+_LANE_SECONDS = 2.0
+_WITH_LANES = frozenset({"generate", "score", "train", "sync_weights"})
+"""Stages that run as long as the campaign: what their time went into is a history worth having."""
 
 _FOR_A_PERSON = (InputError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
 _CODES: dict[type[Exception], int] = {
@@ -69,6 +72,8 @@ class Stage:
         self._doing = STARTING
         self._ready = False
         self._busy = 0.0
+        self._lane: dict[str, float] = {}
+        self._lane_logged = time.monotonic()
         self._written = 0.0
         self._pulse = Pulse()
         self._metrics: MetricsWriter | None = None
@@ -147,30 +152,27 @@ class Stage:
 
     def wait(self, until: Callable[[], bool], *, why: str) -> bool:
         """Polls until the condition holds; False if the stage was asked to drain first. `why` says what is missing."""
-        started = time.monotonic()
-        busy_before = self._busy
         self._doing = why
-        try:
-            while True:
-                looked = time.monotonic()
-                busy_inside = self._busy
-                if until():
-                    # The look that found something is work; those in vain are waiting.
-                    self._count("intake", time.monotonic() - looked - (self._busy - busy_inside))
-                    return True
-                if self.draining:
-                    return False
+        while True:
+            looked, busy_before = time.monotonic(), self._busy
+            if until():
+                # The look that found something is work; those in vain are waiting.
+                self._count("intake", time.monotonic() - looked - (self._busy - busy_before))
+                return True
+            if not self.draining:
                 # The look may have had something else to do.
                 self._doing = why
                 self.progress()
                 time.sleep(self.store.poll_seconds)
-        finally:
-            self._count("idle", time.monotonic() - started - (self._busy - busy_before))
+            self._count("idle", time.monotonic() - looked - (self._busy - busy_before), why)
+            if self.draining:
+                return False
 
     def close(self) -> None:
         """The last sign of life, and the last metrics."""
         self._doing = STOPPED
         self._write_progress()
+        self._log_lane()
         if self._metrics is not None:
             self._metrics.close()
 
@@ -183,10 +185,25 @@ class Stage:
             # The controller is gone; its lifeline says so too, a moment sooner or later.
             self.draining = True
 
-    def _count(self, what: str, seconds: float) -> None:
+    def _count(self, what: str, seconds: float, why: str | None = None) -> None:
         self._seconds[what] = self._seconds.get(what, 0.0) + seconds
+        self._lane[why or what] = self._lane.get(why or what, 0.0) + seconds
         if what != "idle":
             self._busy += seconds
+        if time.monotonic() - self._lane_logged >= _LANE_SECONDS:
+            self._log_lane()
+
+    def _log_lane(self) -> None:
+        """Measures what the time since the last such measurement went into, and how many tokens there are by now."""
+        lane, self._lane, self._lane_logged = self._lane, {}, time.monotonic()
+        if not lane or self.name not in _WITH_LANES:
+            return
+        values = {f"lane/{what}/seconds": seconds for what, seconds in lane.items()}
+        if "tokens" in self._values:
+            values["total/tokens"] = float(self.value("tokens"))
+        self.metrics.log(
+            incarnation=self.value("incarnation"), policy_version=self.value("policy_version"), **values
+        )
 
     def _write_progress(self) -> None:
         self._written = time.monotonic()

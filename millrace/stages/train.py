@@ -4,18 +4,19 @@
                                                   │ yes
     ┌─► groups_per_step of them ─► advantages ─► trainer ─► version + 1 ─► handover ─► sync_weights
     │                                                │
+    │                                                ├─► ║ consumed ║ + ║ trainer_logprobs ║ what became of each
     └──────── ledger balanced ◄──────────────────────┴─► every few steps: checkpoint (weights, optimizer, RNG,
                                                           stream cursors, account) in one commit
 
-Consumes: trajectories zipped with their scores. Waits for: a step's worth of groups. Produces: policy versions and
-checkpoints. What is taken between two steps counts only once the step is done, so a trainer that stops half-way has
+Consumes: trajectories zipped with their scores. Waits for: a step's worth of groups. Produces: policy versions,
+checkpoints, and the record of what it took. What is taken between two steps counts only once the step is done, so a trainer that stops half-way has
 taken nothing. A trainer that starts from a checkpoint commits it once more as its own, so that generators can tell from
 the log which of their groups it will refuse.
 """
 
-import dataclasses
 import math
 import time
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ import torch
 from millrace.advantage import group_mean_advantages
 from millrace.batch import Sample
 from millrace.committed import committed
+from millrace.consumed import ConsumedWriter
 from millrace.intake import Intake
 from millrace.ledger import Account, Amount, balance
 from millrace.lineage import Lineage
@@ -77,7 +79,8 @@ def main(stage: Stage) -> None:
         f"trainer ready at version {trainer.policy_version} of {stop_at_step}, incarnation {checkpoints.incarnation}"
     )
     probed = probe_tokens(first_prompt, config.generation.max_new_tokens)
-    TrainLoop(stage, trainer, checkpoints, handover, probed, found, stop_at_step).run()
+    with closing(ConsumedWriter(stage.store, checkpoints.incarnation)) as consumed:
+        TrainLoop(stage, trainer, checkpoints, consumed, handover, probed, found, stop_at_step).run()
     stage.milestone(f"trainer stopped at version {trainer.policy_version}, checkpointed")
 
 
@@ -113,6 +116,7 @@ class TrainLoop:
         stage: Stage,
         trainer: Trainer,
         checkpoints: CheckpointWriter,
+        consumed: ConsumedWriter,
         handover: WeightsWriter,
         probed: tuple[int, ...],
         found: Checkpoint | None,
@@ -121,6 +125,7 @@ class TrainLoop:
         self.stage = stage
         self.trainer = trainer
         self.checkpoints = checkpoints
+        self.consumed = consumed
         self.handover = handover
         self.probed = probed
         self.stop_at_step = stop_at_step
@@ -198,6 +203,7 @@ class TrainLoop:
         if reason == "stale":
             self._tell_stale(len(group.rewards))
         rewards = (reward for reward in group.rewards if reward is not None)
+        self.consumed.drop(group, reason, self.trainer.policy_version)
         self.account.drop(reason, group.amount(), generator=group.generator, reward_sum=sum(rewards))
 
     def _tell_stale(self, rollouts: int) -> None:
@@ -210,7 +216,9 @@ class TrainLoop:
         """A damaged part costs its own rollouts and nothing else."""
         self.stage.milestone(f"set aside {part.left.rollouts} rollouts: {part.reason}")
         exists = self.lineage.holds(part.record.incarnation, part.record.max_policy_version)
-        self.account.drop("corrupt" if exists else "rolled_back", part.left, generator=part.generator, reward_sum=0.0)
+        reason = "corrupt" if exists else "rolled_back"
+        self.consumed.drop(part, reason, self.trainer.policy_version)
+        self.account.drop(reason, part.left, generator=part.generator, reward_sum=0.0)
         if exists:
             num_groups = part.left.rollouts // self.stage.config.generation.group_size
             self.positions.pass_lost(part, num_groups)
@@ -220,14 +228,17 @@ class TrainLoop:
         """One optimizer step on the groups taken; from here on they count as consumed."""
         # Arrival order varies from run to run; the order in the batch must not.
         groups = sorted(self.groups, key=lambda group: group.group_id)
+        samples = [sample for group in groups for sample in _samples(group)]
         with self.stage.busy("train"):
-            report = self.trainer.step([sample for group in groups for sample in _samples(group)])
+            report = self.trainer.step(samples)
         failpoint("train.before_handover")
         with self.stage.busy("handover"):
             self._hand_over()
         failpoint("train.after_handover")
         for group in groups:
             self._account_for(group)
+        advantages = (sample.advantage for sample in samples)
+        self.consumed.step(self.trainer.policy_version, groups, advantages, report.trainer_logprobs)
         self.groups = []
         self._check_ledger()
         self.settled = self._settle()
@@ -267,11 +278,15 @@ class TrainLoop:
     def _check_ledger(self) -> None:
         generated, scored = self.committed.look()
         consumed = self.intake.consumed()
-        balance(generated=generated, scored=scored, consumed=consumed, account=self.account, balanced=self.balanced)
+        self.ledger = balance(
+            generated=generated, scored=scored, consumed=consumed, account=self.account, balanced=self.balanced
+        )
         self.balanced = consumed
 
     def _checkpoint(self) -> None:
         with self.stage.busy("checkpoint"):
+            # What the account counts has to be told there, row by row, before the account is.
+            self.consumed.flush()
             self.checkpoints.commit(self.trainer.policy_version, self.trainer.state(), self.settled)
 
     def _report(self, report: StepReport | None) -> None:
@@ -285,7 +300,7 @@ class TrainLoop:
             tokens=self.account.trained.tokens,
             consumed=[amount.to_json() for amount in self.intake.consumed()],
             account=self.settled["account"],
-            step=None if report is None else dataclasses.asdict(report),
+            step=None if report is None else report.measured(),
         )
 
     def _measure(self, report: StepReport, groups: list[ScoredGroup]) -> None:
@@ -302,7 +317,9 @@ class TrainLoop:
             staleness_mean=sum(lags) / len(lags),
             staleness_max=max(lags),
             response_length_mean_tokens=sum(lengths) / len(lengths),
-            **dataclasses.asdict(report),
+            buffered_rollouts=self.ledger.buffered.rollouts,
+            in_flight_rollouts=self.ledger.in_flight.rollouts,
+            **report.measured(),
         )
         if version % 10 == 0:
             self.stage.milestone(f"version {version}: reward {reward_mean:.3f}, staleness {min(lags)}–{max(lags)}")

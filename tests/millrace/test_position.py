@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -157,7 +158,8 @@ def test_a_skipped_and_a_repeated_prompt_are_told_by_their_rows() -> None:
             loss_mask=[],
             temperature=1.0,
             rewards=[1.0, 0.0],
-            min_policy_version=0,
+            min_policy_versions=np.zeros(2, dtype=np.int64),
+            max_policy_versions=np.zeros(2, dtype=np.int64),
             part_max_policy_version=0,
             incarnation=0,
         )
