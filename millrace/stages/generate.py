@@ -182,6 +182,12 @@ class Generator:
             weights_route=self.reader.last_route,
             pause_seconds=pause_seconds,
         )
+        self.stage.metrics.log(
+            incarnation=weights.id.incarnation,
+            policy_version=weights.id.policy_version,
+            pause_seconds=pause_seconds,
+            **{f"delivery/{self.reader.last_route}/seconds": time.time() - weights.id.t_offered},
+        )
         self._probe(weights)
 
     def _probe(self, weights: Weights) -> None:
