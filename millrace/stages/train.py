@@ -21,8 +21,6 @@ from typing import Any
 
 import torch
 
-from millrace.advantage import group_mean_advantages
-from millrace.batch import Sample
 from millrace.committed import committed
 from millrace.consumed import ConsumedWriter
 from millrace.intake import Intake
@@ -32,6 +30,7 @@ from millrace.model import load_model, load_tokenizer, start_folder
 from millrace.position import Positions
 from millrace.probe import NUM_LOGPROBS, probe_tokens
 from millrace.run import read_attempt
+from millrace.samples import samples_of
 from millrace.scored import LostPart, ScoredGroup
 from millrace.stages.inputs import load_prompt_set
 from millrace.stages.process import Stage, run_stage
@@ -228,7 +227,7 @@ class TrainLoop:
         """One optimizer step on the groups taken; from here on they count as consumed."""
         # Arrival order varies from run to run; the order in the batch must not.
         groups = sorted(self.groups, key=lambda group: group.group_id)
-        samples = [sample for group in groups for sample in _samples(group)]
+        samples = [sample for group in groups for sample in samples_of(group)]
         with self.stage.busy("train"):
             report = self.trainer.step(samples)
         failpoint("train.before_handover")
@@ -336,22 +335,6 @@ def open_intake(stage: Stage, vocab_size: int, state: list[dict[str, Any]] | Non
         vocab_size=vocab_size,
         state=state,
     )
-
-
-def _samples(group: ScoredGroup) -> list[Sample]:
-    verified = group.verified
-    advantages = group_mean_advantages([reward for reward in group.rewards if reward is not None])
-    return [
-        Sample(
-            prompt_tokens=group.prompt_tokens[i],
-            response_tokens=group.response_tokens[i],
-            rollout_logprobs=group.rollout_logprobs[i],
-            loss_mask=group.loss_mask[i],
-            temperature=group.temperature,
-            advantage=advantage,
-        )
-        for i, advantage in zip(verified, advantages, strict=True)
-    ]
 
 
 if __name__ == "__main__":
