@@ -86,7 +86,8 @@ CONSUMED: pa.Schema = pa.schema(
         column(
             "staleness",
             pa.int32(),
-            "of its group, policy versions: the trainer's when it took the group, less the oldest that sampled any of it",
+            "of its group, policy versions: the trainer's when it took the group, less the oldest that sampled any of "
+            "it",
         ),
         column(
             "staleness_in_flight",

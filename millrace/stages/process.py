@@ -201,9 +201,7 @@ class Stage:
         values = {f"lane/{what}/seconds": seconds for what, seconds in lane.items()}
         if "tokens" in self._values:
             values["total/tokens"] = float(self.value("tokens"))
-        self.metrics.log(
-            incarnation=self.value("incarnation"), policy_version=self.value("policy_version"), **values
-        )
+        self.metrics.log(incarnation=self.value("incarnation"), policy_version=self.value("policy_version"), **values)
 
     def _write_progress(self) -> None:
         self._written = time.monotonic()

@@ -9,9 +9,9 @@
                                                           stream cursors, account) in one commit
 
 Consumes: trajectories zipped with their scores. Waits for: a step's worth of groups. Produces: policy versions,
-checkpoints, and the record of what it took. What is taken between two steps counts only once the step is done, so a trainer that stops half-way has
-taken nothing. A trainer that starts from a checkpoint commits it once more as its own, so that generators can tell from
-the log which of their groups it will refuse.
+checkpoints, and the record of what it took. What is taken between two steps counts only once the step is done, so a
+trainer that stops half-way has taken nothing. A trainer that starts from a checkpoint commits it once more as its own,
+so that generators can tell from the log which of their groups it will refuse.
 """
 
 import math
