@@ -54,10 +54,12 @@ class ConsumedWriter:
         groups: Sequence[ScoredGroup],
         advantages: Iterable[float],
         trainer_logprobs: Sequence[npt.NDArray[np.float32]],
+        staleness: Sequence[int] | None = None,
     ) -> None:
         """The step that made `policy_version` is done: of `groups`, in this order, it trained the verified members.
 
-        `advantages` and `trainer_logprobs` are theirs, one a trained trajectory.
+        `advantages` and `trainer_logprobs` are theirs, one a trained trajectory. `staleness` is the groups'; None: how
+        far the version before this one is ahead of their oldest weights.
         """
         now = time.time()
         stamp = {"t": now, "incarnation": self._incarnation, "policy_version": policy_version}
@@ -67,7 +69,12 @@ class ConsumedWriter:
             for group, reason, version in self._dropped
             for row in (_lost(group, reason) if isinstance(group, LostPart) else _dropped(group, reason, version))
         ]
-        rows += [{**stamp, **row} for group in groups for row in _trained(group, policy_version - 1, of_trained)]
+        ahead = [policy_version - 1 - group.min_policy_version for group in groups] if staleness is None else staleness
+        rows += [
+            {**stamp, **row}
+            for group, lag in zip(groups, ahead, strict=True)
+            for row in _trained(group, group.min_policy_version + lag, of_trained)
+        ]
         self._dropped = []
         keys = [row for row in rows if row["outcome"] == TRAINED]
         self._append(self._logprobs, _logprobs_table(keys, trainer_logprobs), policy_version)
@@ -102,7 +109,8 @@ def until(incarnations: npt.NDArray[np.int32], policy_versions: npt.NDArray[np.i
     """
     found: dict[int, int] = {}
     starts = np.flatnonzero(np.diff(incarnations, prepend=incarnations[:1] - 1))
-    for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(incarnations)], strict=True):
+    ends = np.append(starts[1:], len(incarnations))[: len(starts)]
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         first = int(policy_versions[start])
         found = {incarnation: min(newest, first - 1) for incarnation, newest in found.items()}
         found[int(incarnations[start])] = int(policy_versions[start:end].max())

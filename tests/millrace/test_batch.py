@@ -105,3 +105,15 @@ def test_what_enters_the_loss_is_float32(name: str) -> None:
     (batch,) = microbatches([sample(2, 2), sample(3, 3, 1)], 100)
     assert getattr(batch, name).dtype == torch.float32
     assert getattr(batch, name).shape == ((2, 1, 1) if name == "temperatures_B11" else (2, 5))
+
+
+@given(lengths, st.integers(1, 64))
+def test_every_microbatch_says_which_samples_it_holds_and_where_their_responses_are(
+    shapes: list[tuple[int, int]], max_tokens: int
+) -> None:
+    given_samples = samples(shapes)
+    for batch in microbatches(given_samples, max_tokens):
+        assert list(batch.places) == names(batch)
+        for row, (place, (start, end)) in enumerate(zip(batch.places, batch.response_spans, strict=True)):
+            spoken_of = batch.input_ids_BS[row, 1:][start:end].numpy()
+            np.testing.assert_array_equal(spoken_of, given_samples[place].response_tokens)

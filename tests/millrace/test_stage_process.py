@@ -14,9 +14,12 @@ from configs.schema import RunConfig, TrainingConfig
 from millrace.events import Beat, Event, read_line
 from millrace.stages.arguments import StageArguments
 from millrace.stages.process import Stage, stop_on_signals
+from storage import layout
 from storage.local import LocalStore
 from storage.progress import read_progress
+from storage.schema import METRIC
 from storage.store import Store
+from storage.stream import StreamReader
 
 
 @pytest.fixture
@@ -189,3 +192,35 @@ def test_an_event_is_told_and_a_milestone_that_quotes_one_stays_a_milestone(
 def test_a_command_line_reads_back_as_it_was_written() -> None:
     arguments = StageArguments(run_url="/runs/a b", attempt=3, replica=1, handover=Path("/dev/shm/x"))
     assert StageArguments.parse(arguments.as_argv()) == arguments
+
+
+def lanes(store: Store, name: str = "generate") -> dict[str, float]:
+    """Seconds that were measured by what they went into, of a stage that has ended."""
+    reader, seconds = StreamReader(store, layout.metrics(name, 0), METRIC), {}
+    while (part := reader.next()) is not None:
+        for row in part.table.to_pylist():
+            seconds[row["name"]] = seconds.get(row["name"], 0.0) + row["value"]
+    return seconds
+
+
+def test_what_a_stages_time_went_into_is_measured_with_what_it_waited_for(store: Store) -> None:
+    working = stage(store)
+    with working.busy("generate"):
+        time.sleep(0.01)
+    assert not working.wait(looks_in_vain(working, 3), why="waiting for room")
+    working.progress(tokens=12)
+    working.close()
+    measured, told = lanes(store), life(store)["seconds"]
+    assert measured["lane/generate/seconds"] == pytest.approx(told["generate"])
+    assert measured["lane/waiting for room/seconds"] == pytest.approx(told["idle"])
+    assert measured["total/tokens"] == 12
+
+
+def test_a_stage_that_does_not_last_measures_no_lane(store: Store) -> None:
+    arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=Path("/nowhere"))
+    config = RunConfig(training=TrainingConfig(max_steps=1))
+    evaluating = Stage(name="evaluate", arguments=arguments, config=config, store=store)
+    with evaluating.busy("evaluate"):
+        pass
+    evaluating.close()
+    assert lanes(store, "evaluate") == {}
