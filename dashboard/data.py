@@ -76,4 +76,5 @@ class RunData:
     @property
     def trained(self) -> npt.NDArray[np.bool_]:
         """Which rows of `consumed` an optimizer step used."""
-        return self.consumed["outcome"] == 0
+        trained: npt.NDArray[np.bool_] = self.consumed["outcome"] == 0
+        return trained

@@ -10,6 +10,7 @@ evaluations ──────────────────────�
 import json
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from millrace.committed import amount_committed
@@ -79,7 +80,7 @@ class StatusReader:
             "stage_pids": {name: life["pid"] for name, life in lives.items() if _stage(name) in STAGES},
             "doing": {name: life["doing"] for name, life in lives.items()},
             "policy_versions_used": len(self._versions_used),
-            "staleness": {**_staleness(account), "bound": self.max_staleness},
+            "staleness": {**staleness_trained(account), "bound": self.max_staleness},
             "ledger": ledger.to_json(),
             "seconds": _seconds(lives),
             "tokens": _tokens(lives),
@@ -138,10 +139,7 @@ class StatusReader:
         return found
 
     def _state(self, lives: dict[str, dict[str, Any]]) -> str:
-        if how := how_attempt_ended(self._store, self._attempt.number):
-            return how
-        newest = max((life["t"] for life in lives.values()), default=self._attempt.t_started)
-        return "running" if time.time() - newest < _SILENT_SECONDS else "stopped"
+        return run_state(how_attempt_ended(self._store, self._attempt.number), self._attempt.t_started, lives)
 
     def _wall_seconds(self, lives: dict[str, dict[str, Any]]) -> float:
         """Of this attempt, to its last sign of life."""
@@ -153,8 +151,19 @@ def _stage(name: str) -> str:
     return name.rpartition("-")[0]
 
 
-def _staleness(account: Account) -> dict[str, Any]:
-    """Of the trained rollouts, policy versions."""
+def run_state(ended: str | None, t_started: float, lives: Mapping[str, Mapping[str, Any]]) -> str:
+    """`finished`, `stopped` or `running`: what an attempt that was started at `t_started` (unix seconds) is now.
+
+    `ended` is what its controller said at its end, if anything; `lives` are the run's signs of life.
+    """
+    if ended:
+        return ended
+    newest = max((life["t"] for life in lives.values()), default=t_started)
+    return "running" if time.time() - newest < _SILENT_SECONDS else "stopped"
+
+
+def staleness_trained(account: Account) -> dict[str, Any]:
+    """Of the trained rollouts, policy versions: their number by staleness, its mean and its maximum."""
     histogram = account.staleness
     total = histogram.total()
     return {

@@ -7,6 +7,7 @@ attempts/<n>.promotion                  what the promotion gate decided at its e
 summary.json                            what the run had come to when an attempt ended of itself
 start/                                  the model at policy version 0, a Hugging Face folder
 start.json                              which files that folder has, with their checksums; written last
+start_hashes.json                       SHA-256 of the start model's files, wherever it lies
 streams/trajectories/<g>/{seg,log}/     one writer per generator
 streams/scores/<reward>/<g>/<s>-of-<S>/ aligned with the trajectories of generator g
 streams/metrics/<stage>-<r>/            one writer per stage replica
@@ -23,6 +24,8 @@ reports/<attempt>.md                    what an attempt came to, for people: tex
 logs/<stage>-<r>.log                    what each stage process printed
 quarantine/…                            damaged files that fsck moved aside, each under its old path
 parquet/                                the run as compact wrote it, for analysis
+replay.json                             of a replay: which stored runs it goes through, and what it does with them
+replay/…                                what it found: verdict.json, rescored.json, comparison.parquet and its plots
 """
 
 import re
@@ -34,6 +37,7 @@ RUN = "run.json"
 SUMMARY = "summary.json"
 START_MODEL = "start"
 START_MANIFEST = "start.json"
+START_HASHES = "start_hashes.json"
 CHECKPOINTS = "checkpoints"
 WEIGHTS = "weights"
 PROMOTED = "weights/promoted"
@@ -46,6 +50,8 @@ LOGS = "logs"
 ATTEMPTS = "attempts"
 QUARANTINE = "quarantine"
 PARQUET = "parquet"
+REPLAY = "replay.json"
+REPLAY_RESULTS = "replay"
 PROBE = ".probe"
 HEAD = "head.json"
 REMOVED = "removed.json"

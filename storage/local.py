@@ -98,6 +98,14 @@ class LocalStore(Store):
                         found.append(Entry(path=relative, bytes=stat.st_size, t_modified=stat.st_mtime))
         return sorted(found, key=lambda entry: entry.path)
 
+    def folders(self, prefix: str = "") -> list[str]:
+        with self._working(prefix or "its root", "listed"):
+            try:
+                with os.scandir(self._at(prefix) if prefix else self.root) as found:
+                    return sorted(entry.name for entry in found if entry.is_dir())
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
     def delete(self, path: str) -> None:
         target = self._at(path)
         with self._working(path, "deleted"), suppress(FileNotFoundError, NotADirectoryError):

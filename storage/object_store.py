@@ -119,6 +119,13 @@ class ObjectStore(Store):
         ]
         return sorted(found, key=lambda entry: entry.path)
 
+    def folders(self, prefix: str = "") -> list[str]:
+        if prefix:
+            checked_path(prefix)
+        with self._asking(prefix or "its root"):
+            found = self._client().list_with_delimiter(prefix or None)["common_prefixes"]
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
     def delete(self, path: str) -> None:
         checked_path(path)
         with self._asking(path):

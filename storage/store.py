@@ -78,6 +78,15 @@ class Store(ABC):
         """The paths of `entries`."""
         return [entry.path for entry in self.entries(prefix)]
 
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        """The names of the folders directly below the folder `prefix` ('' is the root) that hold an object, sorted.
+
+        For people, as `entries`. A local store names its empty folders too.
+        """
+        start = len(prefix) + 1 if prefix else 0
+        below = [entry.path[start:].split("/") for entry in self.entries(prefix)]
+        return sorted({names[0] for names in below if len(names) > 1})
+
     @abstractmethod
     def delete(self, path: str) -> None:
         """Delete the object at `path`; nothing there is fine."""

@@ -37,6 +37,8 @@ class SleepingTrainer(Trainer):
             importance_ratio_max=1.0,
             clip_fraction=0.0,
             effective_sample_size=1.0,
+            weight_mean=1.0,
+            weight_max=1.0,
             mismatch_kl=0.0,
             entropy=0.0,
             tokens=len(samples),

@@ -1,8 +1,9 @@
-"""A run as Parquet, for analysis: every trajectory with its score in one row, and every measurement in one row.
+"""A run as Parquet, for analysis: every trajectory with its score in a row, what became of each, every measurement.
 
     ║ trajectories/<g> ║ part k ──────────────────┐
                                                   ├─► row by row ─► trajectories-00000.parquet, -00001, …
     ║ scores/<reward>/<g>/<k mod S>-of-S ║ part ──┘    (zstd, row groups, files of bounded size)
+    ║ consumed ║ ───────────────────────────────────► consumed-00000.parquet, …
     ║ metrics/<stage>-<r> ║ ────────────────────────► metrics-00000.parquet, …
 
 The streams stay the truth: these files are a copy, made anew each time. What can't be read is told and left out.
@@ -19,7 +20,7 @@ from millrace.care.contents import Contents, StoredStream, run_shape
 from storage import layout
 from storage.errors import PartCorrupt, PartRemoved, StreamCorrupt
 from storage.record import Record
-from storage.schema import METRIC, SCORE, TRAJECTORY
+from storage.schema import CONSUMED, METRIC, SCORE, TRAJECTORY
 from storage.store import Store
 from storage.stream import StreamReader
 
@@ -79,12 +80,16 @@ def compact(store: Store, out: Store | None = None, *, file_bytes: int = FILE_BY
         for table in _scored(contents, stream, done):
             trajectories.add(table)
     trajectories.finish()
+    consumed = _DataSet(place, f"{folder}consumed", CONSUMED, file_bytes, done)
     metrics = _DataSet(place, f"{folder}metrics", MEASURED, file_bytes, done)
     for stream in contents.streams:
-        if stream.kind == "metrics":
+        if stream.kind in ("consumed", "metrics"):
             for _, table in _parts(store, stream, done):
-                if table is not None:
+                if table is not None and stream.kind == "consumed":
+                    consumed.add(table)
+                elif table is not None:
                     metrics.add(_measured(table, stream))
+    consumed.finish()
     metrics.finish()
     return done
 

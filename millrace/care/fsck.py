@@ -3,7 +3,7 @@
     listing ─► each log: chain, order, checksums ─► each file that a record names: length, checksum, rows
                   │                                        │
                   ├─► scores fit trajectories part by part └─► damaged: a finding; quarantine moves the file
-                  └─► the latest checkpoint: cursors on the chains, account = cursors
+                  └─► the latest checkpoint: cursors on the chains, account = cursors = what `consumed` tells row by row
     files that no record names ─► notes
 
 Reading changes nothing. A damaged record stays where it is, for everything behind it hangs on it.
@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from millrace.care.audit import check_cursors, check_ledger, cursors_of
+from millrace.care.audit import check_cursors, check_ledger, check_told, cursors_of
 from millrace.care.contents import Contents, Shape, StoredFiles, StoredStream, run_shape, stored_files
 from millrace.care.quarantine import read_note, set_aside
 from millrace.care.strays import strays
@@ -285,6 +285,8 @@ class _Check:
         try:
             check_cursors(cursors, self.true_cursors)
             check_ledger(state, shape, self.heads)
+            if layout.CONSUMED in self.heads:
+                check_told(self.store, checkpoint.step, state)
         except (LedgerMismatch, ValueError, KeyError, TypeError) as error:
             self._find("damaged", _file(checkpoint), f"the books of this checkpoint are wrong: {error}")
 

@@ -3,6 +3,7 @@
     trajectories   part 0 │ 1 │ 2 │ 3 │ 4 │ 5 …       each part goes together with its scores, oldest first
                    removed│ may go    │ needed        needed: by a kept checkpoint's cursors, or not scored yet
                           └── as far as the retention says
+    logprobs       part 0 │ 1 │ 2 │ 3 │ 4 …           of the trainer: by the same retention; nobody needs them
     weights        anchor │ delta … │ anchor │ delta │ delta      a delta is of no use without all from its anchor on
                          may go     │ needed by the newest two
     checkpoints, promoted ones      the newest few of each stay, the last one always
@@ -45,9 +46,10 @@ class Retention:
     keep_age: float | None = None
     """Rows younger than this stay, seconds."""
     keep_versions: int | None = None
-    """Rows that any of this many newest policy versions sampled stay."""
+    """Rows that any of this many newest policy versions sampled, or whose step made one of them, stay."""
     max_bytes: int | None = None
-    """The files of trajectories and scores may take this much; more goes, oldest first, whatever the two above keep."""
+    """The files of trajectories, of scores and of the trainer's log-probabilities may take this much together; more
+    goes, oldest first, whatever the two above keep."""
     keep_checkpoints: int = 2
     """Checkpoints that can be resumed from afterwards, the newest ones, and as many promoted ones; at least 1."""
 

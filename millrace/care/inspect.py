@@ -144,8 +144,8 @@ def _summary(contents: Contents, stream: StoredStream) -> StreamSummary:
 
 
 def _in_order(streams: list[StreamSummary]) -> list[StreamSummary]:
-    """As rows flow: trajectories, scores, metrics. They were read the other way round."""
-    flow = ("trajectories", "scores", "metrics")
+    """As rows flow: trajectories, scores, the trainer's, metrics. They were read in another order."""
+    flow = ("trajectories", "scores", "consumed", "trainer_logprobs", "metrics")
     return sorted(streams, key=lambda stream: flow.index(stream.name.partition("/")[0]))
 
 

@@ -1,7 +1,8 @@
-"""One generator's trajectory parts with the parts of their scores, and which of them somebody still needs.
+"""Parts of rows that go in the order of their stream, and which of them somebody still needs: a lane a stream.
 
 ║ trajectories/<g> ║             part k ──┐
 ║ scores/<reward>/<g>/<s>-of-S ║ part j ──┴─► one StoredPart, where k = j·S + s; one score part a set of scores
+║ trainer_logprobs ║             part k ────► one StoredPart: nobody needs it to go on
 """
 
 from dataclasses import dataclass, field
@@ -14,12 +15,12 @@ from storage.stream import read_removed
 
 @dataclass(kw_only=True)
 class StoredPart:
-    """A part of trajectories with its scores."""
+    """A part of trajectories with its scores, or of the trainer's log-probabilities."""
 
     ordinal: int
-    """Place in the trajectory stream, from 0."""
+    """Place in its stream, from 0."""
     max_policy_version: int
-    """Newest policy version that sampled any of its rows."""
+    """Newest policy version that sampled any of its rows; that any of them was trained for."""
     schema_version: int
     t: float
     """When its file was written, unix seconds; 0 where it is gone."""
@@ -38,16 +39,16 @@ class StoredPart:
 
 @dataclass(kw_only=True)
 class Lane:
-    """One generator's parts."""
+    """One generator's parts, or the trainer's."""
 
     path: str
-    """Of its trajectory stream."""
+    """Of its stream: of trajectories, or `trainer_logprobs`."""
     parts: list[StoredPart]
     removed: int
     """Parts that were removed before."""
     needed: int
     """The first part that a kept checkpoint, a scorer or the generator itself still needs."""
-    scores: list[StoredStream]
+    scores: list[StoredStream] = field(default_factory=list)
 
     def marks(self, end: int) -> dict[str, int]:
         """For each of its streams, how many parts are gone once the trajectory parts before `end` are."""
@@ -60,7 +61,8 @@ def open_lanes(contents: Contents, kept: list[StoredFiles]) -> list[Lane]:
     """The lanes of a run whose checkpoints `kept` must stay resumable. Raises StreamCorrupt."""
     # Scores are read first, so that each of them finds its trajectories.
     scored = {s.path: _data(contents, s) for s in contents.streams if s.kind == "scores"}
-    return [_lane(contents, stream, scored, kept) for stream in contents.trajectories()]
+    lanes = [_lane(contents, stream, scored, kept) for stream in contents.trajectories()]
+    return lanes + [_trainer_lane(contents, stream) for stream in contents.streams if stream.kind == "trainer_logprobs"]
 
 
 def _lane(contents: Contents, stream: StoredStream, scored: dict[str, list[Record]], kept: list[StoredFiles]) -> Lane:
@@ -84,6 +86,14 @@ def _lane(contents: Contents, stream: StoredStream, scored: dict[str, list[Recor
         needed=needed if sets else 0,
         scores=[one for streams in sets.values() for one in streams if one is not None],
     )
+
+
+def _trainer_lane(contents: Contents, stream: StoredStream) -> Lane:
+    """No stage ever reads these parts: all of them may go that are not younger than the listing."""
+    parts = [_part(contents, stream, record) for record in _data(contents, stream)]
+    removed = read_removed(contents.store, stream.path)
+    needed = max((part.ordinal + 1 for part in parts if part.files), default=0)
+    return Lane(path=stream.path, parts=parts, removed=removed, needed=max(removed, needed))
 
 
 def _add_file(part: StoredPart, contents: Contents, path: str) -> None:

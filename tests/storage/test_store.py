@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.dict_store import DictStore
 from support.s3_server import S3Server, aws_environment
 
 from storage.errors import BadName, NotInStore, StoreRefused
@@ -124,6 +125,26 @@ def test_list_gives_every_path_below_a_folder_sorted(store: Store) -> None:
     assert store.list() == ["a", "b/1", "b/2", "b/c/3", "bc/4"]
     assert store.list("b") == ["b/1", "b/2", "b/c/3"]
     assert store.list("nowhere") == []
+
+
+def test_folders_are_those_directly_below_sorted(store: Store) -> None:
+    assert store.folders() == store.folders("nowhere") == []
+    for path in ("b/2", "b/c/3", "b/c/d/4", "b/a b/5", "bc/6", "ü~#?/7", "a"):
+        store.put(path, b"")
+    assert store.folders() == ["b", "bc", "ü~#?"]
+    assert store.folders("b") == ["a b", "c"]
+    assert store.folders("b/c") == ["d"]
+    assert store.folders("b/c/d") == store.folders("a") == []
+    for path in ("..", "b/../..", "/etc"):
+        with pytest.raises(BadName):
+            store.folders(path)
+
+
+def test_a_store_that_can_only_walk_names_the_same_folders() -> None:
+    walking = DictStore(dict.fromkeys(("b/2", "b/c/3", "b/c/d/4", "b/a b/5", "bc/6", "a"), b""))
+    assert walking.folders() == ["b", "bc"]
+    assert walking.folders("b") == ["a b", "c"]
+    assert walking.folders("nowhere") == []
 
 
 def test_entries_tell_sizes_and_times(store: Store) -> None:

@@ -2,16 +2,19 @@
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from support.dict_store import DictStore
 
+from millrace.consumed import ConsumedWriter
 from millrace.intake import Intake
 from millrace.ledger import Account
 from millrace.run import create_run
-from millrace.scored import LostPart
+from millrace.scored import ScoredGroup
 from millrace.trajectories import Rollout, trajectory_table
 from millrace.types import Sampling
 from storage import layout
@@ -103,14 +106,27 @@ class SmallRun:
                     pass
 
     def train(self, num_groups: int = 1) -> None:
-        """One version further, on at most so many groups."""
-        for _ in range(num_groups):
-            group = self.intake.take()
-            if group is None:
-                break
-            staleness = self.version - (0 if isinstance(group, LostPart) else group.min_policy_version)
-            self.account.train(group.amount(), generator=group.generator, staleness=staleness, reward_sum=0.5)
+        """One version further, on at most so many groups: on those of their members whose verifier came to a result."""
+        taken = [group for _ in range(num_groups) if (group := self.intake.take()) is not None]
+        groups = [group for group in taken if isinstance(group, ScoredGroup)]
+        assert groups == taken, "no part is lost where a run is trained on"
+        for group in groups:
+            self._account_for(group)
         self.version += 1
+        if groups:
+            lengths = [len(group.response_tokens[i]) for group in groups for i in group.verified]
+            logprobs = [np.full(length, -0.5, np.float32) for length in lengths]
+            # Closed at once, so that its rows are there, and its threads are not.
+            with closing(ConsumedWriter(self.store, self._checkpoints.incarnation)) as consumed:
+                consumed.step(self.version, groups, [0.5] * len(lengths), logprobs)
+
+    def _account_for(self, group: ScoredGroup) -> None:
+        staleness = self.version - group.min_policy_version
+        amount = group.amount(group.verified)
+        self.account.train(amount, generator=group.generator, staleness=staleness, reward_sum=0.5)
+        failed = group.amount() - amount
+        if failed.rollouts:
+            self.account.drop("error", failed, generator=group.generator, reward_sum=0.0)
 
     def checkpoint(self) -> None:
         state = {"account": self.account.to_json(), "intake": self.intake.state(), "lineage": {}}
@@ -123,6 +139,14 @@ class SmallRun:
         latest = self._checkpoints.latest
         assert latest is not None
         self._checkpoints.adopt(latest, latest.state)
+
+    def return_to_latest(self) -> None:
+        """The trainer dies with what no checkpoint holds; a new one adopts the latest checkpoint and goes on there."""
+        self.adopt()
+        latest = self._checkpoints.latest
+        assert latest is not None
+        self.version, self.account = latest.step, Account.from_json(latest.state["account"])
+        self.intake = self.open_intake(latest.state["intake"])
 
     def send_weights(self) -> None:
         weights_id = {"incarnation": 0, "policy_version": self.version, "t_offered": 1.5}

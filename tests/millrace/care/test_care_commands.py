@@ -70,7 +70,7 @@ def test_inspect_as_json_holds_the_same_and_the_rows_asked_for(folder: str, caps
     found = json.loads(capsys.readouterr().out)
     assert found["run_id"] == "small"
     assert [row["row_id"] for row in found["first_rows"]["rows"]] == [0, 1]
-    assert len(found["streams"]) == 7
+    assert len(found["streams"]) == 9
 
 
 def test_rows_are_shown_a_column_a_line_as_many_at_once_as_fit(folder: str) -> None:
@@ -102,7 +102,7 @@ def test_fsck_of_a_sound_run_says_so_in_one_line(folder: str) -> None:
     code, text = said("fsck", folder)
     assert code == 0
     (line,) = text.splitlines()
-    assert line.startswith("7 streams, ")
+    assert line.startswith("9 streams, ")
     assert line.endswith(" verified; 0 damaged")
 
 
@@ -138,6 +138,7 @@ def test_compact_says_what_it_wrote_and_what_it_left_out(folder: str, tmp_path: 
     assert "trajectories-00000.parquet: 74 rows, " in text
     assert f"74 trajectories, 2 of them without a score, at {tmp_path / 'out'}" in text
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "consumed-00000.parquet",
         "metrics-00000.parquet",
         "trajectories-00000.parquet",
     ]
@@ -206,7 +207,7 @@ def test_a_place_without_a_run_is_a_mistake(command: str, tmp_path: Path) -> Non
 
 
 def test_a_stream_that_is_not_there_is_a_mistake_that_names_those_that_are(folder: str) -> None:
-    with pytest.raises(InputError, match=r"has no stream 'x': expected one of metrics/train-0, scores/exact_match/0/0"):
+    with pytest.raises(InputError, match=r"has no stream 'x': expected one of consumed, metrics/train-0, scores/"):
         said("inspect", folder, "--stream", "x")
 
 

@@ -15,7 +15,7 @@ from millrace.care.gc import Retention, carry_out, plan
 from millrace.errors import RunMissing
 from storage import layout
 from storage.local import LocalStore
-from storage.schema import METRIC, SCORE, TRAJECTORY
+from storage.schema import CONSUMED, METRIC, SCORE, TRAJECTORY
 from storage.store import Store
 from storage.stream import StreamReader, StreamWriter
 
@@ -61,6 +61,20 @@ def test_every_value_of_every_trajectory_and_score_is_there(analysis: Path, dict
     assert measured.schema.equals(MEASURED)
 
 
+def test_what_became_of_each_trajectory_is_there_and_joins_with_it(analysis: Path, dict_store: DictStore) -> None:
+    table = pa.concat_tables([pq.read_table(file) for file in sorted(analysis.glob("consumed-*.parquet"))])
+    assert table.to_pylist() == rows_of(dict_store, layout.CONSUMED, CONSUMED)
+    assert table.schema.equals(CONSUMED)
+    joined = duckdb.sql(
+        f"select count(*), count_if(c.outcome = 'error'), count_if(c.reward is distinct from t.reward) "
+        f"from '{analysis}/consumed-*.parquet' c join '{analysis}/trajectories-*.parquet' t "
+        "on c.generator = t.generator and c.trajectory_row_id = t.row_id"
+    ).fetchall()
+    failed = sum(row["outcome"] == "error" for row in table.to_pylist())
+    assert joined == [(table.num_rows, failed, 0)]
+    assert failed > 0
+
+
 def test_duckdb_reads_it_in_one_line(analysis: Path, dict_store: DictStore) -> None:
     found = duckdb.sql(f"from '{analysis}/trajectories-*.parquet' order by generator, row_id")
     rows = [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
@@ -88,6 +102,7 @@ def test_it_goes_into_the_run_unless_told_otherwise_and_replaces_what_was_there(
     second = compact(dict_store)
     assert set(dict_store.objects) - before == {
         "parquet/trajectories-00000.parquet",
+        "parquet/consumed-00000.parquet",
         "parquet/metrics-00000.parquet",
         "parquet/notes.txt",
     }

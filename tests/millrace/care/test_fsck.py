@@ -3,10 +3,12 @@
 import json
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from support.dict_store import DictStore
 
@@ -17,7 +19,7 @@ from storage import layout
 from storage.checkpoints import CheckpointReader, CheckpointWriter
 from storage.local import LocalStore
 from storage.log import LogReader
-from storage.schema import SCORE
+from storage.schema import CONSUMED, SCORE
 from storage.stream import StreamReader, StreamWriter
 
 TRAJECTORIES = layout.trajectories(0)
@@ -47,7 +49,7 @@ def test_a_sound_run_is_verified_whole_and_left_as_it_is(small_run: Any, dict_st
     assert dict_store.objects == before
     records = [path for path in before if "/log/" in path]
     parts = [path for path in before if "/seg/" in path]
-    assert (report.streams, report.parts) == (7, len(parts))
+    assert (report.streams, report.parts) == (9, len(parts))
     assert report.records == len(records)
     # Six versions, each with a checkpoint and its weights in the store.
     assert report.checkpoints == 12
@@ -152,6 +154,88 @@ def test_a_latest_checkpoint_whose_books_are_wrong_is_damage(
     newest = max(path for path in dict_store.objects if path.startswith("checkpoints/log/"))
     assert finding.file == newest
     assert finding.reason.startswith(said)
+
+
+def rows_of_consumed(store: DictStore) -> list[dict[str, Any]]:
+    reader = StreamReader(store, layout.CONSUMED, CONSUMED)
+    return [row for part in iter(reader.next, None) for row in part.table.to_pylist()]
+
+
+def rewrite_consumed(store: DictStore, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    """The same stream, of other rows, as a writer would commit them."""
+    rows = rows_of_consumed(store)
+    store.delete_tree(layout.CONSUMED)
+    writer = StreamWriter(store, layout.CONSUMED, CONSUMED, "w")
+    writer.write(pa.Table.from_pylist(change(rows), schema=CONSUMED), tokens=0)
+
+
+def lose_a_row(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return rows[1:]
+
+
+def tell_another(name: str, value: object) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    """Of the first trajectory, which was trained."""
+    return lambda rows: [rows[0] | {name: value}, *rows[1:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lose_a_row, r"tells of \d+ rollouts \(\d+ tokens\) of outcome trained, but its account has \d+ \(\d+\)"),
+        (tell_another("tokens", 99), r"tells of \d+ rollouts \(\d+ tokens\) of outcome trained, but its account has"),
+        (tell_another("outcome", "stale"), r"of outcome stale, but its account has 0 \(0\)"),
+        (tell_another("generator", 7), r"of generator 0, but its account has"),
+        (tell_another("staleness", 9), r"tells of trained rollouts by staleness \{.*9: 1\}, but its account has"),
+    ],
+)
+def test_a_record_of_what_was_taken_that_tells_another_story_than_the_account_is_damage(
+    small_run: Any, dict_store: DictStore, change: Callable[..., Any], said: str
+) -> None:
+    rewrite_consumed(dict_store, lambda rows: rows)
+    assert fsck(dict_store).findings == []
+    rewrite_consumed(dict_store, change)
+    (finding,) = damaged(fsck(dict_store))
+    assert finding.file == max(path for path in dict_store.objects if path.startswith("checkpoints/log/"))
+    assert re.search(f"the books of this checkpoint are wrong: streams/consumed .*{said}", finding.reason)
+
+
+def test_rows_of_steps_behind_the_latest_checkpoint_and_of_steps_rolled_back_are_not_counted(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    small_run.generate(0, num_groups=3)
+    small_run.score_everything()
+    small_run.train(num_groups=2)
+    ahead = rows_of_consumed(dict_store)
+    assert max(row["policy_version"] for row in ahead) == 7
+    assert fsck(dict_store).findings == [], "version 7 has no checkpoint yet"
+    # Its trainer dies, another goes on from version 6 and makes version 7 once more.
+    small_run.return_to_latest()
+    small_run.train(num_groups=2)
+    small_run.checkpoint()
+    again = [row for row in rows_of_consumed(dict_store) if row["policy_version"] == 7]
+    assert {row["incarnation"] for row in again} == {0, 1}, "both tell of version 7"
+    assert fsck(dict_store).findings == []
+
+
+def test_a_run_that_began_before_there_was_a_record_of_what_was_taken_is_not_judged_by_it(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    rewrite_consumed(dict_store, lambda rows: [row for row in rows if row["policy_version"] > 3])
+    assert fsck(dict_store).findings == []
+    dict_store.delete_tree(layout.CONSUMED)
+    dict_store.delete_tree(layout.TRAINER_LOGPROBS)
+    assert fsck(dict_store).findings == []
+
+
+@pytest.mark.parametrize("stream", [layout.CONSUMED, layout.TRAINER_LOGPROBS])
+def test_a_damaged_part_of_what_the_trainer_told_is_one_finding_and_can_be_moved(
+    small_run: Any, dict_store: DictStore, stream: str
+) -> None:
+    path = segments(dict_store, stream)[1]
+    flip(dict_store, path, bit=1234)
+    (finding,) = damaged(fsck(dict_store, quarantine=True))
+    assert (finding.file, finding.movable) == (path, True)
+    assert fsck(dict_store).damaged == 0
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff"])

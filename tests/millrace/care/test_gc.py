@@ -25,8 +25,8 @@ from storage.checkpoints import CheckpointReader, CheckpointWriter, checkpoints_
 from storage.errors import PartRemoved, StreamCorrupt
 from storage.local import LocalStore
 from storage.log import LogReader
-from storage.schema import SCORE, TRAJECTORY
-from storage.store import BytesLike
+from storage.schema import SCORE, TRAINER_LOGPROBS, TRAJECTORY
+from storage.store import BytesLike, Entry
 from storage.stream import StreamReader, StreamWriter, read_removed
 
 StartRun = Callable[..., Any]
@@ -120,7 +120,7 @@ def test_rows_of_no_checkpoint_are_all_needed(start_run: StartRun, dict_store: D
     run.generate(0)
     run.score_everything()
     run.train()
-    assert paths(plan(dict_store, KEEP_NO_ROWS), "rows") == []
+    assert [path for path in paths(plan(dict_store, KEEP_NO_ROWS), "rows") if layout.TRAINER_LOGPROBS not in path] == []
 
 
 def test_rows_that_one_of_two_rewards_has_not_scored_are_needed(small_run: Any, dict_store: DictStore) -> None:
@@ -164,7 +164,8 @@ def test_young_rows_and_rows_of_recent_versions_stay_while_either_wish_holds(
 def test_a_cap_on_bytes_takes_the_oldest_parts_first_and_no_more_than_it_must(
     small_run: Any, dict_store: DictStore
 ) -> None:
-    sizes = {path: len(data) for path, data in dict_store.objects.items() if "/seg/" in path and "metrics" not in path}
+    kept = ("streams/metrics/", f"{layout.CONSUMED}/")
+    sizes = {p: len(data) for p, data in dict_store.objects.items() if "/seg/" in p and not p.startswith(kept)}
     total = sum(sizes.values())
     for cap in (total, total - 1, total // 2, 0):
         made = plan(dict_store, Retention(max_bytes=cap))
@@ -180,6 +181,54 @@ def test_a_cap_on_bytes_takes_the_oldest_parts_first_and_no_more_than_it_must(
     assert (
         "bytes of rows are needed still, more than the 0 allowed" in plan(dict_store, Retention(max_bytes=0)).notes[0]
     )
+
+
+def test_what_the_trainer_thought_of_tokens_goes_by_the_version_it_was_trained_for_and_no_checkpoint_needs_it(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    def removed(retention: Retention, now: float) -> int:
+        return plan(dict_store, retention, now=now).marks.get(layout.TRAINER_LOGPROBS, 0)
+
+    soon, late = time.time() + DAY, time.time() + 8 * DAY
+    # A part a version, 1 to 6.
+    assert removed(Retention(), late) == 0
+    assert removed(Retention(keep_versions=2), late) == 4
+    assert removed(Retention(keep_versions=2, keep_age=7 * DAY), soon) == 0
+    assert removed(KEEP_NO_ROWS, late) == removed(Retention(max_bytes=0), late) == 6
+    before = dict(dict_store.objects)
+    state = CheckpointReader(dict_store).latest()
+    assert state is not None
+    expected = taken_from(small_run, state.state["intake"])
+    gc(dict_store, KEEP_NO_ROWS)
+    left = [path for path in dict_store.objects if path.startswith(f"{layout.TRAINER_LOGPROBS}/seg/")]
+    assert left == []
+    with pytest.raises(PartRemoved, match="the rows of part 0 were removed by millrace gc"):
+        StreamReader(dict_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS).next()
+    consumed = {path: data for path, data in before.items() if path.startswith(layout.CONSUMED)}
+    assert consumed.items() <= dict_store.objects.items(), "what became of each trajectory stays"
+    assert taken_from(small_run, state.state["intake"]) == expected
+    assert fsck(dict_store).findings == []
+    small_run.train(num_groups=2)
+    assert fsck(dict_store).findings == []
+
+
+class Listing(DictStore):
+    """Its listing is as old as a test wants: what was written since is there, but not in it."""
+
+    listed: list[Entry] | None = None
+
+    def entries(self, prefix: str = "") -> list[Entry]:
+        return super().entries(prefix) if self.listed is None or prefix else self.listed
+
+
+def test_a_part_written_while_gc_makes_its_list_is_not_taken_for_an_old_one(start_run: StartRun) -> None:
+    store = Listing()
+    run = start_run(store).campaign()
+    store.listed = store.entries()
+    run.train(num_groups=2)
+    made = plan(store, Retention(keep_age=DAY), now=time.time() + 2 * DAY)
+    assert LogReader.at_head(store, layout.TRAINER_LOGPROBS).cursor.part == 7
+    assert made.marks[layout.TRAINER_LOGPROBS] == 6
 
 
 def test_the_newest_checkpoints_and_weights_keep_their_files(small_run: Any, dict_store: DictStore) -> None:

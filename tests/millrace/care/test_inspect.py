@@ -40,6 +40,8 @@ def test_streams_are_summed_as_they_were_written_and_told_in_the_order_rows_flow
         "trajectories/0",
         "trajectories/1",
         *(f"scores/exact_match/{generator}/{scorer}-of-2" for generator in (0, 1) for scorer in (0, 1)),
+        "consumed",
+        "trainer_logprobs",
         "metrics/train-0",
     ]
     reader = StreamReader(dict_store, layout.trajectories(0), TRAJECTORY)
@@ -55,6 +57,10 @@ def test_streams_are_summed_as_they_were_written_and_told_in_the_order_rows_flow
     assert summary.t_last is not None
     assert summary.t_first <= summary.t_last
     assert (found["metrics/train-0"].rows, found["metrics/train-0"].min_policy_version) == (6, None)
+    taken = small_run.account.taken()
+    assert (found["consumed"].rows, found["consumed"].tokens) == (taken.rollouts, taken.tokens)
+    assert found["trainer_logprobs"].rows == small_run.account.trained.rollouts < taken.rollouts
+    assert (found["trainer_logprobs"].min_policy_version, found["trainer_logprobs"].max_policy_version) == (1, 6)
 
 
 def test_checkpoints_weights_and_staleness_are_told(small_run: Any, dict_store: DictStore) -> None:
@@ -128,7 +134,7 @@ def test_rows_that_are_removed_or_damaged_are_passed(small_run: Any, dict_store:
 
 
 def test_a_stream_or_run_that_is_not_there_is_said_in_a_sentence(small_run: Any, dict_store: DictStore) -> None:
-    with pytest.raises(InputError, match=r"dict:// has no stream 'rollouts': expected one of metrics/train-0, scores/"):
+    with pytest.raises(InputError, match=r"dict:// has no stream 'rollouts': expected one of consumed, metrics"):
         first_rows(dict_store, "rollouts", 5)
     with pytest.raises(RunMissing, match=r"no run at dict://: expected run\.json there"):
         inspect(DictStore())

@@ -1,0 +1,201 @@
+"""What is shown at an address, and what became of it since: everything but Dash's wiring.
+
+address ─► parse ─► look at its runs ─► show: frame and body, anew
+                                    └─► refresh: the frame; if something is new, every figure and text; or "draw anew"
+"""
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import plotly.graph_objects as go
+from dash import dcc, html, no_update
+from dash.development.base_component import Component
+
+from dashboard import trajectories_page
+from dashboard.blocks import Rows, View
+from dashboard.data import RunData
+from dashboard.pages import address, overview
+from dashboard.pages.draw import draw, redraw, sums, table
+from dashboard.pages.frame import frame
+from dashboard.runs import OverviewRow, Runs
+from millrace.errors import MillraceError
+from storage.errors import StorageError
+
+TRAJECTORIES = View(
+    name="trajectories",
+    title="Trajectories",
+    sentence="Every group that the trainer took, to search and to read: prompts, responses, rewards and versions.",
+    blocks=(),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A page as it is now."""
+
+    frame: Sequence[Component]
+    body: Component
+    drawn_from: Mapping[str, Any]
+    """JSON that the browser keeps until the next tick."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refreshed:
+    """What became of a page; what is as it was is `no_update`."""
+
+    frame: Sequence[Component]
+    figures: Sequence[Any]
+    texts: Sequence[Any]
+    drawn_from: Any = no_update
+    again: bool = False
+    """The whole page has to be drawn anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """What there is at an address."""
+
+    at: address.Address
+    found: Sequence[RunData] = ()
+    """Of the runs on the page, those that can be read."""
+    rows: Sequence[OverviewRow] = ()
+    """Of the overview."""
+    problems: Sequence[str] = ()
+
+
+class Site:
+    """Draws the pages of `runs`; `views` are those of a run, beside its trajectories."""
+
+    def __init__(self, runs: Runs, views: Sequence[View]) -> None:
+        self._runs = runs
+        self._views = views
+
+    def at(self, path: str, search: str) -> address.Address:
+        """What an address asks for. Raises StorageError where it can't be told which runs there are."""
+        views = [view.name for view in self._offered(path.strip("/").split("/")[0] == "compare")]
+        return address.parse(path, search, self._runs.ids(), views)
+
+    def show(self, path: str, search: str) -> Shown:
+        """The whole page at an address."""
+        look = self._look(path, search)
+        built = self._built(look)
+        drawn_from = {**_drawn_from(path, look), "figures": _sums(built)}
+        return Shown(frame=self._frame(look), body=self._body(look, built), drawn_from=drawn_from)
+
+    def refresh(
+        self, path: str, search: str, drawn_from: Mapping[str, Any], charts: Sequence[str], texts: Sequence[str]
+    ) -> Refreshed:
+        """What became of a page that is open; `charts` and `texts` are the ids of the blocks on it."""
+        look = self._look(path, search)
+        now = _drawn_from(path, look)
+        rest = Refreshed(frame=self._frame(look), figures=[no_update] * len(charts), texts=[no_update] * len(texts))
+        if isinstance(look.at, address.Nowhere):
+            return rest
+        if now["page"] != drawn_from.get("page") or not set(now["found"]) <= set(drawn_from["found"]):
+            return replace(rest, again=True)
+        if isinstance(look.at, address.OverviewPage):
+            rows = overview.table(look.rows, look.at.picked, self._runs.url)
+            return replace(rest, texts=[rows for _ in texts])
+        # A run that can't be read just now stays as it was seen last.
+        if now.items() <= drawn_from.items() or len(look.found) < len(drawn_from["found"]):
+            return rest
+        built = self._built(look)
+        drawn = drawn_from.get("figures", {})
+        # A block that is not of this view: the person has gone to another page meanwhile.
+        figures = {name: redraw(new, drawn.get(name, {})) for name, new in built.items() if isinstance(new, go.Figure)}
+        tables = {name: table(new) for name, new in built.items() if isinstance(new, Rows)}
+        return replace(
+            rest,
+            figures=[figures.get(block, no_update) for block in charts],
+            texts=[tables.get(block, no_update) for block in texts],
+            drawn_from={**now, "figures": _sums(built)},
+        )
+
+    def leads_nowhere(self, path: str, search: str) -> bool:
+        """Whether there is no such page; False where that can't be told just now."""
+        try:
+            return isinstance(self.at(path, search), address.Nowhere)
+        except StorageError:
+            return False
+
+    def _look(self, path: str, search: str) -> _Look:
+        try:
+            at = self.at(path, search)
+            if isinstance(at, address.OverviewPage):
+                return _Look(at=at, rows=self._runs.overview())
+        except (MillraceError, StorageError) as error:
+            return _Look(at=address.Nowhere(sentence=str(error)), problems=[str(error)])
+        found, problems = list[RunData](), list[str]()
+        for run_id in at.run_ids if isinstance(at, address.RunPage) else ():
+            try:
+                found.append(self._runs.reader(run_id).look())
+            except KeyError:
+                problems.append(f"{run_id}: the run is gone")
+            except (MillraceError, StorageError) as error:
+                problems.append(f"{run_id}: {error}")
+        return _Look(at=at, found=found, problems=problems)
+
+    def _offered(self, compared: bool) -> Sequence[View]:
+        return self._views if compared else (*self._views, TRAJECTORIES)
+
+    def _view(self, at: address.RunPage) -> View:
+        return next(view for view in self._offered(at.compared) if view.name == at.view)
+
+    def _frame(self, look: _Look) -> list[Component]:
+        compared = isinstance(look.at, address.RunPage) and look.at.compared
+        return frame(look.at, look.found, look.problems, self._offered(compared), self._runs.url)
+
+    def _built(self, look: _Look) -> dict[str, go.Figure | Rows]:
+        """Every block of the page's view by its id, as it is now; of a page without blocks, none."""
+        if not look.found or not isinstance(look.at, address.RunPage):
+            return {}
+        return {block.id: block.build(look.found) for block in self._view(look.at).blocks}
+
+    def _body(self, look: _Look, built: Mapping[str, go.Figure | Rows]) -> Component:
+        match look.at:
+            case address.Nowhere(sentence=sentence):
+                home = dcc.Link("All runs", href=address.overview())
+                return html.Div([html.P(sentence), home], className="nowhere")
+            case address.OverviewPage(picked=picked):
+                return overview.page(look.rows, picked, self._runs.url)
+            case address.RunPage() as at:
+                if not look.found:
+                    return html.P("Nothing can be shown yet; this page goes on looking.", className="nowhere")
+                view = self._view(at)
+                if view is TRAJECTORIES:
+                    return html.Div(trajectories_page.layout(at.run_ids[0]), className="trajectories")
+                blocks = [draw(block, built[block.id]) for block in view.blocks]
+                return html.Div([html.P(view.sentence, className="sentence"), html.Div(blocks, className="grid")])
+
+
+def _drawn_from(path: str, look: _Look) -> dict[str, Any]:
+    """Which page is drawn from which runs, and a checksum of everything in them that a block may show."""
+    return {
+        "path": path,
+        "page": type(look.at).__name__,
+        "found": [run.facts.run_id for run in look.found],
+        "seen": [_seen(run) for run in look.found],
+    }
+
+
+def _sums(built: Mapping[str, go.Figure | Rows]) -> dict[str, dict[str, int]]:
+    return {name: sums(new) for name, new in built.items() if isinstance(new, go.Figure)}
+
+
+def _seen(run: RunData) -> int:
+    times = run.consumed["t"]
+    status = run.status or {}
+    told = [
+        len(run.facts.attempts),
+        [attempt.ended for attempt in run.facts.attempts],
+        len(times),
+        float(times[-1]) if len(times) else None,
+        {stage: {name: len(rows["t"]) for name, rows in names.items()} for stage, names in run.metrics.items()},
+        len(run.evaluations["policy_version"]),
+        [status.get(name) for name in ("state", "steps", "ledger")],
+        run.problems,
+    ]
+    return zlib.crc32(json.dumps(told, sort_keys=True).encode())

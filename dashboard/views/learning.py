@@ -1,0 +1,115 @@
+"""Whether the policy gets better, and whether its training is sound."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import plotly.graph_objects as go
+
+from dashboard.blocks import Chart, View
+from dashboard.colours import BLUE, GREY, ORANGE, SEQUENCE, VERMILION, colour_number
+from dashboard.data import RunData
+from dashboard.figures import Series, line_chart
+from dashboard.queries import learning as queries
+from dashboard.views.several import NO_STEP, VERSIONS, line_a_run
+
+_RATIOS = dict(zip(queries.RATIO_QUANTILES, (SEQUENCE[5], BLUE, ORANGE, VERMILION), strict=True))
+
+
+def _reward(runs: Sequence[RunData]) -> go.Figure:
+    alone = len(runs) == 1
+    series = []
+    for number, run in enumerate(runs):
+        reward, accuracy = queries.measured(run, "reward_mean"), queries.accuracy(run)
+        name, colour = run.facts.run_id, colour_number(number)
+        series += [
+            Series(name="reward" if alone else name, x=reward.x, y=reward.y, colour=colour),
+            Series(
+                name="held-out accuracy" if alone else f"{name}, held-out accuracy",
+                x=accuracy.x,
+                y=accuracy.y,
+                colour=GREY if alone else colour,
+                dots_only=True,
+            ),
+        ]
+    return line_chart(series, x=VERSIONS, y="mean reward; accuracy", empty=NO_STEP)
+
+
+def _ratios(runs: Sequence[RunData]) -> go.Figure:
+    if len(runs) > 1:
+        series = line_a_run(runs, lambda run: queries.measured(run, "importance_ratio_mean"))
+    else:
+        series = [
+            Series(name=quantile, x=line.x, y=line.y, colour=colour)
+            for quantile, colour in _RATIOS.items()
+            for line in (queries.measured(runs[0], f"importance_ratio_{quantile}"),)
+        ]
+    return line_chart(series, x=VERSIONS, y="π/μ", empty=NO_STEP, logarithmic=True)
+
+
+def _measured(runs: Sequence[RunData], *, name: str, unit: str, from_zero: bool) -> go.Figure:
+    series = line_a_run(runs, lambda run: queries.measured(run, name))
+    return line_chart(series, x=VERSIONS, y=unit, empty=NO_STEP, from_zero=from_zero, legend=len(runs) > 1)
+
+
+def _chart(name: str, title: str, sentence: str, unit: str, *, from_zero: bool = False) -> Chart:
+    build = partial(_measured, name=name, unit=unit, from_zero=from_zero)
+    return Chart(id=f"learning-{name.replace('_', '-')}", title=title, sentence=sentence, build=build)
+
+
+VIEW = View(
+    name="learning",
+    title="Learning",
+    sentence="Whether the policy gets better, and whether its training is sound.",
+    blocks=(
+        Chart(
+            id="learning-reward",
+            title="Reward and accuracy",
+            sentence="Mean reward of the groups trained at each step, and the share of held-out prompts answered right "
+            "by the versions that were evaluated.",
+            build=_reward,
+            wide=True,
+        ),
+        _chart(
+            "response_length_mean_tokens",
+            "Response length",
+            "Mean length of the responses in the groups of each step.",
+            "tokens",
+            from_zero=True,
+        ),
+        _chart(
+            "entropy",
+            "Entropy",
+            "Of the policy's next token, mean over the trained tokens: near zero, it has stopped exploring.",
+            "nats",
+            from_zero=True,
+        ),
+        Chart(
+            id="learning-ratio",
+            title="Importance ratio",
+            sentence="How much likelier a token is under the policy in training (π) than under the one that sampled it "
+            "(μ): a twentieth of the tokens lies below p05, half below p50, and so on. Of several runs: the mean.",
+            build=_ratios,
+        ),
+        _chart(
+            "clip_fraction",
+            "Clipped tokens",
+            "Share of the tokens whose importance ratio exceeds ρ and is cut off there.",
+            "share of tokens",
+            from_zero=True,
+        ),
+        _chart(
+            "effective_sample_size",
+            "Effective sample size",
+            "How many equally weighted tokens the clipped weights are worth, as a share of all: 1 is on-policy.",
+            "share of tokens",
+        ),
+        _chart(
+            "mismatch_kl",
+            "Mismatch",
+            "KL divergence of the policy in training from the one that sampled, estimated from the sampled tokens.",
+            "nats per token",
+        ),
+        _chart("grad_norm", "Gradient norm", "Global L2 norm before it is clipped.", "L2 norm", from_zero=True),
+        _chart("loss", "Loss", "Mean AIPO loss of the trained tokens; its sign says nothing.", "loss per token"),
+    ),
+)

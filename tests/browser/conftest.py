@@ -1,0 +1,36 @@
+"""A served root of runs that the tests of this folder share, and a browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+from support.browser import NoBrowser, browser_page
+from support.dashboard_page import Watched, served
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each test makes runs of its own names in it."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def address(root: Path) -> Iterator[str]:
+    with served(root) as address:
+        yield address
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    try:
+        with browser_page() as page:
+            page.set_viewport_size({"width": 1280, "height": 800})
+            yield page
+    except NoBrowser as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def watched(page: Page, address: str) -> Watched:
+    return Watched(page, address)

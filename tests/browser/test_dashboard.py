@@ -1,0 +1,289 @@
+"""The dashboard in a browser: what it draws is what the store holds, now and three seconds later at most."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from dash._utils import to_json
+from playwright.sync_api import Page, expect
+from support.dashboard_page import Watched, plain, served
+
+from benchmarks.stored_run import Shape, StoredRun, make_run
+from dashboard.blocks import Chart, View
+from dashboard.reading import RunReader
+from dashboard.views import VIEWS
+from storage import layout
+from storage.factory import open_store
+from storage.local import LocalStore
+from storage.log import LogReader
+from storage.schema import CONSUMED, METRIC
+from storage.stream import StreamReader, StreamWriter
+
+SECONDS = 3.0
+"""From a commit until the page shows it, at most."""
+NAMES = [view.name for view in VIEWS]
+EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+
+
+def local(root: Path, run_id: str) -> LocalStore:
+    return LocalStore(root / run_id, fsync=False)
+
+
+@pytest.fixture(scope="module")
+def finished(root: Path) -> str:
+    run = make_run(local(root, "finished"), "finished", Shape(steps=12, seed=3))
+    run.finish()
+    return "finished"
+
+
+def rows(root: Path, run_id: str, path: str, schema: pa.Schema) -> pa.Table:
+    """A stream, read by nothing of the dashboard."""
+    reader = StreamReader(open_store(str(root / run_id)), path, schema)
+    return pa.concat_tables(part.table for part in iter(reader.next, None))
+
+
+def trained_staleness(root: Path, run_id: str) -> tuple[list[int], list[float], list[int]]:
+    """Policy versions, and of what was trained for each the mean and the largest staleness."""
+    consumed = rows(root, run_id, layout.CONSUMED, CONSUMED)
+    trained = consumed.filter(pc.equal(consumed["outcome"], "trained")).group_by("policy_version")
+    found = trained.aggregate([("staleness", "mean"), ("staleness", "max")]).sort_by("policy_version")
+    return tuple(found[name].to_pylist() for name in ("policy_version", "staleness_mean", "staleness_max"))
+
+
+def newest_shown(watched: Watched) -> float:
+    """The newest policy version that the chart of staleness reaches to."""
+    newest: float = watched.figure("staleness-over-time")[0]["x"][-1]
+    return newest
+
+
+def within(seconds: float, shown: Callable[[], bool], since: float) -> float:
+    """Waits until it is `shown`, looking every 50 ms: seconds `since` then (monotonic). Fails after so many."""
+    while not shown():
+        waited = time.monotonic() - since
+        assert waited <= seconds, f"not on the page {waited:.1f} s after the commit"
+        time.sleep(0.05)
+    waited = time.monotonic() - since
+    assert waited <= seconds, f"on the page only {waited:.1f} s after the commit"
+    return waited
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's contrast of two colours as CSS computes them, 1 to 21."""
+    luminances = []
+    for colour in (one, other):
+        channels = np.array([float(number) for number in re.findall(r"[\d.]+", colour)[:3]]) / 255
+        linear = np.where(channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        luminances.append(float(linear @ [0.2126, 0.7152, 0.0722]) + 0.05)
+    return max(luminances) / min(luminances)
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=NAMES)
+def test_every_block_of_a_view_is_drawn_with_the_numbers_of_the_store(
+    root: Path, finished: str, watched: Watched, view: View
+) -> None:
+    watched.open(f"/run/{finished}/{view.name}")
+    run = RunReader(open_store(str(root / finished))).look()
+    assert run.problems == ()
+    for block in view.blocks:
+        expect(watched.page.locator(f"#{block.id} h2")).to_have_text(block.title)
+        expect(watched.page.locator(f"#{block.id} .sentence")).to_have_text(block.sentence)
+        built = block.build([run])
+        if isinstance(block, Chart):
+            drawn = watched.figure(block.id)
+            expected = plain(json.loads(str(to_json(built)))["data"])
+            assert [(t.get("x"), t.get("y"), t.get("z")) for t in drawn] == [
+                (t.get("x"), t.get("y"), t.get("z")) for t in expected
+            ], block.id
+        elif built.rows:
+            assert watched.rows(block.id) == [list(row) for row in built.rows], block.id
+    expect(watched.page.locator(".problems")).to_have_count(0)
+    watched.assert_quiet()
+
+
+def test_staleness_reward_and_balance_are_those_that_the_streams_tell(
+    root: Path, finished: str, watched: Watched
+) -> None:
+    versions, means, maxima = trained_staleness(root, finished)
+    watched.open(f"/run/{finished}/staleness")
+    mean, largest = (
+        {t["name"]: t for t in watched.figure("staleness-over-time")}[name] for name in ("mean", "largest")
+    )
+    assert mean["x"] == versions
+    assert mean["y"] == pytest.approx(means)
+    assert largest["y"] == maxima
+    metrics = rows(root, finished, layout.metrics("train", 0), METRIC)
+    rewards = metrics.filter(pc.equal(metrics["name"], "reward_mean")).sort_by("policy_version")
+    watched.open(f"/run/{finished}/learning")
+    (reward,) = (t for t in watched.figure("learning-reward") if t["name"] == "reward")
+    assert reward["y"] == pytest.approx(rewards["value"].to_pylist())
+    parts = [
+        record
+        for generator in (0, 1)
+        for record in iter(LogReader(open_store(str(root / finished)), layout.trajectories(generator)).next, None)
+        if record.kind == "data"
+    ]
+    generated = [sum(part.rows for part in parts), sum(part.tokens for part in parts)]
+    watched.open(f"/run/{finished}/ledger")
+    first = watched.rows("ledger-balance")[0]
+    assert first == ["generated", *(f"{amount:,}" for amount in generated)]
+    expect(watched.page.locator("#ledger-balance .verdict.good")).to_be_visible()
+    watched.assert_quiet()
+
+
+def test_a_step_is_on_the_page_within_three_seconds_of_its_commit(root: Path, watched: Watched) -> None:
+    run = StoredRun(local(root, "live"), "live", Shape(steps=100))
+    run.append(3)
+    watched.open("/run/live/staleness")
+    waits = []
+    for version in range(4, 8):
+        began = time.monotonic()
+        run.append(1)
+        waits.append(within(SECONDS, lambda expected=version: newest_shown(watched) == expected, began))
+        expect(watched.page.locator(".facts")).to_contain_text(f"step {version} of 100")
+    print(f"seconds from commit to page: {[round(wait, 2) for wait in waits]}")
+    _, means, _ = trained_staleness(root, "live")
+    assert watched.figure("staleness-over-time")[0]["y"] == pytest.approx(means)
+    watched.assert_quiet()
+
+
+def test_zoom_and_hidden_lines_survive_refreshes(root: Path, watched: Watched) -> None:
+    run = StoredRun(local(root, "zoomed"), "zoomed", Shape(steps=100))
+    run.append(8)
+    watched.open("/run/zoomed/staleness")
+    chart = watched.page.locator("#staleness-over-time .js-plotly-plot")
+    place = chart.locator(".nsewdrag").first.bounding_box()
+    assert place is not None
+    chart.locator(".legendtoggle").nth(1).click()
+    visible = "gd => gd._fullData.map(trace => trace.visible)"
+    expect(chart.locator(".legend .traces").nth(1)).to_have_css("opacity", "0.5")
+    x, y = place["x"], place["y"] + place["height"] / 2
+    watched.page.mouse.move(x + 0.3 * place["width"], y)
+    watched.page.mouse.down()
+    watched.page.mouse.move(x + 0.6 * place["width"], y, steps=5)
+    watched.page.mouse.up()
+    reach = "gd => gd._fullLayout.xaxis.range"
+    within(SECONDS, lambda: chart.evaluate(reach)[0] > 1, time.monotonic())
+    zoomed = chart.evaluate(reach)
+    assert zoomed[1] < 8
+    chart.evaluate("gd => { gd.marked = true; }")
+    for version in (9, 10):
+        began = time.monotonic()
+        run.append(1)
+        within(SECONDS, lambda expected=version: newest_shown(watched) == expected, began)
+        assert chart.evaluate(reach) == zoomed
+        assert chart.evaluate(visible) == [True, "legendonly", True]
+        assert chart.evaluate("gd => gd.marked"), "the figure was put up again instead of being updated"
+    watched.assert_quiet()
+
+
+def test_the_overview_lists_runs_and_ticks_lead_to_their_comparison(
+    root: Path, finished: str, watched: Watched
+) -> None:
+    StoredRun(local(root, "other"), "other", Shape(steps=20)).append(5)
+    page = watched.page
+    watched.open("/")
+    line = page.locator("tr", has=page.get_by_role("link", name="other", exact=True))
+    expect(line).to_contain_text("5 of 20")
+    expect(line).to_contain_text("running")
+    for run_id in (finished, "other"):
+        page.get_by_title(f"compare {run_id}", exact=True).click()
+        expect(page.get_by_title(f"do not compare {run_id}")).to_be_visible()
+    page.get_by_role("link", name="Compare 2 runs").click()
+    page.wait_for_selector("#staleness-over-time .js-plotly-plot")
+    for view in VIEWS:
+        page.get_by_role("link", name=view.title, exact=True).click()
+        for block in view.blocks:
+            expect(page.locator(f"#{block.id}")).to_be_visible()
+    page.get_by_role("link", name="Learning", exact=True).click()
+    names = {trace["name"] for trace in watched.figure("learning-loss")}
+    assert names == {finished, "other"}
+    page.go_back()
+    expect(page.locator("#ledger-balance")).to_be_visible()
+    watched.assert_quiet()
+
+
+def test_a_run_that_is_made_while_its_page_is_open_appears(root: Path, watched: Watched) -> None:
+    (root / "coming").mkdir()
+    watched.open("/run/coming/staleness")
+    expect(watched.page.locator(".nowhere")).to_contain_text("goes on looking")
+    expect(watched.page.locator(".problems")).to_contain_text("coming")
+    StoredRun(local(root, "coming"), "coming", Shape(steps=4)).append(2)
+    expect(watched.page.locator("#staleness-over-time .js-plotly-plot")).to_be_visible()
+    expect(watched.page.locator(".problems")).to_have_count(0)
+
+
+def test_what_a_store_holds_is_text_on_the_page_and_never_markup(root: Path, watched: Watched) -> None:
+    run = StoredRun(local(root, "hostile"), "hostile", Shape(steps=9))
+    run.append(2)
+    row = rows(root, "hostile", layout.CONSUMED, CONSUMED).slice(0, 1).to_pylist()[0]
+    evil = pa.Table.from_pylist([{**row, "outcome": EVIL, "policy_version": 2, "t": time.time()}], schema=CONSUMED)
+    StreamWriter(run.store, layout.CONSUMED, CONSUMED, EVIL).write(evil, tokens=1)
+    measured = {"t": time.time(), "incarnation": 0, "policy_version": 2, "name": f"lane/{EVIL}/seconds", "value": 1.0}
+    table = pa.Table.from_pylist([measured], schema=METRIC)
+    StreamWriter(run.store, layout.metrics("train", 0), METRIC, EVIL).write(table, tokens=0)
+    run.store.put(layout.evaluation(2), json.dumps({"policy_version": EVIL}).encode())
+    seen = ""
+    for view in (*NAMES, "trajectories"):
+        watched.open(f"/run/hostile/{view}")
+        watched.page.wait_for_timeout(1500)
+        seen += watched.page.locator("body").inner_text()
+        assert watched.page.evaluate("window.hacked === undefined"), view
+        assert watched.page.locator("img[src=x]").count() == 0, view
+    assert EVIL in seen, "the hostile text is on no page, so nothing was shown"
+    watched.open("/")
+    assert watched.page.evaluate("window.hacked === undefined")
+    watched.assert_quiet()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_light_and_in_dark(finished: str, watched: Watched, scheme: Any) -> None:
+    watched.page.emulate_media(color_scheme=scheme)
+    watched.open(f"/run/{finished}/staleness")
+    watched.figure("staleness-over-time")
+    style = "(node, name) => getComputedStyle(node)[name]"
+    card = watched.page.locator("#staleness-over-time").evaluate(style, "backgroundColor")
+    assert (contrast(card, "rgb(0, 0, 0)") > 10) == (scheme == "light")
+    for selector, name in (
+        ("h2", "color"),
+        (".sentence", "color"),
+        (".xtick text", "fill"),
+        (".ytick text", "fill"),
+        (".xtitle", "fill"),
+        (".legendtext", "fill"),
+    ):
+        colour = watched.page.locator(f"#staleness-over-time {selector}").first.evaluate(style, name)
+        assert contrast(colour, card) >= 4.5, f"{selector} in {scheme}: {colour} on {card}"
+
+
+@pytest.mark.parametrize("path", ["/", "/run/finished/staleness", "/run/finished/flow", "/run/finished/ledger"])
+def test_a_page_fits_a_window_of_1280_pixels(finished: str, watched: Watched, path: str) -> None:
+    watched.open(path)
+    watched.page.wait_for_timeout(1000)
+    assert watched.page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def test_an_address_that_leads_nowhere_says_so(watched: Watched) -> None:
+    watched.page.goto(f"{watched.base}/run/nobody")
+    expect(watched.page.locator(".nowhere")).to_contain_text("There is no run 'nobody' here.")
+    watched.page.get_by_role("link", name="All runs").click()
+    expect(watched.page.locator("h1")).to_have_text("Runs")
+
+
+def test_the_token_opens_the_page_once_and_leaves_the_address(root: Path, finished: str, page: Page) -> None:
+    token = "a-token-of-some-length"
+    with served(root, "--token", token) as address:
+        page.goto(address)
+        expect(page.locator("body")).to_contain_text("the dashboard needs its token")
+        page.goto(f"{address}/run/{finished}?token={token}")
+        expect(page.locator("h1")).to_have_text(finished)
+        assert token not in page.url
+        page.goto(f"{address}/run/{finished}/flow")
+        expect(page.locator("#flow-lanes .js-plotly-plot")).to_be_visible()
+        assert token not in page.evaluate("document.cookie")

@@ -1,0 +1,79 @@
+"""The page of trajectories as a person uses it: a query, its link, a group, the way back."""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from playwright.sync_api import expect
+from support.dashboard_page import Watched
+
+from benchmarks.stored_run import Shape, StoredRun
+from dashboard.data import RunData
+from dashboard.groups import GroupReader
+from dashboard.reading import RunReader
+from storage.local import LocalStore
+
+RUN = "searched"
+PAGE = f"/run/{RUN}/trajectories"
+
+
+@pytest.fixture(scope="module")
+def run(root: Path) -> RunData:
+    """A run of twelve steps of six groups."""
+    store = LocalStore(root / RUN, fsync=False)
+    shape = Shape(steps=12, groups_per_step=6, generators=2, max_staleness=2, stale_share=0.2, error_share=0.2, seed=7)
+    StoredRun(store, RUN, shape).append(12)
+    return RunReader(store).look()
+
+
+def test_a_query_that_is_typed_stands_in_the_address_and_the_way_back_leads_to_the_one_before(
+    run: RunData, watched: Watched
+) -> None:
+    page = watched.page
+    firsts = run.consumed["sample_index"] == 0
+    watched.open(f"{PAGE}?version=7")
+    expect(page.locator("#trajectories-version")).to_have_value("7")
+    of_version = np.count_nonzero(firsts & (run.consumed["policy_version"] == 7))
+    expect(page.locator("#trajectories-found .note")).to_contain_text(f"{of_version} groups found")
+
+    page.locator("#trajectories-version").fill("3..5")
+    page.locator("#trajectories-generator").fill("1")
+    page.locator("#trajectories-search").click()
+    some = firsts & (run.consumed["policy_version"] >= 3) & (run.consumed["policy_version"] <= 5)
+    some &= run.consumed["generator"] == 1
+    expect(page.locator("#trajectories-found .note")).to_contain_text(f"{np.count_nonzero(some)} groups found")
+    assert urlsplit(page.url).query == "generator=1&version=3..5"
+
+    page.locator("#trajectories-reward").fill("1..0")
+    page.locator("#trajectories-reward").press("Enter")
+    expect(page.locator("#trajectories-found")).to_contain_text("reward is '1..0': expected a range whose first number")
+    page.go_back()
+    expect(page.locator("#trajectories-version")).to_have_value("7")
+    expect(page.locator("#trajectories-found .note")).to_contain_text(f"{of_version} groups found")
+    watched.assert_quiet()
+
+
+def test_a_group_is_opened_by_its_link_and_each_token_tells_its_ratio(
+    root: Path, run: RunData, watched: Watched
+) -> None:
+    page = watched.page
+    watched.open(f"{PAGE}?outcome=trained")
+    page.locator("#trajectories-found td a").first.click()
+    page.wait_for_selector("#trajectories-opened .token")
+    generator, row = (int(word) for word in urlsplit(page.url).query.rpartition("open=")[2].split("."))
+    group = GroupReader(LocalStore(root / RUN), run.facts.config).read(run, generator, row)
+    expect(page.locator("#trajectories-opened h2")).to_have_text(f"Group {group.group_id}")
+    shown = page.locator("#trajectories-opened .token").evaluate_all("tokens => tokens.map(token => token.title)")
+    expected: list[str] = []
+    for response in group.responses:
+        assert response.trajectory is not None
+        ratios = response.importance_ratios
+        tokens = len(response.trajectory["response_tokens"])
+        expected += ["not trained"] * tokens if ratios is None else [f"π/μ {ratio:.6g}" for ratio in ratios]
+    assert [title.rpartition(", ")[2] for title in shown] == expected
+    assert any("π/μ" in title for title in shown)
+    # The list stays above it, and the page's own refresh takes neither away.
+    page.wait_for_timeout(2500)
+    assert page.locator("#trajectories-opened .token").count() == len(shown)
+    watched.assert_quiet()

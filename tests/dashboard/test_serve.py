@@ -1,0 +1,110 @@
+"""The command as a person starts it: what is refused before anything is served, and a server that ends quietly."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+from support.campaigns import REPOSITORY
+
+from benchmarks.stored_run import Shape, StoredRun
+from dashboard.serve import serve
+from millrace.errors import InputError
+from storage.errors import StorageError
+from storage.local import LocalStore
+
+TOKEN = "a-token-of-some-length"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    StoredRun(LocalStore(tmp_path / "runs" / "one", fsync=False), "one", Shape(steps=2)).append(1)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def dashboard() -> Iterator["Command"]:
+    command = Command()
+    yield command
+    command.close()
+
+
+class Command:
+    """`millrace dashboard` in processes of its own."""
+
+    def __init__(self) -> None:
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.cli", "dashboard", *arguments],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def test_a_port_that_is_taken_is_refused_in_a_sentence(root: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 is taken: choose another with --port"):
+            serve(str(root), host="127.0.0.1", port=port, token=None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org"])
+def test_other_machines_need_a_token(root: Path, host: str) -> None:
+    with pytest.raises(InputError, match="needs a token"):
+        serve(str(root), host=host, port=0, token=None)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
+def test_an_address_of_another_machine_is_refused_in_a_sentence(root: Path, host: str) -> None:
+    with pytest.raises(InputError, match=f"--host {host}: not an address of this machine"):
+        serve(str(root), host=host, port=0, token=TOKEN)
+
+
+@pytest.mark.parametrize("url", ["", "ftp://example.org/runs", "https://example.org"])
+def test_a_url_that_is_no_store_is_refused_before_anything_is_served(url: str) -> None:
+    with pytest.raises(StorageError, match="expected a path"):
+        serve(url, host="127.0.0.1", port=0, token=None)
+
+
+def test_a_mistake_ends_the_command_with_2_and_one_sentence(root: Path, dashboard: Command) -> None:
+    process = dashboard.start(str(root), "--host", "0.0.0.0", "--port", "0")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    (line,) = output.splitlines()
+    assert line.startswith("millrace: --host 0.0.0.0 lets other machines read the dashboard")
+
+
+def test_it_says_where_it_is_answers_there_and_ends_quietly_with_ctrl_c(root: Path, dashboard: Command) -> None:
+    process = dashboard.start(str(root), "--port", "0", "--token", TOKEN)
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    found = re.search(r"http://127\.0\.0\.1:\d+/", said)
+    assert found, said
+    assert TOKEN not in said
+    assert httpx.get(found[0]).status_code == 401
+    assert httpx.get(found[0], headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    huge = httpx.post(f"{found[0]}_dash-update-component", content=b"x" * 200_000)
+    assert huge.status_code == 413
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert rest == ""
