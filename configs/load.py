@@ -36,7 +36,15 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     Raises ConfigError with every mistake found, one sentence a line.
     """
     file = os.fspath(path)
-    values = _read_mapping(file)
+    return with_overrides(_read_mapping(file), overrides, where=file)
+
+
+def with_overrides(values: dict[str, object], overrides: Sequence[str], *, where: str) -> RunConfig:
+    """The config of `values`, sections with their keys, changed by each `section.key=value`, and validated.
+
+    `values` themselves are changed too. Raises ConfigError with every mistake found, one sentence a line, each naming
+    `where` the values are from.
+    """
     mistakes: list[str] = []
     overridden: set[str] = set()
     for override in overrides:
@@ -54,7 +62,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        mistakes.extend(sentences(error, file=file, overridden=overridden))
+        mistakes.extend(sentences(error, file=where, overridden=overridden))
         raise ConfigError("\n".join(mistakes)) from error
     if mistakes:
         raise ConfigError("\n".join(mistakes))

@@ -29,6 +29,8 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 
+LossName = Literal["aipo", "reinforce", "ppo_clip", "cispo"]
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -168,10 +170,16 @@ class ScoringConfig(Section):
 class TrainingConfig(Section):
     """How the policy learns."""
 
-    loss: Literal["aipo"] = "aipo"
-    """Policy-gradient loss: `aipo` weighs each token by its importance ratio, clipped from above."""
+    loss: LossName = "aipo"
+    """Policy-gradient loss, by how it weighs a token: `aipo` by its importance ratio π/μ, clipped from above;
+    `reinforce` by 1; `ppo_clip` by the ratio, until it has moved far enough; `cispo` as `aipo`, with `clip_high`."""
     max_importance_ratio: Annotated[float, Field(ge=1)] = 4.0
-    """Upper clip ρ of a token's importance ratio π/μ, no unit; 2 to 10 is usual."""
+    """Upper clip ρ of a token's importance ratio π/μ under `aipo`, no unit; 2 to 10 is usual."""
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """`ppo_clip` lets go of a token with a negative advantage once its ratio is below 1 less this, no unit."""
+    clip_high: Positive = 0.2
+    """`ppo_clip` lets go of a token with a positive advantage once its ratio is above 1 plus this; `cispo` weighs no
+    token more than that; no unit."""
     max_steps: Count
     """Optimizer steps of the whole run; step k yields policy version k."""
     groups_per_step: Count = 64

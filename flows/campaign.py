@@ -25,11 +25,12 @@ from prefect.states import Cancelled
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.schema import RunConfig
-from flows.campaign_report import Outcome, publish_report, write_report
+from flows.campaign_report import Outcome, write_report
 from flows.cancellation import Cancellation
 from flows.prepare import Resume, prepare
 from flows.report import Reporter
 from flows.running import Running
+from flows.shown import show
 from flows.summary import write_summary
 from millrace.errors import MillraceError
 from millrace.hosts import CONTROLLER, Beacon
@@ -100,7 +101,8 @@ def campaign(
         summary = write_summary(run.run_url, run.attempt)
         failpoint("controller.summarised")
         outcome: Outcome = "finished" if summary["state"] == "finished" else "window over"
-        publish_report(write_report(run.run_url, run.attempt, outcome))
+        report = write_report(run.run_url, run.attempt, outcome)
+        show(report, key="campaign-report", description="What this attempt came to")
         return summary
     finally:
         STOP.set()

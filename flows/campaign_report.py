@@ -4,11 +4,8 @@ status, decision of the gate, history ─► Markdown ─┬─► reports/<atte
                                                    └─► the artifact `campaign-report` of the flow run
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
-
-from prefect.artifacts import create_markdown_artifact
 
 from flows.plots import line_chart
 from flows.view import figures
@@ -30,7 +27,6 @@ _SENTENCES: Mapping[Outcome, str] = {
 }
 _MOST_POINTS = 100
 """In each line of a plot: what a screen shows, and a few kilobytes of the server's database."""
-_LOGGER = logging.getLogger(__name__)
 
 
 def write_report(run_url: str, attempt: int, outcome: Outcome) -> str:
@@ -42,16 +38,6 @@ def write_report(run_url: str, attempt: int, outcome: Outcome) -> str:
     markdown = _report(store, attempt, outcome)
     store.put(layout.report(attempt), markdown.encode())
     return markdown
-
-
-def publish_report(markdown: str) -> None:
-    """Shows the report in the Prefect UI, if the server can be reached: the run keeps it in any case."""
-    try:
-        create_markdown_artifact(markdown, key="campaign-report", description="What this attempt came to")
-    except Exception as error:
-        # Whatever the server or the way to it does, the attempt is over and recorded.
-        _LOGGER.warning("the report is in the run, but could not be shown in the Prefect UI: %s", error)
-        _LOGGER.debug("why the report was not shown", exc_info=True)
 
 
 def _report(store: Store, attempt: int, outcome: Outcome) -> str:

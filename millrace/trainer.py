@@ -1,12 +1,14 @@
 """One policy being trained: batches of samples in, new policy versions and the numbers behind them out.
 
-    samples ─► microbatches ─► log π ─► AIPO loss ─► gradients summed ─► clipped ─► AdamW ─► version + 1
+    samples ─► microbatches ─► log π ─► loss ─► gradients summed ─► clipped ─► AdamW ─► version + 1
 
 Knows nothing of streams, checkpoints' places or other processes: `stages/train.py` feeds it.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +17,15 @@ import torch
 from transformers import PreTrainedModel
 
 from millrace.batch import Microbatch, Sample, microbatches
-from millrace.losses.aipo import aipo_loss
+from millrace.errors import TrainingDiverged
+from millrace.losses.base import Loss
+from millrace.losses.factory import make_loss
 from storage.checkpoints import Checkpoint, load_file
 from storage.failpoints import failpoint
 from storage.store import Store
+
+if TYPE_CHECKING:
+    from configs.schema import TrainingConfig
 
 WEIGHTS_FILE = "model.safetensors"
 """Name of the policy's parameters among a checkpoint's files."""
@@ -29,7 +36,7 @@ class StepReport:
     """What one optimizer step did. Means are over the tokens that carry loss."""
 
     loss: float
-    """Mean AIPO surrogate loss."""
+    """Mean surrogate loss."""
     grad_norm: float
     """Global L2 norm before clipping."""
     importance_ratio_mean: float
@@ -40,9 +47,12 @@ class StepReport:
     importance_ratio_p95: float
     importance_ratio_max: float
     clip_fraction: float
-    """Share of tokens whose π/μ exceeds ρ."""
+    """Share of tokens whose weight the loss bounded."""
     effective_sample_size: float
-    """(Σ w)² / (n · Σ w²) of the clipped weights, in (0, 1]."""
+    """(Σ w)² / (n · Σ w²) of the weights w that the loss gave, in [0, 1]; 0 where all are 0."""
+    weight_mean: float
+    """Mean of the weights that the loss gave: 1 on rollouts of the policy itself."""
+    weight_max: float
     mismatch_kl: float
     """Mean of log μ − log π over sampled tokens: an estimate of KL(μ‖π), nats."""
     entropy: float
@@ -65,18 +75,30 @@ class Trainer:
         self,
         model: PreTrainedModel,
         *,
+        loss: Loss,
         learning_rate: float,
         weight_decay: float,
         max_grad_norm: float,
-        max_importance_ratio: float,
         max_tokens_per_microbatch: int,
     ) -> None:
         self.model = model.train()
         self.policy_version = 0
+        self.loss = loss
         self._max_grad_norm = max_grad_norm
-        self._max_importance_ratio = max_importance_ratio
         self._max_tokens_per_microbatch = max_tokens_per_microbatch
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=weight_decay)
+
+    @classmethod
+    def configured(cls, model: PreTrainedModel, training: "TrainingConfig") -> Self:
+        """As a config's section says."""
+        return cls(
+            model,
+            loss=make_loss(training),
+            learning_rate=training.learning_rate,
+            weight_decay=training.weight_decay,
+            max_grad_norm=training.max_grad_norm,
+            max_tokens_per_microbatch=training.max_tokens_per_microbatch,
+        )
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The live parameters by name; tied ones appear once. They change with the next step."""
@@ -96,38 +118,54 @@ class Trainer:
         return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def step(self, samples: Sequence[Sample]) -> StepReport:
-        """One optimizer step on the token mean of AIPO over all `samples`; the policy version grows by one."""
-        batches = microbatches(samples, self._max_tokens_per_microbatch)
+        """One optimizer step on the token mean of the loss over all `samples`; the policy version grows by one.
+
+        Raises TrainingDiverged where the gradient is not finite; weights, optimizer and version stay as they are.
+        """
+        batches = self.microbatches(samples)
         num_tokens = int(sum(batch.loss_mask_BT.sum() for batch in batches))
         self._optimizer.zero_grad(set_to_none=True)
         parts = [self._backward(batch, num_tokens) for batch in batches]
         failpoint("train.mid_step")
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
+        if not grad_norm.isfinite():
+            raise TrainingDiverged(
+                f"the gradient of {self.loss.name} on the way to version {self.policy_version + 1} has norm "
+                f"{grad_norm.item()}; expected a finite one, as fresher rollouts or a smaller learning rate keep it"
+            )
         self._optimizer.step()
         self.policy_version += 1
-        return _report(parts, grad_norm.item(), self._max_importance_ratio, _in_order(batches, parts))
+        return _report(parts, grad_norm.item(), _in_order(batches, parts))
+
+    def microbatches(self, samples: Sequence[Sample]) -> list[Microbatch]:
+        """How a step on `samples` goes through them."""
+        return microbatches(samples, self._max_tokens_per_microbatch)
+
+    def logprobs_of(self, batch: Microbatch) -> torch.Tensor:
+        """[B, T, V] log π of every token that could stand at position t + 1, at the rollouts' temperature, nats."""
+        device = self.model.device
+        logits_BTV = self.model(
+            input_ids=batch.input_ids_BS.to(device), attention_mask=batch.attention_mask_BS.to(device)
+        ).logits
+        return torch.log_softmax(logits_BTV[:, :-1].float() / batch.temperatures_B11.to(device), dim=-1)
 
     def _backward(self, batch: Microbatch, num_tokens: int) -> "_Tokens":
         """Adds the gradient of this microbatch's share of the token mean."""
         device = self.model.device
+        logprobs_BTV = self.logprobs_of(batch)
         input_ids_BS = batch.input_ids_BS.to(device)
-        logits_BTV = self.model(input_ids=input_ids_BS, attention_mask=batch.attention_mask_BS.to(device)).logits
-        logprobs_BTV = torch.log_softmax(logits_BTV[:, :-1].float() / batch.temperatures_B11.to(device), dim=-1)
         trainer_logprobs_BT = logprobs_BTV.gather(2, input_ids_BS[:, 1:, None]).squeeze(2)
         loss_mask_BT = batch.loss_mask_BT.to(device)
         rollout_logprobs_BT = batch.rollout_logprobs_BT.to(device)
-        loss_BT, importance_ratio_BT = aipo_loss(
-            trainer_logprobs_BT,
-            rollout_logprobs_BT,
-            batch.advantages_BT.to(device),
-            max_importance_ratio=self._max_importance_ratio,
-        )
-        loss = (loss_BT * loss_mask_BT).sum() / num_tokens
+        judged = self.loss(trainer_logprobs_BT, rollout_logprobs_BT, batch.advantages_BT.to(device))
+        loss = (judged.loss * loss_mask_BT).sum() / num_tokens
         loss.backward()
         carries_loss = loss_mask_BT.bool()
         return _Tokens(
             loss=loss.item(),
-            importance_ratio=importance_ratio_BT[carries_loss],
+            importance_ratio=judged.importance_ratio[carries_loss],
+            weight=judged.weight[carries_loss],
+            clipped=judged.clipped[carries_loss],
             log_mismatch=(rollout_logprobs_BT - trainer_logprobs_BT.detach())[carries_loss],
             entropy=torch.special.entr(logprobs_BTV.detach()[carries_loss].exp()).sum(dim=-1),
             trainer_logprobs_BT=trainer_logprobs_BT.detach().cpu().numpy(),
@@ -147,6 +185,29 @@ class Trainer:
             "optimizer.safetensors": safetensors.torch.save(optimizer),
             "rng.safetensors": safetensors.torch.save({"cpu": torch.get_rng_state()}),
         }
+
+    def copy_with(self, loss: Loss) -> Self:
+        """A trainer with a policy and an optimizer of its own: as this one is now, but for the loss."""
+        copy = type(self)(
+            deepcopy(self.model),
+            loss=loss,
+            learning_rate=self._optimizer.defaults["lr"],
+            weight_decay=self._optimizer.defaults["weight_decay"],
+            max_grad_norm=self._max_grad_norm,
+            max_tokens_per_microbatch=self._max_tokens_per_microbatch,
+        )
+        copy.become(self)
+        return copy
+
+    @torch.no_grad()
+    def become(self, other: "Trainer") -> None:
+        """Takes over weights, optimizer state and version of another trainer of the same model; its loss stays."""
+        theirs = dict(other.model.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(theirs[name])
+            slots = other._optimizer.state.get(theirs[name], {})
+            self._optimizer.state[parameter] = {key: value.clone() for key, value in slots.items()}
+        self.policy_version = other.policy_version
 
     def restore(self, policy_version: int, files: dict[str, bytes]) -> None:
         """The inverse of `state`. Raises KeyError where a tensor of the model is not in the files."""
@@ -175,6 +236,8 @@ class _Tokens:
 
     loss: float
     importance_ratio: torch.Tensor
+    weight: torch.Tensor
+    clipped: torch.Tensor
     log_mismatch: torch.Tensor
     entropy: torch.Tensor
     trainer_logprobs_BT: npt.NDArray[np.float32]
@@ -194,12 +257,12 @@ def _in_order(batches: Sequence[Microbatch], parts: Sequence[_Tokens]) -> list[n
 def _report(
     parts: Sequence[_Tokens],
     grad_norm: float,
-    max_importance_ratio: float,
     trainer_logprobs: list[npt.NDArray[np.float32]],
 ) -> StepReport:
     importance_ratio = torch.cat([part.importance_ratio for part in parts])
     p05, p50, p95 = np.quantile(importance_ratio.cpu().numpy(), (0.05, 0.5, 0.95)).tolist()
-    weight = importance_ratio.clamp(max=max_importance_ratio).double()
+    weight = torch.cat([part.weight for part in parts]).double()
+    squares = (weight**2).sum()
     return StepReport(
         loss=sum(part.loss for part in parts),
         grad_norm=grad_norm,
@@ -208,8 +271,10 @@ def _report(
         importance_ratio_p50=p50,
         importance_ratio_p95=p95,
         importance_ratio_max=importance_ratio.max().item(),
-        clip_fraction=(importance_ratio > max_importance_ratio).float().mean().item(),
-        effective_sample_size=(weight.sum() ** 2 / (weight.numel() * (weight**2).sum())).item(),
+        clip_fraction=torch.cat([part.clipped for part in parts]).float().mean().item(),
+        effective_sample_size=(weight.sum() ** 2 / (weight.numel() * squares)).item() if squares else 0.0,
+        weight_mean=weight.mean().item(),
+        weight_max=weight.max().item(),
         mismatch_kl=torch.cat([part.log_mismatch for part in parts]).mean().item(),
         entropy=torch.cat([part.entropy for part in parts]).mean().item(),
         tokens=importance_ratio.numel(),

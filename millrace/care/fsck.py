@@ -266,7 +266,8 @@ class _Check:
 
     def _latest(self, checkpoints: list[StoredFiles]) -> tuple[StoredFiles, Shape, dict[str, LogCursor]] | None:
         """The latest checkpoint with its cursors; None where there is none that could be compared with the streams."""
-        if not checkpoints:
+        # What a replay takes from, and how far, is another run's.
+        if not checkpoints or layout.REPLAY in self.contents.entries:
             return None
         checkpoint = checkpoints[-1]
         try:

@@ -18,7 +18,7 @@ from storage.store import TEMPORARY_PREFIX, Entry
 
 _SEGMENT = re.compile(r"(?P<log>.+)/seg/(?P<epoch>\d+)-[^/]+\.arrows")
 _CHECKPOINT_FILE = re.compile(rf"(?P<log>{'|'.join(layout.FILE_LOGS)})/(?P<folder>data/[^/]+)/.+")
-_FILES = {layout.RUN, layout.SUMMARY, layout.START_MANIFEST, layout.START_HASHES}
+_FILES = {layout.RUN, layout.SUMMARY, layout.START_MANIFEST, layout.START_HASHES, layout.REPLAY}
 _FOLDERS = (
     layout.ATTEMPTS,
     layout.START_MODEL,
@@ -28,6 +28,7 @@ _FOLDERS = (
     layout.LOGS,
     layout.QUARANTINE,
     layout.PARQUET,
+    layout.REPLAY_RESULTS,
 )
 
 

@@ -1,28 +1,36 @@
 """AIPO: asynchronous importance-weighted policy optimisation (LlamaRL, arXiv 2505.24034).
 
-    ∇J = Σ_tokens  min(π/μ, ρ) · A · ∇ log π
+    −∇ loss = min(π/μ, ρ) · A · ∇ log π
 
-π is the policy being trained, μ the behaviour policy that sampled the token, A the advantage of its response. The
-importance ratio is clipped from above only, and outside the gradient: a token whose ratio exceeds ρ keeps pulling with
-weight ρ, where `-clamp(ratio, max=ρ)·A` would let go of it.
+The importance ratio is clipped from above only, and outside the gradient: a token whose ratio exceeds ρ keeps pulling
+with weight ρ, where `-clamp(ratio, max=ρ)·A` would let go of it. So no token weighs more than ρ, whatever its ratio.
 """
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
+from millrace.losses.base import Loss, TokenLosses, importance_ratio
 
-def aipo_loss(
-    trainer_logprobs: torch.Tensor,
-    rollout_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    *,
-    max_importance_ratio: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The surrogate loss of each token, and its importance ratio.
 
-    All tensors have one shape. `trainer_logprobs` are log π in nats, with gradient; `rollout_logprobs` are log μ;
-    `advantages` repeat their response's value; `max_importance_ratio` is ρ. Returns (loss, π/μ unclipped), the ratio
-    without gradient.
-    """
-    importance_ratio = (trainer_logprobs.detach() - rollout_logprobs).exp()
-    weight = importance_ratio.clamp(max=max_importance_ratio)
-    return -(weight * advantages * trainer_logprobs), importance_ratio
+@dataclass(frozen=True, kw_only=True)
+class Aipo(Loss):
+    """Importance weights, clipped from above."""
+
+    name: ClassVar[str] = "aipo"
+    max_importance_ratio: float
+    """ρ."""
+
+    def __call__(
+        self, trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, advantages: torch.Tensor
+    ) -> TokenLosses:
+        """As every loss."""
+        ratio = importance_ratio(trainer_logprobs, rollout_logprobs)
+        weight = ratio.clamp(max=self.max_importance_ratio)
+        return TokenLosses(
+            loss=-(weight * advantages * trainer_logprobs),
+            weight=weight,
+            importance_ratio=ratio,
+            clipped=ratio > self.max_importance_ratio,
+        )

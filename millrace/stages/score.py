@@ -6,6 +6,7 @@
 Consumes: every generator's trajectories. Waits for: the next part that is its share. Produces: one part of scores a
 part of trajectories. Its own stream says where to resume: j parts in it mean that trajectory part j·S + s is next.
 A part that can't be read gets a score a row all the same, each an error: so the streams stay aligned.
+In a replay the trajectories are those of the stored run, and the stage ends with the last of them.
 """
 
 import json
@@ -16,31 +17,41 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from millrace.model import load_tokenizer, start_folder
+from millrace.replay.spec import read_spec
 from millrace.rewards.base import Reward, safe_score
 from millrace.rewards.factory import make_reward
 from millrace.stages.process import Stage, run_stage
 from millrace.trajectories import prompt_of
 from storage import layout
 from storage.errors import PartCorrupt
+from storage.factory import open_store
 from storage.failpoints import failpoint
 from storage.record import Record
 from storage.schema import SCORE, TRAJECTORY
+from storage.store import Store
 from storage.stream import Part, StreamReader, StreamWriter
 
 
 def main(stage: Stage) -> None:
-    """Scores until asked to drain."""
+    """Scores until asked to drain; in a replay, what the stored run holds."""
     config = stage.config
     with stage.loading():
         tokenizer = load_tokenizer(start_folder(stage.store, config.model.path, stage.arguments.handover))
     reward = make_reward(config.scoring.reward, answer_pattern=config.scoring.answer_pattern)
-    lanes = [_Lane(stage, generator) for generator in range(config.generation.replicas)]
+    spec = read_spec(stage.store)
+    source = stage.store if spec is None else open_store(spec.sources[0].url)
+    lanes = [_Lane(stage, generator, source) for generator in range(config.generation.replicas)]
     stage.ready(f"scorer {stage.replica} ready with reward {reward.name} {reward.version}")
 
     def next_part() -> bool:
         return any(lane.look() for lane in lanes)
 
-    while stage.wait(next_part, why="waiting for trajectories"):
+    def more() -> bool:
+        if spec is None:
+            return stage.wait(next_part, why="waiting for trajectories")
+        return not stage.draining and next_part()
+
+    while more():
         for lane in lanes:
             if lane.lost is not None:
                 _write_off(stage, lane, reward.version)
@@ -52,11 +63,11 @@ def main(stage: Stage) -> None:
 class _Lane:
     """One generator's trajectories, and the stream of their scores that this scorer writes."""
 
-    def __init__(self, stage: Stage, generator: int) -> None:
+    def __init__(self, stage: Stage, generator: int, source: Store) -> None:
         self.scorer, self.num_scorers = stage.replica, stage.config.scoring.replicas
         path = layout.scores(stage.config.scoring.reward, generator, self.scorer, self.num_scorers)
         self.scores = StreamWriter(stage.store, path, SCORE, writer=f"score-{self.scorer}")
-        self.trajectories = StreamReader(stage.store, layout.trajectories(generator), TRAJECTORY)
+        self.trajectories = StreamReader(source, layout.trajectories(generator), TRAJECTORY)
         self.part: Part | None = None
         self.lost: tuple[Record, PartCorrupt] | None = None
 

@@ -29,12 +29,16 @@ from millrace.lineage import Lineage
 from millrace.model import load_model, load_tokenizer, start_folder
 from millrace.position import Positions
 from millrace.probe import NUM_LOGPROBS, probe_tokens
+from millrace.replay.spec import read_spec
 from millrace.run import read_attempt
 from millrace.samples import samples_of
 from millrace.scored import LostPart, ScoredGroup
 from millrace.stages.inputs import load_prompt_set
+from millrace.stages.measures import step_measures
 from millrace.stages.process import Stage, run_stage
+from millrace.stages.train_stored import StoredLoop
 from millrace.staleness import staleness
+from millrace.start_hashes import record_start_hashes
 from millrace.trainer import StepReport, Trainer
 from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsWriter
 from millrace.weights.factory import trainer_end
@@ -53,20 +57,17 @@ def main(stage: Stage) -> None:
     torch.manual_seed(config.seed)
     with stage.loading():
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
+        record_start_hashes(stage.store, folder)
         tokenizer = load_tokenizer(folder)
         model = load_model(folder, config.model.dtype)
-    training = config.training
-    trainer = Trainer(
-        model,
-        learning_rate=training.learning_rate,
-        weight_decay=training.weight_decay,
-        max_grad_norm=training.max_grad_norm,
-        max_importance_ratio=training.max_importance_ratio,
-        max_tokens_per_microbatch=training.max_tokens_per_microbatch,
-    )
-    stop_at_step = read_attempt(stage.store, stage.arguments.attempt).stop_at_step
+    trainer = Trainer.configured(model, config.training)
     checkpoints = CheckpointWriter(stage.store)
     found = restore(stage, trainer)
+    if (spec := read_spec(stage.store)) is not None:
+        with closing(ConsumedWriter(stage.store, checkpoints.incarnation)) as consumed:
+            StoredLoop(stage, spec, trainer, checkpoints, consumed, found).run()
+        return
+    stop_at_step = read_attempt(stage.store, stage.arguments.attempt).stop_at_step
     # As generators want them: the copy into the handover casts.
     like = {
         name: torch.empty_like(tensor, dtype=getattr(torch, config.generation_dtype), device="meta")
@@ -304,24 +305,19 @@ class TrainLoop:
 
     def _measure(self, report: StepReport, groups: list[ScoredGroup]) -> None:
         version = self.trainer.policy_version
-        rewards = [reward for group in groups for reward in group.rewards if reward is not None]
         lags = [staleness(version - 1, group.min_policy_version) for group in groups]
-        lengths = [len(tokens) for group in groups for tokens in group.response_tokens]
-        reward_mean = sum(rewards) / len(rewards)
-        self.stage.progress(reward_mean=reward_mean, staleness_mean=sum(lags) / len(lags))
+        measures = step_measures(report, groups, lags)
+        self.stage.progress(reward_mean=measures["reward_mean"], staleness_mean=measures["staleness_mean"])
         self.stage.metrics.log(
             incarnation=self.checkpoints.incarnation,
             policy_version=version,
-            reward_mean=reward_mean,
-            staleness_mean=sum(lags) / len(lags),
-            staleness_max=max(lags),
-            response_length_mean_tokens=sum(lengths) / len(lengths),
             buffered_rollouts=self.ledger.buffered.rollouts,
             in_flight_rollouts=self.ledger.in_flight.rollouts,
-            **report.measured(),
+            **measures,
         )
         if version % 10 == 0:
-            self.stage.milestone(f"version {version}: reward {reward_mean:.3f}, staleness {min(lags)}–{max(lags)}")
+            reward = measures["reward_mean"]
+            self.stage.milestone(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
 
 
 def open_intake(stage: Stage, vocab_size: int, state: list[dict[str, Any]] | None) -> Intake:

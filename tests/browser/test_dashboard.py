@@ -57,12 +57,6 @@ def trained_staleness(root: Path, run_id: str) -> tuple[list[int], list[float], 
     return tuple(found[name].to_pylist() for name in ("policy_version", "staleness_mean", "staleness_max"))
 
 
-def newest_shown(watched: Watched) -> float:
-    """The newest policy version that the chart of staleness reaches to."""
-    newest: float = watched.figure("staleness-over-time")[0]["x"][-1]
-    return newest
-
-
 def within(seconds: float, shown: Callable[[], bool], since: float) -> float:
     """Waits until it is `shown`, looking every 50 ms: seconds `since` then (monotonic). Fails after so many."""
     while not shown():
@@ -145,7 +139,7 @@ def test_a_step_is_on_the_page_within_three_seconds_of_its_commit(root: Path, wa
     for version in range(4, 8):
         began = time.monotonic()
         run.append(1)
-        waits.append(within(SECONDS, lambda expected=version: newest_shown(watched) == expected, began))
+        waits.append(within(SECONDS, lambda expected=version: watched.newest_version() == expected, began))
         expect(watched.page.locator(".facts")).to_contain_text(f"step {version} of 100")
     print(f"seconds from commit to page: {[round(wait, 2) for wait in waits]}")
     _, means, _ = trained_staleness(root, "live")
@@ -176,7 +170,7 @@ def test_zoom_and_hidden_lines_survive_refreshes(root: Path, watched: Watched) -
     for version in (9, 10):
         began = time.monotonic()
         run.append(1)
-        within(SECONDS, lambda expected=version: newest_shown(watched) == expected, began)
+        within(SECONDS, lambda expected=version: watched.newest_version() == expected, began)
         assert chart.evaluate(reach) == zoomed
         assert chart.evaluate(visible) == [True, "legendonly", True]
         assert chart.evaluate("gd => gd.marked"), "the figure was put up again instead of being updated"

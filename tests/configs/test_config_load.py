@@ -144,6 +144,12 @@ FILE_MISTAKES = {
     "training: {max_steps: 3, max_importance_ratio: 0.5}": (
         "FILE: training.max_importance_ratio is 0.5; expected a finite number of at least 1"
     ),
+    "training: {max_steps: 3, loss: grpo}": (
+        'FILE: training.loss is "grpo"; expected "aipo" or "reinforce" or "ppo_clip" or "cispo"'
+    ),
+    "training: {max_steps: 3, clip_low: 1.5}": (
+        "FILE: training.clip_low is 1.5; expected a finite number above 0 and at most 1"
+    ),
     "training: {max_steps: 3, max_grad_norm: 1e999}": (
         "FILE: training.max_grad_norm is Infinity; expected a finite number above 0"
     ),

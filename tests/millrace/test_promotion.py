@@ -20,6 +20,7 @@ from millrace.errors import InputError
 from millrace.events import Beat, Event, EventKind, read_line
 from millrace.intake import Intake
 from millrace.ledger import Account
+from millrace.losses.aipo import Aipo
 from millrace.promotion import (
     Decision,
     Evaluation,
@@ -185,10 +186,10 @@ class Run:
         self.attempt = create_run(self.store, "run", config).number
         self.trainer = Trainer(
             model,
+            loss=Aipo(max_importance_ratio=4.0),
             learning_rate=0.1,
             weight_decay=0.0,
             max_grad_norm=1.0,
-            max_importance_ratio=4.0,
             max_tokens_per_microbatch=1024,
         )
         self.evaluate(0, 0.25)

@@ -1,15 +1,22 @@
 """The record of a run."""
 
+import json
 import uuid
+from dataclasses import replace
 
 import pytest
 
+from configs.load import config_hash
+from configs.schema import RunConfig
 from millrace.errors import RunExists, RunMissing
 from millrace.run import (
+    attempt_of_step,
     create_run,
+    differences,
     end_attempt,
     how_attempt_ended,
     latest_attempt,
+    provenance,
     read_attempt,
     read_run,
     resume_run,
@@ -37,8 +44,56 @@ def test_each_start_is_an_attempt_of_its_own_and_reads_back_as_it_was(memory_sto
 
 
 def test_an_attempt_says_what_made_its_numbers(memory_store: Store) -> None:
-    provenance = create_run(memory_store, "mine", CONFIG).provenance
-    assert {"torch", "pyarrow", "prefect"} <= provenance.dependencies.keys()
+    made_by = create_run(memory_store, "mine", CONFIG).provenance
+    assert {"torch", "pyarrow", "prefect"} <= made_by.dependencies.keys()
+    assert None not in made_by.dependencies.values()
+    assert made_by.cpu, "the same code on another CPU may round otherwise"
+
+
+def test_an_attempt_keeps_the_hash_of_its_own_config(memory_store: Store) -> None:
+    first = RunConfig.model_validate({"training": {"max_steps": 3}})
+    other = RunConfig.model_validate({"training": {"max_steps": 4}})
+    create_run(memory_store, "mine", first.model_dump(mode="json"))
+    resume_run(memory_store, other.model_dump(mode="json"))
+    kept = [read_attempt(memory_store, number).provenance.config_hash for number in range(2)]
+    assert kept == [config_hash(first), config_hash(other)]
+
+
+def test_records_of_before_cpu_and_hash_were_kept_read_as_ever(memory_store: Store) -> None:
+    create_run(memory_store, "mine", CONFIG)
+    record = json.loads(bytes(memory_store.get("run.json")))
+    del record["provenance"]["cpu"], record["provenance"]["config_hash"]
+    memory_store.put("run.json", json.dumps(record).encode())
+    made_by = read_attempt(memory_store, 0).provenance
+    assert made_by.cpu is made_by.config_hash is None
+    assert differences(made_by, provenance()) == {}, "what is not known does not differ"
+
+
+def test_what_differs_between_two_processes_is_named_with_both_values() -> None:
+    ours = provenance(CONFIG)
+    theirs = replace(
+        ours,
+        cpu="an abacus",
+        commit="0123abcd",
+        config_hash="another",
+        dependencies=ours.dependencies | {"torch": "0.1", "abacus": "1"},
+    )
+    assert differences(ours, ours) == {}
+    assert differences(ours, theirs) == {
+        "commit": (ours.commit, "0123abcd"),
+        "cpu": (ours.cpu, "an abacus"),
+        "dependencies.torch": (ours.dependencies["torch"], "0.1"),
+    }
+
+
+def test_a_step_belongs_to_the_last_attempt_that_went_on_from_before_it(memory_store: Store) -> None:
+    create_run(memory_store, "mine", CONFIG)
+    checkpoints = CheckpointWriter(memory_store)
+    # Attempt 1 was over before it had made a checkpoint.
+    for step in (2, 2, 5):
+        checkpoints.commit(step, {}, {})
+        resume_run(memory_store, CONFIG)
+    assert [attempt_of_step(memory_store, step).number for step in range(1, 8)] == [0, 0, 2, 2, 2, 3, 3]
 
 
 def test_the_first_word_on_how_an_attempt_ended_stays(memory_store: Store) -> None:

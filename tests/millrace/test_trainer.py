@@ -11,6 +11,10 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from millrace.batch import Sample
 from millrace.engines.transformers import TransformersEngine
+from millrace.errors import TrainingDiverged
+from millrace.losses.aipo import Aipo
+from millrace.losses.base import Loss
+from millrace.losses.ppo_clip import PpoClip
 from millrace.trainer import WEIGHTS_FILE, Trainer, load_weights
 from millrace.types import Sampling
 from storage.checkpoints import CheckpointWriter
@@ -19,17 +23,23 @@ from storage.memory import MemoryStore
 MakeModel = Callable[..., LlamaForCausalLM]
 
 RHO = 2.0
+AIPO = Aipo(max_importance_ratio=RHO)
 
 
 def make_trainer(
-    model: LlamaForCausalLM, *, max_tokens: int = 1000, learning_rate: float = 1e-3, max_grad_norm: float = 1e9
+    model: LlamaForCausalLM,
+    *,
+    loss: Loss = AIPO,
+    max_tokens: int = 1000,
+    learning_rate: float = 1e-3,
+    max_grad_norm: float = 1e9,
 ) -> Trainer:
     return Trainer(
         model,
+        loss=loss,
         learning_rate=learning_rate,
         weight_decay=0.01,
         max_grad_norm=max_grad_norm,
-        max_importance_ratio=RHO,
         max_tokens_per_microbatch=max_tokens,
     )
 
@@ -146,6 +156,8 @@ def test_the_report_says_what_its_formulas_say(make_model: MakeModel) -> None:
     assert report.importance_ratio_mean == pytest.approx(13.5 / 4, rel=1e-4)
     assert report.importance_ratio_max == pytest.approx(8.0, rel=1e-4)
     assert report.clip_fraction == 0.5
+    assert report.weight_mean == pytest.approx(5.5 / 4, rel=1e-4)
+    assert report.weight_max == 2.0
     assert report.effective_sample_size == pytest.approx(5.5**2 / (4 * 9.25), rel=1e-4)
     assert report.mismatch_kl == pytest.approx(-math.log(2.0), rel=1e-4)
     assert report.loss == pytest.approx(-float((weights * 1.5 * trainer_logprobs).mean()), rel=1e-4)
@@ -168,6 +180,54 @@ def test_a_step_raises_the_log_probability_of_what_did_well_and_lowers_what_did_
     before = logprobs(trainer.model, judged).item()
     trainer.step([judged])
     assert sign * (logprobs(trainer.model, judged).item() - before) > 1e-3
+
+
+def test_the_loss_decides_what_a_token_weighs(make_model: MakeModel) -> None:
+    on_policy = sample([1, 3], [4, 5, 6, 7], advantage=1.5)
+    trainer_logprobs = logprobs(make_model(0), on_policy).numpy()
+    stale = replace(on_policy, rollout_logprobs=trainer_logprobs - np.log([0.5, 1.0, 1.1, 8.0]).astype(np.float32))
+    report = make_trainer(make_model(0), loss=PpoClip(clip_low=0.2, clip_high=0.2)).step([stale])
+    assert report.clip_fraction == 0.25
+    assert report.importance_ratio_max == pytest.approx(8.0, rel=1e-4)
+    assert report.weight_max == pytest.approx(1.1, rel=1e-4)
+    assert report.effective_sample_size == pytest.approx(2.6**2 / (4 * 2.46), rel=1e-4)
+    assert report.loss == pytest.approx(-1.5 * (0.5 + 1.0 + 1.1 + 1.2) / 4, rel=1e-4)
+
+
+def test_a_batch_whose_every_token_is_clipped_has_no_effective_samples(make_model: MakeModel) -> None:
+    on_policy = sample([1, 3], [4, 5], advantage=1.0)
+    stale = replace(on_policy, rollout_logprobs=logprobs(make_model(0), on_policy).numpy() - 1)
+    report = make_trainer(make_model(0), loss=PpoClip(clip_low=0.2, clip_high=0.2)).step([stale])
+    assert (report.effective_sample_size, report.clip_fraction, report.grad_norm) == (0.0, 1.0, 0.0)
+
+
+def test_a_gradient_that_is_not_finite_is_refused_and_moves_nothing(make_model: MakeModel) -> None:
+    trainer = make_trainer(make_model(0), loss=PpoClip(clip_low=0.2, clip_high=0.2))
+    trainer.step(SAMPLES)
+    before = trainer.state()
+    # Its ratio overflows, and where the advantage is negative PPO has no upper bound.
+    unbounded = sample([1, 3], [4], rollout_logprobs=[-200.0], advantage=-1.0)
+    with pytest.raises(
+        TrainingDiverged, match=r"^the gradient of ppo_clip on the way to version 2 has norm (nan|inf); expected"
+    ):
+        trainer.step([*SAMPLES, unbounded])
+    assert trainer.policy_version == 1
+    assert trainer.state() == before
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_a_trainer_that_became_another_goes_on_as_that_one_would(make_model: MakeModel, steps_before: int) -> None:
+    original, copy = make_trainer(make_model(0)), make_trainer(make_model(1))
+    copy.step(SAMPLES)
+    for _ in range(steps_before):
+        original.step(SAMPLES)
+    before = original.state()
+    copy.become(original)
+    report = copy.step(SAMPLES)
+    assert original.state() == before
+    assert report == original.step(SAMPLES)
+    assert copy.policy_version == original.policy_version
+    assert copy.state() == original.state()
 
 
 def test_each_step_is_a_new_policy_version(make_model: MakeModel) -> None:

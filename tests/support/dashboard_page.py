@@ -65,6 +65,11 @@ class Watched:
         self.page.wait_for_selector(f"#{block} .js-plotly-plot .main-svg")
         return plain(self.page.evaluate(_FIGURE, block))
 
+    def newest_version(self) -> float:
+        """The newest policy version that the chart of staleness reaches to."""
+        newest: float = self.figure("staleness-over-time")[0]["x"][-1]
+        return newest
+
     def rows(self, block: str) -> list[list[str]]:
         """The cells of a block's table, without its head."""
         lines = self.page.locator(f"#{block} tbody tr").all()

@@ -1,0 +1,105 @@
+"""`millrace replay`: its command line, and what it prints. `show` and `diff` are `flows.replay_view`'s."""
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Any
+
+from rich.console import Console
+
+from configs.replay import ReplayRequest
+
+DIFFERENT = 1
+"""Exit code where --verify found a difference."""
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command."""
+    what = "go through stored runs again: verify, train anew, score anew, compare losses"
+    parser = commands.add_parser("replay", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    parser.add_argument("sources", nargs="+", metavar="RUN_URL", help="folders or URLs of stored runs: ROOT/RUN_ID")
+    parser.add_argument("--share", type=_positive, nargs="+", default=[], dest="shares", help="proportion of each run")
+    jobs = parser.add_mutually_exclusive_group()
+    jobs.add_argument("--verify", action="store_const", const="verify", dest="job", help="train the original batches "
+                      "again and compare the weights; exit code 1 if they differ")  # fmt: skip
+    jobs.add_argument("--train", action="store_const", const="train", dest="job", help="train anew on stored rollouts")
+    jobs.add_argument("--compare", metavar="LOSS,LOSS", help="the same batches through several losses, untrained")
+    parser.add_argument("--rescore", metavar="NAME", help="score the stored rollouts with this reward; with --train, "
+                        "train on these scores")  # fmt: skip
+    parser.add_argument("--set", action="extend", nargs="+", default=[], dest="settings", metavar="KEY=VALUE",
+                        help="change keys of the stored run's config")  # fmt: skip
+    parser.add_argument("--from-step", type=_version, metavar="N", help="begin at this step of the stored run")
+    parser.add_argument("--to-step", type=_version, metavar="N", help="end with this step of the stored run")
+    parser.add_argument("--where", metavar="SQL", help="only groups for which this holds: 'reward_mean > 0'")
+    parser.add_argument("--max-staleness", type=_version, metavar="N", help="only groups that were no staler")
+    parser.add_argument("--dropped", action="store_true", help="also groups that were dropped as stale")
+    parser.add_argument("--order", choices=("stored", "shuffled"), default="stored", help="of the groups")
+    parser.add_argument("--start-step", type=_version, metavar="N", help="begin with the checkpoint of this version")
+    parser.add_argument(
+        "--tolerance", type=_not_negative, metavar="X", help="largest difference of weights that passes"
+    )
+    parser.add_argument("--own-copies", action="store_true", help="let each compared loss train its own copy")
+    parser.add_argument("--root", default="runs", help="where the replay's own run lies (default: runs)")
+    parser.add_argument("--run-id", help="its name and folder; made from the first run's and the time if absent")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replays. Returns 0, or 1 where --verify found a difference. Raises the errors of `flows.prepare_replay`."""
+    from flows.prepare_replay import check
+    from flows.server import prefect_server
+
+    request = _request(arguments)
+    console = Console()
+    # Prefect takes seconds to start: a mistake should not have to wait for it.
+    check(request)
+    with prefect_server():
+        from flows.replay import replay
+        from flows.replay_words import in_words
+
+        console.print(f"replay {request.run_id}", markup=False, highlight=False)
+        found: dict[str, Any] = replay(request)
+    for renderable in in_words(found):
+        console.print(renderable)
+    verdict = found.get("verdict")
+    return DIFFERENT if verdict is not None and verdict["difference"] is not None else 0
+
+
+def _request(arguments: argparse.Namespace) -> ReplayRequest:
+    values = {
+        name: value
+        for name, value in vars(arguments).items()
+        if name in ReplayRequest.model_fields and value is not None
+    }
+    if arguments.compare is not None:
+        values |= {"job": "compare", "losses": arguments.compare.split(",")}
+    if arguments.run_id is None:
+        what = values.get("job") or "rescore"
+        source = PurePosixPath(arguments.sources[0].rstrip("/")).name
+        values["run_id"] = f"{source}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return ReplayRequest(**values)
+
+
+def _version(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no version: expected a whole number from 0 on")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    return _real(text, "above 0", lambda value: value > 0)
+
+
+def _not_negative(text: str) -> float:
+    return _real(text, "of at least 0", lambda value: value >= 0)
+
+
+def _real(text: str, which: str, is_right: Callable[[float], bool]) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or not is_right(value):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a finite number {which}")
+    return value

@@ -1,0 +1,211 @@
+"""A stored run as something to train on again: what its trainer took, batch by batch, and what it takes to repeat it.
+
+║ consumed ║ ─► rows that were not rolled back ─► groups: a row a group, in the order of the batches
+║ trajectories ║ + ║ scores ║ ─► read(rows of groups): whole, verified, in any order
+║ trainer_logprobs ║ ─► trainer_logprobs(step)
+checkpoints ─► those that were not rolled back, and whose files are there
+
+Reads only, and fences nobody.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace.consumed import TRAINED, holds, until
+from millrace.errors import ReplayError
+from millrace.replay.groups import group_table
+from millrace.replay.parts import ScoredParts, Scores, data_records
+from millrace.run import latest_attempt, read_run
+from millrace.scored import ScoredGroup
+from millrace.trajectories import list_slices
+from storage import layout
+from storage.checkpoints import Checkpoint, checkpoints_backwards
+from storage.errors import StreamCorrupt
+from storage.record import Record
+from storage.schema import CONSUMED, TRAINER_LOGPROBS
+from storage.store import Store
+from storage.stream import StreamReader, read_part, read_removed
+
+
+class StoredRun:
+    """The run in `store`. `scores`, if given, take the place of its own: in what is read, and in columns of rewards.
+
+    Opening reads all of the stream `consumed`. Raises RunMissing, ReplayError where the run does not say what its
+    trainer took, and StreamCorrupt where that is damaged.
+    """
+
+    def __init__(self, store: Store, *, scores: Scores | None = None) -> None:
+        self.store = store
+        self.url = store.url
+        self.run_id: str = read_run(store)["run_id"]
+        self.config: dict[str, Any] = latest_attempt(store).config
+        """Of the newest attempt, as JSON."""
+        scoring = self.config["scoring"]
+        own = Scores(store=store, reward=scoring["reward"], num_scorers=scoring["replicas"])
+        self._rows = _read_consumed(store)
+        if self._rows.num_rows == 0:
+            raise ReplayError(
+                f"{self.url}: the run does not say what its trainer took ({layout.CONSUMED} has no rows): it has not "
+                "finished a step, or an older Millrace made it"
+            )
+        self._num_generators = int(self.config["generation"]["replicas"])
+        self._scores = scores or own
+        self._starts = np.flatnonzero(self._rows["sample_index"].to_numpy() == 0)
+        self.groups: pa.Table = group_table(self._rows, self._starts, None if scores is None else self._new_rewards())
+        """One row a group that was taken, in the order of the stream: see `millrace.replay.groups`."""
+        self._steps = self.groups["step"].to_numpy()
+        self._logprobs_part: tuple[int, pa.Table] | None = None
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """Policy versions of which it is known what the steps that made them trained, ascending."""
+        found: list[int] = np.unique(self._steps).tolist()
+        return found
+
+    @property
+    def vocab_size(self) -> int | None:
+        """How many token ids its policy knew; None where its trajectories do not promise it."""
+        sizes = {record.vocab_size for records in self.parts.records for record in records} - {0}
+        return max(sizes, default=None)
+
+    @cached_property
+    def parts(self) -> ScoredParts:
+        """Its trajectories with their scores. Raises StreamCorrupt for a damaged record."""
+        return ScoredParts(self.store, self._num_generators, self._scores)
+
+    @cached_property
+    def checkpoints(self) -> dict[int, Checkpoint]:
+        """By policy version, ascending: those not rolled back, whose files are there. Raises StreamCorrupt."""
+        found: list[Checkpoint] = []
+        for checkpoint in checkpoints_backwards(self.store):
+            # A trainer starts from the newest: whatever lies before it in the log and is not older was given up.
+            if not found or checkpoint.step < found[-1].step:
+                found.append(checkpoint)
+        there = [one for one in found if all(self.store.exists(ref.path) for ref in one.files.values())]
+        return {checkpoint.step: checkpoint for checkpoint in reversed(there)}
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        """The stored checkpoint of that policy version. Raises ReplayError, which names those that there are."""
+        if step in self.checkpoints:
+            return self.checkpoints[step]
+        there = ", ".join(str(known) for known in self.checkpoints) or "none"
+        raise ReplayError(f"{self.url}: no checkpoint of version {step} is stored; those stored are of: {there}")
+
+    def batch(self, step: int) -> npt.NDArray[np.int64]:
+        """Rows of `groups` that the step trained which made that version, in the order of the batch."""
+        first, last = np.searchsorted(self._steps, [step, step + 1])
+        in_batch = self.groups["place"].to_numpy()[first:last] >= 0
+        rows: npt.NDArray[np.int64] = first + np.flatnonzero(in_batch)
+        return rows
+
+    def read(self, rows: Sequence[int]) -> Iterator[ScoredGroup]:
+        """These rows of `groups`, in this order, verified. A part is read once while the order is near the stream's.
+
+        Raises StreamCorrupt for what is damaged, PartRemoved, and ReplayError for what has no scores.
+        """
+        columns = [self.groups[name].to_numpy() for name in ("generator", "first_row_id", "group_id")]
+        for row in rows:
+            generator, first_row_id, group_id = (int(column[row]) for column in columns)
+            group = self.parts.group(generator, first_row_id)
+            if group.group_id != group_id:
+                raise StreamCorrupt(
+                    layout.trajectories(generator),
+                    f"row {first_row_id} is of group {group.group_id}, but the trainer took it as {group_id}",
+                )
+            yield group
+
+    def check_stored(self, rows: npt.NDArray[np.int64]) -> None:
+        """Raises ReplayError unless the trajectories and scores of these rows of `groups` are still there."""
+        generators, first_rows = (self.groups[name].to_numpy() for name in ("generator", "first_row_id"))
+        for generator in np.unique(generators[rows]).tolist():
+            removed = self.parts.removed(generator)
+            is_gone = self.parts.parts_of(generator, first_rows) < removed
+            gone = np.flatnonzero(is_gone & (generators == generator))
+            if np.isin(rows, gone).any():
+                last = int(self._steps[gone[-1]])
+                raise ReplayError(
+                    f"{self.url}: millrace gc removed the first {removed} parts of {layout.trajectories(generator)}, "
+                    f"of which steps up to {last} need some; expected a range that begins with step {last + 1} or later"
+                )
+
+    def advantages(self, step: int) -> list[float]:
+        """What the trainer weighted each trained trajectory of the step with, in the order of the batch; float32."""
+        rows = self._trained_rows(step)
+        found: list[float] = rows["advantage"].to_pylist()
+        return found
+
+    def rewards(self, row: int) -> list[float | None]:
+        """[G] rewards of that row of `groups` as its trainer took them; None where the verifier had failed."""
+        size = self.groups["rollouts"][row].as_py()
+        found: list[float | None] = self._rows["reward"].slice(self._starts[row], size).to_pylist()
+        return found
+
+    def trainer_logprobs(self, step: int) -> list[npt.NDArray[np.float32]]:
+        """[trained trajectories] of [R] log π before the step, nats, in the order of the batch.
+
+        Raises ReplayError where they are not stored, or no longer, and StreamCorrupt.
+        """
+        taken = self._trained_rows(step)
+        record = self._logprobs_record(step)
+        if record is None or taken.num_rows == 0:
+            raise ReplayError(f"{self.url}: what the trainer thought of the tokens of step {step} is not stored")
+        if self._logprobs_part is None or self._logprobs_part[0] != record.part:
+            table = read_part(self.store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS, record)
+            self._logprobs_part = record.part, table
+        table = self._logprobs_part[1]
+        table = table.filter(pc.equal(table["policy_version"], step))
+        names = ("generator", "trajectory_row_id")
+        if not all(table[name].to_pylist() == taken[name].to_pylist() for name in names):
+            file = f"{layout.TRAINER_LOGPROBS}/{record.seg}"
+            raise StreamCorrupt(file, f"its rows of step {step} are not those that {layout.CONSUMED} names", record.seq)
+        return list_slices(table["trainer_logprobs"])
+
+    def logprobs_stored(self, step: int) -> bool:
+        """Whether `trainer_logprobs` of that step can be asked for."""
+        return self._logprobs_record(step) is not None
+
+    def _trained_rows(self, step: int) -> pa.Table:
+        first, last = np.searchsorted(self._rows["policy_version"].to_numpy(), [step, step + 1])
+        rows = self._rows.slice(first, last - first)
+        return rows.filter(pc.equal(rows["outcome"], TRAINED))
+
+    def _logprobs_record(self, step: int) -> Record | None:
+        place = bisect_left(self._steps, step)
+        if place == len(self._steps) or self._steps[place] != step:
+            return None
+        records = self._logprobs_records.get(self.groups["incarnation"][place].as_py(), [])
+        found = bisect_left(records, step, key=lambda record: record.max_policy_version)
+        return records[found] if found < len(records) and records[found].min_policy_version <= step else None
+
+    @cached_property
+    def _logprobs_records(self) -> dict[int, list[Record]]:
+        """By incarnation, in the order of their steps: those whose rows were not removed."""
+        removed = read_removed(self.store, layout.TRAINER_LOGPROBS)
+        found: dict[int, list[Record]] = {}
+        for record in data_records(self.store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)[removed:]:
+            found.setdefault(record.incarnation, []).append(record)
+        return found
+
+    def _new_rewards(self) -> npt.NDArray[np.float32]:
+        """[rows of consumed] by the scores in use, NaN where there is none."""
+        generators, row_ids = (self._rows[name].to_numpy() for name in ("generator", "trajectory_row_id"))
+        found = np.full(len(row_ids), np.nan, dtype=np.float32)
+        for generator in np.unique(generators).tolist():
+            of_it = generators == generator
+            found[of_it] = self.parts.rewards(generator)[row_ids[of_it]]
+        return found
+
+
+def _read_consumed(store: Store) -> pa.Table:
+    """The rows of CONSUMED that were not rolled back, in the order of the stream. Raises StreamCorrupt."""
+    reader = StreamReader(store, layout.CONSUMED, CONSUMED)
+    rows = pa.concat_tables([CONSUMED.empty_table(), *(part.table for part in iter(reader.next, None))])
+    incarnations, versions = (rows[name].to_numpy() for name in ("incarnation", "policy_version"))
+    return rows.filter(pa.array(holds(incarnations, versions, until(incarnations, versions)))).combine_chunks()

@@ -1,0 +1,288 @@
+"""Trains a stored run's own batches again and compares: the same, bit for bit, or where it first parts and why.
+
+    start model, or a stored checkpoint ─► trainer ◄── samples ◄── read ◄── rewards, advantages as recorded? ◄── batch k
+                                              │
+            log π of each token of step k ◄───┼───► weights and optimizer of version k
+                      ║                       │                    ║
+            as in trainer_logprobs?           ▼            as in the checkpoint, if one is stored?
+                                        step k + 1, until one differs
+
+Nothing is written. The trainer is made as the train stage makes it, with the threads of the attempt it belonged to.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.torch
+import torch
+
+from configs.schema import RunConfig
+from millrace.batch import Sample
+from millrace.errors import ReplayError
+from millrace.model import load_model, start_folder
+from millrace.replay.stored import StoredRun
+from millrace.replay.verdict import CheckpointVerdict, Difference, StepVerdict, Verdict
+from millrace.run import attempt_of_step, differences, provenance
+from millrace.samples import samples_of
+from millrace.scored import ScoredGroup
+from millrace.trainer import WEIGHTS_FILE, Trainer
+from millrace.weights.fingerprint import fingerprint
+from storage.checkpoints import Checkpoint, load_file
+from storage.errors import StreamCorrupt
+from storage.store import Store
+
+_OPTIMIZER_FILE = "optimizer.safetensors"
+_ROUNDING = 1e-2
+"""Nats: by more, log π under the same weights does not differ between libraries, CPUs or numbers of threads."""
+
+
+class _Parted(Exception):
+    """Carries where stored run and repetition part out of the loop."""
+
+    def __init__(self, difference: Difference) -> None:
+        super().__init__(difference.sentence)
+        self.difference = difference
+
+
+def verify(
+    store: Store,
+    *,
+    from_step: int | None = None,
+    to_step: int | None = None,
+    tolerance: float | None = None,
+    threads: int | None = None,
+    each: Callable[[StepVerdict], None] = lambda step: None,
+) -> Verdict:
+    """Trains the steps of the run in `store` again, up to the one that made version `to_step` (None: the last).
+
+    It begins with the start model, or with the stored checkpoint of version `from_step`. `tolerance` bounds the
+    absolute difference of log-probabilities (nats), weights and optimizer state; None: they must be the same bit for
+    bit. `threads` of the CPU; None: as many as the run's trainer had. `each` hears of every step that passed. Ends at
+    the first that does not, and at damage, which the verdict names.
+
+    Raises ReplayError where the run stored too little, before anything is trained, RunMissing, and ModelFolderError.
+    """
+    started = time.perf_counter()
+    verdict = Verdict(url=store.url, from_step=from_step or 0, tolerance=tolerance)
+    threads_before = torch.get_num_threads()
+    try:
+        run = StoredRun(store)
+        steps = _steps(run, verdict.from_step, to_step)
+        _Verification(run, verdict, threads).go_through(steps, each)
+    except _Parted as parted:
+        verdict.difference = parted.difference
+    except StreamCorrupt as damage:
+        step = verdict.from_step + verdict.steps + 1
+        verdict.difference = Difference(step=step, what="damage", sentence=str(damage))
+    finally:
+        torch.set_num_threads(threads_before)
+    verdict.seconds = time.perf_counter() - started
+    return verdict
+
+
+def _steps(run: StoredRun, from_step: int, to_step: int | None) -> range:
+    """The steps to train again, of which everything is stored."""
+    last = run.steps[-1] if to_step is None else to_step
+    steps = range(from_step + 1, last + 1)
+    there = f"what is stored are the steps {run.steps[0]} to {run.steps[-1]}"
+    if not steps:
+        raise ReplayError(f"{run.url}: no step lies behind version {from_step} and up to version {last}; {there}")
+    missing = sorted(set(steps) - set(run.steps))
+    if missing:
+        raise ReplayError(f"{run.url}: what step {missing[0]} trained is not stored; {there}")
+    if from_step:
+        run.checkpoint(from_step)
+    if not run.checkpoints:
+        raise ReplayError(f"{run.url}: the run has no checkpoint with its files: there are no weights to compare with")
+    if not any(step in run.checkpoints or run.logprobs_stored(step) for step in steps):
+        raise ReplayError(
+            f"{run.url}: of steps {steps[0]} to {last} neither checkpoints nor log-probabilities are stored: there is "
+            f"nothing to compare with; checkpoints are stored of: {', '.join(map(str, run.checkpoints))}"
+        )
+    run.check_stored(np.concatenate([run.batch(step) for step in steps]))
+    return steps
+
+
+class _Verification:
+    """The loop above."""
+
+    def __init__(self, run: StoredRun, verdict: Verdict, threads: int | None) -> None:
+        self._run = run
+        self._verdict = verdict
+        self._threads = threads
+        self._attempt = -1
+        self._trainer = start_trainer(run, verdict.from_step)
+        self._here = provenance()
+
+    def go_through(self, steps: range, each: Callable[[StepVerdict], None]) -> None:
+        """Raises _Parted at the first step that differs, and StreamCorrupt."""
+        for step in steps:
+            self._as_in_attempt(step)
+            rows = self._run.batch(step)
+            groups = list(self._run.read(rows.tolist()))
+            self._compare_rewards(step, rows, groups)
+            samples = [sample for group in groups for sample in samples_of(group)]
+            self._compare_advantages(step, groups, samples)
+            report = self._trainer.step(samples)
+            passed = StepVerdict(
+                step=step,
+                rollouts=len(samples),
+                tokens=sum(len(sample.response_tokens) for sample in samples),
+                logprobs_difference=self._compare_logprobs(step, groups, report.trainer_logprobs),
+                checkpoint=self._compare_checkpoint(step),
+            )
+            self._verdict.add(passed)
+            each(passed)
+
+    def _as_in_attempt(self, step: int) -> None:
+        """Takes the threads of the attempt in which the step was done, and notes what differs from it here."""
+        attempt = attempt_of_step(self._run.store, step)
+        if attempt.number == self._attempt:
+            return
+        self._attempt = attempt.number
+        there = attempt.config["training"]["threads"]
+        here = self._threads or there
+        torch.set_num_threads(here)
+        self._verdict.unlike |= differences(attempt.provenance, self._here)
+        if here != there:
+            self._verdict.unlike["training.threads"] = (there, here)
+
+    def _compare_rewards(self, step: int, rows: npt.NDArray[np.int64], groups: Sequence[ScoredGroup]) -> None:
+        for row, group in zip(rows.tolist(), groups, strict=True):
+            for index, (taken, stored) in enumerate(zip(self._run.rewards(row), group.rewards, strict=True)):
+                if taken != stored:
+                    what = f"the stored reward is {stored}, but it was trained as {taken}"
+                    raise _data_parted(step, group, index, what)
+
+    def _compare_advantages(self, step: int, groups: Sequence[ScoredGroup], samples: Sequence[Sample]) -> None:
+        recorded = self._run.advantages(step)
+        for (group, index), sample, taken in zip(_members(groups), samples, recorded, strict=True):
+            stored = float(np.float32(sample.advantage))
+            if taken != stored:
+                what = f"the advantage by the stored rewards is {stored}, but it was trained as {taken}"
+                raise _data_parted(step, group, index, what)
+
+    def _compare_logprobs(
+        self, step: int, groups: Sequence[ScoredGroup], found: Sequence[npt.NDArray[np.float32]]
+    ) -> float | None:
+        if not self._run.logprobs_stored(step):
+            return None
+        stored = self._run.trainer_logprobs(step)
+        apart = [_apart(a, b) for a, b in zip(found, stored, strict=True)]
+        worst = max(range(len(apart)), key=lambda place: apart[place])
+        if self._passes(apart[worst]):
+            return apart[worst]
+        different = sum(difference > 0 for difference in apart)
+        sentence = (
+            f"log π before the step differs on {different} of {len(apart)} trajectories, "
+            f"most of all, by {apart[worst]:g} nats, on {_where(*_members(groups)[worst])}"
+        )
+        causes = self._unlike()
+        likely = None
+        if different < len(apart):
+            likely = "what is stored of these trajectories is not what the run trained on"
+        elif step == 1:
+            likely = "the start model is not the one that the run started from"
+        if likely and (apart[worst] > _ROUNDING or not causes):
+            causes.insert(0, likely)
+        raise _Parted(Difference(step=step, what="logprobs", sentence=sentence, causes=tuple(causes)))
+
+    def _compare_checkpoint(self, step: int) -> CheckpointVerdict | None:
+        if step not in self._run.checkpoints:
+            return None
+        stored = _files(self._run, self._run.checkpoints[step])
+        found = self._trainer.state()
+        weights, old_weights = (safetensors.torch.load(files[WEIGHTS_FILE]) for files in (found, stored))
+        optimizer, old_optimizer = (safetensors.torch.load(files[_OPTIMIZER_FILE]) for files in (found, stored))
+        compared = CheckpointVerdict(
+            step=step,
+            stored_hash=fingerprint(old_weights).digest,
+            hash=fingerprint(weights).digest,
+            weights_difference=_tensors_apart(weights, old_weights),
+            optimizer_identical=fingerprint(optimizer).digest == fingerprint(old_optimizer).digest,
+            optimizer_difference=_tensors_apart(optimizer, old_optimizer),
+        )
+        apart = max(compared.weights_difference, compared.optimizer_difference)
+        if compared.identical or (self._verdict.tolerance is not None and self._passes(apart)):
+            return compared
+        sentence = (
+            f"the checkpoint's weights are {compared.stored_hash}, trained again {compared.hash}: they differ by at "
+            f"most {compared.weights_difference:g}, the optimizer's state by {compared.optimizer_difference:g}"
+        )
+        raise _Parted(Difference(step=step, what="weights", sentence=sentence, causes=tuple(self._unlike())))
+
+    def _passes(self, apart: float) -> bool:
+        return apart <= (self._verdict.tolerance or 0.0)
+
+    def _unlike(self) -> list[str]:
+        return [f"{name} was {was} and is {here}" for name, (was, here) in self._verdict.unlike.items()]
+
+
+def start_trainer(run: StoredRun, from_step: int) -> Trainer:
+    """A trainer as the run's own, with the start model (0) or what its stored checkpoint of version `from_step` holds.
+
+    Raises ModelFolderError, ReplayError where the model is another one, and StreamCorrupt for a damaged checkpoint.
+    """
+    config = RunConfig.model_validate(run.config)
+    torch.manual_seed(config.seed)
+    with TemporaryDirectory() as cache:
+        folder = start_folder(run.store, config.model.path, Path(cache))
+        model = load_model(folder, config.model.dtype)
+    trainer = Trainer.configured(model, config.training)
+    if run.vocab_size not in (None, trainer.vocab_size):
+        raise ReplayError(
+            f"{folder}: its model has a vocabulary of {trainer.vocab_size}, but the tokens of {run.url} are of one of "
+            f"{run.vocab_size}; expected the model that the run started from"
+        )
+    if from_step:
+        files = _files(run, run.checkpoint(from_step))
+        if _shapes(safetensors.torch.load(files[WEIGHTS_FILE])) != _shapes(trainer.weights()):
+            raise ReplayError(f"{folder}: its model has other tensors than the checkpoints of {run.url}")
+        trainer.restore(from_step, files)
+    return trainer
+
+
+def _files(run: StoredRun, checkpoint: Checkpoint) -> dict[str, bytes]:
+    return {name: load_file(run.store, ref) for name, ref in checkpoint.files.items()}
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _data_parted(step: int, group: ScoredGroup, index: int, sentence: str) -> _Parted:
+    causes = ("the stored scores are not those that the run trained with",)
+    return _Parted(Difference(step=step, what="data", sentence=f"{_where(group, index)}: {sentence}", causes=causes))
+
+
+def _members(groups: Sequence[ScoredGroup]) -> list[tuple[ScoredGroup, int]]:
+    """Each trained trajectory by its group and its place in it, in the order of the batch."""
+    return [(group, index) for group in groups for index in group.verified]
+
+
+def _where(group: ScoredGroup, index: int) -> str:
+    return f"group {group.group_id}, rollout {index} (generator {group.generator}, row {group.first_row_id + index})"
+
+
+def _apart(found: npt.NDArray[np.float32], stored: npt.NDArray[np.float32]) -> float:
+    """Largest absolute difference; infinite where one is not finite or lengths differ."""
+    if found.tobytes() == stored.tobytes():
+        return 0.0
+    if found.shape != stored.shape:
+        return math.inf
+    worst = float(np.abs(found.astype(np.float64) - stored).max())
+    return worst if math.isfinite(worst) else math.inf
+
+
+def _tensors_apart(found: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> float:
+    """The same over all tensors, by name."""
+    if _shapes(found) != _shapes(stored):
+        return math.inf
+    pairs = [(found[name].double().flatten(), stored[name].double().flatten()) for name in found]
+    worst = max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
+    return worst if math.isfinite(worst) else math.inf

@@ -1,0 +1,148 @@
+"""Comparing losses on a stored run: the weights are those that the run had, and nothing stored is touched."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from support.trained_run import LAST_STEP, TrainedRun
+from transformers import LlamaForCausalLM
+
+from millrace.errors import InputError, ReplayError
+from millrace.losses.factory import LOSSES
+from millrace.model import store_start_model
+from millrace.replay.compare import compare
+from millrace.replay.comparison import Comparison, Row, comparison_schema
+from millrace.replay.selection import Selection
+from millrace.replay.stored import StoredRun
+from storage import layout
+
+ALL = Selection()
+
+
+def files(run: TrainedRun) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(run.folder.rglob("*")) if path.is_file()}
+
+
+def replace_start_model(run: TrainedRun, model: LlamaForCausalLM, folder: Path) -> None:
+    model.save_pretrained(folder)
+    (run.folder / layout.START_MANIFEST).unlink()
+    store_start_model(run.store, folder)
+
+
+@pytest.fixture(scope="module")
+def whole(unchanged: TrainedRun) -> Comparison:
+    return compare(StoredRun(unchanged.store), list(LOSSES), selection=ALL, own_copies=False)
+
+
+def test_each_loss_is_asked_at_the_weights_that_the_run_had_bit_for_bit(whole: Comparison) -> None:
+    assert whole.losses == ("aipo", "reinforce", "ppo_clip", "cispo")
+    assert whole.logprob_error == 0.0
+    steps = [(row["step"], row["loss"]) for row in whole.table.select(["step", "loss"]).to_pylist()]
+    assert steps == [(step, loss) for step in range(1, LAST_STEP + 1) for loss in LOSSES]
+    assert whole.table.schema == comparison_schema(list(LOSSES))
+
+
+def test_the_rows_of_the_runs_own_loss_are_what_its_trainer_measured(whole: Comparison, unchanged: TrainedRun) -> None:
+    rows = [row for row in whole.table.to_pylist() if row["loss"] == "aipo"]
+    assert [row["tokens"] for row in rows] == [
+        sum(len(sample.response_tokens) for sample in unchanged.told[step].samples) for step in range(1, LAST_STEP + 1)
+    ]
+    for row in rows:
+        told = unchanged.told[row["step"]]
+        mismatch = np.concatenate(
+            [sample.rollout_logprobs - now for sample, now in zip(told.samples, told.logprobs, strict=True)]
+        )
+        assert row["mismatch_kl"] == pytest.approx(mismatch.mean(), rel=1e-5)
+        assert row["weight_max"] == pytest.approx(min(np.exp(-mismatch).max(), 4.0), rel=1e-5)
+        staleness = [row["step"] - 1 - group.min_policy_version for group in told.groups]
+        assert row["staleness_mean"] == sum(staleness) / len(staleness)
+
+
+def test_nothing_of_the_stored_run_is_written(unchanged: TrainedRun) -> None:
+    before = files(unchanged)
+    compare(StoredRun(unchanged.store), ["aipo", "cispo"], selection=Selection(to_step=2), own_copies=True)
+    assert files(unchanged) == before
+
+
+@pytest.mark.parametrize("first", [4, 5, 9])
+def test_a_range_begins_with_the_checkpoint_before_it_and_finds_the_same(
+    whole: Comparison, unchanged: TrainedRun, first: int
+) -> None:
+    heard: list[list[Row]] = []
+    selection = Selection(from_step=first, to_step=first + 1)
+    part = compare(StoredRun(unchanged.store), list(LOSSES), selection=selection, own_copies=False, each=heard.append)
+    expected = [row for row in whole.table.to_pylist() if first <= row["step"] <= first + 1]
+    assert part.table.to_pylist() == expected
+    assert [[(row["step"], row["loss"]) for row in rows] for rows in heard] == [
+        [(step, loss) for loss in LOSSES] for step in (first, first + 1)
+    ]
+
+
+def test_a_selection_within_batches_is_compared_at_the_same_weights(whole: Comparison, unchanged: TrainedRun) -> None:
+    run = StoredRun(unchanged.store)
+    fresh = compare(run, ["reinforce", "aipo"], selection=Selection(max_staleness=0), own_copies=False)
+    rows = fresh.table.to_pylist()
+    assert {row["staleness_mean"] for row in rows} == {0.0}
+    assert fresh.logprob_error == 0.0
+    assert any(row["groups"] < len(unchanged.told[row["step"]].groups) for row in rows), "witness: some were left out"
+
+
+def test_with_copies_of_their_own_the_runs_loss_stays_with_the_run_and_the_others_drift(unchanged: TrainedRun) -> None:
+    found = compare(StoredRun(unchanged.store), list(LOSSES), selection=ALL, own_copies=True)
+    means = {row["loss"]: row for row in found.means()}
+    assert (means["aipo"]["drift_kl"], means["aipo"]["implied_kl"], found.logprob_error) == (0.0, None, 0.0)
+    for loss in ("reinforce", "ppo_clip", "cispo"):
+        (first, _), *_, (last, drift) = found.series("drift_kl")[loss]
+        assert (first, last) == (1, LAST_STEP)
+        assert drift > 0, loss
+
+
+def test_the_means_are_over_the_steps_where_a_number_is_known(whole: Comparison) -> None:
+    rows = [row for row in whole.table.to_pylist() if row["loss"] == "cispo"]
+    (mean,) = (row for row in whole.means() if row["loss"] == "cispo")
+    assert mean["grad_norm"] == pytest.approx(np.mean([row["grad_norm"] for row in rows]))
+    assert mean["drift_kl"] is None
+    assert whole.series("drift_kl") == {loss: [] for loss in LOSSES}
+    assert whole.series("grad_norm")["cispo"] == [(row["step"], row["grad_norm"]) for row in rows]
+
+
+def test_a_comparison_survives_parquet_with_what_its_columns_mean(whole: Comparison, tmp_path: Path) -> None:
+    pq.write_table(whole.table, tmp_path / "comparison.parquet")
+    read = Comparison(pq.read_table(tmp_path / "comparison.parquet"))
+    assert (read.losses, read.means(), read.logprob_error) == (whole.losses, whole.means(), 0.0)
+    assert all(field.metadata[b"doc"] for field in read.table.schema)
+
+
+def test_weights_that_are_not_the_runs_own_show_in_the_log_probabilities(
+    trained: TrainedRun, make_model: Callable[..., LlamaForCausalLM], tmp_path: Path
+) -> None:
+    replace_start_model(trained, make_model(1), tmp_path / "other")
+    found = compare(StoredRun(trained.store), ["aipo"], selection=Selection(to_step=1), own_copies=False)
+    assert found.logprob_error is not None
+    assert found.logprob_error > 0.1
+    # From a checkpoint on, the start model no longer matters.
+    behind_checkpoint = Selection(from_step=4, to_step=4)
+    found = compare(StoredRun(trained.store), ["aipo"], selection=behind_checkpoint, own_copies=False)
+    assert found.logprob_error == 0.0
+
+
+def test_an_unknown_loss_is_refused_with_those_there_are(unchanged: TrainedRun) -> None:
+    with pytest.raises(InputError, match="expected one of aipo, reinforce, ppo_clip, cispo"):
+        compare(StoredRun(unchanged.store), ["aipo", "grpo"], selection=ALL, own_copies=False)
+
+
+def test_a_range_without_data_is_refused(unchanged: TrainedRun) -> None:
+    with pytest.raises(ReplayError, match="its steps are 1 to 12"):
+        compare(StoredRun(unchanged.store), ["aipo"], selection=Selection(from_step=40), own_copies=False)
+
+
+def test_a_model_of_another_vocabulary_is_refused(
+    trained: TrainedRun, make_model: Callable[..., LlamaForCausalLM], tmp_path: Path
+) -> None:
+    other = make_model(0)
+    other.resize_token_embeddings(40)
+    replace_start_model(trained, other, tmp_path / "other")
+    with pytest.raises(ReplayError, match="vocabulary of 40"):
+        compare(StoredRun(trained.store), ["aipo"], selection=ALL, own_copies=False)

@@ -1,0 +1,104 @@
+"""What the trainer saw at one step, as `millrace show` tells it."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+from support.dict_store import DictStore
+from support.scripted_run import CONFIG, GROUPS, MEMBERS, RATIO, ScriptedRun
+
+from millrace.errors import ReplayError, RunMissing
+from millrace.replay.show import show
+from storage import layout
+
+
+def test_a_step_is_shown_with_the_batch_that_it_trained_in_order() -> None:
+    shown = show(ScriptedRun(DictStore()).steps(1, 4).close(), 3)
+    assert [group.group_id for group in shown.groups] == [6, 7, 8]
+    group = shown.groups[1]
+    assert (group.prompt_id, group.prompt, group.answer) == ("p7", "7+1=", "8")
+    assert (group.generator, group.first_row_id) == (0, 7 * MEMBERS)
+    assert (group.min_policy_version, group.max_policy_version, group.staleness) == (2, 2, 0)
+    assert group.rewards == [0.0, 1.0]
+    assert group.advantages == [-0.5, 0.5]
+    assert group.lengths == [1 + 7 % 3, 1 + 8 % 3]
+    assert shown.staleness == {0: GROUPS}
+    assert (shown.step, shown.incarnation, shown.attempt, shown.dropped) == (3, 0, 0, {})
+
+
+def test_ratios_are_those_of_the_stored_log_probabilities() -> None:
+    shown = show(ScriptedRun(DictStore(), changed={"trainer_logprobs": 3}).steps(1, 3).close(), 3)
+    everywhere = RATIO + 2 / 8
+    assert shown.ratios.p05 == shown.ratios.p50 == pytest.approx(everywhere, rel=1e-6)
+    assert shown.ratios.max == pytest.approx(everywhere * 2.718281828, rel=1e-6), "one token was given e times as much"
+    assert [group.ratios.max == shown.ratios.max for group in shown.groups] == [False, True, False]
+    tokens = [sum(group.lengths) for group in shown.groups]
+    means = [group.ratios.mean for group in shown.groups]
+    whole = sum(mean * count for mean, count in zip(means, tokens, strict=True)) / sum(tokens)
+    assert shown.ratios.mean == pytest.approx(whole, rel=1e-6)
+
+
+def test_numbers_and_evaluation_are_those_of_the_version_that_the_step_made() -> None:
+    store = ScriptedRun(DictStore()).steps(1, 3).close()
+    store.put(layout.evaluation(2), json.dumps({"policy_version": 2, "accuracy": 0.25, "prompts": 8}).encode())
+    shown = show(store, 2)
+    assert shown.measured == {"loss": 0.25, "grad_norm": 0.5}
+    assert shown.evaluation is not None
+    assert shown.evaluation["accuracy"] == 0.25
+    assert show(store, 3).evaluation is None
+
+
+def test_each_step_is_shown_with_the_config_of_the_attempt_that_made_it() -> None:
+    run = ScriptedRun(DictStore()).steps(1, 3)
+    run.resume(training=CONFIG["training"] | {"threads": 2})
+    store = run.steps(4, 4).close()
+    before, after = show(store, 3), show(store, 4)
+    assert (before.attempt, before.incarnation, before.config["training"]["threads"]) == (0, 0, 1)
+    assert (after.attempt, after.incarnation, after.config["training"]["threads"]) == (1, 1, 2)
+
+
+def test_what_was_rolled_back_is_not_shown() -> None:
+    run = ScriptedRun(DictStore()).steps(1, 3)
+    run.resume()
+    store = run.steps(3, 3, first_group=90).close()
+    shown = show(store, 3)
+    assert [group.group_id for group in shown.groups] == [90, 91, 92]
+    assert shown.incarnation == 1
+
+
+def test_members_whose_verifier_failed_were_seen_and_not_trained_on() -> None:
+    shown = show(ScriptedRun(DictStore(), changed={"failed": 2}).steps(1, 2).close(), 2)
+    assert [group.rewards for group in shown.groups] == [[None, 1.0]] * GROUPS
+    assert [group.advantages for group in shown.groups] == [[None, 0.0]] * GROUPS
+
+
+def test_what_was_dropped_on_the_way_is_counted_and_not_in_the_batch() -> None:
+    shown = show(ScriptedRun(DictStore(), changed={"stale": 2}).steps(1, 2).close(), 2)
+    assert [group.group_id for group in shown.groups] == [3, 4]
+    assert shown.dropped == {"stale": MEMBERS}
+
+
+def test_it_leads_to_the_dashboard_where_that_is_known() -> None:
+    store = ScriptedRun(DictStore()).steps(1, 1).close()
+    shown = show(store, 1, dashboard_url="http://here:8050/")
+    assert shown.dashboard == "http://here:8050/run/scripted/trajectories?version=1"
+    assert show(store, 1).dashboard is None
+
+
+def test_all_of_it_is_plain_json() -> None:
+    shown = show(ScriptedRun(DictStore()).steps(1, 2).close(), 1)
+    assert json.loads(json.dumps(asdict(shown)))["groups"][2]["group_id"] == 2
+
+
+@pytest.mark.parametrize("step", [-1, 0, 4])
+def test_a_step_that_the_run_does_not_have_is_refused_with_those_it_has(step: int) -> None:
+    store = ScriptedRun(DictStore()).steps(1, 3).close()
+    with pytest.raises(ReplayError, match=rf"no step {step}; expected one of 1 to 3"):
+        show(store, step)
+
+
+def test_a_run_that_stored_too_little_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ReplayError, match="does not say what its trainer took"):
+        show(ScriptedRun(DictStore()).close(), 1)
+    with pytest.raises(RunMissing):
+        show(DictStore(), 1)

@@ -1,0 +1,282 @@
+"""Losses side by side: what each makes of a batch follows its closed form, and asking it leaves no trace."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from configs.schema import TrainingConfig
+from millrace.batch import Sample
+from millrace.losses.factory import LOSSES, make_loss
+from millrace.replay.comparison import Row
+from millrace.replay.side_by_side import SideBySide
+from millrace.samples import samples_of
+from millrace.scored import ScoredGroup
+from millrace.trainer import Trainer
+
+MakeModel = Callable[..., LlamaForCausalLM]
+
+RHO, LOW, HIGH = 2.0, 0.2, 0.3
+TRAINING = TrainingConfig(
+    max_steps=1, max_importance_ratio=RHO, clip_low=LOW, clip_high=HIGH, learning_rate=1e-3, max_grad_norm=0.5
+)
+STALE = 8
+"""The oldest rollouts of these tests, policy versions."""
+
+
+def policy(make_model: MakeModel, versions: int = 0) -> LlamaForCausalLM:
+    """The model of seed 0, or what it was so many versions ago: each moves all weights a little."""
+    model = make_model(0)
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=random), alpha=0.015 * versions)
+    return model
+
+
+def response_logprobs(model: LlamaForCausalLM, sample: Sample) -> torch.Tensor:
+    """[R, V] log π at the response's positions, of one sample alone."""
+    tokens = torch.tensor([*sample.prompt_tokens, *sample.response_tokens])
+    logits_RV = model(input_ids=tokens[None]).logits[0, len(sample.prompt_tokens) - 1 : -1]
+    return torch.log_softmax(logits_RV / sample.temperature, dim=-1)
+
+
+def taken(logprobs_RV: torch.Tensor, sample: Sample) -> torch.Tensor:
+    """[R] those of the response's own tokens."""
+    return logprobs_RV.gather(1, torch.from_numpy(sample.response_tokens).long()[:, None]).squeeze(1)
+
+
+def batch(behaviour: LlamaForCausalLM, seed: int = 0, rewards: Sequence[float] | None = None) -> list[ScoredGroup]:
+    """Six groups of four, of tokens drawn at random, with what `behaviour` thinks of them."""
+    random = np.random.default_rng(seed)
+    groups = []
+    for number in range(6):
+        responses = [random.integers(2, 15, size=random.integers(1, 7)).astype(np.int32) for _ in range(4)]
+        group = ScoredGroup(
+            group_id=number,
+            generator=0,
+            first_row_id=4 * number,
+            prompt_tokens=[np.array([1, 3 + number, 4], dtype=np.int32)] * 4,
+            response_tokens=responses,
+            rollout_logprobs=[np.zeros(len(one), dtype=np.float32) for one in responses],
+            loss_mask=[np.ones(len(one), dtype=np.uint8) for one in responses],
+            temperature=0.9,
+            rewards=list(rewards or random.integers(0, 3, size=4) / 2),
+            min_policy_versions=np.zeros(4, dtype=np.int64),
+            max_policy_versions=np.zeros(4, dtype=np.int64),
+            part_max_policy_version=0,
+            incarnation=0,
+        )
+        with torch.no_grad():
+            thought = [taken(response_logprobs(behaviour, one), one).numpy() for one in samples_of(group)]
+        groups.append(replace(group, rollout_logprobs=thought))
+    return groups
+
+
+def on_policy(trainer: Trainer, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+    """The groups, with the very log π that a step of `trainer` finds: every ratio is exactly 1."""
+    samples = [sample for group in groups for sample in samples_of(group)]
+    logprobs = iter(trainer.copy_with(trainer.loss).step(samples).trainer_logprobs)
+    return [replace(group, rollout_logprobs=[next(logprobs) for _ in group.rewards]) for group in groups]
+
+
+def trainer_of(model: LlamaForCausalLM, loss: str = "aipo") -> Trainer:
+    return Trainer.configured(model, TRAINING.model_copy(update={"loss": loss}))
+
+
+def side_by_side(
+    model: LlamaForCausalLM, *, own_copies: bool = False, names: Sequence[str] = tuple(LOSSES)
+) -> SideBySide:
+    return SideBySide(trainer_of(model), [make_loss(TRAINING, name) for name in names], own_copies=own_copies)
+
+
+def ask(together: SideBySide, groups: Sequence[ScoredGroup]) -> dict[str, Row]:
+    """The rows of a step on `groups`, by loss."""
+    rows, _ = together.step(groups, groups)
+    return {row["loss"]: row for row in rows}
+
+
+def closed_form_weights(
+    name: str, ratio: npt.NDArray[np.float64], advantage: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """What A · ∇ log π is multiplied with, written out anew."""
+    if name == "aipo":
+        return np.minimum(ratio, RHO)
+    if name == "cispo":
+        return np.minimum(ratio, 1 + HIGH)
+    if name == "reinforce":
+        return np.ones_like(ratio)
+    let_go = np.where(advantage > 0, ratio > 1 + HIGH, ratio < 1 - LOW) & (advantage != 0)
+    return np.where(let_go, 0.0, ratio)
+
+
+def by_hand(name: str, model: LlamaForCausalLM, groups: Sequence[ScoredGroup]) -> tuple[Row, torch.Tensor]:
+    """The numbers of one loss on a batch and its gradient, from single forward passes without padding."""
+    samples = [sample for group in groups for sample in samples_of(group)]
+    logprobs = [taken(response_logprobs(model, sample), sample) for sample in samples]
+    logprobs_N = torch.cat(logprobs)
+    advantage = np.concatenate([np.full(len(one.response_tokens), one.advantage) for one in samples])
+    rollout = np.concatenate([one.rollout_logprobs for one in samples]).astype(np.float64)
+    ratio = np.exp(logprobs_N.detach().double().numpy() - rollout)
+    weight = closed_form_weights(name, ratio, advantage)
+    (-torch.from_numpy(weight * advantage) * logprobs_N).mean().backward()  # type: ignore[no-untyped-call]
+    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+    model.zero_grad()
+    bounded = {"aipo": ratio > RHO, "cispo": ratio > 1 + HIGH, "reinforce": np.zeros_like(ratio, dtype=bool)}
+    return {
+        "grad_norm": gradient.norm().item(),
+        "clip_fraction": bounded.get(name, weight == 0).mean(),
+        "effective_sample_size": weight.sum() ** 2 / (len(weight) * (weight**2).sum()),
+        "weight_mean": weight.mean(),
+        "weight_max": weight.max(),
+        "importance_ratio_mean": ratio.mean(),
+        "importance_ratio_max": ratio.max(),
+        "tokens": len(ratio),
+    }, gradient
+
+
+def test_where_every_ratio_is_1_all_losses_have_one_gradient_and_take_one_step(make_model: MakeModel) -> None:
+    together = side_by_side(policy(make_model))
+    rows = ask(together, on_policy(together.original, batch(policy(make_model))))
+    for name, row in rows.items():
+        assert (row["importance_ratio_max"], row["weight_max"], row["weight_mean"]) == (1.0, 1.0, 1.0), name
+        assert (row["clip_fraction"], row["effective_sample_size"], row["mismatch_kl"]) == (0.0, 1.0, 0.0), name
+        assert row["grad_norm"] == rows["reinforce"]["grad_norm"] > 0, name
+        assert row["implied_kl"] == rows["reinforce"]["implied_kl"] > 0, name
+        for other in LOSSES:
+            assert row[f"cosine_{other}"] == pytest.approx(1.0, abs=1e-12), (name, other)
+
+
+@pytest.mark.parametrize("staleness", range(STALE + 1))
+def test_on_rollouts_of_any_staleness_the_numbers_and_gradients_are_those_of_the_closed_forms(
+    make_model: MakeModel, staleness: int
+) -> None:
+    groups = batch(policy(make_model, staleness))
+    rows = ask(side_by_side(policy(make_model)), groups)
+    hand = {name: by_hand(name, policy(make_model), groups) for name in LOSSES}
+    for name, row in rows.items():
+        numbers, gradient = hand[name]
+        for number, value in numbers.items():
+            assert row[number] == pytest.approx(value, rel=2e-4, abs=1e-9), (name, number)
+        for other, (_, theirs) in hand.items():
+            cosine = torch.cosine_similarity(gradient.double(), theirs.double(), dim=0).item()
+            assert row[f"cosine_{other}"] == pytest.approx(cosine, abs=1e-4), (name, other)
+    assert rows["aipo"]["weight_max"] <= RHO
+    assert rows["cispo"]["weight_max"] <= np.float32(1 + HIGH)
+
+
+def test_the_further_rollouts_lag_behind_the_further_the_losses_part(make_model: MakeModel) -> None:
+    found = [ask(side_by_side(policy(make_model)), batch(policy(make_model, k))) for k in (0, 2, STALE)]
+    for name in ("aipo", "ppo_clip", "cispo"):
+        cosines = [rows[name]["cosine_reinforce"] for rows in found]
+        assert cosines == sorted(cosines, reverse=True), name
+        samples = [rows[name]["effective_sample_size"] for rows in found]
+        assert samples == sorted(samples, reverse=True), name
+    fresh, stale = found[0], found[-1]
+    assert fresh["ppo_clip"]["clip_fraction"] == 0.0 < stale["ppo_clip"]["clip_fraction"]
+    # Witness: these ratios exceed ρ. AIPO's weight is bounded; PPO's is not, where the advantage is negative.
+    assert stale["aipo"]["importance_ratio_max"] > RHO == stale["aipo"]["weight_max"]
+    assert stale["ppo_clip"]["weight_max"] > RHO
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_implied_kl_is_that_of_one_step_of_the_loss_over_the_whole_vocabulary(
+    make_model: MakeModel, name: str
+) -> None:
+    groups = batch(policy(make_model, 4))
+    row = ask(side_by_side(policy(make_model)), groups)[name]
+    samples = [sample for group in groups for sample in samples_of(group)]
+    before, after = policy(make_model), trainer_of(policy(make_model), name)
+    after.step(samples)
+    kl = []
+    with torch.no_grad():
+        for sample in samples:
+            old, new = (response_logprobs(model, sample).double() for model in (before, after.model))
+            kl += (old.exp() * (old - new)).sum(dim=-1).tolist()
+    assert row["implied_kl"] == pytest.approx(sum(kl) / len(kl), rel=1e-3)
+    assert (row.get("drift_kl"), row.get("reward_weighted_drift_kl")) == (None, None)
+
+
+def test_asking_leaves_the_original_where_its_own_steps_take_it(make_model: MakeModel) -> None:
+    together, alone = side_by_side(policy(make_model)), trainer_of(policy(make_model))
+    for seed in range(3):
+        groups = batch(policy(make_model, 4), seed)
+        _, logprobs = together.step(groups, groups[:2])
+        report = alone.step([sample for group in groups for sample in samples_of(group)])
+        assert all(np.array_equal(a, b) for a, b in zip(logprobs, report.trainer_logprobs, strict=True))
+    assert together.original.state() == alone.state()
+
+
+def test_what_is_asked_at_one_step_does_not_depend_on_what_was_asked_before(make_model: MakeModel) -> None:
+    first, second = (batch(policy(make_model, 4), seed) for seed in (1, 2))
+    asked, not_asked = side_by_side(policy(make_model)), side_by_side(policy(make_model))
+    asked.step(first, first)
+    assert not_asked.step(first, [])[0] == []
+    assert ask(asked, second) == ask(not_asked, second)
+
+
+def test_with_copies_of_their_own_each_loss_goes_the_way_of_a_trainer_of_its_own(make_model: MakeModel) -> None:
+    together = side_by_side(policy(make_model), own_copies=True)
+    alone = {name: trainer_of(policy(make_model), name) for name in LOSSES}
+    for seed in range(3):
+        groups = batch(policy(make_model, 4), seed)
+        rows = ask(together, groups)
+        for name, trainer in alone.items():
+            report = trainer.step([sample for group in groups for sample in samples_of(group)])
+            assert (rows[name]["grad_norm"], rows[name]["surrogate"]) == (report.grad_norm, report.loss), (name, seed)
+            assert rows[name].get("implied_kl") is None
+    a, b = ([one.grad.flatten() for one in alone[name].model.parameters()] for name in ("aipo", "ppo_clip"))
+    cosine = torch.cosine_similarity(torch.cat(a).double(), torch.cat(b).double(), dim=0).item()
+    assert rows["aipo"]["cosine_ppo_clip"] == rows["ppo_clip"]["cosine_aipo"] == pytest.approx(cosine, abs=1e-9)
+
+
+def test_the_copy_with_the_runs_own_loss_never_drifts_and_the_others_do(make_model: MakeModel) -> None:
+    together = side_by_side(policy(make_model), own_copies=True)
+    drifts = []
+    for seed in range(3):
+        rows = ask(together, batch(policy(make_model, 4), seed))
+        drifts.append(rows["reinforce"]["drift_kl"])
+        assert (rows["aipo"]["drift_kl"], rows["aipo"]["reward_weighted_drift_kl"]) == (0.0, 0.0)
+    assert 0 < drifts[0] < drifts[-1]
+
+
+def test_the_reward_weighted_drift_is_that_of_the_rewarded_responses_alone(make_model: MakeModel) -> None:
+    groups = batch(policy(make_model, 4), rewards=[0.0, 1.0, 0.0, 3.0])
+    row = ask(side_by_side(policy(make_model), own_copies=True), groups)["reinforce"]
+    original, copy = trainer_of(policy(make_model)), trainer_of(policy(make_model), "reinforce")
+    samples = [sample for group in groups for sample in samples_of(group)]
+    original.step(samples)
+    copy.step(samples)
+    weighted = weights = 0.0
+    with torch.no_grad():
+        for sample, reward in zip(samples, [0.0, 1.0, 0.0, 3.0] * 6, strict=True):
+            old, new = (response_logprobs(one.model, sample).double() for one in (original, copy))
+            weighted += reward * (old.exp() * (old - new)).sum().item()
+            weights += reward * len(old)
+    assert row["reward_weighted_drift_kl"] == pytest.approx(weighted / weights, rel=1e-3)
+    assert row["reward_weighted_drift_kl"] != row["drift_kl"]
+
+
+@pytest.mark.parametrize("rewards", [[0.0, 0.0, 0.0, 0.0], [1.0, -1.0, 0.0, 1.0]])
+def test_without_a_meaningful_weight_there_is_no_weighted_drift(make_model: MakeModel, rewards: list[float]) -> None:
+    rows = ask(side_by_side(policy(make_model), own_copies=True), batch(policy(make_model, 4), rewards=rewards))
+    assert all(row.get("reward_weighted_drift_kl") is None for row in rows.values())
+    assert all(row["drift_kl"] >= 0 for row in rows.values())
+
+
+def test_a_gradient_of_zero_has_no_cosine(make_model: MakeModel) -> None:
+    # All responses alike: every advantage is 0.
+    rows = ask(side_by_side(policy(make_model)), batch(policy(make_model, 4), rewards=[1.0, 1.0, 1.0, 1.0]))
+    assert [row["grad_norm"] for row in rows.values()] == [0.0] * len(LOSSES)
+    assert {row[f"cosine_{other}"] for row in rows.values() for other in LOSSES} == {None}
+
+
+def test_a_loss_beside_itself_has_cosine_1(make_model: MakeModel) -> None:
+    rows = ask(side_by_side(policy(make_model), names=["ppo_clip"]), batch(policy(make_model, STALE)))
+    assert rows["ppo_clip"]["cosine_ppo_clip"] == pytest.approx(1.0, abs=1e-12)
+    assert math.isfinite(rows["ppo_clip"]["implied_kl"])

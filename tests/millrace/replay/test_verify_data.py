@@ -1,0 +1,175 @@
+"""Verifying a run whose stored data is no longer what it was: the step, the group and the file are named."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from support.trained_run import (
+    GROUP_SIZE,
+    SCORERS,
+    TrainedRun,
+    flip_a_bit,
+    rewrite,
+    with_value,
+)
+from support.verdicts import parted
+
+from millrace.replay.parts import data_records
+from millrace.replay.stored import StoredRun
+from millrace.replay.verify import verify
+from millrace.scored import ScoredGroup
+from storage import layout
+from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS, TRAJECTORY
+
+
+def of_step(run: TrainedRun, step: int, place: int = 1) -> tuple[ScoredGroup, str]:
+    """A group that the step trained, and the stream that holds its scores."""
+    group = run.told[step].groups[place]
+    part = StoredRun(run.store).parts.parts_of(group.generator, np.array([group.first_row_id]))[0]
+    return group, layout.scores("exact_match", group.generator, int(part) % SCORERS, SCORERS)
+
+
+def change_row(run: TrainedRun, path: str, schema: pa.Schema, row_id: int, name: str, value: Any) -> None:
+    """One value of the row of that row_id, with all checksums as they should be."""
+    changed = 0
+
+    def change(table: pa.Table) -> pa.Table:
+        nonlocal changed
+        row = pc.index(table["row_id"], row_id).as_py()
+        changed += row >= 0
+        return table if row < 0 else with_value(table, row, name, value)
+
+    rewrite(run, path, schema, change)
+    assert changed == 1, "witness: the value was changed"
+
+
+@pytest.mark.parametrize("step", [1, 5, 8, 12])
+def test_one_changed_reward_is_found_at_exactly_its_step(trained: TrainedRun, step: int) -> None:
+    group, scores = of_step(trained, step)
+    index = group.verified[-1]
+    before = group.rewards[index]
+    assert before is not None
+    change_row(trained, scores, SCORE, group.first_row_id + index, "reward", before + 0.125)
+    verdict = verify(trained.store)
+    assert parted(verdict) == (
+        step,
+        "data",
+        f"group {group.group_id}, rollout {index} (generator {group.generator}, row {group.first_row_id + index}): "
+        f"the stored reward is {before + 0.125}, but it was trained as {before}",
+    )
+    assert verdict.steps == step - 1
+    assert verdict.sentence.endswith("(cause: the stored scores are not those that the run trained with)")
+
+
+def test_rewards_of_a_group_that_all_moved_alike_are_found_though_its_advantages_stay(trained: TrainedRun) -> None:
+    group, scores = of_step(trained, 4)
+    assert len(group.verified) == GROUP_SIZE
+
+    def shift(table: pa.Table) -> pa.Table:
+        for index, reward in enumerate(group.rewards):
+            row = pc.index(table["row_id"], group.first_row_id + index).as_py()
+            table = table if row < 0 else with_value(table, row, "reward", (reward or 0.0) + 1.0)
+        return table
+
+    rewrite(trained, scores, SCORE, shift)
+    step, what, sentence = parted(verify(trained.store))
+    assert (step, what) == (4, "data")
+    assert f"group {group.group_id}, rollout 0" in sentence
+
+
+def test_rewards_that_are_gone_are_found_at_their_step(trained: TrainedRun) -> None:
+    group, scores = of_step(trained, 3)
+
+    def forget(table: pa.Table) -> pa.Table:
+        for index in range(GROUP_SIZE):
+            row = pc.index(table["row_id"], group.first_row_id + index).as_py()
+            if row >= 0:
+                table = with_value(with_value(table, row, "reward", None), row, "status", "error")
+        return table
+
+    rewrite(trained, scores, SCORE, forget)
+    step, what, sentence = parted(verify(trained.store))
+    assert (step, what) == (3, "data")
+    assert sentence.endswith(f"the stored reward is None, but it was trained as {group.rewards[0]}")
+
+
+def test_advantages_that_do_not_follow_from_the_rewards_are_found_at_their_step(trained: TrainedRun) -> None:
+    group, _ = of_step(trained, 2)
+    index = group.verified[0]
+
+    def change(table: pa.Table) -> pa.Table:
+        is_it = [
+            (generator, row_id) == (group.generator, group.first_row_id + index)
+            for generator, row_id in zip(
+                table["generator"].to_pylist(), table["trajectory_row_id"].to_pylist(), strict=True
+            )
+        ]
+        return with_value(table, is_it.index(True), "advantage", 0.75) if any(is_it) else table
+
+    rewrite(trained, layout.CONSUMED, CONSUMED, change)
+    step, what, sentence = parted(verify(trained.store))
+    assert (step, what) == (2, "data")
+    assert f"group {group.group_id}, rollout {index}" in sentence
+    assert sentence.endswith("but it was trained as 0.75")
+
+
+def test_changed_tokens_are_found_at_their_step_and_told_from_changed_weights(trained: TrainedRun) -> None:
+    group, _ = of_step(trained, 7)
+    tokens = group.response_tokens[2].tolist()
+    path = layout.trajectories(group.generator)
+    change_row(trained, path, TRAJECTORY, group.first_row_id + 2, "response_tokens", [tokens[0] ^ 1, *tokens[1:]])
+    verdict = verify(trained.store)
+    step, what, sentence = parted(verdict)
+    assert (step, what) == (7, "logprobs")
+    assert f"differs on 1 of {len(trained.told[7].samples)} trajectories" in sentence
+    assert f"on group {group.group_id}, rollout 2 (" in sentence
+    assert verdict.difference is not None
+    assert verdict.difference.causes == ("what is stored of these trajectories is not what the run trained on",)
+
+
+def damaged_files(run: TrainedRun) -> dict[str, tuple[Path, int]]:
+    """By name: a stored file, and the step at which damage to it is met."""
+    stored = StoredRun(run.store)
+    group, scores = of_step(run, 8)
+    part = int(stored.parts.parts_of(group.generator, np.array([group.first_row_id]))[0])
+    trajectories = stored.parts.records[group.generator][part]
+    in_part = range(trajectories.first_row_id, trajectories.first_row_id + trajectories.rows)
+    # The part may have been begun by a step before.
+    first = min(
+        step
+        for step, told in run.told.items()
+        if any(one.generator == group.generator and one.first_row_id in in_part for one in told.groups)
+    )
+    score = data_records(run.store, scores, SCORE)[part // SCORERS]
+    return {
+        "trajectories": (run.folder / layout.trajectories(group.generator) / trajectories.seg, first),
+        "scores": (run.folder / scores / score.seg, first),
+        "model": (run.folder / stored.checkpoints[9].files["model.safetensors"].path, 9),
+        "optimizer": (run.folder / stored.checkpoints[9].files["optimizer.safetensors"].path, 9),
+        "consumed": (next((run.folder / layout.CONSUMED / "seg").iterdir()), 1),
+        "record": (run.folder / layout.trajectories(0) / layout.record(2), 1),
+    }
+
+
+@pytest.mark.parametrize("name", ["trajectories", "scores", "model", "optimizer", "consumed", "record"])
+def test_one_flipped_bit_is_reported_as_damage_with_its_file_and_the_step_that_needs_it(
+    trained: TrainedRun, name: str
+) -> None:
+    file, at_step = damaged_files(trained)[name]
+    flip_a_bit(file)
+    verdict = verify(trained.store)
+    step, what, sentence = parted(verdict)
+    assert (step, what, verdict.steps) == (at_step, "damage", at_step - 1)
+    assert str(file.relative_to(trained.folder)) in sentence
+    assert verdict.sentence == f"step {at_step} can't be trained again: {sentence}"
+
+
+def test_a_flipped_bit_in_the_stored_log_probabilities_is_reported_with_its_record(trained: TrainedRun) -> None:
+    record = data_records(trained.store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)[-1]
+    flip_a_bit(trained.folder / layout.TRAINER_LOGPROBS / record.seg)
+    step, what, sentence = parted(verify(trained.store))
+    assert (what, step) == ("damage", record.min_policy_version)
+    assert f"{record.seg} (named by record {record.seq})" in sentence
