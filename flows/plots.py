@@ -13,7 +13,7 @@ from millrace.history import Point
 
 _WIDTH, _HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 34, 40
-_COLOURS = ("#2563eb", "#dc2626", "#059669")
+_COLOURS = ("#2563eb", "#dc2626", "#059669", "#b45309", "#7c3aed", "#475569")
 _INK, _GRID = "#1f2937", "#e5e7eb"
 _TICKS = 5
 _DOTS = 30

@@ -9,17 +9,17 @@ from rich.console import RenderableType
 
 from flows.plots import line_chart
 from flows.terminal import plain, table
-from millrace.history import Point
+from millrace.replay.comparison import Comparison
 from storage import layout
 from storage.store import Store
 
 _MEANS: Mapping[str, str] = {
-    "grad_norm": "gradient norm",
-    "clip_fraction": "clipped",
+    "grad_norm": "gradient norm before clipping",
+    "clip_fraction": "share of tokens clipped",
     "effective_sample_size": "effective sample size",
     "weight_max": "largest weight",
-    "implied_kl": "KL of one step",
-    "drift_kl": "KL to the original",
+    "implied_kl": "KL of one step, nats",
+    "drift_kl": "KL to the original, nats",
 }
 _PLOTTED: Mapping[str, str] = {
     "grad_norm": "Gradient norm before clipping",
@@ -59,7 +59,7 @@ def as_markdown(found: Mapping[str, Any], store: Store) -> str:
             cells = [header, ["---"] * len(header), *lines]
             parts.append("\n".join(f"| {' | '.join(_escaped(cell) for cell in line)} |" for line in cells))
     if "comparison" in found:
-        parts += _plots(store, found["comparison"]["losses"])
+        parts += _plots(store)
     return "\n\n".join([*parts, f"All of it lies in `{store.url}/{layout.REPLAY_RESULTS}/`.\n"])
 
 
@@ -71,7 +71,7 @@ def _sections(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Rows | None]
     if "trained" in found:
         yield "trained on stored rollouts", "", _trained(found["trained"]["runs"])
     if "comparison" in found:
-        yield "losses on the same batches, means over the steps", *_compared(found["comparison"])
+        yield "losses on the same batches", *_compared(found["comparison"])
 
 
 def _checkpoints(verdict: Mapping[str, Any]) -> Rows | None:
@@ -83,14 +83,16 @@ def _checkpoints(verdict: Mapping[str, Any]) -> Rows | None:
 
 
 def _rescored(rescored: Mapping[str, Any]) -> Iterator[tuple[str, str, Rows | None]]:
-    header = ["prompts of", "rows", "agreed", "rose", "fell", "failed before", "fail now", "reward shift"]
+    header = ["source", "rows", "agreed", "rose", "fell", "failed → now", "reward shift"]
     every = {**rescored["by_source"], "all": rescored["total"]}
     rows = [
         [
             source,
             f"{one['rows']:,}",
             _share(one["agreement"]),
-            *(f"{one[name]:,}" for name in ("rose", "fell", "old_failed", "new_failed")),
+            f"{one['rose']:,}",
+            f"{one['fell']:,}",
+            f"{one['old_failed']:,} → {one['new_failed']:,}",
             "–" if one["shift"] is None else f"{one['shift']:+.4f}",
         ]
         for source, one in every.items()
@@ -116,29 +118,27 @@ def _trained(runs: Sequence[Mapping[str, Any]]) -> Rows:
 
 def _compared(comparison: Mapping[str, Any]) -> tuple[str, Rows]:
     means, losses = comparison["means"], comparison["losses"]
-    names = [name for name in _MEANS if any(row[name] is not None for row in means)]
-    header = ["loss", *(_MEANS[name] for name in names), *(f"cosine to {loss}" for loss in losses)]
+    figures = {**_MEANS, **{f"cosine_{loss}": f"cosine of gradients to {loss}" for loss in losses}}
     rows = [
-        [row["loss"], *(_number(row[name]) for name in (*names, *(f"cosine_{loss}" for loss in losses)))]
-        for row in means
+        [title, *(_number(row[name]) for row in means)]
+        for name, title in figures.items()
+        if any(row[name] is not None for row in means)
     ]
     error = comparison["logprob_error"]
     same = "The weights are the run's own, bit for bit." if error == 0 else ""
     differ = f"The run's own log-probabilities differ by up to {error:.2g} nats: it is not repeated exactly here."
-    return same if error is None or error == 0 else differ, (header, rows)
+    return same if error is None or error == 0 else differ, (["mean over the steps", *losses], rows)
 
 
-def _plots(store: Store, losses: Sequence[str]) -> Iterator[str]:
+def _plots(store: Store) -> Iterator[str]:
     data = pa.py_buffer(store.get(f"{layout.REPLAY_RESULTS}/comparison.parquet"))
-    rows = pq.read_table(pa.BufferReader(data)).to_pylist()
-    every = max(1, len(rows) // len(losses) // _MOST_POINTS)
+    comparison = Comparison(pq.read_table(pa.BufferReader(data)))
     for name, title in _PLOTTED.items():
-        lines: dict[str, Sequence[Point]] = {
-            loss: [(row["step"], row[name]) for row in rows if row["loss"] == loss and row[name] is not None][::every]
-            for loss in losses
-        }
-        if any(lines.values()):
-            yield line_chart(title, lines)
+        lines = comparison.series(name)
+        longest = max(map(len, lines.values()))
+        if longest:
+            every = -(-longest // _MOST_POINTS)
+            yield line_chart(title, {loss: points[::every] for loss, points in lines.items()})
 
 
 def _share(value: float | None) -> str:

@@ -40,10 +40,13 @@ class StatusReader:
         generators, scorers = config["generation"]["replicas"], config["scoring"]["replicas"]
         reward = config["scoring"]["reward"]
         self._trajectories = [LogReader(store, layout.trajectories(g)) for g in range(generators)]
+        # The scores of a replay are of another run's trajectories: they are no part of its own ledger.
+        scored_here = not store.exists(layout.REPLAY)
         self._scores = [
             LogReader.at_head(store, layout.scores(reward, g, s, scorers))
             for g in range(generators)
             for s in range(scorers)
+            if scored_here
         ]
         self._versions_used: set[int] = set()
         self._pushes = StreamReader(store, layout.metrics("sync_weights", 0), METRIC)

@@ -1,5 +1,6 @@
 """The command as a person starts it: what is refused before anything is served, and a server that ends quietly."""
 
+import argparse
 import re
 import signal
 import socket
@@ -14,12 +15,20 @@ import pytest
 from support.campaigns import REPOSITORY
 
 from benchmarks.stored_run import Shape, StoredRun
+from dashboard import cli
 from dashboard.serve import serve
 from millrace.errors import InputError
 from storage.errors import StorageError
 from storage.local import LocalStore
 
 TOKEN = "a-token-of-some-length"
+
+
+def command(*arguments: str) -> int:
+    """The command in this process; its exit code."""
+    parser = argparse.ArgumentParser()
+    cli.add_parser(parser.add_subparsers())
+    return cli.run(parser.parse_args(["dashboard", *arguments]))
 
 
 @pytest.fixture
@@ -83,6 +92,27 @@ def test_an_address_of_another_machine_is_refused_in_a_sentence(root: Path, host
 def test_a_url_that_is_no_store_is_refused_before_anything_is_served(url: str) -> None:
     with pytest.raises(StorageError, match="expected a path"):
         serve(url, host="127.0.0.1", port=0, token=None)
+
+
+@pytest.mark.parametrize("count", [0, 9])
+def test_a_folder_of_no_run_or_too_many_is_not_exported(tmp_path: Path, count: int) -> None:
+    for number in range(count):
+        (tmp_path / "runs" / f"run-{number}").mkdir(parents=True)
+    with pytest.raises(InputError, match=f"{count} runs; expected a run to export, or 1 to 8 in a folder"):
+        command(str(tmp_path / "runs"), "--export", str(tmp_path / "file.html"))
+    assert not (tmp_path / "file.html").exists()
+
+
+def test_a_run_is_exported_to_the_file_named(root: Path, tmp_path: Path) -> None:
+    assert command(str(root), "--export", str(tmp_path / "file.html")) == 0
+    assert "Staleness over time" in (tmp_path / "file.html").read_text()
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "http"])
+def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command("--port", port)
+    assert "is no port: expected a whole number up to 65535" in capsys.readouterr().err
 
 
 def test_a_mistake_ends_the_command_with_2_and_one_sentence(root: Path, dashboard: Command) -> None:

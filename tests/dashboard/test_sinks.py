@@ -1,4 +1,4 @@
-"""`millrace mirror`, with the real package tensorboardX: what stands in event files, and what TensorBoard shows of it."""
+"""`millrace mirror --tensorboard`, with the real package: what stands in event files, and what TensorBoard shows of it."""
 
 import argparse
 import json
