@@ -15,7 +15,8 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,14 @@ def measure_live(folder: Path, *, steps: int, warmup: int, rounds: int) -> dict[
     first = folder / "first"
     run_campaign(first / _RUN, [f"storage.root={first}", f"training.max_steps={warmup}"], 0)
     settings = [f"model.path={first / _RUN / layout.START_MODEL}", f"training.max_steps={steps}"]
-    with _dashboard(first) as address:
-        posted = _posted(address)
+    with serving(first) as address:
+        posted = post_of_page(address)
     seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     answers: dict[str, list[int]] = {name: [] for name in CONTENDERS}
     for turn in range(rounds):
         for name in CONTENDERS[turn % len(CONTENDERS) :] + CONTENDERS[: turn % len(CONTENDERS)]:
             root = folder / f"{turn}-{name}"
-            with _looked_at(name, root, posted) as answered:
+            with looked_at(name, root, posted) as answered:
                 run = run_campaign(root / _RUN, [f"storage.root={root}", *settings], warmup)
             seconds[name].append(run["seconds_per_step"])
             answers[name].append(answered())
@@ -71,23 +72,25 @@ def measure_live(folder: Path, *, steps: int, warmup: int, rounds: int) -> dict[
 
 
 @contextmanager
-def _looked_at(name: str, root: Path, posted: Posted) -> Iterator[Callable[[], int]]:
+def looked_at(name: str, root: Path, posted: Posted) -> Iterator[Callable[[], int]]:
     """Within it, the runs below `root` are looked at as `name` says; gives how often the dashboard has answered."""
     over = threading.Event()
     answered: list[int] = []
-    with ExitStack() as stack:
-        if name != "alone":
-            address = stack.enter_context(_dashboard(root))
-            look = _poll if name == "served" else _watch
-            looking = threading.Thread(target=look, args=(address, root, posted, over, answered))
-            looking.start()
-            stack.callback(looking.join)
-            stack.callback(over.set)
-        yield lambda: len(answered)
+    if name == "alone":
+        yield lambda: 0
+        return
+    look = _poll if name == "served" else _watch
+    with serving(root) as address, ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look, address, root, posted, over, answered)
+        try:
+            yield lambda: len(answered)
+        finally:
+            over.set()
+        looking.result()
 
 
 @contextmanager
-def _dashboard(root: Path) -> Iterator[str]:
+def serving(root: Path) -> Iterator[str]:
     """A `millrace dashboard` of the runs below `root`, as a person starts it; gives its address."""
     root.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "flows.cli", "dashboard", str(root), "--port", "0"]
@@ -123,7 +126,8 @@ def _watch(address: str, root: Path, posted: Posted, over: threading.Event, answ
             page.wait_for_timeout(100)
 
 
-def _posted(address: str) -> Posted:
+def post_of_page(address: str) -> Posted:
+    """What the page of the run `live` posts, by a real one in a headless Chromium."""
     with _page() as page:
         page.goto(address + _PATH)
         page.wait_for_selector(".js-plotly-plot")

@@ -65,7 +65,7 @@ def _add_callbacks(app: Dash, site: Site) -> None:
         Input("address", "search"),
         Input("again", "data"),
         State("shown", "data"),
-    )  # type: ignore[untyped-decorator]
+    )
     def show(path: str, search: str | None, again: int | None, shown: Mapping[str, Any] | None) -> tuple[Any, ...]:
         # The page of trajectories writes what it searches for into the address itself.
         if ctx.triggered_id == "address" and shown and shown["path"] == path and path.endswith(TRAJECTORIES.name):
@@ -85,7 +85,7 @@ def _add_callbacks(app: Dash, site: Site) -> None:
         State("shown", "data"),
         running=[(Output("tick", "disabled"), True, False)],
         prevent_initial_call=True,
-    )  # type: ignore[untyped-decorator]
+    )
     def refresh(tick: int, path: str, search: str | None, shown: Mapping[str, Any] | None) -> tuple[Any, ...]:
         charts, texts = ([output["id"]["block"] for output in outputs] for outputs in ctx.outputs_list[1:3])
         now = site.refresh(path, search or "", shown or {}, charts, texts)

@@ -38,15 +38,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _export(url: str, path: Path) -> int:
     from dashboard.export import export
+    from dashboard.export_groups import newest_groups
+    from dashboard.pages.address import MAX_COMPARED
     from dashboard.runs import Runs
     from dashboard.views import VIEWS
-    from millrace.errors import RunMissing
+    from millrace.errors import InputError
 
     runs = Runs(url)
-    found = [runs.reader(run_id).look() for run_id in runs.ids()]
-    if not found:
-        raise RunMissing(f"{runs.url}: no run to export; expected a run, or a folder that holds some")
-    export(found, VIEWS, path)
+    run_ids = runs.ids()
+    if not 1 <= len(run_ids) <= MAX_COMPARED:
+        raise InputError(
+            f"{runs.url}: {len(run_ids)} runs; expected a run to export, or 1 to {MAX_COMPARED} in a folder"
+        )
+    found = [runs.reader(run_id).look() for run_id in run_ids]
+    export(found, [*VIEWS, *map(newest_groups, found)], path)
     print(f"wrote {path}")
     return 0
 

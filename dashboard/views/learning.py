@@ -93,7 +93,7 @@ VIEW = View(
         _chart(
             "clip_fraction",
             "Clipped tokens",
-            "Share of the tokens whose importance ratio exceeds ρ and is cut off there.",
+            "Share of the tokens whose weight the loss bounds: under AIPO, those whose importance ratio exceeds ρ.",
             "share of tokens",
             from_zero=True,
         ),
@@ -110,6 +110,6 @@ VIEW = View(
             "nats per token",
         ),
         _chart("grad_norm", "Gradient norm", "Global L2 norm before it is clipped.", "L2 norm", from_zero=True),
-        _chart("loss", "Loss", "Mean AIPO loss of the trained tokens; its sign says nothing.", "loss per token"),
+        _chart("loss", "Loss", "Mean surrogate loss of the trained tokens; its sign says nothing.", "loss per token"),
     ),
 )

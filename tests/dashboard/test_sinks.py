@@ -1,4 +1,4 @@
-"""`millrace mirror --tensorboard`, with the real package: what stands in event files, and what TensorBoard shows of it."""
+"""`millrace mirror --tensorboard`, with the real package: what event files hold, and what TensorBoard shows of it."""
 
 import argparse
 import json

@@ -1,6 +1,7 @@
 """`millrace mirror --wandb`, with the real package: what stands in an offline run, and whom it calls."""
 
 import json
+import signal
 import socketserver
 import struct
 import threading
@@ -80,6 +81,28 @@ def test_an_offline_run_of_wandb_holds_every_point_once_over_several_starts(trai
         (4, {"policy_version": 3, "unix_seconds": 50.0, "evaluation/accuracy": 0.5}),
     ]
     assert len(list(tmp_path.glob("wandb/offline-run-*-mine"))) == 2
+
+
+def test_what_is_remembered_outlives_a_mirror_that_is_killed(trained: Trained, tmp_path: Path) -> None:
+    trained.step(*range(1, 30))
+    process = start_mirror(trained, "--wandb", "project", "--follow", cwd=tmp_path)
+    memory = tmp_path / "wandb" / "millrace-project-mine.json"
+    until(lambda: memory.exists() and json.loads(memory.read_text())["rows"] == 29)
+    process.kill()
+    process.communicate(timeout=DEADLINE)
+    # The witness: it was at it, and not at its end.
+    assert process.returncode == -signal.SIGKILL
+    trained.step(30)
+    run_mirror(trained, "--wandb", "project", cwd=tmp_path)
+    assert [row["policy_version"] for _, row in _wandb_rows(tmp_path)] == list(range(1, 31))
+
+
+def test_wandb_switched_off_is_refused_for_it_would_keep_nothing(trained: Trained, tmp_path: Path) -> None:
+    trained.step(1)
+    process = start_mirror(trained, "--wandb", "project", cwd=tmp_path, WANDB_MODE="disabled")
+    _, err = process.communicate(timeout=DEADLINE)
+    assert (process.returncode, err.count("\n")) == (2, 1)
+    assert "WANDB_MODE=disabled would keep nothing" in err
 
 
 def test_wandb_writes_where_its_own_variable_says_and_knows_the_config(trained: Trained, tmp_path: Path) -> None:

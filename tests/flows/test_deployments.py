@@ -20,7 +20,11 @@ REPOSITORY = Path(__file__).parents[2]
 PRESET = REPOSITORY / "configs" / "presets" / "tiny-cpu.yaml"
 TEXT = (REPOSITORY / "prefect.yaml").read_text()
 DEPLOYED: dict[str, dict[str, Any]] = {one["name"]: one for one in yaml.safe_load(TEXT)["deployments"]}
-NEEDED: dict[str, dict[str, object]] = {"evaluate": {"run_url": "runs/mine"}, "gc": {"run_url": "runs/mine"}}
+NEEDED: dict[str, dict[str, object]] = {
+    "replay": {"request": {"sources": ["runs/mine"], "job": "verify", "run_id": "mine-verified"}},
+    "evaluate": {"run_url": "runs/mine"},
+    "gc": {"run_url": "runs/mine"},
+}
 """What a person has to fill in, for there can be no default."""
 
 by_name = pytest.mark.parametrize("name", DEPLOYED)
