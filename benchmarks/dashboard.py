@@ -31,6 +31,7 @@ _GROUPS_PER_STEP, _GROUP_SIZE, _GENERATORS = 125, 8, 5
 _PER_STEP = _GROUPS_PER_STEP * _GROUP_SIZE
 _STEPS_A_CHECKPOINT = 20
 _FIRST_VIEW = "staleness"
+_PAGE_SECONDS = 1.0
 
 
 def main() -> None:
@@ -111,6 +112,8 @@ def _looks(folder: Path, run: StoredRun) -> tuple[dict[str, Any], dict[str, Any]
         assert process.stdout is not None
         first = json.loads(process.stdout.readline())
         run.append(1)
+        # As a page does, which looks once a second: a reader asked again at once says what it knows already.
+        time.sleep(_PAGE_SECONDS)
         process.stdin.write("again\n")
         process.stdin.flush()
         again = json.loads(process.stdout.readline())

@@ -1,6 +1,6 @@
 """What is known of a run at one moment: the nouns that the readers fill, the queries read and nobody changes.
 
-    store ─► reading.RunReader ─► RunData ─► queries (pure) ─► blocks: charts and tables ─► page, export, Prometheus
+store ─► reading.RunReader ─► RunData ─► queries (pure) ─► blocks: charts and tables ─► page, export, Prometheus
 """
 
 from collections.abc import Mapping

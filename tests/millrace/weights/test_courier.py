@@ -145,13 +145,14 @@ class World:
         return read_life(self.store, "sync_weights", 0)
 
     def measured(self) -> dict[int, dict[str, float]]:
-        """Metrics by policy version; ends the stage."""
+        """Metrics of pushes by policy version; ends the stage."""
         self.stage.close()
         rows: dict[int, dict[str, float]] = defaultdict(dict)
         reader = StreamReader(self.store, layout.metrics("sync_weights", 0), METRIC)
         while (part := reader.next()) is not None:
             for row in part.table.to_pylist():
-                rows[row["policy_version"]][row["name"]] = row["value"]
+                if not row["name"].startswith("lane/"):
+                    rows[row["policy_version"]][row["name"]] = row["value"]
         return rows
 
 
