@@ -2,9 +2,11 @@
 
 import random
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from millrace.stages.sync_weights import Courier
 from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader, WeightsWriter
 from millrace.weights.fingerprint import fingerprint
 from storage import layout
+from storage.errors import Fenced
 from storage.progress import read_life, write_progress
 from storage.schema import METRIC
 from storage.stream import StreamReader
@@ -89,6 +92,9 @@ class Clock:
 class World:
     """A trainer, generators and a sync_weights stage that may be restarted, without a process among them."""
 
+    stages: ClassVar[list[HeardStage]] = []
+    """Of all worlds of a test."""
+
     def __init__(self, num_generators: int = 2, transport: str = "shm") -> None:
         self.store = DictStore()
         self.clock = Clock()
@@ -112,6 +118,7 @@ class World:
         arguments = StageArguments(run_url=self.store.url, attempt=0, replica=0, handover=Path("/nowhere"))
         self.stage = HeardStage(name="sync_weights", arguments=arguments, config=self.config, store=self.store)
         self.stage.heard, self.stage.told = self.heard, self.told
+        self.stages.append(self.stage)
         open_store = None if self.transport == "store" else self._open_store
         self.courier = Courier(self.stage, self.handover, self.primary, open_store, clock=self.clock)
 
@@ -159,6 +166,16 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Iterator[None]:
+    """No stage outlives its test: its measurements have a thread, not to be at work when the interpreter ends."""
+    yield
+    for stage in World.stages:
+        with suppress(Fenced):
+            stage.close()
+    World.stages.clear()
 
 
 def test_a_push_is_a_row_of_metrics(world: World) -> None:
