@@ -20,7 +20,7 @@ try:
     from tensorboardX.proto.event_pb2 import Event, SessionLog
     from tensorboardX.proto.summary_pb2 import Summary
 except ImportError as error:
-    raise InputError("--tensorboard needs the package tensorboardX: pip install 'millrace[tensorboard]'") from error
+    raise InputError("--tensorboard needs the package tensorboardX: pip install tensorboardX") from error
 
 
 class TensorBoard:

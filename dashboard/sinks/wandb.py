@@ -22,7 +22,7 @@ from millrace.errors import InputError
 try:
     import wandb
 except ImportError as error:
-    raise InputError("--wandb needs the package wandb: pip install 'millrace[wandb]'") from error
+    raise InputError("--wandb needs the package wandb: pip install wandb") from error
 
 _LOG_SECONDS = 0.5
 """How often W&B writes its log."""
