@@ -73,7 +73,13 @@ def check(request: ReplayRequest) -> Checked:
         runs[0].checkpoint(request.start_step)
     if spec.job is not None:
         steps = len(planned(runs, spec, config))
-        config = _config(request, runs[0], max_steps=(request.start_step or 0) + steps)
+        first = request.start_step or 0
+        config = _config(request, runs[0], max_steps=first + steps)
+        if config.training.max_steps <= first:
+            raise InputError(
+                f"training.max_steps is {config.training.max_steps} and --start-step is {first}; "
+                "expected more steps than there are before it begins"
+            )
     if config.model.path is not None:
         check_model_folder(Path(config.model.path).expanduser())
     make_reward(config.scoring.reward, answer_pattern=config.scoring.answer_pattern)

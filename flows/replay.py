@@ -1,7 +1,7 @@
 """The replay: goes through stored runs again, reading only, and publishes what it finds into a run of its own.
 
     check ─► run.json, replay.json, start model ─► score anew? ─► verify │ train ─► evaluate │ compare ─► results
-                                                                          replay/*.json, *.parquet in the replay's run
+                                                               replay/*.json, *.parquet, report.md in the replay's run
 
 The same score and train stages as a campaign's do the work, each in a process of its own, supervised by a task.
 """
@@ -22,6 +22,7 @@ from flows.replay_words import as_markdown
 from flows.shown import show
 from millrace.run import end_attempt
 from millrace.stages.arguments import StageArguments
+from storage import layout
 from storage.factory import open_store
 from tasks.compare import compare
 from tasks.evaluate import evaluate
@@ -73,7 +74,9 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
                 train(arguments, config.training.threads)
                 evaluate(arguments, config.training.threads, "end")
         found = put_together(store)
-        show(as_markdown(found, store), key="replay", description=f"What the replay of {request.sources[0]} found")
+        report = as_markdown(found, store)
+        store.put(f"{layout.REPLAY_RESULTS}/report.md", report.encode())
+        show(report, key="replay", description=f"What the replay of {request.sources[0]} found")
         finished = True
         return found
     finally:

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from configs.replay import ReplayRequest
 
-DIFFERENT = 1
-"""Exit code where --verify found a difference."""
+DIFFERENT, INTERRUPTED = 1, 130
+"""Exit codes where --verify found a difference, and after a Ctrl-C."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -46,7 +46,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Replays. Returns 0, or 1 where --verify found a difference. Raises the errors of `flows.prepare_replay`."""
+    """Replays. Returns 0, or one of the exit codes above. Raises the errors of `flows.prepare_replay`."""
     from flows.prepare_replay import check
     from flows.server import prefect_server
 
@@ -59,7 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
         from flows.replay_words import in_words
 
         console.print(f"replay {request.run_id}", markup=False, highlight=False)
-        found: dict[str, Any] = replay(request)
+        try:
+            found: dict[str, Any] = replay(request)
+        except KeyboardInterrupt:
+            console.print("stopped; the stored runs are as they were", markup=False, highlight=False)
+            return INTERRUPTED
     for renderable in in_words(found):
         console.print(renderable)
     verdict = found.get("verdict")

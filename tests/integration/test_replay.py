@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from support.campaigns import Ended, Millrace, wait_until
+from support.campaigns import Ended, Millrace, send, stages_of, wait_until
 from support.trained_run import TrainedRun, flip_a_bit, rewrite, with_value
 
 from millrace.replay.stored import StoredRun
@@ -153,6 +153,31 @@ def test_a_replay_trains_on_what_is_asked_for_and_nothing_else(millrace: Millrac
     assert {len(made.batch(step)) for step in made.steps} == {8}
 
 
+def test_several_runs_are_trained_on_in_the_proportions_asked_for(
+    millrace: Millrace, stored: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(stored, tmp_path / "other"))
+    flags = ["--train", "--share", "3", "1", "--set", "training.max_steps=6", "--root", str(millrace.root)]
+    ended = millrace.run("replay", str(stored), str(other), "--run-id", "mixed", *flags)
+    assert ended.code == 0, ended.output
+    made = StoredRun(open_store(str(millrace.root / "mixed")))
+    assert made.steps == [1, 2, 3, 4, 5, 6]
+    # Both hold the same groups: those that were taken twice are the ones of the smaller share.
+    first_rows = made.groups["first_row_id"].to_pylist()
+    assert len(first_rows) == 6 * 16
+    assert len(first_rows) - len(set(first_rows)) == 6 * 16 // 4
+
+
+def test_a_replay_that_is_interrupted_leaves_nothing_running(millrace: Millrace, stored: Path) -> None:
+    arguments = ["replay", str(stored), "--verify", "--root", str(millrace.root), "--run-id", "interrupted"]
+    process = millrace.start(*arguments)
+    wait_until(lambda: bool(millrace.sign_of_life("interrupted", "verify-0")), "the verification")
+    ended = send(process, signal.SIGINT)
+    assert ended.code == 130, ended.output
+    assert "Traceback" not in ended.output
+    assert stages_of(millrace.root / "interrupted") == []
+
+
 def test_a_broken_reward_shows_its_flips_and_the_fixed_one_recovers(millrace: Millrace, stored: Path) -> None:
     broken = ["--set", 'scoring.answer_pattern="^(\\\\d)"']
     ended = replay(millrace, stored, "broken", "--rescore", "exact_match", *broken, "--train")
@@ -184,6 +209,8 @@ def test_losses_stand_side_by_side_on_the_same_batches(millrace: Millrace, store
     assert first[0]["staleness_mean"] == 0
     assert all(row["cosine_aipo"] == pytest.approx(1.0, abs=1e-6) for row in first)
     assert "gradient norm before clipping" in ended.output
+    report = (millrace.root / "compared" / "replay" / "report.md").read_text()
+    assert report.count("data:image/svg+xml;base64,") >= 3, "plots of the gradient norm, the sample size and the KL"
 
 
 def test_a_replay_that_is_killed_goes_on_at_its_last_checkpoint(millrace: Millrace, stored: Path) -> None:
