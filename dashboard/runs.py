@@ -80,10 +80,10 @@ class Runs:
         self._listed = self._overviewed = -float("inf")
         self.ids()
 
-    def ids(self) -> list[str]:
-        """The run ids, sorted; as they were at most 2 seconds ago."""
+    def ids(self, within: float = _LIST_SECONDS) -> list[str]:
+        """The run ids, sorted; as they were at most `within` seconds ago."""
         with self._lock:
-            if self._clock() - self._listed >= _LIST_SECONDS:
+            if self._clock() - self._listed >= within:
                 self._watched = self._find()
                 # Should one come back under its old name, it is another run.
                 self._readers = {run_id: reader for run_id, reader in self._readers.items() if run_id in self._watched}

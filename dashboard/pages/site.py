@@ -24,6 +24,8 @@ from dashboard.runs import OverviewRow, Runs
 from millrace.errors import MillraceError
 from storage.errors import StorageError
 
+_JUST_NOW_SECONDS = 0.2
+
 TRAJECTORIES = View(
     name="trajectories",
     title="Trajectories",
@@ -76,7 +78,11 @@ class Site:
     def at(self, path: str, search: str) -> address.Address:
         """What an address asks for. Raises StorageError where it can't be told which runs there are."""
         views = [view.name for view in self._offered(path.strip("/").split("/")[0] == "compare")]
-        return address.parse(path, search, self._runs.ids(), views)
+        found = address.parse(path, search, self._runs.ids(), views)
+        if isinstance(found, address.Nowhere):
+            # Perhaps of a run that was made just now.
+            found = address.parse(path, search, self._runs.ids(within=_JUST_NOW_SECONDS), views)
+        return found
 
     def show(self, path: str, search: str) -> Shown:
         """The whole page at an address."""

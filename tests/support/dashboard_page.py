@@ -77,7 +77,7 @@ class Watched:
 
     def assert_quiet(self) -> None:
         """Nothing went wrong in the browser, and nothing left the machine."""
-        assert self.complaints == []
+        assert self.complaints == [], self.complaints
         away = [url for url in self.requests if urlsplit(url).scheme not in ("data", "blob")]
         assert away, "the page asked for nothing at all"
         assert {urlsplit(url).hostname for url in away} == {"127.0.0.1"}
