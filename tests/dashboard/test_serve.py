@@ -1,18 +1,17 @@
 """The command as a person starts it: what is refused before anything is served, and a server that ends quietly."""
 
 import argparse
+import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
-from support.campaigns import REPOSITORY
+from support.campaigns import Millrace
 
 from benchmarks.stored_run import Shape, StoredRun
 from dashboard import cli
@@ -38,35 +37,10 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def dashboard() -> Iterator["Command"]:
-    command = Command()
+def millrace(tmp_path: Path) -> Iterator[Millrace]:
+    command = Millrace(tmp_path / "runs", dict(os.environ))
     yield command
     command.close()
-
-
-class Command:
-    """`millrace dashboard` in processes of its own."""
-
-    def __init__(self) -> None:
-        self._started: list[subprocess.Popen[str]] = []
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "dashboard", *arguments],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self._started.append(process)
-        return process
-
-    def close(self) -> None:
-        for process in self._started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
 
 
 def test_a_port_that_is_taken_is_refused_in_a_sentence(root: Path) -> None:
@@ -115,16 +89,16 @@ def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture
     assert "is no port: expected a whole number up to 65535" in capsys.readouterr().err
 
 
-def test_a_mistake_ends_the_command_with_2_and_one_sentence(root: Path, dashboard: Command) -> None:
-    process = dashboard.start(str(root), "--host", "0.0.0.0", "--port", "0")
+def test_a_mistake_ends_the_command_with_2_and_one_sentence(root: Path, millrace: Millrace) -> None:
+    process = millrace.start("dashboard", str(root), "--host", "0.0.0.0", "--port", "0")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     (line,) = output.splitlines()
     assert line.startswith("millrace: --host 0.0.0.0 lets other machines read the dashboard")
 
 
-def test_it_says_where_it_is_answers_there_and_ends_quietly_with_ctrl_c(root: Path, dashboard: Command) -> None:
-    process = dashboard.start(str(root), "--port", "0", "--token", TOKEN)
+def test_it_says_where_it_is_answers_there_and_ends_quietly_with_ctrl_c(root: Path, millrace: Millrace) -> None:
+    process = millrace.start("dashboard", str(root), "--port", "0", "--token", TOKEN)
     assert process.stdout is not None
     said = process.stdout.readline()
     found = re.search(r"http://127\.0\.0\.1:\d+/", said)

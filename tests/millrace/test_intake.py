@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.trained_run import score_rows
 
 from millrace.committed import committed
 from millrace.intake import Intake
@@ -28,24 +28,6 @@ MakeRollouts = Callable[..., list[Rollout]]
 
 GENERATORS, SCORERS, GROUP_SIZE, VOCAB_SIZE = 2, 2, 2, 15
 SHAPE: dict[str, Any] = {"reward": "r", "num_generators": GENERATORS, "num_scorers": SCORERS}
-
-
-def score_rows(first_row_id: int, rewards: list[float | None]) -> pa.Table:
-    return pa.Table.from_pylist(
-        [
-            {
-                "row_id": first_row_id + i,
-                "reward": reward,
-                "components": "{}",
-                "status": "error" if reward is None else "ok",
-                "error": "broken" if reward is None else None,
-                "verifier_version": "1",
-                "seconds": 0.0,
-            }
-            for i, reward in enumerate(rewards)
-        ],
-        schema=SCORE,
-    )
 
 
 class StoredRun:
