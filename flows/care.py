@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flows.terminal import local_time, plain
-from flows.terminal import table as new_table
+from flows.terminal import local_time, new_table, plain
 
 if TYPE_CHECKING:
     from millrace.care.gc import Plan

@@ -93,6 +93,8 @@ def check(request: ReplayRequest) -> Checked:
 def _check_request(request: ReplayRequest) -> None:
     if request.job is None and request.rescore is None:
         raise InputError("nothing to do: expected one of --verify, --train, --rescore NAME and --compare LOSS,LOSS")
+    if request.rescore is not None and request.job in ("verify", "compare"):
+        raise InputError(f"--rescore is given with --{request.job}, which takes the rewards that the run trained with")
     if len(request.sources) > 1 and (request.job != "train" or request.rescore is not None):
         raise InputError(f"{len(request.sources)} stored runs were given; expected one, for only --train mixes several")
     if request.shares and len(request.shares) != len(request.sources):

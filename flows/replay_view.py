@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from flows.terminal import local_time, plain, table
+from flows.terminal import local_time, new_table, plain
 
 if TYPE_CHECKING:
     from millrace.replay.diff import Diff, Difference
@@ -116,7 +116,7 @@ def _command(
 
 def _batch(groups: "Sequence[ShownGroup]") -> RenderableType:
     some = f", the first {_GROUPS_SHOWN} of {len(groups):,}; --json gives all" if len(groups) > _GROUPS_SHOWN else ""
-    made = table(
+    made = new_table(
         f"batch{some}",
         left=("group", "prompt"),
         right=("gen", "versions", "stale", "reward", "advantages", "tokens", "π/μ", "max"),
@@ -142,7 +142,7 @@ def _batch(groups: "Sequence[ShownGroup]") -> RenderableType:
 
 
 def _numbers(shown: "Shown") -> RenderableType:
-    made = table("numbers", left=("what",), right=("value",))
+    made = new_table("numbers", left=("what",), right=("value",))
     for name, value in _ratios(shown.ratios):
         made.add_row(plain(name), f"{value:.6g}")
     for name, value in shown.measured.items():
@@ -156,7 +156,7 @@ def _ratios(ratios: "Ratios") -> list[tuple[str, float]]:
 
 
 def _config(config: dict[str, Any]) -> RenderableType:
-    made = table("config in force; --json gives all of it", left=("key", "value"), right=())
+    made = new_table("config in force; --json gives all of it", left=("key", "value"), right=())
     for section in _SECTIONS:
         for name, value in config.get(section, {}).items():
             made.add_row(plain(f"{section}.{name}"), plain(_short(value)))
@@ -164,14 +164,16 @@ def _config(config: dict[str, Any]) -> RenderableType:
 
 
 def _differences(title: str, differences: "Sequence[Difference]") -> RenderableType:
-    made = table(title, left=("what", "A", "B"), right=())
+    made = new_table(title, left=("what", "A", "B"), right=())
     for difference in differences:
         made.add_row(plain(difference.name), plain(_short(difference.a)), plain(_short(difference.b)))
     return made
 
 
 def _parting(what: str, parting: "Parting") -> RenderableType:
-    made = table(f"first difference in what {what}: step {parting.step}", left=("what", "where", "A", "B"), right=())
+    made = new_table(
+        f"first difference in what {what}: step {parting.step}", left=("what", "where", "A", "B"), right=()
+    )
     made.add_row(parting.what, parting.where, plain(_short(parting.a)), plain(_short(parting.b)))
     return made
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from rich.console import RenderableType
 
 from flows.plots import line_chart
-from flows.terminal import plain, table
+from flows.terminal import new_table, plain
 from millrace.replay.comparison import Comparison
 from storage import layout
 from storage.store import Store
@@ -39,7 +39,7 @@ def in_words(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     for title, sentence, rows in _sections(found):
         if rows is not None:
             header, lines = rows
-            made = table(title, left=header[:1], right=header[1:])
+            made = new_table(title, left=header[:1], right=header[1:])
             for line in lines:
                 made.add_row(*(plain(cell) for cell in line))
             yield made

@@ -17,7 +17,7 @@ def plain(text: str, style: str = "") -> Text:
     return Text("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text), style)
 
 
-def table(title: str, *, left: Sequence[str], right: Sequence[str]) -> Table:
+def new_table(title: str, *, left: Sequence[str], right: Sequence[str]) -> Table:
     """An empty table; its first columns are aligned left and fold, the others are numbers."""
     made = Table(title=plain(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in left:

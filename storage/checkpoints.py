@@ -124,6 +124,11 @@ def load_file(store: Store, ref: FileRef) -> bytes:
     return bytes(get_file(store, ref))
 
 
+def load_files(store: Store, checkpoint: Checkpoint) -> dict[str, bytes]:
+    """All files of a checkpoint by name, each verified. Raises StreamCorrupt."""
+    return {name: load_file(store, ref) for name, ref in checkpoint.files.items()}
+
+
 def _before(store: Store, root: str, cursor: LogCursor) -> Iterator[Checkpoint]:
     return (_checkpoint(record, root) for record in backwards(store, root, cursor) if record.kind == "checkpoint")
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from millrace.losses.base import Loss, TokenLosses, importance_ratio
+from millrace.losses.base import Loss, TokenLosses, weighted_up_to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,4 @@ class Aipo(Loss):
         self, trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, advantages: torch.Tensor
     ) -> TokenLosses:
         """As every loss."""
-        ratio = importance_ratio(trainer_logprobs, rollout_logprobs)
-        weight = ratio.clamp(max=self.max_importance_ratio)
-        return TokenLosses(
-            loss=-(weight * advantages * trainer_logprobs),
-            weight=weight,
-            importance_ratio=ratio,
-            clipped=ratio > self.max_importance_ratio,
-        )
+        return weighted_up_to(self.max_importance_ratio, trainer_logprobs, rollout_logprobs, advantages)

@@ -47,3 +47,17 @@ class Loss(ABC):
 def importance_ratio(trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor) -> torch.Tensor:
     """π/μ of each token, without gradient; infinite where that overflows."""
     return (trainer_logprobs.detach() - rollout_logprobs).exp()
+
+
+def weighted_up_to(
+    bound: float, trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, advantages: torch.Tensor
+) -> TokenLosses:
+    """Each token weighted by its importance ratio, clipped from above at `bound` and outside the gradient."""
+    ratio = importance_ratio(trainer_logprobs, rollout_logprobs)
+    weight = ratio.clamp(max=bound)
+    return TokenLosses(
+        loss=-(weight * advantages * trainer_logprobs),
+        weight=weight,
+        importance_ratio=ratio,
+        clipped=ratio > bound,
+    )

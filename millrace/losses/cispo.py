@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from millrace.losses.base import Loss, TokenLosses, importance_ratio
+from millrace.losses.base import Loss, TokenLosses, weighted_up_to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,4 @@ class Cispo(Loss):
         self, trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, advantages: torch.Tensor
     ) -> TokenLosses:
         """As every loss."""
-        ratio = importance_ratio(trainer_logprobs, rollout_logprobs)
-        weight = ratio.clamp(max=1 + self.clip_high)
-        return TokenLosses(
-            loss=-(weight * advantages * trainer_logprobs),
-            weight=weight,
-            importance_ratio=ratio,
-            clipped=ratio > 1 + self.clip_high,
-        )
+        return weighted_up_to(1 + self.clip_high, trainer_logprobs, rollout_logprobs, advantages)

@@ -32,7 +32,7 @@ from millrace.samples import samples_of
 from millrace.scored import ScoredGroup
 from millrace.trainer import WEIGHTS_FILE, Trainer
 from millrace.weights.fingerprint import fingerprint
-from storage.checkpoints import Checkpoint, load_file
+from storage.checkpoints import load_files
 from storage.errors import StreamCorrupt
 from storage.store import Store
 
@@ -195,7 +195,7 @@ class _Verification:
     def _compare_checkpoint(self, step: int) -> CheckpointVerdict | None:
         if step not in self._run.checkpoints:
             return None
-        stored = _files(self._run, self._run.checkpoints[step])
+        stored = load_files(self._run.store, self._run.checkpoints[step])
         found = self._trainer.state()
         weights, old_weights = (safetensors.torch.load(files[WEIGHTS_FILE]) for files in (found, stored))
         optimizer, old_optimizer = (safetensors.torch.load(files[_OPTIMIZER_FILE]) for files in (found, stored))
@@ -240,15 +240,11 @@ def start_trainer(run: StoredRun, from_step: int) -> Trainer:
             f"{run.vocab_size}; expected the model that the run started from"
         )
     if from_step:
-        files = _files(run, run.checkpoint(from_step))
+        files = load_files(run.store, run.checkpoint(from_step))
         if _shapes(safetensors.torch.load(files[WEIGHTS_FILE])) != _shapes(trainer.weights()):
             raise ReplayError(f"{folder}: its model has other tensors than the checkpoints of {run.url}")
         trainer.restore(from_step, files)
     return trainer
-
-
-def _files(run: StoredRun, checkpoint: Checkpoint) -> dict[str, bytes]:
-    return {name: load_file(run.store, ref) for name, ref in checkpoint.files.items()}
 
 
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:

@@ -42,7 +42,7 @@ from millrace.start_hashes import record_start_hashes
 from millrace.trainer import StepReport, Trainer
 from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsWriter
 from millrace.weights.factory import trainer_end
-from storage.checkpoints import Checkpoint, CheckpointWriter, checkpoints_backwards, load_file
+from storage.checkpoints import Checkpoint, CheckpointWriter, checkpoints_backwards, load_files
 from storage.errors import StreamCorrupt
 from storage.failpoints import failpoint
 
@@ -92,7 +92,7 @@ def restore(stage: Stage, trainer: Trainer) -> Checkpoint | None:
     damage: StreamCorrupt | None = None
     for checkpoint in checkpoints_backwards(stage.store):
         try:
-            files = {name: load_file(stage.store, ref) for name, ref in checkpoint.files.items()}
+            files = load_files(stage.store, checkpoint)
         except StreamCorrupt as error:
             stage.milestone(f"checkpoint of version {checkpoint.step} set aside, going back to the one before: {error}")
             damage = damage or error

@@ -17,6 +17,7 @@ from typing import Any
 from millrace.consumed import ConsumedWriter
 from millrace.errors import ReplayError
 from millrace.lineage import Lineage
+from millrace.losses.factory import check_needs
 from millrace.replay.batches import planned
 from millrace.replay.parts import Scores
 from millrace.replay.plan import Batch
@@ -27,8 +28,9 @@ from millrace.scored import ScoredGroup
 from millrace.stages.measures import step_measures
 from millrace.stages.process import Stage
 from millrace.trainer import StepReport, Trainer
-from storage.checkpoints import Checkpoint, CheckpointWriter, load_file
+from storage.checkpoints import Checkpoint, CheckpointWriter, load_files
 from storage.factory import open_store
+from storage.schema import TRAJECTORY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,7 @@ class StoredLoop:
         self.checkpoints = checkpoints
         self.consumed = consumed
         self.lineage = Lineage.after(found, checkpoints.incarnation)
+        check_needs(trainer.loss, TRAJECTORY.names)
         runs = open_sources(stage, spec)
         first = spec.start_step or 0
         if found is None and spec.start_step is not None:
@@ -139,8 +142,7 @@ def start_from(trainer: Trainer, run: StoredRun, step: int) -> None:
 
     Raises ReplayError where it has none, and StreamCorrupt where a file of it is damaged.
     """
-    files = run.checkpoint(step).files
-    trainer.restore(step, {name: load_file(run.store, ref) for name, ref in files.items()})
+    trainer.restore(step, load_files(run.store, run.checkpoint(step)))
 
 
 def open_sources(stage: Stage, spec: ReplaySpec) -> list[StoredRun]:

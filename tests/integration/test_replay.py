@@ -238,6 +238,7 @@ def test_a_replay_that_is_killed_goes_on_at_its_last_checkpoint(millrace: Millra
         (["--train", "--set", "training.loss=magic"], 'training.loss is "magic"'),
         (["--compare", "aipo,magic"], "expected two or more of aipo, reinforce, ppo_clip, cispo"),
         (["--rescore", "magic"], '"magic"'),
+        (["--rescore", "exact_match", "--verify"], "which takes the rewards that the run trained with"),
         (["--verify", "--order", "shuffled"], "--order is given without --train, which alone heeds it"),
         (["--train", "--start-step", "8"], "no checkpoint of version 8 is stored"),
     ],
