@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from configs.errors import ConfigError
 from configs.mistakes import sentences, show, unknown_key
-from configs.schema import RunConfig, dotted_fields, is_mapping, is_section
+from configs.schema import RunConfig, dotted_fields
+from configs.section import is_mapping, is_section
 from configs.strict_yaml import parse_document, parse_scalar
 
 _LEAVES = frozenset(key for key, field in dotted_fields().items() if not is_section(field.annotation))

@@ -9,7 +9,8 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic import ValidationError
 
-from configs.schema import dotted_fields, is_section
+from configs.schema import dotted_fields
+from configs.section import is_section
 
 _KINDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", types.NoneType: "null"}
 _LONGEST_SHOWN = 80

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.schema import NonNegative, Positive, Section, Text
+from configs.section import NonNegative, Positive, Section, Text
 
 Version = Annotated[int, Field(ge=0)]
 

@@ -15,31 +15,19 @@ a real one. Whatever a single field can't decide is decided in `configs.combinat
 """
 
 import re
-from typing import Annotated, Any, Literal, Self, TypeGuard, get_origin
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from configs.combinations import impossible_combinations
 from configs.engine_args import EngineArgument
-
-Count = Annotated[int, Field(ge=1)]
-Replicas = Annotated[int, Field(ge=1, le=64)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Text = Annotated[str, Field(min_length=1)]
-
-LossName = Literal["aipo", "reinforce", "ppo_clip", "cispo"]
+from configs.prompts import EvaluationConfig, PromptsConfig
+from configs.scoring import ScoringConfig
+from configs.section import Count, NonNegative, Positive, Replicas, Section, Text, is_section
+from configs.training import TrainingConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-class Section(BaseModel):
-    """What all sections share: frozen, strict, no unknown keys; each field's docstring becomes its description."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 class PipelineConfig(Section):
@@ -87,34 +75,6 @@ class ModelConfig(Section):
     """The model to make when `model.path` is null."""
 
 
-class ArithmeticConfig(Section):
-    """The built-in prompts: every sum of two non-negative integers that these limits allow."""
-
-    digits: Annotated[int, Field(ge=1, le=3)] = 2
-    """Decimal digits of each summand, zero-padded."""
-    max_sum: Annotated[int, Field(ge=1, le=1998)] = 99
-    """Largest sum asked for; its digits are the (zero-padded) width of every answer."""
-
-
-class PromptsConfig(Section):
-    """What the policy is asked."""
-
-    source: Text = "arithmetic"
-    """Training prompts: `arithmetic`, or the path or URL of a .jsonl or .parquet file."""
-    eval_source: Text | None = None
-    """Evaluation prompts, named like `source`; null holds `num_eval` prompts of `source` out of training."""
-    prompt_field: Text = "prompt"
-    """Key or column that holds the prompt's text."""
-    answer_field: Text = "answer"
-    """Key or column that holds the reference answer's text."""
-    num_eval: Count = 512
-    """Prompts held out of `source` when there is no `eval_source`."""
-    shuffle: bool = True
-    """Whether each epoch visits the training prompts in a new order, drawn from `seed`."""
-    arithmetic: ArithmeticConfig = Field(default_factory=ArithmeticConfig)
-    """Limits of the built-in prompts."""
-
-
 class GenerationConfig(Section):
     """How rollouts are made."""
 
@@ -139,63 +99,6 @@ class GenerationConfig(Section):
     """Longest response, tokens; the end-of-sequence token counts."""
     threads: Count = 1
     """CPU threads of each generator."""
-
-
-class ScoringConfig(Section):
-    """What earns a reward."""
-
-    reward: Text = "exact_match"
-    """Name of the reward."""
-    replicas: Replicas = 1
-    """Scorer processes."""
-    answer_pattern: str | None = None
-    """Regular expression whose first group, in its last match, is the answer; null takes the stripped response."""
-    threads: Count = 1
-    """CPU threads of each scorer."""
-
-    @field_validator("answer_pattern")
-    @classmethod
-    def _has_a_group(cls, pattern: str | None) -> str | None:
-        if pattern is None:
-            return None
-        try:
-            num_groups = re.compile(pattern).groups
-        except re.error as error:
-            raise ValueError(f"a regular expression, but this one does not compile ({error})") from error
-        if num_groups == 0:
-            raise ValueError("a regular expression with a group (...) around the answer")
-        return pattern
-
-
-class TrainingConfig(Section):
-    """How the policy learns."""
-
-    loss: LossName = "aipo"
-    """Policy-gradient loss, by how it weighs a token: `aipo` by its importance ratio π/μ, clipped from above;
-    `reinforce` by 1; `ppo_clip` by the ratio, until it has moved far enough; `cispo` as `aipo`, with `clip_high`."""
-    max_importance_ratio: Annotated[float, Field(ge=1)] = 4.0
-    """Upper clip ρ of a token's importance ratio π/μ under `aipo`, no unit; 2 to 10 is usual."""
-    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """`ppo_clip` lets go of a token with a negative advantage once its ratio is below 1 less this, no unit."""
-    clip_high: Positive = 0.2
-    """`ppo_clip` lets go of a token with a positive advantage once its ratio is above 1 plus this; `cispo` weighs no
-    token more than that; no unit."""
-    max_steps: Count
-    """Optimizer steps of the whole run; step k yields policy version k."""
-    groups_per_step: Count = 64
-    """Groups that each optimizer step consumes; a multiple of `generation.replicas`."""
-    learning_rate: Positive = 2e-4
-    """AdamW learning rate, per optimizer step."""
-    weight_decay: NonNegative = 0.0
-    """AdamW decoupled weight decay, as a multiple of the learning rate."""
-    max_grad_norm: Positive = 1.0
-    """The gradient is scaled down to this L2 norm when it is longer."""
-    max_tokens_per_microbatch: Count = 16384
-    """Most tokens, padding included, of one forward and backward pass."""
-    checkpoint_every: Count = 10
-    """Optimizer steps between two checkpoints."""
-    threads: Count = 1
-    """CPU threads of the trainer."""
 
 
 class StalenessConfig(Section):
@@ -234,15 +137,6 @@ class StorageConfig(Section):
     """It also does once they are this many bytes of Arrow."""
     commit_max_ms: NonNegative = 10.0
     """Or once the oldest has waited for so long, milliseconds; 0 commits each batch before the next one is begun."""
-
-
-class EvaluationConfig(Section):
-    """How progress is measured: greedy decoding of held-out prompts."""
-
-    num_prompts: Count = 256
-    """Most evaluation prompts asked at a time of measurement."""
-    batch_size: Count = 256
-    """Prompts decoded together."""
 
 
 class PromotionConfig(Section):
@@ -362,13 +256,3 @@ def dotted_fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[
         if is_section(field.annotation):
             fields |= dotted_fields(field.annotation, f"{prefix}{name}.")
     return fields
-
-
-def is_section(annotation: object) -> TypeGuard[type[Section]]:
-    """Whether a field of this type holds keys of its own."""
-    return isinstance(annotation, type) and issubclass(annotation, Section)
-
-
-def is_mapping(annotation: object) -> bool:
-    """Whether a field of this type holds names that this schema does not list."""
-    return get_origin(annotation) is dict

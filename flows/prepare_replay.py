@@ -10,7 +10,8 @@ from typing import Any, get_args
 
 from configs.load import with_overrides
 from configs.replay import ReplayRequest
-from configs.schema import LossName, RunConfig
+from configs.schema import RunConfig
+from configs.training import LossName
 from flows.prepare import handover_folder
 from millrace.errors import InputError, RunExists
 from millrace.model_folder import check_model_folder

@@ -25,7 +25,7 @@ from storage.failpoints import failpoint
 from storage.store import Store
 
 if TYPE_CHECKING:
-    from configs.schema import TrainingConfig
+    from configs.training import TrainingConfig
 
 WEIGHTS_FILE = "model.safetensors"
 """Name of the policy's parameters among a checkpoint's files."""

@@ -11,7 +11,7 @@ from millrace.losses.ppo_clip import PpoClip
 from millrace.losses.reinforce import Reinforce
 
 if TYPE_CHECKING:
-    from configs.schema import TrainingConfig
+    from configs.training import TrainingConfig
 
 LOSSES: dict[str, Callable[["TrainingConfig"], Loss]] = {
     Aipo.name: lambda training: Aipo(max_importance_ratio=training.max_importance_ratio),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from configs.schema import TrainingConfig
+from configs.training import TrainingConfig
 from millrace.errors import ReplayError
 from millrace.losses.factory import check_needs, make_loss
 from millrace.replay.comparison import Comparison, Row, comparison_schema

@@ -3,7 +3,8 @@
 import pytest
 
 from configs.load import IMMUTABLE_ON_RESUME, changed_immutably, config_hash
-from configs.schema import RunConfig, dotted_fields, is_section
+from configs.schema import RunConfig, dotted_fields
+from configs.section import is_section
 
 
 def make_config(**sections: dict[str, object]) -> RunConfig:

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import pyarrow as pa
 import pytest
 
-from configs.schema import BudgetConfig, RunConfig, TrainingConfig
+from configs.schema import BudgetConfig, RunConfig
+from configs.training import TrainingConfig
 from flows.campaign_report import Outcome, write_report
 from flows.campaign_table import EVERY_SECONDS, CampaignTable, Row, rows
 from flows.plots import line_chart

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from configs.schema import GenerationConfig, RunConfig, TrainingConfig
+from configs.schema import GenerationConfig, RunConfig
+from configs.training import TrainingConfig
 from millrace.engines.base import Engine
 from millrace.errors import WeightsCorrupt
 from millrace.events import Beat, read_line

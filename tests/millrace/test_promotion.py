@@ -13,7 +13,8 @@ from support.dict_store import DictStore
 from support.failpoints import Failpoints
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from configs.schema import ModelConfig, PromotionConfig, RunConfig, TrainingConfig
+from configs.schema import ModelConfig, PromotionConfig, RunConfig
+from configs.training import TrainingConfig
 from millrace.care.fsck import fsck
 from millrace.care.gc import Retention, carry_out, plan
 from millrace.errors import InputError

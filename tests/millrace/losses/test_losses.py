@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.bandit import Bandit
 
-from configs.schema import TrainingConfig
+from configs.training import TrainingConfig
 from millrace.errors import InputError
 from millrace.losses.base import Loss, TokenLosses
 from millrace.losses.factory import check_needs, make_loss

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from configs.schema import TrainingConfig
+from configs.training import TrainingConfig
 from millrace.batch import Sample
 from millrace.losses.factory import LOSSES, make_loss
 from millrace.replay.comparison import Row

@@ -1,0 +1,29 @@
+"""What all sections of a config share, and the kinds of number and text in them."""
+
+from typing import Annotated, TypeGuard, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Replicas = Annotated[int, Field(ge=1, le=64)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """What all sections share: frozen, strict, no unknown keys; each field's docstring becomes its description."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+def is_section(annotation: object) -> TypeGuard[type[Section]]:
+    """Whether a field of this type holds keys of its own."""
+    return isinstance(annotation, type) and issubclass(annotation, Section)
+
+
+def is_mapping(annotation: object) -> bool:
+    """Whether a field of this type holds names that this schema does not list."""
+    return get_origin(annotation) is dict
