@@ -4,9 +4,29 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.section import Count, NonNegative, Positive, Section
+from configs.section import Count, NonNegative, Positive, Section, Text
 
 LossName = Literal["aipo", "reinforce", "ppo_clip", "cispo"]
+
+
+class ParallelConfig(Section):
+    """How many processes, each with a device of its own, train together: `data` times `tensor`."""
+
+    data: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Ranks that each train a share of the batch and hold a share of weights and optimizer (FSDP2)."""
+    tensor: Annotated[int, Field(ge=1, le=64)] = 1
+    """Ranks that each layer's heads and features are divided among; divides the model's attention heads."""
+
+
+class LoraConfig(Section):
+    """Low-rank adapters that are trained in place of the weights they stand beside (arXiv 2106.09685)."""
+
+    rank: Count
+    """Inner dimension of an adapter."""
+    alpha: Positive = 16.0
+    """An adapter's product is scaled by alpha / rank."""
+    target_modules: Annotated[list[Text], Field(min_length=1)] = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    """Names of the linear layers that get one."""
 
 
 class TrainingConfig(Section):
@@ -34,6 +54,17 @@ class TrainingConfig(Section):
     """The gradient is scaled down to this L2 norm when it is longer."""
     max_tokens_per_microbatch: Count = 16384
     """Most tokens, padding included, of one forward and backward pass."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """What the trainer's ranks compute on; with `cuda` each has a GPU of its own."""
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    """Over how many ranks the trainer is spread."""
+    compute_dtype: Literal["float32", "bfloat16"] | None = None
+    """Number format of forward and backward passes; null: that of `model.dtype`. Weights, gradients between ranks and
+    optimizer stay in `model.dtype`."""
+    activation_checkpointing: bool = False
+    """Whether each layer's activations are computed again in the backward pass instead of kept."""
+    lora: LoraConfig | None = None
+    """Adapters to train; null trains every weight."""
     checkpoint_every: Count = 10
     """Optimizer steps between two checkpoints."""
     threads: Count = 1

@@ -1,26 +1,48 @@
 """What every policy-gradient loss is: log-probabilities and advantages of tokens in, a surrogate loss a token out.
 
-    −∇ loss = weight · A · ∇ log π        weight: a function of the importance ratio π/μ, and of the sign of A
+    −∇ loss = weight · A · ∇ log π        weight: a function of importance ratios π/μ, and of the sign of A
 
 π is the policy being trained, μ the behaviour policy that sampled the token, A the advantage of its response. The
-losses differ in the weight alone; the trainer takes the mean over all tokens of the batch, whatever the loss.
+losses differ in the weight alone. How the tokens' losses become one number is the aggregation's
+(`millrace.losses.aggregation`), whatever the loss.
+
+Shapes: N tokens that carry loss, response after response, each response whole; nothing is padded.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
 
 
+@dataclass(frozen=True, kw_only=True)
+class LossTokens:
+    """The tokens of one microbatch that carry loss."""
+
+    trainer_logprobs_N: torch.Tensor
+    """[N] log π, nats, with gradient."""
+    rollout_logprobs_N: torch.Tensor
+    """[N] log μ, nats."""
+    advantages_N: torch.Tensor
+    """[N] of the token's response."""
+    response_N: torch.Tensor
+    """[N] int64, ascending: which of the microbatch's responses the token belongs to, from 0."""
+    num_responses: int
+    """Of the microbatch; a response may have no token here."""
+    staleness_N: torch.Tensor
+    """[N] int64: policy versions by which the trainer is ahead of the oldest one that sampled any of the response."""
+
+
 class TokenLosses(NamedTuple):
-    """What a loss says of tokens; all tensors are of one shape."""
+    """What a loss says of tokens; all tensors are [N]."""
 
     loss: torch.Tensor
     """Surrogate loss of each token; its gradient is the one to descend along."""
     weight: torch.Tensor
     """What A · ∇ log π of the token is multiplied with, without gradient."""
     importance_ratio: torch.Tensor
-    """π/μ before any clipping, without gradient."""
+    """π/μ of the token before any clipping, without gradient."""
     clipped: torch.Tensor
     """bool: whether the weight is another than it would be without bounds."""
 
@@ -34,29 +56,21 @@ class Loss(ABC):
     """Columns of trajectories that it reads, beside tokens and mask."""
 
     @abstractmethod
-    def __call__(
-        self, trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, advantages: torch.Tensor
-    ) -> TokenLosses:
-        """Judge tokens. All three are of one shape, and of any.
-
-        `trainer_logprobs` are log π in nats, with gradient; `rollout_logprobs` are log μ in nats; `advantages` repeat
-        their response's value.
-        """
+    def __call__(self, tokens: LossTokens) -> TokenLosses:
+        """Judge tokens."""
 
 
-def importance_ratio(trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor) -> torch.Tensor:
-    """π/μ of each token, without gradient; infinite where that overflows."""
-    return (trainer_logprobs.detach() - rollout_logprobs).exp()
+def importance_ratio(tokens: LossTokens) -> torch.Tensor:
+    """[N] π/μ of each token, without gradient; infinite where that overflows."""
+    return (tokens.trainer_logprobs_N.detach() - tokens.rollout_logprobs_N).exp()
 
 
-def weighted_up_to(
-    bound: float, trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, advantages: torch.Tensor
-) -> TokenLosses:
+def weighted_up_to(bound: float, tokens: LossTokens) -> TokenLosses:
     """Each token weighted by its importance ratio, clipped from above at `bound` and outside the gradient."""
-    ratio = importance_ratio(trainer_logprobs, rollout_logprobs)
+    ratio = importance_ratio(tokens)
     weight = ratio.clamp(max=bound)
     return TokenLosses(
-        loss=-(weight * advantages * trainer_logprobs),
+        loss=-(weight * tokens.advantages_N * tokens.trainer_logprobs_N),
         weight=weight,
         importance_ratio=ratio,
         clipped=ratio > bound,
