@@ -1,6 +1,7 @@
 """Serves the dashboard until Ctrl-C: waitress, a WSGI server with no debugger and no reloader in it."""
 
 import errno
+import logging
 import socket
 
 import waitress
@@ -27,6 +28,8 @@ def serve(url: str, *, host: str, port: int, token: str | None) -> None:
     app = make_app(runs, VIEWS, host=host, token=token)
     listener = _listen(host, port)
     asked = "" if token is None else " (asks for its token)"
+    # It warns whenever a browser asks for more at once than there are threads: nothing a person has to see to.
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     print(f"The dashboard of {runs.url} is at {_address(host, listener)}{asked}; Ctrl-C ends it.", flush=True)
     waitress.serve(
         app.server,

@@ -4,7 +4,7 @@ import signal
 
 import psutil
 import pytest
-from support.campaigns import Millrace, assert_balanced, send, stages_of, wait_until
+from support.campaigns import FROM_SCRATCH, Millrace, assert_balanced, send, stages_of, wait_until
 
 from storage.checkpoints import read_latest
 from storage.factory import open_store
@@ -50,7 +50,9 @@ def test_a_stopped_campaign_drains_says_so_and_can_be_resumed_with_the_ledger_ex
 
 
 def test_a_campaign_can_be_stopped_before_it_trains(millrace: Millrace) -> None:
-    process = millrace.start(*millrace.campaign("early", **{**ENDLESS, "model.bootstrap.max_steps": 100_000}))
+    process = millrace.start(
+        *millrace.campaign("early", **{**ENDLESS, **FROM_SCRATCH, "model.bootstrap.max_steps": 100_000})
+    )
     wait_until(lambda: bool(millrace.sign_of_life("early", "bootstrap-0")), "the bootstrap")
     ended = send(process, signal.SIGTERM)
     assert ended.code == 143, ended.output

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.campaigns import Millrace, assert_balanced
+from support.campaigns import FROM_SCRATCH, Millrace, assert_balanced
 from support.failpoints import Failpoints
 from support.kill_matrix import PLACES, campaigns
 from support.recoveries import LifeWatch, Recovery
@@ -26,7 +26,7 @@ SEED = int(os.environ.get("MILLRACE_FAULT_SEED", "0"))
 REDUCED, WHOLE = 3, 26
 """`make test` goes through the first three campaigns, `make faults` through the others; nine kills each."""
 STEPS, GROUPS, GROUP_SIZE = 12, 16, 8
-SETTINGS = {"training.max_steps": STEPS}
+SETTINGS = {**FROM_SCRATCH, "training.max_steps": STEPS}
 SYNC = {"pipeline.mode": "sync"}
 SIGKILLED = -9
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.campaigns import Millrace, assert_balanced
+from support.campaigns import FROM_SCRATCH, Millrace, assert_balanced
 from support.ceph import CephServer
 
 from millrace.status import StatusReader
@@ -29,7 +29,7 @@ def final_weights(run_url: str) -> bytes:
 @pytest.fixture(scope="module")
 def weights_on_disk(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], prefect_api: str) -> bytes:
     millrace = Millrace(tmp_path_factory.mktemp("runs"), {**environment, "PREFECT_API_URL": prefect_api})
-    ended = millrace.run(*millrace.campaign("disk", **SYNC))
+    ended = millrace.run(*millrace.campaign("disk", **FROM_SCRATCH, **SYNC))
     assert ended.code == 0, ended.output
     return final_weights(str(millrace.root / "disk"))
 
@@ -44,7 +44,7 @@ def memory_root() -> Iterator[str]:
 def test_a_run_in_memory_ends_as_the_one_on_disk_does(
     millrace: Millrace, memory_root: str, weights_on_disk: bytes
 ) -> None:
-    ended = millrace.run(*millrace.campaign("memory", root=memory_root, **SYNC))
+    ended = millrace.run(*millrace.campaign("memory", root=memory_root, **FROM_SCRATCH, **SYNC))
     assert ended.code == 0, ended.output
     assert_balanced(StatusReader(open_store(f"{memory_root}/memory")).look())
     assert final_weights(f"{memory_root}/memory") == weights_on_disk
@@ -58,7 +58,7 @@ def test_a_run_on_s3_ends_as_the_one_on_disk_does(
     for name, value in ceph.environment.items():
         monkeypatch.setenv(name, value)
     millrace.environment |= ceph.environment
-    ended = millrace.run(*millrace.campaign("far", root=root, **SYNC))
+    ended = millrace.run(*millrace.campaign("far", root=root, **FROM_SCRATCH, **SYNC))
     assert ended.code == 0, ended.output
     assert_balanced(StatusReader(open_store(f"{root}/far")).look())
     assert final_weights(f"{root}/far") == weights_on_disk

@@ -1,9 +1,13 @@
 """Campaigns as a person runs them: the real command and real processes, with a root folder of their own."""
 
+import atexit
+import functools
 import json
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +19,7 @@ import psutil
 
 REPOSITORY = Path(__file__).parents[2]
 PRESET = REPOSITORY / "configs" / "presets" / "tiny-cpu.yaml"
-QUICK = {
+QUICK: dict[str, object] = {
     "model.bootstrap.max_steps": 10,
     "training.max_steps": 6,
     "training.groups_per_step": 16,
@@ -24,6 +28,23 @@ QUICK = {
     "evaluation.num_prompts": 32,
 }
 """A campaign of a few seconds: it shows that everything works, not that it learns."""
+FROM_SCRATCH: dict[str, object] = {"model.path": None, "promotion.margin": 0.0}
+"""Settings for one that also makes its own start model, and promotes."""
+
+
+@functools.cache
+def start_model() -> Path:
+    """Folder of a start model that a campaign of `QUICK` would make, made once for all tests of the session."""
+    folder = Path(tempfile.mkdtemp(prefix="millrace-start-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    making = [sys.executable, "-m", "support.start_model", str(folder / "start"), json.dumps(QUICK)]
+    subprocess.run(making, cwd=REPOSITORY / "tests", check=True)
+    return folder / "start"
+
+
+def quick() -> dict[str, object]:
+    """`QUICK`, from the model that all tests share, and without a promotion: what is not asked about takes no time."""
+    return {**QUICK, "model.path": str(start_model()), "promotion.margin": None}
 
 
 @dataclass(frozen=True)
@@ -69,7 +90,7 @@ class Millrace:
 
     def campaign(self, run_id: str, *flags: str, root: str | None = None, **settings: object) -> list[str]:
         """The arguments of a quick campaign, in its own root folder or elsewhere."""
-        chosen = {**QUICK, **settings}
+        chosen = {**quick(), **settings}
         sets = [part for key, value in chosen.items() for part in ("--set", f"{key}={json.dumps(value)}")]
         return ["run", str(PRESET), "--root", root or str(self.root), "--run-id", run_id, *sets, *flags]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from support.campaigns import QUICK, REPOSITORY, healthy, wait_until
+from support.campaigns import REPOSITORY, healthy, quick, wait_until
 
 from flows.server import free_port
 
@@ -103,7 +103,7 @@ class Site:
     def campaign(self, name: str, **settings: object) -> dict[str, Any]:
         """The parameters of a quick campaign of that name: the deployment's own, with a few changed."""
         parameters: dict[str, Any] = self.deployment("campaign/campaign")["parameters"]
-        chosen = {**QUICK, "name": name, "storage.root": str(self.folder / "runs"), **settings}
+        chosen = {**quick(), "name": name, "storage.root": str(self.folder / "runs"), **settings}
         for key, value in chosen.items():
             *sections, last = key.split(".")
             at = parameters["config"]
