@@ -15,6 +15,8 @@ def impossible_combinations(config: RunConfig) -> Iterator[str]:
     yield from _prompts(config)
     yield from _groups(config)
     yield from _engine(config)
+    yield from _environment(config)
+    yield from _scoring(config)
     yield from _placement(config)
     yield from _deadline(config)
 
@@ -31,6 +33,13 @@ def _model(config: RunConfig) -> Iterator[str]:
 
 def _prompts(config: RunConfig) -> Iterator[str]:
     prompts, num_prompts = config.prompts, config.evaluation.num_prompts
+    sources = [source for source in (prompts.source, prompts.eval_source) if source is not None]
+    yield from _listed_prompts(config, sources)
+    if prompts.template is not None and "arithmetic" in sources:
+        yield (
+            "prompts.template is set and prompts are from arithmetic; "
+            "expected null, for the demonstrations of the built-in prompts are of bare sums"
+        )
     if prompts.eval_source is not None:
         if prompts.eval_source == prompts.source:
             yield (
@@ -52,6 +61,23 @@ def _prompts(config: RunConfig) -> Iterator[str]:
             f"prompts.arithmetic.digits {digits} and prompts.arithmetic.max_sum {max_sum} make {num_problems} problems "
             f"and prompts.num_eval is {prompts.num_eval}; expected more problems than num_eval"
         )
+
+
+def _listed_prompts(config: RunConfig, sources: list[str]) -> Iterator[str]:
+    scoring = config.scoring
+    asked = [source.partition(":")[2] for source in sources if source.startswith("reasoning_gym:")]
+    tasks = ",".join(asked).split(",")
+    for task in config.prompts.reasoning_gym.config:
+        if task not in tasks:
+            yield (
+                f"prompts.reasoning_gym.config is about {task} and prompts are from {' and '.join(sources)}; "
+                f"expected arguments of a task that is asked for, reasoning_gym:{task}"
+            )
+    # These rewards look up the entry that a prompt was made from.
+    for reward in {scoring.reward, *scoring.weights} & {"reasoning_gym", "verifiers"}:
+        for source in sources:
+            if not source.startswith(f"{reward}:"):
+                yield f"the reward is {reward} and prompts are from {source}; expected prompts that {reward} makes"
 
 
 def _groups(config: RunConfig) -> Iterator[str]:
@@ -81,6 +107,27 @@ def _engine(config: RunConfig) -> Iterator[str]:
             f"generation.engine is {generation.engine} and generation.engine_args has "
             f"{', '.join(generation.engine_args)}; expected none of them, or the engine vllm, whose arguments they are"
         )
+
+
+def _environment(config: RunConfig) -> Iterator[str]:
+    environment = config.environment
+    if environment.name is not None and environment.max_turns == 1:
+        yield (
+            f'environment.name is "{environment.name}" and environment.max_turns is 1; '
+            "expected at least 2, for after the only turn nobody would read what the environment answers"
+        )
+
+
+def _scoring(config: RunConfig) -> Iterator[str]:
+    scoring = config.scoring
+    # One that is set and not used is no mistake: a stored run is rescored by another reward with the rest as it was.
+    for reward, key, value, expected in (
+        ("python", "function", scoring.function, "package.module:function"),
+        ("reward_model", "model", scoring.model, "the folder of a reward model"),
+        ("weighted_sum", "weights", scoring.weights or None, "a weight for each reward to add"),
+    ):
+        if reward in (scoring.reward, *scoring.weights) and value is None:
+            yield f"scoring.reward is {scoring.reward} and scoring.{key} is missing; expected {expected}"
 
 
 def _num_sums(digits: int, max_sum: int) -> int:

@@ -18,13 +18,17 @@ from configs.strict_yaml import parse_document, parse_scalar
 _LEAVES = frozenset(key for key, field in dotted_fields().items() if not is_section(field.annotation))
 _MAPPINGS = frozenset(key for key, field in dotted_fields().items() if is_mapping(field.annotation))
 
-# How long, where and how fast a run goes on; none of these changes what a committed rollout or step means.
+# How long, where and how fast a run goes on; none of these changes what a committed rollout or step means. Over how
+# many ranks and in what portions a gradient is summed up changes its last bits only; in what type, more than that.
+_FREE_KEYS = {
+    f"training.{name}"
+    for name in ("max_steps", "checkpoint_every", "device", "activation_checkpointing", "max_tokens_per_microbatch")
+}
+_FREE_SECTIONS = (
+    "training.parallel.", "weights.", "storage.", "evaluation.", "promotion.", "budget.", "supervision.", "placement.",
+)  # fmt: skip
 _FREE_ON_RESUME = frozenset(
-    key
-    for key in _LEAVES
-    if key in ("training.max_steps", "training.checkpoint_every")
-    or key.endswith(".threads")
-    or key.startswith(("weights.", "storage.", "evaluation.", "promotion.", "budget.", "supervision.", "placement."))
+    key for key in _LEAVES if key in _FREE_KEYS or key.endswith(".threads") or key.startswith(_FREE_SECTIONS)
 )
 
 IMMUTABLE_ON_RESUME = _LEAVES - _FREE_ON_RESUME

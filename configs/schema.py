@@ -7,7 +7,7 @@
                ├─ generation   how rollouts are made        ├─ evaluation   how progress is measured
                ├─ scoring      what earns a reward          ├─ promotion    which checkpoint is the one to use
                ├─ training     how the policy learns        ├─ supervision  when a stage is taken to hang
-               ├─ budget       how much one attempt may do
+               ├─ budget       how much one attempt may do  ├─ environment  what answers between two turns
                └─ placement    on whose hosts the stages run
 
 Unknown keys, wrong types and non-finite numbers are refused, and nothing is converted except a whole number given for
@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from configs.combinations import impossible_combinations
 from configs.engine_args import EngineArgument
+from configs.environment import EnvironmentConfig
 from configs.prompts import EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
 from configs.section import Count, NonNegative, Positive, Replicas, Section, Text, is_section
@@ -200,6 +201,8 @@ class RunConfig(Section):
     """What the policy is asked."""
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     """How rollouts are made."""
+    environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
+    """What the policy talks to between its turns."""
     scoring: ScoringConfig = Field(default_factory=ScoringConfig)
     """What earns a reward."""
     training: TrainingConfig

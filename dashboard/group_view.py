@@ -23,6 +23,8 @@ _MAX_CHARACTERS = 20_000
 _BELOW, _ABOVE, _GREY = "0, 114, 178", "213, 94, 0", "128, 128, 128"
 _OPAQUE = 0.65
 _MONO = {"fontFamily": "ui-monospace, monospace", "whiteSpace": "pre-wrap", "overflowWrap": "anywhere"}
+_ENVIRONMENT = {"fontStyle": "italic", "textDecoration": "underline dotted"}
+"""How tokens look that the policy did not write."""
 
 
 def view(group: Group, texts: TokenTexts) -> Component:
@@ -167,12 +169,15 @@ def _tokens(response: Response, texts: TokenTexts) -> Component:
 def _token(response: Response, i: int, token_id: int, piece: str, ratio: float) -> Component:
     trajectory = response.trajectory
     assert trajectory is not None, "asked only where there is one"
-    said = [f"token {i}, id {token_id}", f"log μ {trajectory['rollout_logprobs'][i]:.6g}"]
-    if np.isnan(ratio) or response.trainer_logprobs is None:
-        said.append("not trained")
+    said, style = [f"token {i}, id {token_id}"], {"backgroundColor": colour(ratio), "borderRadius": "2px"}
+    if not trajectory["loss_mask"][i]:
+        said.append("written by the environment")
+        style |= _ENVIRONMENT
+    elif np.isnan(ratio) or response.trainer_logprobs is None:
+        said += [f"log μ {trajectory['rollout_logprobs'][i]:.6g}", "not trained"]
     else:
-        said += [f"log π {response.trainer_logprobs[i]:.6g}", f"π/μ {ratio:.6g}"]
-    style = {"backgroundColor": colour(ratio), "borderRadius": "2px"}
+        said += [f"log μ {trajectory['rollout_logprobs'][i]:.6g}", f"log π {response.trainer_logprobs[i]:.6g}"]
+        said.append(f"π/μ {ratio:.6g}")
     if i and i in trajectory["span_starts"]:
         style["borderLeft"] = "2px solid var(--accent)"
     return html.Span(visible(piece) or f"⟨{token_id}⟩", title=", ".join(said), className="token", style=style)
@@ -183,6 +188,7 @@ def _legend(texts: TokenTexts) -> Component:
     known = [("≤ 0.5", 0.5), ("0.71", 0.5**0.5), ("1", 1.0), ("1.41", 2**0.5), ("≥ 2", 2.0), ("not trained", np.nan)]
     edge = {"padding": "0 8px", "border": "1px solid var(--line)"}
     swatches = [html.Span(label, style={**edge, "backgroundColor": colour(ratio)}) for label, ratio in known]
+    swatches.append(html.Span("the environment's", style={**edge, **_ENVIRONMENT}))
     sentence = (
         "Tokens are coloured by their importance ratio π/μ: the probability that the policy in training gave the token "
         "just before the step, over that of the policy which sampled it. Point at one to read it. The bar above them "

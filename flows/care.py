@@ -52,8 +52,11 @@ def add_parsers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="keep the N newest checkpoints, and the N newest promoted ones (default: 2)",
     )
     gc.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
-    export = _command(commands, "export", "write the promoted checkpoint as a Hugging Face folder")
-    export.add_argument("folder", type=Path, metavar="FOLDER", help="folder to make; it must not exist")
+    export = _command(commands, "export", "write a checkpoint as a Hugging Face folder")
+    export.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="folder to make; new, or empty")
+    which = export.add_mutually_exclusive_group()
+    which.add_argument("--version", type=int, metavar="N", help="policy version to export (default: the newest stored)")
+    which.add_argument("--promoted", action="store_true", help="the checkpoint that was promoted last")
 
 
 def run(arguments: argparse.Namespace, console: Console | None = None) -> int:
@@ -179,11 +182,18 @@ def _gc(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _export(arguments: argparse.Namespace, console: Console) -> int:
-    from millrace.promotion import fetch_promoted
     from storage.factory import open_store
 
-    promoted = fetch_promoted(open_store(arguments.run_url), arguments.folder)
-    _say(console, f"{promoted.sentence}; written to {arguments.folder}")
+    store = open_store(arguments.run_url)
+    if arguments.promoted:
+        from millrace.promotion import fetch_promoted
+
+        sentence = fetch_promoted(store, arguments.to).sentence
+    else:
+        from flows.export import export_checkpoint
+
+        sentence = f"version {export_checkpoint(store, arguments.to, arguments.version)}"
+    _say(console, f"{sentence}; written to {arguments.to}")
     return 0
 
 

@@ -44,6 +44,25 @@ def evaluate(run_url: str) -> dict[str, Any]:
     finally:
         STOP.set()
     found: dict[str, Any] = StatusReader(store).look()["eval"]
-    rows = [{"evaluated": name, **result} for name, result in found.items()]
-    create_table_artifact(rows, key="evaluations", description=f"Held-out greedy accuracy of {store.url}")
+    create_table_artifact(table_rows(found), key="evaluations", description=f"Held-out results of {store.url}")
     return found
+
+
+def table_rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Evaluations by name as rows of plain cells: an estimate is its value with its 95 % interval behind it."""
+    rows = []
+    for name, result in found.items():
+        row = {"evaluated": name, **result}
+        if "accuracy_interval" in row:
+            low, high = row.pop("accuracy_interval")
+            row["accuracy"] = _cell({"value": row["accuracy"], "low": low, "high": high})
+        if "pass_at" in row:
+            row |= {f"pass@{k}": _cell(estimate) for k, estimate in row.pop("pass_at").items()}
+            row["majority"] = _cell(row["majority"])
+        rows.append(row)
+    return rows
+
+
+def _cell(estimate: dict[str, float | None]) -> str:
+    value, low, high = estimate["value"], estimate["low"], estimate["high"]
+    return f"{value:.4f}" if low is None else f"{value:.4f} [{low:.4f}, {high:.4f}]"

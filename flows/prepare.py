@@ -13,13 +13,16 @@ from typing import Literal
 from configs.load import changed_immutably
 from configs.schema import RunConfig
 from millrace.engines.vllm_check import Question, refusal
+from millrace.environments.factory import environment_class
 from millrace.errors import InputError, RunExists
 from millrace.model_folder import check_model_folder
+from millrace.packages import check_installed
+from millrace.parallel.layout import check_layout
 from millrace.places import places
 from millrace.prompts import PromptSet
-from millrace.rewards.factory import make_reward
 from millrace.run import create_run, latest_attempt, resume_run
 from millrace.stages.inputs import load_prompt_set
+from millrace.stages.scoring import make_scorer
 from storage import layout
 from storage.factory import open_store
 from storage.memory import memory_folder
@@ -50,9 +53,9 @@ def check(config: RunConfig, run_id: str, *, resume: Resume) -> Store:
     is asked for and does not even come to refuse.
     """
     layout.validate_run_id(run_id)
-    if config.model.path is not None:
-        check_model_folder(Path(config.model.path).expanduser())
-    make_reward(config.scoring.reward, answer_pattern=config.scoring.answer_pattern)
+    check_model(config)
+    make_scorer(config).check()
+    environment_class(config.environment.name)
     prompts = load_prompt_set(config)
     root = config.storage.root
     store = open_store(root + run_id if root.endswith("/") else f"{root}/{run_id}")
@@ -72,6 +75,30 @@ def check(config: RunConfig, run_id: str, *, resume: Resume) -> Store:
     # Last, for it makes the root folder where there is none yet.
     probe(open_store(config.storage.root))
     return store
+
+
+def check_model(config: RunConfig, *, trains: bool = True) -> None:
+    """Looks at the model's folder, where it has one, and, if a trainer is to start, at whether model and host allow
+    its layout; on another host the stage itself looks at the GPUs.
+
+    Raises InputError with one sentence.
+    """
+    if config.model.path is not None:
+        model = check_model_folder(Path(config.model.path).expanduser())
+    else:
+        shape = config.model.bootstrap
+        model = {"num_attention_heads": shape.num_heads, "intermediate_size": shape.intermediate_size}
+    if not trains:
+        return
+    training, gpus = config.training, None
+    if training.device == "cuda" and config.placement.train.work_pool is None:
+        # Late: only who has GPUs need wait for torch.
+        import torch
+
+        gpus = torch.cuda.device_count()
+    check_layout(model, training.parallel, gpus=gpus)
+    if training.lora is not None:
+        check_installed("peft", "lora", "training.lora is set")
 
 
 def prepare(config: RunConfig, run_id: str, *, resume: Resume) -> Prepared:
@@ -94,6 +121,7 @@ def _check_vllm(config: RunConfig, prompts: PromptSet) -> None:
         engine_args=config.generation.engine_args,
         replicas=config.generation.replicas,
         max_new_tokens=config.generation.max_new_tokens,
+        environment=config.environment.name,
         prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train),
     )
     # A campaign at a terminal is checked before its flow starts, and by its flow again.

@@ -12,15 +12,14 @@ from configs.load import with_overrides
 from configs.replay import ReplayRequest
 from configs.schema import RunConfig
 from configs.training import LossName
-from flows.prepare import handover_folder
+from flows.prepare import check_model, handover_folder
 from millrace.errors import InputError, RunExists
-from millrace.model_folder import check_model_folder
 from millrace.replay.batches import check_alike, planned
 from millrace.replay.selection import Selection
 from millrace.replay.spec import ReplaySpec, Source, write_spec
 from millrace.replay.stored import StoredRun
-from millrace.rewards.factory import make_reward
 from millrace.run import create_run
+from millrace.stages.scoring import make_scorer
 from storage import layout
 from storage.factory import open_store
 from storage.store import Store, probe
@@ -81,9 +80,9 @@ def check(request: ReplayRequest) -> Checked:
                 f"training.max_steps is {config.training.max_steps} and --start-step is {first}; "
                 "expected more steps than there are before it begins"
             )
-    if config.model.path is not None:
-        check_model_folder(Path(config.model.path).expanduser())
-    make_reward(config.scoring.reward, answer_pattern=config.scoring.answer_pattern)
+    check_model(config, trains=request.job == "train")
+    if request.rescore is not None:
+        make_scorer(config).check()
     store = open_store(f"{request.root.removesuffix('/')}/{request.run_id}")
     if store.exists(layout.RUN):
         raise RunExists(f"run {request.run_id!r} exists already at {store.url}: choose another --run-id")

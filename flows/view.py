@@ -148,8 +148,26 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("weight sync", f"{sync['count']} by {sync['transport']}, median {_number(sync['p50_seconds'], 4)} s"),
     ]
     for name, result in status["eval"].items():
-        found.append((f"accuracy at {name}", f"{result['accuracy']:.3f} of {result['prompts']} held-out prompts"))
+        found += _measured(name, result)
     return found
+
+
+def _measured(name: str, result: dict[str, Any]) -> list[tuple[str, str]]:
+    """An evaluation's figures; those of older runs have no intervals."""
+    interval = _interval(result.get("accuracy_interval", [None, None]))
+    found = [(f"accuracy at {name}", f"{result['accuracy']:.3f}{interval} of {result['prompts']} held-out prompts")]
+    if "pass_at" in result:
+        measures = {f"pass@{k}": estimate for k, estimate in result["pass_at"].items()}
+        measures[f"majority of {result['samples']}"] = result["majority"]
+        said = [f"{what} {one['value']:.3f}{_interval([one['low'], one['high']])}" for what, one in measures.items()]
+        found.append((f"sampled at {name}", ", ".join(said)))
+    return found
+
+
+def _interval(ends: list[float | None]) -> str:
+    """The 95 % interval behind a value, or nothing where none is known."""
+    low, high = ends
+    return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
 
 
 def _queue(ledger: dict[str, Any]) -> int:

@@ -7,7 +7,8 @@
 
 The demonstrations of arithmetic are like those people find: a good part of them gets the carry wrong. A policy that
 has learnt to answer like its demonstrators is sure of itself and often wrong; what the right answers have in common it
-then learns from rewards alone. It never sees a held-out prompt.
+then learns from rewards alone. It never sees a held-out prompt. In an environment, demonstrators who are right have
+used it, and those who slip have not.
 """
 
 import random
@@ -21,8 +22,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from millrace.demonstrations import carry_slip, demonstration
+from millrace.demonstrations import carry_slip, talk
+from millrace.engines.base import Engine
 from millrace.engines.transformers import TransformersEngine
+from millrace.environments.base import Environment
+from millrace.environments.episodes import in_environment
 from millrace.types import Prompt, Sampling
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -70,7 +74,8 @@ def character_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     alphabet = sorted(set("".join(texts)))
     vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, *alphabet])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    # Ends of lines too: a dot would leave several of them together, as a token that is in no vocabulary.
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS)
@@ -103,25 +108,29 @@ def bootstrap(
     seed: int,
     sampling: Sampling,
     report: Callable[[str], None],
+    environment: type[Environment] | None = None,
+    max_turns: int = 1,
 ) -> Bootstrapped:
     """Makes a tiny model and its tokenizer from `prompts`, and saves both to `folder` as an ordinary Hugging Face one.
 
-    `report` receives a line at each look at the accuracy. Deterministic in `seed` on one machine and thread count.
+    `report` receives a line at each look at the accuracy; `environment` is what the policy may use in at most
+    `max_turns` turns. Deterministic in `seed` on one machine and thread count.
     """
     started = time.monotonic()
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    tokenizer = character_tokenizer([text for prompt in prompts for text in (prompt.text, prompt.answer)])
-    longest = max(len(prompt.text) + len(prompt.answer) for prompt in prompts) + 2
-    model = tiny_llama(shape, tokenizer, context=max(64, 2 * longest))
+    tokenizer, model = _fresh(prompts, shape, environment, sampling.max_new_tokens)
     optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.0)
-    engine = TransformersEngine(model, tokenizer)
+    engine = in_environment(
+        lambda stop: TransformersEngine(model, tokenizer, stop=stop), environment, tokenizer, max_turns=max_turns
+    )
+    shown = None if environment is None else environment()
     looked_at = rng.sample(list(prompts), min(CHECK_PROMPTS, len(prompts)))
     fluency = accuracy = 0.0
     step = 0
     while step < shape.max_steps and not (fluency >= shape.target_fluency and accuracy <= shape.max_accuracy):
         step += 1
-        batch = [(p, demonstration(p, rng, shape.slip_rate)) for p in rng.choices(prompts, k=shape.batch_size)]
+        batch = [(p, talk(p, rng, shape.slip_rate, shown)) for p in rng.choices(prompts, k=shape.batch_size)]
         loss = _supervised_loss(model.train(), tokenizer, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -143,18 +152,36 @@ def bootstrap(
     )
 
 
+def _fresh(
+    prompts: Sequence[Prompt], shape: TinyModel, environment: type[Environment] | None, max_new_tokens: int
+) -> tuple[PreTrainedTokenizerFast, LlamaForCausalLM]:
+    """A tokenizer of all that is asked and said, and a model that has learnt nothing yet."""
+    texts = [text for prompt in prompts for text in (prompt.text, prompt.answer)]
+    tokenizer = character_tokenizer(texts if environment is None else [*texts, environment.alphabet])
+    longest = max(len(prompt.text) + len(prompt.answer) for prompt in prompts) + 2
+    # All of a response of several turns has to fit behind its prompt.
+    room = longest if environment is None else max_new_tokens
+    return tokenizer, tiny_llama(shape, tokenizer, context=max(64, longest + room))
+
+
 def _supervised_loss(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, batch: Sequence[tuple[Prompt, str]]
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    batch: Sequence[tuple[Prompt, Sequence[tuple[str, bool]]]],
 ) -> torch.Tensor:
-    """Mean cross-entropy of the answer and the end token; the prompt carries no loss."""
-    rows = [tokenizer(prompt.text)["input_ids"] for prompt, _ in batch]
-    answers = [tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] for _, text in batch]
-    length = max(len(r) + len(a) for r, a in zip(rows, answers, strict=True))
+    """Mean cross-entropy of what a policy wrote and the end token; prompt and environment carry no loss."""
+    rows = []
+    for prompt, pieces in batch:
+        row = [(token, False) for token in tokenizer(prompt.text)["input_ids"]]
+        for text, learnt in pieces:
+            row += [(token, learnt) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+        rows.append([*row, (tokenizer.eos_token_id, True)])
+    length = max(len(row) for row in rows)
     input_ids_BT = torch.full((len(batch), length), tokenizer.pad_token_id)
     labels_BT = torch.full((len(batch), length), -100)
-    for i, (row, answer) in enumerate(zip(rows, answers, strict=True)):
-        input_ids_BT[i, : len(row) + len(answer)] = torch.tensor(row + answer)
-        labels_BT[i, len(row) : len(row) + len(answer)] = torch.tensor(answer)
+    for i, row in enumerate(rows):
+        input_ids_BT[i, : len(row)] = torch.tensor([token for token, _ in row])
+        labels_BT[i, : len(row)] = torch.tensor([token if learnt else -100 for token, learnt in row])
     logits_BTV = model(input_ids=input_ids_BT, attention_mask=input_ids_BT != tokenizer.pad_token_id).logits
     loss: torch.Tensor = torch.nn.functional.cross_entropy(
         logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=-100
@@ -163,12 +190,12 @@ def _supervised_loss(
 
 
 def _look(
-    engine: TransformersEngine, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Prompt], max_new_tokens: int
+    engine: Engine, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> tuple[float, float]:
     """(fluency, accuracy) of greedy answers."""
     greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=max_new_tokens)
-    responses = engine.generate([tokenizer(p.text)["input_ids"] for p in prompts], greedy, seed=0)
-    texts = [tokenizer.decode(list(response.tokens), skip_special_tokens=True) for response in responses]
+    responses = engine.generate([tokenizer(p.text)["input_ids"] for p in prompts], greedy, seed=0, asked=prompts)
+    texts = [tokenizer.decode(list(response.answer_tokens), skip_special_tokens=True) for response in responses]
     right = sum(text == prompt.answer for text, prompt in zip(texts, prompts, strict=True))
     slipped = sum(text == carry_slip(prompt) for text, prompt in zip(texts, prompts, strict=True))
     return (right + slipped) / len(prompts), right / len(prompts)

@@ -1,7 +1,8 @@
-"""Answers to learn from in a warm start: right ones, and ones with the slip that people make."""
+"""What to learn from in a warm start: right answers, and ones with the slip that people make."""
 
 import random
 
+from millrace.environments.base import Environment
 from millrace.prompts import ARITHMETIC
 from millrace.types import Prompt
 
@@ -10,6 +11,23 @@ def demonstration(prompt: Prompt, rng: random.Random, slip_rate: float) -> str:
     """An answer to learn from: the right one or, for arithmetic and with probability `slip_rate`, one that slipped."""
     slipped = carry_slip(prompt)
     return prompt.answer if slipped is None or rng.random() >= slip_rate else slipped
+
+
+def talk(
+    prompt: Prompt, rng: random.Random, slip_rate: float, environment: Environment | None
+) -> list[tuple[str, bool]]:
+    """A whole response to learn from: (text, whether the policy wrote it) of each piece, the answer last.
+
+    Who slips has answered at once; who is right has used the environment before, where there is one.
+    """
+    answer = demonstration(prompt, rng, slip_rate)
+    if environment is None or answer != prompt.answer:
+        return [(answer, True)]
+    environment.reset(prompt, rng.getrandbits(63))
+    pieces = []
+    for turn in environment.example(prompt):
+        pieces += [(turn, True), (environment.step(turn).text, False)]
+    return [*pieces, (answer, True)]
 
 
 def carry_slip(prompt: Prompt) -> str | None:

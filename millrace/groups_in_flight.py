@@ -42,6 +42,7 @@ class GroupsInFlight:
                 sample_index=i,
                 prompt_tokens=prompt_tokens,
                 seed=trajectory_seed(self._run_seed, group_id, i),
+                prompt=prompt,
             )
             for i in range(self._group_size)
         ]

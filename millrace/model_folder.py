@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from millrace.errors import ModelFolderError
 
@@ -9,20 +10,24 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
-def check_model_folder(folder: Path) -> None:
-    """Raises ModelFolderError naming the first thing missing from a Hugging Face causal language model's folder."""
+def check_model_folder(folder: Path) -> dict[str, Any]:
+    """The content of config.json in a Hugging Face causal language model's folder.
+
+    Raises ModelFolderError naming the first thing that is missing there.
+    """
     if not folder.is_dir():
         raise ModelFolderError(f"model.path {str(folder)!r}: no such folder; expected a Hugging Face model folder")
-    _check_config(folder / "config.json")
+    config = _read_config(folder / "config.json")
     if not any(match for pattern in _WEIGHT_FILES for match in folder.glob(pattern)):
         raise ModelFolderError(f"model.path {str(folder)!r}: no weights; expected *.safetensors files")
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ModelFolderError(
             f"model.path {str(folder)!r}: no tokenizer; expected one of {', '.join(_TOKENIZER_FILES)}"
         )
+    return config
 
 
-def _check_config(path: Path) -> None:
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -31,3 +36,4 @@ def _check_config(path: Path) -> None:
         raise ModelFolderError(f"model.path: {path} is not JSON: {error}") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise ModelFolderError(f"model.path: {path} names no model_type; expected a Hugging Face model's config")
+    return config

@@ -187,16 +187,21 @@ def latest_promoted(store: Store) -> Promoted | None:
     return None if record is None else promoted_of(record)
 
 
+def check_empty(folder: Path) -> None:
+    """Raises InputError unless `folder` is empty or not there: a model must not mix with what is there."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is there already: expected a folder that is not, or is empty, for the model")
+
+
 def fetch_promoted(store: Store, folder: Path) -> Promoted:
     """Writes the promoted checkpoint as a Hugging Face folder at `folder`, verified: whole, or not at all.
 
-    Raises InputError where nothing is promoted yet or `folder` is there already, StreamCorrupt where a file is damaged.
+    Raises InputError where nothing is promoted yet or `folder` holds something, StreamCorrupt where a file is damaged.
     """
     promoted = latest_promoted(store)
     if promoted is None:
         raise InputError(f"{store.url}: no checkpoint has been promoted yet")
-    if folder.exists():
-        raise InputError(f"{folder} is there already: expected a folder that is not, for the promoted model")
+    check_empty(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tmp-") as temporary:
         made = Path(temporary) / "made"

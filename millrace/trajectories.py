@@ -64,7 +64,7 @@ def trajectory_table(
         "min_policy_version": [min(spans) for spans in versions],
         "max_policy_version": [max(spans) for spans in versions],
         "incarnation": [incarnation] * num,
-        "loss_mask": _lists([[1] * len(response.tokens) for response in responses], np.uint8),
+        "loss_mask": _lists([response.loss_mask for response in responses], np.uint8),
         "finish_reason": [response.finish_reason for response in responses],
         "temperature": [sampling.temperature] * num,
         "top_p": [sampling.top_p] * num,
@@ -75,7 +75,7 @@ def trajectory_table(
         "t_admitted": [rollout.t_admitted for rollout in rollouts],
         "t_started": [rollout.t_started for rollout in rollouts],
         "t_finished": [rollout.t_finished for rollout in rollouts],
-        "meta": [prompt_meta(rollout.prompt) for rollout in rollouts],
+        "meta": [prompt_meta(rollout.prompt, rollout.response.environment_error) for rollout in rollouts],
     }
     arrays = [
         column if isinstance(column, pa.Array) else pa.array(column, type=TRAJECTORY.field(name).type)
@@ -84,15 +84,31 @@ def trajectory_table(
     return pa.Table.from_arrays(arrays, schema=TRAJECTORY)
 
 
-def prompt_meta(prompt: Prompt) -> str:
-    """What a verifier needs of a prompt later, as the JSON of the `meta` column: a stored rollout scores by itself."""
-    return json.dumps({"prompt": prompt.text, "answer": prompt.answer, "source": prompt.source})
+def prompt_meta(prompt: Prompt, environment_error: str | None = None) -> str:
+    """What a verifier needs later, as the JSON of the `meta` column: a stored rollout scores by itself.
+
+    That is the prompt and, where its environment raised, what: such a rollout can't be judged.
+    """
+    meta = {"prompt": prompt.text, "answer": prompt.answer, "source": prompt.source}
+    return json.dumps(meta if environment_error is None else {**meta, "environment_error": environment_error})
 
 
 def prompt_of(prompt_id: str, meta: str) -> Prompt:
     """The prompt that `prompt_meta` wrote."""
     values = json.loads(meta)
     return Prompt(prompt_id=prompt_id, text=values["prompt"], answer=values["answer"], source=values["source"])
+
+
+def environment_error_of(meta: str) -> str | None:
+    """What the rollout's environment raised, in one line, by the `meta` that `prompt_meta` wrote; None if nothing."""
+    error: str | None = json.loads(meta).get("environment_error")
+    return error
+
+
+def answers(table: pa.Table) -> list[npt.NDArray[Any]]:
+    """What is judged of each row of `TRAJECTORY`: its token ids behind the last that an environment wrote, if any."""
+    rows = zip(list_slices(table["response_tokens"]), list_slices(table["loss_mask"]), strict=True)
+    return [tokens[1 + max(np.flatnonzero(mask == 0), default=-1) :] for tokens, mask in rows]
 
 
 def list_slices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:

@@ -4,6 +4,9 @@
                                (durable, seen by no one)                  (the commit: files, state, cursors at once)
     read_latest                head of the log ──► back to the last checkpoint record: as quick in an old run as ever
 
+Where several processes write the files of one checkpoint, each puts its own, and the writer commits the record of all
+(`commit_stored`).
+
 Cursors beside the record would be committed before or after it, and a crash in between loses rows or trains them twice.
 A rolled-back trainer commits lower steps again: the latest checkpoint is the last record, not the highest step.
 """
@@ -58,16 +61,20 @@ class CheckpointWriter:
         """
         folder = f"{self._root}/{layout.new_checkpoint_data(step)}"
         refs = {name: put_file(self._store, f"{folder}/{name}", data) for name, data in files.items()}
-        return self._commit(step, refs, state)
+        return self.commit_stored(step, refs, state)
 
     def adopt(self, checkpoint: Checkpoint, state: dict[str, Any]) -> Checkpoint:
         """Commit an earlier checkpoint as the latest, with another state; its files are referred to, not copied.
 
         Raises what `commit` raises.
         """
-        return self._commit(checkpoint.step, checkpoint.files, state)
+        return self.commit_stored(checkpoint.step, checkpoint.files, state)
 
-    def _commit(self, step: int, files: Mapping[str, FileRef], state: dict[str, Any]) -> Checkpoint:
+    def commit_stored(self, step: int, files: Mapping[str, FileRef], state: dict[str, Any]) -> Checkpoint:
+        """Commit a checkpoint whose files are in the store already, durable, whoever put them there.
+
+        Raises what `commit` raises.
+        """
         body = {"step": step, "files": {name: asdict(ref) for name, ref in files.items()}, "state": state}
         record = self._log.commit("checkpoint", body=body)
         self.latest = _checkpoint(record, self._root)
@@ -106,6 +113,17 @@ def checkpoints_backwards(store: Store, root: str = layout.CHECKPOINTS) -> Itera
     Raises StreamCorrupt.
     """
     return _before(store, root, LogReader.at_head(store, root).cursor)
+
+
+def stored_checkpoints(store: Store, root: str = layout.CHECKPOINTS) -> dict[int, Checkpoint]:
+    """By policy version, ascending: the checkpoints not rolled back, whose files are there. Raises StreamCorrupt."""
+    found: list[Checkpoint] = []
+    for checkpoint in checkpoints_backwards(store, root):
+        # A trainer starts from the newest: whatever lies before it in the log and is not older was given up.
+        if not found or checkpoint.step < found[-1].step:
+            found.append(checkpoint)
+    there = [one for one in found if all(store.exists(ref.path) for ref in one.files.values())]
+    return {checkpoint.step: checkpoint for checkpoint in reversed(there)}
 
 
 def first_of(store: Store, incarnation: int, root: str = layout.CHECKPOINTS) -> Checkpoint | None:

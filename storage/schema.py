@@ -34,12 +34,16 @@ TRAJECTORY: pa.Schema = pa.schema(
         column("prompt_id", pa.string(), "name of the prompt in its prompt set"),
         column("sample_index", pa.int32(), "ordinal of the trajectory in its group, from 0"),
         column("prompt_tokens", pa.list_(pa.int32()), "[P] token ids the policy was given"),
-        column("response_tokens", pa.list_(pa.int32()), "[R] token ids the sampling policy drew, end token included"),
+        column(
+            "response_tokens",
+            pa.list_(pa.int32()),
+            "[R] token ids the sampling policy drew, end tokens too, or its environment wrote: there loss_mask is 0",
+        ),
         column(
             "rollout_logprobs",
             pa.list_(pa.float32()),
             "[R] log-probability of each response token under the policy that sampled it, after temperature and top-p, "
-            "nats",
+            "nats; 0 where an environment wrote the token",
         ),
         column("span_versions", pa.list_(pa.int64()), "[spans] policy version that sampled each run of tokens"),
         column("span_starts", pa.list_(pa.int32()), "[spans] index of each run's first token among the R"),
@@ -47,7 +51,11 @@ TRAJECTORY: pa.Schema = pa.schema(
         column("max_policy_version", pa.int64(), "newest policy version that sampled a token of the response"),
         column("incarnation", pa.int32(), "incarnation of the trainer that made the sampling policy's weights"),
         column("loss_mask", pa.list_(pa.uint8()), "[R] 1 where the token takes part in the loss, else 0"),
-        column("finish_reason", pa.string(), "stop: the policy ended the response; length: max_new_tokens did"),
+        column(
+            "finish_reason",
+            pa.string(),
+            "stop: the policy or its environment ended the response; length: max_new_tokens or the limit of turns did",
+        ),
         column("temperature", pa.float32(), "what divided the sampling policy's logits, dimensionless; 0 is greedy"),
         column("top_p", pa.float32(), "nucleus mass kept of the sampling policy, in (0, 1]"),
         column("max_new_tokens", pa.int32(), "longest response allowed, tokens"),
@@ -57,7 +65,11 @@ TRAJECTORY: pa.Schema = pa.schema(
         column("t_admitted", pa.float64(), "when the prompt was admitted, unix seconds"),
         column("t_started", pa.float64(), "when its first token was asked for, unix seconds"),
         column("t_finished", pa.float64(), "when its last token was sampled, unix seconds"),
-        column("meta", pa.string(), "JSON object of the prompt: its answer, its source"),
+        column(
+            "meta",
+            pa.string(),
+            "JSON object of the prompt: its answer, its source; environment_error where that ended the response",
+        ),
     ]
 )
 

@@ -6,7 +6,9 @@
         │   ──STOP: SIGTERM, later KILL──►  stderr ─► logs/<stage>-<replica>.log
         └── stdin: lifeline, ends with this process, however it ends
 
-Every wait is short and on STOP, so that Prefect can deliver a cancellation or SIGTERM at any time.
+A trainer of several ranks is started by `millrace.parallel.launch`, which is the process supervised then: it passes the
+signals on, and ends as its ranks did. Every wait is short and on STOP, so that Prefect can deliver a cancellation or
+SIGTERM at any time.
 """
 
 import hashlib
@@ -79,7 +81,7 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> None:
     if lives.restarts:
         emit("stage.restarted", run_url, {"stage": name, "cause": lives.cause, "restarts": lives.restarts})
     with log.open("ab") as stderr:
-        process = start([sys.executable, "-m", f"millrace.stages.{stage}", *arguments.as_argv()], stderr, threads)
+        process = start(_command(stage, arguments, config), stderr, threads)
     try:
         attendant = Attendant(
             name, process, config.supervision, get_run_logger(), lambda event: emit(event.kind, run_url, event.payload)
@@ -89,6 +91,17 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> None:
         kill(process)
     lives.lived(attendant.silence.at_work_seconds, config.supervision.hang_seconds)
     attendant.judge(log)
+
+
+def _command(stage: str, arguments: StageArguments, config: RunConfig) -> list[str]:
+    program = ["-m", f"millrace.stages.{stage}", *arguments.as_argv()]
+    num_ranks = config.training.parallel.data * config.training.parallel.tensor
+    return [sys.executable, *program] if stage != "train" or num_ranks == 1 else launch(num_ranks, program)
+
+
+def launch(num_ranks: int, program: list[str]) -> list[str]:
+    """The command that runs `python PROGRAM` as so many ranks; their launcher is the process to supervise."""
+    return [sys.executable, "-m", "millrace.parallel.launch", str(num_ranks), *program]
 
 
 def start(command: list[str], stderr: IO[bytes], threads: int) -> subprocess.Popen[bytes]:

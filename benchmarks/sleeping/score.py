@@ -4,7 +4,9 @@ import time
 from unittest.mock import patch
 
 from benchmarks.sleeping.pace import Pace
+from configs.schema import RunConfig
 from millrace.rewards.base import Reward, Score
+from millrace.rewards.scorer import Scorer
 from millrace.stages import score
 from millrace.stages.process import run_stage
 from millrace.types import Prompt
@@ -25,12 +27,12 @@ class SleepingReward(Reward):
         return Score(reward=1.0)
 
 
-def make_sleeping_reward(name: str, **options: object) -> Reward:
-    """In place of `millrace.rewards.factory.make_reward`."""
+def make_sleeping_scorer(config: RunConfig) -> Scorer:
+    """In place of `millrace.stages.scoring.make_scorer`."""
     pace = Pace.from_environment()
-    return SleepingReward(pace.score / pace.rollouts_per_step)
+    return Scorer(SleepingReward(pace.score / pace.rollouts_per_step))
 
 
 if __name__ == "__main__":
-    with patch.object(score, "make_reward", make_sleeping_reward):
+    with patch.object(score, "make_scorer", make_sleeping_scorer):
         run_stage("score", score.main)

@@ -12,7 +12,8 @@ from benchmarks.sleeping.pace import AGREED_LOGPROBS, Pace
 from millrace.batch import Sample
 from millrace.stages import train
 from millrace.stages.process import Stage, run_stage
-from millrace.trainer import StepReport, Trainer
+from millrace.step_report import StepReport
+from millrace.trainer import Trainer
 from storage.progress import read_life
 
 _OTHERS = ("generate", "score", "sync_weights")
@@ -40,6 +41,8 @@ class SleepingTrainer(Trainer):
             weight_mean=1.0,
             weight_max=1.0,
             mismatch_kl=0.0,
+            chi_square=0.0,
+            kl_to_reference=0.0,
             entropy=0.0,
             tokens=len(samples),
             trainer_logprobs=[sample.rollout_logprobs for sample in samples],

@@ -3,6 +3,9 @@
 submit ─► requests in flight ─► collect          many at a time; who asks never waits for the slowest
                 ▲
 update_weights ─┘ between two tokens, or between two batches: `Response.version_spans` says which
+
+A request may bring a response that is to go on: its tokens are read like the prompt's, and what comes back is what was
+drawn behind them. So `environments/episodes.py` makes rollouts of several turns.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from millrace.errors import WeightsMismatch
-from millrace.types import Request, Response, Sampled, Sampling
+from millrace.types import Prompt, Request, Response, Sampled, Sampling
 from millrace.weights.base import Weights
 from millrace.weights.fingerprint import names_of
 
@@ -28,7 +31,7 @@ class Engine(ABC):
 
     @abstractmethod
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Puts requests in flight.
+        """Puts requests in flight; a response that goes on has what its tokens so far leave of `max_new_tokens`.
 
         Log-probabilities are those of the distribution that was sampled from, that is after temperature and top-p;
         under greedy decoding (temperature 0) they are those of the unscaled policy.
@@ -66,14 +69,18 @@ class Engine(ABC):
     def close(self) -> None:
         """Ends the engine's processes, if it has any."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Response]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, asked: Sequence[Prompt] | None = None
+    ) -> list[Response]:
         """One response a prompt, in order, when nothing else is in flight.
 
-        The same weights, prompts, sampling and seed give the same responses on the same machine and thread count.
+        `prompts` are token ids, and `asked` what they stand for, where there is an environment that wants to know. The
+        same weights, prompts, sampling and seed give the same responses on the same machine and thread count.
         """
+        known = [None] * len(prompts) if asked is None else asked
         requests = [
-            Request(group_id=i, sample_index=0, prompt_tokens=tuple(prompt), seed=seed + i)
-            for i, prompt in enumerate(prompts)
+            Request(group_id=i, sample_index=0, prompt_tokens=tuple(tokens), seed=seed + i, prompt=prompt)
+            for i, (tokens, prompt) in enumerate(zip(prompts, known, strict=True))
         ]
         self.submit(requests, sampling)
         responses: dict[int, Response] = {}

@@ -1,6 +1,6 @@
 """Which engine a run generates with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,21 @@ from millrace.model import load_model
 
 
 def make_engine(
-    name: str, folder: Path, tokenizer: PreTrainedTokenizerBase, *, dtype: str, engine_args: Mapping[str, Any]
+    name: str,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dtype: str,
+    engine_args: Mapping[str, Any],
+    stop: Sequence[str] = (),
 ) -> Engine:
-    """The engine called `name` with the model in `folder`, at policy version 0. Raises ModelFolderError."""
+    """The engine called `name` with the model in `folder`, at policy version 0. Raises ModelFolderError.
+
+    `stop` are texts that end a response, beside the end-of-sequence token.
+    """
     if name == "vllm":
         # Late: importing vLLM takes seconds, and a run without it may not have it.
         from millrace.engines.vllm import VllmEngine
 
-        return VllmEngine(folder, dtype=dtype, eos_token_id=tokenizer.eos_token_id, engine_args=engine_args)
-    return TransformersEngine(load_model(folder, dtype), tokenizer)
+        return VllmEngine(folder, dtype=dtype, eos_token_id=tokenizer.eos_token_id, engine_args=engine_args, stop=stop)
+    return TransformersEngine(load_model(folder, dtype), tokenizer, stop=stop)

@@ -1,7 +1,8 @@
 """Generation with Hugging Face `transformers`: any causal language model, any device, no server.
 
-All that is in flight is decoded as one batch with a key-value cache, prompts padded on the left. Weights are replaced
-between batches only, so each response has a single version span. A batch draws from one stream of random numbers, which
+All that is in flight is decoded as one batch with a key-value cache, prompts padded on the left; of a response that
+goes on, what is there is computed again with its prompt. Weights are replaced between batches only, so each response
+has a single version span. A batch draws from one stream of random numbers, which
 the seeds of all its members choose: a response can be drawn again with its whole batch only.
 """
 
@@ -11,26 +12,36 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from millrace.engines.base import Engine, check_names
-from millrace.types import Request, Response, Sampled, Sampling
+from millrace.engines.row_ends import RowEnds
+from millrace.types import FinishReason, Request, Response, Sampled, Sampling
 from millrace.weights.base import Weights
 
 
 class TransformersEngine(Engine):
-    """Wraps a causal language model and the tokenizer whose end-of-sequence token stops a response.
+    """Wraps a causal language model and the tokenizer whose end-of-sequence token stops a response, as `stop` texts do.
 
     The model's own `generation_config` is replaced by one without any habits: a run's `Sampling` alone decides.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, policy_version: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        policy_version: int = 0,
+        *,
+        stop: Sequence[str] = (),
+    ) -> None:
         self.model = model
         # `generate` fills what it is not told from the folder's own habits: a repetition penalty there would sample
         # from a policy that the trainer does not know.
         self.model.generation_config = GenerationConfig.from_model_config(model.config)
         self.policy_version = policy_version
         self.vocab_size: int = model.config.vocab_size
+        self._tokenizer = tokenizer
+        self._stop = stop
         self._eos: int = tokenizer.eos_token_id
         self._pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 
@@ -86,14 +97,18 @@ class TransformersEngine(Engine):
     @torch.inference_mode()
     def _decode(self, requests: Sequence[Request], sampling: Sampling) -> list[Response]:
         """One response a request, in order."""
-        input_ids_BP, attention_mask_BP = self._left_padded([request.prompt_tokens for request in requests])
+        given = [(*request.prompt_tokens, *request.response_tokens) for request in requests]
+        input_ids_BP, attention_mask_BP = self._left_padded(given)
+        limits = [sampling.max_new_tokens - len(request.response_tokens) for request in requests]
+        rows = RowEnds(self._tokenizer, self._stop, input_ids_BP.shape[1], limits)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_batch_seed(requests))
             self.model.eval()
             output: Any = self.model.generate(  # type: ignore[operator]
                 input_ids=input_ids_BP,
                 attention_mask=attention_mask_BP,
-                max_new_tokens=sampling.max_new_tokens,
+                max_new_tokens=max(limits),
+                stopping_criteria=StoppingCriteriaList([rows]),
                 eos_token_id=self._eos,
                 pad_token_id=self._pad,
                 return_dict_in_generate=True,
@@ -110,8 +125,9 @@ class TransformersEngine(Engine):
             dim=1,
         )
         return [
-            self._response(tokens_R, logprobs_R)
-            for tokens_R, logprobs_R in zip(tokens_BR.tolist(), logprobs_BR.tolist(), strict=True)
+            self._response(tokens_R, logprobs_R, *end)
+            for tokens_R, logprobs_R, end in zip(tokens_BR.tolist(), logprobs_BR.tolist(), rows.ends, strict=True)
+            if end is not None
         ]
 
     def _left_padded(self, prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,14 +139,14 @@ class TransformersEngine(Engine):
             attention_mask_BP[i, longest - len(prompt) :] = 1
         return input_ids_BP.to(self.model.device), attention_mask_BP.to(self.model.device)
 
-    def _response(self, tokens_R: list[int], logprobs_R: list[float]) -> Response:
-        stopped = self._eos in tokens_R
-        length = tokens_R.index(self._eos) + 1 if stopped else len(tokens_R)
+    def _response(
+        self, tokens_R: list[int], logprobs_R: list[float], length: int, finish_reason: FinishReason
+    ) -> Response:
         return Response(
             tokens=tuple(tokens_R[:length]),
             rollout_logprobs=tuple(logprobs_R[:length]),
             version_spans=((self.policy_version, 0),),
-            finish_reason="stop" if stopped else "length",
+            finish_reason=finish_reason,
         )
 
 

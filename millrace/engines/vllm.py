@@ -42,20 +42,23 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class VllmEngine(Engine):
-    """The model in `folder`, whose responses end with the token `eos_token_id`.
+    """The model in `folder`, whose responses end with the token `eos_token_id` or behind one of the texts `stop`.
 
     `dtype` is that of the weights in generation, `engine_args` are vLLM's own arguments by their own names. Starting it
     takes some 20 seconds. Where vLLM's processes die, what waits for them raises vLLM's EngineDeadError, and so does
     all that is asked later.
     """
 
-    def __init__(self, folder: Path, *, dtype: str, eos_token_id: int, engine_args: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, *, dtype: str, eos_token_id: int, engine_args: Mapping[str, Any], stop: Sequence[str] = ()
+    ) -> None:
         model = empty_model(folder)
         self.policy_version = 0
         self.vocab_size: int = model.config.vocab_size
         self._eos = eos_token_id
+        self._stop = list(stop)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        arguments = vllm_arguments(folder, dtype=dtype, engine_args=engine_args)
+        arguments = vllm_arguments(folder, dtype=dtype, engine_args=engine_args, reads_text=bool(stop))
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         self._finished: queue.Queue[Sampled | Exception] = queue.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,7 +109,8 @@ class VllmEngine(Engine):
 
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
-        completion = self._run(self._complete(tokens, self._parameters(sampling, seed=0, logprobs=most))).outputs[0]
+        parameters = self._parameters(sampling, seed=0, logprobs=most)
+        completion = self._run(self._complete(tokens, parameters)).outputs[0]
         assert completion.logprobs is not None
         # vLLM adds the token that it sampled, however unlikely.
         return {token: entry.logprob for token, entry in completion.logprobs[0].items() if (entry.rank or 0) <= most}
@@ -146,7 +150,9 @@ class VllmEngine(Engine):
     async def _sample(self, request: Request, sampling: Sampling) -> None:
         t_started = time.time()
         try:
-            output = await self._complete(request.prompt_tokens, self._parameters(sampling, request.seed, logprobs=0))
+            parameters = self._parameters(sampling, request.seed, logprobs=0, num_there=len(request.response_tokens))
+            # A response that goes on is a new request with a longer prompt, whose blocks are in the prefix cache.
+            output = await self._complete([*request.prompt_tokens, *request.response_tokens], parameters)
             response = self._response(output.outputs[0])
             sampled = Sampled(request=request, response=response, t_started=t_started, t_finished=time.time())
         except Exception as error:  # noqa: BLE001 — raised again by `collect`, in the caller's thread
@@ -177,15 +183,18 @@ class VllmEngine(Engine):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _parameters(self, sampling: Sampling, seed: int, logprobs: int) -> SamplingParams:
+    def _parameters(self, sampling: Sampling, seed: int, logprobs: int, num_there: int = 0) -> SamplingParams:
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            max_tokens=sampling.max_new_tokens,
+            max_tokens=sampling.max_new_tokens - num_there,
             seed=seed,
             logprobs=logprobs,
             stop_token_ids=[self._eos],
-            detokenize=False,
+            # Texts are looked for in what vLLM decodes, where a stop text may be a special token.
+            stop=self._stop,
+            detokenize=bool(self._stop),
+            skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 

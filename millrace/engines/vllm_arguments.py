@@ -15,8 +15,10 @@ _ON_A_CPU: dict[str, Any] = {"enable_chunked_prefill": False}
 _CACHE_ON_A_CPU = 2**30
 
 
-def vllm_arguments(folder: Path, *, dtype: str, engine_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of vLLM's `AsyncEngineArgs` for the model in `folder`.
+def vllm_arguments(
+    folder: Path, *, dtype: str, engine_args: Mapping[str, Any], reads_text: bool = False
+) -> dict[str, Any]:
+    """Arguments of vLLM's `AsyncEngineArgs` for the model in `folder`; `reads_text`: it is to stop at texts.
 
     `engine_args` are the user's. Those that Millrace's promises rest on can't be among them: log-probabilities after
     temperature and top-p, a prefix cache that weight updates clear, token ids in and out.
@@ -27,7 +29,8 @@ def vllm_arguments(folder: Path, *, dtype: str, engine_args: Mapping[str, Any]) 
         defaults |= _ON_A_CPU
         if "gpu_memory_utilization" not in engine_args:
             defaults["kv_cache_memory_bytes"] = _CACHE_ON_A_CPU
-    return {**defaults, **engine_args, "model": str(folder), "dtype": dtype, **OWN}
+    own = {**OWN, "skip_tokenizer_init": not reads_text}
+    return {**defaults, **engine_args, "model": str(folder), "dtype": dtype, **own}
 
 
 OWN: dict[str, Any] = {

@@ -47,6 +47,8 @@ class Question:
     """Longest response, tokens."""
     prompts: tuple[tuple[str, str], ...]
     """(text, answer) of each training prompt."""
+    environment: str | None = None
+    """What the run's config calls its environment; None where there is none."""
 
 
 def refusal(question: Question) -> str | None:
@@ -107,6 +109,7 @@ def look(question: Question) -> str | None:
 def _make_tiny(question: Question, folder: Path) -> None:
     """What bootstrap would make, before its first step."""
     from millrace.bootstrap import TinyModel, bootstrap
+    from millrace.environments.factory import environment_class
     from millrace.types import Prompt, Sampling
 
     bootstrap(
@@ -116,6 +119,7 @@ def _make_tiny(question: Question, folder: Path) -> None:
         seed=0,
         sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=question.max_new_tokens),
         report=print,
+        environment=environment_class(question.environment),
     )
 
 
@@ -137,8 +141,11 @@ def _findings(question: Question, folder: Path) -> Iterator[str]:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     from millrace.engines.vllm_arguments import vllm_arguments
+    from millrace.environments.factory import environment_class
 
-    arguments = vllm_arguments(folder, dtype=question.dtype, engine_args=question.engine_args)
+    environment = environment_class(question.environment)
+    reads_text = environment is not None and bool(environment.stop)
+    arguments = vllm_arguments(folder, dtype=question.dtype, engine_args=question.engine_args, reads_text=reads_text)
     arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
     try:
         config = AsyncEngineArgs(**arguments).create_engine_config()

@@ -9,9 +9,7 @@ with weight ρ, where `-clamp(ratio, max=ρ)·A` would let go of it. So no token
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
-from millrace.losses.base import Loss, TokenLosses, weighted_up_to
+from millrace.losses.base import Loss, LossTokens, TokenLosses, weighted_up_to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +20,6 @@ class Aipo(Loss):
     max_importance_ratio: float
     """ρ."""
 
-    def __call__(
-        self, trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, advantages: torch.Tensor
-    ) -> TokenLosses:
+    def __call__(self, tokens: LossTokens) -> TokenLosses:
         """As every loss."""
-        return weighted_up_to(self.max_importance_ratio, trainer_logprobs, rollout_logprobs, advantages)
+        return weighted_up_to(self.max_importance_ratio, tokens)

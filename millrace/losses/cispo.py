@@ -11,9 +11,7 @@ are not.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
-from millrace.losses.base import Loss, TokenLosses, weighted_up_to
+from millrace.losses.base import Loss, LossTokens, TokenLosses, weighted_up_to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +22,6 @@ class Cispo(Loss):
     clip_high: float
     """ε_high."""
 
-    def __call__(
-        self, trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, advantages: torch.Tensor
-    ) -> TokenLosses:
+    def __call__(self, tokens: LossTokens) -> TokenLosses:
         """As every loss."""
-        return weighted_up_to(1 + self.clip_high, trainer_logprobs, rollout_logprobs, advantages)
+        return weighted_up_to(1 + self.clip_high, tokens)

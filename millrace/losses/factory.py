@@ -7,8 +7,17 @@ from millrace.errors import InputError
 from millrace.losses.aipo import Aipo
 from millrace.losses.base import Loss
 from millrace.losses.cispo import Cispo
+from millrace.losses.decoupled_ppo import DecoupledPpo
+from millrace.losses.dppo_tv import DppoTv
+from millrace.losses.geometric_mask import GeometricMask
+from millrace.losses.gspo import Gspo
+from millrace.losses.icepop import IcePop
 from millrace.losses.ppo_clip import PpoClip
 from millrace.losses.reinforce import Reinforce
+from millrace.losses.sapo import Sapo
+from millrace.losses.sequence_mask import SequenceMask
+from millrace.losses.tis import Tis
+from millrace.losses.topr import Topr
 
 if TYPE_CHECKING:
     from configs.training import TrainingConfig
@@ -16,8 +25,21 @@ if TYPE_CHECKING:
 LOSSES: dict[str, Callable[["TrainingConfig"], Loss]] = {
     Aipo.name: lambda training: Aipo(max_importance_ratio=training.max_importance_ratio),
     Reinforce.name: lambda training: Reinforce(),
-    PpoClip.name: lambda training: PpoClip(clip_low=training.clip_low, clip_high=training.clip_high),
+    PpoClip.name: lambda training: PpoClip(
+        clip_low=training.clip_low, clip_high=training.clip_high, **training.losses.ppo_clip.model_dump()
+    ),
+    DecoupledPpo.name: lambda training: DecoupledPpo(
+        clip_low=training.clip_low, clip_high=training.clip_high, **training.losses.decoupled_ppo.model_dump()
+    ),
+    Tis.name: lambda training: Tis(**training.losses.tis.model_dump()),
+    IcePop.name: lambda training: IcePop(**training.losses.icepop.model_dump()),
+    SequenceMask.name: lambda training: SequenceMask(**training.losses.sequence_mask.model_dump()),
+    GeometricMask.name: lambda training: GeometricMask(**training.losses.geometric_mask.model_dump()),
     Cispo.name: lambda training: Cispo(clip_high=training.clip_high),
+    Gspo.name: lambda training: Gspo(**training.losses.gspo.model_dump()),
+    Sapo.name: lambda training: Sapo(**training.losses.sapo.model_dump()),
+    DppoTv.name: lambda training: DppoTv(**training.losses.dppo_tv.model_dump()),
+    Topr.name: lambda training: Topr(),
 }
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from millrace.losses.base import Loss, TokenLosses, importance_ratio
+from millrace.losses.base import Loss, LossTokens, TokenLosses, weighted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +20,7 @@ class Reinforce(Loss):
 
     name: ClassVar[str] = "reinforce"
 
-    def __call__(
-        self, trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, advantages: torch.Tensor
-    ) -> TokenLosses:
+    def __call__(self, tokens: LossTokens) -> TokenLosses:
         """As every loss."""
-        ratio = importance_ratio(trainer_logprobs, rollout_logprobs)
-        return TokenLosses(
-            loss=-(advantages * trainer_logprobs),
-            weight=torch.ones_like(ratio),
-            importance_ratio=ratio,
-            clipped=torch.zeros_like(ratio, dtype=torch.bool),
-        )
+        one_N = torch.ones_like(tokens.rollout_logprobs_N)
+        return weighted(tokens, one_N, torch.zeros_like(one_N, dtype=torch.bool))

@@ -54,7 +54,7 @@ def compare(
     on_the_way = range(start + 1, int(steps[-1]) + 1)
     _check_batches(run, on_the_way)
     torch.set_num_threads(training.threads)
-    side_by_side = SideBySide(start_trainer(run, start), chosen, own_copies=own_copies)
+    side_by_side = SideBySide(start_trainer(run, start), chosen, advantage=training.advantage, own_copies=own_copies)
     found: list[Row] = []
     for step in on_the_way:
         of_step = rows[steps == step]

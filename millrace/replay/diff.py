@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from millrace.checkpointing.names import weights_checksum
 from millrace.replay.parting import Parting, Partings, partings
 from millrace.replay.stored import StoredRun
 from millrace.run import attempt_of_step, differences, latest_attempt
@@ -20,8 +21,6 @@ from storage.schema import SCORE
 from storage.store import Store
 from storage.stream import read_part, stream_head
 
-_WEIGHTS_FILE = "model.safetensors"
-"""As `millrace.trainer` calls it, which is not imported: it takes torch along."""
 _CONSEQUENCES = {
     "trainer_logprobs": "the same batch, but the weights before the step differ",
     "loss": "the same batch and the same log-probabilities, but the loss differs",
@@ -62,7 +61,7 @@ class Diff:
     checkpoints: list[int]
     """Versions of which both have a checkpoint whose files are there."""
     checkpoints_differing: list[int]
-    """Of these, those whose weights differ, by length and CRC-32C."""
+    """Of these, those whose weights differ, by CRC-32C."""
     sentence: str
     """The verdict, for people."""
 
@@ -155,7 +154,6 @@ def _verifier_version(store: Store, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _weights(run: StoredRun) -> dict[int, tuple[int, str]]:
-    """(length, CRC-32C) of the weights of each stored checkpoint, by policy version."""
-    files = {step: checkpoint.files[_WEIGHTS_FILE] for step, checkpoint in run.checkpoints.items()}
-    return {step: (file.bytes, file.checksum) for step, file in files.items()}
+def _weights(run: StoredRun) -> dict[int, str]:
+    """What tells the weights of each stored checkpoint apart, by policy version; other ranks write other files."""
+    return {step: weights_checksum(checkpoint) for step, checkpoint in run.checkpoints.items()}

@@ -38,8 +38,9 @@ _REPORTED = (
 class SideBySide:
     """Losses beside each other: a trainer as it went, and a copy of it for each loss."""
 
-    def __init__(self, original: Trainer, losses: Sequence[Loss], *, own_copies: bool) -> None:
+    def __init__(self, original: Trainer, losses: Sequence[Loss], *, advantage: str, own_copies: bool) -> None:
         self.original = original
+        self._advantage = advantage
         self._copies = [original.copy_with(loss) for loss in losses]
         self._own_copies = own_copies
         self._parted = False
@@ -51,12 +52,12 @@ class SideBySide:
 
         Returns a row a loss, and log π of the tokens of `batch` under the original before its step: [samples] of [R].
         """
-        samples = [sample for group in compared for sample in samples_of(group)]
+        samples = self._samples(compared)
         rows = self._ask(samples) if samples else []
         if rows and not self._own_copies:
             for row, (sums, counts) in zip(rows, token_kl(self.original, self._copies, samples), strict=True):
                 row["implied_kl"] = float(sums.sum() / counts.sum())
-        report = self.original.step([sample for group in batch for sample in samples_of(group)])
+        report = self.original.step(self._samples(batch))
         if rows and self._own_copies:
             rewards = np.array([group.rewards[i] for group in compared for i in group.verified], dtype=np.float64)
             for row, (sums, counts) in zip(rows, token_kl(self.original, self._copies, samples), strict=True):
@@ -64,6 +65,9 @@ class SideBySide:
                 if (rewards >= 0).all() and rewards.any():
                     row["reward_weighted_drift_kl"] = float((rewards @ sums) / (rewards @ counts))
         return rows, report.trainer_logprobs
+
+    def _samples(self, groups: Sequence[ScoredGroup]) -> list[Sample]:
+        return samples_of(groups, self._advantage, self.original.policy_version)
 
     def _ask(self, samples: Sequence[Sample]) -> list[Row]:
         """Lets each copy take its step."""
@@ -93,18 +97,21 @@ def token_kl(
 
     The KL is over the whole vocabulary, at the rollouts' temperature.
     """
-    found = [(np.zeros(len(samples)), np.zeros(len(samples))) for _ in others]
+    size = len(samples)
+    found = [(np.zeros(size), np.zeros(size)) for _ in others]
     for batch in policy.microbatches(samples):
-        logprobs_BTV, places = _logprobs(policy, batch), list(batch.places)
+        logprobs_NV = _logprobs(policy, batch)
+        sample_N = np.array(batch.places)[batch.response_N.numpy()]
+        carries_N = batch.loss_mask_N.numpy()
         for other, (sums, counts) in zip(others, found, strict=True):
-            kl_BT = (logprobs_BTV.exp() * (logprobs_BTV - _logprobs(other, batch))).sum(dim=-1).cpu()
-            sums[places] = (kl_BT * batch.loss_mask_BT).sum(dim=1).numpy()
-            counts[places] = batch.loss_mask_BT.sum(dim=1).numpy()
+            kl_N = (logprobs_NV.exp() * (logprobs_NV - _logprobs(other, batch))).sum(dim=-1).cpu().numpy()
+            sums += np.bincount(sample_N, kl_N * carries_N, minlength=size)
+            counts += np.bincount(sample_N, carries_N, minlength=size)
     return found
 
 
 def _logprobs(trainer: Trainer, batch: Microbatch) -> torch.Tensor:
-    """[B, T, V] float64, normalised anew: what float32 rounds off there would be as large as a small step's KL."""
+    """[N, V] float64, normalised anew: what float32 rounds off there would be as large as a small step's KL."""
     return torch.log_softmax(trainer.logprobs_of(batch).double(), dim=-1)
 
 

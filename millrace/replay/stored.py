@@ -26,7 +26,7 @@ from millrace.run import latest_attempt, read_run
 from millrace.scored import ScoredGroup
 from millrace.trajectories import list_slices
 from storage import layout
-from storage.checkpoints import Checkpoint, checkpoints_backwards
+from storage.checkpoints import Checkpoint, stored_checkpoints
 from storage.errors import StreamCorrupt
 from storage.record import Record
 from storage.schema import CONSUMED, TRAINER_LOGPROBS
@@ -83,13 +83,7 @@ class StoredRun:
     @cached_property
     def checkpoints(self) -> dict[int, Checkpoint]:
         """By policy version, ascending: those not rolled back, whose files are there. Raises StreamCorrupt."""
-        found: list[Checkpoint] = []
-        for checkpoint in checkpoints_backwards(self.store):
-            # A trainer starts from the newest: whatever lies before it in the log and is not older was given up.
-            if not found or checkpoint.step < found[-1].step:
-                found.append(checkpoint)
-        there = [one for one in found if all(self.store.exists(ref.path) for ref in one.files.values())]
-        return {checkpoint.step: checkpoint for checkpoint in reversed(there)}
+        return stored_checkpoints(self.store)
 
     def checkpoint(self, step: int) -> Checkpoint:
         """The stored checkpoint of that policy version. Raises ReplayError, which names those that there are."""

@@ -18,11 +18,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
-import safetensors.torch
 import torch
 
 from configs.schema import RunConfig
 from millrace.batch import Sample
+from millrace.checkpointing.names import MODEL, OPTIMIZER
+from millrace.checkpointing.reading import StoredTensors
 from millrace.errors import ReplayError
 from millrace.model import load_model, start_folder
 from millrace.replay.stored import StoredRun
@@ -30,13 +31,12 @@ from millrace.replay.verdict import CheckpointVerdict, Difference, StepVerdict, 
 from millrace.run import attempt_of_step, differences, provenance
 from millrace.samples import samples_of
 from millrace.scored import ScoredGroup
-from millrace.trainer import WEIGHTS_FILE, Trainer
+from millrace.trainer import Trainer
 from millrace.weights.fingerprint import fingerprint
 from storage.checkpoints import load_files
 from storage.errors import StreamCorrupt
 from storage.store import Store
 
-_OPTIMIZER_FILE = "optimizer.safetensors"
 _ROUNDING = 1e-2
 """Nats: by more, log π under the same weights does not differ between libraries, CPUs or numbers of threads."""
 
@@ -117,6 +117,9 @@ class _Verification:
         self._threads = threads
         self._attempt = -1
         self._trainer = start_trainer(run, verdict.from_step)
+        training = RunConfig.model_validate(run.config).training
+        self._advantage = training.advantage
+        self._max_tokens_per_microbatch = training.max_tokens_per_microbatch
         self._here = provenance()
 
     def go_through(self, steps: range, each: Callable[[StepVerdict], None]) -> None:
@@ -126,7 +129,7 @@ class _Verification:
             rows = self._run.batch(step)
             groups = list(self._run.read(rows.tolist()))
             self._compare_rewards(step, rows, groups)
-            samples = [sample for group in groups for sample in samples_of(group)]
+            samples = samples_of(groups, self._advantage, self._trainer.policy_version)
             self._compare_advantages(step, groups, samples)
             report = self._trainer.step(samples)
             passed = StepVerdict(
@@ -145,12 +148,20 @@ class _Verification:
         if attempt.number == self._attempt:
             return
         self._attempt = attempt.number
-        there = attempt.config["training"]["threads"]
-        here = self._threads or there
-        torch.set_num_threads(here)
+        training = RunConfig.model_validate(attempt.config).training
+        threads = self._threads or training.threads
+        torch.set_num_threads(threads)
         self._verdict.unlike |= differences(attempt.provenance, self._here)
-        if here != there:
-            self._verdict.unlike["training.threads"] = (there, here)
+        # In what portions, and over how many ranks, a gradient was summed up shows in its last bits; here is one rank.
+        for name, there, here in (
+            ("training.threads", training.threads, threads),
+            ("training.max_tokens_per_microbatch", training.max_tokens_per_microbatch, self._max_tokens_per_microbatch),
+            ("training.parallel.data", training.parallel.data, 1),
+            ("training.parallel.tensor", training.parallel.tensor, 1),
+            ("training.device", training.device, "cpu"),
+        ):
+            if here != there:
+                self._verdict.unlike[name] = (there, here)
 
     def _compare_rewards(self, step: int, rows: npt.NDArray[np.int64], groups: Sequence[ScoredGroup]) -> None:
         for row, group in zip(rows.tolist(), groups, strict=True):
@@ -197,8 +208,8 @@ class _Verification:
             return None
         stored = load_files(self._run.store, self._run.checkpoints[step])
         found = self._trainer.state()
-        weights, old_weights = (safetensors.torch.load(files[WEIGHTS_FILE]) for files in (found, stored))
-        optimizer, old_optimizer = (safetensors.torch.load(files[_OPTIMIZER_FILE]) for files in (found, stored))
+        weights, old_weights = (StoredTensors(files, MODEL).read_whole() for files in (found, stored))
+        optimizer, old_optimizer = (StoredTensors(files, OPTIMIZER).read_whole() for files in (found, stored))
         compared = CheckpointVerdict(
             step=step,
             stored_hash=fingerprint(old_weights).digest,
@@ -233,7 +244,8 @@ def start_trainer(run: StoredRun, from_step: int) -> Trainer:
     with TemporaryDirectory() as cache:
         folder = start_folder(run.store, config.model.path, Path(cache))
         model = load_model(folder, config.model.dtype)
-    trainer = Trainer.configured(model, config.training)
+        reference = load_model(folder, config.model.dtype) if config.training.kl.coefficient else None
+    trainer = Trainer.configured(model, config, reference=reference)
     if run.vocab_size not in (None, trainer.vocab_size):
         raise ReplayError(
             f"{folder}: its model has a vocabulary of {trainer.vocab_size}, but the tokens of {run.url} are of one of "
@@ -241,7 +253,7 @@ def start_trainer(run: StoredRun, from_step: int) -> Trainer:
         )
     if from_step:
         files = load_files(run.store, run.checkpoint(from_step))
-        if _shapes(safetensors.torch.load(files[WEIGHTS_FILE])) != _shapes(trainer.weights()):
+        if StoredTensors(files, MODEL).shapes != _shapes(trainer.tensors()[MODEL]):
             raise ReplayError(f"{folder}: its model has other tensors than the checkpoints of {run.url}")
         trainer.restore(from_step, files)
     return trainer

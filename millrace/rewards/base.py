@@ -2,12 +2,16 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from millrace.types import Prompt
 
 ScoreStatus = Literal["ok", "timeout", "error"]
+
+_LONGEST_ERROR = 500
+"""Characters: what a library raises may quote the whole response."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,17 +43,50 @@ class Reward(ABC):
 
     name: ClassVar[str]
     """What configs call it."""
-    version: ClassVar[str]
-    """Changes whenever the same response could get another reward than before."""
+    version: str
+    """Changes whenever the same response could get another reward than before; there once the reward is loaded."""
+    isolated: bool = False
+    """Whether it runs code that is not ours, or can take for ever: then it judges in a process that can be killed."""
+    fresh: ClassVar[bool] = False
+    """Whether each response is judged by a process that has judged no other; means something only where isolated."""
+    batch_size: ClassVar[int] = 1
+    """Responses that `score_batch` takes at once."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Keyword options that make this reward again by its name in another process, as plain JSON."""
+        return {}
+
+    def load(self) -> None:  # noqa: B027 — most have nothing to load
+        """Imports and reads what judging takes. Called once, in the process that judges.
+
+        What is not loaded yet is cheap to make, and has looked at its options. Raises InputError for what can't be
+        used.
+        """
+
+    def warm_up(self) -> None:  # noqa: B027 — most are as fast at first as ever
+        """Makes the first response cost what any does. Called in every process that judges, before it is given one."""
 
     @abstractmethod
     def score(self, prompt: Prompt, response: str) -> Score:
         """Judge the decoded `response` to `prompt`. May raise anything; callers go through `safe_score`."""
+
+    def score_batch(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Score]:
+        """Judge up to `batch_size` responses, in their order; what is raised becomes scores with status `error`."""
+        return [safe_score(self, prompt, response) for prompt, response in pairs]
 
 
 def safe_score(reward: Reward, prompt: Prompt, response: str) -> Score:
     """Judge a response; whatever the reward raises becomes a score with status `error` and no reward."""
     try:
         return reward.score(prompt, response)
-    except Exception as error:  # noqa: BLE001 — a failed verification is data, stored with its reason
-        return Score(reward=None, status="error", error=" ".join(f"{type(error).__name__}: {error}".split()))
+    # sys.exit() and the time-outs of some libraries are no Exceptions.
+    except BaseException as error:  # noqa: BLE001 — a failed verification is data, stored with its reason
+        return failed(f"{type(error).__name__}: {error}")
+
+
+def failed(reason: str, status: ScoreStatus = "error") -> Score:
+    """A score without a reward: `reason` on one line, shortened, and without what no file can hold."""
+    line = " ".join(reason[: 2 * _LONGEST_ERROR].split()).encode("utf-8", "backslashreplace").decode()
+    shown = line if len(line) <= _LONGEST_ERROR else f"{line[: _LONGEST_ERROR - 1]}…"
+    return Score(reward=None, status=status, error=shown)

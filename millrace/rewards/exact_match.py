@@ -1,6 +1,8 @@
 """Reward 1 for the right answer, 0 for any other."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from millrace.errors import InputError
 from millrace.rewards.base import Reward, Score
@@ -11,6 +13,7 @@ class ExactMatch(Reward):
     """Compares the answer found in the response with the prompt's, blanks around either aside.
 
     Components: `exact_match` (1.0 or 0.0, the reward) and `extracted` (1.0 if the response held an answer at all).
+    With a pattern it is isolated: there are patterns that some responses keep busy for ever.
     """
 
     name = "exact_match"
@@ -29,6 +32,11 @@ class ExactMatch(Reward):
             ) from error
         if self._pattern is not None and self._pattern.groups == 0:
             raise InputError(f'scoring.answer_pattern is "{answer_pattern}"; expected a group (...) around the answer')
+        self.isolated = self._pattern is not None
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"answer_pattern": None if self._pattern is None else self._pattern.pattern}
 
     def score(self, prompt: Prompt, response: str) -> Score:
         """Judge the response: reward 1.0 or 0.0, and 0.0 too when it holds no answer."""

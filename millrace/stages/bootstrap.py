@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from millrace.bootstrap import TinyModel, bootstrap
+from millrace.environments.factory import environment_class
 from millrace.model import store_start_model
 from millrace.stages.inputs import load_prompt_set
 from millrace.stages.process import Stage, run_stage
@@ -33,6 +34,8 @@ def main(stage: Stage) -> None:
             seed=config.seed,
             sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=config.generation.max_new_tokens),
             report=stage.say,
+            environment=environment_class(config.environment.name),
+            max_turns=config.environment.max_turns,
         )
         failpoint("bootstrap.before_store")
         store_start_model(stage.store, made)

@@ -11,19 +11,24 @@
 
 Consumes: weights, prompts. Waits for: its first weights, then room under the staleness bound. Produces: whole groups.
 Generator g of G makes the groups n with n mod G = g, in order, so the stream itself says where to resume. New weights
-are taken while groups are in flight: those go on under them, and their version spans say from which token on. Weights
+are taken while groups are in flight: those go on under them, and their version spans say from which token on. Where the
+run has an environment, the engine plays it, and a rollout has several turns (`environments/episodes.py`). Weights
 of a new incarnation mean that the trainer was rolled back: what is in flight is forgotten, and the generator goes back
 behind the last of its groups that the trainer will still take.
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from millrace.engines.base import Engine
 from millrace.engines.factory import make_engine
+from millrace.environments.episodes import in_environment
+from millrace.environments.factory import environment_class
 from millrace.errors import WeightsCorrupt
 from millrace.groups_in_flight import GroupsInFlight
 from millrace.lineage import Lineage
@@ -59,13 +64,7 @@ def main(stage: Stage) -> None:
     with stage.loading():
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
         tokenizer = load_tokenizer(folder)
-        engine = make_engine(
-            generation.engine,
-            folder,
-            tokenizer,
-            dtype=config.generation_dtype,
-            engine_args=generation.engine_args,
-        )
+        engine = _engine(stage, folder, tokenizer)
     order = PromptOrder(load_prompt_set(config).train, seed=config.seed, shuffle=config.prompts.shuffle)
     reader = generator_end(
         weights.transport,
@@ -98,6 +97,29 @@ def main(stage: Stage) -> None:
     stage.milestone(f"generator {stage.replica} drained after {stream.rows} trajectories")
 
 
+def _engine(stage: Stage, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Engine:
+    """What the run samples with, in its environment if it has one."""
+    config, generation = stage.config, stage.config.generation
+
+    def engine(stop: Sequence[str]) -> Engine:
+        return make_engine(
+            generation.engine,
+            folder,
+            tokenizer,
+            dtype=config.generation_dtype,
+            engine_args=generation.engine_args,
+            stop=stop,
+        )
+
+    def each_turn() -> None:
+        # A rollout of many turns may take long: each of them shows that the stage gets on.
+        stage.owing = False
+        stage.progress()
+
+    environment = environment_class(config.environment.name)
+    return in_environment(engine, environment, tokenizer, max_turns=config.environment.max_turns, each_turn=each_turn)
+
+
 class Generator:
     """The loop above."""
 
@@ -123,6 +145,7 @@ class Generator:
         self.next_group = 0
         # Newest version in the parts committed under these weights' incarnation.
         self.newest = 0
+        self.environment_failed = False
         generation = stage.config.generation
         self.groups = GroupsInFlight(generation.group_size, stage.config.seed)
         self.sampling = Sampling(
@@ -144,9 +167,22 @@ class Generator:
         finished = self.engine.collect(_COLLECT_SECONDS)
         for sampled in finished:
             self.groups.add(sampled)
+            if sampled.response.environment_error is not None:
+                self._count_error(sampled.response.environment_error)
         if finished:
             self.stage.owing = False
             self.stage.progress()
+
+    def _count_error(self, error: str) -> None:
+        """A rollout whose environment raised is data, and an error in the ledger; the first of them is also said."""
+        errors = self.stage.value("environment_errors") + 1
+        if not self.environment_failed:
+            self.environment_failed = True
+            self.stage.milestone(
+                f"generator {self.stage.replica}: environment {self.stage.config.environment.name} raised {error}; "
+                "that rollout is an error, and later ones are counted without a word"
+            )
+        self.stage.progress(environment_errors=errors)
 
     def _ready(self) -> bool:
         # An engine may take weights again and again and never return what it was given. While it has something in

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from millrace.scored import ScoredGroup
-from millrace.trainer import StepReport
+from millrace.step_report import StepReport
 
 
 def step_measures(report: StepReport, groups: Sequence[ScoredGroup], lags: Sequence[int]) -> dict[str, float]:

@@ -222,13 +222,8 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
     Exits with 0 when `main` returns of itself, else as `millrace.exits` says; an exception that has no exit code of its
     own is a fault and leaves its traceback.
     """
-    arguments = StageArguments.parse(sys.argv[1:])
-    keep_apart()
-    faulthandler.register(SHOW_STACKS)
-    try:
-        failpoints.arm(f"{name}-{arguments.replica}")
-        config = RunConfig.model_validate(read_attempt(open_store(arguments.run_url), arguments.attempt).config)
-        store = open_store(arguments.run_url, fsync=config.storage.fsync)
+    with _last_words():
+        arguments, config, store = _begin(name)
         stage = Stage(name=name, arguments=arguments, config=config, store=store)
         stop_on_signals(stage)
         _stop_with_the_lifeline(stage)
@@ -237,10 +232,37 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
             main(stage)
         finally:
             stage.close()
+    sys.exit(DRAINED if stage.draining else 0)
+
+
+def run_follower(name: str, rank: int, follow: Callable[[StageArguments, RunConfig, Store], None]) -> None:
+    """Entry point of a rank of a stage that follows rank 0, which alone gives signs of life and is asked to stop.
+
+    So SIGTERM ends this one at once: it comes of torchrun, where another rank has failed.
+    """
+    with _last_words():
+        arguments, config, store = _begin(name, rank)
+        follow(arguments, config, store)
+
+
+def _begin(name: str, rank: int = 0) -> tuple[StageArguments, RunConfig, Store]:
+    """What this process is to do, as its command line and its run say."""
+    keep_apart()
+    faulthandler.register(SHOW_STACKS)
+    arguments = StageArguments.parse(sys.argv[1:])
+    failpoints.arm(f"{name}-{arguments.replica}{f'.{rank}' if rank else ''}")
+    config = RunConfig.model_validate(read_attempt(open_store(arguments.run_url), arguments.attempt).config)
+    return arguments, config, open_store(arguments.run_url, fsync=config.storage.fsync)
+
+
+@contextmanager
+def _last_words() -> Iterator[None]:
+    """Says the sentence of an error that has an exit code of its own, and exits with that."""
+    try:
+        yield
     except tuple(_CODES) as error:
         speak(milestone_line(f"{LAST_WORDS}{error}"))
         sys.exit(next(code for kind, code in _CODES.items() if isinstance(error, kind)))
-    sys.exit(DRAINED if stage.draining else 0)
 
 
 def stop_on_signals(stage: Stage) -> None:

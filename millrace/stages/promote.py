@@ -77,21 +77,14 @@ def _pass_gate(stage: Stage) -> Decision:
 def _model_files(stage: Stage, checkpoint: Checkpoint) -> dict[str, bytes]:
     """The policy of `checkpoint` as a Hugging Face folder: its files by name. Raises StreamCorrupt."""
     # Late: a checkpoint that is held back needs no model.
-    import torch
+    from millrace.checkpointing.hugging_face import write_model_folder
+    from millrace.model import start_folder
 
-    from millrace.model import load_model, load_tokenizer, start_folder
-    from millrace.trainer import load_weights
-
-    start = start_folder(stage.store, stage.config.model.path, stage.arguments.handover)
-    model = load_model(start, stage.config.model.dtype)
-    weights = load_weights(stage.store, checkpoint)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+    model = stage.config.model
+    start = start_folder(stage.store, model.path, stage.arguments.handover)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        model.save_pretrained(folder)
-        load_tokenizer(start).save_pretrained(folder)
+        write_model_folder(stage.store, checkpoint, start, model.dtype, folder)
         return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 

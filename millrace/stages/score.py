@@ -1,7 +1,7 @@
 """The score stage: trajectories in, one score a trajectory out, in streams that zip with theirs row by row.
 
     ║ trajectories/0 ║ ─► part k ─┐                                  ┌─► ║ scores/<reward>/0/s-of-S ║ part k div S
-    ║ trajectories/1 ║ ─► part k ─┴─► k mod S = s? ─► reward a row ──┴─► ║ scores/<reward>/1/s-of-S ║ part k div S
+    ║ trajectories/1 ║ ─► part k ─┴─► k mod S = s? ─► score a row ───┴─► ║ scores/<reward>/1/s-of-S ║ part k div S
 
 Consumes: every generator's trajectories. Waits for: the next part that is its share. Produces: one part of scores a
 part of trajectories. Its own stream says where to resume: j parts in it mean that trajectory part j·S + s is next.
@@ -10,18 +10,21 @@ In a replay the trajectories are those of the stored run, and the stage ends wit
 """
 
 import json
-import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from millrace.model import load_tokenizer, start_folder
 from millrace.replay.spec import read_spec
-from millrace.rewards.base import Reward, safe_score
-from millrace.rewards.factory import make_reward
+from millrace.rewards.base import failed
+from millrace.rewards.scorer import Scorer
+from millrace.rewards.wire import Judged
 from millrace.stages.process import Stage, run_stage
-from millrace.trajectories import prompt_of
+from millrace.stages.scoring import make_scorer
+from millrace.trajectories import answers, environment_error_of, prompt_of
 from storage import layout
 from storage.errors import PartCorrupt
 from storage.factory import open_store
@@ -34,14 +37,19 @@ from storage.stream import Part, StreamReader, StreamWriter
 
 def main(stage: Stage) -> None:
     """Scores until asked to drain; in a replay, what the stored run holds."""
-    config = stage.config
-    with stage.loading():
-        tokenizer = load_tokenizer(start_folder(stage.store, config.model.path, stage.arguments.handover))
-    reward = make_reward(config.scoring.reward, answer_pattern=config.scoring.answer_pattern)
+    with ExitStack() as stack:
+        with stage.loading():
+            folder = start_folder(stage.store, stage.config.model.path, stage.arguments.handover)
+            tokenizer = load_tokenizer(folder)
+            scorer = stack.enter_context(make_scorer(stage.config))
+        _score_all(stage, scorer, tokenizer)
+
+
+def _score_all(stage: Stage, scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> None:
     spec = read_spec(stage.store)
     source = stage.store if spec is None else open_store(spec.sources[0].url)
-    lanes = [_Lane(stage, generator, source) for generator in range(config.generation.replicas)]
-    stage.ready(f"scorer {stage.replica} ready with reward {reward.name} {reward.version}")
+    lanes = [_Lane(stage, generator, source) for generator in range(stage.config.generation.replicas)]
+    stage.ready(f"scorer {stage.replica} ready with reward {scorer.name} {scorer.version}")
 
     def next_part() -> bool:
         return any(lane.look() for lane in lanes)
@@ -54,9 +62,9 @@ def main(stage: Stage) -> None:
     while more():
         for lane in lanes:
             if lane.lost is not None:
-                _write_off(stage, lane, reward.version)
+                _write_off(stage, lane, scorer.version)
             elif lane.part is not None:
-                _score(stage, lane, reward, tokenizer)
+                _score(stage, lane, scorer, tokenizer)
     stage.milestone(f"scorer {stage.replica} drained after {sum(lane.scores.rows for lane in lanes)} scores")
 
 
@@ -87,10 +95,10 @@ class _Lane:
         return self.part is not None or self.lost is not None
 
 
-def _score(stage: Stage, lane: _Lane, reward: Reward, tokenizer: PreTrainedTokenizerBase) -> None:
+def _score(stage: Stage, lane: _Lane, scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> None:
     assert lane.part is not None
     with stage.busy("score"):
-        table = score_table(lane.part.table, reward, tokenizer, each=stage.beat)
+        table = score_table(lane.part.table, scorer, tokenizer, each=stage.beat)
     failpoint("score.before_commit")
     _commit(stage, lane, table, lane.part.record)
     lane.part = None
@@ -120,38 +128,41 @@ def _commit(stage: Stage, lane: _Lane, table: pa.Table, record: Record) -> None:
 
 def score_table(
     trajectories: pa.Table,
-    reward: Reward,
+    scorer: Scorer,
     tokenizer: PreTrainedTokenizerBase,
     each: Callable[[], None] = lambda: None,
 ) -> pa.Table:
     """Rows of `SCORE`, one for each row of `TRAJECTORY` and in its order. A reward that fails leaves an error, no 0.
 
-    `each` is called after every row: one may take long.
+    What is judged is what the policy said last: the text behind all that an environment wrote. A rollout that its
+    environment broke off with an error is one here too. `each` is called again and again: scoring may take long.
     """
-    responses = tokenizer.batch_decode(trajectories["response_tokens"].to_pylist(), skip_special_tokens=True)
-    rows = []
-    for row_id, prompt_id, meta, response in zip(
-        trajectories["row_id"].to_pylist(),
-        trajectories["prompt_id"].to_pylist(),
-        trajectories["meta"].to_pylist(),
-        responses,
-        strict=True,
-    ):
-        started = time.perf_counter()
-        score = safe_score(reward, prompt_of(prompt_id, meta), response)
-        rows.append(
-            {
-                "row_id": row_id,
-                "reward": score.reward,
-                "components": json.dumps(score.components),
-                "status": score.status,
-                "error": score.error,
-                "verifier_version": reward.version,
-                "seconds": time.perf_counter() - started,
-            }
-        )
-        each()
+    metas = trajectories["meta"].to_pylist()
+    errors = {row: error for row, meta in enumerate(metas) if (error := environment_error_of(meta)) is not None}
+    prompts = [
+        prompt_of(prompt_id, meta) for prompt_id, meta in zip(trajectories["prompt_id"].to_pylist(), metas, strict=True)
+    ]
+    responses = tokenizer.batch_decode([tokens.tolist() for tokens in answers(trajectories)], skip_special_tokens=True)
+    whole = [row for row in range(len(metas)) if row not in errors]
+    found = scorer.score_many([(prompts[row], responses[row]) for row in whole], each)
+    judged = dict(zip(whole, found, strict=True))
+    judged |= {row: Judged(score=failed(f"environment: {error}"), seconds=0.0) for row, error in errors.items()}
+    row_ids = trajectories["row_id"].to_pylist()
+    rows = [_score_row(row_id, scorer.version, judged[row]) for row, row_id in enumerate(row_ids)]
     return pa.Table.from_pylist(rows, schema=SCORE)
+
+
+def _score_row(row_id: int, version: str, judged: Judged) -> dict[str, Any]:
+    score = judged.score
+    return {
+        "row_id": row_id,
+        "reward": score.reward,
+        "components": json.dumps(score.components),
+        "status": score.status,
+        "error": score.error,
+        "verifier_version": version,
+        "seconds": judged.seconds,
+    }
 
 
 def unread_scores(record: Record, error: str, verifier_version: str) -> pa.Table:

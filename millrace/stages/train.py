@@ -1,90 +1,107 @@
-"""The train stage: scored groups in, policy versions out.
+"""The train stage: one process, or as many ranks as `training.parallel` says, of which rank 0 is the stage.
 
-    ║ trajectories ║ + ║ scores ║ ─► intake ─► readable? of a policy that still exists? fresh? ──no──► dropped, counted
-                                                  │ yes
-    ┌─► groups_per_step of them ─► advantages ─► trainer ─► version + 1 ─► handover ─► sync_weights
-    │                                                │
-    │                                                ├─► ║ consumed ║ + ║ trainer_logprobs ║ what became of each
-    └──────── ledger balanced ◄──────────────────────┴─► every few steps: checkpoint (weights, optimizer, RNG,
-                                                          stream cursors, account) in one commit
+    rank 0      start model ─► trainer ─► newest checkpoint ─► a campaign's loop (`train_live`), or a replay's
+                                  ║                            (`train_stored`) ─► version + 1, …, checkpointed
+    rank 1, …   start model ─► trainer ─► follow                word by word; see `millrace.parallel`
 
-Consumes: trajectories zipped with their scores. Waits for: a step's worth of groups. Produces: policy versions,
-checkpoints, and the record of what it took. What is taken between two steps counts only once the step is done, so a
-trainer that stops half-way has taken nothing. A trainer that starts from a checkpoint commits it once more as its own,
-so that generators can tell from the log which of their groups it will refuse.
+Rank 0 alone reads streams and writes what is not a shard; it speaks for all.
 """
 
-import math
-import time
 from contextlib import closing
-from typing import Any
+from pathlib import Path
 
 import torch
 
-from millrace.committed import committed
+from configs.schema import RunConfig
+from millrace.checkpointing.saving import AsyncCheckpoints
 from millrace.consumed import ConsumedWriter
-from millrace.intake import Intake
-from millrace.ledger import Account, Amount, balance
-from millrace.lineage import Lineage
 from millrace.model import load_model, load_tokenizer, start_folder
-from millrace.position import Positions
-from millrace.probe import NUM_LOGPROBS, probe_tokens
+from millrace.parallel import tether
+from millrace.parallel.follow import follow
+from millrace.parallel.layout import check_layout
+from millrace.parallel.led import LedTrainer, checkpoints_of, restore
+from millrace.parallel.ranks import Ranks
+from millrace.probe import probe_tokens
 from millrace.replay.spec import read_spec
 from millrace.run import read_attempt
-from millrace.samples import samples_of
-from millrace.scored import LostPart, ScoredGroup
+from millrace.stages.arguments import StageArguments
 from millrace.stages.inputs import load_prompt_set
-from millrace.stages.measures import step_measures
-from millrace.stages.process import Stage, run_stage
+from millrace.stages.process import Stage, run_follower, run_stage
+from millrace.stages.train_live import TrainLoop
 from millrace.stages.train_stored import StoredLoop
-from millrace.staleness import staleness
 from millrace.start_hashes import record_start_hashes
-from millrace.trainer import StepReport, Trainer
-from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsWriter
+from millrace.trainer import Trainer
+from millrace.weights.base import WeightsWriter
 from millrace.weights.factory import trainer_end
-from storage.checkpoints import Checkpoint, CheckpointWriter, checkpoints_backwards, load_files
+from storage.checkpoints import Checkpoint, CheckpointWriter, checkpoints_backwards
 from storage.errors import StreamCorrupt
-from storage.failpoints import failpoint
-
-_STALE_SECONDS = 60.0
-"""Least time between two events that rollouts were dropped as stale."""
+from storage.store import Store
 
 
 def main(stage: Stage) -> None:
     """Trains to the attempt's last step, or until asked to drain; the last version is checkpointed either way."""
     config = stage.config
-    torch.set_num_threads(config.training.threads)
-    torch.manual_seed(config.seed)
     with stage.loading():
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
         record_start_hashes(stage.store, folder)
         tokenizer = load_tokenizer(folder)
-        model = load_model(folder, config.model.dtype)
-    trainer = Trainer.configured(model, config.training)
-    checkpoints = CheckpointWriter(stage.store)
-    found = restore(stage, trainer)
-    if (spec := read_spec(stage.store)) is not None:
-        with closing(ConsumedWriter(stage.store, checkpoints.incarnation)) as consumed:
-            StoredLoop(stage, spec, trainer, checkpoints, consumed, found).run()
-        return
-    stop_at_step = read_attempt(stage.store, stage.arguments.attempt).stop_at_step
-    # As generators want them: the copy into the handover casts.
-    like = {
-        name: torch.empty_like(tensor, dtype=getattr(torch, config.generation_dtype), device="meta")
-        for name, tensor in trainer.weights().items()
-    }
-    handover = trainer_end(stage.arguments.handover, like, config.generation.replicas)
-    first_prompt: list[int] = tokenizer(load_prompt_set(config).train[0].text)["input_ids"]
-    stage.ready(
-        f"trainer ready at version {trainer.policy_version} of {stop_at_step}, incarnation {checkpoints.incarnation}"
-    )
-    probed = probe_tokens(first_prompt, config.generation.max_new_tokens)
-    with closing(ConsumedWriter(stage.store, checkpoints.incarnation)) as consumed:
-        TrainLoop(stage, trainer, checkpoints, consumed, handover, probed, found, stop_at_step).run()
+        trainer = load_trainer(config, folder)
+    writer = CheckpointWriter(stage.store)
+    with (
+        checkpoints_of(trainer, stage.store, writer) as checkpoints,
+        closing(ConsumedWriter(stage.store, writer.incarnation)) as consumed,
+    ):
+        found = restore_newest(stage, trainer)
+        if (spec := read_spec(stage.store)) is not None:
+            StoredLoop(stage, spec, trainer, writer, checkpoints, consumed, found).run()
+            return
+        stop_at_step = read_attempt(stage.store, stage.arguments.attempt).stop_at_step
+        handover = _handover(stage, trainer)
+        first_prompt: list[int] = tokenizer(load_prompt_set(config).train[0].text)["input_ids"]
+        probed = probe_tokens(first_prompt, config.generation.max_new_tokens)
+        spread = "" if trainer.ranks.size == 1 else f", {trainer.ranks.size} ranks"
+        stage.ready(
+            f"trainer ready at version {trainer.policy_version} of {stop_at_step}, incarnation {writer.incarnation}"
+            f"{spread}"
+        )
+        TrainLoop(stage, trainer, writer, checkpoints, consumed, handover, probed, found, stop_at_step).run()
     stage.milestone(f"trainer stopped at version {trainer.policy_version}, checkpointed")
 
 
-def restore(stage: Stage, trainer: Trainer) -> Checkpoint | None:
+def follow_main(arguments: StageArguments, config: RunConfig, store: Store) -> None:
+    """What every rank but rank 0 does, until that has ended."""
+    trainer = load_trainer(config, start_folder(store, config.model.path, arguments.handover))
+    with AsyncCheckpoints(store, trainer.ranks, None) as checkpoints:
+        follow(trainer, checkpoints)
+    trainer.ranks.leave()
+
+
+def load_trainer(config: RunConfig, folder: Path) -> Trainer:
+    """This rank's trainer of the start model in `folder`, spread as the config says.
+
+    Raises InputError where model or host don't allow that.
+    """
+    training = config.training
+    torch.set_num_threads(training.threads)
+    # The same on every rank: so are the adapters that are drawn.
+    torch.manual_seed(config.seed)
+    model = load_model(folder, config.model.dtype)
+    reference = load_model(folder, config.model.dtype) if training.kl.coefficient else None
+    gpus = torch.cuda.device_count() if training.device == "cuda" else None
+    check_layout(model.config.to_dict(), training.parallel, gpus=gpus)
+    ranks = Ranks.join(data=training.parallel.data, tensor=training.parallel.tensor, device=training.device)
+    kind = LedTrainer if ranks.size > 1 and ranks.rank == 0 else Trainer
+    return kind.configured(model, config, reference=reference, ranks=ranks)
+
+
+def _handover(stage: Stage, trainer: Trainer) -> WeightsWriter:
+    """As generators want the weights: the copy into the handover casts."""
+    dtype = getattr(torch, stage.config.generation_dtype)
+    like = {name: torch.empty_like(tensor, dtype=dtype, device="meta") for name, tensor in trainer.weights().items()}
+    return trainer_end(stage.arguments.handover, like, stage.config.generation.replicas)
+
+
+def restore_newest(stage: Stage, trainer: Trainer) -> Checkpoint | None:
     """Puts the newest checkpoint that can be read into `trainer` and returns it; None where the run has none yet.
 
     Raises StreamCorrupt, of the newest, where there are checkpoints and none can be read.
@@ -92,246 +109,19 @@ def restore(stage: Stage, trainer: Trainer) -> Checkpoint | None:
     damage: StreamCorrupt | None = None
     for checkpoint in checkpoints_backwards(stage.store):
         try:
-            files = load_files(stage.store, checkpoint)
+            restore(trainer, stage.store, checkpoint)
         except StreamCorrupt as error:
             stage.milestone(f"checkpoint of version {checkpoint.step} set aside, going back to the one before: {error}")
             damage = damage or error
             continue
-        trainer.restore(checkpoint.step, files)
         return checkpoint
     if damage is not None:
         raise damage
     return None
 
 
-class TrainLoop:
-    """The loop above.
-
-    `found` is the checkpoint that `trainer` was restored from, None for the base model; `probed` are the tokens by
-    which generators check that they mean the same policy; `stop_at_step` is the policy version to end with.
-    """
-
-    def __init__(
-        self,
-        stage: Stage,
-        trainer: Trainer,
-        checkpoints: CheckpointWriter,
-        consumed: ConsumedWriter,
-        handover: WeightsWriter,
-        probed: tuple[int, ...],
-        found: Checkpoint | None,
-        stop_at_step: int,
-    ) -> None:
-        self.stage = stage
-        self.trainer = trainer
-        self.checkpoints = checkpoints
-        self.consumed = consumed
-        self.handover = handover
-        self.probed = probed
-        self.stop_at_step = stop_at_step
-        state: dict[str, Any] = {} if found is None else found.state
-        self.lineage = Lineage.after(found, checkpoints.incarnation)
-        self.intake = open_intake(stage, trainer.vocab_size, state.get("intake"))
-        self.positions = Positions(stage.config.generation.replicas, state.get("due"))
-        self.committed = committed(
-            stage.store,
-            reward=stage.config.scoring.reward,
-            num_generators=stage.config.generation.replicas,
-            num_scorers=stage.config.scoring.replicas,
-        )
-        self.account = Account.from_json(state["account"]) if state else Account()
-        # How far the cursors stood when this trainer last found the ledger right.
-        self.balanced: list[Amount] = []
-        # Rollouts dropped as stale that no event has told of, and when the last one did.
-        self.stale_untold, self.t_stale_told = 0, -math.inf
-        # The groups of the step to come.
-        self.groups: list[ScoredGroup] = []
-        # As of the last finished step: what a checkpoint may hold.
-        self.settled = self._settle()
-        if found is not None:
-            checkpoints.adopt(found, self.settled)
-
-    def run(self) -> None:
-        """Until the last step, or until asked to drain."""
-        checkpoint_every = self.stage.config.training.checkpoint_every
-        self._check_ledger()
-        self._hand_over()
-        self._report(None)
-        while self.trainer.policy_version < self.stop_at_step:
-            if not self.stage.wait(self._collect, why="waiting for scored groups"):
-                break
-            self._step()
-            if self.trainer.policy_version % checkpoint_every == 0:
-                self._checkpoint()
-        latest = self.checkpoints.latest
-        if latest is None or latest.step != self.trainer.policy_version:
-            self._checkpoint()
-
-    def _collect(self) -> bool:
-        """Takes what is scored; whether a step's worth of it may be trained on."""
-        dropped_before = self.account.groups_dropped
-        while len(self.groups) < self.stage.config.training.groups_per_step:
-            group = self.intake.take()
-            if group is None:
-                break
-            if isinstance(group, LostPart):
-                self._set_aside(group)
-            else:
-                self._sort(group)
-        if self.account.groups_dropped != dropped_before:
-            # Each dropped group makes room for another: the generators look for this.
-            self.stage.progress(now=True, groups_dropped=self.account.groups_dropped)
-        return len(self.groups) >= self.stage.config.training.groups_per_step
-
-    def _sort(self, group: ScoredGroup) -> None:
-        """To be trained on, or dropped."""
-        if not self.lineage.holds(group.incarnation, group.part_max_policy_version):
-            # Its generator makes it once more, under weights that exist: so it frees no room for another.
-            self._drop(group, "rolled_back")
-            return
-        self.positions.pass_group(group)
-        if staleness(self.trainer.policy_version, group.min_policy_version) > self.stage.config.effective_max_staleness:
-            self._drop(group, "stale")
-        elif len(group.verified) < 2:
-            self._drop(group, "error")
-        else:
-            self.groups.append(group)
-            return
-        self.account.groups_dropped += 1
-
-    def _drop(self, group: ScoredGroup, reason: str) -> None:
-        if reason == "stale":
-            self._tell_stale(len(group.rewards))
-        rewards = (reward for reward in group.rewards if reward is not None)
-        self.consumed.drop(group, reason, self.trainer.policy_version)
-        self.account.drop(reason, group.amount(), generator=group.generator, reward_sum=sum(rewards))
-
-    def _tell_stale(self, rollouts: int) -> None:
-        self.stale_untold += rollouts
-        if time.monotonic() - self.t_stale_told >= _STALE_SECONDS:
-            self.stage.tell("staleness.bound-hit", rollouts_dropped=self.stale_untold)
-            self.stale_untold, self.t_stale_told = 0, time.monotonic()
-
-    def _set_aside(self, part: LostPart) -> None:
-        """A damaged part costs its own rollouts and nothing else."""
-        self.stage.milestone(f"set aside {part.left.rollouts} rollouts: {part.reason}")
-        exists = self.lineage.holds(part.record.incarnation, part.record.max_policy_version)
-        reason = "corrupt" if exists else "rolled_back"
-        self.consumed.drop(part, reason, self.trainer.policy_version)
-        self.account.drop(reason, part.left, generator=part.generator, reward_sum=0.0)
-        if exists:
-            num_groups = part.left.rollouts // self.stage.config.generation.group_size
-            self.positions.pass_lost(part, num_groups)
-            self.account.groups_dropped += num_groups
-
-    def _step(self) -> None:
-        """One optimizer step on the groups taken; from here on they count as consumed."""
-        # Arrival order varies from run to run; the order in the batch must not.
-        groups = sorted(self.groups, key=lambda group: group.group_id)
-        samples = [sample for group in groups for sample in samples_of(group)]
-        with self.stage.busy("train"):
-            report = self.trainer.step(samples)
-        failpoint("train.before_handover")
-        with self.stage.busy("handover"):
-            self._hand_over()
-        failpoint("train.after_handover")
-        for group in groups:
-            self._account_for(group)
-        advantages = (sample.advantage for sample in samples)
-        self.consumed.step(self.trainer.policy_version, groups, advantages, report.trainer_logprobs)
-        self.groups = []
-        self._check_ledger()
-        self.settled = self._settle()
-        self._report(report)
-        self._measure(report, groups)
-
-    def _account_for(self, group: ScoredGroup) -> None:
-        account, verified = self.account, group.verified
-        account.train(
-            group.amount(verified),
-            generator=group.generator,
-            staleness=staleness(self.trainer.policy_version - 1, group.min_policy_version),
-            reward_sum=sum(group.rewards[i] or 0.0 for i in verified),
-        )
-        failed = [i for i in range(len(group.rewards)) if i not in verified]
-        if failed:
-            account.drop("error", group.amount(failed), generator=group.generator, reward_sum=0.0)
-
-    def _hand_over(self) -> None:
-        weights_id = WeightsId(
-            incarnation=self.checkpoints.incarnation,
-            policy_version=self.trainer.policy_version,
-            t_offered=time.time(),
-        )
-        probe = Probe(tokens=self.probed, logprobs=self.trainer.next_logprobs(self.probed, NUM_LOGPROBS))
-        manifest = Manifest(id=weights_id, probe=probe)
-        self.handover.offer(Weights(manifest=manifest, tensors=self.trainer.weights()))
-
-    def _settle(self) -> dict[str, Any]:
-        return {
-            "account": self.account.to_json(),
-            "intake": self.intake.state(),
-            "due": list(self.positions.due),
-            "lineage": self.lineage.to_json(),
-        }
-
-    def _check_ledger(self) -> None:
-        generated, scored = self.committed.look()
-        consumed = self.intake.consumed()
-        self.ledger = balance(
-            generated=generated, scored=scored, consumed=consumed, account=self.account, balanced=self.balanced
-        )
-        self.balanced = consumed
-
-    def _checkpoint(self) -> None:
-        with self.stage.busy("checkpoint"):
-            # What the account counts has to be told there, row by row, before the account is.
-            self.consumed.flush()
-            self.checkpoints.commit(self.trainer.policy_version, self.trainer.state(), self.settled)
-
-    def _report(self, report: StepReport | None) -> None:
-        self.stage.progress(
-            now=True,
-            policy_version=self.trainer.policy_version,
-            incarnation=self.checkpoints.incarnation,
-            max_steps=self.stage.config.training.max_steps,
-            groups_dropped=self.account.groups_dropped,
-            rollouts=self.account.trained.rollouts,
-            tokens=self.account.trained.tokens,
-            consumed=[amount.to_json() for amount in self.intake.consumed()],
-            account=self.settled["account"],
-            step=None if report is None else report.measured(),
-        )
-
-    def _measure(self, report: StepReport, groups: list[ScoredGroup]) -> None:
-        version = self.trainer.policy_version
-        lags = [staleness(version - 1, group.min_policy_version) for group in groups]
-        measures = step_measures(report, groups, lags)
-        self.stage.progress(reward_mean=measures["reward_mean"], staleness_mean=measures["staleness_mean"])
-        self.stage.metrics.log(
-            incarnation=self.checkpoints.incarnation,
-            policy_version=version,
-            buffered_rollouts=self.ledger.buffered.rollouts,
-            in_flight_rollouts=self.ledger.in_flight.rollouts,
-            **measures,
-        )
-        if version % 10 == 0:
-            reward = measures["reward_mean"]
-            self.stage.milestone(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
-
-
-def open_intake(stage: Stage, vocab_size: int, state: list[dict[str, Any]] | None) -> Intake:
-    """The run's streams, from where a checkpoint left them or from their beginning."""
-    config = stage.config
-    return Intake(
-        stage.store,
-        reward=config.scoring.reward,
-        num_generators=config.generation.replicas,
-        num_scorers=config.scoring.replicas,
-        vocab_size=vocab_size,
-        state=state,
-    )
-
-
 if __name__ == "__main__":
-    run_stage("train", main)
+    rank = tether.tie()
+    if rank == 0:
+        run_stage("train", main)
+    run_follower("train", rank, follow_main)

@@ -14,10 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from millrace.checkpointing.saving import AsyncCheckpoints
 from millrace.consumed import ConsumedWriter
 from millrace.errors import ReplayError
 from millrace.lineage import Lineage
 from millrace.losses.factory import check_needs
+from millrace.parallel.led import restore
 from millrace.replay.batches import planned
 from millrace.replay.parts import Scores
 from millrace.replay.plan import Batch
@@ -27,8 +29,9 @@ from millrace.samples import samples_of
 from millrace.scored import ScoredGroup
 from millrace.stages.measures import step_measures
 from millrace.stages.process import Stage
-from millrace.trainer import StepReport, Trainer
-from storage.checkpoints import Checkpoint, CheckpointWriter, load_files
+from millrace.step_report import StepReport
+from millrace.trainer import Trainer
+from storage.checkpoints import Checkpoint, CheckpointWriter
 from storage.factory import open_store
 from storage.schema import TRAJECTORY
 
@@ -50,15 +53,17 @@ class StoredLoop:
         stage: Stage,
         spec: ReplaySpec,
         trainer: Trainer,
-        checkpoints: CheckpointWriter,
+        writer: CheckpointWriter,
+        checkpoints: AsyncCheckpoints,
         consumed: ConsumedWriter,
         found: Checkpoint | None,
     ) -> None:
         self.stage = stage
         self.trainer = trainer
+        self.incarnation = writer.incarnation
         self.checkpoints = checkpoints
         self.consumed = consumed
-        self.lineage = Lineage.after(found, checkpoints.incarnation)
+        self.lineage = Lineage.after(found, writer.incarnation)
         check_needs(trainer.loss, TRAJECTORY.names)
         runs = open_sources(stage, spec)
         first = spec.start_step or 0
@@ -68,23 +73,27 @@ class StoredLoop:
         self.stop_at_step = first + len(plan)
         self.batches = _read_ahead(runs, plan[trainer.policy_version - first :])
         self.rollouts = self.tokens = 0
+        # The version of the checkpoint taken last; on its way, or there.
+        self.checkpointed: int | None = None
         stage.ready(f"trainer ready at version {trainer.policy_version} of {self.stop_at_step}, on stored rollouts")
         if found is not None:
             self.rollouts, self.tokens = found.state["rollouts"], found.state["tokens"]
-            checkpoints.adopt(found, self._state())
+            self.checkpointed = writer.adopt(found, self._state()).step
 
     def run(self) -> None:
         """Until the plan is done, or until asked to drain."""
         self._report(None)
         while self.trainer.policy_version < self.stop_at_step and not self.stage.draining:
+            self.checkpoints.check()
             with self.stage.busy("intake"):
                 batch = next(self.batches)
             self._step(batch)
             if self.trainer.policy_version % self.stage.config.training.checkpoint_every == 0:
                 self._checkpoint()
-        latest = self.checkpoints.latest
-        if latest is None or latest.step != self.trainer.policy_version:
+        if self.checkpointed != self.trainer.policy_version:
             self._checkpoint()
+        with self.stage.busy("checkpoint"):
+            self.checkpoints.finish()
 
     def _step(self, batch: StoredBatch) -> None:
         pairs = list(zip(batch.groups, batch.staleness, strict=True))
@@ -94,7 +103,8 @@ class StoredLoop:
                 self.consumed.drop(group, "error", group.min_policy_version + lag)
         trained = [(group, lag) for group, lag in pairs if len(group.verified) >= 2]
         groups, lags = [group for group, _ in trained], [lag for _, lag in trained]
-        samples = [sample for group in groups for sample in samples_of(group)]
+        versions = [group.min_policy_version + lag for group, lag in trained]
+        samples = samples_of(groups, self.stage.config.training.advantage, versions)
         if not samples:
             raise ReplayError(
                 f"no group of the batch for version {self.trainer.policy_version + 1} has two scored rows"
@@ -113,7 +123,7 @@ class StoredLoop:
         measures = step_measures(report, groups, lags)
         version = self.trainer.policy_version
         self.stage.progress(reward_mean=measures["reward_mean"], staleness_mean=measures["staleness_mean"])
-        self.stage.metrics.log(incarnation=self.checkpoints.incarnation, policy_version=version, **measures)
+        self.stage.metrics.log(incarnation=self.incarnation, policy_version=version, **measures)
         if version % 10 == 0:
             self.stage.milestone(f"version {version}: stored reward {measures['reward_mean']:.3f}")
 
@@ -121,7 +131,7 @@ class StoredLoop:
         self.stage.progress(
             now=report is None,
             policy_version=self.trainer.policy_version,
-            incarnation=self.checkpoints.incarnation,
+            incarnation=self.incarnation,
             max_steps=self.stop_at_step,
             rollouts=self.rollouts,
             tokens=self.tokens,
@@ -134,7 +144,8 @@ class StoredLoop:
     def _checkpoint(self) -> None:
         with self.stage.busy("checkpoint"):
             self.consumed.flush()
-            self.checkpoints.commit(self.trainer.policy_version, self.trainer.state(), self._state())
+            self.checkpoints.begin(self.trainer.policy_version, self.trainer.tensors(), self._state())
+        self.checkpointed = self.trainer.policy_version
 
 
 def start_from(trainer: Trainer, run: StoredRun, step: int) -> None:
@@ -142,7 +153,7 @@ def start_from(trainer: Trainer, run: StoredRun, step: int) -> None:
 
     Raises ReplayError where it has none, and StreamCorrupt where a file of it is damaged.
     """
-    trainer.restore(step, load_files(run.store, run.checkpoint(step)))
+    restore(trainer, run.store, run.checkpoint(step))
 
 
 def open_sources(stage: Stage, spec: ReplaySpec) -> list[StoredRun]:

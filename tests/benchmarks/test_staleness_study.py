@@ -37,4 +37,3 @@ def test_the_plots_of_the_same_figures_are_the_same_files(tmp_path: Path) -> Non
     assert files == ["staleness-bound.svg", "staleness-reward.svg"]
     for name in files:
         assert (tmp_path / "once" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
-        assert ()

@@ -145,13 +145,36 @@ FILE_MISTAKES = {
         "FILE: training.max_importance_ratio is 0.5; expected a finite number of at least 1"
     ),
     "training: {max_steps: 3, loss: grpo}": (
-        'FILE: training.loss is "grpo"; expected "aipo" or "reinforce" or "ppo_clip" or "cispo"'
+        'FILE: training.loss is "grpo"; expected "aipo" or "reinforce" or "ppo_clip" or "decoupled_ppo" or "tis" or '
+        '"icepop" or "sequence_mask" or "geometric_mask" or "cispo" or "gspo" or "sapo" or "dppo_tv" or "topr"'
+    ),
+    "training: {max_steps: 3, losses: {icepop: {low: 1.5}}}": (
+        "FILE: training.losses.icepop.low is 1.5; expected a finite number above 0 and at most 1"
+    ),
+    "training: {max_steps: 3, losses: {ppo_clip: {dual_clip: 1}}}": (
+        "FILE: training.losses.ppo_clip.dual_clip is 1; expected a finite number above 1 or null"
+    ),
+    "training: {max_steps: 3, kl: {coefficient: -0.1}}": (
+        "FILE: training.kl.coefficient is -0.1; expected a finite number of at least 0"
+    ),
+    "training: {max_steps: 3, advantage: gae}": (
+        'FILE: training.advantage is "gae"; expected "group_mean" or "leave_one_out" or "grpo" or '
+        '"reinforce_plus_plus" or "reinforce_plus_plus_baseline" or "maxrl"'
     ),
     "training: {max_steps: 3, clip_low: 1.5}": (
         "FILE: training.clip_low is 1.5; expected a finite number above 0 and at most 1"
     ),
     "training: {max_steps: 3, max_grad_norm: 1e999}": (
         "FILE: training.max_grad_norm is Infinity; expected a finite number above 0"
+    ),
+    "training: {max_steps: 3}\nscoring: {reward: python}": (
+        "FILE: scoring.reward is python and scoring.function is missing; expected package.module:function"
+    ),
+    "training: {max_steps: 3}\nscoring: {reward: weighted_sum, weights: {reward_model: 1}}": (
+        "FILE: scoring.reward is weighted_sum and scoring.model is missing; expected the folder of a reward model"
+    ),
+    "training: {max_steps: 3}\nscoring: {reward: weighted_sum}": (
+        "FILE: scoring.reward is weighted_sum and scoring.weights is missing; expected a weight for each reward to add"
     ),
     "training: {max_steps: 3}\nscoring: {answer_pattern: 'a+'}": (
         'FILE: scoring.answer_pattern is "a+"; expected a regular expression with a group (...) around the answer'

@@ -24,6 +24,12 @@ def test_a_changed_learning_rate_is_named_with_both_values() -> None:
     ]
 
 
+def test_the_type_that_the_trainer_computes_in_stays() -> None:
+    assert changed_immutably(make_config(), make_config(training={"compute_dtype": "bfloat16"})) == [
+        'training.compute_dtype was null and is "bfloat16"; expected a resumed run to keep it'
+    ]
+
+
 def test_every_change_that_matters_is_named() -> None:
     after = make_config(generation={"replicas": 2}, model={"path": "folder"}, prompts={"arithmetic": {"max_sum": 98}})
     changes = changed_immutably(make_config(), after)
@@ -52,6 +58,8 @@ def test_an_engine_and_its_arguments_stay_as_what_a_rollout_means_may_hang_on_th
         {"training": {"max_steps": 9}},
         {"training": {"checkpoint_every": 9}},
         {"training": {"threads": 9}},
+        {"training": {"parallel": {"data": 4, "tensor": 2}, "device": "cuda"}},
+        {"training": {"activation_checkpointing": True, "max_tokens_per_microbatch": 99}},
         {"model": {"bootstrap": {"threads": 9}}},
         {"weights": {"transport": "store", "deadline_seconds": 1}},
         {"storage": {"root": "elsewhere", "fsync": False}},
@@ -71,6 +79,11 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
     assert free == {
         "training.max_steps",
         "training.checkpoint_every",
+        "training.parallel.data",
+        "training.parallel.tensor",
+        "training.device",
+        "training.activation_checkpointing",
+        "training.max_tokens_per_microbatch",
         "model.bootstrap.threads",
         "generation.threads",
         "scoring.threads",
@@ -85,6 +98,7 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
         "storage.commit_max_bytes",
         "storage.commit_max_ms",
         "evaluation.num_prompts",
+        "evaluation.samples",
         "evaluation.batch_size",
         "promotion.margin",
         "budget.duration_minutes",

@@ -113,6 +113,22 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"prompts": {"source": "a.jsonl", "eval_source": "a.jsonl"}},
         ("prompts.source", "prompts.eval_source", '"a.jsonl"'),
     ),
+    "a template around sums": (
+        {"prompts": {"template": "<{prompt}>"}},
+        ("prompts.template is set", "prompts are from arithmetic"),
+    ),
+    "arguments of another task": (
+        {"prompts": {"source": "reasoning_gym:gcd", "reasoning_gym": {"config": {"lcm": {}}}}},
+        ("prompts.reasoning_gym.config is about lcm", "prompts are from reasoning_gym:gcd"),
+    ),
+    "a task's reward for sums": (
+        {"scoring": {"reward": "reasoning_gym"}},
+        ("the reward is reasoning_gym", "prompts are from arithmetic"),
+    ),
+    "an environment's reward for a file": (
+        {"scoring": {"reward": "verifiers"}, "prompts": {"source": "verifiers:sums", "eval_source": "a.jsonl"}},
+        ("the reward is verifiers", "prompts are from a.jsonl"),
+    ),
     "shares": (
         {"generation": {"replicas": 3}},
         ("training.groups_per_step is 64", "generation.replicas is 3"),
@@ -124,6 +140,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "microbatch": (
         {"generation": {"max_new_tokens": 16384}},
         ("generation.max_new_tokens is 16384", "training.max_tokens_per_microbatch is 16384"),
+    ),
+    "one turn": (
+        {"environment": {"name": "calculator", "max_turns": 1}},
+        ('environment.name is "calculator"', "environment.max_turns is 1"),
     ),
     "memory of one host": (
         {"storage": {"root": "memory://runs"}, "placement": {"score": {"work_pool": "hosts"}}},
@@ -158,12 +178,22 @@ def test_an_impossible_combination_is_refused_in_one_sentence_with_every_key(cas
         {"model": {"path": "some/folder", "bootstrap": {"hidden_size": 66, "num_heads": 4}}},
         {"model": {"bootstrap": {"hidden_size": 16, "num_heads": 8}}},
         {"prompts": {"eval_source": "held.jsonl", "num_eval": 1}},
+        {"prompts": {"source": "a.jsonl", "template": "<{prompt}>"}},
+        {
+            "scoring": {"reward": "reasoning_gym"},
+            "prompts": {
+                "source": "reasoning_gym:gcd,lcm",
+                "eval_source": "reasoning_gym:products",
+                "reasoning_gym": {"config": {"lcm": {}, "products": {}}},
+            },
+        },
         {"placement": {"score": {"work_pool": "hosts"}}},
         {"placement": {"train": {"work_pool": "hosts"}}, "weights": {"transport": "store"}},
         {"prompts": {"source": "a.parquet", "arithmetic": {"digits": 1, "max_sum": 1}}},
         {"prompts": {"num_eval": 54, "arithmetic": {"digits": 1, "max_sum": 9}}, "evaluation": {"num_prompts": 54}},
         {"generation": {"replicas": 64, "groups_per_batch": 64, "max_new_tokens": 16383}},
         {"staleness": {"max_staleness": 0}},
+        {"environment": {"max_turns": 1}},
     ],
 )
 def test_what_only_looks_impossible_is_taken(sections: dict[str, object]) -> None:
@@ -178,3 +208,10 @@ def test_what_millrace_sets_of_vllms_arguments_a_person_can_not(name: str) -> No
 
 def test_all_that_millrace_sets_of_vllms_arguments_is_refused_to_a_person() -> None:
     assert OURS.keys() >= OWN.keys() | {"model", "dtype"}
+
+
+@pytest.mark.parametrize("template", ["Solve this.", "{prompt} {prompt}", ""])
+def test_a_template_has_one_place_for_the_prompt(template: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        make_config(prompts={"source": "a.jsonl", "template": template})
+    assert caught.value.error_count() == 1

@@ -207,7 +207,8 @@ def test_tokens_carry_their_ratio_their_version_and_their_colour() -> None:
     assert [token.children for token in tokens] == ["0 ", "1 ", "2 ", "3 "]
     assert tokens[0].title == "token 0, id 0, log μ -1, log π -1.69315, π/μ 0.5"
     assert tokens[1].title.endswith("π/μ 1")
-    assert tokens[3].title == "token 3, id 3, log μ -1, not trained"
+    assert tokens[3].title == "token 3, id 3, written by the environment"
+    assert ["fontStyle" in token.style for token in tokens] == [False, False, False, True]
     assert [token.style["backgroundColor"] for token in tokens] == [
         colour(0.5),
         colour(1.0),

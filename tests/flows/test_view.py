@@ -75,6 +75,29 @@ def test_the_figures_hold_the_ledger_and_the_accuracy() -> None:
         assert said in told
 
 
+SAMPLED: dict[str, Any] = {
+    "accuracy": 0.5,
+    "accuracy_interval": [0.4567, 0.5433],
+    "prompts": 512,
+    "samples": 2,
+    "pass_at": {
+        "1": {"value": 0.4, "low": 0.37, "high": 0.43},
+        "2": {"value": 0.6, "low": 0.56, "high": 0.64},
+    },
+    "majority": {"value": 2.25, "low": None, "high": None},
+}
+
+
+def test_the_figures_hold_intervals_pass_at_k_and_the_majority_where_they_were_measured() -> None:
+    found = dict(figures(status(eval={"end": SAMPLED})))
+    assert found["accuracy at end"] == "0.500 [0.457, 0.543] of 512 held-out prompts"
+    assert found["sampled at end"] == ("pass@1 0.400 [0.370, 0.430], pass@2 0.600 [0.560, 0.640], majority of 2 2.250")
+    console = Console(file=io.StringIO(), width=160)
+    console.print(panel(status(eval={"end": SAMPLED}), {}))
+    assert isinstance(console.file, io.StringIO)
+    assert "0.500 [0.457, 0.543]" in console.file.getvalue(), "an interval is no markup"
+
+
 def test_nothing_known_yet_is_shown_as_a_dash() -> None:
     young = status(reward_mean=None, staleness={"histogram": {}, "mean": None, "max": None, "bound": 4})
     assert "reward –" in plain_line(young, {})

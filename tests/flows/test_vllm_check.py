@@ -118,6 +118,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     questions = {name: question for name, (question, _) in REFUSED.items()}
     for name, changes in {"good folder": {}, **{name: changes for name, (changes, _) in FOLDERS.items()}}.items():
         questions[name] = replace(GOOD, folder=model_folder(folders / name.replace(" ", "-"), changes))
+    # What is as long as the model's context without one has room in the model that bootstrap makes for an environment.
+    questions["good in an environment"] = replace(REFUSED["short of itself"][0], environment="calculator")
     path = folders / "answers.json"
     done = ask({"good": GOOD, **questions}, path)
     assert done.returncode == 0, done.stderr
@@ -136,7 +138,7 @@ def test_what_vllm_would_refuse_is_refused_in_one_sentence(answers: dict[str, st
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("case", ["good", "good folder"])
+@pytest.mark.parametrize("case", ["good", "good folder", "good in an environment"])
 def test_nothing_is_said_against_what_would_start(answers: dict[str, str | None], case: str) -> None:
     assert answers[case] is None
 

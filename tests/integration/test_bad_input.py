@@ -40,6 +40,8 @@ def refused(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str, con
         ("training.groups_per_step=7", ["training.groups_per_step"]),
         ("scoring.reward=telepathy", ["telepathy", "exact_match"]),
         ("prompts.num_eval=100000", ["prompts.num_eval"]),
+        ("environment.name=abacus", ["environment.name", "abacus", "calculator"]),
+        ("environment.name=no_such_package.abacus:Abacus", ["environment.name", "No module named 'no_such_package'"]),
     ],
 )
 def test_a_wrong_key_value_or_combination_is_named(

@@ -1,36 +1,154 @@
-"""Advantages: what is left of a reward once the group's mean is taken away."""
+"""Advantages: every estimator against its formula, by numpy, and where there is nothing to compare."""
 
+import math
+from collections.abc import Callable
+from typing import get_args
+
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from millrace.advantage import group_mean_advantages
+from configs.training import AdvantageName
+from millrace.advantage import (
+    ADVANTAGES,
+    Estimator,
+    group_mean,
+    grpo,
+    leave_one_out,
+    maxrl,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+)
+from millrace.errors import InputError
 
-rewards = st.lists(st.floats(-100, 100), min_size=1, max_size=16)
-
-
-def test_a_response_is_worth_how_much_better_it_did_than_the_groups_mean() -> None:
-    assert group_mean_advantages([1.0, 0.0, 0.0, 1.0]) == [0.5, -0.5, -0.5, 0.5]
-    assert group_mean_advantages([1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
-
-
-def test_a_group_that_agrees_teaches_nothing() -> None:
-    assert group_mean_advantages([1.0] * 8) == [0.0] * 8
-
-
-def test_a_response_alone_has_nobody_to_be_better_than() -> None:
-    assert group_mean_advantages([0.7]) == [0.0]
-
-
-@given(rewards)
-def test_the_advantages_of_a_group_add_up_to_nothing_and_keep_its_differences(values: list[float]) -> None:
-    advantages = group_mean_advantages(values)
-    assert sum(advantages) == pytest.approx(0.0, abs=1e-9)
-    differences = [advantage - advantages[0] for advantage in advantages]
-    assert differences == pytest.approx([value - values[0] for value in values], abs=1e-9)
+each_estimator = pytest.mark.parametrize("estimator", ADVANTAGES.values(), ids=ADVANTAGES.keys())
+batches = st.lists(st.lists(st.floats(0, 100), min_size=1, max_size=8), min_size=1, max_size=6)
 
 
-@given(rewards, st.floats(-100, 100))
-def test_a_bonus_for_everybody_changes_nothing(values: list[float], bonus: float) -> None:
-    raised = group_mean_advantages([value + bonus for value in values])
-    assert raised == pytest.approx(group_mean_advantages(values), abs=1e-9)
+def groups_of(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
+    """A formula for each group by itself."""
+    return lambda groups: [function(group) for group in groups]
+
+
+def whole_batch(groups: list[np.ndarray]) -> list[np.ndarray]:
+    rewards = np.concatenate(groups)
+    return [(group - rewards.mean()) / (rewards.std(ddof=1) + 1e-6) for group in groups]
+
+
+def batch_deviation(groups: list[np.ndarray]) -> list[np.ndarray]:
+    centred = [group - group.mean() for group in groups]
+    return [group / (np.concatenate(centred).std(ddof=1) + 1e-6) for group in centred]
+
+
+FORMULAS: dict[str, Callable[[list[np.ndarray]], list[np.ndarray]]] = {
+    "group_mean": groups_of(lambda r: r - r.mean()),
+    "leave_one_out": groups_of(lambda r: np.array([r[i] - np.delete(r, i).mean() for i in range(len(r))])),
+    "grpo": groups_of(lambda r: (r - r.mean()) / (r.std(ddof=1) + 1e-6)),
+    "reinforce_plus_plus": whole_batch,
+    "reinforce_plus_plus_baseline": batch_deviation,
+    "maxrl": groups_of(lambda r: (r - r.mean()) / r.mean()),
+}
+
+
+def test_every_name_a_config_may_hold_is_an_estimators_and_has_a_formula_here() -> None:
+    assert list(get_args(AdvantageName)) == list(ADVANTAGES) == list(FORMULAS)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_the_advantages_of_random_batches_are_those_of_the_formula(name: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    groups = [random.random(size) for size in random.integers(2, 9, size=5)]
+    found = ADVANTAGES[name]([group.tolist() for group in groups])
+    for group, expected in zip(found, FORMULAS[name](groups), strict=True):
+        assert group == pytest.approx(expected.tolist(), rel=1e-12, abs=1e-12)
+
+
+def test_one_success_in_four_is_worth_what_each_estimator_says() -> None:
+    group = [[1.0, 0.0, 0.0, 0.0]]
+    assert group_mean(group) == [[0.75, -0.25, -0.25, -0.25]]
+    assert leave_one_out(group) == [pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])]
+    assert grpo(group) == [pytest.approx([1.5, -0.5, -0.5, -0.5], rel=1e-5)]
+    assert reinforce_plus_plus(group) == reinforce_plus_plus_baseline(group) == grpo(group)
+    assert maxrl(group) == [[3.0, -1.0, -1.0, -1.0]]
+
+
+def test_only_the_batchs_baseline_tells_a_good_group_from_a_bad_one() -> None:
+    groups = [[1.0, 1.0], [0.0, 0.0]]
+    assert reinforce_plus_plus(groups) == [pytest.approx([0.866] * 2, rel=1e-3), pytest.approx([-0.866] * 2, rel=1e-3)]
+    for name in set(ADVANTAGES) - {"reinforce_plus_plus"}:
+        assert ADVANTAGES[name](groups) == [[0, 0], [0, 0]], name
+
+
+@each_estimator
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3])
+def test_a_batch_that_agrees_teaches_exactly_nothing(estimator: Estimator, reward: float) -> None:
+    assert estimator([[reward] * 3, [reward] * 7]) == [[0.0] * 3, [0.0] * 7]
+
+
+@each_estimator
+def test_a_group_of_one_has_nobody_to_be_better_than(estimator: Estimator) -> None:
+    assert estimator([[0.7]]) == [[0.0]]
+    if estimator is not reinforce_plus_plus:
+        assert estimator([[0.7], [0.0, 1.0]])[0] == [0.0]
+
+
+@each_estimator
+def test_a_batch_may_be_empty_and_so_may_a_group(estimator: Estimator) -> None:
+    assert estimator([]) == []
+    assert estimator([[], [1.0, 0.0]])[0] == []
+
+
+@each_estimator
+@given(groups=batches)
+def test_advantages_are_finite_one_a_reward_and_in_the_order_of_the_rewards(
+    estimator: Estimator, groups: list[list[float]]
+) -> None:
+    found = estimator(groups)
+    assert [len(group) for group in found] == [len(group) for group in groups]
+    assert all(math.isfinite(advantage) for group in found for advantage in group)
+    for rewards, advantages in zip(groups, found, strict=True):
+        ranked = [advantage for _, advantage in sorted(zip(rewards, advantages, strict=True))]
+        assert ranked == sorted(ranked)
+
+
+@pytest.mark.parametrize("estimator", [group_mean, grpo, reinforce_plus_plus_baseline], ids=lambda one: one.__name__)
+@given(groups=batches)
+def test_the_advantages_of_a_group_add_up_to_nothing(estimator: Estimator, groups: list[list[float]]) -> None:
+    assert [sum(group) for group in estimator(groups)] == pytest.approx([0.0] * len(groups), abs=1e-6)
+
+
+@given(batches, st.floats(0, 100))
+def test_a_bonus_for_everybody_changes_nothing(groups: list[list[float]], bonus: float) -> None:
+    for found, expected in zip(
+        group_mean([[r + bonus for r in group] for group in groups]), group_mean(groups), strict=True
+    ):
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.lists(st.floats(0, 100), min_size=2, max_size=8))
+def test_rewards_in_another_unit_have_the_same_advantages_in_standard_deviations(rewards: list[float]) -> None:
+    assume(np.std(rewards) > 0.1)
+    (found,), (expected,) = grpo([[1000 * reward for reward in rewards]]), grpo([rewards])
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_rewards_that_differ_by_rounding_have_no_advantages_of_a_standard_deviation() -> None:
+    ((low, high),) = grpo([[0.3, 0.1 + 0.2]])
+    assert low == pytest.approx(0, abs=1e-9)
+    assert high == pytest.approx(0, abs=1e-9)
+
+
+@each_estimator
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_is_refused_with_its_group(estimator: Estimator, reward: float) -> None:
+    with pytest.raises(InputError, match=rf"^group 1 of the batch has a reward of {reward}; expected a finite number$"):
+        estimator([[0.0, 1.0], [reward, 1.0]])
+
+
+def test_maxrl_refuses_negative_rewards() -> None:
+    with pytest.raises(
+        InputError, match=r"^the advantage maxrl got a reward of -0\.5; expected rewards of at least 0$"
+    ):
+        maxrl([[1.0, -0.5]])

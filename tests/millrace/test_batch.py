@@ -1,4 +1,4 @@
-"""Packing: every sample once, padding silent, the token budget kept, each position speaking of the token after it."""
+"""Packing: every sample once and whole, no padding, the token budget kept, each position speaking of the next token."""
 
 from itertools import pairwise
 
@@ -8,9 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.batch import Microbatch, Sample, microbatches
+from millrace.batch import Microbatch, Sample, microbatches, pack
 
 lengths = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=20)
+budgets = st.integers(1, 64)
+ranks = st.integers(1, 5)
 
 
 def sample(prompt: int, response: int, number: int = 0) -> Sample:
@@ -22,6 +24,7 @@ def sample(prompt: int, response: int, number: int = 0) -> Sample:
         loss_mask=(np.arange(response) % 3 != 1).astype(np.uint8),
         temperature=0.5 + number,
         advantage=float(number + 1),
+        staleness=number % 4,
     )
 
 
@@ -29,91 +32,135 @@ def samples(shapes: list[tuple[int, int]]) -> list[Sample]:
     return [sample(prompt, response, number) for number, (prompt, response) in enumerate(shapes)]
 
 
-def names(batch: Microbatch) -> list[int]:
-    return [round(advantage) - 1 for advantage in batch.advantages_BT[:, 0].tolist()]
+def sequences(batch: Microbatch) -> list[np.ndarray]:
+    """The token ids between two borders."""
+    borders = batch.cu_seqlens_Q1.tolist()
+    return [batch.input_ids_S[a:b].numpy() for a, b in pairwise(borders)]
 
 
-@given(lengths, st.integers(1, 64))
-def test_every_sample_is_in_exactly_one_microbatch_unharmed(shapes: list[tuple[int, int]], max_tokens: int) -> None:
+@given(lengths, budgets, ranks)
+def test_every_sample_is_in_exactly_one_microbatch_whole_and_nothing_else_is(
+    shapes: list[tuple[int, int]], max_tokens: int, num_ranks: int
+) -> None:
     given_samples, seen = samples(shapes), []
-    for batch in microbatches(given_samples, max_tokens):
-        for row, number in enumerate(names(batch)):
-            seen.append(number)
-            original = given_samples[number]
-            tokens = np.concatenate([original.prompt_tokens, original.response_tokens])
-            real = batch.attention_mask_BS[row].bool()
-            np.testing.assert_array_equal(batch.input_ids_BS[row][real].numpy(), tokens)
-            assert batch.temperatures_B11[row].item() == original.temperature
-            assert (batch.advantages_BT[row] == original.advantage).all()
+    for batch in microbatches(given_samples, max_tokens, num_ranks):
+        seen += batch.places
+        for place, tokens in zip(batch.places, sequences(batch), strict=bool(batch.places)):
+            original = given_samples[place]
+            np.testing.assert_array_equal(tokens, [*original.prompt_tokens, *original.response_tokens])
     assert sorted(seen) == list(range(len(shapes)))
 
 
-@given(lengths, st.integers(1, 64))
+@given(lengths, budgets, ranks)
 def test_no_microbatch_exceeds_the_token_budget_unless_it_is_a_single_sample(
+    shapes: list[tuple[int, int]], max_tokens: int, num_ranks: int
+) -> None:
+    for batch in microbatches(samples(shapes), max_tokens, num_ranks):
+        assert len(batch.input_ids_S) <= max_tokens or len(batch.places) == 1
+
+
+@given(lengths, budgets, ranks)
+def test_all_ranks_get_as_many_and_those_beyond_the_samples_a_token_that_is_nobodys(
+    shapes: list[tuple[int, int]], max_tokens: int, num_ranks: int
+) -> None:
+    found = microbatches(samples(shapes), max_tokens, num_ranks)
+    assert len(found) % num_ranks == 0
+    idle = [batch for batch in found if not batch.places]
+    assert len(idle) < num_ranks
+    for batch in idle:
+        assert (batch.input_ids_S.tolist(), batch.lengths, len(batch.targets_N)) == ([0], (1,), 0)
+
+
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=40), st.integers(40, 200))
+def test_when_nothing_is_longer_than_the_budget_shares_are_within_one_sample_of_each_other(
+    sizes: list[int], max_tokens: int
+) -> None:
+    filled = [len(batch.input_ids_S) for batch in microbatches(samples([(1, n - 1) for n in sizes]), max_tokens)]
+    assert max(filled) - min(filled) <= max(sizes)
+
+
+@given(lengths, budgets)
+def test_a_response_token_is_predicted_from_the_position_before_it(
     shapes: list[tuple[int, int]], max_tokens: int
 ) -> None:
     for batch in microbatches(samples(shapes), max_tokens):
-        assert batch.input_ids_BS.numel() <= max_tokens or len(batch.input_ids_BS) == 1
+        assert torch.equal(batch.input_ids_S[batch.predicts_N + 1], batch.targets_N)
+        # Positions begin anew in each sequence, so none of them is the last of the one before.
+        assert torch.equal(batch.positions_S[batch.predicts_N + 1], batch.positions_S[batch.predicts_N] + 1)
 
 
-@given(lengths, st.integers(1, 64))
-def test_no_two_neighbouring_microbatches_would_fit_into_one(shapes: list[tuple[int, int]], max_tokens: int) -> None:
-    for shorter, longer in pairwise(microbatches(samples(shapes), max_tokens)):
-        assert (len(shorter.input_ids_BS) + len(longer.input_ids_BS)) * longer.input_ids_BS.shape[1] > max_tokens
-
-
-@given(lengths, st.integers(1, 64))
-def test_padding_is_on_the_right_and_carries_no_loss(shapes: list[tuple[int, int]], max_tokens: int) -> None:
-    for batch in microbatches(samples(shapes), max_tokens):
-        width = batch.input_ids_BS.shape[1]
-        num_tokens_B1 = batch.attention_mask_BS.sum(dim=1, keepdim=True)
-        padding_BS = torch.arange(width) >= num_tokens_B1
-        assert torch.equal(padding_BS, batch.attention_mask_BS == 0)
-        assert num_tokens_B1.max() == width
-        padding_BT = padding_BS[:, 1:]
-        assert not batch.loss_mask_BT[padding_BT].any()
-        assert not batch.rollout_logprobs_BT[padding_BT].any()
-
-
-@given(lengths, st.integers(1, 64))
-def test_position_t_speaks_of_the_token_at_t_plus_1(shapes: list[tuple[int, int]], max_tokens: int) -> None:
+@given(lengths, budgets)
+def test_what_is_known_of_a_token_lies_where_the_batch_says(shapes: list[tuple[int, int]], max_tokens: int) -> None:
     given_samples = samples(shapes)
+    flat = {
+        "rollout_logprobs_N": np.concatenate([one.rollout_logprobs for one in given_samples]),
+        "loss_mask_N": np.concatenate([one.loss_mask for one in given_samples]).astype(bool),
+        "targets_N": np.concatenate([one.response_tokens for one in given_samples]),
+    }
+    places = np.repeat(np.arange(len(shapes)), [response for _, response in shapes])
     for batch in microbatches(given_samples, max_tokens):
-        for row, number in enumerate(names(batch)):
-            original = given_samples[number]
-            for r, token in enumerate(original.response_tokens):
-                t = len(original.prompt_tokens) + r - 1
-                assert batch.input_ids_BS[row, t + 1] == token
-                assert batch.rollout_logprobs_BT[row, t] == original.rollout_logprobs[r]
-                assert batch.loss_mask_BT[row, t] == original.loss_mask[r]
-            assert not batch.loss_mask_BT[row, : len(original.prompt_tokens) - 1].any()
+        at = batch.in_batch_N.numpy()
+        for name, values in flat.items():
+            np.testing.assert_array_equal(getattr(batch, name).numpy(), values[at], err_msg=name)
+        np.testing.assert_array_equal(np.array(batch.places)[batch.response_N.numpy()], places[at])
+        for name in ("advantage", "temperature", "staleness"):
+            expected = np.array([getattr(one, name) for one in given_samples])[places[at]]
+            found = batch.staleness_N if name == "staleness" else getattr(batch, f"{name}s_N")
+            np.testing.assert_array_equal(found.numpy(), expected, err_msg=name)
+
+
+@given(lengths, budgets)
+def test_responses_follow_each_other_and_lengths_ascend(shapes: list[tuple[int, int]], max_tokens: int) -> None:
+    for batch in microbatches(samples(shapes), max_tokens):
+        assert (batch.response_N.diff() >= 0).all()
+        assert list(batch.lengths) == sorted(batch.lengths) == batch.cu_seqlens_Q1.diff().tolist()
+        assert torch.equal(batch.positions_S, torch.cat([torch.arange(length) for length in batch.lengths]))
 
 
 def test_the_split_does_not_depend_on_the_order_of_samples_of_different_lengths() -> None:
     shapes = [(2, n) for n in (5, 1, 4, 2, 3)]
-    forwards, backwards = microbatches(samples(shapes), 16), microbatches(samples(shapes)[::-1], 16)
+    forwards, backwards = microbatches(samples(shapes), 12), microbatches(samples(shapes)[::-1], 12)
     assert len(forwards) > 1
-    assert [names(batch) for batch in forwards] == [names(batch) for batch in backwards]
+    assert [batch.lengths for batch in forwards] == [batch.lengths for batch in backwards]
+    assert [batch.places for batch in forwards] == [tuple(4 - place for place in batch.places) for batch in backwards]
 
 
 def test_a_sample_is_as_long_as_its_prompt_and_response_together() -> None:
     assert sample(3, 4).num_tokens == 7
 
 
-@pytest.mark.parametrize("name", ["loss_mask_BT", "rollout_logprobs_BT", "advantages_BT", "temperatures_B11"])
-def test_what_enters_the_loss_is_float32(name: str) -> None:
-    (batch,) = microbatches([sample(2, 2), sample(3, 3, 1)], 100)
-    assert getattr(batch, name).dtype == torch.float32
-    assert getattr(batch, name).shape == ((2, 1, 1) if name == "temperatures_B11" else (2, 5))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("input_ids_S", torch.int64),
+        ("positions_S", torch.int64),
+        ("cu_seqlens_Q1", torch.int32),
+        ("predicts_N", torch.int64),
+        ("targets_N", torch.int64),
+        ("loss_mask_N", torch.bool),
+        ("rollout_logprobs_N", torch.float32),
+        ("advantages_N", torch.float32),
+        ("temperatures_N", torch.float32),
+        ("staleness_N", torch.int64),
+        ("response_N", torch.int64),
+        ("in_batch_N", torch.int64),
+    ],
+)
+def test_each_tensor_has_its_type_in_an_idle_microbatch_too(name: str, dtype: torch.dtype) -> None:
+    for batch in microbatches([sample(2, 2)], 100, num_ranks=2):
+        assert getattr(batch, name).dtype == dtype
 
 
-@given(lengths, st.integers(1, 64))
-def test_every_microbatch_says_which_samples_it_holds_and_where_their_responses_are(
-    shapes: list[tuple[int, int]], max_tokens: int
-) -> None:
-    given_samples = samples(shapes)
-    for batch in microbatches(given_samples, max_tokens):
-        assert list(batch.places) == names(batch)
-        for row, (place, (start, end)) in enumerate(zip(batch.places, batch.response_spans, strict=True)):
-            spoken_of = batch.input_ids_BS[row, 1:][start:end].numpy()
-            np.testing.assert_array_equal(spoken_of, given_samples[place].response_tokens)
+def test_a_sample_packed_alone_is_the_only_microbatch_of_a_batch_of_it() -> None:
+    (batch,), alone = microbatches([sample(3, 4)], 100), pack(sample(3, 4))
+    assert alone.places == batch.places == (0,)
+    for name in ("input_ids_S", "positions_S", "cu_seqlens_Q1", "predicts_N", "targets_N", "in_batch_N"):
+        assert torch.equal(getattr(alone, name), getattr(batch, name)), name
+
+
+def test_a_microbatch_goes_to_a_device_with_all_its_tensors() -> None:
+    moved = pack(sample(3, 4)).to(torch.device("meta"))
+    tensors = [getattr(moved, name) for name in Microbatch.__slots__]
+    devices = {one.device.type for one in tensors if isinstance(one, torch.Tensor)}
+    assert devices == {"meta"}
+    assert (moved.lengths, moved.places) == ((7,), (0,))

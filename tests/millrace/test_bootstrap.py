@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from millrace.bootstrap import CHECK_EVERY, TinyModel, bootstrap, character_tokenizer
+from millrace.environments.calculator import Calculator
 from millrace.model import load_model, load_tokenizer
 from millrace.prompts import load_prompts
 from millrace.types import Prompt, Sampling
@@ -55,6 +56,15 @@ def test_it_saves_a_folder_that_transformers_loads(prompts: tuple[Prompt, ...], 
     assert len(tokens) == len("12+07=") + 1, "a token a character, after the beginning-of-sequence token"
 
 
+def test_every_character_is_a_token_ends_of_lines_too() -> None:
+    text = "one\n\ntwo\r\n  é"
+    tokenizer = character_tokenizer([text])
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert len(tokens) == len(text)
+    assert tokenizer.pad_token_id not in tokens
+    assert tokenizer.decode(tokens) == text
+
+
 def test_one_seed_makes_one_model_and_another_makes_another(prompts: tuple[Prompt, ...], tmp_path: Path) -> None:
     weights = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
@@ -77,3 +87,31 @@ def test_it_goes_on_while_the_model_is_not_fluent_or_right_too_often(
 def test_its_tokenizer_knows_every_character_of_the_prompts_and_no_more() -> None:
     tokenizer = character_tokenizer(["1+1=", "2"])
     assert set(tokenizer.get_vocab()) == {"<pad>", "<bos>", "<eos>", "1", "2", "+", "="}
+
+
+def test_in_an_environment_it_learns_what_the_demonstrators_wrote_and_not_what_they_were_answered(
+    prompts: tuple[Prompt, ...], tmp_path: Path
+) -> None:
+    folder, always = tmp_path / "start", replace(SHAPE, slip_rate=0.0, max_steps=60, learning_rate=1e-2)
+    bootstrap(
+        prompts,
+        always,
+        folder,
+        seed=0,
+        sampling=replace(SAMPLING, max_new_tokens=16),
+        report=lambda line: None,
+        environment=Calculator,
+        max_turns=2,
+    )
+    model, tokenizer = load_model(folder, "float32"), load_tokenizer(folder)
+    assert set(Calculator.alphabet) <= set(tokenizer.get_vocab())
+
+    def likeliest(text: str) -> str:
+        logits = model(input_ids=torch.tensor([tokenizer(text)["input_ids"]])).logits
+        return str(tokenizer.decode([int(logits[0, -1].argmax())]))
+
+    assert likeliest("12+07=") == "<"
+    assert likeliest("12+07=<12+07") == ">"
+    assert likeliest("12+07=<12+07>19|19") == "<eos>"
+    # Only the calculator ever writes it.
+    assert likeliest("12+07=<12+07>19") != "|"

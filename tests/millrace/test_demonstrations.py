@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from millrace.demonstrations import carry_slip, demonstration
+from millrace.demonstrations import carry_slip, demonstration, talk
+from millrace.environments.calculator import Calculator
 from millrace.prompts import ARITHMETIC, load_prompts
 from millrace.types import Prompt
 
@@ -62,3 +63,16 @@ def test_of_prompts_that_are_not_arithmetic_only_the_right_answer_is_known() -> 
 def test_the_slip_rate_says_how_often_a_demonstrator_slips(slip_rate: float, expected: set[str]) -> None:
     prompt = Prompt(prompt_id="p", text="12+30=", answer="42", source=ARITHMETIC)
     assert {demonstration(prompt, random.Random(seed), slip_rate) for seed in range(50)} == expected
+
+
+def test_who_is_right_has_used_the_environment_and_who_slips_has_not() -> None:
+    prompt = Prompt(prompt_id="p", text="12+30=", answer="42", source=ARITHMETIC)
+    seen = {tuple(talk(prompt, random.Random(seed), 0.5, Calculator())) for seed in range(50)}
+    assert seen == {(("<12+30>", True), ("42|", False), ("42", True)), (("52", True),)}
+
+
+def test_without_an_environment_or_an_example_of_its_use_a_demonstration_is_the_answer() -> None:
+    sums = Prompt(prompt_id="p", text="12+30=", answer="42", source="sums.jsonl")
+    assert talk(sums, random.Random(0), 0.0, None) == [("42", True)]
+    words = Prompt(prompt_id="p", text="how many?", answer="42", source="words.jsonl")
+    assert talk(words, random.Random(0), 0.0, Calculator()) == [("42", True)]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from configs.environment import EnvironmentConfig
 from configs.schema import GenerationConfig, RunConfig
 from configs.training import TrainingConfig
 from millrace.engines.base import Engine
@@ -18,6 +19,7 @@ from millrace.prompts import PromptOrder
 from millrace.stages.arguments import StageArguments
 from millrace.stages.generate import Generator
 from millrace.stages.process import Stage
+from millrace.trajectories import environment_error_of
 from millrace.types import Prompt, Request, Response, Sampled, Sampling
 from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsReader
 from millrace.weights.fallback import FallbackReader
@@ -77,6 +79,7 @@ class ObedientEngine(Engine):
         self.vocab_size = 16
         self.requests: list[tuple[Request, list[int]]] = []
         self.finish: list[int] = []
+        self.environment_error: str | None = None
 
     @property
     def in_flight(self) -> int:
@@ -90,7 +93,7 @@ class ObedientEngine(Engine):
         self.stage.draining = True
         done = [entry for entry in self.requests if entry[0].group_id in self.finish]
         self.requests = [entry for entry in self.requests if entry[0].group_id not in self.finish]
-        return [_sampled(request, versions) for request, versions in done]
+        return [_sampled(request, versions, self.environment_error) for request, versions in done]
 
     def abort(self) -> None:
         self.requests = []
@@ -108,12 +111,13 @@ class ObedientEngine(Engine):
         """Nothing is open."""
 
 
-def _sampled(request: Request, versions: list[int]) -> Sampled:
+def _sampled(request: Request, versions: list[int], environment_error: str | None) -> Sampled:
     response = Response(
         tokens=(3,) * len(versions),
         rollout_logprobs=(-1.0,) * len(versions),
         version_spans=tuple((version, start) for start, version in enumerate(versions)),
         finish_reason="length",
+        environment_error=environment_error,
     )
     return Sampled(request=request, response=response, t_started=1.0, t_finished=2.0)
 
@@ -125,6 +129,7 @@ class Workshop:
         config = RunConfig(
             training=TrainingConfig(max_steps=1, groups_per_step=4),
             generation=GenerationConfig(group_size=2, groups_per_batch=3),
+            environment=EnvironmentConfig(name="calculator"),
         )
         arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=Path("/nowhere"))
         self.store = store
@@ -250,6 +255,27 @@ def test_the_probe_raises_an_alarm_with_the_numbers_where_trainer_and_engine_dis
     expected = "disagree about version 7: .* 0.002 nats, more than 0.001 .token 3: -0.50000 .* -0.50200"
     assert len(workshop.heard) == alarms
     assert all(re.search(expected, line) for line in workshop.heard)
+
+
+def test_an_environment_that_raises_is_spoken_of_once_and_counted_and_its_rollouts_are_kept_with_the_reason(
+    workshop: Workshop,
+) -> None:
+    workshop.turn([0], new=weights(0))
+    assert workshop.heard == []
+    workshop.engine.environment_error = "OSError: no tool"
+    workshop.turn([1, 2])
+    assert workshop.heard == [
+        "generator 0: environment calculator raised OSError: no tool; "
+        "that rollout is an error, and later ones are counted without a word"
+    ]
+    workshop.stage.progress(now=True)
+    assert read_life(workshop.store, "generate", 0)["environment_errors"] == 4
+    reader = StreamReader(workshop.store, layout.trajectories(0), TRAJECTORY)
+    first, second = reader.next(), reader.next()
+    assert first is not None
+    assert second is not None
+    errors = [environment_error_of(meta) for part in (first, second) for meta in part.table["meta"].to_pylist()]
+    assert errors == [None] * 2 + ["OSError: no tool"] * 4
 
 
 def beats(capsys: pytest.CaptureFixture[str]) -> list[str]:

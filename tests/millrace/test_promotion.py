@@ -17,11 +17,14 @@ from configs.schema import ModelConfig, PromotionConfig, RunConfig
 from configs.training import TrainingConfig
 from millrace.care.fsck import fsck
 from millrace.care.gc import Retention, carry_out, plan
+from millrace.checkpointing.names import WEIGHTS_FILE
+from millrace.checkpointing.policy_state import load_weights
 from millrace.errors import InputError
 from millrace.events import Beat, Event, EventKind, read_line
 from millrace.intake import Intake
 from millrace.ledger import Account
 from millrace.losses.aipo import Aipo
+from millrace.objective import Objective
 from millrace.promotion import (
     Decision,
     Evaluation,
@@ -37,7 +40,7 @@ from millrace.run import create_run, resume_run
 from millrace.stages import promote
 from millrace.stages.arguments import StageArguments
 from millrace.stages.process import Stage
-from millrace.trainer import WEIGHTS_FILE, Trainer, load_weights
+from millrace.trainer import Trainer
 from storage import layout
 from storage.checkpoints import CheckpointWriter, checkpoints_backwards, read_latest
 from storage.errors import BadName, StreamCorrupt
@@ -156,7 +159,7 @@ def test_a_run_from_elsewhere_can_not_write_outside_the_folder(name: str, tmp_pa
     promote_files(store, 4, {"inside": b"harmless"})
     record = read_latest(store, layout.PROMOTED)
     assert record is not None
-    CheckpointWriter(store, layout.PROMOTED, writer="w")._commit(4, {name: record.files["inside"]}, record.state)
+    CheckpointWriter(store, layout.PROMOTED, writer="w").commit_stored(4, {name: record.files["inside"]}, record.state)
     with pytest.raises(BadName, match="is not a path inside a store"):
         fetch_promoted(store, tmp_path / "deep" / "model")
     assert list((tmp_path / "deep").iterdir()) == []
@@ -187,7 +190,7 @@ class Run:
         self.attempt = create_run(self.store, "run", config).number
         self.trainer = Trainer(
             model,
-            loss=Aipo(max_importance_ratio=4.0),
+            objective=Objective(loss=Aipo(max_importance_ratio=4.0), max_new_tokens=8),
             learning_rate=0.1,
             weight_decay=0.0,
             max_grad_norm=1.0,
@@ -284,11 +287,14 @@ def test_the_promoted_folder_is_the_checkpoint_for_transformers(run: Run, tmp_pa
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
     checkpoint = read_latest(run.store)
     assert checkpoint is not None
-    for name, tensor in load_weights(run.store, checkpoint).items():
+    for name, tensor in load_weights(run.store, checkpoint, {}).items():
         assert torch.equal(model.state_dict()[name], tensor), name
     tokens = torch.tensor([tokenizer("1+2=")["input_ids"]])
+    trained = run.trainer.model.eval()
+    # The trainer's own attention is for packed microbatches.
+    trained.set_attn_implementation(model.config._attn_implementation)
     with torch.no_grad():
-        assert torch.equal(model(tokens).logits, run.trainer.model.eval()(tokens).logits)
+        assert torch.equal(model(tokens).logits, trained(tokens).logits)
 
 
 def test_the_next_attempt_s_bar_is_what_was_promoted_and_each_decides_once(

@@ -25,6 +25,8 @@ class Options(TypedDict, total=False):
     digits: int
     max_sum: int
     num_eval: int
+    answer_format: str
+    template: str | None
 
 
 def load(**options: Unpack[Options]) -> PromptSet:
@@ -108,6 +110,26 @@ def test_the_split_is_the_one_that_stored_runs_were_made_with() -> None:
 def test_too_few_sums_are_refused() -> None:
     with pytest.raises(PromptsError, match=r"^arithmetic: 3 prompts; expected more than the 3 held out of them$"):
         load(digits=1, max_sum=1, num_eval=3)
+
+
+# --- template
+
+
+def test_a_template_is_put_around_every_prompt(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "train.jsonl", questions(2))
+    eval_source = write_jsonl(tmp_path / "eval.jsonl", questions(1, start=2))
+    prompts = load(source=source, eval_source=eval_source, template="<user>{prompt} {why}<model>")
+    assert [prompt.text for prompt in prompts.train] == [
+        "<user>question 0 {why}<model>",
+        "<user>question 1 {why}<model>",
+    ]
+    assert [prompt.text for prompt in prompts.eval] == ["<user>question 2 {why}<model>"]
+
+
+def test_the_same_prompts_are_held_out_under_any_template(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "prompts.jsonl", questions(20))
+    bare, put = (load(source=source, num_eval=5, template=template) for template in (None, "Solve {prompt}!"))
+    assert [prompt.prompt_id for prompt in put.eval] == [prompt.prompt_id for prompt in bare.eval]
 
 
 # --- order
@@ -234,6 +256,7 @@ JSONL_MISTAKES = {
     GOOD + b'{"prompt": "b", "answer": 3}': 'FILE line 2: key "answer" is 3; expected text that is not empty',
     GOOD + b'{"prompt": null, "answer": "3"}': 'FILE line 2: key "prompt" is null; expected text that is not empty',
     GOOD + b'{"prompt": "", "answer": "3"}': 'FILE line 2: key "prompt" is ""; expected text that is not empty',
+    GOOD + b'{"prompt": "b", "answer": " "}': 'FILE line 2: key "answer" is " "; expected text that is not blank',
     GOOD + b'{"prompt": "b", "answer": "3", "id": 7}': 'FILE line 2: key "id" is 7; expected text that is not empty',
     GOOD + b'{"prompt": "\\ud800", "answer": "3"}': (
         'FILE line 2: key "prompt" holds half a surrogate pair; expected Unicode text'
@@ -257,6 +280,82 @@ def test_a_mistake_in_a_jsonl_file_is_named_with_its_line(tmp_path: Path, data: 
     with pytest.raises(PromptsError) as caught:
         load(source=str(path))
     assert str(caught.value).replace(str(path), "FILE") == JSONL_MISTAKES[data]
+
+
+GSM8K = [
+    {"question": "Ann buys 3 pens at $400 each. What does she pay?", "answer": "3 * 400 = 1,200.\n#### 1,200"},
+    {"question": "It is 5 degrees and gets 12 colder. How warm is it?", "answer": "5 - 12 = -7\n#### -7"},
+]
+MATH = [
+    {"problem": "Halve $1$.", "level": "Level 1", "type": "Algebra", "solution": r"It is $\boxed{\frac{1}{2}}$."},
+    {"problem": "Add $1$ and $1$.", "level": "Level 1", "type": "Algebra", "solution": r"$1+1=\boxed{2}$"},
+]
+
+
+def write_data_set(folder: Path, name: str, suffix: str, rows: list[dict[str, str]]) -> str:
+    """A small data set in one of the three shapes that data sets come in; returns where it is."""
+    path = folder / f"{name}{suffix}"
+    if suffix == ".jsonl":
+        return write_jsonl(path, rows)
+    table = pa.Table.from_pylist(rows)
+    if suffix == ".parquet":
+        pq.write_table(table, path)
+        return str(path)
+    path.mkdir()
+    with pa.OSFile(str(path / "data-00000-of-00001.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+        out.write_table(table)
+    (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ""])
+@pytest.mark.parametrize(
+    ("rows", "prompt_field", "answer_field", "answer_format", "answers"),
+    [
+        (GSM8K, "question", "answer", "gsm8k", ["1200", "-7"]),
+        (MATH, "problem", "solution", "boxed", [r"\frac{1}{2}", "2"]),
+    ],
+    ids=["gsm8k", "math"],
+)
+def test_data_sets_in_the_shapes_of_gsm8k_and_math_are_read(
+    tmp_path: Path,
+    suffix: str,
+    rows: list[dict[str, str]],
+    prompt_field: str,
+    answer_field: str,
+    answer_format: str,
+    answers: list[str],
+) -> None:
+    source = write_data_set(tmp_path, "train", suffix, rows)
+    asked_later = [{**rows[0], prompt_field: "Something else?"}]
+    prompts = load(
+        source=source,
+        eval_source=write_data_set(tmp_path, "test", suffix, asked_later),
+        prompt_field=prompt_field,
+        answer_field=answer_field,
+        answer_format=answer_format,
+    )
+    assert [prompt.text for prompt in prompts.train] == [row[prompt_field] for row in rows]
+    assert [prompt.answer for prompt in prompts.train] == answers
+    assert [prompt.answer for prompt in prompts.eval] == answers[:1]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ""])
+@pytest.mark.parametrize(
+    ("answer_format", "expected"),
+    [
+        ("gsm8k", 'a worked solution that ends in "####" and the answer'),
+        ("boxed", r"a solution with the answer in \boxed{…}, its braces balanced"),
+    ],
+)
+def test_a_row_without_an_answer_is_named(tmp_path: Path, suffix: str, answer_format: str, expected: str) -> None:
+    good = {"gsm8k": "#### 4", "boxed": r"\boxed{4}"}[answer_format]
+    rows = [{"prompt": "a", "answer": good}, {"prompt": "b", "answer": "I give up."}]
+    source = write_data_set(tmp_path, "prompts", suffix, rows)
+    with pytest.raises(PromptsError) as caught:
+        load(source=source, answer_format=answer_format)
+    place = "line" if suffix == ".jsonl" else "row"
+    assert str(caught.value) == f'{source} {place} 2: key "answer" is "I give up."; expected {expected}'
 
 
 @pytest.mark.parametrize(
@@ -299,4 +398,7 @@ def test_a_missing_file_an_unknown_protocol_and_an_unknown_format_are_named(tmp_
         load(source="nowhere://a.jsonl")
     with pytest.raises(PromptsError) as caught:
         load(source="prompts.csv")
-    assert str(caught.value) == 'prompts source "prompts.csv"; expected "arithmetic" or a .jsonl or .parquet file'
+    assert str(caught.value) == (
+        'prompts source "prompts.csv"; expected arithmetic, reasoning_gym:TASK, verifiers:ENVIRONMENT, a .jsonl or '
+        ".parquet file, or a folder that `datasets` saved"
+    )

@@ -18,8 +18,11 @@ class Raising(Reward):
     name = "raising"
     version = "1"
 
+    def __init__(self, raised: BaseException) -> None:
+        self._raised = raised
+
     def score(self, prompt: Prompt, response: str) -> Score:
-        raise KeyError("no\nverdict")
+        raise self._raised
 
 
 class Constant(Reward):
@@ -69,7 +72,21 @@ def test_the_prompts_answer_may_have_blanks_around_it() -> None:
 
 
 def test_a_reward_that_raises_is_an_error_and_never_a_zero() -> None:
-    assert safe_score(Raising(), PROMPT, "42") == Score(reward=None, status="error", error="KeyError: 'no\\nverdict'")
+    score = safe_score(Raising(KeyError("no\nverdict")), PROMPT, "42")
+    assert score == Score(reward=None, status="error", error="KeyError: 'no\\nverdict'")
+
+
+@pytest.mark.parametrize("ending", [SystemExit(0), KeyboardInterrupt()])
+def test_a_reward_that_would_end_the_process_is_an_error_too(ending: BaseException) -> None:
+    score = safe_score(Raising(ending), PROMPT, "42")
+    assert (score.reward, score.status) == (None, "error")
+
+
+def test_an_error_is_short_and_can_be_stored_whatever_it_quotes() -> None:
+    score = safe_score(Raising(ValueError("\ud800" * 10**6)), PROMPT, "42")
+    assert score.error is not None
+    assert len(score.error) == 500
+    assert score.error.encode() == score.error.encode("ascii", "replace").replace(b"?", "…".encode())
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
@@ -97,7 +114,10 @@ def test_a_score_that_contradicts_itself_can_not_be_made() -> None:
 def test_an_unknown_reward_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InputError) as caught:
         make_reward("exact_mach")
-    assert str(caught.value) == 'scoring.reward is "exact_mach"; expected one of exact_match'
+    assert str(caught.value) == (
+        'scoring.reward is "exact_mach"; expected one of '
+        "exact_match, math, python, reasoning_gym, reward_model, verifiers, weighted_sum"
+    )
 
 
 def test_an_option_that_a_reward_lacks_is_refused() -> None:

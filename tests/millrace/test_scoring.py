@@ -8,8 +8,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from millrace.rewards.base import Reward, Score
+from millrace.rewards.factory import make_reward
+from millrace.rewards.sandbox import Limits
+from millrace.rewards.scorer import Scorer
 from millrace.stages.score import score_table
-from millrace.trajectories import Rollout, trajectory_table
+from millrace.trajectories import Rollout, prompt_meta, trajectory_table
 from millrace.types import Prompt, Sampling
 from storage.schema import SCORE, validate
 
@@ -34,6 +37,11 @@ class Judge(Reward):
         return Score(reward=float(len(response)), components={"length": float(len(response))})
 
 
+def scored(trajectories: pa.Table, reward: Reward, tokenizer: PreTrainedTokenizerFast) -> pa.Table:
+    with Scorer(reward) as scorer:
+        return score_table(trajectories, scorer, tokenizer)
+
+
 @pytest.fixture
 def rollouts(make_rollouts: MakeRollouts) -> list[Rollout]:
     return make_rollouts([4, 5, 6], group_size=2)
@@ -54,7 +62,7 @@ def trajectories(rollouts: list[Rollout]) -> pa.Table:
 def test_there_is_one_score_a_trajectory_under_its_row_id_and_in_its_order(
     trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    scores = score_table(trajectories, Judge(), tokenizer)
+    scores = scored(trajectories, Judge(), tokenizer)
     validate(scores, SCORE)
     assert scores["row_id"].to_pylist() == trajectories["row_id"].to_pylist() == list(range(10, 16))
     assert set(scores["verifier_version"].to_pylist()) == {"7"}
@@ -68,7 +76,7 @@ def test_there_is_one_score_a_trajectory_under_its_row_id_and_in_its_order(
 def test_a_reward_that_raises_leaves_its_reason_and_no_reward(
     trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    rows = score_table(trajectories, Judge(), tokenizer).to_pylist()
+    rows = scored(trajectories, Judge(), tokenizer).to_pylist()
     assert [row["status"] for row in rows] == ["ok", "ok", "error", "error", "ok", "ok"]
     assert [row["reward"] for row in rows[2:4]] == [None, None]
     assert {row["error"] for row in rows[2:4]} == {"ArithmeticError: can't count"}
@@ -78,7 +86,7 @@ def test_the_verifier_sees_the_prompt_and_the_decoded_response(
     trajectories: pa.Table, rollouts: list[Rollout], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     judge = Judge()
-    score_table(trajectories, judge, tokenizer)
+    scored(trajectories, judge, tokenizer)
     assert judge.shown == [
         (rollout.prompt, "".join(tokenizer.convert_ids_to_tokens(list(rollout.response.tokens))))
         for rollout in rollouts
@@ -90,12 +98,55 @@ def test_the_verifier_does_not_see_the_end_token(trajectories: pa.Table, tokeniz
     column = pa.array([[*digits, tokenizer.eos_token_id]] * 6, pa.list_(pa.int32()))
     judge = Judge()
     index = trajectories.column_names.index("response_tokens")
-    score_table(trajectories.set_column(index, "response_tokens", column), judge, tokenizer)
+    scored(trajectories.set_column(index, "response_tokens", column), judge, tokenizer)
     assert {response for _, response in judge.shown} == {"42"}
 
 
 def test_a_slice_of_trajectories_gets_the_scores_of_its_rows(
     trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    whole, part = (score_table(each, Judge(), tokenizer) for each in (trajectories, trajectories.slice(2, 3)))
+    whole, part = (scored(each, Judge(), tokenizer) for each in (trajectories, trajectories.slice(2, 3)))
     assert part.drop_columns("seconds").equals(whole.slice(2, 3).drop_columns("seconds"))
+
+
+def with_mask(trajectories: pa.Table, mask: list[int], tokens: list[int]) -> pa.Table:
+    """The same rows, each with this response."""
+    for name, kind, values in (("response_tokens", pa.int32(), tokens), ("loss_mask", pa.uint8(), mask)):
+        column = pa.array([values] * trajectories.num_rows, pa.list_(kind))
+        trajectories = trajectories.set_column(trajectories.column_names.index(name), name, column)
+    return trajectories
+
+
+@pytest.mark.parametrize(
+    ("mask", "judged"), [([1, 1, 1, 1], "1234"), ([1, 0, 1, 1], "34"), ([0, 1, 0, 1], "4"), ([1, 1, 1, 0], "")]
+)
+def test_what_the_policy_said_last_is_judged_and_nothing_that_an_environment_wrote(
+    trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast, mask: list[int], judged: str
+) -> None:
+    judge, tokens = Judge(), tokenizer.convert_tokens_to_ids(list("1234"))
+    scored(with_mask(trajectories, mask, tokens), judge, tokenizer)
+    assert {response for _, response in judge.shown} == {judged}
+
+
+def test_a_rollout_that_its_environment_broke_off_is_an_error_and_not_judged(
+    rollouts: list[Rollout], trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    metas = trajectories["meta"].to_pylist()
+    metas[1] = prompt_meta(rollouts[1].prompt, "OSError: no tool")
+    index, judge = trajectories.column_names.index("meta"), Judge()
+    rows = scored(trajectories.set_column(index, "meta", pa.array(metas)), judge, tokenizer).to_pylist()
+    assert (rows[1]["reward"], rows[1]["status"], rows[1]["error"]) == (None, "error", "environment: OSError: no tool")
+    assert (rows[0]["status"], rows[4]["status"]) == ("ok", "ok")
+    assert len(judge.shown) == len(rows) - 1
+
+
+def test_a_part_that_is_judged_by_other_processes_keeps_its_order(
+    trajectories: pa.Table, rollouts: list[Rollout], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    beats: list[None] = []
+    with Scorer(make_reward("python", function="tests.support.own_rewards:length"), Limits(workers=2)) as scorer:
+        scores = score_table(trajectories, scorer, tokenizer, each=lambda: beats.append(None))
+    validate(scores, SCORE)
+    assert scores["reward"].to_pylist() == [len(rollout.response.tokens) for rollout in rollouts]
+    assert scores["verifier_version"].to_pylist()[0].startswith("tests.support.own_rewards:length ")
+    assert beats

@@ -12,6 +12,8 @@ import pytest
 
 from configs.schema import RunConfig, TrainingConfig
 from millrace.events import Beat, Event, read_line
+from millrace.exits import LAST_WORDS, MISTAKE
+from millrace.run import create_run
 from millrace.stages.arguments import StageArguments
 from millrace.stages.process import Stage, stop_on_signals
 from storage import layout
@@ -192,6 +194,29 @@ def test_an_event_is_told_and_a_milestone_that_quotes_one_stays_a_milestone(
 def test_a_command_line_reads_back_as_it_was_written() -> None:
     arguments = StageArguments(run_url="/runs/a b", attempt=3, replica=1, handover=Path("/dev/shm/x"))
     assert StageArguments.parse(arguments.as_argv()) == arguments
+
+
+FOLLOWER = """
+from millrace.errors import InputError
+from millrace.stages.process import run_follower
+
+def follow(arguments, config, store):
+    print("nobody hears this")
+    raise InputError(f"{config.name} can't go on")
+
+run_follower("train", 1, follow)
+"""
+
+
+def test_a_rank_that_follows_says_nothing_but_a_last_sentence_and_leaves_no_sign_of_life(store: Store) -> None:
+    create_run(store, "a", RunConfig(training=TrainingConfig(max_steps=1)).model_dump(mode="json"))
+    arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=Path("/nowhere"))
+    ended = subprocess.run(
+        [sys.executable, "-c", FOLLOWER, *arguments.as_argv()], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert ended.returncode == MISTAKE
+    assert ended.stdout == f"{LAST_WORDS}campaign can't go on\n"
+    assert read_progress(store) == {}
 
 
 def lanes(store: Store, name: str = "generate") -> dict[str, float]:

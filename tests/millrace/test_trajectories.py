@@ -7,7 +7,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millrace.trajectories import Rollout, list_slices, prompt_meta, prompt_of, trajectory_table
+from millrace.trajectories import (
+    Rollout,
+    answers,
+    environment_error_of,
+    list_slices,
+    prompt_meta,
+    prompt_of,
+    trajectory_table,
+)
 from millrace.types import Prompt, Response, Sampling
 from storage import layout
 from storage.memory import MemoryStore
@@ -77,6 +85,50 @@ def test_a_response_of_several_versions_is_as_old_as_the_oldest_and_as_new_as_th
     (row,) = table.to_pylist()
     assert (row["min_policy_version"], row["max_policy_version"]) == (2, 5)
     assert (row["span_versions"], row["span_starts"]) == ([2, 4, 5], [0, 1, 2])
+
+
+def test_what_an_environment_wrote_carries_no_loss_and_is_not_what_is_judged(make_rollouts: MakeRollouts) -> None:
+    (whole,) = make_rollouts([1], group_size=1)
+    response = Response(
+        tokens=(3, 4, 5, 6, 7, 8),
+        rollout_logprobs=(-1.0, 0.0, 0.0, -2.0, 0.0, -3.0),
+        version_spans=((2, 0), (4, 3)),
+        finish_reason="stop",
+        environment_spans=((1, 3), (4, 5)),
+    )
+    assert response.answer_tokens == (8,)
+    table = table_of([dataclasses.replace(whole, response=response)])
+    validate(table, TRAJECTORY)
+    (row,) = table.to_pylist()
+    assert row["loss_mask"] == [1, 0, 0, 1, 0, 1]
+    assert row["rollout_logprobs"] == [-1.0, 0.0, 0.0, -2.0, 0.0, -3.0]
+    assert environment_error_of(row["meta"]) is None
+    assert [tokens.tolist() for tokens in answers(table)] == [[8]]
+
+
+def test_a_response_that_ends_in_what_an_environment_wrote_gives_no_answer(make_rollouts: MakeRollouts) -> None:
+    (whole,) = make_rollouts([1], group_size=1)
+    response = Response(
+        tokens=(3, 4), rollout_logprobs=(-1.0, 0.0), version_spans=((2, 0),), finish_reason="length",
+        environment_spans=((1, 2),),
+    )  # fmt: skip
+    assert response.answer_tokens == ()
+    assert [tokens.tolist() for tokens in answers(table_of([dataclasses.replace(whole, response=response)]))] == [[]]
+
+
+def test_without_an_environment_all_of_a_response_is_judged(make_rollouts: MakeRollouts) -> None:
+    rollouts = make_rollouts([4, 5, 6], group_size=3)
+    found = [tuple(tokens.tolist()) for tokens in answers(table_of(rollouts))]
+    assert found == [rollout.response.answer_tokens for rollout in rollouts]
+    assert found == [rollout.response.tokens for rollout in rollouts]
+
+
+def test_why_an_environment_failed_stands_beside_the_prompt(make_rollouts: MakeRollouts) -> None:
+    (whole,) = make_rollouts([1], group_size=1)
+    failed = dataclasses.replace(whole.response, environment_error="ValueError: 'half a \\ud800'")
+    (row,) = table_of([dataclasses.replace(whole, response=failed)]).to_pylist()
+    assert environment_error_of(row["meta"]) == failed.environment_error
+    assert prompt_of(whole.prompt.prompt_id, row["meta"]) == whole.prompt
 
 
 def test_rollouts_come_back_from_a_stream_token_by_token(

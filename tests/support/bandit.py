@@ -1,59 +1,131 @@
 """The smallest policy there is, in float64, to hold a loss against closed forms and finite differences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
-from millrace.losses.base import Loss
+from millrace.losses.base import Loss, LossTokens, TokenLosses
 
 
 def vector(*values: float, requires_grad: bool = False) -> torch.Tensor:
-    """[T] float64."""
+    """[N] float64."""
     return torch.tensor(values, dtype=torch.float64, requires_grad=requires_grad)
+
+
+def tokens_of(
+    trainer_logprobs_N: torch.Tensor,
+    rollout_logprobs_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    *,
+    lengths: Sequence[int] | None = None,
+    staleness: Sequence[int] | None = None,
+) -> LossTokens:
+    """The tokens of responses of these lengths and staleness; None: each a response of its own, and fresh."""
+    lengths = [1] * len(trainer_logprobs_N) if lengths is None else lengths
+    response_N = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
+    staleness_Q = torch.tensor([0] * len(lengths) if staleness is None else staleness)
+    return LossTokens(
+        trainer_logprobs_N=trainer_logprobs_N,
+        rollout_logprobs_N=rollout_logprobs_N,
+        advantages_N=advantages_N,
+        response_N=response_N,
+        num_responses=len(lengths),
+        staleness_N=staleness_Q[response_N],
+    )
+
+
+def judge(loss: Loss, trainer: float, rollout: float, advantage: float) -> TokenLosses:
+    """What a loss says of a single token."""
+    return loss(tokens_of(vector(trainer, requires_grad=True), vector(rollout), vector(advantage)))
 
 
 def pull(loss: Loss, trainer: float, rollout: float, advantage: float) -> float:
     """−d loss / d log π of a single token: what the weight times the advantage should be."""
-    trainer_logprobs = vector(trainer, requires_grad=True)
-    judged = loss(trainer_logprobs, vector(rollout), vector(advantage))
-    (grad,) = torch.autograd.grad(judged.loss.sum(), trainer_logprobs)
-    return -grad.item()
+    return pulls(loss, tokens_of(vector(trainer), vector(rollout), vector(advantage))).item()
+
+
+def pulls(loss: Loss, tokens: LossTokens) -> torch.Tensor:
+    """[N] −d Σ loss / d log π of each token."""
+    trainer_logprobs_N = tokens.trainer_logprobs_N.detach().requires_grad_()
+    (grad_N,) = torch.autograd.grad(
+        loss(replace(tokens, trainer_logprobs_N=trainer_logprobs_N)).loss.sum(),
+        trainer_logprobs_N,
+        materialize_grads=True,
+    )
+    return -grad_N
 
 
 class Bandit:
-    """A softmax policy over 5 tokens, four sampled tokens of it, and what the behaviour policy thought of them.
+    """A softmax policy over 5 tokens, some sampled tokens of it, and what the behaviour policy thought of them.
 
-    `ratios` are π/μ of the four; their advantages are 0.75, −1.25, 0.5 and −0.5.
+    `ratios` are π/μ of the tokens; each is a response of its own unless `lengths` says how many a response has.
     """
 
-    def __init__(self, ratios: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)) -> None:
-        random = torch.Generator().manual_seed(1)
-        self.logits_TV = torch.randn(4, 5, dtype=torch.float64, generator=random)
-        self.tokens_T = torch.tensor([0, 3, 4, 1])
-        self.advantages_T = vector(0.75, -1.25, 0.5, -0.5)
-        self.rollout_logprobs_T = self.logprobs(self.logits_TV) - vector(*ratios).log()
+    def __init__(
+        self,
+        ratios: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
+        *,
+        advantages: Sequence[float] = (0.75, -1.25, 0.5, -0.5),
+        lengths: Sequence[int] | None = None,
+        staleness: Sequence[int] | None = None,
+        seed: int = 1,
+    ) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self.logits_NV = torch.randn(len(ratios), 5, dtype=torch.float64, generator=random)
+        self.actions_N = torch.randint(5, (len(ratios),), generator=random)
+        self.advantages_N = vector(*advantages)
+        self.rollout_logprobs_N = self.logprobs(self.logits_NV) - vector(*ratios).log()
+        self._lengths, self._staleness = lengths, staleness
 
-    def logprobs(self, logits_TV: torch.Tensor) -> torch.Tensor:
-        """[T] log π of the sampled tokens."""
-        return torch.log_softmax(logits_TV, dim=-1).gather(1, self.tokens_T[:, None]).squeeze(1)
+    def logprobs(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        """[N] log π of the sampled tokens."""
+        return torch.log_softmax(logits_NV, dim=-1).gather(1, self.actions_N[:, None]).squeeze(1)
 
-    def ratio(self, logits_TV: torch.Tensor) -> torch.Tensor:
-        """[T] π/μ of the sampled tokens."""
-        return (self.logprobs(logits_TV) - self.rollout_logprobs_T).exp()
+    def ratio(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        """[N] π/μ of the sampled tokens."""
+        return (self.logprobs(logits_NV) - self.rollout_logprobs_N).exp()
+
+    def tokens(self, logits_NV: torch.Tensor | None = None) -> LossTokens:
+        """What a loss is given, under these logits or the policy's own."""
+        trainer_logprobs_N = self.logprobs(self.logits_NV if logits_NV is None else logits_NV)
+        return tokens_of(
+            trainer_logprobs_N,
+            self.rollout_logprobs_N,
+            self.advantages_N,
+            lengths=self._lengths,
+            staleness=self._staleness,
+        )
 
     def gradient(self, loss: Loss) -> torch.Tensor:
-        """[T, V] d loss / d logits, by autograd."""
-        logits_TV = self.logits_TV.clone().requires_grad_()
-        judged = loss(self.logprobs(logits_TV), self.rollout_logprobs_T, self.advantages_T)
-        (grad,) = torch.autograd.grad(judged.loss.sum(), logits_TV)
+        """[N, V] d loss / d logits, by autograd."""
+        logits_NV = self.logits_NV.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(loss(self.tokens(logits_NV)).loss.sum(), logits_NV)
         return grad
 
     def central_differences(self, objective: Callable[[torch.Tensor], torch.Tensor], h: float = 1e-6) -> torch.Tensor:
-        """[T, V] d objective(logits) / d logits, without autograd."""
-        grad = torch.zeros_like(self.logits_TV)
+        """[N, V] d objective(logits) / d logits, without autograd."""
+        grad = torch.zeros_like(self.logits_NV)
         for index in range(grad.numel()):
             bump = torch.zeros_like(grad)
             bump.view(-1)[index] = h
-            difference = objective(self.logits_TV + bump) - objective(self.logits_TV - bump)
+            difference = objective(self.logits_NV + bump) - objective(self.logits_NV - bump)
             grad.view(-1)[index] = difference / (2 * h)
         return grad
+
+
+def random_bandit(seed: int) -> Bandit:
+    """Responses of 0 to 6 tokens, ratios from e^−1.5 to e^1.5, one advantage a response, one in four of them 0."""
+    random = torch.Generator().manual_seed(seed)
+    lengths = [0, 1, *torch.randint(0, 7, (6,), generator=random).tolist()]
+    num_tokens = sum(lengths)
+    advantages_Q = torch.randn(len(lengths), dtype=torch.float64, generator=random)
+    advantages_Q[torch.rand(len(lengths), generator=random) < 0.25] = 0
+    of_response_N = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return Bandit(
+        (3 * torch.rand(num_tokens, dtype=torch.float64, generator=random) - 1.5).exp().tolist(),
+        advantages=advantages_Q[of_response_N].tolist(),
+        lengths=lengths,
+        staleness=torch.randint(0, 5, (len(lengths),), generator=random).tolist(),
+        seed=seed,
+    )

@@ -11,8 +11,8 @@ import httpx
 import torch
 from support.weight_campaigns import GENERATORS, Version
 
+from millrace.checkpointing.policy_state import load_weights
 from millrace.model import load_model
-from millrace.trainer import load_weights
 from millrace.weights.fingerprint import fingerprint
 from storage import layout
 from storage.checkpoints import checkpoints_backwards
@@ -38,7 +38,7 @@ def digests(run: Path, start_model: Path, dtype: str) -> dict[Version, str]:
     base = {name: parameter.detach() for name, parameter in load_model(start_model, "float32").named_parameters()}
     found = {(0, 0): _digest(base, dtype)}
     for checkpoint in checkpoints_backwards(store):
-        found[checkpoint.incarnation, checkpoint.step] = _digest(load_weights(store, checkpoint), dtype)
+        found[checkpoint.incarnation, checkpoint.step] = _digest(load_weights(store, checkpoint, base), dtype)
     return found
 
 

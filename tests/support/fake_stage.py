@@ -3,7 +3,10 @@
 say   a milestone, an event, and a line that breaks off       beat   for four seconds, at work
 hang  the main thread goes no further, another one lives      stop   SIGSTOP to itself
 child a process that would outlive it                         deaf   to SIGTERM
+pid   a milestone                                             drain  `pid`, then waits to be asked to, and ends with 75
 exit:3  kill:9
+
+As several ranks, `WORD … / WORD …` for one after the other; of which only rank 0 should say anything.
 """
 
 import faulthandler
@@ -13,9 +16,11 @@ import subprocess
 import sys
 import threading
 import time
+from types import FrameType
 
 from millrace.events import Beat, Event, beat_line, event_line
-from millrace.exits import SHOW_STACKS
+from millrace.exits import DRAINED, SHOW_STACKS
+from millrace.parallel import tether
 
 
 def say() -> None:
@@ -54,11 +59,25 @@ def deaf() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-WORDS = {"say": say, "beat": beat, "hang": hang, "stop": stop, "child": child, "deaf": deaf}
+def pid() -> None:
+    print(os.getpid(), flush=True)
+
+
+def drain() -> None:
+    def end(signal_number: int, frame: FrameType | None) -> None:
+        sys.exit(DRAINED)
+
+    signal.signal(signal.SIGTERM, end)
+    pid()
+    time.sleep(3600)
+
+
+WORDS = {"say": say, "beat": beat, "hang": hang, "stop": stop, "child": child, "deaf": deaf, "pid": pid, "drain": drain}
 
 if __name__ == "__main__":
+    words = " ".join(sys.argv[1:]).split("/")[tether.tie()].split()
     faulthandler.register(SHOW_STACKS)
-    for word in sys.argv[1:]:
+    for word in words:
         name, _, number = word.partition(":")
         if name == "exit":
             sys.exit(int(number))

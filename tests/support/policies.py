@@ -46,12 +46,14 @@ def spans(response: Response) -> list[tuple[int, int, int]]:
 def largest_mismatch(models: Mapping[int, PreTrainedModel], prompt: Sequence[int], response: Response) -> float:
     """Largest |rollout − trainer log-probability| of a token sampled at temperature 1, nats.
 
-    Each token is scored by the model of the version that its span names, from everything before it.
+    Each token is scored by the model of the version that its span names, from everything before it. What an environment
+    wrote was sampled by nobody.
     """
     worst = 0.0
+    mask = response.loss_mask
     for version, start, end in spans(response):
         logprobs_RV = torch.log_softmax(response_logits(models[version], prompt, response), dim=-1)
-        for r in range(start, end):
+        for r in (r for r in range(start, end) if mask[r]):
             expected = logprobs_RV[r, response.tokens[r]].item()
             worst = max(worst, abs(response.rollout_logprobs[r] - expected))
     return worst

@@ -84,7 +84,7 @@ class ScriptedRun:
         *trained, stale = groups if self._is_changed("stale", step) else [*groups, None]
         if stale is not None:
             self._consumed.drop(stale, "stale", step - 1)
-        samples = [sample for group in trained if group is not None for sample in samples_of(group)]
+        samples = samples_of([group for group in trained if group is not None], "group_mean", step - 1)
         advantages = [sample.advantage for sample in samples]
         if self._is_changed("advantages", step):
             advantages[self._changed_sample(trained)] += 1.0

@@ -111,7 +111,7 @@ class _Maker:
     def start_trainer(self) -> None:
         self.checkpoints = CheckpointWriter(self.store)
         found = self.checkpoints.latest
-        self.trainer = Trainer.configured(load_model(self.start, "float32"), self.config.training)
+        self.trainer = Trainer.configured(load_model(self.start, "float32"), self.config)
         if found is not None:
             self.trainer.restore(found.step, {name: load_file(self.store, ref) for name, ref in found.files.items()})
         self.incarnation = self.checkpoints.incarnation
@@ -149,7 +149,7 @@ class _Maker:
             else:
                 told.groups.append(group)
         told.groups.sort(key=lambda group: group.group_id)
-        told.samples = [sample for group in told.groups for sample in samples_of(group)]
+        told.samples = samples_of(told.groups, "group_mean", version)
         told.logprobs = self.trainer.step(told.samples).trainer_logprobs
         self.consumed.step(version + 1, told.groups, [sample.advantage for sample in told.samples], told.logprobs)
         self.run.told[version + 1] = told

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,13 @@ ENGINE_ARGS: dict[str, Any] = {
 
 
 @contextmanager
-def running_vllm(model: PreTrainedModel, folder: Path, **engine_args: Any) -> Iterator["VllmEngine"]:
-    """The engine with this model, whose files are put into `folder`. It takes some 20 seconds to start."""
+def running_vllm(
+    model: PreTrainedModel, folder: Path, stop: Sequence[str] = (), **engine_args: Any
+) -> Iterator["VllmEngine"]:
+    """The engine with this model, whose files are put into `folder`. It takes some 20 seconds to start.
+
+    For texts to stop at, `folder` must hold the tokenizer.
+    """
     # Late: only the tests marked `vllm` need it, and it takes seconds to import.
     from millrace.engines.vllm import VllmEngine
 
@@ -42,6 +47,7 @@ def running_vllm(model: PreTrainedModel, folder: Path, **engine_args: Any) -> It
             dtype="float32",
             eos_token_id=model.config.eos_token_id,
             engine_args={**ENGINE_ARGS, **engine_args},
+            stop=stop,
         )
     finally:
         os.environ.clear()

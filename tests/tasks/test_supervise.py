@@ -3,15 +3,11 @@
 import logging
 import re
 import signal
-import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
-import psutil
 import pytest
-from support import fake_stage
 from support.campaigns import wait_until
+from support.supervised import IMPATIENT, PATIENT, Supervised, is_gone
 
 from configs.schema import SupervisionConfig
 from millrace.errors import InputError, LedgerMismatch, StageDied
@@ -19,47 +15,6 @@ from millrace.events import Event
 from millrace.exits import FENCED, MISCOUNTED, MISTAKE
 from storage.errors import Fenced
 from tasks.stop import STOP
-from tasks.supervise import Attendant, kill, start
-
-PATIENT = SupervisionConfig(hang_seconds=60.0, start_seconds=60.0)
-IMPATIENT = SupervisionConfig(hang_seconds=2.0, start_seconds=60.0)
-
-
-class Supervised:
-    """One fake stage, from start to end."""
-
-    def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-        self.log = folder / "train-0.log"
-        self.caplog = caplog
-        self.told: list[Event] = []
-        self.pid = 0
-
-    def run(self, *words: str, supervision: SupervisionConfig = PATIENT) -> None:
-        """What `tasks.supervise.supervise` does, but for the choice of the program. Raises what it raises."""
-        with self.log.open("ab") as stderr:
-            process = start([sys.executable, fake_stage.__file__, *words], stderr, threads=1)
-        self.pid = process.pid
-        attendant = Attendant("train-0", process, supervision, logging.getLogger("stage"), self.told.append)
-        try:
-            attendant.attend()
-        finally:
-            kill(process)
-        attendant.judge(self.log)
-
-    def said(self, level: int = logging.INFO) -> list[str]:
-        """What its logger got at this level."""
-        return [record.getMessage() for record in self.caplog.records if record.levelno == level]
-
-
-@pytest.fixture
-def supervised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Supervised]:
-    caplog.set_level(logging.INFO, logger="stage")
-    yield Supervised(tmp_path, caplog)
-    STOP.clear()
-
-
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_milestones_reach_people_events_become_events_and_beats_and_broken_lines_neither(

@@ -216,9 +216,9 @@ def test_export_writes_the_promoted_model_and_says_why_it_is_the_one(
 ) -> None:
     run_of = start_run(LocalStore(tmp_path / "run", fsync=False)).campaign()
     with pytest.raises(InputError, match="no checkpoint has been promoted yet"):
-        said("export", str(tmp_path / "run"), str(tmp_path / "model"))
+        said("export", str(tmp_path / "run"), "--promoted", "--to", str(tmp_path / "model"))
     run_of.promote()
-    code, text = said("export", str(tmp_path / "run"), str(tmp_path / "model"))
+    code, text = said("export", str(tmp_path / "run"), "--promoted", "--to", str(tmp_path / "model"))
     assert (code, text) == (0, f"better; written to {tmp_path / 'model'}\n")
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == b"promoted 6" * 9
     assert ["promoted"] in lines(said("inspect", str(tmp_path / "run"))[1])

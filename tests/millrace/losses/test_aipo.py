@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.bandit import Bandit, pull, vector
+from support.bandit import Bandit, judge, pull, vector
 
 from millrace.losses.aipo import Aipo
 
@@ -33,7 +33,7 @@ def test_a_token_weighs_the_smaller_of_its_importance_ratio_and_rho(
 def test_the_loss_is_the_weighted_log_probability_and_the_ratio_comes_back_unclipped(
     trainer: float, rollout: float, advantage: float, rho: float
 ) -> None:
-    judged = Aipo(max_importance_ratio=rho)(vector(trainer), vector(rollout), vector(advantage))
+    judged = judge(Aipo(max_importance_ratio=rho), trainer, rollout, advantage)
     unclipped = math.exp(trainer - rollout)
     weight = min(unclipped, rho)
     assert judged.importance_ratio.item() == pytest.approx(unclipped, rel=1e-12)
@@ -62,7 +62,7 @@ def test_no_gradient_flows_through_the_weight() -> None:
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
 def test_a_ratio_that_overflows_weighs_rho_and_its_loss_is_finite(advantage: float) -> None:
-    judged = AIPO(torch.tensor([-1.0]), torch.tensor([-200.0]), torch.tensor([advantage]))
+    judged = judge(AIPO, -1.0, -1001.0, advantage)
     assert judged.importance_ratio.item() == math.inf
     assert judged.weight.item() == RHO
     assert judged.loss.item() == RHO * advantage
@@ -71,10 +71,10 @@ def test_a_ratio_that_overflows_weighs_rho_and_its_loss_is_finite(advantage: flo
 
 def test_autograd_agrees_with_finite_differences_of_the_surrogate_at_fixed_weights() -> None:
     bandit = Bandit(RATIOS)
-    weights_T = bandit.ratio(bandit.logits_TV).clamp(max=RHO)
+    weights_N = bandit.ratio(bandit.logits_NV).clamp(max=RHO)
 
-    def surrogate(logits_TV: torch.Tensor) -> torch.Tensor:
-        return -(weights_T * bandit.advantages_T * bandit.logprobs(logits_TV)).sum()
+    def surrogate(logits_NV: torch.Tensor) -> torch.Tensor:
+        return -(weights_N * bandit.advantages_N * bandit.logprobs(logits_NV)).sum()
 
     torch.testing.assert_close(bandit.gradient(AIPO), bandit.central_differences(surrogate), rtol=1e-7, atol=1e-8)
 
@@ -82,10 +82,10 @@ def test_autograd_agrees_with_finite_differences_of_the_surrogate_at_fixed_weigh
 def test_autograd_agrees_with_finite_differences_of_the_objective_whose_gradient_it_is() -> None:
     bandit = Bandit(RATIOS)
 
-    def objective(logits_TV: torch.Tensor) -> torch.Tensor:
+    def objective(logits_NV: torch.Tensor) -> torch.Tensor:
         # f(r) with r·f'(r) = min(r, ρ): off-policy policy gradient up to ρ, and from there on only its logarithm.
-        ratio_T = bandit.ratio(logits_TV)
-        f_T = torch.where(ratio_T <= RHO, ratio_T, RHO * (1 + (ratio_T / RHO).log()))
-        return -(bandit.advantages_T * f_T).sum()
+        ratio_N = bandit.ratio(logits_NV)
+        f_N = torch.where(ratio_N <= RHO, ratio_N, RHO * (1 + (ratio_N / RHO).log()))
+        return -(bandit.advantages_N * f_N).sum()
 
     torch.testing.assert_close(bandit.gradient(AIPO), bandit.central_differences(objective), rtol=1e-7, atol=1e-8)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.bandit import Bandit, pull, vector
+from support.bandit import Bandit, judge, pull
 
 from millrace.losses.aipo import Aipo
 from millrace.losses.cispo import Cispo
@@ -23,7 +23,7 @@ def test_a_token_weighs_its_ratio_up_to_1_plus_epsilon(
     trainer: float, rollout: float, advantage: float, clip_high: float
 ) -> None:
     weight = min(math.exp(trainer - rollout), 1 + clip_high)
-    judged = Cispo(clip_high=clip_high)(vector(trainer), vector(rollout), vector(advantage))
+    judged = judge(Cispo(clip_high=clip_high), trainer, rollout, advantage)
     assert judged.weight.item() == pytest.approx(weight, rel=1e-12)
     pulled = pull(Cispo(clip_high=clip_high), trainer, rollout, advantage)
     assert pulled == pytest.approx(weight * advantage, rel=1e-12, abs=1e-300)
@@ -37,10 +37,10 @@ def test_a_token_above_the_bound_keeps_pulling_where_ppo_lets_go() -> None:
 
 def test_autograd_agrees_with_finite_differences_of_the_surrogate_at_fixed_weights() -> None:
     bandit = Bandit(RATIOS)
-    weights_T = bandit.ratio(bandit.logits_TV).clamp(max=1.3)
+    weights_N = bandit.ratio(bandit.logits_NV).clamp(max=1.3)
 
-    def surrogate(logits_TV: torch.Tensor) -> torch.Tensor:
-        return -(weights_T * bandit.advantages_T * bandit.logprobs(logits_TV)).sum()
+    def surrogate(logits_NV: torch.Tensor) -> torch.Tensor:
+        return -(weights_N * bandit.advantages_N * bandit.logprobs(logits_NV)).sum()
 
     torch.testing.assert_close(bandit.gradient(CISPO), bandit.central_differences(surrogate), rtol=1e-7, atol=1e-8)
 
@@ -52,6 +52,6 @@ def test_it_is_aipo_at_the_same_bound_and_another_loss_at_another() -> None:
 
 
 def test_a_ratio_that_overflows_weighs_the_bound() -> None:
-    judged = CISPO(torch.tensor([-1.0]), torch.tensor([-200.0]), torch.tensor([1.0]))
+    judged = judge(CISPO, -1.0, -1001.0, 1.0)
     assert judged.importance_ratio.item() == math.inf
     assert judged.loss.item() == judged.weight.item() == pytest.approx(1.3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.bandit import Bandit, pull, vector
+from support.bandit import Bandit, judge, pull, vector
 
 from millrace.losses.ppo_clip import PpoClip
 
@@ -32,7 +32,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_published_formula(
     trainer_logprobs = vector(trainer, requires_grad=True)
     expected = published((trainer_logprobs - rollout).exp(), vector(advantage))
     (grad,) = torch.autograd.grad(expected.sum(), trainer_logprobs)
-    judged = PPO(vector(trainer), vector(rollout), vector(advantage))
+    judged = judge(PPO, trainer, rollout, advantage)
     assert judged.loss.item() == pytest.approx(expected.item(), rel=1e-12, abs=1e-300)
     assert pull(PPO, trainer, rollout, advantage) == pytest.approx(-grad.item(), rel=1e-12, abs=1e-300)
     assert judged.weight.item() * advantage == pytest.approx(-grad.item(), rel=1e-12, abs=1e-300)
@@ -54,7 +54,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_published_formula(
 def test_a_token_lets_go_only_past_the_bound_that_its_advantage_drives_it_to(
     ratio: float, advantage: float, weight: float
 ) -> None:
-    judged = PPO(vector(-3.0 + math.log(ratio)), vector(-3.0), vector(advantage))
+    judged = judge(PPO, -3.0 + math.log(ratio), -3.0, advantage)
     assert judged.weight.item() == pytest.approx(weight)
     assert judged.clipped.item() == (weight == 0.0)
     assert pull(PPO, -3.0 + math.log(ratio), -3.0, advantage) == pytest.approx(weight * advantage)
@@ -63,9 +63,9 @@ def test_a_token_lets_go_only_past_the_bound_that_its_advantage_drives_it_to(
 def test_autograd_agrees_with_finite_differences_of_the_published_formula() -> None:
     bandit = Bandit(RATIOS)
 
-    def objective(logits_TV: torch.Tensor) -> torch.Tensor:
-        return published(bandit.ratio(logits_TV), bandit.advantages_T).sum()
+    def objective(logits_NV: torch.Tensor) -> torch.Tensor:
+        return published(bandit.ratio(logits_NV), bandit.advantages_N).sum()
 
-    gradient_TV = bandit.gradient(PPO)
-    torch.testing.assert_close(gradient_TV, bandit.central_differences(objective), rtol=1e-7, atol=1e-8)
-    assert [bool(row.any()) for row in gradient_TV] == [True, False, False, True]
+    gradient_NV = bandit.gradient(PPO)
+    torch.testing.assert_close(gradient_NV, bandit.central_differences(objective), rtol=1e-7, atol=1e-8)
+    assert [bool(row.any()) for row in gradient_NV] == [True, False, False, True]

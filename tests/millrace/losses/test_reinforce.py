@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.bandit import Bandit, pull
+from support.bandit import Bandit, judge, pull
 
 from millrace.losses.reinforce import Reinforce
 
@@ -23,8 +23,8 @@ def test_a_token_weighs_1_however_likely_the_behaviour_policy_thought_it(
 def test_autograd_agrees_with_finite_differences_of_the_mean_log_probability() -> None:
     bandit = Bandit((1.0, 0.4, 6.0, 0.01))
 
-    def objective(logits_TV: torch.Tensor) -> torch.Tensor:
-        return -(bandit.advantages_T * bandit.logprobs(logits_TV)).sum()
+    def objective(logits_NV: torch.Tensor) -> torch.Tensor:
+        return -(bandit.advantages_N * bandit.logprobs(logits_NV)).sum()
 
     torch.testing.assert_close(
         bandit.gradient(Reinforce()), bandit.central_differences(objective), rtol=1e-7, atol=1e-8
@@ -32,7 +32,7 @@ def test_autograd_agrees_with_finite_differences_of_the_mean_log_probability() -
 
 
 def test_the_ratio_that_it_does_not_use_is_told_and_nothing_is_clipped() -> None:
-    judged = Reinforce()(torch.tensor([-1.0]), torch.tensor([-2.0]), torch.tensor([0.5]))
+    judged = judge(Reinforce(), -1.0, -2.0, 0.5)
     assert judged.importance_ratio.item() == pytest.approx(math.e)
     assert judged.weight.item() == 1.0
     assert not judged.clipped.item()

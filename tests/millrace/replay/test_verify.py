@@ -113,6 +113,16 @@ def test_what_differs_between_there_and_here_is_named_as_the_cause(trained: Trai
     assert verdict.sentence.endswith(f"(cause: dependencies.torch was 1.0 and is {torch.__version__})")
 
 
+def test_a_run_that_several_ranks_trained_is_verified_by_one_and_the_sentence_says_so(trained: TrainedRun) -> None:
+    for path in (layout.RUN, layout.attempt(1)):
+        record = json.loads((trained.folder / path).read_text())
+        record["config"]["training"] |= {"parallel": {"data": 2, "tensor": 1}, "device": "cuda"}
+        (trained.folder / path).write_text(json.dumps(record))
+    bump_logprobs(trained, 3, 1e-6)
+    sentence = verify(trained.store).sentence
+    assert sentence.endswith("(cause: training.parallel.data was 2 and is 1; training.device was cuda and is cpu)")
+
+
 def bump_logprobs(run: TrainedRun, step: int, by: float) -> None:
     """Every stored log π of the step is another."""
     bumped = 0

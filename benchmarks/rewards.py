@@ -1,0 +1,160 @@
+"""How fast rewards judge, and what hostile responses cost the others: `python -m benchmarks.rewards`.
+
+good responses alone                       ─► their rate                     ┐
+the same with hostile ones among them      ─► the rate of the good ones      ├─► share that is left
+hostile ones, each beside one good         ─► the seconds until its verdict  ┘   in deadlines
+
+The rate of the good ones counts until the last of them has its verdict; hostile ones may still be judged then.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from millrace.rewards.base import Reward
+from millrace.rewards.factory import make_reward
+from millrace.rewards.pool import Pool
+from millrace.rewards.sandbox import Limits
+from millrace.rewards.scorer import Scorer
+from millrace.rewards.wire import Task
+from millrace.types import Prompt
+
+_ROUNDS = 3
+_BAD_PATTERN = r"^(([a-z0-9 ])+)+$"
+_HOSTILE = {
+    "math": ["9**9**9**9", "\\boxed{9^{9^{9^{9}}}}", "\\boxed{" * 200_000],
+    "exact_match": ["a" * 40 + "!"],
+    "python": ["while True: pass", "x = []\nwhile True: x.append(bytearray(2**20))", "import os; os._exit(0)"],
+}
+
+
+def quick(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
+    """A function for the reward `python`: does what the response says, if that looks like a program."""
+    if response.startswith(("while", "import", "x =")):
+        exec(response, {})
+    return float(response.strip() == answer)
+
+
+def rewards() -> dict[str, Reward]:
+    """Those that judge in the pool, by their names."""
+    return {
+        "exact_match": make_reward("exact_match", answer_pattern=_BAD_PATTERN),
+        "math": make_reward("math"),
+        "python": make_reward("python", function="benchmarks.rewards:quick"),
+    }
+
+
+def good_tasks(name: str, num: int) -> list[Task]:
+    """Responses as a model writes them, half of them right."""
+    return [
+        Task(
+            reward=name,
+            prompt=Prompt(prompt_id=str(n), text="?", answer=str(n), source="benchmark"),
+            response=str(n + n % 2) if name != "math" else f"So we get $x = {n}$, that is \\boxed{{{n + n % 2}}}.",
+        )
+        for n in range(num)
+    ]
+
+
+def good_rate(pool: Pool, good: Sequence[Task], hostile: Sequence[str]) -> float:
+    """Good responses a second with the hostile ones spread evenly among them."""
+    every = len(good) // (len(hostile) + 1)
+    tasks: list[Task] = []
+    for number, task in enumerate(good):
+        turn, rest = divmod(number, every)
+        if number and rest == 0 and turn <= len(hostile):
+            tasks.append(Task(reward=task.reward, prompt=task.prompt, response=hostile[turn - 1]))
+        tasks.append(task)
+    bad = set(hostile)
+    left = len(good)
+    started = time.perf_counter()
+    last = started
+    for number, _ in pool.judge(tasks):
+        if tasks[number].response not in bad:
+            left -= 1
+            last = time.perf_counter()
+    assert left == 0
+    return len(good) / (last - started)
+
+
+def measure(name: str, reward: Reward, limits: Limits, num: int, shares: Sequence[float]) -> dict[str, Any]:
+    """Rates of one reward, medians over the rounds; in each the contenders take turns."""
+    good, texts = good_tasks(name, num), _HOSTILE[name]
+    rates: dict[float, list[float]] = {share: [] for share in (0.0, *shares)}
+    with Pool([reward], limits) as pool:
+        good_rate(pool, good[:50], [])
+        for _ in range(_ROUNDS):
+            for share, found in rates.items():
+                hostile = [texts[turn % len(texts)] for turn in range(round(share * num))]
+                found.append(good_rate(pool, good, hostile))
+        waits = {text[:24]: _seconds_to_verdict(pool, good[0], text) for text in texts}
+    return {
+        "responses_per_second": statistics.median(rates[0.0]),
+        "left": {
+            f"{share:g}": statistics.median(
+                with_ / alone for with_, alone in zip(rates[share], rates[0.0], strict=True)
+            )
+            for share in shares
+        },
+        "seconds_to_verdict": waits,
+        "deadlines_to_verdict": max(waits.values()) / limits.timeout_seconds,
+    }
+
+
+def _seconds_to_verdict(pool: Pool, good: Task, text: str) -> float:
+    started = time.perf_counter()
+    list(pool.judge([Task(reward=good.reward, prompt=good.prompt, response=text), good]))
+    return time.perf_counter() - started
+
+
+def in_process_rate(num: int) -> float:
+    """Responses a second of `exact_match` without a pattern, which needs no process."""
+    pairs = [(task.prompt, task.response) for task in good_tasks("exact_match", num)]
+    with Scorer(make_reward("exact_match")) as scorer:
+        started = time.perf_counter()
+        scorer.score_many(pairs)
+        return num / (time.perf_counter() - started)
+
+
+def main() -> None:
+    """Prints a table and writes JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--responses", type=int, default=500, help="good ones in each measurement (default: 500)")
+    parser.add_argument("--workers", type=int, default=1, help="responses judged at once (default: 1)")
+    parser.add_argument("--timeout", type=float, default=2.0, help="deadline of a response, seconds (default: 2)")
+    parser.add_argument("--hostile", type=float, nargs="+", default=[0.002, 0.01], help="their shares")
+    parser.add_argument("--out", type=Path, help="file to write the figures to, as JSON")
+    arguments = parser.parse_args()
+    limits = Limits(workers=arguments.workers, timeout_seconds=arguments.timeout, memory_mb=256)
+    found = {
+        name: measure(name, reward, limits, arguments.responses, arguments.hostile)
+        for name, reward in rewards().items()
+    }
+    table = Table(
+        "reward", "responses/s", *(f"left with {share:.1%} hostile" for share in arguments.hostile), "deadlines"
+    )
+    for name, figures in found.items():
+        left = [f"{value:.0%}" for value in figures["left"].values()]
+        rate, deadlines = figures["responses_per_second"], figures["deadlines_to_verdict"]
+        table.add_row(name, f"{rate:,.0f}", *left, f"{deadlines:.2f}")
+    table.add_row("exact_match, no pattern", f"{(local := in_process_rate(arguments.responses)):,.0f}")
+    Console().print(table)
+    if arguments.out is not None:
+        settings = {
+            "workers": limits.workers,
+            "timeout_seconds": limits.timeout_seconds,
+            "responses": arguments.responses,
+        }
+        report = {"settings": settings, "rewards": found, "exact_match_in_process_per_second": local}
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Where prompts come from: the built-in sums, files, and what other packages list."""

@@ -1,0 +1,114 @@
+r"""Mathematics: whether two expressions are equal, by `math-verify`.
+
+response ─► the last \boxed{…}, else $…$, else a number ─┬─ none, or no mathematics ─► 0
+                                                         └─ an expression ─┐ equal? ─► 1 or 0
+prompt's answer ─► an expression ──────────────────────────────────────────┘
+brackets nested too deep, or a parser that gives up ─► error
+"""
+
+import logging
+import re
+import sys
+from importlib import metadata
+
+from millrace.errors import InputError
+from millrace.rewards.base import Reward, Score
+from millrace.types import Prompt
+
+_LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
+_DEEPEST = 200
+"""Nested brackets. The parser recurses; what it could not read it would pass over, and take something within it."""
+_BRACKET = re.compile(r"[{(\[})\]]")
+_SAMPLES = (
+    ("42", r"So the answer is \boxed{43}."),
+    (r"\frac{x^2-1}{2}", r"$\boxed{\frac{1}{2}x^2-\sqrt{4}}$"),
+    ("1,000", "That is 1000.5 in all."),
+)
+_FRAMES = 10_000
+"""Of Python's stack, while expressions are compared: there a library takes a full stack for "not equal"."""
+
+
+class MathReward(Reward):
+    r"""Reward 1 for an expression that equals the prompt's answer, as 1/2 does 0.5; 0 for any other, and for none.
+
+    Components: `math` (the reward) and `extracted` (1.0 if the response held an answer at all). The prompt's answer is
+    LaTeX or plain text, with or without `\boxed{…}` around it.
+    """
+
+    name = "math"
+    isolated = True
+
+    def load(self) -> None:
+        """Imports math-verify. Raises InputError where it is not installed."""
+        try:
+            import math_verify
+        except ImportError as error:
+            raise InputError(
+                f"the reward math needs the package math-verify, which can't be imported ({error}); "
+                "expected `pip install 'millrace[math]'` to have been run once"
+            ) from error
+        self.version = "1 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
+        # It warns that nobody watches the time; the pool does.
+        for name in ("math_verify.parser", "math_verify.grader"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        self._library = math_verify
+        # What the parser learns of LaTeX here, every process has from the start.
+        self.warm_up()
+
+    def warm_up(self) -> None:
+        """A forked process copies each page of the libraries that it first touches: tens of milliseconds in all."""
+        for answer, response in _SAMPLES:
+            self.score(Prompt(prompt_id="", text="", answer=answer, source=""), response)
+
+    def score(self, prompt: Prompt, response: str) -> Score:
+        """Judge the response; in the main thread. Raises ValueError where it, or the prompt's answer, can't be read."""
+        _check_depth(response)
+        gold = self._parse(prompt.answer if r"\boxed" in prompt.answer else rf"\boxed{{{prompt.answer}}}")
+        if not gold:
+            raise ValueError(f"the prompt's answer {prompt.answer!r} can't be read; expected an expression")
+        found = self._parse(response)
+        equal = bool(found) and self._equal(gold, found)
+        return Score(reward=float(equal), components={"math": float(equal), "extracted": float(bool(found))})
+
+    def _parse(self, text: str) -> list[object]:
+        # Only the first match: where the last box can't be read, a number elsewhere in the text is not the answer.
+        found: list[object] = self._library.parse(
+            text, extraction_mode="first_match", parsing_timeout=None, raise_on_error=True
+        )
+        if len(found) == 1 and isinstance(found[0], str):
+            _raise_if_exhausted(found[0])
+        return found
+
+    def _equal(self, gold: list[object], found: list[object]) -> bool:
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(_FRAMES)
+        try:
+            return bool(self._library.verify(gold, found, timeout_seconds=None, raise_on_error=True))
+        finally:
+            sys.setrecursionlimit(before)
+
+
+def _check_depth(text: str) -> None:
+    """Counts brackets that are closed; one that is not, as in a smiley, nests nothing."""
+    heights = [0]
+    for bracket in _BRACKET.findall(text):
+        if bracket in "{([":
+            heights.append(0)
+        elif len(heights) > 1:
+            inner = heights.pop()
+            heights[-1] = max(heights[-1], inner + 1)
+    deepest = max(heights)
+    if deepest > _DEEPEST:
+        raise ValueError(f"brackets are nested {deepest:,} deep; at most {_DEEPEST} are judged")
+
+
+def _raise_if_exhausted(text: str) -> None:
+    """The library passes over what stopped its parser. That it is no mathematics is a verdict; a full stack is none."""
+    from latex2sympy2_extended import latex2sympy
+
+    try:
+        latex2sympy(text, is_real=True, convert_degrees=False, normalization_config=None)
+    except (RecursionError, MemoryError):
+        raise
+    except Exception:  # noqa: BLE001 — a wrong answer: 0
+        return

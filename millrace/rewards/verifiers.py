@@ -1,0 +1,111 @@
+"""Reward of a single-turn `verifiers` environment: what its own rubric says, with its own parser.
+
+row's source and prompt_id ─► environment, index ─► its row ─► state ─┐
+response ─► the assistant's one message ──────────────────────────────┴─► rubric ─► reward, and a component a function
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from millrace.packages import EXTRAS, check_installed
+from millrace.prompt_sources.origin import index_of, maker_of
+from millrace.rewards.base import Reward, Score
+from millrace.types import Prompt
+
+_ENVIRONMENTS = 16
+
+
+class Verifiers(Reward):
+    """Judges responses to prompts of `verifiers:ENVIRONMENT`.
+
+    Components: each of the rubric's functions by its name. A function that fails is an error, though `verifiers` itself
+    would count it as 0. A response to a prompt that the environment does not have any more is an error too.
+    """
+
+    name = "verifiers"
+    isolated = True
+
+    def __init__(self, *, sources: Sequence[str] = ()) -> None:
+        """`sources` are those of the prompts to come: their environments are loaded before the first response's time
+        begins, and where files may still be written.
+
+        Raises InputError where the package is not installed.
+        """
+        check_installed("verifiers", EXTRAS["verifiers"], "scoring.reward is verifiers")
+        self.version = f"1 verifiers {version('verifiers')}"
+        self._sources = [source for source in sources if maker_of(source).package == "verifiers"]
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"sources": self._sources}
+
+    def load(self) -> None:
+        for source in self._sources:
+            _environment(source)
+
+    def score(self, prompt: Prompt, response: str) -> Score:
+        """What the rubric says. Raises ValueError for a prompt of elsewhere, RuntimeError where a function failed."""
+        # Late: whoever only asks for the reward's version should not wait for the package.
+        from millrace.prompt_sources.verifiers import prompt_text
+
+        environment, rows = _environment(prompt.source)
+        row = rows[index_of(prompt)]
+        if prompt_text(row["prompt"]) not in prompt.text:
+            raise ValueError(f"the environment's row {prompt.prompt_id} is another one than the one that was asked")
+        with _Failures() as failures:
+            state = asyncio.run(_judged(environment, row, response))
+        if failures.lines:
+            raise RuntimeError(failures.lines[0])
+        return Score(
+            reward=float(state["reward"]),
+            components={name: float(value) for name, value in state["metrics"].items()},
+        )
+
+
+async def _judged(environment: Any, row: Any, response: str) -> Any:
+    """The state of a rollout that consists of `response`, with `reward` and `metrics`."""
+    # Nobody is asked for tokens: the response is there already.
+    state = await environment.init_state(row, None, "")
+    state = await environment.setup_state(state) or state
+    chat = environment.message_type == "chat"
+    state["completion"] = [{"role": "assistant", "content": response}] if chat else response
+    state["is_completed"] = True
+    await environment.rubric.score_rollout(state)
+    return state
+
+
+class _Failures(logging.Handler):
+    """What `verifiers` logs as a warning or an error within a `with` block: the only trace of a function that failed.
+
+    Its rubrics catch what their functions raise, log it, and go on with 0.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(" ".join(record.getMessage().split()))
+
+    def __enter__(self) -> "_Failures":
+        logging.getLogger("verifiers").addHandler(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        logging.getLogger("verifiers").removeHandler(self)
+
+
+@functools.lru_cache(maxsize=_ENVIRONMENTS)
+def _environment(source: str) -> tuple[Any, list[dict[str, Any]]]:
+    """The environment, and its rows."""
+    from millrace.prompt_sources.verifiers import open_environment, rows
+
+    maker = maker_of(source)
+    if maker.package != "verifiers":
+        raise ValueError(f'the prompt is from "{source}"; expected one of verifiers')
+    environment = open_environment(maker.name, maker.arguments)
+    return environment, rows(environment, maker.name)

@@ -1,0 +1,52 @@
+"""Several rewards as one: each judged by itself, then added with its weight."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from millrace.errors import InputError
+from millrace.rewards.base import Reward, Score, failed
+from millrace.types import Prompt
+
+
+class WeightedSum(Reward):
+    """The sum of the parts' rewards times their weights.
+
+    Components: the reward of each part under the part's name, and its own components under `<part>/<component>`. Where
+    a part has no reward, neither has the sum: it is an error that names the part, or a time-out where that is all.
+    """
+
+    name = "weighted_sum"
+
+    def __init__(self, parts: Sequence[Reward], weights: Mapping[str, float]) -> None:
+        """`weights`: by the name of each part, no unit. Raises InputError where there is no part."""
+        if not parts:
+            raise InputError("scoring.weights is empty; expected a weight for each reward to add")
+        self.parts = tuple(parts)
+        self._weights = dict(weights)
+
+    def versioned(self, versions: Mapping[str, str]) -> str:
+        """The sum's version, given those of its parts by their names."""
+        return " + ".join(f"{self._weights[part.name]:g}*{part.name}({versions[part.name]})" for part in self.parts)
+
+    def combine(self, scores: Mapping[str, Score]) -> Score:
+        """The sum's score, given those of its parts by their names."""
+        bad = {name: score for name, score in scores.items() if score.reward is None}
+        if bad:
+            reason = "; ".join(f"{name}: {score.error}" for name, score in bad.items())
+            return failed(reason, "error" if any(score.status == "error" for score in bad.values()) else "timeout")
+        rewards = {name: score.reward for name, score in scores.items() if score.reward is not None}
+        components = {
+            f"{name}/{component}": value
+            for name, score in scores.items()
+            for component, value in score.components.items()
+            if component != name
+        }
+        total = sum(self._weights[name] * reward for name, reward in rewards.items())
+        if not math.isfinite(total):
+            return failed(f"the sum is {total}; expected a finite number")
+        return Score(reward=total, components={**rewards, **components})
+
+    def score(self, prompt: Prompt, response: str) -> Score:
+        """Judge by all parts in this very process; a `Scorer` judges each where it belongs."""
+        scores = {part.name: part.score_batch([(prompt, response)])[0] for part in self.parts}
+        return self.combine(scores)

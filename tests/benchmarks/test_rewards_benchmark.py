@@ -1,0 +1,20 @@
+"""The benchmark of rewards counts the good responses alone, and spreads the hostile ones among them."""
+
+from benchmarks.rewards import good_rate, good_tasks, measure, rewards
+from millrace.rewards.pool import Pool
+from millrace.rewards.sandbox import Limits
+
+LIMITS = Limits(timeout_seconds=0.5, memory_mb=256)
+
+
+def test_hostile_responses_take_no_part_in_the_rate() -> None:
+    reward = rewards()["exact_match"]
+    with Pool([reward], LIMITS) as pool:
+        assert good_rate(pool, good_tasks("exact_match", 40), ["a" * 40 + "!"] * 2) > 0
+
+
+def test_a_measurement_says_rates_shares_and_waits() -> None:
+    found = measure("exact_match", rewards()["exact_match"], LIMITS, 40, [0.05])
+    assert found["responses_per_second"] > 0
+    assert set(found["left"]) == {"0.05"}
+    assert found["deadlines_to_verdict"] >= 1.0, "it was judged until its deadline"

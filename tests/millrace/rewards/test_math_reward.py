@@ -1,0 +1,84 @@
+"""Mathematics: equal expressions earn 1, others 0, and what could not be read to its end nothing at all."""
+
+from collections.abc import Iterator
+
+import pytest
+from support.hostile import DEEP_FRACTION
+
+from millrace.rewards.base import Reward, Score, safe_score
+from millrace.rewards.factory import make_reward
+from millrace.types import Prompt
+
+
+@pytest.fixture(scope="module")
+def math() -> Iterator[Reward]:
+    reward = make_reward("math")
+    reward.load()
+    yield reward
+
+
+def judged(math: Reward, answer: str, response: str) -> Score:
+    return safe_score(math, Prompt(prompt_id="p", text="?", answer=answer, source="test"), response)
+
+
+@pytest.mark.parametrize(
+    ("answer", "response"),
+    [
+        ("42", "42"),
+        ("42", "So it is \\boxed{42}."),
+        ("42", "The answer is $42$"),
+        ("\\boxed{42}", "42.0"),
+        ("1,234", "She has 1234 in all."),
+        ("1234", "\\boxed{1,234}"),
+        ("\\frac{1}{2}", "0.5"),
+        ("\\frac12", "\\boxed{\\dfrac{2}{4}}"),
+        ("x^2+1", "\\boxed{1+x^2}"),
+        ("(1, 2)", "\\boxed{(1,2)}"),
+        ("18", "9 * 2 = $18 a day.\n#### 18"),
+        ("\\text{Monday}", "\\boxed{\\text{monday}}"),
+    ],
+)
+def test_what_equals_the_answer_earns_one(math: Reward, answer: str, response: str) -> None:
+    assert judged(math, answer, response) == Score(reward=1.0, components={"math": 1.0, "extracted": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("answer", "response", "extracted"),
+    [
+        ("42", "43", 1.0),
+        ("42", "\\boxed{42} or \\boxed{43}", 1.0),
+        ("42", "\\boxed{41, 42}", 1.0),
+        ("42", "42 is wrong, it is \\boxed{7}", 1.0),
+        ("42", "forty-two", 0.0),
+        ("42", "\\boxed{}", 0.0),
+        ("42", "", 0.0),
+    ],
+)
+def test_anything_else_earns_nothing(math: Reward, answer: str, response: str, extracted: float) -> None:
+    assert judged(math, answer, response) == Score(reward=0.0, components={"math": 0.0, "extracted": extracted})
+
+
+def test_the_middle_of_what_could_not_be_read_is_not_the_answer(math: Reward) -> None:
+    score = judged(math, "\\frac{1}{2}", DEEP_FRACTION)
+    assert score.status == "error"
+    assert score.error == "ValueError: brackets are nested 3,001 deep; at most 200 are judged"
+
+
+def test_brackets_that_are_never_closed_nest_nothing(math: Reward) -> None:
+    assert judged(math, "42", ":( " * 1000 + "\\boxed{42}").reward == 1.0
+
+
+def test_a_parser_that_gives_up_is_an_error_and_no_zero(math: Reward) -> None:
+    score = judged(math, "5001", "\\boxed{" + "1+" * 5000 + "1}")
+    assert score.status == "error"
+    assert score.error is not None
+    assert score.error.startswith("RecursionError")
+
+
+def test_a_prompt_without_an_answer_is_an_error_and_no_zero(math: Reward) -> None:
+    assert judged(math, "", "42").error == "ValueError: the prompt's answer '' can't be read; expected an expression"
+
+
+def test_the_version_names_the_libraries(math: Reward) -> None:
+    for library in ("math-verify-", "sympy-", "latex2sympy2_extended-"):
+        assert library in math.version

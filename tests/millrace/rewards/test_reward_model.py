@@ -1,0 +1,118 @@
+"""A reward model: its logit, whatever the batch, and nothing for what it can't read whole."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+from millrace.errors import ModelFolderError
+from millrace.rewards.base import Reward
+from millrace.rewards.factory import make_reward
+from millrace.rewards.scorer import Scorer
+from millrace.types import Prompt
+
+PROMPT = Prompt(prompt_id="p", text="12+30=", answer="42", source="test")
+RESPONSES = ["42", "4", "123456", "7+7"] * 10
+POSITIONS = 32
+
+
+def save_model(folder: Path, tokenizer: PreTrainedTokenizerFast, *, num_labels: int = 1, seed: int = 0) -> Path:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=POSITIONS,
+        num_labels=num_labels,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlamaForSequenceClassification(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> Path:
+    return save_model(tmp_path_factory.mktemp("judge"), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def reward(folder: Path) -> Reward:
+    made = make_reward("reward_model", model=str(folder))
+    made.load()
+    return made
+
+
+def test_a_batch_earns_what_each_response_earns_alone(
+    reward: Reward, folder: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = LlamaForSequenceClassification.from_pretrained(folder).eval()
+    with Scorer(reward) as scorer:
+        judged = scorer.score_many([(PROMPT, response) for response in RESPONSES])
+    for one, response in zip(judged, RESPONSES, strict=True):
+        tokens = torch.tensor([tokenizer(PROMPT.text + response)["input_ids"]])
+        with torch.inference_mode():
+            logit = model(input_ids=tokens).logits.item()
+        assert one.score.reward == pytest.approx(logit, abs=1e-5)
+    assert len({round(one.score.reward or 0.0, 6) for one in judged[:4]}) == 4
+
+
+def test_a_chat_template_puts_prompt_and_response_where_they_belong(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    folder = save_model(tmp_path, tokenizer)
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{% for m in messages %}{{ m.content }}+{% endfor %}")
+    templated, plain = make_reward("reward_model", model=str(folder)), make_reward("reward_model", model=str(folder))
+    templated.load()
+    (folder / "chat_template.jinja").unlink()
+    plain.load()
+    # The template writes the start of the sequence, which the tokenizer writes where there is none.
+    assert templated.score(PROMPT, "42").reward == plain.score(PROMPT, "+42+").reward
+    assert templated.version != plain.version
+
+
+def test_what_is_too_long_for_the_model_is_an_error_beside_the_others(reward: Reward) -> None:
+    long, short = reward.score_batch([(PROMPT, "1" * POSITIONS), (PROMPT, "42")])
+    assert long.status == "error"
+    assert long.error == f"{1 + len(PROMPT.text) + POSITIONS} tokens; expected 1 to {POSITIONS}"
+    assert short.status == "ok"
+
+
+def test_other_weights_are_another_version(reward: Reward, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    other = make_reward("reward_model", model=str(save_model(tmp_path, tokenizer, seed=1)))
+    other.load()
+    assert other.version.split()[-1] != reward.version.split()[-1]
+
+
+def test_a_model_with_two_labels_is_refused_before_it_is_loaded(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    folder = save_model(tmp_path, tokenizer, num_labels=2)
+    with pytest.raises(ModelFolderError, match="it has 2 labels; expected one, whose logit is the reward"):
+        make_reward("reward_model", model=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, "no config.json of a model"),
+        ({"config.json": "not json"}, "no config.json of a model"),
+        ({"config.json": "[]"}, "no config.json of a model"),
+        ({"config.json": json.dumps({"architectures": ["LlamaForCausalLM"]})}, "its architecture is LlamaForCausalLM"),
+        (
+            {"config.json": json.dumps({"architectures": ["XForSequenceClassification"], "id2label": {"0": "good"}})},
+            "no weights",
+        ),
+    ],
+)
+def test_a_folder_that_is_no_reward_model_is_refused(tmp_path: Path, files: dict[str, str], expected: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ModelFolderError, match=expected) as caught:
+        make_reward("reward_model", model=str(tmp_path))
+    assert str(tmp_path) in str(caught.value)
