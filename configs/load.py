@@ -21,9 +21,9 @@ _MAPPINGS = frozenset(key for key, field in dotted_fields().items() if is_mappin
 # How long, where and how fast a run goes on; none of these changes what a committed rollout or step means. Over how
 # many ranks and in what portions a gradient is summed up changes its last bits only; in what type, more than that.
 _FREE_KEYS = {
-    f"training.{name}"
-    for name in ("max_steps", "checkpoint_every", "device", "activation_checkpointing", "max_tokens_per_microbatch")
-}
+    "scoring.workers", "training.max_steps", "training.checkpoint_every", "training.device",
+    "training.activation_checkpointing", "training.max_tokens_per_microbatch",
+}  # fmt: skip
 _FREE_SECTIONS = (
     "training.parallel.", "weights.", "storage.", "evaluation.", "promotion.", "budget.", "supervision.", "placement.",
 )  # fmt: skip

@@ -23,14 +23,14 @@ from millrace.rewards.wire import LONGEST_VERDICT, Judged, Task, read_verdict, t
 
 _LONGEST_TASK = 16 * 2**20
 """Bytes of a response with its prompt; no verifier gets through more in time."""
-_LOOK_SECONDS = 0.005
+_LOOK_SECONDS = 0.002
 _AHEAD = 16
 """Tasks that a judge is sent at most before it has answered the first of them."""
 _LIFE = 1000
 """Tasks after which a judge is replaced: what a library remembers of each must not grow for weeks."""
 _SLOW = 10.0
 """A task is slow once it has used so many times the mean of those before it, of processor time,"""
-_PATIENCE_SECONDS = 0.005
+_PATIENCE_SECONDS = 0.003
 """and at least so much;"""
 _STILLNESS = 20.0
 """or once it has taken so many times that by the clock: it sleeps."""
