@@ -23,6 +23,7 @@ from millrace.prompts import PromptSet
 from millrace.run import create_run, latest_attempt, resume_run
 from millrace.stages.inputs import load_prompt_set
 from millrace.stages.scoring import make_scorer
+from millrace.trainable import check_trainable
 from storage import layout
 from storage.factory import open_store
 from storage.memory import memory_folder
@@ -87,9 +88,14 @@ def check_model(config: RunConfig, *, trains: bool = True) -> None:
         model = check_model_folder(Path(config.model.path).expanduser())
     else:
         shape = config.model.bootstrap
-        model = {"num_attention_heads": shape.num_heads, "intermediate_size": shape.intermediate_size}
+        model = {
+            "model_type": "llama",
+            "num_attention_heads": shape.num_heads,
+            "intermediate_size": shape.intermediate_size,
+        }
     if not trains:
         return
+    check_trainable(model)
     training, gpus = config.training, None
     if training.device == "cuda" and config.placement.train.work_pool is None:
         # Late: only who has GPUs need wait for torch.

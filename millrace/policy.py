@@ -14,12 +14,9 @@ from transformers import PreTrainedModel
 
 from millrace.attention import PACKED, Packing
 from millrace.batch import Microbatch
-from millrace.errors import InputError
 from millrace.logprobs import chunked_logprobs
 from millrace.parallel.tensor import whole
-
-KNOWN = ("llama", "mistral", "qwen2", "qwen3")
-"""Kinds of models, by their config's `model_type`, whose logits are the output layer's and nothing is done to after."""
+from millrace.trainable import check_trainable
 
 
 class TokenLogprobs(NamedTuple):
@@ -39,7 +36,7 @@ class PackedPolicy(torch.nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        _check(model)
+        check_trainable(model.config.to_dict())
         model.set_attn_implementation(PACKED)
         self.model = model
 
@@ -73,16 +70,3 @@ class PackedPolicy(torch.nn.Module):
         head = self.model.lm_head
         assert isinstance(head, torch.nn.Linear)
         return whole(head.weight), None if head.bias is None else whole(head.bias)
-
-
-def _check(model: PreTrainedModel) -> None:
-    config = model.config
-    if config.model_type not in KNOWN:
-        raise InputError(f"the trainer can't train a {config.model_type} model; expected one of {', '.join(KNOWN)}")
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = config.sliding_window if config.model_type == "mistral" else None
-    if window is not None or kinds != {"full_attention"}:
-        raise InputError(
-            f"the trainer can't train a {config.model_type} model with sliding windows; "
-            "expected one whose every layer attends to all tokens before"
-        )

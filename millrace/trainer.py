@@ -9,7 +9,6 @@ nothing of streams, checkpoints' places or how ranks are started: `stages/train.
 """
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
@@ -66,7 +65,6 @@ class Trainer:
         self.ranks = ranks
         self._max_grad_norm = max_grad_norm
         self._max_tokens_per_microbatch = max_tokens_per_microbatch
-        self._activation_checkpointing = activation_checkpointing
         if activation_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._compute_dtype = compute_dtype
@@ -227,22 +225,9 @@ class Trainer:
         """Everything a resumed trainer needs, of a trainer that is alone, as files by name: bit for bit what it was."""
         return lone_files(self.tensors())
 
-    def copy_with(self, loss: Loss) -> Self:
-        """A trainer with a policy and an optimizer of its own: as this one is now, but for the loss."""
-        copy = type(self)(
-            deepcopy(self.model),
-            objective=replace(self.objective, loss=loss),
-            learning_rate=self._optimizer.defaults["lr"],
-            weight_decay=self._optimizer.defaults["weight_decay"],
-            max_grad_norm=self._max_grad_norm,
-            max_tokens_per_microbatch=self._max_tokens_per_microbatch,
-            activation_checkpointing=self._activation_checkpointing,
-            compute_dtype=self._compute_dtype,
-            reference=None if self._reference is None else self._reference.model,
-            ranks=self.ranks,
-        )
-        copy.become(self)
-        return copy
+    def train_with(self, loss: Loss) -> None:
+        """From the next step on it descends along another loss; all else stays."""
+        self.objective = replace(self.objective, loss=loss)
 
     @torch.no_grad()
     def become(self, other: "Trainer") -> None:

@@ -54,7 +54,10 @@ def compare(
     on_the_way = range(start + 1, int(steps[-1]) + 1)
     _check_batches(run, on_the_way)
     torch.set_num_threads(training.threads)
-    side_by_side = SideBySide(start_trainer(run, start), chosen, advantage=training.advantage, own_copies=own_copies)
+    original, *copies = (start_trainer(run, start) for _ in range(1 + len(chosen)))
+    for copy, loss in zip(copies, chosen, strict=True):
+        copy.train_with(loss)
+    side_by_side = SideBySide(original, copies, advantage=training.advantage, own_copies=own_copies)
     found: list[Row] = []
     for step in on_the_way:
         of_step = rows[steps == step]

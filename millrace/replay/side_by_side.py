@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 
 from millrace.batch import Microbatch, Sample
-from millrace.losses.base import Loss
 from millrace.replay.comparison import COSINE, Row
 from millrace.samples import samples_of
 from millrace.scored import ScoredGroup
@@ -36,12 +35,12 @@ _REPORTED = (
 
 
 class SideBySide:
-    """Losses beside each other: a trainer as it went, and a copy of it for each loss."""
+    """Losses beside each other: a trainer as it went, and a copy of it for each loss, which trains with that."""
 
-    def __init__(self, original: Trainer, losses: Sequence[Loss], *, advantage: str, own_copies: bool) -> None:
+    def __init__(self, original: Trainer, copies: Sequence[Trainer], *, advantage: str, own_copies: bool) -> None:
         self.original = original
         self._advantage = advantage
-        self._copies = [original.copy_with(loss) for loss in losses]
+        self._copies = copies
         self._own_copies = own_copies
         self._parted = False
 

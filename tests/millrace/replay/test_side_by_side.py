@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -85,7 +86,7 @@ def batch(behaviour: LlamaForCausalLM, seed: int = 0, rewards: Sequence[float] |
 def on_policy(trainer: Trainer, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
     """The groups, with the very log π that a step of `trainer` finds: every ratio is exactly 1."""
     samples = samples_in(groups)
-    logprobs = iter(trainer.copy_with(trainer.loss).step(samples).trainer_logprobs)
+    logprobs = iter(trainer_of(deepcopy(trainer.model), trainer.loss.name).step(samples).trainer_logprobs)
     return [replace(group, rollout_logprobs=[next(logprobs) for _ in group.rewards]) for group in groups]
 
 
@@ -95,8 +96,19 @@ def trainer_of(model: LlamaForCausalLM, loss: str = "aipo") -> Trainer:
 
 
 def side_by_side(model: LlamaForCausalLM, *, own_copies: bool = False, names: Sequence[str] = LOSSES) -> SideBySide:
-    losses = [make_loss(CONFIG.training, name) for name in names]
-    return SideBySide(trainer_of(model), losses, advantage="group_mean", own_copies=own_copies)
+    copies = [trainer_of(deepcopy(model), name) for name in names]
+    return SideBySide(trainer_of(model), copies, advantage="group_mean", own_copies=own_copies)
+
+
+def test_losses_stand_side_by_side_in_bfloat16_too(make_model: MakeModel) -> None:
+    training = CONFIG.training.model_copy(update={"compute_dtype": "bfloat16"})
+    narrow = CONFIG.model_copy(update={"training": training})
+    original, same, other = (Trainer.configured(policy(make_model), narrow) for _ in range(3))
+    other.train_with(make_loss(training, "reinforce"))
+    together = SideBySide(original, [same, other], advantage="group_mean", own_copies=False)
+    rows = ask(together, batch(policy(make_model, STALE)))
+    assert rows["aipo"]["cosine_aipo"] == pytest.approx(1.0)
+    assert 0.5 < rows["aipo"]["cosine_reinforce"] < 0.9999
 
 
 def as_it_stands(trainer: Trainer, make_model: MakeModel) -> LlamaForCausalLM:
