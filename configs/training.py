@@ -39,8 +39,8 @@ class ParallelConfig(Section):
 class LoraConfig(Section):
     """Low-rank adapters that are trained in place of the weights they stand beside (arXiv 2106.09685)."""
 
-    rank: Count
-    """Inner dimension of an adapter."""
+    rank: Count | None = None
+    """Inner dimension of an adapter; null: there are none, and every weight is trained."""
     alpha: Positive = 16.0
     """An adapter's product is scaled by alpha / rank."""
     target_modules: Annotated[list[Text], Field(min_length=1)] = Field(
@@ -97,8 +97,8 @@ class TrainingConfig(Section):
     optimizer stay in `model.dtype`."""
     activation_checkpointing: bool = False
     """Whether each layer's activations are computed again in the backward pass instead of kept."""
-    lora: LoraConfig | None = None
-    """Adapters to train; null trains every weight."""
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    """Adapters to train in place of the weights."""
     checkpoint_every: Count = 10
     """Optimizer steps between two checkpoints."""
     threads: Count = 1

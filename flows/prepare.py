@@ -103,8 +103,8 @@ def check_model(config: RunConfig, *, trains: bool = True) -> None:
 
         gpus = torch.cuda.device_count()
     check_layout(model, training.parallel, gpus=gpus)
-    if training.lora is not None:
-        check_installed("peft", "lora", "training.lora is set")
+    if training.lora.rank is not None:
+        check_installed("peft", "lora", f"training.lora.rank is {training.lora.rank}")
 
 
 def prepare(config: RunConfig, run_id: str, *, resume: Resume) -> Prepared:

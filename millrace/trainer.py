@@ -82,8 +82,8 @@ class Trainer:
     ) -> Self:
         """As a run's config says. `reference` is wanted where `training.kl.coefficient` is above 0."""
         training = config.training
-        if training.lora is not None:
-            add_adapters(model, **training.lora.model_dump())
+        if (rank := training.lora.rank) is not None:
+            add_adapters(model, rank=rank, alpha=training.lora.alpha, target_modules=training.lora.target_modules)
         objective = Objective(
             loss=make_loss(training),
             max_new_tokens=config.generation.max_new_tokens,
