@@ -109,7 +109,24 @@ VIEW = View(
             "KL divergence of the policy in training from the one that sampled, estimated from the sampled tokens.",
             "nats per token",
         ),
+        _chart(
+            "chi_square",
+            "Spread of the ratios",
+            "χ² divergence of the policy in training from the one that sampled, estimated from the sampled tokens: what "
+            "importance weights without a bound would add to the variance.",
+            "no unit, per token",
+        ),
+        _chart(
+            "kl_to_reference",
+            "Distance to the reference",
+            "KL divergence of the policy in training from the start model, by the estimator of the config; 0 where the "
+            "config gives it no weight.",
+            "nats per token",
+            from_zero=True,
+        ),
         _chart("grad_norm", "Gradient norm", "Global L2 norm before it is clipped.", "L2 norm", from_zero=True),
-        _chart("loss", "Loss", "Mean surrogate loss of the trained tokens; its sign says nothing.", "loss per token"),
+        _chart(
+            "loss", "Loss", "Surrogate loss of the batch, as the aggregation sums it up; its sign says nothing.", "loss"
+        ),
     ),
 )

@@ -22,6 +22,7 @@ _CHARTS = {name: block for name, block in _BLOCKS.items() if isinstance(block, C
 _STEP = (
     *("reward_mean", "response_length_mean_tokens", "buffered_rollouts", "in_flight_rollouts"),
     *("loss", "grad_norm", "entropy", "clip_fraction", "effective_sample_size", "mismatch_kl", "importance_ratio_mean"),
+    *("chi_square", "kl_to_reference"),
     *(f"importance_ratio_{quantile}" for quantile in RATIO_QUANTILES),
 )
 
