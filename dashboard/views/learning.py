@@ -112,8 +112,8 @@ VIEW = View(
         _chart(
             "chi_square",
             "Spread of the ratios",
-            "χ² divergence of the policy in training from the one that sampled, estimated from the sampled tokens: what "
-            "importance weights without a bound would add to the variance.",
+            "χ² divergence of the policy in training from the one that sampled, estimated from the sampled tokens: "
+            "what importance weights without a bound would add to the variance.",
             "no unit, per token",
         ),
         _chart(
