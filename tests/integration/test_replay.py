@@ -236,7 +236,7 @@ def test_a_replay_that_is_killed_goes_on_at_its_last_checkpoint(millrace: Millra
         (["--train", "--where", "reward_mean > 7"], "no such group fulfils 'reward_mean > 7'"),
         (["--train", "--set", "training.groups_per_step=4096"], "expected at least one whole batch"),
         (["--train", "--set", "training.loss=magic"], 'training.loss is "magic"'),
-        (["--compare", "aipo,magic"], "expected two or more of aipo, reinforce, ppo_clip, cispo"),
+        (["--compare", "aipo,magic"], "expected two or more of aipo, reinforce, ppo_clip, decoupled_ppo, "),
         (["--rescore", "magic"], '"magic"'),
         (["--rescore", "exact_match", "--verify"], "which takes the rewards that the run trained with"),
         (["--verify", "--order", "shuffled"], "--order is given without --train, which alone heeds it"),
