@@ -65,7 +65,13 @@ class SleepingEngine(Engine):
 
 
 def make_sleeping_engine(
-    name: str, folder: Path, tokenizer: PreTrainedTokenizerBase, *, dtype: str, engine_args: Mapping[str, Any]
+    name: str,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dtype: str,
+    engine_args: Mapping[str, Any],
+    stop: Sequence[str],
 ) -> Engine:
     """In place of `millrace.engines.factory.make_engine`."""
     pace = Pace.from_environment()
