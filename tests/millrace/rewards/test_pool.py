@@ -205,10 +205,11 @@ def test_a_scorer_that_is_killed_leaves_nobody_behind() -> None:
 
 
 def test_the_loss_of_the_nursery_is_a_fault_and_no_verdict() -> None:
+    before = set(psutil.Process().children())
     with Pool([make_reward("python", function=f"{OWN}:length")], Limits()) as pool:
         [(_, judged)] = pool.judge([Task(reward="python", prompt=PROMPT, response="1")])
         assert judged.score.reward == 1.0
-        [nursery] = [child for child in psutil.Process().children() if "millrace.rewards.judging" in child.cmdline()]
+        [nursery] = set(psutil.Process().children()) - before
         nursery.kill()
         with pytest.raises(NurseryLost, match="exit code -9"):
             list(pool.judge([Task(reward="python", prompt=PROMPT, response="1")] * 3))
