@@ -24,7 +24,7 @@ from millrace.errors import TrainingDiverged
 from millrace.losses.base import Loss
 from millrace.losses.factory import make_loss
 from millrace.objective import Objective
-from millrace.parallel.lora import adapters, add_adapters
+from millrace.parallel.lora import adapters, add_adapters, parts
 from millrace.parallel.ranks import ALONE, Ranks
 from millrace.parallel.sharding import full_tensors, shard
 from millrace.policy import PackedPolicy
@@ -218,7 +218,7 @@ class Trainer:
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """The live tensors that a resumed trainer needs, by kind and name, as checkpoints have them."""
-        scaling = next((float(layer.scaling["default"]) for layer in adapters(self.model).values()), None)
+        scaling = next((parts(layer)[2] for layer in adapters(self.model).values()), None)
         return policy_state(self._parameters(), self._optimizer, scaling)
 
     def state(self) -> dict[str, bytes]:

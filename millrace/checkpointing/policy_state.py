@@ -14,6 +14,7 @@ import torch
 from millrace.checkpointing.blocks import local
 from millrace.checkpointing.names import MODEL, OPTIMIZER, RNG
 from millrace.checkpointing.reading import StoredFiles, StoredTensors
+from millrace.parallel.lora import merged
 from storage.checkpoints import Checkpoint
 from storage.store import Store
 
@@ -86,9 +87,9 @@ def load_weights(store: Store, checkpoint: Checkpoint, start: Mapping[str, torch
 def _merged(
     adapters: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor], scaling: float
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """W + (alpha / rank) · B · A, arXiv 2106.09685, of each weight W that has an adapter."""
+    """Of each weight that has an adapter, what generators were given."""
     for name, down in adapters.items():
         if name.endswith(_DOWN):
             adapted = name.removesuffix(_DOWN)
             weight = f"{adapted}.weight"
-            yield weight, start[weight].detach().cpu() + adapters[adapted + _UP] @ down * scaling
+            yield weight, merged(start[weight].detach().cpu(), down, adapters[adapted + _UP], scaling)
