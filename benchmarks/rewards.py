@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="responses judged at once (default: 1)")
     parser.add_argument("--timeout", type=float, default=2.0, help="deadline of a response, seconds (default: 2)")
     parser.add_argument("--hostile", type=float, nargs="+", default=[0.002, 0.01], help="their shares")
-    parser.add_argument("--out", type=Path, help="file to write the figures to, as JSON")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
     arguments = parser.parse_args()
     limits = Limits(workers=arguments.workers, timeout_seconds=arguments.timeout, memory_mb=256)
     found = {
@@ -146,14 +146,14 @@ def main() -> None:
         table.add_row(name, f"{rate:,.0f}", *left, f"{deadlines:.2f}")
     table.add_row("exact_match, no pattern", f"{(local := in_process_rate(arguments.responses)):,.0f}")
     Console().print(table)
-    if arguments.out is not None:
+    if arguments.json is not None:
         settings = {
             "workers": limits.workers,
             "timeout_seconds": limits.timeout_seconds,
             "responses": arguments.responses,
         }
         report = {"settings": settings, "rewards": found, "exact_match_in_process_per_second": local}
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
