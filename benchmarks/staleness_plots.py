@@ -1,4 +1,4 @@
-"""The plots of the staleness study, as SVG: accuracy and effective sample size against the bound, reward over steps."""
+"""The plots of the staleness study, as SVG: what each bound came to, and reward over steps."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+_AGAINST_THE_BOUND = {
+    "accuracy": "held-out accuracy at the end",
+    "effective_sample_size": "effective sample size, share",
+    "seconds_per_step": "seconds per optimizer step",
+}
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#b45309", "#7c3aed")
 # The same figures give the same file.
 matplotlib.rcParams.update({"svg.hashsalt": "millrace", "font.size": 10, "axes.spines.top": False})
@@ -21,19 +26,19 @@ def write_plots(cells: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]],
 
 
 def _against_the_bound(cells: Sequence[dict[str, Any]]) -> Figure:
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    accuracy, sample_size = figure.subplots(1, 2)
+    figure = Figure(figsize=(12, 3.4), layout="constrained")
     bounds = sorted({cell["max_staleness"] for cell in cells})
-    for colour, loss in zip(_COLOURS, dict.fromkeys(cell["loss"] for cell in cells), strict=False):
-        mine = sorted((cell for cell in cells if cell["loss"] == loss), key=lambda cell: int(cell["max_staleness"]))
-        places = [bounds.index(cell["max_staleness"]) for cell in mine]
-        accuracy.plot(places, [cell["accuracy"] for cell in mine], color=colour, marker="o", label=loss)
-        lowest = [cell["accuracy_lowest"] for cell in mine]
-        accuracy.fill_between(places, lowest, [cell["accuracy_highest"] for cell in mine], color=colour, alpha=0.12)
-        sample_size.plot(places, [cell["effective_sample_size"] for cell in mine], color=colour, marker="o", label=loss)
-    for axes, name in ((accuracy, "held-out accuracy at the end"), (sample_size, "effective sample size, share")):
+    for axes, (name, title) in zip(figure.subplots(1, 3), _AGAINST_THE_BOUND.items(), strict=True):
+        for colour, loss in zip(_COLOURS, dict.fromkeys(cell["loss"] for cell in cells), strict=False):
+            mine = sorted((cell for cell in cells if cell["loss"] == loss), key=lambda cell: int(cell["max_staleness"]))
+            places = [bounds.index(cell["max_staleness"]) for cell in mine]
+            axes.plot(places, [cell[name] for cell in mine], color=colour, marker="o", label=loss)
+            if name == "accuracy":
+                lowest, highest = ([cell[f"accuracy_{end}"] for cell in mine] for end in ("lowest", "highest"))
+                axes.fill_between(places, lowest, highest, color=colour, alpha=0.12)
         axes.set_xticks(range(len(bounds)), [str(bound) for bound in bounds])
-        _label(axes, "max_staleness η, policy versions", name)
+        _label(axes, "max_staleness η, policy versions", title)
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="lower left")
     return figure
 
 
@@ -49,6 +54,7 @@ def _over_steps(rows: Sequence[dict[str, Any]]) -> Figure:
             axes.plot(_smooth(row["reward_mean"]), color=colour, linewidth=1, alpha=0.8, label=label)
         axes.set_title(f"η = {bound}", fontsize=10)
         _label(axes, "optimizer step", "mean reward")
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="lower left")
     return figure
 
 
@@ -61,9 +67,9 @@ def _smooth(values: Sequence[float], over: int = 5) -> list[float]:
 def _label(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
+    axes.margins(y=0.1)
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color="#e5e7eb")
-    axes.legend(frameon=False, fontsize=8)
 
 
 def _save(figure: Figure, file: Path) -> None:

@@ -33,7 +33,8 @@ from storage.factory import open_store
 _PRESET = Path("configs/presets/tiny-cpu.yaml")
 _LOSSES = "aipo,ppo_clip,decoupled_ppo,reinforce"
 _BOUNDS = "0,1,2,4,8,16"
-_MEDIANS = ("accuracy", "staleness_mean", "effective_sample_size", "seconds_per_step")
+_OVER_STEPS = ("staleness_mean", "effective_sample_size", "chi_square")
+_MEDIANS = ("accuracy", *_OVER_STEPS, "seconds_per_step")
 
 Row = dict[str, Any]
 
@@ -117,10 +118,7 @@ def measured(run: Path, exit_code: int = 0) -> Row:
         "steps": len(steps),
         "accuracy": summary["eval"]["end"]["accuracy"] if done else None,
         "start_accuracy": summary["eval"]["start"]["accuracy"] if done else None,
-        "staleness_mean": statistics.fmean(step.values["staleness_mean"] for step in steps) if steps else None,
-        "effective_sample_size": (
-            statistics.fmean(step.values["effective_sample_size"] for step in steps) if steps else None
-        ),
+        **{name: statistics.fmean(step.values[name] for step in steps) if steps else None for name in _OVER_STEPS},
         "seconds_per_step": (seconds[-1] - seconds[0]) / (len(seconds) - 1) if len(seconds) > 1 else None,
         "reward_mean": [step.values["reward_mean"] for step in steps],
     }
@@ -149,6 +147,7 @@ def _print(cells: Sequence[Row], losses: Sequence[str], bounds: Sequence[int]) -
     for name, title in (
         ("accuracy", "Held-out accuracy at the end, median (lowest–highest) over seeds"),
         ("effective_sample_size", "Effective sample size, mean over steps"),
+        ("chi_square", "χ² of the policy from the one that sampled, mean over steps"),
         ("staleness_mean", "Staleness as it was, policy versions"),
         ("seconds_per_step", "Seconds per optimizer step"),
     ):
@@ -158,14 +157,15 @@ def _print(cells: Sequence[Row], losses: Sequence[str], bounds: Sequence[int]) -
             table.add_column(f"η = {bound}", justify="right")
         for loss in losses:
             table.add_row(loss, *(_shown(by_name[loss, bound], name) for bound in bounds))
-        Console().print(table)
+        Console(width=120).print(table)
 
 
 def _shown(cell: Row, name: str) -> str:
     if cell[name] is None:
         return "–"
     if name != "accuracy":
-        return f"{cell[name]:.3f}"
+        # Rounding may leave a sign on a 0.
+        return f"{round(cell[name], 3) + 0.0:.3f}"
     return f"{cell['accuracy']:.3f} ({cell['accuracy_lowest']:.3f}–{cell['accuracy_highest']:.3f})"
 
 

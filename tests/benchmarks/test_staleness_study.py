@@ -16,6 +16,7 @@ def row(seed: int, accuracy: float | None, *, loss: str = "aipo", bound: int = 4
         "accuracy": accuracy,
         "staleness_mean": None if accuracy is None else 3.5,
         "effective_sample_size": None if accuracy is None else 0.9,
+        "chi_square": None if accuracy is None else 0.05,
         "seconds_per_step": None if accuracy is None else 0.25,
         "reward_mean": [0.1, 0.2, 0.4],
     }
@@ -26,6 +27,7 @@ def test_the_median_is_over_seeds_and_a_campaign_that_diverged_has_no_accuracy()
     assert cell["accuracy"] == pytest.approx(0.6)
     assert (cell["accuracy_lowest"], cell["accuracy_highest"]) == (0.0, 0.8)
     assert cell["effective_sample_size"] == pytest.approx(0.9)
+    assert cell["chi_square"] == pytest.approx(0.05)
     assert cell["seeds"] == 3
 
 
