@@ -18,6 +18,7 @@ def impossible_combinations(config: RunConfig) -> Iterator[str]:
     yield from _environment(config)
     yield from _scoring(config)
     yield from _placement(config)
+    yield from _colocation(config)
     yield from _deadline(config)
 
 
@@ -156,6 +157,29 @@ def _placement(config: RunConfig) -> Iterator[str]:
         yield (
             f'weights.transport is "shm" and {key} is "{placed[key]}"; '
             "expected broadcast or store, for generators and trainer may be on different hosts"
+        )
+
+
+def _colocation(config: RunConfig) -> Iterator[str]:
+    placement, engine, device = config.placement, config.generation.engine, config.training.device
+    if not placement.colocated:
+        return
+    if config.pipeline.mode != "sync":
+        yield (
+            f'placement.colocated is true and pipeline.mode is "{config.pipeline.mode}"; '
+            "expected sync, for in async mode trainer and generators never wait for each other"
+        )
+    for key, place in (("generate", placement.generate), ("train", placement.train)):
+        if place.work_pool is not None:
+            yield (
+                f'placement.colocated is true and placement.{key}.work_pool is "{place.work_pool}"; '
+                "expected null, for jobs of a pool may be on different hosts"
+            )
+    # transformers generates on the CPU; vLLM on a GPU, for on a CPU it can't sleep.
+    if (engine, device) not in {("transformers", "cpu"), ("vllm", "cuda")}:
+        yield (
+            f'placement.colocated is true, generation.engine is "{engine}" and training.device is "{device}"; '
+            "expected a device that both use, the engine vllm with cuda or transformers with cpu"
         )
 
 

@@ -17,6 +17,7 @@ OURS = {
     "override_generation_config": _SAMPLING,
     "logprobs_mode": "no such key: log-probabilities are those of the distribution that was sampled from",
     "enable_prefix_caching": "no such key: prefix caching is always on, and each new policy version clears the cache",
+    "enable_sleep_mode": "placement.colocated, which says whether generators sleep",
     "weight_transfer_config": "weights.transport, which says how new weights travel",
 }
 """Arguments of vLLM that Millrace sets, each with what a person uses instead."""

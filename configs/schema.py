@@ -178,6 +178,9 @@ class PlaceConfig(Section):
 class PlacementConfig(Section):
     """On whose hosts the stages run. Every one of them must see `storage.root`, and run the same code."""
 
+    colocated: bool = False
+    """Whether trainer and generators share their devices and take turns on them: a generator gives its memory there
+    back when it has made all rollouts of a version, the trainer when it has stepped. Only in `sync` mode."""
     generate: PlaceConfig = Field(default_factory=PlaceConfig)
     """Of the generators, each a job of its own."""
     score: PlaceConfig = Field(default_factory=PlaceConfig)

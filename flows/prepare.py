@@ -128,6 +128,7 @@ def _check_vllm(config: RunConfig, prompts: PromptSet) -> None:
         replicas=config.generation.replicas,
         max_new_tokens=config.generation.max_new_tokens,
         environment=config.environment.name,
+        colocated=config.placement.colocated,
         prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train),
     )
     # A campaign at a terminal is checked before its flow starts, and by its flow again.

@@ -24,6 +24,7 @@ from millrace.errors import TrainingDiverged
 from millrace.losses.base import Loss
 from millrace.losses.factory import make_loss
 from millrace.objective import Objective
+from millrace.offload import move
 from millrace.parallel.lora import adapters, add_adapters, parts
 from millrace.parallel.ranks import ALONE, Ranks
 from millrace.parallel.sharding import full_tensors, shard
@@ -163,6 +164,18 @@ class Trainer:
         self.policy_version += 1
         self.ranks.sum(table.values_KN)
         return table.report(grad_norm)
+
+    def sleep(self) -> None:
+        """Puts parameters and optimizer into the CPU's memory, and gives the device's back.
+
+        Until `wake` it can't compute. It can be saved: its tensors are the same, elsewhere.
+        """
+        self._optimizer.zero_grad(set_to_none=True)
+        move(self.policy, torch.device("cpu"), self._optimizer)
+
+    def wake(self) -> None:
+        """Puts them back, bit for bit what they were."""
+        move(self.policy, self.ranks.device, self._optimizer)
 
     def microbatches(self, samples: Sequence[Sample]) -> list[Microbatch]:
         """How a step of all ranks together goes through `samples`."""

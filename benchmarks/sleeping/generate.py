@@ -1,9 +1,8 @@
 """The generate stage, whose engine sleeps: `python -m benchmarks.sleeping.generate`, with a stage's arguments."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from transformers import PreTrainedTokenizerBase
@@ -60,19 +59,17 @@ class SleepingEngine(Engine):
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         return dict(AGREED_LOGPROBS)
 
+    def sleep(self) -> None:
+        """It is on no device."""
+
+    def wake(self) -> None:
+        """It is on no device."""
+
     def close(self) -> None:
         """There is nothing to end."""
 
 
-def make_sleeping_engine(
-    name: str,
-    folder: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    dtype: str,
-    engine_args: Mapping[str, Any],
-    stop: Sequence[str],
-) -> Engine:
+def make_sleeping_engine(name: str, folder: Path, tokenizer: PreTrainedTokenizerBase, **how: object) -> Engine:
     """In place of `millrace.engines.factory.make_engine`."""
     pace = Pace.from_environment()
     return SleepingEngine(

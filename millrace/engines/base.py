@@ -66,6 +66,17 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def sleep(self) -> None:
+        """Gives the device's memory back: weights go to the CPU's, caches are dropped. Nothing may be in flight.
+
+        Until `wake` it can be aborted and closed, and nothing else.
+        """
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Puts the weights back, bit for bit what they were."""
+
+    @abstractmethod
     def close(self) -> None:
         """Ends the engine's processes, if it has any."""
 

@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from millrace.engines.base import Engine, check_names
 from millrace.engines.row_ends import RowEnds
+from millrace.offload import move
 from millrace.types import FinishReason, Request, Response, Sampled, Sampling
 from millrace.weights.base import Weights
 
@@ -39,6 +40,7 @@ class TransformersEngine(Engine):
         # from a policy that the trainer does not know.
         self.model.generation_config = GenerationConfig.from_model_config(model.config)
         self.policy_version = policy_version
+        self._device: torch.device = model.device
         self.vocab_size: int = model.config.vocab_size
         self._tokenizer = tokenizer
         self._stop = stop
@@ -90,6 +92,13 @@ class TransformersEngine(Engine):
         output: Any = self.model(input_ids=input_ids_BP)
         best = torch.log_softmax(output.logits[0, -1].float(), dim=-1).topk(min(most, self.vocab_size))
         return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+    def sleep(self) -> None:
+        # Of caches there are none between two batches.
+        move(self.model, torch.device("cpu"))
+
+    def wake(self) -> None:
+        move(self.model, self._device)
 
     def close(self) -> None:
         """It runs in the caller's process."""

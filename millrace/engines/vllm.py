@@ -44,13 +44,20 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 class VllmEngine(Engine):
     """The model in `folder`, whose responses end with the token `eos_token_id` or behind one of the texts `stop`.
 
-    `dtype` is that of the weights in generation, `engine_args` are vLLM's own arguments by their own names. Starting it
-    takes some 20 seconds. Where vLLM's processes die, what waits for them raises vLLM's EngineDeadError, and so does
-    all that is asked later.
+    `dtype` is that of the weights in generation, `engine_args` are vLLM's own arguments by their own names, and
+    `sleeps` says that it is to be put to sleep. Starting it takes some 20 seconds. Where vLLM's processes die, what
+    waits for them raises vLLM's EngineDeadError, and so does all that is asked later.
     """
 
     def __init__(
-        self, folder: Path, *, dtype: str, eos_token_id: int, engine_args: Mapping[str, Any], stop: Sequence[str] = ()
+        self,
+        folder: Path,
+        *,
+        dtype: str,
+        eos_token_id: int,
+        engine_args: Mapping[str, Any],
+        stop: Sequence[str] = (),
+        sleeps: bool = False,
     ) -> None:
         model = empty_model(folder)
         self.policy_version = 0
@@ -58,7 +65,7 @@ class VllmEngine(Engine):
         self._eos = eos_token_id
         self._stop = list(stop)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        arguments = vllm_arguments(folder, dtype=dtype, engine_args=engine_args, reads_text=bool(stop))
+        arguments = vllm_arguments(folder, dtype=dtype, engine_args=engine_args, reads_text=bool(stop), sleeps=sleeps)
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         self._finished: queue.Queue[Sampled | Exception] = queue.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,6 +121,14 @@ class VllmEngine(Engine):
         assert completion.logprobs is not None
         # vLLM adds the token that it sampled, however unlikely.
         return {token: entry.logprob for token, entry in completion.logprobs[0].items() if (entry.rank or 0) <= most}
+
+    def sleep(self) -> None:
+        # Level 1 keeps the weights in the CPU's memory. Level 2 drops them, and not every wake brings new ones: a group
+        # that the trainer dropped is made up for under the same version.
+        self._run(self._llm.sleep(level=1))
+
+    def wake(self) -> None:
+        self._run(self._llm.wake_up())
 
     def close(self) -> None:
         # vLLM's own tasks too, and first: they would take the end of its processes for an accident, and say so.

@@ -16,9 +16,11 @@ _CACHE_ON_A_CPU = 2**30
 
 
 def vllm_arguments(
-    folder: Path, *, dtype: str, engine_args: Mapping[str, Any], reads_text: bool = False
+    folder: Path, *, dtype: str, engine_args: Mapping[str, Any], reads_text: bool = False, sleeps: bool = False
 ) -> dict[str, Any]:
-    """Arguments of vLLM's `AsyncEngineArgs` for the model in `folder`; `reads_text`: it is to stop at texts.
+    """Arguments of vLLM's `AsyncEngineArgs` for the model in `folder`.
+
+    `reads_text`: it is to stop at texts; `sleeps`: it is to give its device back from time to time.
 
     `engine_args` are the user's. Those that Millrace's promises rest on can't be among them: log-probabilities after
     temperature and top-p, a prefix cache that weight updates clear, token ids in and out.
@@ -29,7 +31,7 @@ def vllm_arguments(
         defaults |= _ON_A_CPU
         if "gpu_memory_utilization" not in engine_args:
             defaults["kv_cache_memory_bytes"] = _CACHE_ON_A_CPU
-    own = {**OWN, "skip_tokenizer_init": not reads_text}
+    own = {**OWN, "skip_tokenizer_init": not reads_text, "enable_sleep_mode": sleeps}
     return {**defaults, **engine_args, "model": str(folder), "dtype": dtype, **own}
 
 
@@ -37,6 +39,7 @@ OWN: dict[str, Any] = {
     "logprobs_mode": "processed_logprobs",
     "enable_prefix_caching": True,
     "skip_tokenizer_init": True,
+    "enable_sleep_mode": False,
     # The folder's own habits (repetition penalty, top-k) would sample from a policy that the trainer does not know.
     "generation_config": "vllm",
     "weight_transfer_config": {"backend": "millrace"},

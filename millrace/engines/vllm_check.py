@@ -49,6 +49,8 @@ class Question:
     """(text, answer) of each training prompt."""
     environment: str | None = None
     """What the run's config calls its environment; None where there is none."""
+    colocated: bool = False
+    """Whether the trainer is to have the device while vLLM sleeps."""
 
 
 def refusal(question: Question) -> str | None:
@@ -139,13 +141,25 @@ def _findings(question: Question, folder: Path) -> Iterator[str]:
     """What vLLM says against it, then what it would only find out once it runs."""
     from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
 
     from millrace.engines.vllm_arguments import vllm_arguments
     from millrace.environments.factory import environment_class
 
     environment = environment_class(question.environment)
-    reads_text = environment is not None and bool(environment.stop)
-    arguments = vllm_arguments(folder, dtype=question.dtype, engine_args=question.engine_args, reads_text=reads_text)
+    if question.colocated and not current_platform.is_sleep_mode_available():
+        yield (
+            "placement.colocated is true, and vLLM can't sleep on the device it finds here, "
+            f"{current_platform.device_name}; expected a GPU, or false"
+        )
+        return
+    arguments = vllm_arguments(
+        folder,
+        dtype=question.dtype,
+        engine_args=question.engine_args,
+        reads_text=environment is not None and bool(environment.stop),
+        sleeps=question.colocated,
+    )
     arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
     try:
         config = AsyncEngineArgs(**arguments).create_engine_config()

@@ -166,6 +166,12 @@ class Episodes(Engine):
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         return self._engine.next_logprobs(tokens, most)
 
+    def sleep(self) -> None:
+        self._engine.sleep()
+
+    def wake(self) -> None:
+        self._engine.wake()
+
     def close(self) -> None:
         self._engine.close()
 

@@ -37,6 +37,11 @@ def follow(trainer: Trainer, checkpoints: AsyncCheckpoints) -> None:
                 trainer.next_logprobs(**json.loads(order.payload))
             case Word.CHECKPOINT:
                 checkpoints.begin(int(order.payload), trainer.tensors(), {})
+            case Word.SLEEP:
+                trainer.sleep()
+                exchange("", trainer.ranks.size)
+            case Word.WAKE:
+                trainer.wake()
             case Word.RESTORE:
                 restore_share(trainer, *_checkpoint(order.payload))
 

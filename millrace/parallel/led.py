@@ -19,7 +19,7 @@ from millrace.checkpointing.saving import AsyncCheckpoints, Tensors
 from millrace.parallel.follow import restore_share, restoring
 from millrace.parallel.ranks import Ranks
 from millrace.parallel.sharding import full_tensors
-from millrace.parallel.wire import Order, Word, pack, tell
+from millrace.parallel.wire import Order, Word, exchange, pack, tell
 from millrace.step_report import StepReport
 from millrace.trainer import Trainer
 from storage.checkpoints import Checkpoint, CheckpointWriter
@@ -74,6 +74,17 @@ class LedTrainer(Trainer):
         payload = json.dumps({"tokens": list(tokens), "most": most}).encode()
         with self.lead.together(Order(word=Word.NEXT_LOGPROBS, payload=payload)):
             return super().next_logprobs(tokens, most)
+
+    def sleep(self) -> None:
+        """As any trainer's; on return all ranks sleep."""
+        with self.lead.together(Order(word=Word.SLEEP)):
+            super().sleep()
+            exchange("", self.ranks.size)
+
+    def wake(self) -> None:
+        """As any trainer's."""
+        with self.lead.together(Order(word=Word.WAKE)):
+            super().wake()
 
 
 class LedCheckpoints(AsyncCheckpoints):

@@ -34,6 +34,8 @@ class Word(IntEnum):
     """Payload: of which policy version, in decimal."""
     RESTORE = 5
     """Payload: which checkpoint of which run."""
+    SLEEP = 6
+    WAKE = 7
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,10 @@
 Consumes: weights, prompts. Waits for: its first weights, then room under the staleness bound. Produces: whole groups.
 Generator g of G makes the groups n with n mod G = g, in order, so the stream itself says where to resume. New weights
 are taken while groups are in flight: those go on under them, and their version spans say from which token on. Where the
-run has an environment, the engine plays it, and a rollout has several turns (`environments/episodes.py`). Weights
-of a new incarnation mean that the trainer was rolled back: what is in flight is forgotten, and the generator goes back
-behind the last of its groups that the trainer will still take.
+run has an environment, the engine plays it, and a rollout has several turns (`environments/episodes.py`). Where trainer
+and generators share a device, it sleeps while there is nothing to make (`millrace/device.py`). Weights of a new
+incarnation mean that the trainer was rolled back: what is in flight is forgotten, and the generator goes back behind
+the last of its groups that the trainer will still take.
 """
 
 import time
@@ -25,6 +26,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from millrace.device import open_device
 from millrace.engines.base import Engine
 from millrace.engines.factory import make_engine
 from millrace.environments.episodes import in_environment
@@ -38,6 +40,7 @@ from millrace.probe import NUM_LOGPROBS, largest_difference, tolerance_between
 from millrace.prompts import PromptOrder
 from millrace.stages.inputs import load_prompt_set
 from millrace.stages.process import Stage, run_stage
+from millrace.stages.turns import Turns
 from millrace.staleness import admission_limit
 from millrace.trajectories import Rollout, trajectory_table
 from millrace.types import Prompt, Sampling
@@ -60,6 +63,9 @@ def main(stage: Stage) -> None:
     config = stage.config
     generation, weights = config.generation, config.weights
     torch.set_num_threads(generation.threads)
+    device = open_device(stage.arguments.handover, colocated=config.placement.colocated, alone=False)
+    if device.shared and not stage.wait(device.take, why="waiting for the trainer to give the device back"):
+        return
     started = time.monotonic()
     with stage.loading():
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
@@ -93,7 +99,8 @@ def main(stage: Stage) -> None:
         max_seconds=storage.commit_max_ms / 1000,
     )
     with closing(engine), closing(reader), commits:
-        Generator(stage, engine, tokenizer, order, reader, stream.epoch, commits).run()
+        turns = Turns(stage, device, engine)
+        Generator(stage, engine, turns, tokenizer, order, reader, stream.epoch, commits).run()
     stage.milestone(f"generator {stage.replica} drained after {stream.rows} trajectories")
 
 
@@ -109,6 +116,7 @@ def _engine(stage: Stage, folder: Path, tokenizer: PreTrainedTokenizerBase) -> E
             dtype=config.generation_dtype,
             engine_args=generation.engine_args,
             stop=stop,
+            sleeps=config.placement.colocated,
         )
 
     def each_turn() -> None:
@@ -127,6 +135,7 @@ class Generator:
         self,
         stage: Stage,
         engine: Engine,
+        turns: Turns,
         tokenizer: PreTrainedTokenizerBase,
         order: PromptOrder,
         reader: FallbackReader,
@@ -135,12 +144,15 @@ class Generator:
     ) -> None:
         self.stage = stage
         self.engine = engine
+        self.turns = turns
         self.tokenizer = tokenizer
         self.order = order
         self.reader = reader
         self.epoch = epoch
         self.commits = commits
         self.weights: WeightsId | None = None
+        # Newer ones that wait until the device is this generator's.
+        self.arrived: Weights | None = None
         # Number of the group to make next, known once the first weights are here.
         self.next_group = 0
         # Newest version in the parts committed under these weights' incarnation.
@@ -188,18 +200,31 @@ class Generator:
         # An engine may take weights again and again and never return what it was given. While it has something in
         # flight, what it returns is the only sign that the stage gets on.
         self.stage.owing = self.engine.in_flight > 0
-        self._update_weights()
+        self._look_for_weights()
+        if self.arrived is None and not self._has_work():
+            self.turns.end()
+            return False
+        if not self.turns.begin():
+            return False
+        if self.arrived is None:
+            return True
+        weights, self.arrived = self.arrived, None
+        self._update_weights(weights)
+        return self._has_work()
+
+    def _has_work(self) -> bool:
         return self.weights is not None and bool(self.engine.in_flight or self._admissible())
 
-    def _update_weights(self) -> None:
+    def _look_for_weights(self) -> None:
+        if self.arrived is not None:
+            return
         try:
-            weights = self.reader.take(self.weights)
+            self.arrived = self.reader.take(self.weights)
         except WeightsCorrupt as error:
             kept = "no weights yet" if self.weights is None else f"version {self.weights.policy_version}"
             self.stage.milestone(f"generator {self.stage.replica} goes on with {kept}: {error}")
-            return
-        if weights is None:
-            return
+
+    def _update_weights(self, weights: Weights) -> None:
         if self.weights is None or self.weights.incarnation != weights.id.incarnation:
             self._go_back(weights.id.incarnation)
         with self.stage.busy("update_weights"):

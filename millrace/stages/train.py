@@ -15,6 +15,7 @@ import torch
 from configs.schema import RunConfig
 from millrace.checkpointing.saving import AsyncCheckpoints
 from millrace.consumed import ConsumedWriter
+from millrace.device import open_device
 from millrace.model import load_model, load_tokenizer, start_folder
 from millrace.parallel import tether
 from millrace.parallel.follow import follow
@@ -29,6 +30,7 @@ from millrace.stages.inputs import load_prompt_set
 from millrace.stages.process import Stage, run_follower, run_stage
 from millrace.stages.train_live import TrainLoop
 from millrace.stages.train_stored import StoredLoop
+from millrace.stages.turns import Turns
 from millrace.start_hashes import record_start_hashes
 from millrace.trainer import Trainer
 from millrace.weights.base import WeightsWriter
@@ -41,6 +43,10 @@ from storage.store import Store
 def main(stage: Stage) -> None:
     """Trains to the attempt's last step, or until asked to drain; the last version is checkpointed either way."""
     config = stage.config
+    device = open_device(stage.arguments.handover, colocated=config.placement.colocated, alone=True)
+    # Before any rank has put anything there: the others wait for rank 0 where they all meet.
+    if device.shared and not stage.wait(device.take, why="waiting for generators to give the device back"):
+        return
     with stage.loading():
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
         record_start_hashes(stage.store, folder)
@@ -64,7 +70,8 @@ def main(stage: Stage) -> None:
             f"trainer ready at version {trainer.policy_version} of {stop_at_step}, incarnation {writer.incarnation}"
             f"{spread}"
         )
-        TrainLoop(stage, trainer, writer, checkpoints, consumed, handover, probed, found, stop_at_step).run()
+        turns = Turns(stage, device, trainer)
+        TrainLoop(stage, trainer, turns, writer, checkpoints, consumed, handover, probed, found, stop_at_step).run()
     stage.milestone(f"trainer stopped at version {trainer.policy_version}, checkpointed")
 
 

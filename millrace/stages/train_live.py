@@ -12,7 +12,8 @@
 Consumes: trajectories zipped with their scores. Waits for: a step's worth of groups. Produces: policy versions,
 checkpoints, and the record of what it took. What is taken between two steps counts only once the step is done, so a
 trainer that stops half-way has taken nothing. A trainer that starts from a checkpoint commits it once more as its own,
-so that generators can tell from the log which of their groups it will refuse.
+so that generators can tell from the log which of their groups it will refuse. Where it shares its device with them, it
+sleeps from the hand-over of a version until a step's worth of groups is there (`millrace/device.py`).
 """
 
 import math
@@ -31,6 +32,7 @@ from millrace.samples import samples_of
 from millrace.scored import LostPart, ScoredGroup
 from millrace.stages.measures import step_measures
 from millrace.stages.process import Stage
+from millrace.stages.turns import Turns
 from millrace.staleness import staleness
 from millrace.step_report import StepReport
 from millrace.trainer import Trainer
@@ -53,6 +55,7 @@ class TrainLoop:
         self,
         stage: Stage,
         trainer: Trainer,
+        turns: Turns,
         writer: CheckpointWriter,
         checkpoints: AsyncCheckpoints,
         consumed: ConsumedWriter,
@@ -63,6 +66,7 @@ class TrainLoop:
     ) -> None:
         self.stage = stage
         self.trainer = trainer
+        self.turns = turns
         self.incarnation = writer.incarnation
         self.checkpoints = checkpoints
         self.consumed = consumed
@@ -98,9 +102,12 @@ class TrainLoop:
         checkpoint_every = self.stage.config.training.checkpoint_every
         self._check_ledger()
         self._hand_over()
+        self.turns.end()
         self._report(None)
         while self.trainer.policy_version < self.stop_at_step:
             if not self.stage.wait(self._collect, why="waiting for scored groups"):
+                break
+            if not self.stage.wait(self.turns.begin, why="waiting for generators to give the device back"):
                 break
             self._step()
             if self.trainer.policy_version % checkpoint_every == 0:
@@ -178,6 +185,8 @@ class TrainLoop:
         failpoint("train.before_handover")
         with self.stage.busy("handover"):
             self._hand_over()
+        # As soon as that: generators wait for it.
+        self.turns.end()
         failpoint("train.after_handover")
         for group in groups:
             self._account_for(group)

@@ -107,6 +107,7 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
         "budget.max_steps",
         "supervision.hang_seconds",
         "supervision.start_seconds",
+        "placement.colocated",
         *(
             f"placement.{stage}.{key}"
             for stage in ("generate", "score", "train")

@@ -149,6 +149,26 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"storage": {"root": "memory://runs"}, "placement": {"score": {"work_pool": "hosts"}}},
         ('storage.root is "memory://runs"', 'placement.score.work_pool is "hosts"'),
     ),
+    "turns that nobody waits for": (
+        {"placement": {"colocated": True}},
+        ("placement.colocated is true", 'pipeline.mode is "async"'),
+    ),
+    "one device on several hosts": (
+        {
+            "placement": {"colocated": True, "train": {"work_pool": "hosts"}},
+            "pipeline": {"mode": "sync"},
+            "weights": {"transport": "store"},
+        },
+        ("placement.colocated is true", 'placement.train.work_pool is "hosts"'),
+    ),
+    "two devices": (
+        {
+            "placement": {"colocated": True},
+            "pipeline": {"mode": "sync"},
+            "training": {"max_steps": 3, "device": "cuda"},
+        },
+        ("placement.colocated is true", 'generation.engine is "transformers"', 'training.device is "cuda"'),
+    ),
     "a wait that looks like a hang": (
         {"weights": {"transport": "broadcast"}, "supervision": {"hang_seconds": 30}},
         ("weights.deadline_seconds is 30", "supervision.hang_seconds is 30"),
@@ -194,6 +214,14 @@ def test_an_impossible_combination_is_refused_in_one_sentence_with_every_key(cas
         {"generation": {"replicas": 64, "groups_per_batch": 64, "max_new_tokens": 16383}},
         {"staleness": {"max_staleness": 0}},
         {"environment": {"max_turns": 1}},
+        {"placement": {"colocated": True}, "pipeline": {"mode": "sync"}},
+        {"placement": {"colocated": True, "score": {"work_pool": "hosts"}}, "pipeline": {"mode": "sync"}},
+        {
+            "placement": {"colocated": True},
+            "pipeline": {"mode": "sync"},
+            "generation": {"engine": "vllm"},
+            "training": {"max_steps": 3, "device": "cuda"},
+        },
     ],
 )
 def test_what_only_looks_impossible_is_taken(sections: dict[str, object]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from support.campaigns import REPOSITORY
 
 from configs.load import load_config
@@ -78,6 +79,11 @@ REFUSED = {
         ["gpu_memory_utilization is 1.0 of all memory", "GiB are free", "generation.engine_args.kv_cache_memory_bytes"],
     ),
 }
+if not torch.cuda.device_count():
+    REFUSED["turns on a CPU"] = (
+        replace(GOOD, colocated=True),
+        ["placement.colocated is true", "vLLM can't sleep on the device it finds here, cpu", "expected a GPU"],
+    )
 FOLDERS = {
     "architecture": ({"architectures": ["XyzzyForCausalLM"]}, ["XyzzyForCausalLM", "not supported"]),
     "heads of a folder": ({"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}, ["16 features"]),

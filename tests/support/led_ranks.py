@@ -74,6 +74,8 @@ def _lead(trainer: Trainer, store: Store, run: Path) -> dict[str, Any]:
         except StreamCorrupt as error:
             report["found damaged"] = error.file
         restore(trainer, store, one)
+        trainer.sleep()
+        trainer.wake()
         report["version"] = trainer.policy_version
         report["restored weights"] = _apart(trainer.weights(), alone.weights())
         report["next step"] = _apart(_stepped(trainer), _stepped(alone))

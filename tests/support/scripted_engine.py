@@ -24,6 +24,7 @@ class ScriptedEngine(Engine):
         self.waiting: list[tuple[Request, Sampling]] = []
         self.asked: list[Request] = []
         self.clock = 0.0
+        self.awake = True
 
     @property
     def in_flight(self) -> int:
@@ -46,6 +47,12 @@ class ScriptedEngine(Engine):
 
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         return {7: -0.125}
+
+    def sleep(self) -> None:
+        self.awake = False
+
+    def wake(self) -> None:
+        self.awake = True
 
     def close(self) -> None:
         """Nothing is open."""

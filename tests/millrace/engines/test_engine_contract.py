@@ -157,6 +157,28 @@ def test_what_is_submitted_after_an_abort_is_not_mixed_up_with_what_was_forgotte
     assert_sampled_from(make_policy(0), responses[::-1], SAMPLING)
 
 
+def test_after_a_sleep_it_goes_on_bit_for_bit_and_takes_new_weights(
+    engine: Engine, make_policy: MakePolicy, offer: Offer
+) -> None:
+    before, likely = engine.generate([PROMPTS[1]], SAMPLING, seed=1), engine.next_logprobs(PROMPTS[1], most=5)
+    for _ in range(2):
+        engine.sleep()
+        engine.abort()
+        engine.wake()
+        assert engine.generate([PROMPTS[1]], SAMPLING, seed=1) == before
+        assert engine.next_logprobs(PROMPTS[1], most=5) == likely
+    engine.update_weights(offer(make_policy(1), 7))
+    assert_sampled_from(make_policy(1), engine.generate(PROMPTS, SAMPLING, seed=1), SAMPLING)
+
+
+def test_asleep_the_weights_of_transformers_are_in_the_cpus_memory(
+    make_policy: MakePolicy, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    # There is no other device here, but one that can't give anything back says who asks it to.
+    with pytest.raises(NotImplementedError, match="out of meta tensor"):
+        TransformersEngine(make_policy(0).to("meta"), tokenizer).sleep()
+
+
 def test_the_next_tokens_log_probabilities_are_the_policys_own(engine: Engine, make_policy: MakePolicy) -> None:
     text = (PROMPTS[1] * 8)[:45]
     with torch.no_grad():

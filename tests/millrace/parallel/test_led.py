@@ -45,7 +45,9 @@ def test_damage_that_only_the_follower_reads_is_named_by_rank_0(report: dict[str
     assert report["found damaged"] == report["damaged"]
 
 
-def test_after_it_an_older_checkpoint_is_restored_on_all_ranks_and_trained_on(report: dict[str, Any]) -> None:
+def test_after_it_an_older_checkpoint_is_restored_and_after_a_sleep_of_all_ranks_trained_on(
+    report: dict[str, Any],
+) -> None:
     assert report["version"] == 1
     assert report["restored weights"] <= TOLERANCE
     assert report["next step"] <= TOLERANCE

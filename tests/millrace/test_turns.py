@@ -1,0 +1,140 @@
+"""Generators and a trainer that share a device: one or the other is awake, and the run always gets on."""
+
+import shutil
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.colocated import ALL, Colocated, colocated_config
+from support.workshop import Workshop, weights
+from transformers import PreTrainedTokenizerFast
+
+from millrace.device import SharedDevice
+from storage.memory import MemoryStore
+from storage.progress import read_life, write_progress
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> SharedDevice:
+    """The device as the trainer sees it."""
+    return SharedDevice(tmp_path / "device", alone=True)
+
+
+@pytest.fixture
+def workshop(memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Workshop:
+    """One generator, awake, that makes four groups a step."""
+    return Workshop(memory_store, tokenizer, colocated_config(1), shared=tmp_path / "device")
+
+
+def asleep_since_version(workshop: Workshop) -> int | None:
+    since: int | None = read_life(workshop.store, "generate", 0)["asleep_since_version"]
+    return since
+
+
+def test_a_generator_without_weights_sleeps_so_that_the_trainer_can_make_the_first(
+    workshop: Workshop, trainer: SharedDevice
+) -> None:
+    assert not trainer.take()
+    assert asleep_since_version(workshop) is None
+    workshop.turn(ALL)
+    assert not workshop.engine.awake
+    assert asleep_since_version(workshop) == 0
+    assert trainer.take()
+
+
+def test_a_generator_sleeps_once_all_groups_of_its_version_are_committed_and_no_sooner(
+    workshop: Workshop, trainer: SharedDevice
+) -> None:
+    workshop.turn([0, 1], new=weights(0))
+    workshop.turn([])
+    assert workshop.engine.awake
+    assert not trainer.take()
+    workshop.turn(ALL)
+    assert workshop.committed() == [([0, 1, 2, 3], 0)]
+    workshop.turn(ALL)
+    assert not workshop.engine.awake
+    assert asleep_since_version(workshop) == 0
+    assert trainer.take()
+
+
+def test_new_weights_wait_for_the_device_and_are_not_lost(workshop: Workshop, trainer: SharedDevice) -> None:
+    workshop.turn(ALL, new=weights(0))
+    workshop.turn(ALL)
+    assert trainer.take()
+    workshop.turn(ALL, new=weights(1))
+    assert (workshop.engine.awake, workshop.engine.policy_version) == (False, 0)
+    trainer.give_back()
+    workshop.turn(ALL)
+    assert (workshop.engine.awake, workshop.engine.policy_version) == (True, 1)
+    assert asleep_since_version(workshop) is None
+    assert workshop.committed() == [([0, 1, 2, 3], 0), ([4, 5, 6, 7], 1)]
+
+
+def test_a_dropped_group_wakes_a_generator_though_no_new_version_came(
+    workshop: Workshop, trainer: SharedDevice
+) -> None:
+    workshop.turn(ALL, new=weights(0))
+    workshop.turn(ALL)
+    assert not workshop.engine.awake
+    write_progress(workshop.store, "train", 0, {"groups_dropped": 1})
+    workshop.turn(ALL)
+    assert workshop.committed() == [([0, 1, 2, 3], 0), ([4], 0)]
+    workshop.turn(ALL)
+    assert not workshop.engine.awake
+    assert trainer.take()
+
+
+def test_a_generator_on_a_device_of_its_own_never_sleeps(
+    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    workshop = Workshop(memory_store, tokenizer)
+    for _ in range(3):
+        workshop.turn(ALL, new=weights(0))
+        assert workshop.engine.awake
+    assert "asleep_since_version" not in read_life(memory_store, "generate", 0)
+
+
+EVENTS = ("train", "generate 0", "generate 1", "begin 0", "begin 1", "kill 0", "kill 1", "kill trainer", "drop")
+TURNS_OF_A_VERSION = 6
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=st.lists(st.sampled_from(EVENTS), min_size=20, max_size=40))
+def test_whoever_is_killed_and_whatever_is_dropped_one_side_is_awake_and_the_run_gets_on(
+    tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory, events: list[str]
+) -> None:
+    store = MemoryStore(f"test-{uuid.uuid4().hex}")
+    try:
+        run = Colocated(store, tokenizer, tmp_path_factory.mktemp("run"), replicas=2)
+        for event in events:
+            happen(run, event)
+        before = run.policy_version
+        # Two versions, where each takes at most so many turns of everybody, and what was dropped takes some more.
+        for _ in range(2 * TURNS_OF_A_VERSION + len(events)):
+            if run.policy_version == before + 2:
+                break
+            for event in EVENTS[:3]:
+                happen(run, event)
+        assert run.policy_version == before + 2
+    finally:
+        shutil.rmtree(store.root, ignore_errors=True)
+
+
+def happen(run: Colocated, event: str) -> None:
+    """`begin` is a turn of a generator that finishes nothing: it may be killed with rollouts in flight."""
+    match event.split():
+        case ["train"]:
+            run.train()
+        case ["kill", "trainer"]:
+            run.kill_trainer()
+        case ["drop"]:
+            if run.trainer is not None:
+                run.trainer.to_drop += 1
+        case [what, replica]:
+            number = int(replica) % run.replicas
+            if what == "kill":
+                run.kill_generator(number)
+            else:
+                run.generate(number, finish=what == "generate")
