@@ -62,8 +62,18 @@ def test_a_frozen_generator_holds_nobody_up_and_gets_the_newest_version_once_it_
 ) -> None:
     settings = {"weights.deadline_seconds": 2.0, **SETTINGS[transport]}
     fired = tmp_path / "fired"
+    # There the trainer waits for it to be back, so that there are versions to come, however long that takes.
+    pause, steps = 28, 36
     with WeightCampaign(
-        millrace, f"frozen-{transport}", transport, start_model, fired, steps=32, last_hand_over=32, **settings
+        millrace,
+        f"frozen-{transport}",
+        transport,
+        start_model,
+        fired,
+        f"train-0 train.after_handover {pause} stop",
+        steps=steps,
+        last_hand_over=steps,
+        **settings,
     ) as campaign:
         # Frozen before it has made its share, it would starve the trainer: the other one makes every second group only.
         campaign.wait_until(lambda: campaign.trainer_version >= 4 and campaign.ahead() <= STEP, "both to be at work")
@@ -73,19 +83,19 @@ def test_a_frozen_generator_holds_nobody_up_and_gets_the_newest_version_once_it_
         campaign.wait_until(lambda: 1 in campaign.life("sync_weights")["late"], "the frozen generator to be late")
         campaign.wait_until(lambda: campaign.trainer_version >= before + 4, "versions that the frozen one misses")
         campaign.wait_until(lambda: campaign.holds(0) >= campaign.holds(1) + 3, "the other one to have got them")
-        newest = campaign.holds(0)
         assert frozen.status() == psutil.STATUS_STOPPED
         frozen.resume()
+        campaign.wait_until(campaign.trainer_stopped, f"the trainer to stop behind version {pause}")
         campaign.wait_until(
-            lambda: campaign.holds(1) >= newest and 1 not in campaign.life("sync_weights")["late"],
+            lambda: campaign.holds(1) == pause and 1 not in campaign.life("sync_weights")["late"],
             "the thawed generator to be back",
         )
-        back = campaign.holds(1)
+        campaign.process("train").resume()
         ended = campaign.finish()
     assert ended.code == 0, ended.output
     check_the_run(campaign, millrace, transport)
     assert any(
-        seen.generator == 1 and seen.version[1] > back and seen.route == transport for seen in campaign.acknowledged
+        seen.generator == 1 and seen.version[1] > pause and seen.route == transport for seen in campaign.acknowledged
     ), "served by the transport again"
 
     pushed = measured(campaign.run, "sync_weights", 0, "push_bytes")

@@ -158,6 +158,14 @@ class WeightCampaign:
         version: int = self.life("generate", generator).get("policy_version", -1)
         return version
 
+    def trainer_stopped(self) -> bool:
+        """Whether a failpoint has stopped the trainer."""
+        try:
+            return self.trainer_version >= 0 and self.process("train").status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            # Killed, and its successor has not said anything yet.
+            return False
+
     @property
     def acknowledged(self) -> list[Acknowledged]:
         """What generators were seen to say, in order; some of it may have gone unseen."""
@@ -174,18 +182,11 @@ class WeightCampaign:
 
     def finish(self) -> Ended:
         """Lets the trainer go on once every generator holds the last version, and waits for the end."""
-        self.wait_until(self._stopped_at_the_end, f"the trainer to stop behind version {self.steps}")
+        self.wait_until(self.trainer_stopped, f"the trainer to stop behind version {self.steps}")
         self.wait_until(self._everybody_there, f"every generator to hold version {self.steps}")
         self.process("train").resume()
         output, _ = self._process.communicate(timeout=_PATIENCE_SECONDS)
         return Ended(self._process.returncode, output)
-
-    def _stopped_at_the_end(self) -> bool:
-        try:
-            return self.trainer_version >= 0 and self.process("train").status() == psutil.STATUS_STOPPED
-        except psutil.NoSuchProcess:
-            # Killed, and its successor has not said anything yet.
-            return False
 
     def _everybody_there(self) -> bool:
         return all(self.holds(generator) == self.steps for generator in GENERATORS)
