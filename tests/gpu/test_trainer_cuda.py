@@ -1,0 +1,72 @@
+"""The trainer on a GPU: the steps that it makes on a CPU, attention in one kernel, and what its sleep gives back."""
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+from support.sharded_trainers import CASES, make_trainer, samples
+
+from millrace.attention import Packing, packed_attention
+from millrace.batch import microbatches
+from millrace.parallel.ranks import ALONE, Ranks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize("name", ["llama aipo", "qwen3 gspo", "qwen3 lora"])
+def test_a_gpu_takes_the_steps_that_a_cpu_takes(name: str) -> None:
+    # In double precision no order of sums can be mistaken for an error.
+    case = replace(CASES[name], dtype=torch.float64)
+    on_cpu, on_gpu = make_trainer(case, ALONE, None), make_trainer(case, Ranks.alone(GPU), None)
+    for number in range(3):
+        batch = samples(5, seed=number)
+        expected, found = on_cpu.step(batch), on_gpu.step(batch)
+        assert found.measured() == pytest.approx(expected.measured(), rel=1e-6, abs=1e-9)
+    for weight, other in zip(on_gpu.weights().values(), on_cpu.weights().values(), strict=True):
+        assert weight.is_cuda
+        torch.testing.assert_close(weight.cpu(), other, rtol=1e-6, atol=1e-9)
+
+
+def test_one_kernel_over_all_sequences_attends_as_one_call_for_each_length_does() -> None:
+    [batch] = microbatches(samples(9, seed=0), 10_000)
+    packing = Packing.of(batch.to(GPU))
+    torch.manual_seed(0)
+    shapes = [(1, heads, len(batch.input_ids_S), 64) for heads in (4, 2, 2)]
+    halves = [torch.randn(shape, dtype=torch.bfloat16, device=GPU, requires_grad=True) for shape in shapes]
+    singles = [half.detach().float().requires_grad_() for half in halves]
+    # Which of the two is taken follows from the type: flash attention has no 32-bit numbers.
+    outs = [
+        packed_attention(torch.nn.Identity(), *inputs, None, packing=packing, scaling=0.125)[0]
+        for inputs in (halves, singles)
+    ]
+    towards = torch.randn_like(outs[1])
+    for out in outs:
+        out.backward(towards.to(out.dtype))
+    grads = [(half.grad, single.grad) for half, single in zip(halves, singles, strict=True)]
+    for found, expected in [tuple(outs), *grads]:
+        assert found is not None
+        assert expected is not None
+        assert ((found - expected).norm() / expected.norm()).item() < 0.02, "bfloat16 has 8 bits"
+
+
+@pytest.mark.parametrize("name", ["llama aipo", "llama aipo bfloat16", "qwen3 gspo"])
+def test_a_sleeping_trainer_gives_the_gpus_memory_back_and_wakes_as_it_was(name: str) -> None:
+    case = CASES[name]
+    # The first step of a process leaves cuBLAS its workspaces, which stay.
+    make_trainer(case, Ranks.alone(GPU), case.compute_dtype).step(samples(5, seed=0))
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    trainer = make_trainer(case, Ranks.alone(GPU), case.compute_dtype)
+    trainer.step(samples(5, seed=0))
+    awake, state = torch.cuda.memory_allocated(), trainer.state()
+    trainer.sleep()
+    assert torch.cuda.memory_allocated() - before < (awake - before) / 4
+    trainer.wake()
+    assert trainer.state() == state
+    trainer.step(samples(5, seed=1))
