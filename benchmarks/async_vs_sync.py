@@ -1,21 +1,17 @@
-"""How much of what asynchrony can give is had: the same work, once with a barrier at every step and once without.
+"""How much of the possible speed-up asynchrony achieves: the same work, with a barrier at every step and without.
 
     one start model ─┬─► campaign, pipeline.mode=sync  ─► stage times, seconds per step ─┬─► speed-up ÷ bound
                      └─► campaign, pipeline.mode=async ─► stage times, seconds per step ─┘
 
-    bound = Σ stage times / max stage time, per step, as measured in the sync run, where no stage disturbs another
+    bound = Σ stage times / max stage time, per step, measured in the sync run, where stages do not disturb each other
 
-A pipeline whose stages overlap perfectly is as fast as its slowest stage: that is the bound. Stage times are busy
-times, so waiting counts for none. Seconds per step are the mean over all steps but the first few, which fill the
-pipeline.
+The bound is a pipeline with perfect overlap, which is as fast as its slowest stage. Stage times are busy times, without
+waiting. Seconds per step are the mean over all steps but the first few, which fill the pipeline.
 
     python -m benchmarks.async_vs_sync [--steps 60] [--set KEY=VALUE …] [--json PATH]
 """
 
-import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -23,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.report import add_settings, machine, make_parser, make_table, write_json
 from storage import layout
-from storage.factory import open_store
 from storage.schema import METRIC
-from storage.stream import StreamReader
+from storage.stores.factory import open_store
+from storage.streams.stream import StreamReader
 
 _PRESET = Path("configs/presets/tiny-cpu.yaml")
 _STAGES = ("generate", "score", "train", "sync")
@@ -36,13 +32,10 @@ _STAGES = ("generate", "score", "train", "sync")
 
 def main() -> None:
     """Runs both campaigns, prints the comparison and writes it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps of each campaign")
     parser.add_argument("--warmup", type=int, default=10, help="first steps that are not timed")
-    parser.add_argument(
-        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="change keys of the config"
-    )
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    add_settings(parser)
     arguments = parser.parse_args()
     if arguments.steps < arguments.warmup + 2:
         parser.error(f"--steps is {arguments.steps}; expected at least two more than --warmup, {arguments.warmup}")
@@ -56,10 +49,9 @@ def main() -> None:
             "async": run_campaign(root / "async", [*shared, f"model.path={model}"], arguments.warmup),
         }
     result = compare(runs["sync"], runs["async"])
-    result["machine"] = {"platform": platform.platform(), "cores": os.cpu_count()}
+    result["machine"] = machine()
     _print(result)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(arguments.json, result)
 
 
 def compare(sync: dict[str, Any], asynchronous: dict[str, Any]) -> dict[str, Any]:
@@ -77,9 +69,9 @@ def compare(sync: dict[str, Any], asynchronous: dict[str, Any]) -> dict[str, Any
 
 
 def run_campaign(run: Path, settings: list[str], warmup: int) -> dict[str, Any]:
-    """One campaign of the tiny preset in the folder `run`: what it took per step, the first `warmup` not counted."""
+    """Runs a campaign of the tiny preset in the folder `run`; times per step exclude the first `warmup` steps."""
     sets = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "flows.cli", "run", str(_PRESET), "--run-id", run.name, *sets]
+    command = [sys.executable, "-m", "flows.cli.main", "run", str(_PRESET), "--run-id", run.name, *sets]
     subprocess.run(command, check=True, stdout=sys.stderr)
     summary = json.loads((run / layout.SUMMARY).read_text())
     times = step_times(run)[warmup:]
@@ -104,9 +96,7 @@ def step_times(run: Path) -> list[float]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    table = Table(title="Milliseconds per optimizer step")
-    for heading in ("", "sync", "async"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = make_table("Milliseconds per optimizer step", ("", "sync", "async"))
     for stage in _STAGES:
         table.add_row(stage, *(f"{1000 * result[mode]['stage_seconds'][stage]:.1f}" for mode in ("sync", "async")))
     table.add_row("step", *(f"{1000 * result[mode]['seconds_per_step']:.1f}" for mode in ("sync", "async")))

@@ -1,4 +1,4 @@
-"""What the controller costs: a real campaign whose stages do no work, but sleep for as long as it would take.
+"""The cost of the controller: a real campaign whose stages sleep instead of working.
 
     benchmark ─► Prefect server of its own, with an empty database
         │
@@ -10,15 +10,13 @@
     ideal = (steps − 1) · longest sleep of a step, from the end of the first step to the end of the last
 
 A footprint is the CPU time of the controller and of the server, and the rows of the server's database. Everything but
-the sleeps is real: streams, commits, ledger, checkpoints, weight sync, signs of life, evaluation and promotion.
+the sleeps is real: streams, commits, ledger, checkpoints, weight sync, status, evaluation and promotion.
 
 python -m benchmarks.controller [--steps 100] [--generate 0.5] [--score 0.1] [--train 0.4] [--json PATH]
 """
 
-import argparse
 import atexit
 import functools
-import json
 import os
 import platform
 import shutil
@@ -40,13 +38,14 @@ from rich.console import Console
 from rich.table import Table
 
 # For its settings of Prefect, which are those of `millrace run`; before anything imports Prefect.
-import flows.cli  # noqa: F401
+import flows.cli.main  # noqa: F401
 from benchmarks.async_vs_sync import step_times
+from benchmarks.report import make_parser, write_json
 from benchmarks.sleeping.pace import Pace
 from configs.schema import RunConfig
-from flows.server import prefect_server
-from storage.factory import open_store
-from storage.progress import read_life
+from flows.deployment.server import prefect_server
+from storage.progress import read_status
+from storage.stores.factory import open_store
 
 TARGET = 1.03
 """Times the ideal, at most."""
@@ -56,12 +55,12 @@ _GROUP_SIZE, _GROUPS_PER_STEP = 2, 2
 _SLEEPERS = {f"millrace.stages.{stage}": f"benchmarks.sleeping.{stage}" for stage in ("generate", "score", "train")}
 _LOOK_SECONDS = 0.1
 _LOCKED_SECONDS = 30.0
-"""For so long the server may be writing when its rows are to be counted."""
+"""How long to wait for the server's writes before counting its rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What the controller and its server have come to at one moment."""
+    """What the controller and its server have used up to one moment."""
 
     controller_cpu_seconds: float
     server_cpu_seconds: float
@@ -71,7 +70,7 @@ class Footprint:
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """One that is over."""
+    """A finished campaign."""
 
     called: float
     """When the flow was called, unix seconds."""
@@ -82,19 +81,18 @@ class Campaign:
     returned: float
     """When the flow had returned."""
     footprints: tuple[Footprint, Footprint, Footprint, Footprint]
-    """At the call, with the trainer ready, after the last step, and at the return; a moment later than said."""
+    """At the call, with the trainer ready, after the last step, and at the return; each taken slightly later."""
     busy_seconds: dict[str, float]
-    """What each stage worked, sleeps included, at all it made: also at what the trainer did not take any more."""
+    """Busy time of each stage, including sleeps, also for rollouts that the trainer did not take any more."""
 
 
 def main() -> None:
     """Runs the campaign, prints what it cost and writes it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps")
-    parser.add_argument("--generate", type=float, default=0.5, help="seconds a step that the generator sleeps")
-    parser.add_argument("--score", type=float, default=0.1, help="seconds a step that the scorer sleeps")
-    parser.add_argument("--train", type=float, default=0.4, help="seconds a step that the trainer sleeps")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--generate", type=float, default=0.5, help="seconds per step that the generator sleeps")
+    parser.add_argument("--score", type=float, default=0.1, help="seconds per step that the scorer sleeps")
+    parser.add_argument("--train", type=float, default=0.4, help="seconds per step that the trainer sleeps")
     arguments = parser.parse_args()
     if arguments.steps < 2:
         parser.error(f"--steps is {arguments.steps}; expected at least 2")
@@ -105,12 +103,11 @@ def main() -> None:
         rollouts_per_step=_GROUP_SIZE * _GROUPS_PER_STEP,
     )
     folder = Path(tempfile.mkdtemp(prefix="millrace-benchmark-"))
-    # Before the server's own exit handler: the last in is the first out, and the server's database is in there.
+    # Registered before the server's own exit handler, so it runs after it: the server's database is in the folder.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     result = report(run(folder, pace, arguments.steps), pace)
     _print(result)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(arguments.json, result)
 
 
 def run(folder: Path, pace: Pace, steps: int) -> Campaign:
@@ -122,8 +119,8 @@ def run(folder: Path, pace: Pace, steps: int) -> Campaign:
     run_url = folder / "sleeping"
     over = threading.Event()
     with prefect_server(), _sleepers(), ThreadPoolExecutor(1) as pool:
-        # Late: the server is to be there before anything imports Prefect.
-        from flows.campaign import campaign
+        # Imported late: the server must be running before anything imports Prefect.
+        from flows.campaign.flow import campaign
 
         look = functools.partial(_footprint, _server(), folder / "prefect" / "prefect.db")
         first = look()
@@ -138,7 +135,7 @@ def run(folder: Path, pace: Pace, steps: int) -> Campaign:
         assert isinstance(status, dict)
         return Campaign(
             called=called,
-            ready=read_life(open_store(str(run_url)), "train", 0)["t_ready"],
+            ready=read_status(open_store(str(run_url)), "train", 0)["t_ready"],
             steps=step_times(run_url),
             returned=returned,
             footprints=(first, ready, last, look()),
@@ -175,12 +172,12 @@ def report(campaign: Campaign, pace: Pace) -> dict[str, Any]:
 
 
 def _grown(moments: Sequence[float]) -> dict[str, float]:
-    """By how much in each phase, of a figure taken at the four moments between which the phases lie."""
+    """The increase in each phase, from the values at the four moments that delimit the phases."""
     return {phase: moments[i + 1] - moments[i] for i, phase in enumerate(PHASES)}
 
 
 def _config(root: Path, steps: int) -> RunConfig:
-    """The smallest of everything, so that nothing but the sleeps takes long."""
+    """Everything as small as possible, so that only the sleeps take long."""
     return RunConfig.model_validate(
         {
             "name": "sleeping",
@@ -191,7 +188,7 @@ def _config(root: Path, steps: int) -> RunConfig:
                 }
             },
             "prompts": {"num_eval": 4, "arithmetic": {"digits": 1, "max_sum": 9}},
-            # A batch is a whole step: each batch costs the stage something besides the sleep.
+            # A batch is a whole step, because each batch has a cost besides the sleep.
             "generation": {"group_size": _GROUP_SIZE, "groups_per_batch": _GROUPS_PER_STEP, "max_new_tokens": 1},
             "training": {"max_steps": steps, "groups_per_step": _GROUPS_PER_STEP},
             "staleness": {"max_staleness": 2},
@@ -203,7 +200,7 @@ def _config(root: Path, steps: int) -> RunConfig:
 
 @contextmanager
 def _sleepers() -> Iterator[None]:
-    """Within it, this process's tasks start the sleeping stages instead of the real ones."""
+    """Inside the block, this process's tasks start the sleeping stages instead of the real ones."""
     from tasks import supervise
 
     start = supervise.start
@@ -217,7 +214,7 @@ def _sleepers() -> Iterator[None]:
 
 def _server() -> psutil.Process:
     """The private Prefect server of this process."""
-    return next(child for child in psutil.Process().children() if "flows.server" in child.cmdline())
+    return next(child for child in psutil.Process().children() if "flows.deployment.server" in child.cmdline())
 
 
 def _footprint(server: psutil.Process, database: Path) -> Footprint:
@@ -229,11 +226,11 @@ def _footprint(server: psutil.Process, database: Path) -> Footprint:
 
 
 def _while_training(run_url: str, steps: int, look: Callable[[], Footprint], over: threading.Event) -> list[Footprint]:
-    """One when the trainer is ready, one after its last step; less if `over` is set first."""
+    """One footprint when the trainer is ready, one after its last step; fewer if `over` is set first."""
     store = open_store(run_url)
     found: list[Footprint] = []
     for version in (0, steps):
-        while read_life(store, "train", 0).get("policy_version", -1) < version:
+        while read_status(store, "train", 0).get("policy_version", -1) < version:
             if over.wait(_LOOK_SECONDS):
                 return found
         found.append(look())

@@ -1,49 +1,42 @@
-"""What durability costs: the same campaign with every commit forced to disk, and with none.
+"""The cost of durability: the same campaign with fsync on every commit, and with none.
 
     one start model ─┬─► storage.fsync=true  ─► seconds per step ─┐
                      └─► storage.fsync=false ─► seconds per step ─┴─► cost = on / off − 1        round after round
 
-The campaigns of a round follow each other, and another one begins each round. Seconds per step are the mean over all
-steps but the first few of a campaign, since a checkpoint, which is forced to disk too, falls on some steps only.
+The campaigns of a round run one after the other, in alternating order. Seconds per step are the mean over all steps but
+the first few of a campaign, because only some steps have a checkpoint, which is synced too.
 
 python -m benchmarks.durability [--steps 100] [--rounds 5] [--set KEY=VALUE …] [--json PATH]
 """
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.async_vs_sync import run_campaign
+from benchmarks.report import add_settings, machine, make_parser, make_table, write_json
 from storage import layout
 
 TARGET = 0.03
-"""Of the step time, at most."""
+"""At most this share of the step time."""
 
 
 def main() -> None:
     """Runs the campaigns, prints the comparison and writes it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each campaign")
     parser.add_argument("--warmup", type=int, default=20, help="first steps that are not timed")
     parser.add_argument("--rounds", type=int, default=5, help="campaigns of each kind")
-    parser.add_argument("--folder", type=Path, help="where the runs lie for the time being: the disk in question")
-    parser.add_argument(
-        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="change keys of the config"
-    )
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--folder", type=Path, help="temporary folder of the runs, on the disk to measure")
+    add_settings(parser)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="millrace-benchmark-", dir=arguments.folder) as folder:
         root = Path(folder)
         shared = [f"storage.root={root}", f"training.max_steps={arguments.steps}", *arguments.set]
-        # Its start model serves all; its times don't count.
+        # Only makes the start model for all; its times are not used.
         run_campaign(root / "first", [*shared, "training.max_steps=22"], arguments.warmup)
         shared.append(f"model.path={root / 'first' / layout.START_MODEL}")
         seconds: dict[str, list[float]] = {"true": [], "false": []}
@@ -53,10 +46,9 @@ def main() -> None:
                 measured = run_campaign(run, [*shared, f"storage.fsync={fsync}"], arguments.warmup)
                 seconds[fsync].append(measured["seconds_per_step"])
     result = compare(seconds["true"], seconds["false"])
-    result["machine"] = {"platform": platform.platform(), "cores": os.cpu_count()}
+    result["machine"] = machine()
     _print(result)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(arguments.json, result)
 
 
 def compare(on: list[float], off: list[float]) -> dict[str, Any]:
@@ -66,9 +58,7 @@ def compare(on: list[float], off: list[float]) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    table = Table(title="Milliseconds per optimizer step")
-    for heading in ("round", "fsync", "none", "cost"):
-        table.add_column(heading, justify="right")
+    table = make_table("Milliseconds per optimizer step", ("round", "fsync", "none", "cost"))
     for number, (on, off, cost) in enumerate(zip(result["on"], result["off"], result["costs"], strict=True)):
         table.add_row(str(number), f"{1000 * on:.1f}", f"{1000 * off:.1f}", f"{cost:+.1%}")
     console = Console()

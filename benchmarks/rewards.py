@@ -1,29 +1,28 @@
-"""How fast rewards judge, and what hostile responses cost the others: `python -m benchmarks.rewards`.
+"""How fast rewards score, and how much hostile responses slow down the others: `python -m benchmarks.rewards`.
 
 good responses alone                       ─► their rate                     ┐
-the same with hostile ones among them      ─► the rate of the good ones      ├─► share that is left
+the same with hostile ones among them      ─► the rate of the good ones      ├─► share that remains
 hostile ones, each beside one good         ─► the seconds until its verdict  ┘   in deadlines
 
-The rate of the good ones counts until the last of them has its verdict; hostile ones may still be judged then.
+The rate of the good ones counts until the last of them has its verdict; hostile ones may still be in a worker then.
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import make_parser, write_json
+from configs.scoring import ScoringConfig
 from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward
-from millrace.rewards.pool import Pool
-from millrace.rewards.sandbox import Limits
+from millrace.rewards.isolation.messages import Task
+from millrace.rewards.isolation.pool import Pool
+from millrace.rewards.isolation.seccomp import Limits
 from millrace.rewards.scorer import Scorer
-from millrace.rewards.wire import Task
 from millrace.types import Prompt
 
 _ROUNDS = 3
@@ -36,18 +35,18 @@ _HOSTILE = {
 
 
 def quick(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
-    """A function for the reward `python`: does what the response says, if that looks like a program."""
+    """A function for the reward `python`: runs the response if it looks like a program."""
     if response.startswith(("while", "import", "x =")):
         exec(response, {})
     return float(response.strip() == answer)
 
 
 def rewards() -> dict[str, Reward]:
-    """Those that judge in the pool, by their names."""
+    """Rewards that run in the pool, by name."""
     return {
-        "exact_match": make_reward("exact_match", answer_pattern=_BAD_PATTERN),
-        "math": make_reward("math"),
-        "python": make_reward("python", function="benchmarks.rewards:quick"),
+        "exact_match": make_reward(ScoringConfig(reward="exact_match", answer_pattern=_BAD_PATTERN)),
+        "math": make_reward(ScoringConfig(reward="math")),
+        "python": make_reward(ScoringConfig(reward="python", function="benchmarks.rewards:quick")),
     }
 
 
@@ -64,7 +63,7 @@ def good_tasks(name: str, num: int) -> list[Task]:
 
 
 def good_rate(pool: Pool, good: Sequence[Task], hostile: Sequence[str]) -> float:
-    """Good responses a second with the hostile ones spread evenly among them."""
+    """Good responses per second with the hostile ones spread evenly among them."""
     every = len(good) // (len(hostile) + 1)
     tasks: list[Task] = []
     for number, task in enumerate(good):
@@ -76,7 +75,7 @@ def good_rate(pool: Pool, good: Sequence[Task], hostile: Sequence[str]) -> float
     left = len(good)
     started = time.perf_counter()
     last = started
-    for number, _ in pool.judge(tasks):
+    for number, _ in pool.score(tasks):
         if tasks[number].response not in bad:
             left -= 1
             last = time.perf_counter()
@@ -110,27 +109,26 @@ def measure(name: str, reward: Reward, limits: Limits, num: int, shares: Sequenc
 
 def _seconds_to_verdict(pool: Pool, good: Task, text: str) -> float:
     started = time.perf_counter()
-    list(pool.judge([Task(reward=good.reward, prompt=good.prompt, response=text), good]))
+    list(pool.score([Task(reward=good.reward, prompt=good.prompt, response=text), good]))
     return time.perf_counter() - started
 
 
 def in_process_rate(num: int) -> float:
-    """Responses a second of `exact_match` without a pattern, which needs no process."""
+    """Responses per second of `exact_match` without a pattern, which needs no process."""
     pairs = [(task.prompt, task.response) for task in good_tasks("exact_match", num)]
-    with Scorer(make_reward("exact_match")) as scorer:
+    with Scorer(make_reward(ScoringConfig(reward="exact_match"))) as scorer:
         started = time.perf_counter()
         scorer.score_many(pairs)
         return num / (time.perf_counter() - started)
 
 
 def main() -> None:
-    """Prints a table and writes JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measures, prints a table and writes the figures as JSON."""
+    parser = make_parser(__doc__)
     parser.add_argument("--responses", type=int, default=500, help="good ones in each measurement (default: 500)")
-    parser.add_argument("--workers", type=int, default=1, help="responses judged at once (default: 1)")
-    parser.add_argument("--timeout", type=float, default=2.0, help="deadline of a response, seconds (default: 2)")
-    parser.add_argument("--hostile", type=float, nargs="+", default=[0.002, 0.01], help="their shares")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--workers", type=int, default=1, help="worker processes (default: 1)")
+    parser.add_argument("--timeout", type=float, default=2.0, help="deadline per response, seconds (default: 2)")
+    parser.add_argument("--hostile", type=float, nargs="+", default=[0.002, 0.01], help="shares of hostile responses")
     arguments = parser.parse_args()
     limits = Limits(workers=arguments.workers, timeout_seconds=arguments.timeout, memory_mb=256)
     found = {
@@ -144,16 +142,12 @@ def main() -> None:
         left = [f"{value:.0%}" for value in figures["left"].values()]
         rate, deadlines = figures["responses_per_second"], figures["deadlines_to_verdict"]
         table.add_row(name, f"{rate:,.0f}", *left, f"{deadlines:.2f}")
-    table.add_row("exact_match, no pattern", f"{(local := in_process_rate(arguments.responses)):,.0f}")
+    local = in_process_rate(arguments.responses)
+    table.add_row("exact_match, no pattern", f"{local:,.0f}")
     Console().print(table)
-    if arguments.json is not None:
-        settings = {
-            "workers": limits.workers,
-            "timeout_seconds": limits.timeout_seconds,
-            "responses": arguments.responses,
-        }
-        report = {"settings": settings, "rewards": found, "exact_match_in_process_per_second": local}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    settings = {"workers": limits.workers, "timeout_seconds": limits.timeout_seconds, "responses": arguments.responses}
+    result = {"settings": settings, "rewards": found, "exact_match_in_process_per_second": local}
+    write_json(arguments.json, result)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Times that can be compared on a machine that is never quite quiet.
+"""Comparable timings on a machine with other load.
 
 round 0 (not counted)   a b c
-round 1                 b c a        every contender meets the same weather, and none has a fixed place;
-round 2                 c a b        a share of a bound is that of the round, and its median is reported
+round 1                 b c a        every round runs all contenders, each time in another order;
+round 2                 c a b        ratios are computed within a round, and their median is reported
 """
 
 import cProfile
@@ -16,11 +16,11 @@ _STORAGE = Path(__file__).parents[1] / "storage"
 
 
 Prepare = Callable[[], Callable[[], object]]
-"""Makes what a contender needs, off the clock, and returns the call to be timed."""
+"""Prepares a contender, untimed, and returns the call to be timed."""
 
 
 def in_turn(contenders: Mapping[str, Prepare], turn: int) -> dict[str, float]:
-    """One round: the seconds of each contender's call; the number `turn` of the round says which of them begins."""
+    """One round: the seconds of each contender's call; the round's number `turn` decides which comes first."""
     names = list(contenders)
     first = turn % len(names)
     return {name: _seconds(contenders[name]()) for name in names[first:] + names[:first]}
@@ -34,8 +34,8 @@ def median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
 def profile(calls: Iterable[Callable[[], object]], least: float = 0.04) -> dict[str, float]:
     """Shares of the time of `calls` spent in each function of storage/ and in each built-in function.
 
-    A function of storage/ counts with all that it calls, so shares overlap; those below `least` are left out.
-    Sees this thread only. The calls may be made one by one, off the clock.
+    A function of storage/ includes the functions it calls, so shares overlap; those below `least` are left out.
+    Covers this thread only. `calls` may be lazy: preparing them is not timed.
     """
     profiler = cProfile.Profile()
     for call in calls:
@@ -53,7 +53,7 @@ def profile(calls: Iterable[Callable[[], object]], least: float = 0.04) -> dict[
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    # What it returned is freed after the clock has stopped.
+    # The returned value is freed after the end time is taken.
     start = time.perf_counter()
     returned = call()
     end = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Settings that are fine alone and impossible together. Each check says both keys in one sentence."""
+"""Settings that are valid alone but not together. Each message names both keys in one sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def impossible_combinations(config: RunConfig) -> Iterator[str]:
-    """Yield one sentence for each pair of settings in `config` that can't go together."""
+    """Yield one sentence for each pair of settings in `config` that can't be combined."""
     yield from _model(config)
     yield from _prompts(config)
     yield from _groups(config)
@@ -24,7 +24,7 @@ def impossible_combinations(config: RunConfig) -> Iterator[str]:
 
 def _model(config: RunConfig) -> Iterator[str]:
     shape = config.model.bootstrap
-    # Rotary embeddings turn the features of a head in pairs, so each head needs an even number of them.
+    # Rotary embeddings rotate a head's features in pairs, so each head needs an even number.
     if config.model.path is None and shape.hidden_size % (2 * shape.num_heads):
         yield (
             f"model.bootstrap.hidden_size is {shape.hidden_size} and model.bootstrap.num_heads is {shape.num_heads}; "
@@ -39,7 +39,7 @@ def _prompts(config: RunConfig) -> Iterator[str]:
     if prompts.template is not None and "arithmetic" in sources:
         yield (
             "prompts.template is set and prompts are from arithmetic; "
-            "expected null, for the demonstrations of the built-in prompts are of bare sums"
+            "expected null, because demonstrations of the built-in prompts have no template"
         )
     if prompts.eval_source is not None:
         if prompts.eval_source == prompts.source:
@@ -71,14 +71,14 @@ def _listed_prompts(config: RunConfig, sources: list[str]) -> Iterator[str]:
     for task in config.prompts.reasoning_gym.config:
         if task not in tasks:
             yield (
-                f"prompts.reasoning_gym.config is about {task} and prompts are from {' and '.join(sources)}; "
-                f"expected arguments of a task that is asked for, reasoning_gym:{task}"
+                f"prompts.reasoning_gym.config has arguments of {task} and prompts are from {' and '.join(sources)}; "
+                f"expected arguments of a task in use, reasoning_gym:{task}"
             )
-    # These rewards look up the entry that a prompt was made from.
+    # These rewards look up the data set entry of the prompt.
     for reward in {scoring.reward, *scoring.weights} & {"reasoning_gym", "verifiers"}:
         for source in sources:
             if not source.startswith(f"{reward}:"):
-                yield f"the reward is {reward} and prompts are from {source}; expected prompts that {reward} makes"
+                yield f"the reward is {reward} and prompts are from {source}; expected prompts made by {reward}"
 
 
 def _groups(config: RunConfig) -> Iterator[str]:
@@ -86,9 +86,9 @@ def _groups(config: RunConfig) -> Iterator[str]:
     if training.groups_per_step % generation.replicas:
         yield (
             f"training.groups_per_step is {training.groups_per_step} and generation.replicas is {generation.replicas}; "
-            "expected groups_per_step to be a multiple of replicas, so that every generator makes an equal share"
+            "expected groups_per_step to be a multiple of replicas, so that all generators make equally many groups"
         )
-    # With max_staleness 0 the generators are admitted exactly one step's groups, and a larger batch would never start.
+    # With max_staleness 0, exactly one step of groups is admitted at a time, and a larger batch would never start.
     if generation.groups_per_batch > training.groups_per_step:
         yield (
             f"generation.groups_per_batch is {generation.groups_per_batch} and training.groups_per_step is "
@@ -106,7 +106,7 @@ def _engine(config: RunConfig) -> Iterator[str]:
     if generation.engine != "vllm" and generation.engine_args:
         yield (
             f"generation.engine is {generation.engine} and generation.engine_args has "
-            f"{', '.join(generation.engine_args)}; expected none of them, or the engine vllm, whose arguments they are"
+            f"{', '.join(generation.engine_args)}; expected no arguments, or the engine vllm"
         )
 
 
@@ -115,13 +115,13 @@ def _environment(config: RunConfig) -> Iterator[str]:
     if environment.name is not None and environment.max_turns == 1:
         yield (
             f'environment.name is "{environment.name}" and environment.max_turns is 1; '
-            "expected at least 2, for after the only turn nobody would read what the environment answers"
+            "expected at least 2, because with a single turn the policy never reads the environment's answer"
         )
 
 
 def _scoring(config: RunConfig) -> Iterator[str]:
     scoring = config.scoring
-    # One that is set and not used is no mistake: a stored run is rescored by another reward with the rest as it was.
+    # Unused settings are allowed, so that a stored run can be scored again with only `scoring.reward` changed.
     for reward, key, value, expected in (
         ("python", "function", scoring.function, "package.module:function"),
         ("reward_model", "model", scoring.model, "the folder of a reward model"),
@@ -156,7 +156,7 @@ def _placement(config: RunConfig) -> Iterator[str]:
     if key and config.weights.transport == "shm":
         yield (
             f'weights.transport is "shm" and {key} is "{placed[key]}"; '
-            "expected broadcast or store, for generators and trainer may be on different hosts"
+            "expected broadcast or store, because generators and trainer may be on different hosts"
         )
 
 
@@ -167,27 +167,27 @@ def _colocation(config: RunConfig) -> Iterator[str]:
     if config.pipeline.mode != "sync":
         yield (
             f'placement.colocated is true and pipeline.mode is "{config.pipeline.mode}"; '
-            "expected sync, for in async mode trainer and generators never wait for each other"
+            "expected sync, because in async mode trainer and generators never wait for each other"
         )
     for key, place in (("generate", placement.generate), ("train", placement.train)):
         if place.work_pool is not None:
             yield (
                 f'placement.colocated is true and placement.{key}.work_pool is "{place.work_pool}"; '
-                "expected null, for jobs of a pool may be on different hosts"
+                "expected null, because jobs of a pool may be on different hosts"
             )
-    # transformers generates on the CPU; vLLM on a GPU, for on a CPU it can't sleep.
+    # transformers generates on the CPU. vLLM can only sleep on a GPU.
     if (engine, device) not in {("transformers", "cpu"), ("vllm", "cuda")}:
         yield (
             f'placement.colocated is true, generation.engine is "{engine}" and training.device is "{device}"; '
-            "expected a device that both use, the engine vllm with cuda or transformers with cpu"
+            "expected the engine vllm with cuda, or transformers with cpu, so that both use the same device"
         )
 
 
 def _deadline(config: RunConfig) -> Iterator[str]:
-    # A push that waits for a frozen generator is no sign of progress.
+    # A push that waits for a frozen generator reports no progress.
     deadline, hang = config.weights.deadline_seconds, config.supervision.hang_seconds
     if config.weights.transport == "broadcast" and deadline >= hang:
         yield (
             f"weights.deadline_seconds is {deadline:g} and supervision.hang_seconds is {hang:g}; "
-            "expected a shorter deadline, or sync_weights would be taken to hang while it waits for a generator"
+            "expected a shorter deadline, or sync_weights would count as hung while it waits for a generator"
         )

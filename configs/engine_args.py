@@ -1,4 +1,4 @@
-"""The names that `generation.engine_args` may hold: any of vLLM's, but for those that Millrace itself sets."""
+"""The names allowed in `generation.engine_args`: any of vLLM's except those that Millrace sets."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from pydantic import AfterValidator
 _TOKEN_IDS = "no such key: vLLM gets token ids and gives them back, and the stages have the tokenizer"
 _SAMPLING = "generation.temperature, generation.top_p and generation.max_new_tokens, which alone shape the sampling"
 
-OURS = {
+RESERVED = {
     "model": "model.path, which names the model",
     "tokenizer": _TOKEN_IDS,
     "skip_tokenizer_init": _TOKEN_IDS,
@@ -20,16 +20,16 @@ OURS = {
     "enable_sleep_mode": "placement.colocated, which says whether generators sleep",
     "weight_transfer_config": "weights.transport, which says how new weights travel",
 }
-"""Arguments of vLLM that Millrace sets, each with what a person uses instead."""
+"""Arguments of vLLM that Millrace sets (`millrace/generation/engines/vllm/arguments.py`), with what to use instead."""
 
 
 def _is_free(name: str) -> str:
-    if name in OURS:
-        raise ValueError(OURS[name])
+    if name in RESERVED:
+        raise ValueError(RESERVED[name])
     if not name.isidentifier():
         raise ValueError("the name of an argument as vLLM's Python interface spells it, such as tensor_parallel_size")
     return name
 
 
 EngineArgument = Annotated[str, AfterValidator(_is_free)]
-"""A name that a person may set."""
+"""A name that may be set."""

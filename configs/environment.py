@@ -1,14 +1,14 @@
-"""What the policy talks to between its turns."""
+"""What answers the policy between its turns."""
 
 from configs.section import Count, Section, Text
 
 
 class EnvironmentConfig(Section):
-    """What the policy talks to between its turns: a tool, a game, a simulated user."""
+    """What answers the policy between its turns: a tool, a game, a simulated user."""
 
     name: Text | None = None
-    """`calculator`, or the import path `package.module:Class` of an environment of your own; null: there is none, and
-    a response is one turn."""
+    """`calculator`, or the import path `package.module:Class` of your own environment; null: none, each response is one
+    turn."""
     max_turns: Count = 4
-    """Most turns of the policy in a rollout with an environment; `generation.max_new_tokens` is the length of them all,
-    what the environment writes included."""
+    """Maximum number of policy turns per response; `generation.max_new_tokens` limits their total length, tokens
+    written by the environment included."""

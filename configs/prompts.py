@@ -8,59 +8,59 @@ from configs.section import Count, Section, Text
 
 
 class ArithmeticConfig(Section):
-    """The built-in prompts: every sum of two non-negative integers that these limits allow."""
+    """The built-in prompts: all sums of two non-negative integers within these limits."""
 
     digits: Annotated[int, Field(ge=1, le=3)] = 2
     """Decimal digits of each summand, zero-padded."""
     max_sum: Annotated[int, Field(ge=1, le=1998)] = 99
-    """Largest sum asked for; its digits are the (zero-padded) width of every answer."""
+    """Largest sum; answers are zero-padded to its number of digits."""
 
 
 class ReasoningGymConfig(Section):
-    """What `reasoning_gym:TASK` makes; nothing is downloaded."""
+    """How `reasoning_gym:TASK` makes problems. Nothing is downloaded."""
 
     size: Count = 1000
-    """Problems of each task, those held out included."""
+    """Problems per task, held-out ones included."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    """Of the problems alone: runs with another `seed` of their own are still asked the same ones."""
+    """Seed of the problems. They do not depend on the run's `seed`."""
     config: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Arguments of a task by the task's name, such as `{chain_sum: {max_digits: 2}}`; the rest has the task's
-    defaults."""
+    """Arguments by task name, such as `{chain_sum: {max_digits: 2}}`; missing ones have the task's defaults."""
 
 
 class VerifiersConfig(Section):
-    """What `verifiers:ENVIRONMENT` is loaded with."""
+    """How `verifiers:ENVIRONMENT` is loaded."""
 
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the environment's `load_environment`."""
+    """Arguments for the environment's `load_environment`."""
 
 
 class PromptsConfig(Section):
     """What the policy is asked."""
 
     source: Text = "arithmetic"
-    """Training prompts: `arithmetic`; the path or URL of a .jsonl or .parquet file or of a folder that `datasets`
-    saved; `reasoning_gym:TASK,…`; or `verifiers:ENVIRONMENT`, with `#eval` after it for its evaluation set."""
+    """Training prompts: `arithmetic`; the path or URL of a .jsonl or .parquet file, or of a folder saved by `datasets`;
+    `reasoning_gym:TASK,…`; or `verifiers:ENVIRONMENT`, with `#eval` appended for its evaluation set."""
     eval_source: Text | None = None
-    """Evaluation prompts, named like `source`; null holds `num_eval` prompts of `source` out of training."""
+    """Evaluation prompts, in the same form as `source`; null: `num_eval` prompts of `source` are held out of
+    training."""
     prompt_field: Text = "prompt"
-    """Key or column that holds the prompt's text."""
+    """Key or column with the prompt's text."""
     answer_field: Text = "answer"
-    """Key or column that holds the reference answer's text."""
+    """Key or column with the reference answer's text."""
     answer_format: Literal["text", "gsm8k", "boxed"] = "text"
-    """Where the answer stands in that text: `text`: it is all of it; `gsm8k`: after the last `####`, commas between
-    thousands left out; `boxed`: in the last `\\boxed{…}`."""
+    """Where the answer is in that text: `text`: all of it; `gsm8k`: after the last `####`, without thousands
+    separators; `boxed`: in the last `\\boxed{…}`."""
     template: Text | None = None
-    """What the policy reads, with the prompt in place of `{prompt}`: instructions, a model's chat marks; null: the
+    """Text the policy reads, such as instructions and chat markup, with `{prompt}` where the prompt goes; null: the
     prompt alone."""
     num_eval: Count = 512
-    """Prompts held out of `source` when there is no `eval_source`."""
+    """Number of prompts held out of `source` if `eval_source` is null."""
     shuffle: bool = True
-    """Whether each epoch visits the training prompts in a new order, drawn from `seed`."""
+    """Whether each epoch visits the training prompts in a new order, drawn from the run's `seed`."""
     arithmetic: ArithmeticConfig = Field(default_factory=ArithmeticConfig)
     """Limits of the built-in prompts."""
     reasoning_gym: ReasoningGymConfig = Field(default_factory=ReasoningGymConfig)
-    """How `reasoning_gym:TASK` is made."""
+    """How `reasoning_gym:TASK` makes problems."""
     verifiers: VerifiersConfig = Field(default_factory=VerifiersConfig)
     """How `verifiers:ENVIRONMENT` is loaded."""
 
@@ -68,17 +68,17 @@ class PromptsConfig(Section):
     @classmethod
     def _has_one_place_for_the_prompt(cls, template: str | None) -> str | None:
         if template is not None and template.count("{prompt}") != 1:
-            raise ValueError("text that holds {prompt} once")
+            raise ValueError("text that contains {prompt} exactly once")
         return template
 
 
 class EvaluationConfig(Section):
-    """How progress is measured: on held-out prompts."""
+    """How progress is measured on held-out prompts."""
 
     num_prompts: Count = 256
-    """Most evaluation prompts asked at a time of measurement."""
+    """Maximum number of prompts per evaluation."""
     samples: Count = 1
-    """Answers to each: 1 is decoded greedily; more are sampled at `generation.temperature`, and give pass@k and a
-    majority vote too."""
+    """Responses per prompt: 1: greedy decoding only; more: as many are also sampled at `generation.temperature`, for
+    pass@k and a majority vote."""
     batch_size: Count = 256
-    """Answers decoded together."""
+    """Responses decoded together."""

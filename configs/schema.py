@@ -1,17 +1,17 @@
-"""Every knob of a run, typed: `RunConfig` and its sections.
+"""All settings of a run, typed: `RunConfig` and its sections.
 
     RunConfig ─┬─ name, seed
-               ├─ pipeline     which schedule               ├─ staleness    how old a rollout may be
-               ├─ model        which weights to start from  ├─ weights      how new weights travel
-               ├─ prompts      what is asked                ├─ storage      where the run lives
-               ├─ generation   how rollouts are made        ├─ evaluation   how progress is measured
-               ├─ scoring      what earns a reward          ├─ promotion    which checkpoint is the one to use
-               ├─ training     how the policy learns        ├─ supervision  when a stage is taken to hang
-               ├─ budget       how much one attempt may do  ├─ environment  what answers between two turns
-               └─ placement    on whose hosts the stages run
+               ├─ pipeline     how stages are scheduled     ├─ staleness    maximum age of a trajectory
+               ├─ model        the start weights            ├─ weights      how new weights are sent
+               ├─ prompts      what the policy is asked     ├─ storage      where the run is stored
+               ├─ generation   how responses are sampled    ├─ evaluation   how progress is measured
+               ├─ scoring      how responses are rewarded   ├─ promotion    when a checkpoint is promoted
+               ├─ training     how the policy is trained    ├─ supervision  when a stage counts as hung
+               ├─ budget       limits of one attempt        ├─ environment  what answers between turns
+               └─ placement    on which hosts stages run
 
-Unknown keys, wrong types and non-finite numbers are refused, and nothing is converted except a whole number given for
-a real one. Whatever a single field can't decide is decided in `configs.combinations`.
+Unknown keys, wrong types and non-finite numbers are refused. Nothing is converted, except a whole number where a real
+one is expected. `configs.combinations` checks settings against each other.
 """
 
 import re
@@ -26,218 +26,220 @@ from configs.environment import EnvironmentConfig
 from configs.prompts import EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
 from configs.section import Count, NonNegative, Positive, Replicas, Section, Text, is_section
+from configs.stored import staleness_bound
 from configs.training import TrainingConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class PipelineConfig(Section):
-    """How the stages wait for each other."""
+    """How stages are scheduled against each other."""
 
     mode: Literal["async", "sync"] = "async"
-    """`async`: stages run ahead by up to `staleness.max_staleness`; `sync`: each step waits for its own rollouts."""
+    """`async`: generators run ahead by up to `staleness.max_staleness`; `sync`: each step waits for its own
+    rollouts."""
 
 
 class BootstrapConfig(Section):
-    """The tiny Llama model a run makes for itself when `model.path` is null, warm-started on the training prompts."""
+    """The tiny Llama model that a run creates if `model.path` is null. It is warm-started on the training prompts."""
 
     hidden_size: Count = 64
     """Width of the residual stream, features; an even multiple of `num_heads`."""
     num_layers: Count = 3
-    """Depth of the model, transformer layers."""
+    """Number of transformer layers."""
     num_heads: Count = 4
-    """Attention heads of each layer."""
+    """Attention heads per layer."""
     intermediate_size: Count = 256
     """Width of each feed-forward block, features."""
-    slip_rate: Annotated[float, Field(ge=0, le=1)] = 0.65
-    """Fraction of the demonstrations of arithmetic that get the carry wrong; other prompts have none that do."""
-    target_fluency: Annotated[float, Field(gt=0, le=1)] = 0.95
-    """The warm start ends once this fraction of greedy answers is what a demonstrator could have said."""
+    error_rate: Annotated[float, Field(ge=0, le=1)] = 0.65
+    """Fraction of arithmetic demonstrations with a wrong carry; demonstrations of other prompts are all right."""
+    target_imitation_rate: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """The warm start ends once this fraction of greedy answers could be a demonstration."""
     max_accuracy: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """The warm start does not end while more than this fraction of greedy answers is right: something must be left."""
+    """The warm start goes on while more than this fraction of greedy answers is right, so that rewards have work
+    left."""
     max_steps: Count = 2000
-    """Most supervised optimizer steps of the warm start."""
+    """Maximum supervised optimizer steps of the warm start."""
     batch_size: Count = 128
-    """Prompts in each supervised step."""
+    """Prompts per supervised step."""
     learning_rate: Positive = 2e-3
-    """AdamW learning rate of the supervised steps, per step."""
+    """AdamW learning rate of the supervised steps."""
     threads: Count = 2
-    """CPU threads of the warm start, which runs before any stage does."""
+    """CPU threads of the warm start, which runs before all other stages."""
 
 
 class ModelConfig(Section):
     """The policy before its first update (version 0)."""
 
     path: Text | None = None
-    """Folder of a Hugging Face causal language model with its tokenizer; null makes one by `model.bootstrap`."""
+    """Folder of a Hugging Face causal language model and its tokenizer; null: create one as `model.bootstrap`
+    describes."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights in every stage; generators may have one of their own, `generation.dtype`."""
+    """Number format of the weights in every stage; `generation.dtype` overrides it for generators."""
     bootstrap: BootstrapConfig = Field(default_factory=BootstrapConfig)
-    """The model to make when `model.path` is null."""
+    """The model to create if `model.path` is null."""
 
 
 class GenerationConfig(Section):
-    """How rollouts are made."""
+    """How responses are sampled."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
-    """Library that samples the tokens; `vllm` wants `make vllm` once."""
+    """Library that samples the tokens; run `make vllm` once before using `vllm`."""
     engine_args: dict[EngineArgument, Any] = Field(default_factory=dict)
-    """Arguments of vLLM's engine by their own names, such as `tensor_parallel_size`, `quantization`, `max_model_len`;
-    only with the engine `vllm`."""
+    """vLLM engine arguments by vLLM's names, such as `tensor_parallel_size`, `quantization`, `max_model_len`; only with
+    the engine `vllm`."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Number format of the weights in generators; null: that of `model.dtype`."""
+    """Number format of the weights in generators; null: `model.dtype`."""
     replicas: Replicas = 1
-    """Generator processes."""
+    """Number of generator processes."""
     group_size: Annotated[int, Field(ge=2)] = 8
-    """Rollouts of each prompt; their mean reward is the baseline of each."""
+    """Responses per prompt; advantages compare them with each other."""
     groups_per_batch: Count = 16
-    """Groups that a generator samples together; with vllm, the most that it has in flight."""
+    """Groups that a generator samples together; with vllm, the maximum in flight."""
     temperature: Positive = 1.0
-    """Divides the logits before sampling, no unit."""
+    """The logits are divided by this before sampling, no unit."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Probability mass of the nucleus sampled from; 1 keeps the whole vocabulary."""
+    """Nucleus sampling: probability mass to sample from; 1 keeps the whole vocabulary."""
     max_new_tokens: Count = 16
-    """Longest response, tokens; the end-of-sequence token counts."""
+    """Maximum length of a response, tokens, end-of-sequence token included."""
     threads: Count = 1
-    """CPU threads of each generator."""
+    """CPU threads per generator."""
 
 
 class StalenessConfig(Section):
-    """How old a rollout may be when it is trained on."""
+    """Maximum age of a trajectory when it is trained on."""
 
     max_staleness: Annotated[int, Field(ge=0)] = 4
-    """Most policy versions by which the trainer may be ahead of a rollout's oldest one; `sync` mode takes 0 instead."""
+    """Maximum policy versions by which the trainer is ahead of the oldest one in a trajectory; 0 in `sync` mode."""
 
 
 class WeightsConfig(Section):
-    """How a new policy version reaches the generators."""
+    """How new policy versions are sent to the generators."""
 
     transport: Literal["shm", "broadcast", "store"] = "shm"
-    """`shm`: shared memory of one host; `broadcast`: sent to all generators at once by gloo; `store`: files in the
-    run's storage, at any distance."""
+    """`shm`: shared memory on one host; `broadcast`: a gloo broadcast to all generators at once; `store`: files in the
+    run's storage, for hosts any distance apart."""
     host: Text = "127.0.0.1"
-    """Address that sync_weights listens at for `broadcast`; anything but loopback is open to the network."""
+    """Address on which sync_weights listens for `broadcast`; any address but loopback is open to the network."""
     deadline_seconds: Positive = 30.0
-    """After so long, a generator that has not taken a version is named in the log and served through the store,
-    seconds."""
+    """Time for a generator to receive a version, seconds. A generator that takes longer is named in the log and gets it
+    through the store."""
     probe_tolerance: Positive | None = None
-    """Largest difference between a generator's log-probability and the trainer's on the same weights before an alarm,
-    nats; null: 1e-3 where both are float32, else 0.1."""
+    """An alarm is raised if log-probabilities of generator and trainer on the same weights differ by more than this,
+    nats; null: 1e-3 if both are float32, else 0.1."""
 
 
 class StorageConfig(Section):
-    """Where the run lives, and when what a generator made becomes part of its stream."""
+    """Where the run is stored, and when generators commit trajectories."""
 
     root: Text = "runs"
-    """A path, file:///path, s3://bucket/prefix or memory://name; the run is stored at root/run id."""
+    """Path, file:///path, s3://bucket/prefix or memory://name; the run is stored at root/run id."""
     fsync: bool = True
-    """Whether local writes are forced to disk before they count as committed."""
+    """Whether local writes are flushed to disk before they count as committed."""
     commit_max_rows: Count = 4096
-    """A generator commits what it has made once it has this many trajectories."""
+    """A generator commits once it holds this many finished trajectories."""
     commit_max_bytes: Count = 64 * 2**20
-    """It also does once they are this many bytes of Arrow."""
+    """A generator also commits once its finished trajectories reach this size, bytes of Arrow data."""
     commit_max_ms: NonNegative = 10.0
-    """Or once the oldest has waited for so long, milliseconds; 0 commits each batch before the next one is begun."""
+    """A generator also commits once the oldest has waited this long, milliseconds; 0 commits each batch before the
+    next."""
 
 
 class PromotionConfig(Section):
-    """Which checkpoint is the one to use: evaluated at the end of each attempt, and promoted if it is better."""
+    """When the latest checkpoint is promoted. It is evaluated at the end of each attempt."""
 
     margin: NonNegative | None = 0.0
-    """By more than this its held-out accuracy must exceed the last promoted one's, or the start model's; null: nothing
-    is promoted."""
+    """A checkpoint is promoted if its held-out accuracy exceeds that of the last promoted one (at first the start
+    model's) by more than this; null: never."""
 
 
 class BudgetConfig(Section):
-    """How much one attempt may do, such as one night of a campaign. The run goes on with the next one."""
+    """Limits of one attempt, such as one night of a campaign. The next attempt continues the run."""
 
     duration_minutes: Positive | None = None
-    """After so long the stages drain, and the last checkpoint is evaluated; minutes, null for no limit."""
+    """After this time the stages drain and the last checkpoint is evaluated, minutes; null: no limit."""
     max_steps: Count | None = None
-    """Most optimizer steps of one attempt; null for no limit but `training.max_steps`."""
+    """Maximum optimizer steps of one attempt; null: only `training.max_steps` applies."""
 
 
 class SupervisionConfig(Section):
-    """When a stage is taken to hang: it is named then, killed, and started again."""
+    """When a stage counts as hung. It is then named in the log, killed and restarted."""
 
     hang_seconds: Positive = 45.0
-    """Without a sign of progress, seconds; more than the longest optimizer step, batch or checkpoint takes."""
+    """Maximum time without progress, seconds; must exceed the longest optimizer step, batch or checkpoint."""
     start_seconds: Positive = 600.0
-    """The same, while a stage starts and loads its model."""
+    """The same limit while a stage starts and loads its model, seconds."""
 
 
 class PlaceConfig(Section):
     """Where one stage runs."""
 
     work_pool: Text | None = None
-    """Prefect work pool whose workers start it on their hosts; null: beside the controller."""
+    """Prefect work pool whose workers start the stage on their hosts; null: on the controller's host."""
     job_variables: dict[str, Any] = Field(default_factory=dict)
-    """Variables of that pool's job template, such as how many GPUs a job gets."""
+    """Variables of the pool's job template, such as the number of GPUs per job."""
 
 
 class PlacementConfig(Section):
-    """On whose hosts the stages run. Every one of them must see `storage.root`, and run the same code."""
+    """On which hosts stages run. Each host must have access to `storage.root` and run the same code."""
 
     colocated: bool = False
-    """Whether trainer and generators share their devices and take turns on them: a generator gives its memory there
-    back when it has made all rollouts of a version, the trainer when it has stepped. Only in `sync` mode."""
+    """Whether trainer and generators take turns on the same devices: a generator frees its device memory when it has
+    made all trajectories of a version, the trainer after its step. Only in `sync` mode."""
     generate: PlaceConfig = Field(default_factory=PlaceConfig)
-    """Of the generators, each a job of its own."""
+    """Generators; each is a separate job."""
     score: PlaceConfig = Field(default_factory=PlaceConfig)
-    """Of the scorers, each a job of its own."""
+    """Scorers; each is a separate job."""
     train: PlaceConfig = Field(default_factory=PlaceConfig)
-    """Of the trainer and sync_weights, which share memory: one job."""
+    """Trainer and sync_weights; they share memory, so they are one job."""
 
 
 class RunConfig(Section):
-    """Everything a person decides about a run."""
+    """All settings of a run."""
 
     name: str = "campaign"
-    """What the run is called where people look at it; letters, digits, `.`, `_` and `-`, at most 64."""
+    """Display name of the run: at most 64 letters, digits, `.`, `_` and `-`."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    """Root of every random draw of the run."""
+    """Seed of all random numbers of the run."""
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
-    """How the stages wait for each other."""
+    """How stages are scheduled against each other."""
     model: ModelConfig = Field(default_factory=ModelConfig)
     """The policy before its first update."""
     prompts: PromptsConfig = Field(default_factory=PromptsConfig)
     """What the policy is asked."""
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
-    """How rollouts are made."""
+    """How responses are sampled."""
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
-    """What the policy talks to between its turns."""
+    """What answers the policy between its turns."""
     scoring: ScoringConfig = Field(default_factory=ScoringConfig)
-    """What earns a reward."""
+    """How responses are rewarded."""
     training: TrainingConfig
-    """How the policy learns."""
+    """How the policy is trained."""
     staleness: StalenessConfig = Field(default_factory=StalenessConfig)
-    """How old a rollout may be when it is trained on."""
+    """Maximum age of a trajectory when it is trained on."""
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
-    """How a new policy version reaches the generators."""
+    """How new policy versions are sent to the generators."""
     storage: StorageConfig = Field(default_factory=StorageConfig)
-    """Where the run lives."""
+    """Where the run is stored."""
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     """How progress is measured."""
     promotion: PromotionConfig = Field(default_factory=PromotionConfig)
-    """Which checkpoint is the one to use."""
+    """When a checkpoint is promoted."""
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
-    """How much one attempt may do."""
+    """Limits of one attempt."""
     supervision: SupervisionConfig = Field(default_factory=SupervisionConfig)
-    """When a stage is taken to hang."""
+    """When a stage counts as hung."""
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
-    """On whose hosts the stages run."""
+    """On which hosts stages run."""
 
     @property
     def effective_max_staleness(self) -> int:
-        """The bound in force, policy versions: `staleness.max_staleness`, or 0 in sync mode whatever that key says.
-
-        So `--set pipeline.mode=sync` alone turns any asynchronous config into its synchronous baseline.
-        """
-        return 0 if self.pipeline.mode == "sync" else self.staleness.max_staleness
+        """The staleness bound in force, policy versions."""
+        return staleness_bound(self.pipeline.mode, self.staleness.max_staleness)
 
     @property
     def generation_dtype(self) -> str:
-        """Number format of the weights in generators: `generation.dtype`, or where that is null the trainer's."""
+        """Number format of the weights in generators."""
         return self.generation.dtype or self.model.dtype
 
     @field_validator("name")
@@ -255,7 +257,7 @@ class RunConfig(Section):
 
 
 def dotted_fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, FieldInfo]:
-    """Every key of `model`, sections and the keys in them, as `section.key` → its pydantic field."""
+    """The pydantic field of every key of `model`, sections included, by its dotted name such as `section.key`."""
     fields: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         fields[prefix + name] = field

@@ -1,4 +1,4 @@
-"""What earns a reward."""
+"""How responses are rewarded."""
 
 import re
 from typing import Literal
@@ -9,31 +9,31 @@ from configs.section import Count, Positive, Replicas, Section, Text
 
 
 class ScoringConfig(Section):
-    """What earns a reward."""
+    """How responses are rewarded."""
 
     reward: Text = "exact_match"
-    """Name of the reward: `exact_match`, `math`, `python`, `reasoning_gym`, `reward_model`, `verifiers` or
-    `weighted_sum`."""
+    """Reward: `exact_match`, `math`, `python`, `reasoning_gym`, `reward_model`, `verifiers` or `weighted_sum`."""
     replicas: Replicas = 1
-    """Scorer processes."""
+    """Number of scorer processes."""
     answer_pattern: str | None = None
-    """Regular expression whose first group, in its last match, is the answer; null takes the stripped response."""
+    """Regular expression: the first group of its last match is the answer; null: the stripped response is."""
     function: Text | None = None
-    """`package.module:function` of the reward `python`, called with prompt, response, answer and a dict of the rest."""
+    """For the reward `python`: `package.module:function`, called with prompt, response, answer and a dict of other
+    fields."""
     model: Text | None = None
-    """Folder of the reward `reward_model`: a Hugging Face sequence-classification model with one label."""
+    """For the reward `reward_model`: folder of a Hugging Face sequence-classification model with one label."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """What `reward_model` runs on."""
+    """Device of `reward_model`."""
     weights: dict[str, float] = Field(default_factory=dict)
-    """What `weighted_sum` adds: the weight of each reward by its name, no unit."""
+    """For the reward `weighted_sum`: weights by reward name, no unit."""
     threads: Count = 1
-    """CPU threads of each scorer."""
+    """CPU threads per scorer."""
     workers: Count = 1
-    """Responses that each scorer judges at once, each in a process that can be killed."""
+    """Responses that a scorer scores in parallel, each in a process that can be killed."""
     timeout_seconds: Positive = 10.0
-    """The most that judging a response may take there, by the clock; then it has the status `timeout` and no reward."""
+    """Maximum wall time to score a response, seconds; after that its status is `timeout` and it has no reward."""
     memory_mb: Count = 1024
-    """The most memory that judging may take there, beyond what loading the reward took, MiB."""
+    """Maximum memory of a process that scores a response, beyond what loading the reward takes, MiB."""
 
     @field_validator("answer_pattern")
     @classmethod

@@ -1,4 +1,4 @@
-"""What all sections of a config share, and the kinds of number and text in them."""
+"""The base class of all config sections, and their kinds of numbers and text."""
 
 from typing import Annotated, TypeGuard, get_origin
 
@@ -12,7 +12,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Section(BaseModel):
-    """What all sections share: frozen, strict, no unknown keys; each field's docstring becomes its description."""
+    """Base of all sections: frozen, strict, no unknown keys; a field's docstring is its description."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -20,10 +20,10 @@ class Section(BaseModel):
 
 
 def is_section(annotation: object) -> TypeGuard[type[Section]]:
-    """Whether a field of this type holds keys of its own."""
+    """Whether a field of this type is a section."""
     return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
 def is_mapping(annotation: object) -> bool:
-    """Whether a field of this type holds names that this schema does not list."""
+    """Whether a field of this type has names that the schema does not list."""
     return get_origin(annotation) is dict

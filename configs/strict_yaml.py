@@ -1,7 +1,8 @@
-"""YAML with no surprises: the scalars of YAML 1.2, keys that are text and stand once.
+"""YAML without surprises: scalars as in YAML 1.2; keys must be text and unique.
 
-PyYAML reads YAML 1.1, where `2e-4` is text, `010` is 8, `1:30` is 90 and `no` is false. A config that says `2e-4` means
-a number, so null, true, false and decimal numbers are recognised here, and every other plain scalar is text.
+PyYAML reads YAML 1.1, where `2e-4` is text, `010` is 8, `1:30` is 90 and `no` is false. Here null, true, false and
+decimal numbers, `2e-4` among them, are recognised, and every other plain scalar is text. ruamel.yaml's YAML 1.2 would
+read `010` as 10 and has octal and binary numbers, so it would need the same rules.
 """
 
 import re
@@ -30,7 +31,7 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.add_implicit_resolver(f"{_TAG}null", re.compile(r"^(?:~|null|)$"), None)
 _Loader.add_implicit_resolver(f"{_TAG}bool", re.compile(r"^(?:true|false)$"), None)
-# 18 digits: more fit no field, and Python refuses to parse numbers of thousands of digits.
+# 18 digits: no field needs more, and Python refuses to parse numbers of thousands of digits.
 _Loader.add_implicit_resolver(f"{_TAG}int", re.compile(r"^[-+]?(?:0|[1-9][0-9]{0,17})$"), None)
 _Loader.add_implicit_resolver(
     f"{_TAG}float",
@@ -59,7 +60,7 @@ def parse_document(text: str) -> object:
 def parse_scalar(text: str) -> object:
     """Parse one scalar as a document would, but take everything else, `[`, `#` and `: ` included, as text.
 
-    Regular expressions and URLs can so be given on a command line as they are. Text in quotes is text without them.
+    So regular expressions and URLs need no quotes on a command line. Quotes around text are removed.
     Raises ValueError when a quote is not closed.
     """
     if text[:1] in ("'", '"'):

@@ -1,4 +1,4 @@
-"""How the policy learns."""
+"""How the policy is trained."""
 
 from typing import Annotated, Literal
 
@@ -28,78 +28,78 @@ AdvantageName = Literal[
 
 
 class ParallelConfig(Section):
-    """How many processes, each with a device of its own, train together: `data` times `tensor`."""
+    """Number of processes that train together, each on its own device: `data` times `tensor`."""
 
     data: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Ranks that each train a share of the batch and hold a share of weights and optimizer (FSDP2)."""
+    """Number of ranks that split the batch, the weights and the optimizer state (FSDP2)."""
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
-    """Ranks that each layer's heads and features are divided among; divides the model's attention heads."""
+    """Number of ranks that split each layer's heads and features; must divide the model's number of attention heads."""
 
 
 class LoraConfig(Section):
-    """Low-rank adapters that are trained in place of the weights they stand beside (arXiv 2106.09685)."""
+    """Low-rank adapters that are trained instead of the weights (arXiv 2106.09685)."""
 
     rank: Count | None = None
-    """Inner dimension of an adapter; null: there are none, and every weight is trained."""
+    """Inner dimension of the adapters; null: no adapters, all weights are trained."""
     alpha: Positive = 16.0
-    """An adapter's product is scaled by alpha / rank."""
+    """Adapter outputs are scaled by alpha / rank, no unit."""
     target_modules: Annotated[list[Text], Field(min_length=1)] = Field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"]
     )
-    """Names of the linear layers that get one."""
+    """Names of the linear layers with an adapter."""
 
 
 class TrainingConfig(Section):
-    """How the policy learns."""
+    """How the policy is trained."""
 
     loss: LossName = "aipo"
-    """Policy-gradient loss, by how it weighs a token: `aipo` by its importance ratio π/μ, clipped from above;
-    `reinforce` by 1; `ppo_clip` by the ratio, until it has moved far enough; docs/losses.md has all."""
+    """Policy-gradient loss. It weights a token: `aipo` with its importance ratio π/μ, clipped from above; `reinforce`
+    with 1; `ppo_clip` with the ratio while that is within bounds. docs/losses.md lists all losses."""
     max_importance_ratio: Annotated[float, Field(ge=1)] = 4.0
-    """Upper clip ρ of a token's importance ratio π/μ under `aipo`, no unit; 2 to 10 is usual."""
+    """Upper clip ρ of a token's importance ratio π/μ in `aipo`, no unit; usually 2 to 10."""
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """`ppo_clip` and `decoupled_ppo` let go of a token with a negative advantage once its ratio is below 1 less this,
-    no unit."""
+    """`ppo_clip` and `decoupled_ppo` clip tokens with a negative advantage if their ratio is below 1 − `clip_low`, no
+    unit."""
     clip_high: Positive = 0.2
-    """`ppo_clip` and `decoupled_ppo` let go of a token with a positive advantage once its ratio is above 1 plus this;
-    `cispo` weighs no token more than that; no unit."""
+    """`ppo_clip` and `decoupled_ppo` clip tokens with a positive advantage if their ratio is above 1 + `clip_high`; in
+    `cispo` that is the maximum weight of a token; no unit."""
     losses: LossesConfig = Field(default_factory=LossesConfig)
-    """Parameters that one loss alone has."""
+    """Parameters of individual losses."""
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
-    """How the tokens' losses become the batch's: `token_mean`, the mean over all its tokens; `sequence_mean`, over its
-    responses, each the mean over its tokens; `constant`, the sum over all tokens, divided by responses times
+    """How token losses are summed: `token_mean`: mean over all tokens of the batch; `sequence_mean`: mean over each
+    response's tokens, then over responses; `constant`: sum over all tokens, divided by the number of responses times
     `generation.max_new_tokens`."""
     advantage: AdvantageName = "group_mean"
-    """How much better a response did than others: `group_mean`, its reward less its group's mean; `leave_one_out`, less
-    its siblings' mean; `grpo`, in the group's standard deviations; `reinforce_plus_plus`, less the batch's mean in the
-    batch's standard deviations; `reinforce_plus_plus_baseline`, less the group's mean in the batch's standard
-    deviations; `maxrl`, less the group's mean in group means."""
+    """How a response's advantage is computed from its reward. `group_mean`: minus the group's mean; `leave_one_out`:
+    minus the mean of the group's other responses; `grpo`: minus the group's mean, over the group's standard deviation;
+    `reinforce_plus_plus`: minus the batch's mean, over the batch's standard deviation; `reinforce_plus_plus_baseline`:
+    minus the group's mean, over the batch's standard deviation; `maxrl`: minus the group's mean, over that mean."""
     kl: KlConfig = Field(default_factory=KlConfig)
-    """Penalty for leaving the reference policy."""
+    """Penalty for moving away from the reference policy."""
     max_steps: Count
-    """Optimizer steps of the whole run; step k yields policy version k."""
+    """Optimizer steps of the whole run; step k makes policy version k."""
     groups_per_step: Count = 64
-    """Groups that each optimizer step consumes; a multiple of `generation.replicas`."""
+    """Groups per optimizer step; a multiple of `generation.replicas`."""
     learning_rate: Positive = 2e-4
-    """AdamW learning rate, per optimizer step."""
+    """AdamW learning rate."""
     weight_decay: NonNegative = 0.0
     """AdamW decoupled weight decay, as a multiple of the learning rate."""
     max_grad_norm: Positive = 1.0
-    """The gradient is scaled down to this L2 norm when it is longer."""
+    """Maximum L2 norm of the gradient; a larger gradient is scaled down to it."""
     max_tokens_per_microbatch: Count = 16384
-    """Most tokens of one forward and backward pass, prompts included; a longer trajectory has one of its own."""
+    """Maximum tokens of one forward and backward pass, prompts included; a longer trajectory gets its own pass."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """What the trainer's ranks compute on; with `cuda` each has a GPU of its own."""
+    """Device of the trainer's ranks; with `cuda` each has its own GPU."""
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
-    """Over how many ranks the trainer is spread."""
+    """Number of ranks that train together."""
     compute_dtype: Literal["float32", "bfloat16"] | None = None
-    """Number format of forward and backward passes; null: that of `model.dtype`. Weights, gradients between ranks and
-    optimizer stay in `model.dtype`."""
+    """Number format of forward and backward passes; null: `model.dtype`. Weights, gradients between ranks and optimizer
+    state stay in `model.dtype`."""
     activation_checkpointing: bool = False
-    """Whether each layer's activations are computed again in the backward pass instead of kept."""
+    """Whether the backward pass recomputes each layer's activations instead of keeping them in memory."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
-    """Adapters to train in place of the weights."""
+    """Adapters to train instead of the weights."""
     checkpoint_every: Count = 10
-    """Optimizer steps between two checkpoints."""
+    """Number of optimizer steps between two checkpoints."""
     threads: Count = 1
     """CPU threads of the trainer."""

@@ -1,18 +1,4 @@
-"""The errors Millrace raises on purpose. Each also inherits the standard error it refines.
-
-MillraceError
-├── InputError (ValueError)             a person's mistake; the command exits with 2
-│   ├── PromptsError                    a prompt source can't be used
-│   ├── ModelFolderError                a model folder can't be used
-│   ├── TrainingDiverged                a step's gradient is not finite
-│   ├── RunExists                       the run id is taken
-│   ├── RunMissing                      there is no such run
-│   └── ReplayError                     what is stored of a run can't be replayed as asked
-├── WeightsCorrupt (ValueError)         a policy version arrived damaged
-├── WeightsMismatch (ValueError)        a policy version is of another model
-├── StageDied (RuntimeError)            a stage's process ended and could not be brought back
-└── LedgerMismatch (RuntimeError)       rollouts were lost or counted twice
-"""
+"""The errors that Millrace raises on purpose. Each also inherits the standard error that it refines."""
 
 
 class MillraceError(Exception):
@@ -20,7 +6,7 @@ class MillraceError(Exception):
 
 
 class InputError(MillraceError, ValueError):
-    """A person's mistake: one sentence saying what, where, and what was expected."""
+    """A user error: one sentence saying what, where, and what was expected. The command exits with 2."""
 
 
 class PromptsError(InputError):
@@ -32,7 +18,7 @@ class ModelFolderError(InputError):
 
 
 class TrainingDiverged(InputError):
-    """A step's gradient is not finite; the policy is as it was before. Trying again would end in the same."""
+    """A step's gradient is not finite. The policy is unchanged, and a retry would fail in the same way."""
 
 
 class RunExists(InputError):
@@ -40,11 +26,11 @@ class RunExists(InputError):
 
 
 class RunMissing(InputError, FileNotFoundError):
-    """There is no run at the place named."""
+    """There is no run at the given place."""
 
 
 class ReplayError(InputError):
-    """A run stored too little for what is asked of it, or nothing of it is what was asked for."""
+    """A stored run lacks the data that a replay needs."""
 
 
 class WeightsCorrupt(MillraceError, ValueError):
@@ -60,4 +46,4 @@ class StageDied(MillraceError, RuntimeError):
 
 
 class LedgerMismatch(MillraceError, RuntimeError):
-    """What was generated does not equal what was trained, buffered, in flight and dropped together."""
+    """The generated amount is not the sum of trained, dropped, buffered and in flight."""

@@ -1,4 +1,6 @@
-"""The nouns of Millrace: what stages hand to each other, with every field's unit, shape and whose policy it speaks of.
+"""The values that stages hand to each other. Every field names its unit, its shape and whose policy it belongs to.
+
+Prompt ─► Request ─► engine ─► Response ─► Trajectory: a row of a generator's stream
 
 Shapes: P prompt tokens, R response tokens of one trajectory, those of its environment included. Log-probabilities are
 natural logarithms (nats), float32.
@@ -19,9 +21,9 @@ class Prompt:
     text: str
     """What the policy reads, before tokenisation."""
     answer: str
-    """What the verifier compares with."""
+    """The reference answer that the reward compares with."""
     source: str
-    """Where the prompt came from: `arithmetic` or the name of its file."""
+    """Where the prompt came from: `arithmetic`, the name of a file, or a package with the arguments it was given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +35,7 @@ class Sampling:
     top_p: float
     """Nucleus mass in (0, 1]; 1 keeps the whole vocabulary."""
     max_new_tokens: int
-    """Longest response, tokens; the end-of-sequence token counts, and so does all that an environment writes."""
+    """Longest response, tokens. The end-of-sequence token counts, and so do the tokens of an environment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +43,7 @@ class Request:
     """One trajectory that an engine is asked for."""
 
     group_id: int
-    """Its group; with `sample_index` the name by which the response comes back."""
+    """Number of its group. The response comes back under this and `sample_index`."""
     sample_index: int
     """Place in the group, 0 to group_size − 1."""
     prompt_tokens: tuple[int, ...]
@@ -49,31 +51,33 @@ class Request:
     seed: int
     """Of this trajectory alone, 63 bits."""
     prompt: Prompt | None = None
-    """What is asked, for an environment to begin with; engines know its tokens alone."""
+    """What the tokens stand for. Environments and stored trajectories need it; engines only read the tokens."""
     response_tokens: tuple[int, ...] = ()
-    """The response so far, token ids, where it is to go on: they count for `max_new_tokens`."""
+    """Token ids of a response to continue. They count towards `max_new_tokens`."""
+    t_admitted: float = 0.0
+    """When its group was admitted under the staleness bound, unix seconds; 0 outside a generator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
-    """What an engine returns for one request: tokens and the behaviour policy μ that drew them."""
+    """What an engine returns for one request: tokens and their probabilities under the behaviour policy μ."""
 
     tokens: tuple[int, ...]
-    """[R] token ids, end-of-sequence tokens included; without those that the request came with."""
+    """[R] token ids, end-of-sequence tokens included, without the request's `response_tokens`."""
     rollout_logprobs: tuple[float, ...]
-    """[R] log μ of each token after temperature and top-p, nats; 0 for what an environment wrote."""
+    """[R] log μ of each token after temperature and top-p, nats; 0 for tokens of an environment."""
     version_spans: tuple[tuple[int, int], ...]
     """(policy version, index of its first token), ascending in both."""
     finish_reason: FinishReason
-    """`stop`: the policy or its environment ended it; `length`: `max_new_tokens` did, or the limit of turns."""
+    """`stop`: the policy or its environment ended it; `length`: it reached `max_new_tokens` or the limit of turns."""
     environment_spans: tuple[tuple[int, int], ...] = ()
-    """(index of the first token, index behind the last) of each run of tokens that an environment wrote, ascending."""
+    """(index of the first token, index after the last) of each run of tokens from an environment, ascending."""
     environment_error: str | None = None
-    """What the environment raised, in one line, where that ended the response."""
+    """The exception of the environment that ended the response, in one line."""
 
     @property
     def loss_mask(self) -> list[int]:
-        """[R] 1 where the policy drew the token, 0 where an environment wrote it."""
+        """[R] 1 for tokens of the policy, 0 for tokens of an environment."""
         mask = [1] * len(self.tokens)
         for start, end in self.environment_spans:
             mask[start:end] = [0] * (end - start)
@@ -81,12 +85,12 @@ class Response:
 
     @property
     def answer_tokens(self) -> tuple[int, ...]:
-        """What is judged: the policy's last words, behind all that an environment wrote. All of it where none did."""
+        """The tokens that the reward scores: those after the last token of an environment, or all of them."""
         return self.tokens[self.environment_spans[-1][1] :] if self.environment_spans else self.tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
+class Trajectory:
     """A request with its response."""
 
     request: Request
@@ -95,3 +99,9 @@ class Sampled:
     """When the engine got the request, unix seconds."""
     t_finished: float
     """When its last token was sampled, unix seconds."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """The request's prompt, which every stored trajectory has."""
+        assert self.request.prompt is not None
+        return self.request.prompt

@@ -1,14 +1,14 @@
 """The trainer's checkpoints: files first, then one record that holds everything else, the stream cursors included.
 
     CheckpointWriter.commit    checkpoints/data/<step>-<uuid>/NAME ×n ──► checkpoints/log: checkpoint record
-                               (durable, seen by no one)                  (the commit: files, state, cursors at once)
-    read_latest                head of the log ──► back to the last checkpoint record: as quick in an old run as ever
+                               (durable, not yet visible)                 (the commit: files, state, cursors at once)
+    read_latest                head of the log ──► back to the last checkpoint record, however long the log is
 
-Where several processes write the files of one checkpoint, each puts its own, and the writer commits the record of all
+If several processes write the files of a checkpoint, each puts its own, and the writer commits the record
 (`commit_stored`).
 
-Cursors beside the record would be committed before or after it, and a crash in between loses rows or trains them twice.
-A rolled-back trainer commits lower steps again: the latest checkpoint is the last record, not the highest step.
+Cursors outside the record would be committed before or after it, and a crash in between would lose rows or train them
+twice. A rolled-back trainer commits lower steps again: the latest checkpoint is the last record, not the highest step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,10 +17,10 @@ from typing import Any
 
 from storage import layout
 from storage.errors import StreamCorrupt
-from storage.files import FileRef, get_file, put_file
-from storage.log import LogCursor, LogReader, LogWriter, backwards
-from storage.record import Record
-from storage.store import BytesLike, Store
+from storage.stores.base import BytesLike, Store
+from storage.streams.files import FileRef, get_file, put_file
+from storage.streams.log import LogCursor, LogReader, LogWriter, backwards
+from storage.streams.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +38,13 @@ class Checkpoint:
 
 
 class CheckpointWriter:
-    """The one trainer of a run; opening it ends every older one. Not thread-safe. `writer` says who, for people."""
+    """The one writer of a run's checkpoints; opening it fences every older one. Not thread-safe."""
 
     def __init__(self, store: Store, root: str = layout.CHECKPOINTS, *, writer: str = "trainer") -> None:
         self._store = store
         self._root = root
         self._log = LogWriter(store, root, writer)
-        # Read after the fence: from here on nobody else can add a checkpoint.
+        # Read after the fence: from now on no other writer can add a checkpoint.
         self.latest = read_latest(store, root)
         """The last checkpoint committed, by an earlier trainer or by this one; None if there is none."""
 
@@ -54,9 +54,9 @@ class CheckpointWriter:
         return self._log.epoch
 
     def commit(self, step: int, files: Mapping[str, BytesLike], state: dict[str, Any]) -> Checkpoint:
-        """Commit a checkpoint; it is durable, and the latest, on return.
+        """Commit a checkpoint; on return it is durable and the latest.
 
-        `state` is plain JSON: str keys, lists rather than tuples, finite numbers. Raises ValueError or TypeError where
+        `state` is plain JSON: str keys, lists rather than tuples, finite numbers. Raises ValueError or TypeError if
         it is not, and Fenced if a newer trainer took over; then the checkpoint before stays the latest.
         """
         folder = f"{self._root}/{layout.new_checkpoint_data(step)}"
@@ -71,44 +71,23 @@ class CheckpointWriter:
         return self.commit_stored(checkpoint.step, checkpoint.files, state)
 
     def commit_stored(self, step: int, files: Mapping[str, FileRef], state: dict[str, Any]) -> Checkpoint:
-        """Commit a checkpoint whose files are in the store already, durable, whoever put them there.
+        """Commit a checkpoint whose files are already durable in the store.
 
         Raises what `commit` raises.
         """
         body = {"step": step, "files": {name: asdict(ref) for name, ref in files.items()}, "state": state}
         record = self._log.commit("checkpoint", body=body)
-        self.latest = _checkpoint(record, self._root)
+        self.latest = checkpoint_of(record, self._root)
         return self.latest
 
 
-class CheckpointReader:
-    """Follows the checkpoints of a run, or its weights, without fencing anybody; each look reads only what is new."""
-
-    def __init__(self, store: Store, root: str = layout.CHECKPOINTS) -> None:
-        self._store = store
-        self._root = root
-        self._log: LogReader | None = None
-        self._latest: Checkpoint | None = None
-
-    def latest(self) -> Checkpoint | None:
-        """The last checkpoint committed so far, None if there is none. Raises StreamCorrupt."""
-        if self._log is None:
-            log = LogReader.at_head(self._store, self._root)
-            self._latest = next(_before(self._store, self._root, log.cursor), None)
-            self._log = log
-        while (record := self._log.next()) is not None:
-            if record.kind == "checkpoint":
-                self._latest = _checkpoint(record, self._root)
-        return self._latest
-
-
 def read_latest(store: Store, root: str = layout.CHECKPOINTS) -> Checkpoint | None:
-    """The last checkpoint committed, None if there is none; fences nobody. Raises StreamCorrupt."""
+    """The last checkpoint committed, None if there is none; fences no writer. Raises StreamCorrupt."""
     return next(checkpoints_backwards(store, root), None)
 
 
 def checkpoints_backwards(store: Store, root: str = layout.CHECKPOINTS) -> Iterator[Checkpoint]:
-    """Every checkpoint committed so far, newest first: where to fall back to when files are damaged or were removed.
+    """Every checkpoint committed so far, newest first, to fall back to when files are damaged or removed.
 
     Raises StreamCorrupt.
     """
@@ -119,7 +98,7 @@ def stored_checkpoints(store: Store, root: str = layout.CHECKPOINTS) -> dict[int
     """By policy version, ascending: the checkpoints not rolled back, whose files are there. Raises StreamCorrupt."""
     found: list[Checkpoint] = []
     for checkpoint in checkpoints_backwards(store, root):
-        # A trainer starts from the newest: whatever lies before it in the log and is not older was given up.
+        # A trainer starts from the newest: earlier records of the same or a later step were rolled back.
         if not found or checkpoint.step < found[-1].step:
             found.append(checkpoint)
     there = [one for one in found if all(store.exists(ref.path) for ref in one.files.values())]
@@ -148,10 +127,11 @@ def load_files(store: Store, checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def _before(store: Store, root: str, cursor: LogCursor) -> Iterator[Checkpoint]:
-    return (_checkpoint(record, root) for record in backwards(store, root, cursor) if record.kind == "checkpoint")
+    return (checkpoint_of(record, root) for record in backwards(store, root, cursor) if record.kind == "checkpoint")
 
 
-def _checkpoint(record: Record, root: str) -> Checkpoint:
+def checkpoint_of(record: Record, root: str) -> Checkpoint:
+    """What a checkpoint record of the log in the folder `root` commits. Raises StreamCorrupt."""
     try:
         return Checkpoint(
             step=record.body["step"],

@@ -1,11 +1,11 @@
 """What can go wrong in storage. Each error also is the stdlib error it refines.
 
 StorageError
-├── BadName       (ValueError)         a run id or path that is not allowed: a person's mistake
-├── StoreRefused  (ValueError)         a store that can't hold a run: a person's mistake
-├── NotInStore    (FileNotFoundError)  nothing lies at this path
-├── StoreDenied   (PermissionError)    the store knows us and says no, or does not know us: never "nothing there"
-├── StoreFull     (OSError)            no room is left to write to
+├── BadName       (ValueError)         a run id or path that is not allowed: a user error
+├── StoreRefused  (ValueError)         a store that can't hold a run: a user error
+├── NotInStore    (FileNotFoundError)  there is nothing at this path
+├── StoreDenied   (PermissionError)    access was refused; never means "nothing there"
+├── StoreFull     (OSError)            no space left
 ├── StoreUnreachable (ConnectionError) the store does not answer
 ├── StreamCorrupt (ValueError)         committed data is not what its writer committed
 │   └── PartCorrupt                    a part's file is damaged, but its commit record is sound: it can be set aside
@@ -28,7 +28,7 @@ class StoreRefused(StorageError, ValueError):
 
 
 class NotInStore(StorageError, FileNotFoundError):
-    """Nothing lies at this path; the message names the path and the store's URL."""
+    """There is nothing at this path; the message names the path and the store's URL."""
 
 
 class StoreDenied(StorageError, PermissionError):
@@ -36,11 +36,11 @@ class StoreDenied(StorageError, PermissionError):
 
 
 class StoreFull(StorageError, OSError):
-    """No room is left where the store writes. Nothing was published under a final name."""
+    """The store has no space left. Nothing was published under a final name."""
 
 
 class StoreUnreachable(StorageError, ConnectionError):
-    """The store does not answer, or answers with a fault of its own; the message names the URL."""
+    """The store does not answer, or reports an internal error; the message names the URL."""
 
 
 class StreamCorrupt(StorageError, ValueError):

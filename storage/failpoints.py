@@ -1,12 +1,12 @@
-"""Named places at which a test may kill, stop or fail a process. Unarmed, each costs one look at an empty tuple.
+"""Named places at which a test may kill, stop or fail a process. Unarmed, each costs a loop over an empty tuple.
 
     MILLRACE_FAILPOINTS   train-0 train.mid_step 3 kill; score-0 put.after:streams/*/log/* 1 stop
-                          process name                n  action        at the n-th time it gets there
-    MILLRACE_FAILPOINTS_FIRED   a folder: one file a failpoint that fired, which holds when (unix seconds). It is the
-                                test's witness, and what keeps the restarted process from meeting the same fate.
+                          process name                n  action        on the n-th pass
+    MILLRACE_FAILPOINTS_FIRED   a folder with one file per failpoint that fired, holding the time (unix seconds). It is
+                                the test's witness, and keeps the failpoint from firing again after a restart.
 
-Actions: `kill` (SIGKILL to itself), `stop` (SIGSTOP; somebody else continues it), `hang` (this thread goes no further;
-the others do), `error` (OSError EIO).
+Actions: `kill` (SIGKILL to itself), `stop` (SIGSTOP; another process continues it), `hang` (this thread only),
+`error` (OSError EIO).
 """
 
 import errno
@@ -58,7 +58,7 @@ _armed: tuple[Failpoint, ...] = ()
 
 
 def arm(process: str) -> None:
-    """Arms what the environment has in store for the process of this name. Raises ValueError for a malformed one."""
+    """Arms the failpoints that the environment names for this process. Raises ValueError for a malformed one."""
     global _armed
     specs = [spec for spec in os.environ.get(SPECS, "").split(";") if spec.strip()]
     found = [Failpoint.parse(spec) for spec in specs]
@@ -66,7 +66,7 @@ def arm(process: str) -> None:
 
 
 def failpoint(name: str, path: str = "") -> None:
-    """Marks a place by its name, and the store path it is about where there is one."""
+    """Marks a place by name, with its store path if it has one."""
     for armed in _armed:
         if _is_at(armed.place, name, path):
             armed.passed += 1

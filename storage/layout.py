@@ -1,31 +1,31 @@
-"""Every path of a run, relative to its root. Nothing else spells paths.
+"""Every path of a run, relative to its root. No other module spells out paths.
 
-run.json                                the run's first start, attempt 0: config, versions; written once
-attempts/<n>.json                       each later start of the run's controller, and its config
+run.json                                the first attempt: config, versions; written once
+attempts/<n>.json                       each later attempt, with its config
 attempts/<n>.ended                      how that attempt ended
 attempts/<n>.promotion                  what the promotion gate decided at its end, and why
-summary.json                            what the run had come to when an attempt ended of itself
+summary.json                            the state of the run when an attempt ended normally
 start/                                  the model at policy version 0, a Hugging Face folder
 start.json                              which files that folder has, with their checksums; written last
-start_hashes.json                       SHA-256 of the start model's files, wherever it lies
+start_hashes.json                       SHA-256 of the start model's files, wherever they are
 streams/trajectories/<g>/{seg,log}/     one writer per generator
 streams/scores/<reward>/<g>/<s>-of-<S>/ aligned with the trajectories of generator g
 streams/metrics/<stage>-<r>/            one writer per stage replica
-streams/consumed/                       the trainer's: what became of each trajectory that it took
-streams/trainer_logprobs/               the trainer's: what its policy thought of each trained token
-  …/head.json                           beside any log: a hint how far it had come
+streams/consumed/                       the trainer's: the outcome of each trajectory it took
+streams/trainer_logprobs/               the trainer's: its log-probabilities of each trained token
+  …/head.json                           beside any log: a hint at its head
   …/removed.json                        beside a stream's log: how many of its first parts were removed
 checkpoints/{data,log}/                 the trainer's, cursors inside the record
-weights/{data,log}/                     policy versions on their way, where the store is the transport
+weights/{data,log}/                     policy versions in transit, if the store is the transport
 weights/promoted/{data,log}/            checkpoints that passed the promotion gate, as Hugging Face folders
-progress/<stage>-<r>.json               signs of life, overwritten
+progress/<stage>-<r>.json               status records, overwritten
 evaluations/<version>.json              held-out results of one policy version
-reports/<attempt>.md                    what an attempt came to, for people: text, figures and plots
+reports/<attempt>.md                    report on an attempt, for people: text, figures and plots
 logs/<stage>-<r>.log                    what each stage process printed
 quarantine/…                            damaged files that fsck moved aside, each under its old path
 parquet/                                the run as compact wrote it, for analysis
-replay.json                             of a replay: which stored runs it goes through, and what it does with them
-replay/…                                what it found: verdict.json, rescored.json, comparison.parquet and its plots
+replay.json                             of a replay: its stored runs, and what it does with them
+replay/…                                its results: verdict.json, rescored.json, comparison.parquet and plots
 """
 
 import re
@@ -84,33 +84,48 @@ def scores(reward: str, generator: int, scorer: int, num_scorers: int) -> str:
     return f"streams/scores/{reward}/{generator}/{scorer}-of-{num_scorers}"
 
 
+def scorer_of_part(part: int, num_scorers: int) -> int:
+    """Which scorer scores a trajectory part. They take turns, so they need not talk."""
+    return part % num_scorers
+
+
+def scored_part(scorer: int, ordinal: int, num_scorers: int) -> int:
+    """The trajectory part that part number `ordinal` of a scorer's stream scores."""
+    return ordinal * num_scorers + scorer
+
+
+def num_scored_parts(scorer: int, end: int, num_scorers: int) -> int:
+    """How many of the trajectory parts before part `end` are this scorer's."""
+    return len(range(scorer, end, num_scorers))
+
+
 def metrics(stage: str, replica: int) -> str:
     """The metrics stream of one stage replica."""
     return f"streams/metrics/{stage}-{replica}"
 
 
 def attempt(number: int) -> str:
-    """The record of one start of the run's controller."""
+    """The record of one attempt: a start of the run's controller."""
     return f"{ATTEMPTS}/{number:04d}.json"
 
 
 def ended(number: int) -> str:
-    """How one start of the run's controller ended."""
+    """How that attempt ended."""
     return f"{ATTEMPTS}/{number:04d}.ended"
 
 
 def promotion(attempt: int) -> str:
-    """What the promotion gate decided at the end of one start of the run's controller."""
+    """What the promotion gate decided at the end of an attempt."""
     return f"{ATTEMPTS}/{attempt:04d}.promotion"
 
 
 def report(attempt: int) -> str:
-    """What people read about one start of the run's controller once it is over."""
+    """The report on an attempt, for people."""
     return f"{REPORTS}/{attempt:04d}.md"
 
 
 def progress(stage: str, replica: int) -> str:
-    """The sign of life of one stage replica."""
+    """The status record of one stage replica."""
     return f"{PROGRESS}/{stage}-{replica}.json"
 
 
@@ -130,13 +145,13 @@ def record(seq: int) -> str:
 
 
 def record_seq(path: str) -> int | None:
-    """The number of the commit record at `path`; None where `path` is something else's."""
+    """The number of the commit record at `path`; None if `path` is something else."""
     found = _RECORD.search(path)
     return int(found[1]) if found else None
 
 
-def new_segment(epoch: int) -> str:
-    """A fresh name for a data segment, relative to its stream's folder; unique, for a segment is never overwritten."""
+def new_part(epoch: int) -> str:
+    """A fresh path for a part's file, relative to its stream's folder. A part is never overwritten."""
     return f"seg/{epoch}-{uuid.uuid4().hex}.arrows"
 
 

@@ -1,8 +1,8 @@
 """The columns of every stream, and what makes a table of them valid.
 
-Each field carries metadata: `doc` (unit, shape, whose policy), `since` (schema version that brought it) and, where that
-is not the first, `default` (JSON: its value in the rows of older parts). Versions add columns, and change nothing else.
-Columns are fixed and flat: one value, or one list of numbers, per row. R is the number of response tokens of the row.
+Each field has metadata: `doc` (unit, shape, whose policy), `since` (schema version that added it) and, after the first
+version, `default` (JSON: its value in rows of older parts). New versions only add columns. Columns are fixed and flat:
+one value, or one list of numbers, per row. R is the number of response tokens of the row.
 """
 
 import json
@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 SCHEMA_VERSION = 2
-"""Version 2: commit records carry their own checksum, and what the writer promises of the rows. No new column."""
+"""Version 2: commit records carry their own checksum and the writer's guarantees about the rows. No new column."""
 
 
 def column(
     name: str, dtype: pa.DataType, doc: str, *, nullable: bool = False, since: int = 1, default: object = None
 ) -> pa.Field:
-    """A field with its documentation; `default` is what rows written before schema version `since` get."""
+    """A documented field; `default` is its value in rows written before schema version `since`."""
     metadata = {"doc": doc, "since": str(since)}
     if since > 1:
         metadata["default"] = json.dumps(default)
@@ -29,103 +29,101 @@ def column(
 
 TRAJECTORY: pa.Schema = pa.schema(
     [
-        column("row_id", pa.int64(), "ordinal of the row in its stream, from 0 without gaps"),
-        column("group_id", pa.int64(), "group of trajectories that answer one prompt together"),
-        column("prompt_id", pa.string(), "name of the prompt in its prompt set"),
-        column("sample_index", pa.int32(), "ordinal of the trajectory in its group, from 0"),
-        column("prompt_tokens", pa.list_(pa.int32()), "[P] token ids the policy was given"),
+        column("row_id", pa.int64(), "index of the row in its stream, from 0 without gaps"),
+        column("group_id", pa.int64(), "group of the trajectories that answer the same prompt"),
+        column("prompt_id", pa.string(), "id of the prompt in its prompt set"),
+        column("sample_index", pa.int32(), "index of the trajectory in its group, from 0"),
+        column("prompt_tokens", pa.list_(pa.int32()), "[P] token ids of the prompt"),
         column(
             "response_tokens",
             pa.list_(pa.int32()),
-            "[R] token ids the sampling policy drew, end tokens too, or its environment wrote: there loss_mask is 0",
+            "[R] token ids sampled by the policy, end tokens included, or written by its environment (loss_mask 0)",
         ),
         column(
             "rollout_logprobs",
             pa.list_(pa.float32()),
             "[R] log-probability of each response token under the policy that sampled it, after temperature and top-p, "
-            "nats; 0 where an environment wrote the token",
+            "nats; 0 for tokens written by an environment",
         ),
-        column("span_versions", pa.list_(pa.int64()), "[spans] policy version that sampled each run of tokens"),
-        column("span_starts", pa.list_(pa.int32()), "[spans] index of each run's first token among the R"),
+        column("span_versions", pa.list_(pa.int64()), "[spans] policy version that sampled each span of tokens"),
+        column("span_starts", pa.list_(pa.int32()), "[spans] index of each span's first token in the response"),
         column("min_policy_version", pa.int64(), "oldest policy version that sampled a token of the response"),
         column("max_policy_version", pa.int64(), "newest policy version that sampled a token of the response"),
         column("incarnation", pa.int32(), "incarnation of the trainer that made the sampling policy's weights"),
-        column("loss_mask", pa.list_(pa.uint8()), "[R] 1 where the token takes part in the loss, else 0"),
+        column("loss_mask", pa.list_(pa.uint8()), "[R] 1 if the token takes part in the loss, else 0"),
         column(
             "finish_reason",
             pa.string(),
-            "stop: the policy or its environment ended the response; length: max_new_tokens or the limit of turns did",
+            "stop: ended by the policy or its environment; length: ended by max_new_tokens or the limit of turns",
         ),
-        column("temperature", pa.float32(), "what divided the sampling policy's logits, dimensionless; 0 is greedy"),
-        column("top_p", pa.float32(), "nucleus mass kept of the sampling policy, in (0, 1]"),
-        column("max_new_tokens", pa.int32(), "longest response allowed, tokens"),
+        column("temperature", pa.float32(), "divisor of the sampling policy's logits, dimensionless; 0 is greedy"),
+        column("top_p", pa.float32(), "nucleus probability mass of the sampling policy, in (0, 1]"),
+        column("max_new_tokens", pa.int32(), "maximum length of the response, tokens"),
         column("generator", pa.int32(), "number of the generator that made the row"),
-        column("epoch", pa.int32(), "epoch of the stream's writer: how often the generator had been restarted"),
-        column("seed", pa.int64(), "seed of the random numbers the response was sampled with"),
+        column("epoch", pa.int32(), "epoch of the stream's writer: the number of restarts of the generator"),
+        column("seed", pa.int64(), "random seed the response was sampled with"),
         column("t_admitted", pa.float64(), "when the prompt was admitted, unix seconds"),
-        column("t_started", pa.float64(), "when its first token was asked for, unix seconds"),
+        column("t_started", pa.float64(), "when its first token was requested, unix seconds"),
         column("t_finished", pa.float64(), "when its last token was sampled, unix seconds"),
         column(
             "meta",
             pa.string(),
-            "JSON object of the prompt: its answer, its source; environment_error where that ended the response",
+            "JSON object: the prompt's answer and source; environment_error if that ended the response",
         ),
     ]
 )
 
 SCORE: pa.Schema = pa.schema(
     [
-        column("row_id", pa.int64(), "row_id of the trajectory scored, in that trajectory's stream"),
+        column("row_id", pa.int64(), "row_id of the scored trajectory in its stream"),
         column("reward", pa.float32(), "reward of the whole response, dimensionless; null unless ok", nullable=True),
-        column("components", pa.string(), "JSON object: the parts the reward was made of, by name"),
-        column("status", pa.string(), "ok, timeout or error: what became of the verification"),
-        column("error", pa.string(), "one sentence on what failed; null where ok", nullable=True),
+        column("components", pa.string(), "JSON object: the components of the reward by name"),
+        column("status", pa.string(), "outcome of the verification: ok, timeout or error"),
+        column("error", pa.string(), "one sentence on what failed; null if ok", nullable=True),
         column("verifier_version", pa.string(), "version of the code that scored the row"),
-        column("seconds", pa.float32(), "time the verification took, seconds"),
+        column("seconds", pa.float32(), "duration of the verification, seconds"),
     ]
 )
 
 CONSUMED: pa.Schema = pa.schema(
     [
-        column("t", pa.float64(), "when the step was done that it was taken for, unix seconds"),
-        column("incarnation", pa.int32(), "incarnation of the trainer that took it"),
-        column("policy_version", pa.int64(), "policy version that the step made which it was taken for"),
+        column("t", pa.float64(), "when the step that consumed it was done, unix seconds"),
+        column("incarnation", pa.int32(), "incarnation of the trainer that consumed it"),
+        column("policy_version", pa.int64(), "policy version made by the step that consumed it"),
         column("generator", pa.int32(), "number of the generator that made the trajectory"),
-        column("trajectory_row_id", pa.int64(), "row_id of the trajectory, in its generator's stream"),
-        column("group_id", pa.int64(), "group of the trajectory; -1 where its part can't be read"),
-        column("sample_index", pa.int32(), "ordinal of the trajectory in its group, from 0"),
+        column("trajectory_row_id", pa.int64(), "row_id of the trajectory in its generator's stream"),
+        column("group_id", pa.int64(), "group of the trajectory; -1 if its part can't be read"),
+        column("sample_index", pa.int32(), "index of the trajectory in its group, from 0"),
         column("outcome", pa.string(), "trained, or the drop_reason: stale, error, corrupt, rolled_back"),
         column(
             "staleness",
             pa.int32(),
-            "of its group, policy versions: the trainer's when it took the group, less the oldest that sampled any of "
-            "it",
+            "of its group, policy versions: the trainer's when it took the group, minus the oldest one that sampled it",
         ),
         column(
             "staleness_in_flight",
             pa.int32(),
-            "what of the staleness came about while the group was sampled, policy versions; the rest while it lay in "
-            "queues",
+            "part of the staleness that arose while the group was sampled, policy versions; the rest arose in queues",
         ),
         column("min_policy_version", pa.int64(), "oldest policy version that sampled a token of the response"),
         column("max_policy_version", pa.int64(), "newest policy version that sampled a token of the response"),
-        column("tokens", pa.int32(), "[R] response tokens; its share of them where its part can't be read"),
-        column("reward", pa.float32(), "reward of the whole response; null where the verifier failed", nullable=True),
-        column("advantage", pa.float32(), "what its tokens were weighted with; null unless trained", nullable=True),
+        column("tokens", pa.int32(), "number of response tokens; an equal share of the part's if that can't be read"),
+        column("reward", pa.float32(), "reward of the whole response; null if the verifier failed", nullable=True),
+        column("advantage", pa.float32(), "advantage of its tokens; null unless trained", nullable=True),
     ]
 )
 
 TRAINER_LOGPROBS: pa.Schema = pa.schema(
     [
         column("incarnation", pa.int32(), "incarnation of the trainer"),
-        column("policy_version", pa.int64(), "policy version that the step made which the trajectory was trained in"),
+        column("policy_version", pa.int64(), "policy version made by the step that trained on it"),
         column("generator", pa.int32(), "number of the generator that made the trajectory"),
-        column("trajectory_row_id", pa.int64(), "row_id of the trajectory, in its generator's stream"),
+        column("trajectory_row_id", pa.int64(), "row_id of the trajectory in its generator's stream"),
         column(
             "trainer_logprobs",
             pa.list_(pa.float32()),
-            "[R] log-probability of each response token under the policy in training before the step, at the rollout's "
-            "temperature, nats",
+            "[R] log-probability of each response token under the trained policy before the step, at the temperature "
+            "it was sampled with, nats",
         ),
     ]
 )
@@ -135,7 +133,7 @@ METRIC: pa.Schema = pa.schema(
         column("t", pa.float64(), "when it was measured, unix seconds"),
         column("incarnation", pa.int32(), "incarnation of the trainer whose weights were in use"),
         column("policy_version", pa.int64(), "policy version it was measured at or with"),
-        column("name", pa.string(), "what was measured, its unit as the name's last word where it has one"),
+        column("name", pa.string(), "name of the metric; its last word is the unit, if there is one"),
         column("value", pa.float64(), "the measured value, in the unit of its name"),
     ]
 )
@@ -148,7 +146,7 @@ _STATUSES = pa.array(["ok", "timeout", "error"])
 def check_columns(found: pa.Schema, schema: pa.Schema, version: int = SCHEMA_VERSION) -> None:
     """Raises ValueError unless `found` has exactly the columns that `schema` had at `version`: names, order, types."""
     if version == SCHEMA_VERSION and found.equals(schema):
-        # Nearly every part: the way below costs as much as verifying a megabyte.
+        # Nearly always so; the check below costs as much as verifying a megabyte.
         return
     expected = [field for field in schema if since(field) <= version]
     names = [field.name for field in expected]
@@ -160,14 +158,14 @@ def check_columns(found: pa.Schema, schema: pa.Schema, version: int = SCHEMA_VER
 
 
 def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of `table` that `schema` has; where it has more, added since the rows were written, their default."""
+    """`table` with the columns of `schema`; columns added after the rows were written get their default."""
     columns = dict(zip(table.column_names, table.columns, strict=True))
     arrays = [columns[f.name] if f.name in columns else _defaults(f, table.num_rows) for f in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def since(field: pa.Field) -> int:
-    """The schema version that brought this column."""
+    """The schema version that added this column."""
     return int((field.metadata or {}).get(b"since", 1))
 
 
@@ -177,18 +175,18 @@ def _defaults(field: pa.Field, rows: int) -> pa.Array:
 
 
 def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_size: int = 0) -> pa.Table:
-    """Check rows, before they are committed and after they are read. Raises ValueError that names the first bad row.
+    """Check rows before a commit and after a read. Raises ValueError that names the first bad row.
 
-    Returns the same rows, each column in one chunk: a copy where they were in several, else `table` itself.
-    Rows count from 0. A rule about several columns holds where `schema` has them all:
-    every column  as declared, sound Arrow, no null where none is allowed; row_ids consecutive
+    Returns the same rows with one chunk per column; columns with several chunks are copied. Rows count from 0. A rule
+    about several columns applies if `schema` has them all:
+    every column  declared type, valid Arrow, no null unless nullable; row_ids consecutive
     trajectories  per-token columns of one length; token ids in [0, vocab_size) unless that is 0; log-probs finite;
-                  spans ascending, from 0 on where there are tokens; min_ ≤ max_policy_version; known finish reasons;
+                  spans ascending from 0, none only without tokens; min_ ≤ max_policy_version; known finish reasons;
                   groups whole, of `group_size` rows unless that is 0: one group_id, sample_index from 0
-    scores        known statuses, and a finite reward exactly where the status is ok
+    scores        known statuses, and a finite reward if and only if the status is ok
     """
     check_columns(table.schema, schema)
-    # Without it, offsets that lead out of their column would be followed.
+    # Otherwise offsets that point outside their column would be followed.
     table.validate(full=True)
     table = table.combine_chunks()
     columns = {name: _whole(column) for name, column in zip(schema.names, table.columns, strict=True)}
@@ -213,7 +211,7 @@ def _check_nulls(columns: dict[str, pa.Array], schema: pa.Schema) -> None:
     for field, array in zip(schema, columns.values(), strict=True):
         if not field.nullable and array.null_count:
             _refuse(_numpy(array.is_null()), f"{field.name} is null")
-        # Known without a look at the values, unless some are null: perhaps of other rows, where this is a slice.
+        # Usually decided without reading values. If this is a slice, the nulls may be of other rows.
         if isinstance(array, pa.ListArray) and array.values.null_count:
             _refuse_value(_numpy(array.flatten().is_null()), f"{field.name} holds a null", array)
 
@@ -225,7 +223,7 @@ def _check_tokens(columns: dict[str, pa.Array], vocab_size: int) -> None:
         _refuse(unequal, f"{name} and {per_token[0]} differ in length")
     for name in ("prompt_tokens", "response_tokens"):
         if vocab_size and name in columns:
-            # As unsigned numbers, those below 0 are the largest: one pass instead of two.
+            # As unsigned numbers, negative ids are the largest, so one pass is enough.
             ids = _flat(columns[name]).view(np.uint32)
             if ids.max(initial=0) >= vocab_size:
                 reason = f"{name} holds a token id outside [0, {vocab_size})"
@@ -233,10 +231,10 @@ def _check_tokens(columns: dict[str, pa.Array], vocab_size: int) -> None:
     if "rollout_logprobs" in columns:
         logprobs = _flat(columns["rollout_logprobs"])
         with np.errstate(over="ignore", invalid="ignore"):
-            # The sum of squares is finite only if every term is; it takes less than looking at each, or than a sum.
+            # A sum of squares is finite only if every term is; this is faster than isfinite on each value.
             finite = np.isfinite(np.dot(logprobs, logprobs))
         if not finite:
-            # Large ones may overflow it: none of them is refused for that.
+            # Large finite values may overflow the sum; they are accepted.
             reason = "rollout_logprobs holds a value that is not finite"
             _refuse_value(~np.isfinite(logprobs), reason, columns["rollout_logprobs"])
 
@@ -261,13 +259,13 @@ def _check_spans(columns: dict[str, pa.Array]) -> None:
         has_span = lengths > 0
         beyond = np.zeros(len(lengths), bool)
         beyond[has_span] = starts[ends[has_span] - 1] > num_tokens[has_span]
-        _refuse(beyond, "a span starts behind the last token")
+        _refuse(beyond, "a span starts after the last token")
 
 
 def _check_groups(group_ids: npt.NDArray[Any], sample_indices: npt.NDArray[Any], group_size: int) -> None:
     rows = np.arange(len(group_ids))
     first = rows - rows % group_size
-    # Where the rows do not fill the last group, every row of it is short of the others.
+    # The rows of an incomplete last group.
     short = first + group_size > len(group_ids)
     _refuse(group_ids != group_ids[first], f"group_id changes within {group_size} rows that are one group")
     _refuse(sample_indices != rows - first, f"sample_index does not count the {group_size} rows of its group from 0")
@@ -284,7 +282,7 @@ def _check_scores(columns: dict[str, pa.Array]) -> None:
     rewards = columns["reward"]
     if "status" in columns:
         ok = _numpy(pc.equal(columns["status"], "ok"))
-        reason = "a reward is expected exactly where status is ok, for a failure is no 0"
+        reason = "a reward is expected if and only if status is ok: a failure is not a reward of 0"
         _refuse(ok != _numpy(rewards.is_valid()), reason)
     _refuse(~np.isfinite(_numpy(rewards.fill_null(0.0))), "reward is not finite")
 
@@ -308,7 +306,7 @@ def _refuse_value(bad: npt.NDArray[np.bool_], reason: str, lists: pa.ListArray) 
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
-    # Empty tables may have none. One chunk would be copied.
+    # combine_chunks would copy a single chunk. An empty table may have no chunk.
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 

@@ -1,6 +1,6 @@
-"""Events of a run, as Prefect knows them: what an automation can be triggered by.
+"""Sends the events of a run to Prefect, where they can trigger automations.
 
-emit ─► Prefect's queue ─► Prefect's thread ─► server; flow run, task run and deployment are added as related resources
+emit ─► Prefect's queue ─► Prefect's thread ─► server, which adds flow run, task run and deployment as related resources
 """
 
 import logging
@@ -11,24 +11,24 @@ from typing import Any
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL
 
-from millrace.events import EventKind
+from millrace.runtime.messages import EventKind
 
 _LOGGER = logging.getLogger(__name__)
 
 
 def emit(kind: EventKind, run_url: str, payload: Mapping[str, Any]) -> None:
-    """Puts the event `millrace.<kind>` of the resource `millrace.run.<run id>` on its way to Prefect's server.
+    """Sends the event `millrace.<kind>` of the resource `millrace.run.<run id>` to Prefect's server.
 
-    Call it in the context of a flow run or task run, so that the event is related to it. It neither waits for the
-    server nor fails: an event that can't be sent is lost, and what happened is in the run and in the logs all the same.
+    Call it in the context of a flow run or task run, which the event is then related to. It neither waits for the
+    server nor fails. An event that can't be sent is lost; the run and the logs hold what happened anyway.
     """
     if PREFECT_API_URL.value() is None:
-        # Prefect would start a server of its own for it, and wait until that answers.
+        # Prefect would start a server of its own for the event, and wait for it.
         return
     run_id = PurePosixPath(run_url).name
     resource = {"prefect.resource.id": f"millrace.run.{run_id}", "prefect.resource.name": run_id}
     try:
         emit_event(f"millrace.{kind}", resource=resource, payload={"run_url": run_url, **payload})
     except Exception:
-        # Whatever it is, too large a payload or a client that is shutting down: the campaign goes on.
+        # For example too large a payload, or a client that is shutting down: the campaign goes on.
         _LOGGER.debug("event %s was not sent", kind, exc_info=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from support.ceph import CephServer, CephUnavailable, running_ceph
-from support.s3_server import S3Server
-from support.small_disk import NotMounted, small_disk
+from support.stores.ceph import CephServer, CephUnavailable, running_ceph
+from support.stores.s3_server import S3Server
+from support.stores.small_disk import NotMounted, small_disk
 
-from storage.memory import memory_folder
+from storage.stores.memory import memory_folder
 
 # A busy machine is no reason to fail.
 hypothesis.settings.register_profile("millrace", deadline=None)
@@ -32,7 +32,7 @@ def _no_stores_left_in_memory() -> Iterator[None]:
 def moto_s3() -> Iterator[S3Server]:
     """An imitation of S3, up at once; it believes every key."""
     # Late: only the tests that use it need moto, which takes a second to import.
-    from support.moto_server import running_moto
+    from support.stores.moto_server import running_moto
 
     with running_moto() as server:
         yield server

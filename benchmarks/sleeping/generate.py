@@ -8,21 +8,21 @@ from unittest.mock import patch
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.sleeping.pace import AGREED_LOGPROBS, Pace
-from millrace.engines.base import Engine
+from millrace.generation.engines.base import Engine
+from millrace.runtime.stage import run_stage
 from millrace.stages import generate
-from millrace.stages.process import run_stage
-from millrace.types import Request, Response, Sampled, Sampling
+from millrace.types import Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 
 
 class SleepingEngine(Engine):
-    """Ends every response at once, after a sleep in proportion to how many there are.
+    """Finishes all responses together, after a sleep proportional to their number.
 
-    Like an engine in the stage's own process, it does nothing while the stage does something else.
+    Like an engine in the stage's own process, it does nothing while the stage does other work.
     """
 
     def __init__(self, *, seconds: float, vocab_size: int, eos_token_id: int) -> None:
-        """`seconds` is the sleep of a rollout."""
+        """`seconds` is the sleep per rollout."""
         self.policy_version = 0
         self.vocab_size = vocab_size
         self._seconds = seconds
@@ -36,7 +36,7 @@ class SleepingEngine(Engine):
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
         self._waiting += requests
 
-    def collect(self, seconds: float) -> list[Sampled]:
+    def collect(self, seconds: float) -> list[Trajectory]:
         requests, self._waiting = self._waiting, []
         t_started = time.time()
         time.sleep(self._seconds * len(requests))
@@ -47,7 +47,7 @@ class SleepingEngine(Engine):
             finish_reason="stop",
         )
         t_finished = time.time()
-        return [Sampled(request=r, response=response, t_started=t_started, t_finished=t_finished) for r in requests]
+        return [Trajectory(request=r, response=response, t_started=t_started, t_finished=t_finished) for r in requests]
 
     def abort(self) -> None:
         self._waiting = []
@@ -69,8 +69,8 @@ class SleepingEngine(Engine):
         """There is nothing to end."""
 
 
-def make_sleeping_engine(name: str, folder: Path, tokenizer: PreTrainedTokenizerBase, **how: object) -> Engine:
-    """In place of `millrace.engines.factory.make_engine`."""
+def make_sleeping_engine(config: object, folder: Path, tokenizer: PreTrainedTokenizerBase, **how: object) -> Engine:
+    """In place of `millrace.generation.engines.factory.make_engine`."""
     pace = Pace.from_environment()
     return SleepingEngine(
         seconds=pace.generate / pace.rollouts_per_step,

@@ -1,4 +1,4 @@
-"""How long the sleeping stages sleep: said by the benchmark, read by their processes.
+"""How long the sleeping stages sleep: set by the benchmark, read by their processes.
 
 benchmark ─► environment ─► its campaign's tasks ─► stage processes, which inherit it
 """
@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 _VARIABLE = "MILLRACE_SLEEPS"
 
 AGREED_LOGPROBS: Mapping[int, float] = {0: 0.0}
-"""What trainer and generator answer when weight sync asks both for the likeliest tokens, nats."""
+"""The response of trainer and generator to the probe of weight sync, nats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """What an optimizer step takes in each stage, seconds, and how many rollouts it is made of."""
+    """Duration of an optimizer step in each stage, seconds, and its number of rollouts."""
 
     generate: float
     score: float
@@ -25,14 +25,14 @@ class Pace:
 
     @property
     def step_seconds(self) -> float:
-        """Of a pipeline that overlaps perfectly and costs nothing."""
+        """With perfect overlap and no overhead."""
         return max(self.generate, self.score, self.train)
 
     def to_environment(self) -> None:
-        """For this process's children."""
+        """Passes it to child processes."""
         os.environ[_VARIABLE] = json.dumps(asdict(self))
 
     @classmethod
     def from_environment(cls) -> "Pace":
-        """Raises KeyError in a process that was not started by the benchmark."""
+        """Raises KeyError in a process that the benchmark did not start."""
         return cls(**json.loads(os.environ[_VARIABLE]))

@@ -4,11 +4,12 @@ import time
 from unittest.mock import patch
 
 from benchmarks.sleeping.pace import Pace
-from configs.schema import RunConfig
+from configs.prompts import PromptsConfig
+from configs.scoring import ScoringConfig
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.scorer import Scorer
+from millrace.runtime.stage import run_stage
 from millrace.stages import score
-from millrace.stages.process import run_stage
 from millrace.types import Prompt
 
 
@@ -19,7 +20,7 @@ class SleepingReward(Reward):
     version = "1"
 
     def __init__(self, seconds: float) -> None:
-        """`seconds` is the sleep of a response."""
+        """`seconds` is the sleep per response."""
         self._seconds = seconds
 
     def score(self, prompt: Prompt, response: str) -> Score:
@@ -27,8 +28,8 @@ class SleepingReward(Reward):
         return Score(reward=1.0)
 
 
-def make_sleeping_scorer(config: RunConfig) -> Scorer:
-    """In place of `millrace.stages.scoring.make_scorer`."""
+def make_sleeping_scorer(scoring: ScoringConfig, prompts: PromptsConfig) -> Scorer:
+    """In place of `millrace.rewards.scorer.make_scorer`."""
     pace = Pace.from_environment()
     return Scorer(SleepingReward(pace.score / pace.rollouts_per_step))
 

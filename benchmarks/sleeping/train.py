@@ -1,7 +1,7 @@
 """The train stage, whose trainer sleeps: `python -m benchmarks.sleeping.train`, with a stage's arguments.
 
-It begins once the others are ready. Else what a generator has made while the scorer was still starting would be there
-at the first step, and the steps after it would come faster than the slowest stage works.
+It begins once the other stages are ready. Otherwise, rollouts generated while the scorer was starting would be waiting
+at the first step, and the next steps would be faster than the slowest stage.
 """
 
 import time
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 from benchmarks.sleeping.pace import AGREED_LOGPROBS, Pace
-from millrace.batch import Sample
+from millrace.runtime.stage import Stage, run_stage
 from millrace.stages import train
-from millrace.stages.process import Stage, run_stage
-from millrace.step_report import StepReport
-from millrace.trainer import Trainer
-from storage.progress import read_life
+from millrace.training.batch import Sample
+from millrace.training.step_report import StepReport
+from millrace.training.trainer import Trainer
+from storage.progress import read_status
 
 _OTHERS = ("generate", "score", "sync_weights")
 
 
 class SleepingTrainer(Trainer):
-    """A real policy that never changes: hashed, sent and checkpointed as any, and a new version after each sleep."""
+    """A real policy that never changes: hashed, sent and checkpointed as usual, with a new version after each sleep."""
 
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         return dict(AGREED_LOGPROBS)
@@ -50,10 +50,10 @@ class SleepingTrainer(Trainer):
 
 
 def main(stage: Stage) -> None:
-    """As the train stage, from when nobody else is still starting."""
+    """The train stage, delayed until all other stages are ready."""
 
     def others_ready() -> bool:
-        return all(read_life(stage.store, name, 0).get("t_ready") is not None for name in _OTHERS)
+        return all(read_status(stage.store, name, 0).get("t_ready") is not None for name in _OTHERS)
 
     if stage.wait(others_ready, why="waiting until every other stage is ready"):
         train.main(stage)

@@ -1,4 +1,1 @@
-"""The pages: what an address asks for, and how runs, charts and tables are drawn as Dash components.
-
-Whatever comes out of a store is a child of a component, so the browser takes it as text and never as markup.
-"""
+"""The pages as Dash components. Text from a store is always a component's child, so browsers never see it as markup."""

@@ -1,9 +1,9 @@
-"""What an address of the page asks for.
+"""The addresses of the pages.
 
 /                                  the overview of all runs; ?runs=a,b: those picked for comparison
 /run/<run id>/<view>               one view of one run; without a view, the first
 /compare/<view>?runs=a,b           one view of several runs; without a view, the first
-anything else                      nowhere, and the sentence why
+anything else                      not found, with a sentence that says why
 """
 
 from collections.abc import Collection, Sequence
@@ -32,19 +32,19 @@ class RunPage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nowhere:
+class NotFound:
     """There is no such page."""
 
     sentence: str
 
 
-Address = OverviewPage | RunPage | Nowhere
+Address = OverviewPage | RunPage | NotFound
 
 
 def parse(path: str, search: str, run_ids: Collection[str], views: Sequence[str]) -> Address:
-    """What `path` and `search` (with its `?`) ask for, where there are these runs and, in this order, these views.
+    """The page at `path` and `search` (with its `?`), given the existing runs and, in order, views.
 
-    Only ids among `run_ids` get through, so no address reaches any other folder.
+    Only ids in `run_ids` are accepted, so no address reaches any other folder.
     """
     picked = tuple(dict.fromkeys(parse_qs(search.removeprefix("?")).get("runs", [""])[0].split(",")))
     picked = tuple(filter(None, picked))
@@ -55,23 +55,22 @@ def parse(path: str, search: str, run_ids: Collection[str], views: Sequence[str]
             return _runs((run_id,), rest, run_ids, views, compared=False)
         case ["compare", *rest] if len(rest) <= 1:
             if not 1 <= len(picked) <= MAX_COMPARED:
-                return Nowhere(sentence=f"Name 1 to {MAX_COMPARED} runs to compare, as in /compare?runs=first,second.")
+                return NotFound(sentence=f"Name 1 to {MAX_COMPARED} runs to compare, as in /compare?runs=first,second.")
             return _runs(picked, rest, run_ids, views, compared=True)
-    return Nowhere(sentence=f"There is no page {_shown(path)}.")
+    return NotFound(sentence=f"There is no page {_shown(path)}.")
 
 
 def overview(picked: Sequence[str] = ()) -> str:
-    """The address of the overview."""
     return f"/?runs={','.join(picked)}" if picked else "/"
 
 
 def run(run_id: str, view: str = "") -> str:
-    """The address of one view of a run; the first if none is named."""
+    """The address of one view of a run; by default the first."""
     return f"/run/{run_id}/{view}" if view else f"/run/{run_id}"
 
 
 def compare(run_ids: Sequence[str], view: str = "") -> str:
-    """The address of one view of several runs; the first if none is named."""
+    """The address of one view of several runs; by default the first."""
     return f"/compare{'/' if view else ''}{view}?runs={','.join(run_ids)}"
 
 
@@ -80,10 +79,10 @@ def _runs(
 ) -> Address:
     for run_id in chosen:
         if run_id not in run_ids:
-            return Nowhere(sentence=f"There is no run {_shown(run_id)} here.")
+            return NotFound(sentence=f"There is no run {_shown(run_id)} here.")
     view = rest[0] if rest and rest[0] else views[0]
     if view not in views:
-        return Nowhere(sentence=f"A run has no page {_shown(view)}: there are {', '.join(views)}.")
+        return NotFound(sentence=f"A run has no page {_shown(view)}: there are {', '.join(views)}.")
     return RunPage(run_ids=chosen, view=view, compared=compared)
 
 

@@ -1,6 +1,6 @@
-"""All runs in a table: how each does, when its stages were heard of last, and which are picked for comparison.
+"""All runs in a table: their state, the age of their stages' status, and which are picked for comparison.
 
-What is picked stands in the address alone: a tick is a link to the page with one run more, or one less.
+The picked runs are only in the address: a tick is a link to the page with one run added or removed.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dashboard.pages import address
-from dashboard.pages.draw import TEXT
+from dashboard.pages.draw import TEXT, grid
 from dashboard.pages.frame import duration, number
-from dashboard.runs import OverviewRow
-from millrace.status import STAGES
+from dashboard.read.runs import OverviewRow
+from millrace.runs.status import STAGES
 
 TABLE = "overview"
 """The id of the block whose text is the table."""
@@ -23,27 +23,23 @@ _HEADER = (
     "step (policy version)",
     "reward, mean of the last step",
     "staleness in policy versions: mean, largest, bound",
-    "last sign of life",
+    "last status",
 )
 
 
 def page(rows: Sequence[OverviewRow], picked: Sequence[str], url: str) -> Component:
-    """The whole page."""
     sentence = (
-        "Every run found here, how far it has come, how old the rollouts were that it trained on, and how long ago "
-        "each of its stages was heard of."
+        "Every run found here: its progress, the staleness of the rollouts it was trained on, and the time since each "
+        "of its stages last wrote its status."
     )
     inside = html.Div(table(rows, picked, url), id={"type": TEXT, "block": TABLE}, className="table")
     return html.Section([html.P(sentence, className="sentence"), inside], className="block wide")
 
 
 def table(rows: Sequence[OverviewRow], picked: Sequence[str], url: str) -> list[Component]:
-    """What of the page changes."""
     if not rows:
-        return [html.P(f"There is no run in {url} yet; this page goes on looking.", className="nowhere")]
-    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in _HEADER]))
-    body = html.Tbody([_row(row, picked) for row in rows])
-    return [html.Table([head, body], className="runs"), _comparison(picked)]
+        return [html.P(f"There is no run in {url} yet; this page keeps looking.", className="nowhere")]
+    return [grid(_HEADER, [_row(row, picked) for row in rows]), _comparison(picked)]
 
 
 def _row(row: OverviewRow, picked: Sequence[str]) -> Component:

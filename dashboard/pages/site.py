@@ -1,7 +1,7 @@
-"""What is shown at an address, and what became of it since: everything but Dash's wiring.
+"""The page at an address and its updates: everything but Dash's wiring.
 
-address ─► parse ─► look at its runs ─► show: frame and body, anew
-                                    └─► refresh: the frame; if something is new, every figure and text; or "draw anew"
+address ─► parse ─► read its runs ─► show: frame and body
+                                 └─► refresh: the frame; if something is new, every figure and text; or `again`
 """
 
 import json
@@ -14,13 +14,13 @@ import plotly.graph_objects as go
 from dash import dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboard import trajectories_page
-from dashboard.blocks import Rows, View
-from dashboard.data import RunData
 from dashboard.pages import address, overview
+from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.draw import draw, redraw, sums, table
 from dashboard.pages.frame import frame
-from dashboard.runs import OverviewRow, Runs
+from dashboard.read.model import RunData
+from dashboard.read.runs import OverviewRow, Runs
+from dashboard.views.blocks import Rows, View
 from millrace.errors import MillraceError
 from storage.errors import StorageError
 
@@ -29,63 +29,61 @@ _JUST_NOW_SECONDS = 0.2
 TRAJECTORIES = View(
     name="trajectories",
     title="Trajectories",
-    sentence="Every group that the trainer took, to search and to read: prompts, responses, rewards and versions.",
+    sentence="Search and read every group that the trainer took: prompts, responses, rewards and versions.",
     blocks=(),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A page as it is now."""
+    """A whole page."""
 
     frame: Sequence[Component]
     body: Component
     drawn_from: Mapping[str, Any]
-    """JSON that the browser keeps until the next tick."""
+    """JSON that the browser stores until the next tick."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refreshed:
-    """What became of a page; what is as it was is `no_update`."""
+    """The update of a page; unchanged parts are `no_update`."""
 
     frame: Sequence[Component]
     figures: Sequence[Any]
     texts: Sequence[Any]
     drawn_from: Any = no_update
     again: bool = False
-    """The whole page has to be drawn anew."""
+    """The whole page has to be redrawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Look:
-    """What there is at an address."""
+    """What was read for an address."""
 
     at: address.Address
     found: Sequence[RunData] = ()
-    """Of the runs on the page, those that can be read."""
+    """The runs on the page that can be read."""
     rows: Sequence[OverviewRow] = ()
-    """Of the overview."""
     problems: Sequence[str] = ()
 
 
 class Site:
-    """Draws the pages of `runs`; `views` are those of a run, beside its trajectories."""
+    """Draws the pages of `runs`; `views` are those of a run, without its trajectories page."""
 
     def __init__(self, runs: Runs, views: Sequence[View]) -> None:
         self._runs = runs
         self._views = views
 
     def at(self, path: str, search: str) -> address.Address:
-        """What an address asks for. Raises StorageError where it can't be told which runs there are."""
+        """The parsed address. Raises StorageError if the runs can't be listed."""
         views = [view.name for view in self._offered(path.strip("/").split("/")[0] == "compare")]
         found = address.parse(path, search, self._runs.ids(), views)
-        if isinstance(found, address.Nowhere):
-            # Perhaps of a run that was made just now.
+        if isinstance(found, address.NotFound):
+            # It may be of a run that was just created.
             found = address.parse(path, search, self._runs.ids(within=_JUST_NOW_SECONDS), views)
         return found
 
     def show(self, path: str, search: str) -> Shown:
-        """The whole page at an address."""
         look = self._look(path, search)
         built = self._built(look)
         drawn_from = {**_drawn_from(path, look), "figures": _sums(built)}
@@ -94,23 +92,23 @@ class Site:
     def refresh(
         self, path: str, search: str, drawn_from: Mapping[str, Any], charts: Sequence[str], texts: Sequence[str]
     ) -> Refreshed:
-        """What became of a page that is open; `charts` and `texts` are the ids of the blocks on it."""
+        """The update of an open page; `charts` and `texts` are the ids of the blocks on it."""
         look = self._look(path, search)
         now = _drawn_from(path, look)
         rest = Refreshed(frame=self._frame(look), figures=[no_update] * len(charts), texts=[no_update] * len(texts))
-        if isinstance(look.at, address.Nowhere):
+        if isinstance(look.at, address.NotFound):
             return rest
         if now["page"] != drawn_from.get("page") or not set(now["found"]) <= set(drawn_from["found"]):
             return replace(rest, again=True)
         if isinstance(look.at, address.OverviewPage):
             rows = overview.table(look.rows, look.at.picked, self._runs.url)
             return replace(rest, texts=[rows for _ in texts])
-        # A run that can't be read just now stays as it was seen last.
+        # A run that can't be read at the moment stays as it was drawn last.
         if now.items() <= drawn_from.items() or len(look.found) < len(drawn_from["found"]):
             return rest
         built = self._built(look)
         drawn = drawn_from.get("figures", {})
-        # A block that is not of this view: the person has gone to another page meanwhile.
+        # Blocks of another view are left alone: the user has changed pages in the meantime.
         figures = {name: redraw(new, drawn.get(name, {})) for name, new in built.items() if isinstance(new, go.Figure)}
         tables = {name: table(new) for name, new in built.items() if isinstance(new, Rows)}
         return replace(
@@ -120,10 +118,10 @@ class Site:
             drawn_from={**now, "figures": _sums(built)},
         )
 
-    def leads_nowhere(self, path: str, search: str) -> bool:
-        """Whether there is no such page; False where that can't be told just now."""
+    def is_not_found(self, path: str, search: str) -> bool:
+        """Whether there is no such page; False if that can't be determined at the moment."""
         try:
-            return isinstance(self.at(path, search), address.Nowhere)
+            return isinstance(self.at(path, search), address.NotFound)
         except StorageError:
             return False
 
@@ -133,7 +131,7 @@ class Site:
             if isinstance(at, address.OverviewPage):
                 return _Look(at=at, rows=self._runs.overview())
         except (MillraceError, StorageError) as error:
-            return _Look(at=address.Nowhere(sentence=str(error)), problems=[str(error)])
+            return _Look(at=address.NotFound(sentence=str(error)), problems=[str(error)])
         found, problems = list[RunData](), list[str]()
         for run_id in at.run_ids if isinstance(at, address.RunPage) else ():
             try:
@@ -155,21 +153,21 @@ class Site:
         return frame(look.at, look.found, look.problems, self._offered(compared), self._runs.url)
 
     def _built(self, look: _Look) -> dict[str, go.Figure | Rows]:
-        """Every block of the page's view by its id, as it is now; of a page without blocks, none."""
+        """The current content of every block of the page's view, by id."""
         if not look.found or not isinstance(look.at, address.RunPage):
             return {}
         return {block.id: block.build(look.found) for block in self._view(look.at).blocks}
 
     def _body(self, look: _Look, built: Mapping[str, go.Figure | Rows]) -> Component:
         match look.at:
-            case address.Nowhere(sentence=sentence):
+            case address.NotFound(sentence=sentence):
                 home = dcc.Link("All runs", href=address.overview())
                 return html.Div([html.P(sentence), home], className="nowhere")
             case address.OverviewPage(picked=picked):
                 return overview.page(look.rows, picked, self._runs.url)
             case address.RunPage() as at:
                 if not look.found:
-                    return html.P("Nothing can be shown yet; this page goes on looking.", className="nowhere")
+                    return html.P("Nothing can be shown yet; this page keeps looking.", className="nowhere")
                 view = self._view(at)
                 if view is TRAJECTORIES:
                     return html.Div(trajectories_page.layout(at.run_ids[0]), className="trajectories")
@@ -178,11 +176,11 @@ class Site:
 
 
 def _drawn_from(path: str, look: _Look) -> dict[str, Any]:
-    """Which page is drawn from which runs, and a checksum of everything in them that a block may show."""
+    """The page, its runs, and a checksum of everything in them that a block may show."""
     return {
         "path": path,
         "page": type(look.at).__name__,
-        "found": [run.facts.run_id for run in look.found],
+        "found": [run.info.run_id for run in look.found],
         "seen": [_seen(run) for run in look.found],
     }
 
@@ -195,8 +193,8 @@ def _seen(run: RunData) -> int:
     times = run.consumed["t"]
     status = run.status or {}
     told = [
-        len(run.facts.attempts),
-        [attempt.ended for attempt in run.facts.attempts],
+        len(run.info.attempts),
+        [attempt.ended for attempt in run.info.attempts],
         len(times),
         float(times[-1]) if len(times) else None,
         {stage: {name: len(rows["t"]) for name, rows in names.items()} for stage, names in run.metrics.items()},

@@ -1,1 +1,1 @@
-"""From what is known of a run to the numbers that a chart or table shows: pure functions over arrays."""
+"""Pure functions from RunData to the numbers that a chart or table shows."""

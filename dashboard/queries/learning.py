@@ -1,7 +1,7 @@
-"""What the trainer measured at each step, and what evaluations found, over policy versions."""
+"""The trainer's metrics of each step, and evaluation results, over policy versions."""
 
-from dashboard.data import RunData
 from dashboard.queries.series import Line, ascending, over_versions, thin
+from dashboard.read.model import RunData
 
 TRAINER = "train-0"
 RATIO_QUANTILES = ("p05", "p50", "p95", "max")
@@ -9,10 +9,10 @@ RATIO_QUANTILES = ("p05", "p50", "p95", "max")
 
 
 def measured(run: RunData, name: str) -> Line:
-    """One of the trainer's measurements of a step, in the unit of its name; of a maximum, the largest of neighbours."""
+    """One of the trainer's metrics, in the unit of its name. Thinning averages neighbours, but keeps maxima."""
     return thin(over_versions(run, TRAINER, name), largest=name.endswith("_max"))
 
 
 def accuracy(run: RunData) -> Line:
-    """Share of held-out prompts answered right, of each version evaluated."""
+    """Share of held-out prompts answered correctly, for each version evaluated."""
     return thin(ascending(run.evaluations["policy_version"], run.evaluations["accuracy"]))

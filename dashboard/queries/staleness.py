@@ -1,54 +1,31 @@
-"""How old the trained trajectories were, where that came from, and what the bound cost.
+"""How stale the trained trajectories were, where that came from, and what the bound cost.
 
-    consumed ─► trained rows ─► stretches of whole steps, at most 500 ─► a value each: mean, largest, share
+    consumed ─► trained rows ─► bins of whole steps, at most 500 ─► one value per bin: mean, largest, share
              └► all rows     ─► by outcome
 
-Staleness is in policy versions; lines are over the policy version that a step made. A mean is over trajectories.
+Staleness is in policy versions; lines are over the policy version that a step made. Means are over trajectories.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dashboard.data import Columns, RunData
-from dashboard.queries.series import MOST_POINTS, NO_LINE, Floats, Line
+from dashboard.queries.series import MOST_POINTS, NO_LINE, Floats, Heat, Line
+from dashboard.read.model import Columns, RunData
 
 MOST_CELLS = 120
-"""Of a heat map, each way."""
+"""Per side of a heat map."""
 MOST_SPANS = 5
-"""So many versions or more in one trajectory are counted together."""
+"""Trajectories sampled by this many versions or more are counted together."""
 _RECENT_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distribution:
-    """How many of the trained trajectories had which staleness."""
-
-    staleness: npt.NDArray[np.int64]
-    """[values] 0, 1, 2 … policy versions."""
-    recent: Floats
-    """[values] share of the newest tenth of the trajectories, and of the last step's at least."""
-    whole: Floats
-    """[values] share of all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """How many trajectories were sampled by which version and trained at which."""
-
-    behaviour: Floats
-    """[rows] oldest version that sampled the trajectory; the middle of each cell."""
-    trained: Floats
-    """[columns] version that the step made."""
-    counts: npt.NDArray[np.int64]
-    """[rows, columns] trajectories."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of some of the trajectories that the trainer took."""
+    """The trajectories that the trainer took, with one outcome."""
 
     name: str
     """trained, or the drop_reason."""
@@ -56,15 +33,15 @@ class Outcome:
     tokens: int
     """Response tokens."""
     mean_length: float
-    """Response tokens; NaN where there are no rollouts."""
+    """Response tokens; NaN without trajectories."""
     mean_reward: float
-    """Of the known ones; NaN where none is."""
+    """Of the known rewards; NaN if none is."""
     length_ratio: float
-    """Its mean length over that of the trained ones; NaN where there are none."""
+    """Mean length over that of the trained ones; NaN if there are none."""
 
 
-class _Stretches:
-    """Trained rows cut into stretches of whole steps, at most 500. Rows of a step lie together, steps ascend."""
+class _Bins:
+    """Trained rows in bins of whole steps, at most 500. Rows of a step are adjacent, and steps ascend."""
 
     def __init__(self, rows: Columns) -> None:
         versions = rows["policy_version"]
@@ -83,23 +60,24 @@ class _Stretches:
     def largest(self, column: str) -> Line:
         return Line(self.versions, np.maximum.reduceat(self.rows[column], self.starts).astype(np.float64))
 
-    def place(self) -> npt.NDArray[np.int64]:
-        """[rows] the stretch that each row is in."""
-        return np.repeat(np.arange(len(self.starts)), self.counts)
+    def count(self, values: npt.NDArray[Any], size: int, weights: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """[bins, size] how often each value below `size` occurs in each bin, or the sum of its `weights` there."""
+        cells = np.repeat(np.arange(len(self.starts)), self.counts) * size + values
+        return np.bincount(cells, weights, len(self.starts) * size).reshape(-1, size)
 
 
 def over_time(run: RunData) -> tuple[Line, Line]:
     """Mean and largest staleness."""
-    stretches = _stretches(run, "staleness")
-    return (stretches.mean("staleness"), stretches.largest("staleness")) if stretches else (NO_LINE, NO_LINE)
+    bins = _bins(run, "staleness")
+    return (bins.mean("staleness"), bins.largest("staleness")) if bins else (NO_LINE, NO_LINE)
 
 
 def bound(run: RunData) -> Line:
-    """The bound in force, each value until the next: attempts may differ. Ends at the newest trained version."""
+    """The bound in force, each value until the next, as attempts may differ. Ends at the newest trained version."""
     versions: list[float] = []
     bounds: list[float] = []
-    for attempt in reversed(run.facts.attempts):
-        # What an attempt did behind the version that a later one went on from was rolled back.
+    for attempt in reversed(run.info.attempts):
+        # What an attempt did after the version that a later attempt resumed from was rolled back.
         if not versions or attempt.first_step < versions[-1]:
             versions.append(float(attempt.first_step))
             bounds.append(float(attempt.max_staleness))
@@ -109,16 +87,19 @@ def bound(run: RunData) -> Line:
 
 
 def split(run: RunData) -> tuple[Line, Line]:
-    """Mean staleness that came about while groups were sampled, and while they lay in queues; the sum is the mean."""
-    stretches = _stretches(run, "staleness", "staleness_in_flight")
-    if stretches is None:
+    """Mean staleness from sampling and from waiting in queues; their sum is the mean staleness."""
+    bins = _bins(run, "staleness", "staleness_in_flight")
+    if bins is None:
         return NO_LINE, NO_LINE
-    in_flight = stretches.mean("staleness_in_flight")
-    return in_flight, Line(in_flight.x, stretches.mean("staleness").y - in_flight.y)
+    in_flight = bins.mean("staleness_in_flight")
+    return in_flight, Line(in_flight.x, bins.mean("staleness").y - in_flight.y)
 
 
-def distribution(run: RunData) -> Distribution | None:
-    """Of the newest trajectories beside the whole run; None before the first step."""
+def distribution(run: RunData) -> tuple[Line, Line] | None:
+    """Share of the trained trajectories by staleness, 0, 1, 2 …; None before the first step.
+
+    First of the newest tenth of the trajectories, at least those of the last step; then of all.
+    """
     rows = _trained(run, "staleness")
     versions, lags = rows["policy_version"], rows["staleness"]
     if not len(lags):
@@ -126,17 +107,16 @@ def distribution(run: RunData) -> Distribution | None:
     last_step = int(np.searchsorted(versions, versions[-1]))
     recent = lags[min(last_step, len(lags) - int(np.ceil(len(lags) * _RECENT_SHARE))) :]
     whole = np.bincount(lags)
-    return Distribution(
-        staleness=np.arange(len(whole)),
-        recent=np.bincount(recent, minlength=len(whole)) / len(recent),
-        whole=whole / len(lags),
-    )
+    staleness = np.arange(len(whole), dtype=np.float64)
+    newest = np.bincount(recent, minlength=len(whole)) / len(recent)
+    return Line(staleness, newest), Line(staleness, whole / len(lags))
 
 
-def pairs(run: RunData) -> Pairs | None:
-    """Of the newest 120 versions trained, one cell a version, so that the band along the diagonal can be told apart.
+def pairs(run: RunData) -> Heat | None:
+    """How many trajectories were trained at each version (x), by the oldest version that sampled them (y).
 
-    Where behaviour versions span more than 120, several share a cell. None before the first step.
+    Of the newest 120 trained versions, with one cell per version so that the band along the diagonal stays visible. If
+    behaviour versions span more than 120, several share a cell. None before the first step.
     """
     rows = _trained(run, "min_policy_version")
     versions, behaviour = rows["policy_version"], rows["min_policy_version"]
@@ -149,52 +129,45 @@ def pairs(run: RunData) -> Pairs | None:
     row, column = (behaviour - low) // size, versions - left
     shape = int(row.max()) + 1, int(column[-1]) + 1
     counts = np.bincount(row * shape[1] + column, minlength=shape[0] * shape[1]).reshape(shape)
-    return Pairs(
-        behaviour=low + (size - 1) / 2 + size * np.arange(shape[0], dtype=np.float64),
-        trained=left + np.arange(shape[1], dtype=np.float64),
+    return Heat(
+        name=run.info.run_id,
+        x=left + np.arange(shape[1], dtype=np.float64),
+        y=low + (size - 1) / 2 + size * np.arange(shape[0], dtype=np.float64),
         counts=counts,
     )
 
 
 def by_generator(run: RunData) -> Mapping[int, Line]:
     """Mean staleness of each generator's trajectories."""
-    stretches = _stretches(run, "staleness", "generator")
-    if stretches is None:
+    bins = _bins(run, "staleness", "generator")
+    if bins is None:
         return {}
-    generators = stretches.rows["generator"]
-    num_generators = int(generators.max()) + 1
-    shape = len(stretches.starts), num_generators
-    cells = stretches.place() * num_generators + generators
-    counts = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
-    sums = np.bincount(cells, stretches.rows["staleness"], shape[0] * shape[1]).reshape(shape)
-    found = {}
-    for generator in range(num_generators):
-        made = counts[:, generator] > 0
-        if made.any():
-            means = sums[made, generator] / counts[made, generator]
-            found[generator] = Line(stretches.versions[made], means)
-    return found
+    generators = bins.rows["generator"]
+    size = int(generators.max()) + 1
+    counts, sums = bins.count(generators, size), bins.count(generators, size, bins.rows["staleness"])
+    return {
+        generator: Line(bins.versions[made], sums[made, generator] / counts[made, generator])
+        for generator in range(size)
+        if (made := counts[:, generator] > 0).any()
+    }
 
 
 def spans(run: RunData) -> Mapping[int, Line]:
-    """Share of the trajectories that so many versions sampled, 1 to 5; 5 stands for more as well."""
-    stretches = _stretches(run, "min_policy_version", "max_policy_version")
-    if stretches is None:
+    """Share of trajectories by how many versions sampled them, 1 to 5; 5 includes more."""
+    bins = _bins(run, "min_policy_version", "max_policy_version")
+    if bins is None:
         return {}
-    rows = stretches.rows
-    more = np.minimum(rows["max_policy_version"] - rows["min_policy_version"], MOST_SPANS - 1)
-    shape = len(stretches.starts), MOST_SPANS
-    counts = np.bincount(stretches.place() * MOST_SPANS + more, minlength=shape[0] * shape[1]).reshape(shape)
-    shares = counts / stretches.counts[:, np.newaxis]
-    return {number + 1: Line(stretches.versions, shares[:, number]) for number in range(MOST_SPANS)}
+    more = np.minimum(bins.rows["max_policy_version"] - bins.rows["min_policy_version"], MOST_SPANS - 1)
+    shares = bins.count(more, MOST_SPANS) / bins.counts[:, np.newaxis]
+    return {number + 1: Line(bins.versions, shares[:, number]) for number in range(MOST_SPANS)}
 
 
 def mean_span(run: RunData) -> Line:
-    """Versions that sampled a trajectory, mean."""
-    stretches = _stretches(run, "min_policy_version", "max_policy_version")
-    if stretches is None:
+    """Mean number of versions that sampled a trajectory."""
+    bins = _bins(run, "min_policy_version", "max_policy_version")
+    if bins is None:
         return NO_LINE
-    newest, oldest = stretches.mean("max_policy_version"), stretches.mean("min_policy_version")
+    newest, oldest = bins.mean("max_policy_version"), bins.mean("min_policy_version")
     return Line(newest.x, newest.y - oldest.y + 1)
 
 
@@ -222,14 +195,14 @@ def outcomes(run: RunData) -> list[Outcome]:
     ]
 
 
-def _stretches(run: RunData, *columns: str) -> _Stretches | None:
+def _bins(run: RunData, *columns: str) -> _Bins | None:
     """None before the first step."""
     rows = _trained(run, *columns)
-    return _Stretches(rows) if len(rows["policy_version"]) else None
+    return _Bins(rows) if len(rows["policy_version"]) else None
 
 
 def _trained(run: RunData, *columns: str) -> Columns:
-    """These columns and policy_version of the trained rows."""
+    """`columns` and policy_version of the trained rows."""
     names, trained = ("policy_version", *columns), run.trained
     if trained.all():
         return {name: run.consumed[name] for name in names}

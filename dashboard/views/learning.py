@@ -1,16 +1,15 @@
-"""Whether the policy gets better, and whether its training is sound."""
+"""Whether the policy improves, and whether its training is sound."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import plotly.graph_objects as go
 
-from dashboard.blocks import Chart, View
-from dashboard.colours import BLUE, GREY, ORANGE, SEQUENCE, VERMILION, colour_number
-from dashboard.data import RunData
-from dashboard.figures import Series, line_chart
 from dashboard.queries import learning as queries
-from dashboard.views.several import NO_STEP, VERSIONS, line_a_run
+from dashboard.read.model import RunData
+from dashboard.views.blocks import Chart, View
+from dashboard.views.colours import BLUE, GREY, ORANGE, SEQUENCE, VERMILION, colour_number
+from dashboard.views.figures import Series, line_chart
+from dashboard.views.per_run import NO_STEP, VERSIONS, line_per_run
 
 _RATIOS = dict(zip(queries.RATIO_QUANTILES, (SEQUENCE[5], BLUE, ORANGE, VERMILION), strict=True))
 
@@ -20,13 +19,12 @@ def _reward(runs: Sequence[RunData]) -> go.Figure:
     series = []
     for number, run in enumerate(runs):
         reward, accuracy = queries.measured(run, "reward_mean"), queries.accuracy(run)
-        name, colour = run.facts.run_id, colour_number(number)
+        name, colour = run.info.run_id, colour_number(number)
         series += [
-            Series(name="reward" if alone else name, x=reward.x, y=reward.y, colour=colour),
+            Series(name="reward" if alone else name, line=reward, colour=colour),
             Series(
                 name="held-out accuracy" if alone else f"{name}, held-out accuracy",
-                x=accuracy.x,
-                y=accuracy.y,
+                line=accuracy,
                 colour=GREY if alone else colour,
                 dots_only=True,
             ),
@@ -36,36 +34,33 @@ def _reward(runs: Sequence[RunData]) -> go.Figure:
 
 def _ratios(runs: Sequence[RunData]) -> go.Figure:
     if len(runs) > 1:
-        series = line_a_run(runs, lambda run: queries.measured(run, "importance_ratio_mean"))
+        series = line_per_run(runs, lambda run: queries.measured(run, "importance_ratio_mean"))
     else:
         series = [
-            Series(name=quantile, x=line.x, y=line.y, colour=colour)
+            Series(name=quantile, line=queries.measured(runs[0], f"importance_ratio_{quantile}"), colour=colour)
             for quantile, colour in _RATIOS.items()
-            for line in (queries.measured(runs[0], f"importance_ratio_{quantile}"),)
         ]
     return line_chart(series, x=VERSIONS, y="π/μ", empty=NO_STEP, logarithmic=True)
 
 
-def _measured(runs: Sequence[RunData], *, name: str, unit: str, from_zero: bool) -> go.Figure:
-    series = line_a_run(runs, lambda run: queries.measured(run, name))
-    return line_chart(series, x=VERSIONS, y=unit, empty=NO_STEP, from_zero=from_zero, legend=len(runs) > 1)
-
-
 def _chart(name: str, title: str, sentence: str, unit: str, *, from_zero: bool = False) -> Chart:
-    build = partial(_measured, name=name, unit=unit, from_zero=from_zero)
+    def build(runs: Sequence[RunData]) -> go.Figure:
+        series = line_per_run(runs, lambda run: queries.measured(run, name))
+        return line_chart(series, x=VERSIONS, y=unit, empty=NO_STEP, from_zero=from_zero, legend=len(runs) > 1)
+
     return Chart(id=f"learning-{name.replace('_', '-')}", title=title, sentence=sentence, build=build)
 
 
 VIEW = View(
     name="learning",
     title="Learning",
-    sentence="Whether the policy gets better, and whether its training is sound.",
+    sentence="Whether the policy improves, and whether its training is sound.",
     blocks=(
         Chart(
             id="learning-reward",
             title="Reward and accuracy",
-            sentence="Mean reward of the groups trained at each step, and the share of held-out prompts answered right "
-            "by the versions that were evaluated.",
+            sentence="Mean reward of the groups trained at each step, and the share of held-out prompts answered "
+            "correctly by each version evaluated.",
             build=_reward,
             wide=True,
         ),
@@ -79,7 +74,7 @@ VIEW = View(
         _chart(
             "entropy",
             "Entropy",
-            "Of the policy's next token, mean over the trained tokens: near zero, it has stopped exploring.",
+            "Entropy of the policy's next token, mean over the trained tokens: near zero, it has stopped exploring.",
             "nats",
             from_zero=True,
         ),
@@ -87,13 +82,13 @@ VIEW = View(
             id="learning-ratio",
             title="Importance ratio",
             sentence="How much likelier a token is under the policy in training (π) than under the one that sampled it "
-            "(μ): a twentieth of the tokens lies below p05, half below p50, and so on. Of several runs: the mean.",
+            "(μ): a twentieth of the tokens is below p05, half below p50, and so on. For several runs: the mean.",
             build=_ratios,
         ),
         _chart(
             "clip_fraction",
             "Clipped tokens",
-            "Share of the tokens whose weight the loss bounds: under AIPO, those whose importance ratio exceeds ρ.",
+            "Share of tokens whose weight the loss bounds: with AIPO, those whose importance ratio exceeds ρ.",
             "share of tokens",
             from_zero=True,
         ),
@@ -119,14 +114,12 @@ VIEW = View(
         _chart(
             "kl_to_reference",
             "Distance to the reference",
-            "KL divergence of the policy in training from the start model, by the estimator of the config; 0 where the "
+            "KL divergence of the policy in training from the start model, by the estimator of the config; 0 if the "
             "config gives it no weight.",
             "nats per token",
             from_zero=True,
         ),
         _chart("grad_norm", "Gradient norm", "Global L2 norm before it is clipped.", "L2 norm", from_zero=True),
-        _chart(
-            "loss", "Loss", "Surrogate loss of the batch, as the aggregation sums it up; its sign says nothing.", "loss"
-        ),
+        _chart("loss", "Loss", "Surrogate loss of the batch, after aggregation; its sign has no meaning.", "loss"),
     ),
 )

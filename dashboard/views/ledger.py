@@ -1,28 +1,29 @@
 """Whether every trajectory is accounted for."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from dashboard.blocks import Rows, Table, View
-from dashboard.data import RunData
 from dashboard.queries import ledger as queries
-from dashboard.views.several import rows_a_run
-from millrace.ledger import Amount
+from dashboard.read.model import RunData
+from dashboard.views.blocks import Rows, Table, View
+from dashboard.views.per_run import rows_per_run
+from millrace.rollouts.ledger import Amount
 
 _AMOUNTS = ("", "rollouts", "response tokens")
-_TWICE = ("", "rollouts, account", "rollouts, recount", "tokens, account", "tokens, recount")
+_RECOUNT = ("", "rollouts, account", "rollouts, recount", "tokens, account", "tokens, recount")
 _DROPS = ("for version", "generator", "rows", "group", "reason", "staleness, versions")
 
 
 def _balance(runs: Sequence[RunData]) -> Rows:
-    unknown = [run for run in runs if run.status is None]
-    table = rows_a_run(runs, _AMOUNTS, lambda run: [] if run.status is None else _parts(run.status["ledger"]))
-    wrong = [run for run in runs if run.status is not None and not _adds_up(run.status["ledger"])]
-    notes = [f"{run.facts.run_id}: {' '.join(run.problems) or 'its trajectories were not counted.'}" for run in unknown]
-    notes += [f"{run.facts.run_id}: the parts do not add up to what was generated." for run in wrong]
-    return Rows(
-        header=table.header, rows=table.rows, verdict="bad" if unknown or wrong else "good", note=" ".join(notes)
-    )
+    notes = []
+    for run in runs:
+        if run.status is None:
+            notes.append(f"{run.info.run_id}: {' '.join(run.problems) or 'its trajectories were not counted.'}")
+        elif _sum(run.status["ledger"]) != Amount.from_json(run.status["ledger"]["generated"]):
+            notes.append(f"{run.info.run_id}: the parts do not add up to what was generated.")
+    table = rows_per_run(runs, _AMOUNTS, lambda run: [] if run.status is None else _parts(run.status["ledger"]))
+    return replace(table, verdict="bad" if notes else "good", note=" ".join(notes))
 
 
 def _parts(ledger: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -33,7 +34,7 @@ def _parts(ledger: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         **dropped,
         "buffered: scored, not taken": ledger["buffered"],
         "in flight: made, not scored": ledger["in_flight"],
-        "these together": _sum(ledger).to_json(),
+        "sum of the parts": _sum(ledger).to_json(),
     }
     return [(name, f"{amount['rollouts']:,}", f"{amount['tokens']:,}") for name, amount in amounts.items()]
 
@@ -43,85 +44,75 @@ def _sum(ledger: Mapping[str, Any]) -> Amount:
     return sum((Amount.from_json(part) for part in parts), Amount())
 
 
-def _adds_up(ledger: Mapping[str, Any]) -> bool:
-    return _sum(ledger) == Amount.from_json(ledger["generated"])
+def _recount(runs: Sequence[RunData]) -> Rows:
+    found = {run.info.run_id: queries.recount(run) for run in runs}
+    table = rows_per_run(runs, _RECOUNT, lambda run: _entries(found[run.info.run_id]))
+    notes = [_as_of(one) if len(runs) == 1 else f"{run_id}: {_as_of(one)}" for run_id, one in found.items()]
+    agree = all(one is None or one.agrees for one in found.values())
+    return replace(table, verdict="good" if agree else "bad", note=" ".join(notes))
 
 
-def _told_twice(runs: Sequence[RunData]) -> Rows:
-    told = {run.facts.run_id: queries.told_twice(run) for run in runs}
-    table = rows_a_run(runs, _TWICE, lambda run: _entries(told[run.facts.run_id]))
-    notes = [_as_of(found) if len(runs) == 1 else f"{run_id}: {_as_of(found)}" for run_id, found in told.items()]
-    agree = all(found is None or found.agrees for found in told.values())
-    return Rows(header=table.header, rows=table.rows, verdict="good" if agree else "bad", note=" ".join(notes))
-
-
-def _entries(told: queries.ToldTwice | None) -> list[tuple[str, ...]]:
-    if told is None:
-        return []
+def _entries(recount: queries.Recount | None) -> list[tuple[str, ...]]:
     return [
         (
-            entry.of,
+            entry.name,
             f"{entry.account.rollouts:,}",
             f"{entry.recount.rollouts:,}",
             f"{entry.account.tokens:,}",
             f"{entry.recount.tokens:,}",
         )
-        for entry in told.entries
+        for entry in (recount.entries if recount else ())
     ]
 
 
-def _as_of(told: queries.ToldTwice | None) -> str:
-    if told is None:
-        return "The trainer has not said anything yet."
-    if told.behind:
+def _as_of(recount: queries.Recount | None) -> str:
+    if recount is None:
+        return "The trainer has not written an account yet."
+    if recount.behind:
         return (
-            f"The account is as of version {told.policy_version}; the rows of its last {told.behind} steps are still "
-            "to be committed, so a recount may be short."
+            f"The account is as of version {recount.policy_version}; the rows of its last {recount.behind} steps are "
+            "not committed yet, so a recount may be lower."
         )
-    return f"Both as of version {told.policy_version}."
+    return f"Both as of version {recount.policy_version}."
 
 
-def _drops(runs: Sequence[RunData]) -> Rows:
-    return rows_a_run(
-        runs,
-        _DROPS,
-        lambda run: [
-            (
-                str(drop.policy_version),
-                str(drop.generator),
-                f"{drop.first_row} to {drop.last_row}",
-                "unreadable" if drop.group < 0 else str(drop.group),
-                drop.reason,
-                str(drop.staleness),
-            )
-            for drop in queries.newest_drops(run)
-        ],
-    )
+def _drops(run: RunData) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(drop.policy_version),
+            str(drop.generator),
+            f"{drop.first_row} to {drop.last_row}",
+            "unreadable" if drop.group < 0 else str(drop.group),
+            drop.reason,
+            str(drop.staleness),
+        )
+        for drop in queries.newest_drops(run)
+    ]
 
 
 VIEW = View(
     name="ledger",
     title="Ledger",
-    sentence="Where every trajectory went: nothing may be lost, and nothing counted twice.",
+    sentence="Where every trajectory went: none may be lost, and none counted twice.",
     blocks=(
         Table(
             id="ledger-balance",
             title="The balance",
-            sentence="All that was generated is trained, dropped, waiting for the trainer or waiting to be scored.",
+            sentence="Every generated trajectory is trained, dropped, waiting for the trainer or waiting to be scored.",
             build=_balance,
         ),
         Table(
-            id="ledger-told-twice",
-            title="Told twice",
-            sentence="What the trainer's account says it took, beside a recount of the rows behind it.",
-            build=_told_twice,
+            id="ledger-recount",
+            title="Account and recount",
+            sentence="What the trainer's account says it took, and a count of the stored rows.",
+            build=_recount,
         ),
         Table(
             id="ledger-drops",
             title="Dropped groups",
             sentence=f"The last {queries.MOST_DROPS}, newest first: the rows of the generator's stream that were taken "
-            "and not trained on.",
-            build=_drops,
+            "but not trained on.",
+            build=lambda runs: rows_per_run(runs, _DROPS, _drops),
             wide=True,
         ),
     ),

@@ -4,38 +4,38 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from dashboard.blocks import Chart, Rows, Table, View
-from dashboard.colours import BLUE, GREY, SEQUENCE, SKY, VERMILION, colour_number, colour_of
-from dashboard.data import RunData
-from dashboard.figures import Heat, Series, area_chart, bar_chart, heat_maps, line_chart
 from dashboard.queries import staleness as queries
 from dashboard.queries.series import Line
-from dashboard.views.several import NO_STEP, VERSIONS, line_a_run, number, rows_a_run
+from dashboard.read.model import RunData
+from dashboard.views.blocks import Chart, Table, View
+from dashboard.views.colours import BLUE, GREY, SEQUENCE, SKY, VERMILION, colour_number, colour_of
+from dashboard.views.figures import Series, area_chart, bar_chart, heat_maps, line_chart
+from dashboard.views.per_run import NO_STEP, VERSIONS, line_per_run, lines, number, rows_per_run
 
 _STALENESS = "staleness, policy versions"
 _OUTCOMES = ("outcome", "rollouts", "response tokens", "mean length, tokens", "÷ trained", "mean reward")
 
 
-def _over_time(runs: Sequence[RunData]) -> go.Figure:
-    if len(runs) > 1:
-        series = line_a_run(runs, lambda run: queries.over_time(run)[0])
-    else:
-        mean, largest = queries.over_time(runs[0])
-        bound = queries.bound(runs[0]) if len(mean.x) else Line(mean.x, mean.y)
-        series = [
-            Series(name="mean", x=mean.x, y=mean.y, colour=BLUE),
-            Series(name="largest", x=largest.x, y=largest.y, colour=SKY, dash="dot"),
-            Series(name="bound", x=bound.x, y=bound.y, colour=VERMILION, dash="dash", stepped=True),
-        ]
-    return line_chart(series, x=VERSIONS, y=_STALENESS, empty=NO_STEP, from_zero=True)
+def _over_time(run: RunData) -> list[Series]:
+    mean, largest = queries.over_time(run)
+    bound = queries.bound(run) if len(mean.x) else mean
+    return [
+        Series(name="mean", line=mean, colour=BLUE),
+        Series(name="largest", line=largest, colour=SKY, dash="dot"),
+        Series(name="bound", line=bound, colour=VERMILION, dash="dash", stepped=True),
+    ]
+
+
+def _mean(run: RunData) -> Line:
+    return queries.over_time(run)[0]
 
 
 def _split(runs: Sequence[RunData]) -> go.Figure:
     if len(runs) > 1:
-        series = line_a_run(runs, lambda run: queries.split(run)[1])
+        series = line_per_run(runs, lambda run: queries.split(run)[1])
         return line_chart(series, x=VERSIONS, y="staleness from queues, versions", empty=NO_STEP, from_zero=True)
     series = [
-        Series(name=name, x=line.x, y=line.y, colour=colour_of(name))
+        Series(name=name, line=line, colour=colour_of(name))
         for name, line in zip(("in flight", "in queues"), queries.split(runs[0]), strict=True)
     ]
     return area_chart(series, x=VERSIONS, y="mean staleness, versions", empty=NO_STEP)
@@ -43,127 +43,115 @@ def _split(runs: Sequence[RunData]) -> go.Figure:
 
 def _distribution(runs: Sequence[RunData]) -> go.Figure:
     series = []
-    for place, run in enumerate(runs):
-        found = queries.distribution(run)
-        if found is None:
+    for index, run in enumerate(runs):
+        if (found := queries.distribution(run)) is None:
             continue
-        name = "newest tenth" if len(runs) == 1 else run.facts.run_id
-        series.append(Series(name=name, x=found.staleness, y=found.recent, colour=colour_number(place)))
+        recent, whole = found
+        name = "newest tenth" if len(runs) == 1 else run.info.run_id
+        series.append(Series(name=name, line=recent, colour=colour_number(index)))
         if len(runs) == 1:
-            series.append(Series(name="whole run", x=found.staleness, y=found.whole, colour=GREY))
+            series.append(Series(name="whole run", line=whole, colour=GREY))
     return bar_chart(series, x=_STALENESS, y="share of trajectories", empty=NO_STEP)
 
 
 def _pairs(runs: Sequence[RunData]) -> go.Figure:
-    heats = [
-        Heat(name=run.facts.run_id, x=found.trained, y=found.behaviour, counts=found.counts)
-        for run in runs
-        if (found := queries.pairs(run)) is not None
-    ]
+    heats = [heat for run in runs if (heat := queries.pairs(run)) is not None]
     return heat_maps(heats, x="trained version", y="behaviour version", unit="trajectories", empty=NO_STEP)
 
 
-def _by_generator(runs: Sequence[RunData]) -> go.Figure:
-    if len(runs) > 1:
-        series = line_a_run(runs, lambda run: queries.over_time(run)[0])
-    else:
-        series = [
-            Series(name=f"generate-{generator}", x=line.x, y=line.y, colour=colour_number(generator))
-            for generator, line in queries.by_generator(runs[0]).items()
-        ]
-    return line_chart(series, x=VERSIONS, y="mean staleness, versions", empty=NO_STEP, from_zero=True)
+def _by_generator(run: RunData) -> list[Series]:
+    return [
+        Series(name=f"generate-{generator}", line=line, colour=colour_number(generator))
+        for generator, line in queries.by_generator(run).items()
+    ]
 
 
 def _spans(runs: Sequence[RunData]) -> go.Figure:
     if len(runs) > 1:
-        series = line_a_run(runs, queries.mean_span)
+        series = line_per_run(runs, queries.mean_span)
         return line_chart(series, x=VERSIONS, y="versions per trajectory, mean", empty=NO_STEP)
     series = [
-        Series(name=_versions(spanned), x=line.x, y=line.y, colour=SEQUENCE[spanned - 1])
-        for spanned, line in queries.spans(runs[0]).items()
+        Series(name=_versions(number), line=line, colour=SEQUENCE[number - 1])
+        for number, line in queries.spans(runs[0]).items()
         if line.y.any()
     ]
     return area_chart(series, x=VERSIONS, y="share of trajectories", empty=NO_STEP, whole=1.0)
 
 
-def _versions(spanned: int) -> str:
-    if spanned == queries.MOST_SPANS:
-        return f"{spanned} versions or more"
-    return "1 version" if spanned == 1 else f"{spanned} versions"
+def _versions(number: int) -> str:
+    if number == queries.MOST_SPANS:
+        return f"{number} versions or more"
+    return "1 version" if number == 1 else f"{number} versions"
 
 
-def _outcomes(runs: Sequence[RunData]) -> Rows:
-    return rows_a_run(
-        runs,
-        _OUTCOMES,
-        lambda run: [
-            (
-                one.name,
-                f"{one.rollouts:,}",
-                f"{one.tokens:,}",
-                number(one.mean_length),
-                number(one.length_ratio),
-                number(one.mean_reward, 3),
-            )
-            for one in queries.outcomes(run)
-        ],
-    )
+def _outcomes(run: RunData) -> list[tuple[str, ...]]:
+    return [
+        (
+            one.name,
+            f"{one.rollouts:,}",
+            f"{one.tokens:,}",
+            number(one.mean_length),
+            number(one.length_ratio),
+            number(one.mean_reward, 3),
+        )
+        for one in queries.outcomes(run)
+    ]
 
 
 VIEW = View(
     name="staleness",
     title="Staleness",
-    sentence="How many policy versions lie between the weights that sampled a trajectory and those that it trained.",
+    sentence="How many policy versions the trainer was ahead of the weights that sampled a trajectory.",
     blocks=(
         Chart(
             id="staleness-over-time",
             title="Staleness over time",
-            sentence="Of the trajectories trained at each step, the mean and the largest, below the bound in force. Of "
-            "several runs: the mean.",
-            build=_over_time,
+            sentence="Mean and maximum over the trajectories trained at each step, and the bound in force. For several "
+            "runs: the mean.",
+            build=lines(_over_time, _mean, x=VERSIONS, y=_STALENESS),
             wide=True,
         ),
         Chart(
             id="staleness-split",
             title="Where it comes from",
-            sentence="What came about while trajectories were being sampled, and what while they lay in queues; "
-            "together the mean. Of several runs: the part from queues.",
+            sentence="Staleness gained while trajectories were being sampled, and while they waited in queues; the sum "
+            "is the mean. For several runs: the part from queues.",
             build=_split,
         ),
         Chart(
             id="staleness-distribution",
             title="Distribution now",
-            sentence="Share of trajectories by their staleness: the newest tenth of those trained, beside the whole "
-            "run. Of several runs: the newest tenth.",
+            sentence="Share of trajectories by staleness: the newest tenth of those trained, and the whole run. For "
+            "several runs: the newest tenth.",
             build=_distribution,
         ),
         Chart(
             id="staleness-pairs",
             title="Sampled by, trained at",
-            sentence="The newest 120 versions: how many trajectories whose oldest token one version sampled were "
-            "trained at which later one. The farther below the diagonal, the staler.",
+            sentence="For the newest 120 versions: how many trajectories were trained at each version, by the version "
+            "that sampled their oldest token. The farther below the diagonal, the staler.",
             build=_pairs,
         ),
         Chart(
             id="staleness-by-generator",
             title="By generator",
-            sentence="Mean staleness of what each generator made: one that lags behind the others stands out. Of "
+            sentence="Mean staleness of each generator's trajectories: a generator that lags behind stands out. For "
             "several runs: the mean of all generators.",
-            build=_by_generator,
+            build=lines(_by_generator, _mean, x=VERSIONS, y="mean staleness, versions"),
         ),
         Chart(
             id="staleness-spans",
             title="Versions in one trajectory",
-            sentence="Share of trajectories by how many policy versions sampled their tokens, since weights change in "
-            "the middle of a response. Of several runs: the mean number of versions.",
+            sentence="Share of trajectories by how many policy versions sampled their tokens, because weights change "
+            "during a response. For several runs: the mean number of versions.",
             build=_spans,
         ),
         Table(
             id="staleness-outcomes",
             title="Trained and dropped",
-            sentence="What the trainer took, by what became of it. A mean length that differs from that of the trained "
-            "ones means that dropping favours long or short responses.",
-            build=_outcomes,
+            sentence="The trajectories that the trainer took, by outcome. If a mean length differs from that of the "
+            "trained ones, dropping favours long or short responses.",
+            build=lambda runs: rows_per_run(runs, _OUTCOMES, _outcomes),
         ),
     ),
 )

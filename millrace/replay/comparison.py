@@ -1,6 +1,6 @@
-"""What several losses made of the same batches: a table, a row a step and loss. Its columns, means and lines for plots.
+"""The comparison of several losses on the same batches: a row per step and loss, means, and lines for plots.
 
-Knows no torch: the table is made by `millrace.replay.compare` and read by whoever shows it.
+Does not import torch: `millrace.replay.compare` makes the table, flows show it.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace.history import Point
+from millrace.runs.history import Point
 from storage.schema import column
 
 Row = dict[str, Any]
-"""What one loss made of one batch, by column."""
+"""One loss on one batch, by column."""
 
 _COLUMNS = [
     column("step", pa.int64(), "policy version that the run made of the batch"),
@@ -40,30 +40,16 @@ _COLUMNS = [
     column(
         "implied_kl",
         pa.float64(),
-        "mean over the tokens of KL(before || after) of one optimizer step from the original's weights, nats; null "
-        "with copies of their own",
-        nullable=True,
-    ),
-    column(
-        "drift_kl",
-        pa.float64(),
-        "mean over the tokens of KL(original || copy), both after the step, nats; null without copies of their own",
-        nullable=True,
-    ),
-    column(
-        "reward_weighted_drift_kl",
-        pa.float64(),
-        "the same mean, each token weighted with its response's reward; null also where a reward is negative or all "
-        "are 0",
+        "mean over the tokens of KL(before || after) of one optimizer step from the original's weights, nats",
         nullable=True,
     ),
 ]
 COSINE = "cosine_"
-"""Before the name of a loss: the column of the cosine to its gradient."""
+"""Prefix of a loss's name: the column of the cosine to its gradient."""
 
 
 def comparison_schema(losses: Sequence[str]) -> pa.Schema:
-    """Columns of a comparison of `losses`, each with what it means."""
+    """Columns of a comparison of `losses`, each documented."""
     doc = "cosine between this loss's gradient and that of {}, in [-1, 1]; null where one of them is 0"
     cosines = [column(f"{COSINE}{name}", pa.float64(), doc.format(name), nullable=True) for name in losses]
     return pa.schema([*_COLUMNS, *cosines])
@@ -71,23 +57,23 @@ def comparison_schema(losses: Sequence[str]) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What several losses made of the same batches."""
+    """Several losses on the same batches."""
 
     table: pa.Table
-    """A row a step and loss, in their order: the columns of `comparison_schema`."""
+    """A row per step and loss, in this order; columns as in `comparison_schema`."""
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """Their names, in the order in which they were asked for."""
+        """Their names, in the order requested."""
         return tuple(name.removeprefix(COSINE) for name in self.table.column_names if name.startswith(COSINE))
 
     @property
     def logprob_error(self) -> float | None:
-        """The largest of its column, nats; None where nothing was stored."""
+        """Largest over the steps, nats; None if nothing was stored."""
         return max((error for error in self.table["logprob_error"].to_pylist() if error is not None), default=None)
 
     def means(self) -> list[Row]:
-        """One row a loss: the mean of each number over the steps where it is known, None where it never is."""
+        """One row per loss: the mean of each number over the steps where it is known, or None."""
         rows = self.table.to_pylist()
         names = [name for name in self.table.column_names if name not in ("step", "loss")]
         return [
@@ -96,7 +82,7 @@ class Comparison:
         ]
 
     def series(self, name: str) -> dict[str, list[Point]]:
-        """Loss → (step, value) of the column `name` wherever it is known: the lines of a plot."""
+        """Loss → (step, value) of the column `name` where it is known: the lines of a plot."""
         rows = self.table.select(["step", "loss", name]).to_pylist()
         return {
             loss: [(row["step"], row[name]) for row in rows if row["loss"] == loss and row[name] is not None]

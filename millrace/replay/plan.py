@@ -1,68 +1,58 @@
-"""In which batches the groups of one or several stored runs are trained on.
+"""In which batches the groups of one or several stored runs are trained.
 
-    source 0, share 3   a0 a1 a2 a3 a4 a5 …  ─┐  stored: as they lie; shuffled: each source by itself
-                                              ├─► a0 a1 b0 a2 │ a3 a4 b1 a5 │ …   batches of groups_per_step
-    source 1, share 1   b0 b1 b2 …           ─┘
+    source 0   a0 a1 a2 a3 a4 ─┐  stored: one source after the other
+                               ├─► a0 a1 a2 │ a3 a4 b0 │ b1 b2 …   batches of groups_per_step
+    source 1   b0 b1 b2 …     ─┘  shuffled: all of them in a new order
 
-Of one source in stored order, whole steps and the run's own groups_per_step give the original batches.
+With one source, stored order, whole steps and the run's own groups_per_step, these are the original batches.
 """
 
-import math
-from collections.abc import Iterator, Sequence
-from fractions import Fraction
-from itertools import islice, takewhile
-from typing import Literal
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from millrace.replay.stored import StoredRun
+from configs.replay import ReplayRequest
+from millrace.errors import ReplayError
+from millrace.replay.sources.selection import select
+from millrace.replay.sources.source_run import SourceRun
+from millrace.runs.start_hashes import read_start_hashes
 
-Order = Literal["stored", "shuffled"]
 Batch = list[tuple[int, int]]
 """(index of the source, row of its `groups`) of each group that a step trains, in order."""
 
 
-def plan(
-    sources: Sequence[tuple[StoredRun, npt.NDArray[np.int64], float]],
-    *,
-    groups_per_step: int,
-    order: Order,
-    seed: int,
-    max_steps: int | None,
-) -> list[Batch]:
-    """Batches of `groups_per_step` groups each, at most `max_steps` of them; `seed` decides what is shuffled how.
+def plan(sources: Sequence[SourceRun], request: ReplayRequest, *, groups_per_step: int, seed: int) -> list[Batch]:
+    """Whole batches of `groups_per_step` groups: at least one, and the same ones whenever it is called.
 
-    `sources` are runs with the rows chosen of them and their shares: positive, and relative to each other. However far
-    one reads, the number of groups of each source is its share of them, rounded up or down. The plan ends where the
-    source whose turn it is has no more; groups that do not fill a last batch are left out.
+    `seed` decides the shuffled order. Groups that do not fill a last batch are left out. Raises ReplayError if there is
+    no whole batch, and as `select` does.
     """
-    random = np.random.default_rng(seed)
-    rows = [random.permutation(chosen) if order == "shuffled" else chosen for _, chosen, _ in sources]
-    turns = _turns([share for _, _, share in sources], [len(chosen) for chosen in rows])
-    groups = ((source, int(rows[source][place])) for source, place in turns)
-    whole = takewhile(lambda batch: len(batch) == groups_per_step, _cut(groups, groups_per_step))
-    return list(islice(whole, max_steps))
+    groups = [(index, row) for index, run in enumerate(sources) for row in select(run, request).tolist()]
+    if request.order == "shuffled":
+        groups = [groups[place] for place in np.random.default_rng(seed).permutation(len(groups)).tolist()]
+    whole = len(groups) - len(groups) % groups_per_step
+    if not whole:
+        raise ReplayError(
+            f"{len(groups)} stored groups are chosen and training.groups_per_step is {groups_per_step}; "
+            "expected at least one whole batch"
+        )
+    return [groups[first : first + groups_per_step] for first in range(0, whole, groups_per_step)]
 
 
-def _turns(shares: Sequence[float], sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(source, place in it), source by source in turn, until the one whose turn it is has no more."""
-    # As they were written: of 2.6 and 5.2 the first is a third.
-    fractions = [Fraction(repr(share)) for share in shares]
-    whole = math.lcm(*(fraction.denominator for fraction in fractions))
-    weights = [int(fraction * whole) for fraction in fractions]
-    total = sum(weights)
-    taken = [0] * len(shares)
-    # Balinski and Young's quota method (1975): no count ever leaves its quota, rounded up or down.
-    for number in range(1, sum(sizes) + 1):
-        below = [source for source, weight in enumerate(weights) if taken[source] * total < weight * number]
-        source = max(below, key=lambda one: weights[one] / (taken[one] + 1))
-        if taken[source] == sizes[source]:
-            return
-        yield source, taken[source]
-        taken[source] += 1
+def check_same_tokens(sources: Sequence[SourceRun]) -> None:
+    """Raises ReplayError unless all sources have one vocabulary and tokenizer, without which they can't be mixed."""
+    first, *others = sources
+    for other in others:
+        if other.vocab_size != first.vocab_size:
+            raise ReplayError(
+                f"{other.url}: its vocabulary has {other.vocab_size} tokens, but that of {first.url} has "
+                f"{first.vocab_size}; expected one vocabulary"
+            )
+        if _tokenizer(other) != _tokenizer(first):
+            raise ReplayError(f"{other.url}: its tokenizer differs from that of {first.url}; expected the same one")
 
 
-def _cut(groups: Iterator[tuple[int, int]], size: int) -> Iterator[Batch]:
-    while batch := list(islice(groups, size)):
-        yield batch
+def _tokenizer(run: SourceRun) -> str | None:
+    """The hash of its file, or else the folder that the run was started from."""
+    path: str | None = run.config["model"]["path"]
+    return (read_start_hashes(run.store) or {}).get("tokenizer.json", path)

@@ -4,10 +4,9 @@
     ║ trainer_logprobs ║ − log μ ─────────────────────────────────────────► importance ratios  ├─► Shown
     attempts/, ║ metrics ║, evaluations/ ─────────────────────────────────► config, numbers    ┘
 
-Step N makes policy version N: the policy that saw the batch is version N − 1.
+Step N makes policy version N, so the policy that saw the batch is version N − 1.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,25 +15,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millrace.consumed import TRAINED
 from millrace.errors import ReplayError
-from millrace.history import read_steps
-from millrace.replay.stored import StoredRun
-from millrace.replay.taken import Taken, prompts, taken
-from millrace.run import attempt_of_step
+from millrace.evaluation.results import read_result
+from millrace.replay.sources.source_run import SourceRun
+from millrace.replay.trained_group import TrainedGroup, prompts, trained_groups
+from millrace.rollouts.consumed import TRAINED
+from millrace.runs.history import read_steps
+from millrace.runs.record import attempt_of_step
 from millrace.types import Prompt
-from storage import layout
-from storage.errors import NotInStore
-from storage.store import Store
+from storage.stores.base import Store
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratios:
-    """Of π/μ over the tokens that carry loss, before clipping."""
+    """π/μ over the tokens that carry loss, before clipping."""
 
     mean: float
     p05: float
-    """Quantiles: a twentieth of the tokens is below this one, half below the next, …"""
+    """Quantiles 0.05, 0.5 and 0.95."""
     p50: float
     p95: float
     max: float
@@ -42,7 +40,7 @@ class Ratios:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownGroup:
-    """One group of the batch; lists have one value a member."""
+    """One group of the batch; lists have one value per member."""
 
     group_id: int
     generator: int
@@ -50,19 +48,18 @@ class ShownGroup:
     """Of its rows in the generator's stream."""
     prompt_id: str
     prompt: str
-    """Its text, as it was tokenised."""
+    """Its text, as tokenised."""
     answer: str
-    """The right one."""
+    """The correct one."""
     min_policy_version: int
-    """Oldest policy version that sampled any of it."""
     max_policy_version: int
-    """Newest policy version that sampled any of it."""
+    """Oldest and newest policy version that sampled any of it."""
     staleness: int
-    """Policy versions, when the trainer took it."""
+    """Policy versions, when it was trained."""
     rewards: list[float | None]
     """None where the verifier failed; such a member was not trained on."""
     advantages: list[float | None]
-    """What its tokens were weighted with; None where it was not trained on."""
+    """None where it was not trained on."""
     lengths: list[int]
     """Response tokens."""
     ratios: Ratios
@@ -81,21 +78,21 @@ class Shown:
     t: float
     """When it was done, unix seconds."""
     attempt: int
-    """The start of the run's controller in which it was made."""
+    """The controller's start during which it was made."""
     config: dict[str, Any]
-    """In force then, as JSON."""
+    """In effect then, as JSON."""
     groups: list[ShownGroup]
     """In the order of the batch."""
     dropped: dict[str, int]
-    """Rollouts that were dropped on the way to this step, by reason."""
+    """Trajectories dropped before this step, by reason."""
     ratios: Ratios
     """Over the whole batch."""
     measured: dict[str, float]
-    """What the trainer measured, by metric name: loss, grad_norm, …; empty where that is damaged."""
+    """The trainer's metrics by name: loss, grad_norm, …; empty if they are damaged."""
     evaluation: dict[str, Any] | None
-    """Held-out result of the version that it made; None where it was not evaluated."""
+    """Held-out result of the version that it made; None if it was not evaluated."""
     dashboard: str | None
-    """Address of its trajectories in the dashboard; None where the dashboard's is not known."""
+    """Address of its trajectories in the dashboard; None if the dashboard's address is not known."""
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -104,12 +101,12 @@ class Shown:
 
 
 def show(store: Store, step: int, *, dashboard_url: str | None = None) -> Shown:
-    """Step `step` of the run in `store`. `dashboard_url` is where the dashboard answers.
+    """Step `step` of the run in `store`. `dashboard_url` is the dashboard's address.
 
-    Raises RunMissing, ReplayError where the run has no such step or stored too little, and StreamCorrupt or
-    PartRemoved where what it stored can't be read any more.
+    Raises RunMissing, ReplayError if the run has no such step or stored too little, and StreamCorrupt or PartRemoved if
+    what it stored can no longer be read.
     """
-    run = StoredRun(store)
+    run = SourceRun(store)
     if step not in run.steps:
         raise ReplayError(f"{run.url}: no step {step}; expected one of {run.steps[0]} to {run.steps[-1]}")
     of_step = np.flatnonzero(run.groups["step"].to_numpy() == step)
@@ -118,10 +115,9 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> Shown:
     staleness = run.groups["staleness"].to_numpy()[batch].tolist()
     logprobs, advantages = iter(run.trainer_logprobs(step)), iter(run.advantages(step))
     groups, ratios = [], []
-    for found, prompt, lag in zip(taken(run, batch), prompts(run, batch), staleness, strict=True):
-        of_group = _ratios(found, logprobs)
-        ratios.append(of_group)
-        groups.append(_shown(found, prompt, lag, advantages, of_group))
+    for found, prompt, lag in zip(trained_groups(run, batch), prompts(run, batch), staleness, strict=True):
+        ratios.append(_ratios(found, logprobs))
+        groups.append(_shown(found, prompt, lag, advantages, ratios[-1]))
     attempt = attempt_of_step(store, step)
     measured = {found.policy_version: found.values for found in read_steps(store)}
     return Shown(
@@ -136,22 +132,19 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> Shown:
         dropped=_dropped(facts),
         ratios=_summed_up(np.concatenate(ratios)),
         measured=measured.get(step, {}),
-        evaluation=_evaluation(store, step),
+        evaluation=read_result(store, step),
         dashboard=dashboard_url and f"{dashboard_url.rstrip('/')}/run/{run.run_id}/trajectories?version={step}",
     )
 
 
-def _ratios(found: Taken, logprobs: Iterator[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+def _ratios(found: TrainedGroup, logprobs: Iterator[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
     """[N] π/μ of the group's tokens that carry loss, in the trainer's precision."""
-    group = found.group
-    ratios = [
-        np.exp(next(logprobs) - group.rollout_logprobs[i])[group.loss_mask[i].astype(bool)] for i in found.trained
-    ]
-    return np.concatenate(ratios)
+    old, mask = found.group.rollout_logprobs, found.group.loss_mask
+    return np.concatenate([np.exp(next(logprobs) - old[i])[mask[i].astype(bool)] for i in found.trained])
 
 
 def _shown(
-    found: Taken, prompt: Prompt, staleness: int, advantages: Iterator[float], ratios: npt.NDArray[np.float32]
+    found: TrainedGroup, prompt: Prompt, staleness: int, advantages: Iterator[float], ratios: npt.NDArray[np.float32]
 ) -> ShownGroup:
     group, trained = found.group, set(found.trained)
     return ShownGroup(
@@ -182,11 +175,3 @@ def _dropped(facts: Sequence[dict[str, Any]]) -> dict[str, int]:
         if fact["outcome"] != TRAINED:
             found[fact["outcome"]] += fact["rollouts"]
     return dict(sorted(found.items()))
-
-
-def _evaluation(store: Store, policy_version: int) -> dict[str, Any] | None:
-    try:
-        result: dict[str, Any] = json.loads(bytes(store.get(layout.evaluation(policy_version))))
-    except NotInStore:
-        return None
-    return result

@@ -1,11 +1,10 @@
-"""Losses beside each other on one batch after another: a trainer as it went, and a copy of it for each loss.
+"""Losses beside each other on one batch after another: the original trainer, and a copy of it per loss.
 
-    original ─┬─ weights, optimizer state ─► copy with loss 1 ─► one step ─► gradient, norm, weights, how far it moved
-              ├────────────────────────────► copy with loss 2 ─► one step ─► …       cosine between every two gradients
+    original ─┬─ weights, optimizer state ─► copy with loss 1 ─► one step ─► gradient, norm, weights, KL of the step
+              ├────────────────────────────► copy with loss 2 ─► one step ─► …       cosine between each two gradients
               └─► its own step on the batch ─► the next batch
 
-Without copies of their own the losses start each step from the original's weights: they are asked, and move nothing.
-With copies of their own they start there once, and each goes its own way.
+Every copy starts each step from the original's weights.
 """
 
 from collections.abc import Sequence
@@ -15,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millrace.batch import Microbatch, Sample
 from millrace.replay.comparison import COSINE, Row
-from millrace.samples import samples_of
-from millrace.scored import ScoredGroup
-from millrace.trainer import Trainer
+from millrace.rollouts.scored_group import ScoredGroup
+from millrace.training.batch import Microbatch, Sample
+from millrace.training.samples import samples_of
+from millrace.training.trainer import Trainer
 
 _REPORTED = (
     "grad_norm",
@@ -35,66 +34,55 @@ _REPORTED = (
 
 
 class SideBySide:
-    """Losses beside each other: a trainer as it went, and a copy of it for each loss, which trains with that."""
+    """`original` repeats its steps; each of `copies`, with a loss of its own, is compared at its weights."""
 
-    def __init__(self, original: Trainer, copies: Sequence[Trainer], *, advantage: str, own_copies: bool) -> None:
+    def __init__(self, original: Trainer, copies: Sequence[Trainer], *, advantage: str) -> None:
         self.original = original
-        self._advantage = advantage
         self._copies = copies
-        self._own_copies = own_copies
-        self._parted = False
+        self._advantage = advantage
 
     def step(
         self, batch: Sequence[ScoredGroup], compared: Sequence[ScoredGroup]
     ) -> tuple[list[Row], list[npt.NDArray[np.float32]]]:
         """Compares the losses on the groups `compared`, if any; then the original takes its step on `batch`.
 
-        Returns a row a loss, and log π of the tokens of `batch` under the original before its step: [samples] of [R].
+        Returns a row per loss, and log π of the tokens of `batch` under the original before its step: [samples] of [R].
         """
         samples = self._samples(compared)
-        rows = self._ask(samples) if samples else []
-        if rows and not self._own_copies:
-            for row, (sums, counts) in zip(rows, token_kl(self.original, self._copies, samples), strict=True):
-                row["implied_kl"] = float(sums.sum() / counts.sum())
-        report = self.original.step(self._samples(batch))
-        if rows and self._own_copies:
-            rewards = np.array([group.rewards[i] for group in compared for i in group.verified], dtype=np.float64)
-            for row, (sums, counts) in zip(rows, token_kl(self.original, self._copies, samples), strict=True):
-                row["drift_kl"] = float(sums.sum() / counts.sum())
-                if (rewards >= 0).all() and rewards.any():
-                    row["reward_weighted_drift_kl"] = float((rewards @ sums) / (rewards @ counts))
-        return rows, report.trainer_logprobs
+        rows = self._compare(samples) if samples else []
+        return rows, self.original.step(self._samples(batch)).trainer_logprobs
 
     def _samples(self, groups: Sequence[ScoredGroup]) -> list[Sample]:
         return samples_of(groups, self._advantage, self.original.policy_version)
 
-    def _ask(self, samples: Sequence[Sample]) -> list[Row]:
-        """Lets each copy take its step."""
+    def _compare(self, samples: Sequence[Sample]) -> list[Row]:
         reports = []
         for copy in self._copies:
-            if not (self._own_copies and self._parted):
-                copy.become(self.original)
+            copy.become(self.original)
             reports.append(copy.step(samples))
-        self._parted = True
-        cosines = gradient_cosines(self._copies)
         return [
             {
                 "loss": copy.loss.name,
                 "surrogate": report.loss,
                 **{name: getattr(report, name) for name in _REPORTED},
-                **{f"{COSINE}{other.loss.name}": value for other, value in zip(self._copies, row, strict=True)},
+                **{f"{COSINE}{other.loss.name}": value for other, value in zip(self._copies, cosines, strict=True)},
+                "implied_kl": kl,
             }
-            for copy, report, row in zip(self._copies, reports, cosines, strict=True)
+            for copy, report, cosines, kl in zip(
+                self._copies,
+                reports,
+                gradient_cosines(self._copies),
+                mean_token_kl(self.original, self._copies, samples),
+                strict=True,
+            )
         ]
 
 
 @torch.no_grad()
-def token_kl(
-    policy: Trainer, others: Sequence[Trainer], samples: Sequence[Sample]
-) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
-    """Of each of the others: [samples] sum of KL(policy ‖ other) over tokens that carry loss, nats, and their number.
+def mean_token_kl(policy: Trainer, others: Sequence[Trainer], samples: Sequence[Sample]) -> list[float]:
+    """For each of the others: mean of KL(policy ‖ other) over tokens that carry loss, nats.
 
-    The KL is over the whole vocabulary, at the rollouts' temperature.
+    The KL is over the whole vocabulary, at the trajectories' temperature.
     """
     size = len(samples)
     found = [(np.zeros(size), np.zeros(size)) for _ in others]
@@ -106,16 +94,16 @@ def token_kl(
             kl_N = (logprobs_NV.exp() * (logprobs_NV - _logprobs(other, batch))).sum(dim=-1).cpu().numpy()
             sums += np.bincount(sample_N, kl_N * carries_N, minlength=size)
             counts += np.bincount(sample_N, carries_N, minlength=size)
-    return found
+    return [float(sums.sum() / counts.sum()) for sums, counts in found]
 
 
 def _logprobs(trainer: Trainer, batch: Microbatch) -> torch.Tensor:
-    """[N, V] float64, normalised anew: what float32 rounds off there would be as large as a small step's KL."""
+    """[N, V] float64, normalised again: float32 rounding would be as large as a small step's KL."""
     return torch.log_softmax(trainer.logprobs_of(batch).double(), dim=-1)
 
 
 def gradient_cosines(trainers: Sequence[Trainer]) -> list[list[float | None]]:
-    """Cosine between the last gradients of every two of them, in [-1, 1]; None where one of them is 0."""
+    """[trainers, trainers] cosine between their last gradients, in [-1, 1]; None where one of them is 0."""
     gradients = [[parameter.grad for parameter in trainer.model.parameters()] for trainer in trainers]
     size = len(trainers)
     dots = np.zeros((size, size))

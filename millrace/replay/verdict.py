@@ -1,4 +1,4 @@
-"""What came of training a stored run again: step by step, checkpoint by checkpoint, and where it first parted."""
+"""The result of training a stored run again: per step, per checkpoint, and the first difference."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointVerdict:
-    """A stored checkpoint beside what the same steps come to now."""
+    """A stored checkpoint compared with the same version trained again."""
 
     step: int
     stored_hash: str
@@ -14,9 +14,9 @@ class CheckpointVerdict:
     hash: str
     """Of the weights trained again."""
     weights_difference: float
-    """Largest absolute difference between two elements; infinite where tensors are missing or of another shape."""
+    """Largest absolute difference between two elements; infinite if tensors are missing or differ in shape."""
     optimizer_identical: bool
-    """The optimizer's state is the same bit for bit."""
+    """The optimizer's state is equal bit for bit."""
     optimizer_difference: float
     """As `weights_difference`."""
 
@@ -28,17 +28,17 @@ class CheckpointVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class StepVerdict:
-    """One step that was trained again, and did not differ beyond the tolerance."""
+    """One step that was trained again and passed."""
 
     step: int
     """Policy version that it made."""
     rollouts: int
     tokens: int
-    """Response tokens of its rollouts."""
+    """Response tokens of its trajectories."""
     logprobs_difference: float | None
-    """Largest absolute difference of a token's log π before the step, nats; None where the run stored none."""
+    """Largest absolute difference of a token's log π before the step, nats; None if the run stored none."""
     checkpoint: CheckpointVerdict | None
-    """None where none of that version is stored."""
+    """None if none of that version is stored."""
 
     @property
     def identical(self) -> bool:
@@ -48,42 +48,42 @@ class StepVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Where the stored run and its repetition first part."""
+    """The first difference between the stored run and its repetition."""
 
     step: int
-    """Policy version whose step it is."""
+    """Named by the policy version that it made."""
     what: Literal["damage", "data", "logprobs", "weights"]
-    """damage: a file is not what its writer committed; data: the rewards are not those that the run trained with."""
+    """damage: a file is not what its writer committed; data: rewards are not those that the run trained with."""
     sentence: str
     """What was found, and what is stored."""
     causes: tuple[str, ...] = ()
-    """What is known that explains it, the likeliest first; empty: unknown."""
+    """Known explanations, the most likely first; empty: unknown."""
 
 
 @dataclass(kw_only=True)
 class Verdict:
-    """The whole."""
+    """All steps."""
 
     url: str
     from_step: int
-    """Policy version it began with; 0: the start model."""
+    """Policy version it started from; 0: the start model."""
     tolerance: float | None
-    """None: only what is the same bit for bit passes."""
+    """None: only bit-for-bit equality passes."""
     steps: int = 0
     """Steps trained again that passed."""
     rollouts: int = 0
     tokens: int = 0
-    """Response tokens of these rollouts."""
+    """Response tokens of these trajectories."""
     checkpoints: list[CheckpointVerdict] = field(default_factory=list)
     """Those compared."""
     inexact_step: int | None = None
-    """The first step that is within the tolerance, but not the same bit for bit."""
+    """First step that is within the tolerance but not equal bit for bit."""
     steps_without_logprobs: int = 0
-    """Steps of which the run stored no log-probabilities: differences show at the next checkpoint only."""
+    """Steps without stored log-probabilities: differences show only at the next checkpoint."""
     difference: Difference | None = None
-    """What ended it early; None: nothing did."""
+    """None: everything passed."""
     unlike: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """What differs between where the run was trained and here, by name: (there, here)."""
+    """What differs between the original environment and this one, by name: (there, here)."""
     seconds: float = 0.0
 
     @property

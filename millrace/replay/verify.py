@@ -1,4 +1,4 @@
-"""Trains a stored run's own batches again and compares: the same, bit for bit, or where it first parts and why.
+"""Trains a stored run's own batches again and compares: equal bit for bit, or else the first difference and its cause.
 
     start model, or a stored checkpoint ─► trainer ◄── samples ◄── read ◄── rewards, advantages as recorded? ◄── batch k
                                               │
@@ -7,7 +7,7 @@
             as in trainer_logprobs?           ▼            as in the checkpoint, if one is stored?
                                         step k + 1, until one differs
 
-Nothing is written. The trainer is made as the train stage makes it, with the threads of the attempt it belonged to.
+Nothing is written. The trainer is built as in the train stage, with the number of threads of the original attempt.
 """
 
 import math
@@ -20,29 +20,29 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from configs.schema import RunConfig
-from millrace.batch import Sample
-from millrace.checkpointing.names import MODEL, OPTIMIZER
-from millrace.checkpointing.reading import StoredTensors
 from millrace.errors import ReplayError
-from millrace.model import load_model, start_folder
-from millrace.replay.stored import StoredRun
+from millrace.models.loading import load_model, start_folder
+from millrace.replay.sources.source_run import SourceRun
 from millrace.replay.verdict import CheckpointVerdict, Difference, StepVerdict, Verdict
-from millrace.run import attempt_of_step, differences, provenance
-from millrace.samples import samples_of
-from millrace.scored import ScoredGroup
-from millrace.trainer import Trainer
+from millrace.rollouts.scored_group import ScoredGroup
+from millrace.runs.attempt_config import attempt_config
+from millrace.runs.record import attempt_of_step, differences, provenance
+from millrace.training.batch import Sample
+from millrace.training.checkpoints.names import MODEL, OPTIMIZER
+from millrace.training.checkpoints.reading import StoredTensors
+from millrace.training.samples import samples_of
+from millrace.training.trainer import Trainer
 from millrace.weights.fingerprint import fingerprint
 from storage.checkpoints import load_files
 from storage.errors import StreamCorrupt
-from storage.store import Store
+from storage.stores.base import Store
 
 _ROUNDING = 1e-2
-"""Nats: by more, log π under the same weights does not differ between libraries, CPUs or numbers of threads."""
+"""Nats: log π under the same weights differs by less between libraries, CPUs or numbers of threads."""
 
 
-class _Parted(Exception):
-    """Carries where stored run and repetition part out of the loop."""
+class _Differs(Exception):
+    """Carries the first difference out of the loop."""
 
     def __init__(self, difference: Difference) -> None:
         super().__init__(difference.sentence)
@@ -60,22 +60,22 @@ def verify(
 ) -> Verdict:
     """Trains the steps of the run in `store` again, up to the one that made version `to_step` (None: the last).
 
-    It begins with the start model, or with the stored checkpoint of version `from_step`. `tolerance` bounds the
-    absolute difference of log-probabilities (nats), weights and optimizer state; None: they must be the same bit for
-    bit. `threads` of the CPU; None: as many as the run's trainer had. `each` hears of every step that passed. Ends at
-    the first that does not, and at damage, which the verdict names.
+    It starts from the start model, or from the stored checkpoint of version `from_step`. `tolerance` bounds the
+    absolute difference of log-probabilities (nats), weights and optimizer state; None: they must be equal bit for bit.
+    `threads` of the CPU; None: as many as the run's trainer had. `each` gets every step that passed. Ends at the first
+    that fails, or at damage; the verdict names either.
 
-    Raises ReplayError where the run stored too little, before anything is trained, RunMissing, and ModelFolderError.
+    Raises, before anything is trained, ReplayError if the run stored too little, RunMissing, and ModelFolderError.
     """
     started = time.perf_counter()
     verdict = Verdict(url=store.url, from_step=from_step or 0, tolerance=tolerance)
     threads_before = torch.get_num_threads()
     try:
-        run = StoredRun(store)
+        run = SourceRun(store)
         steps = _steps(run, verdict.from_step, to_step)
-        _Verification(run, verdict, threads).go_through(steps, each)
-    except _Parted as parted:
-        verdict.difference = parted.difference
+        _Verification(run, verdict, threads).run(steps, each)
+    except _Differs as differs:
+        verdict.difference = differs.difference
     except StreamCorrupt as damage:
         step = verdict.from_step + verdict.steps + 1
         verdict.difference = Difference(step=step, what="damage", sentence=str(damage))
@@ -85,15 +85,14 @@ def verify(
     return verdict
 
 
-def _steps(run: StoredRun, from_step: int, to_step: int | None) -> range:
-    """The steps to train again, of which everything is stored."""
+def _steps(run: SourceRun, from_step: int, to_step: int | None) -> range:
+    """The steps to train again. Raises ReplayError unless everything they need is stored."""
     last = run.steps[-1] if to_step is None else to_step
     steps = range(from_step + 1, last + 1)
-    there = f"what is stored are the steps {run.steps[0]} to {run.steps[-1]}"
+    there = f"stored are steps {run.steps[0]} to {run.steps[-1]}"
     if not steps:
-        raise ReplayError(f"{run.url}: no step lies behind version {from_step} and up to version {last}; {there}")
-    missing = sorted(set(steps) - set(run.steps))
-    if missing:
+        raise ReplayError(f"{run.url}: there is no step after version {from_step} up to version {last}; {there}")
+    if missing := sorted(set(steps) - set(run.steps)):
         raise ReplayError(f"{run.url}: what step {missing[0]} trained is not stored; {there}")
     if from_step:
         run.checkpoint(from_step)
@@ -109,21 +108,19 @@ def _steps(run: StoredRun, from_step: int, to_step: int | None) -> range:
 
 
 class _Verification:
-    """The loop above."""
-
-    def __init__(self, run: StoredRun, verdict: Verdict, threads: int | None) -> None:
+    def __init__(self, run: SourceRun, verdict: Verdict, threads: int | None) -> None:
         self._run = run
         self._verdict = verdict
         self._threads = threads
         self._attempt = -1
         self._trainer = start_trainer(run, verdict.from_step)
-        training = RunConfig.model_validate(run.config).training
+        training = attempt_config(run.attempt).training
         self._advantage = training.advantage
         self._max_tokens_per_microbatch = training.max_tokens_per_microbatch
         self._here = provenance()
 
-    def go_through(self, steps: range, each: Callable[[StepVerdict], None]) -> None:
-        """Raises _Parted at the first step that differs, and StreamCorrupt."""
+    def run(self, steps: range, each: Callable[[StepVerdict], None]) -> None:
+        """Trains the steps. Raises _Differs at the first one that differs, and StreamCorrupt."""
         for step in steps:
             self._as_in_attempt(step)
             rows = self._run.batch(step)
@@ -143,16 +140,16 @@ class _Verification:
             each(passed)
 
     def _as_in_attempt(self, step: int) -> None:
-        """Takes the threads of the attempt in which the step was done, and notes what differs from it here."""
+        """Sets the threads of the attempt that made the step, and records how its environment differs from this one."""
         attempt = attempt_of_step(self._run.store, step)
         if attempt.number == self._attempt:
             return
         self._attempt = attempt.number
-        training = RunConfig.model_validate(attempt.config).training
+        training = attempt_config(attempt).training
         threads = self._threads or training.threads
         torch.set_num_threads(threads)
         self._verdict.unlike |= differences(attempt.provenance, self._here)
-        # In what portions, and over how many ranks, a gradient was summed up shows in its last bits; here is one rank.
+        # How a gradient is summed, by microbatch and rank, changes its last bits. Here there is one rank.
         for name, there, here in (
             ("training.threads", training.threads, threads),
             ("training.max_tokens_per_microbatch", training.max_tokens_per_microbatch, self._max_tokens_per_microbatch),
@@ -165,18 +162,19 @@ class _Verification:
 
     def _compare_rewards(self, step: int, rows: npt.NDArray[np.int64], groups: Sequence[ScoredGroup]) -> None:
         for row, group in zip(rows.tolist(), groups, strict=True):
-            for index, (taken, stored) in enumerate(zip(self._run.rewards(row), group.rewards, strict=True)):
-                if taken != stored:
-                    what = f"the stored reward is {stored}, but it was trained as {taken}"
-                    raise _data_parted(step, group, index, what)
+            for index, (trained, stored) in enumerate(zip(self._run.rewards(row), group.rewards, strict=True)):
+                if trained != stored:
+                    raise _data_differs(
+                        step, group, index, f"the stored reward is {stored}, the trainer used {trained}"
+                    )
 
     def _compare_advantages(self, step: int, groups: Sequence[ScoredGroup], samples: Sequence[Sample]) -> None:
         recorded = self._run.advantages(step)
-        for (group, index), sample, taken in zip(_members(groups), samples, recorded, strict=True):
+        for (group, index), sample, trained in zip(_members(groups), samples, recorded, strict=True):
             stored = float(np.float32(sample.advantage))
-            if taken != stored:
-                what = f"the advantage by the stored rewards is {stored}, but it was trained as {taken}"
-                raise _data_parted(step, group, index, what)
+            if trained != stored:
+                what = f"the advantage by the stored rewards is {stored}, the trainer used {trained}"
+                raise _data_differs(step, group, index, what)
 
     def _compare_logprobs(
         self, step: int, groups: Sequence[ScoredGroup], found: Sequence[npt.NDArray[np.float32]]
@@ -184,7 +182,7 @@ class _Verification:
         if not self._run.logprobs_stored(step):
             return None
         stored = self._run.trainer_logprobs(step)
-        apart = [_apart(a, b) for a, b in zip(found, stored, strict=True)]
+        apart = [_difference(a, b) for a, b in zip(found, stored, strict=True)]
         worst = max(range(len(apart)), key=lambda place: apart[place])
         if self._passes(apart[worst]):
             return apart[worst]
@@ -193,15 +191,15 @@ class _Verification:
             f"log π before the step differs on {different} of {len(apart)} trajectories, "
             f"most of all, by {apart[worst]:g} nats, on {_where(*_members(groups)[worst])}"
         )
-        causes = self._unlike()
+        causes = self._causes()
         likely = None
         if different < len(apart):
-            likely = "what is stored of these trajectories is not what the run trained on"
+            likely = "the stored trajectories are not those that the run trained on"
         elif step == 1:
             likely = "the start model is not the one that the run started from"
         if likely and (apart[worst] > _ROUNDING or not causes):
-            causes.insert(0, likely)
-        raise _Parted(Difference(step=step, what="logprobs", sentence=sentence, causes=tuple(causes)))
+            causes = (likely, *causes)
+        raise _Differs(Difference(step=step, what="logprobs", sentence=sentence, causes=causes))
 
     def _compare_checkpoint(self, step: int) -> CheckpointVerdict | None:
         if step not in self._run.checkpoints:
@@ -214,9 +212,9 @@ class _Verification:
             step=step,
             stored_hash=fingerprint(old_weights).digest,
             hash=fingerprint(weights).digest,
-            weights_difference=_tensors_apart(weights, old_weights),
+            weights_difference=_tensor_difference(weights, old_weights),
             optimizer_identical=fingerprint(optimizer).digest == fingerprint(old_optimizer).digest,
-            optimizer_difference=_tensors_apart(optimizer, old_optimizer),
+            optimizer_difference=_tensor_difference(optimizer, old_optimizer),
         )
         apart = max(compared.weights_difference, compared.optimizer_difference)
         if compared.identical or (self._verdict.tolerance is not None and self._passes(apart)):
@@ -225,27 +223,27 @@ class _Verification:
             f"the checkpoint's weights are {compared.stored_hash}, trained again {compared.hash}: they differ by at "
             f"most {compared.weights_difference:g}, the optimizer's state by {compared.optimizer_difference:g}"
         )
-        raise _Parted(Difference(step=step, what="weights", sentence=sentence, causes=tuple(self._unlike())))
+        raise _Differs(Difference(step=step, what="weights", sentence=sentence, causes=self._causes()))
 
     def _passes(self, apart: float) -> bool:
         return apart <= (self._verdict.tolerance or 0.0)
 
-    def _unlike(self) -> list[str]:
-        return [f"{name} was {was} and is {here}" for name, (was, here) in self._verdict.unlike.items()]
+    def _causes(self) -> tuple[str, ...]:
+        return tuple(f"{name} was {was} and is {here}" for name, (was, here) in self._verdict.unlike.items())
 
 
-def start_trainer(run: StoredRun, from_step: int) -> Trainer:
-    """A trainer as the run's own, with the start model (0) or what its stored checkpoint of version `from_step` holds.
+def start_trainer(run: SourceRun, from_step: int) -> Trainer:
+    """A trainer like the run's own, with the start model (0) or with its stored checkpoint of version `from_step`.
 
-    Raises ModelFolderError, ReplayError where the model is another one, and StreamCorrupt for a damaged checkpoint.
+    Raises ModelFolderError, ReplayError if the model is a different one, and StreamCorrupt for a damaged checkpoint.
     """
-    config = RunConfig.model_validate(run.config)
+    config = attempt_config(run.attempt)
     torch.manual_seed(config.seed)
     with TemporaryDirectory() as cache:
         folder = start_folder(run.store, config.model.path, Path(cache))
         model = load_model(folder, config.model.dtype)
         reference = load_model(folder, config.model.dtype) if config.training.kl.coefficient else None
-    trainer = Trainer.configured(model, config, reference=reference)
+    trainer = Trainer(model, config.training, max_new_tokens=config.generation.max_new_tokens, reference=reference)
     if run.vocab_size not in (None, trainer.vocab_size):
         raise ReplayError(
             f"{folder}: its model has a vocabulary of {trainer.vocab_size}, but the tokens of {run.url} are of one of "
@@ -263,22 +261,22 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors.items()}
 
 
-def _data_parted(step: int, group: ScoredGroup, index: int, sentence: str) -> _Parted:
+def _data_differs(step: int, group: ScoredGroup, index: int, sentence: str) -> _Differs:
     causes = ("the stored scores are not those that the run trained with",)
-    return _Parted(Difference(step=step, what="data", sentence=f"{_where(group, index)}: {sentence}", causes=causes))
+    return _Differs(Difference(step=step, what="data", sentence=f"{_where(group, index)}: {sentence}", causes=causes))
 
 
 def _members(groups: Sequence[ScoredGroup]) -> list[tuple[ScoredGroup, int]]:
-    """Each trained trajectory by its group and its place in it, in the order of the batch."""
+    """(group, index in it) of each trained trajectory, in the order of the batch."""
     return [(group, index) for group in groups for index in group.verified]
 
 
 def _where(group: ScoredGroup, index: int) -> str:
-    return f"group {group.group_id}, rollout {index} (generator {group.generator}, row {group.first_row_id + index})"
+    return f"group {group.group_id}, member {index} (generator {group.generator}, row {group.first_row_id + index})"
 
 
-def _apart(found: npt.NDArray[np.float32], stored: npt.NDArray[np.float32]) -> float:
-    """Largest absolute difference; infinite where one is not finite or lengths differ."""
+def _difference(found: npt.NDArray[np.float32], stored: npt.NDArray[np.float32]) -> float:
+    """Largest absolute difference; infinite if one is not finite or lengths differ."""
     if found.tobytes() == stored.tobytes():
         return 0.0
     if found.shape != stored.shape:
@@ -287,8 +285,8 @@ def _apart(found: npt.NDArray[np.float32], stored: npt.NDArray[np.float32]) -> f
     return worst if math.isfinite(worst) else math.inf
 
 
-def _tensors_apart(found: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> float:
-    """The same over all tensors, by name."""
+def _tensor_difference(found: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> float:
+    """The largest absolute difference over all tensors, as `_difference`."""
     if _shapes(found) != _shapes(stored):
         return math.inf
     pairs = [(found[name].double().flatten(), stored[name].double().flatten()) for name in found]

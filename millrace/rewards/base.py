@@ -1,9 +1,10 @@
-"""What every reward is: a prompt and a response in, a `Score` out. A reward that fails is an error, never a 0."""
+"""The interface of a reward: a prompt and a response in, a `Score` out. If it fails, that is an error, never a 0."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from millrace.types import Prompt
@@ -11,17 +12,17 @@ from millrace.types import Prompt
 ScoreStatus = Literal["ok", "timeout", "error"]
 
 _LONGEST_ERROR = 500
-"""Characters: what a library raises may quote the whole response."""
+"""Characters. A library's error may quote the whole response."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """What a verifier says about one response. Raises ValueError when its fields contradict each other."""
+    """What a verifier found about one response. Raises ValueError if its fields contradict each other."""
 
     reward: float | None
-    """What the policy is trained to raise, finite, in the reward's own unit; None unless `status` is `ok`."""
+    """Finite, in the reward's own unit; None unless `status` is `ok`."""
     components: dict[str, float] = field(default_factory=dict)
-    """Named parts the reward was made of, in their own units."""
+    """Named parts of the reward, in their own units."""
     status: ScoreStatus = "ok"
     """`ok`: there is a reward; `timeout`: the verifier took too long; `error`: it failed."""
     error: str | None = None
@@ -42,51 +43,47 @@ class Reward(ABC):
     """A verifier of responses."""
 
     name: ClassVar[str]
-    """What configs call it."""
+    """Its name in configs."""
     version: str
-    """Changes whenever the same response could get another reward than before; there once the reward is loaded."""
+    """Changes whenever the same response could get a different reward. Available once loaded."""
     isolated: bool = False
-    """Whether it runs code that is not ours, or can take for ever: then it judges in a process that can be killed."""
+    """Whether it runs foreign code, or may never end: it then runs in a process that can be killed."""
     fresh: ClassVar[bool] = False
-    """Whether each response is judged by a process that has judged no other; means something only where isolated."""
+    """Whether each response gets a new process. Only for isolated rewards."""
     batch_size: ClassVar[int] = 1
-    """Responses that `score_batch` takes at once."""
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Keyword options that make this reward again by its name in another process, as plain JSON."""
-        return {}
+    """Most responses per `score_batch`."""
+    options: Mapping[str, Any] = MappingProxyType({})
+    """Keyword options that make an equal reward in another process, plain JSON; set by `factory.make_part`."""
 
     def load(self) -> None:  # noqa: B027 — most have nothing to load
-        """Imports and reads what judging takes. Called once, in the process that judges.
+        """Import and read what scoring needs. Called once, in the process that scores, or that forks those that do.
 
-        What is not loaded yet is cheap to make, and has looked at its options. Raises InputError for what can't be
-        used.
+        Constructors are cheap and check their options. Raises InputError for what can't be used.
         """
 
     def warm_up(self) -> None:  # noqa: B027 — most are as fast at first as ever
-        """Makes the first response cost what any does. Called in every process that judges, before it is given one."""
+        """Make the first response as fast as later ones. Called in every worker before its first response."""
 
     @abstractmethod
     def score(self, prompt: Prompt, response: str) -> Score:
-        """Judge the decoded `response` to `prompt`. May raise anything; callers go through `safe_score`."""
+        """Score the decoded `response` to `prompt`. May raise anything: call `safe_score` instead."""
 
     def score_batch(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Score]:
-        """Judge up to `batch_size` responses, in their order; what is raised becomes scores with status `error`."""
+        """Score up to `batch_size` responses, in order; exceptions become scores with status `error`."""
         return [safe_score(self, prompt, response) for prompt, response in pairs]
 
 
 def safe_score(reward: Reward, prompt: Prompt, response: str) -> Score:
-    """Judge a response; whatever the reward raises becomes a score with status `error` and no reward."""
+    """Score a response; any exception becomes a score with status `error` and no reward."""
     try:
         return reward.score(prompt, response)
-    # sys.exit() and the time-outs of some libraries are no Exceptions.
+    # sys.exit() and the timeouts of some libraries are BaseExceptions.
     except BaseException as error:  # noqa: BLE001 — a failed verification is data, stored with its reason
         return failed(f"{type(error).__name__}: {error}")
 
 
 def failed(reason: str, status: ScoreStatus = "error") -> Score:
-    """A score without a reward: `reason` on one line, shortened, and without what no file can hold."""
+    """A score without a reward. `reason` is put on one line, shortened, and made encodable as UTF-8."""
     line = " ".join(reason[: 2 * _LONGEST_ERROR].split()).encode("utf-8", "backslashreplace").decode()
     shown = line if len(line) <= _LONGEST_ERROR else f"{line[: _LONGEST_ERROR - 1]}…"
     return Score(reward=None, status=status, error=shown)

@@ -42,11 +42,11 @@ class MathReward(Reward):
         import math_verify
 
         self.version = "1 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
-        # It warns that nobody watches the time; the pool does.
+        # It warns that its own time limit is off; the pool has one.
         for name in ("math_verify.parser", "math_verify.grader"):
             logging.getLogger(name).setLevel(logging.ERROR)
         self._library = math_verify
-        # What the parser learns of LaTeX here, every process has from the start.
+        # The parser caches its grammar, which every forked process then has from the start.
         self.warm_up()
 
     def warm_up(self) -> None:
@@ -55,7 +55,7 @@ class MathReward(Reward):
             self.score(Prompt(prompt_id="", text="", answer=answer, source=""), response)
 
     def score(self, prompt: Prompt, response: str) -> Score:
-        """Judge the response; in the main thread. Raises ValueError where it, or the prompt's answer, can't be read."""
+        """Call in the main thread. Raises ValueError if the response or the prompt's answer can't be parsed."""
         _check_depth(response)
         gold = self._parse(prompt.answer if r"\boxed" in prompt.answer else rf"\boxed{{{prompt.answer}}}")
         if not gold:

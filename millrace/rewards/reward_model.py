@@ -1,17 +1,17 @@
-"""A Hugging Face sequence-classification model as the judge: its one logit is the reward.
+"""A Hugging Face sequence-classification model as the reward: its one logit.
 
 prompts, responses ─► tokenizer, with its chat template where it has one ─► batches ─► model ─► a logit each
 
-It runs in the scorer's own process, on the scorer's threads or GPU: weights are data, so there is nothing to keep
-apart. More replicas of the scorer are more copies of it.
+It runs in the scorer's own process, on the scorer's threads or GPU: it runs no foreign code, so nothing is isolated.
+Each replica of the scorer has a copy.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millrace.errors import ModelFolderError
 from millrace.rewards.base import Reward, Score, failed
@@ -26,8 +26,7 @@ _HEAD = "ForSequenceClassification"
 class RewardModel(Reward):
     """The logit of a sequence-classification model with one label, in that model's own unit.
 
-    A response that is too long for the model, together with its prompt, is an error: what was cut off could have been
-    the answer.
+    A response that, with its prompt, is too long for the model is an error: truncation could remove the answer.
     """
 
     name = "reward_model"
@@ -36,7 +35,7 @@ class RewardModel(Reward):
     def __init__(self, *, model: str | None = None, device: str = "cpu") -> None:
         """`model`: the folder, with its tokenizer; `device`: `cpu` or `cuda`.
 
-        Raises ModelFolderError for a folder that can't be used, without loading a weight.
+        Raises ModelFolderError for a folder that can't be used; loads no weights.
         """
         if model is None:
             raise ModelFolderError("scoring.model is null; expected the folder of a reward model")
@@ -44,14 +43,10 @@ class RewardModel(Reward):
         self._device = device
         _check_folder(self._folder)
 
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return {"model": str(self._folder), "device": self._device}
-
     def load(self) -> None:
-        """Reads the model and its tokenizer, from the folder alone; hashes its files, a second or two a gigabyte.
+        """Load the model and its tokenizer from the folder alone; hash its files, a second or two per gigabyte.
 
-        Raises ModelFolderError where they can't be read.
+        Raises ModelFolderError if they can't be read.
         """
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -72,12 +67,12 @@ class RewardModel(Reward):
         self.version = f"{self._folder.name} {_hash(self._folder)}"
 
     def score(self, prompt: Prompt, response: str) -> Score:
-        """Judge one response; `score_batch` judges many in the same time."""
+        """`score_batch` scores many in the same time."""
         [score] = self.score_batch([(prompt, response)])
         return score
 
     def score_batch(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Score]:
-        """Judge up to `batch_size` responses in one forward pass."""
+        """One forward pass for all."""
         tokens = [self._tokens(prompt.text, response) for prompt, response in pairs]
         most = getattr(self._model.config, "max_position_embeddings", None) or math.inf
         fitting = [row for row, ids in enumerate(tokens) if 0 < len(ids) <= most]
@@ -102,7 +97,7 @@ class RewardModel(Reward):
 
         if not tokens:
             return []
-        # Padded on the right, and never looked at; the model finds each row's last token by the padding token.
+        # Padded on the right and masked; the model finds each row's last token by the padding token.
         batch = self._tokenizer.pad({"input_ids": tokens}, padding_side="right", return_tensors="pt")
         with torch.inference_mode():
             logits_B1 = self._model(
@@ -138,7 +133,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _hash(folder: Path) -> str:
-    """Of every file that changes what the model says; 12 hex digits."""
+    """SHA-256 of every file that affects the model's output; 12 hex digits."""
     whole = hashlib.sha256()
     for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json"), *folder.glob("*.jinja")]):
         with file.open("rb") as content:

@@ -1,7 +1,7 @@
-"""Judges whole lists of responses, each reward where it belongs.
+"""Scores lists of responses, each reward in its proper place.
 
 (prompt, response) ─┬─ isolated: exact_match with a pattern, math, python, … ─► pool of processes ─┬─► weighted sum
-                    └─ the others: exact_match, reward_model                 ─► this process      ─┘   ─► Judged
+                    └─ the others: exact_match, reward_model                 ─► this process      ─┘   ─► TimedScore
 """
 
 import time
@@ -9,22 +9,39 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from configs.prompts import PromptsConfig
+from configs.scoring import ScoringConfig
+from millrace.prompts.extras import package_of, package_options
+from millrace.prompts.source import prompt_sources
 from millrace.rewards.base import Reward, Score, failed
-from millrace.rewards.pool import Pool
-from millrace.rewards.sandbox import Limits
+from millrace.rewards.factory import make_reward
+from millrace.rewards.isolation.messages import Task, TimedScore
+from millrace.rewards.isolation.pool import Pool
+from millrace.rewards.isolation.seccomp import Limits
 from millrace.rewards.weighted_sum import WeightedSum
-from millrace.rewards.wire import Judged, Task
 from millrace.types import Prompt
 
 Pairs = Sequence[tuple[Prompt, str]]
 """Prompts, each with a decoded response to it."""
 
 
-class Scorer:
-    """A reward that is ready to judge, within a `with` block; the processes that judge end with it.
+def make_scorer(scoring: ScoringConfig, prompts: PromptsConfig) -> "Scorer":
+    """The scorer of a run, not loaded yet. Raises InputError for a reward or an option that can't be used."""
+    limits = Limits(workers=scoring.workers, timeout_seconds=scoring.timeout_seconds, memory_mb=scoring.memory_mb)
+    # `Prompt.source` of the prompts that packages make.
+    sources = [
+        made.text
+        for source in (prompts.source, prompts.eval_source)
+        if source is not None and (package := package_of(source)) is not None
+        for made in prompt_sources(source, package_options(prompts, package))
+    ]
+    return Scorer(make_reward(scoring, sources), limits)
 
-    Entering it loads what judging takes, which may be a while, and raises InputError with one sentence where that can't
-    be loaded.
+
+class Scorer:
+    """A reward that is ready to score, within a `with` block; its processes end with the block.
+
+    Entering loads the reward, which may take a while, and raises InputError with one sentence if it can't be loaded.
     """
 
     def __init__(self, reward: Reward, limits: Limits | None = None) -> None:
@@ -34,14 +51,13 @@ class Scorer:
         self._isolated = [part for part in self._parts if part.isolated]
         self._pool = Pool(self._isolated, limits or Limits()) if self._isolated else None
         self.name = reward.name
-        """What configs call the reward."""
         self.version = ""
-        """What rows of scores say of it; changes whenever the same response could get another reward than before."""
+        """`Reward.version`, stored with each score."""
 
     def check(self) -> None:
-        """Looks whether the isolated rewards can be loaded, by loading them in a process that ends then.
+        """Check that the isolated rewards can be loaded, by loading them in a process that then ends.
 
-        The others have looked for themselves when they were made. Raises InputError as entering does.
+        The others were checked when they were made. Raises InputError as entering does.
         """
         if self._pool is not None:
             with self._pool:
@@ -64,36 +80,36 @@ class Scorer:
         if self._pool is not None:
             self._pool.__exit__(kind, error, traceback)
 
-    def score_many(self, pairs: Pairs, each: Callable[[], None] = lambda: None) -> list[Judged]:
-        """One for each pair and in their order. `each` is called again and again meanwhile.
+    def score_many(self, pairs: Pairs, each: Callable[[], None] = lambda: None) -> list[TimedScore]:
+        """One score per pair, in order. `each` is called repeatedly meanwhile.
 
-        Raises only for what is no response's fault, such as the loss of the process that judges are forked from.
+        Raises only for faults that no response caused, such as the loss of the fork server.
         """
-        by_part = {part.name: _judged_here(part, pairs, each) for part in self._local}
+        by_part = {part.name: _score_here(part, pairs, each) for part in self._local}
         if self._pool is not None:
-            by_part |= self._judged_apart(self._pool, pairs, each)
+            by_part |= self._score_in_pool(self._pool, pairs, each)
         reward = self._reward
         if not isinstance(reward, WeightedSum):
             return by_part[reward.name]
         return [_summed(reward, dict(zip(by_part, row, strict=True))) for row in zip(*by_part.values(), strict=True)]
 
-    def _judged_apart(self, pool: Pool, pairs: Pairs, each: Callable[[], None]) -> dict[str, list[Judged]]:
+    def _score_in_pool(self, pool: Pool, pairs: Pairs, each: Callable[[], None]) -> dict[str, list[TimedScore]]:
         names, num = [part.name for part in self._isolated], len(pairs)
         tasks = [Task(reward=name, prompt=prompt, response=response) for name in names for prompt, response in pairs]
-        judged = dict(pool.judge(tasks, each))
-        return {name: [judged[turn * num + row] for row in range(num)] for turn, name in enumerate(names)}
+        scores = dict(pool.score(tasks, each))
+        return {name: [scores[part * num + row] for row in range(num)] for part, name in enumerate(names)}
 
 
-def _judged_here(part: Reward, pairs: Pairs, each: Callable[[], None]) -> list[Judged]:
-    judged: list[Judged] = []
+def _score_here(part: Reward, pairs: Pairs, each: Callable[[], None]) -> list[TimedScore]:
+    timed: list[TimedScore] = []
     for first in range(0, len(pairs), part.batch_size):
         batch = pairs[first : first + part.batch_size]
         started = time.perf_counter()
         scores = _batch_scores(part, batch)
         seconds = (time.perf_counter() - started) / len(batch)
-        judged += [Judged(score=score, seconds=seconds) for score in scores]
+        timed += [TimedScore(score=score, seconds=seconds) for score in scores]
         each()
-    return judged
+    return timed
 
 
 def _batch_scores(part: Reward, batch: Pairs) -> list[Score]:
@@ -103,6 +119,6 @@ def _batch_scores(part: Reward, batch: Pairs) -> list[Score]:
         return [failed(f"{type(error).__name__}: {error}")] * len(batch)
 
 
-def _summed(reward: WeightedSum, judged: Mapping[str, Judged]) -> Judged:
-    score = reward.combine({name: one.score for name, one in judged.items()})
-    return Judged(score=score, seconds=sum(one.seconds for one in judged.values()))
+def _summed(reward: WeightedSum, by_part: Mapping[str, TimedScore]) -> TimedScore:
+    score = reward.combine({name: timed.score for name, timed in by_part.items()})
+    return TimedScore(score=score, seconds=sum(timed.seconds for timed in by_part.values()))

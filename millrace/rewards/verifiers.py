@@ -1,4 +1,4 @@
-"""Reward of a single-turn `verifiers` environment: what its own rubric says, with its own parser.
+"""Reward of a single-turn `verifiers` environment, by its own rubric and parser.
 
 row's source and prompt_id ─► environment, index ─► its row ─► state ─┐
 response ─► the assistant's one message ──────────────────────────────┴─► rubric ─► reward, and a component a function
@@ -7,12 +7,12 @@ response ─► the assistant's one message ────────────
 import asyncio
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from millrace.packages import EXTRAS, check_installed
-from millrace.prompt_sources.origin import index_of, maker_of
+from millrace.prompts.extras import EXTRAS, check_installed
+from millrace.prompts.source import PromptSource, index_of
 from millrace.rewards.base import Reward, Score
 from millrace.types import Prompt
 
@@ -20,37 +20,33 @@ _ENVIRONMENTS = 16
 
 
 class Verifiers(Reward):
-    """Judges responses to prompts of `verifiers:ENVIRONMENT`.
+    """Scores responses to prompts of `verifiers:ENVIRONMENT`.
 
     Components: each of the rubric's functions by its name. A function that fails is an error, though `verifiers` itself
-    would count it as 0. A response to a prompt that the environment does not have any more is an error too.
+    would count it as 0. So is a prompt that the environment no longer has.
     """
 
     name = "verifiers"
     isolated = True
 
     def __init__(self, *, sources: Sequence[str] = ()) -> None:
-        """`sources` are those of the prompts to come: their environments are loaded before the first response's time
-        begins, and where files may still be written.
+        """`sources` are those of the prompts to come. Their environments are loaded before the first response's time
+        begins, in a process that may still write files.
 
-        Raises InputError where the package is not installed.
+        Raises InputError if the package is not installed.
         """
         check_installed("verifiers", EXTRAS["verifiers"], "scoring.reward is verifiers")
         self.version = f"1 verifiers {version('verifiers')}"
-        self._sources = [source for source in sources if maker_of(source).package == "verifiers"]
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return {"sources": self._sources}
+        self._sources = [source for source in sources if PromptSource.parse(source).package == "verifiers"]
 
     def load(self) -> None:
         for source in self._sources:
             _environment(source)
 
     def score(self, prompt: Prompt, response: str) -> Score:
-        """What the rubric says. Raises ValueError for a prompt of elsewhere, RuntimeError where a function failed."""
-        # Late: whoever only asks for the reward's version should not wait for the package.
-        from millrace.prompt_sources.verifiers import prompt_text
+        """Raises ValueError for a prompt that is not the environment's, RuntimeError if a rubric function failed."""
+        # Imported late: reading the reward's version must not wait for the package.
+        from millrace.prompts.verifiers import prompt_text
 
         environment, rows = _environment(prompt.source)
         row = rows[index_of(prompt)]
@@ -68,7 +64,7 @@ class Verifiers(Reward):
 
 async def _judged(environment: Any, row: Any, response: str) -> Any:
     """The state of a rollout that consists of `response`, with `reward` and `metrics`."""
-    # Nobody is asked for tokens: the response is there already.
+    # No client: the response is there already.
     state = await environment.init_state(row, None, "")
     state = await environment.setup_state(state) or state
     chat = environment.message_type == "chat"
@@ -79,7 +75,7 @@ async def _judged(environment: Any, row: Any, response: str) -> Any:
 
 
 class _Failures(logging.Handler):
-    """What `verifiers` logs as a warning or an error within a `with` block: the only trace of a function that failed.
+    """Collects what `verifiers` logs at WARNING or above within a `with` block: the only trace of a failed function.
 
     Its rubrics catch what their functions raise, log it, and go on with 0.
     """
@@ -102,10 +98,10 @@ class _Failures(logging.Handler):
 @functools.lru_cache(maxsize=_ENVIRONMENTS)
 def _environment(source: str) -> tuple[Any, list[dict[str, Any]]]:
     """The environment, and its rows."""
-    from millrace.prompt_sources.verifiers import open_environment, rows
+    from millrace.prompts.verifiers import open_environment, rows
 
-    maker = maker_of(source)
-    if maker.package != "verifiers":
+    parsed = PromptSource.parse(source)
+    if parsed.package != "verifiers":
         raise ValueError(f'the prompt is from "{source}"; expected one of verifiers')
-    environment = open_environment(maker.name, maker.arguments)
-    return environment, rows(environment, maker.name)
+    environment = open_environment(parsed.name, parsed.arguments)
+    return environment, rows(environment, parsed.name)

@@ -1,6 +1,6 @@
-"""The bootstrap stage: the run's own start model, made once, before anything else of the run.
+"""The bootstrap stage: makes the run's own start model once, before any other stage runs.
 
-training prompts ─► tiny model, warm-started ─► start/ in the run, whole or not at all
+training prompts ─► tiny model, warm-started ─► start/ in the run, all or nothing
 """
 
 import tempfile
@@ -8,18 +8,16 @@ from pathlib import Path
 
 import torch
 
-from millrace.bootstrap import TinyModel, bootstrap
-from millrace.environments.factory import environment_class
-from millrace.model import store_start_model
-from millrace.stages.inputs import load_prompt_set
-from millrace.stages.process import Stage, run_stage
-from millrace.types import Sampling
+from millrace.bootstrap.tiny_model import bootstrap
+from millrace.models.loading import store_start_model
+from millrace.prompts.dataset import load_prompts
+from millrace.runtime.stage import Stage, run_stage
 from storage import layout
 from storage.failpoints import failpoint
 
 
 def main(stage: Stage) -> None:
-    """Makes the model; one that an earlier attempt made is kept."""
+    """Makes the model, unless an earlier attempt did."""
     config = stage.config
     if stage.store.exists(layout.START_MANIFEST):
         return
@@ -28,20 +26,19 @@ def main(stage: Stage) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / "start"
         result = bootstrap(
-            load_prompt_set(config).train,
-            TinyModel(**shape.model_dump(exclude={"threads"})),
+            load_prompts(config.prompts).train,
+            shape,
             made,
             seed=config.seed,
-            sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=config.generation.max_new_tokens),
+            max_new_tokens=config.generation.max_new_tokens,
             report=stage.say,
-            environment=environment_class(config.environment.name),
-            max_turns=config.environment.max_turns,
+            environment=config.environment,
         )
         failpoint("bootstrap.before_store")
         store_start_model(stage.store, made)
     stage.milestone(
         f"start model of {result.parameters:,} parameters made in {result.seconds:.0f} s and {result.steps} supervised "
-        f"steps: right on {result.accuracy:.0%} of training prompts, greedily"
+        f"steps: greedy accuracy {result.accuracy:.0%} on training prompts"
     )
 
 

@@ -1,14 +1,13 @@
-"""The evaluation stage: one policy version, held-out prompts, one small result in the store.
+"""The evaluate stage: measures one policy version on held-out prompts and stores one small result.
 
-    checkpoint or base model ─► engine ─┬─ greedily, once a prompt ──────► reward ─► accuracy ─┐
-                                        └─ `evaluation.samples` of each ─► reward ─► pass@k, ──┴─► evaluations/
+    checkpoint or base model ─► engine ─┬─ greedy, once per prompt ──────► reward ─► accuracy ─┐
+                                        └─ `evaluation.samples` each ────► reward ─► pass@k, ──┴─► evaluations/
                                            at generation.temperature                 majority      <version>.json
 
-A result that is already there is kept: a resumed run does not measure twice. It names the weights it is of by their
-checksum, for a trainer that went back makes other ones under the same version.
+An existing result is kept, so a resumed run does not measure twice. A result names its weights by their checksum,
+because a trainer that was rolled back makes other weights under the same version.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,30 +16,27 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from millrace.checkpointing.names import weights_checksum
-from millrace.checkpointing.policy_state import load_weights
-from millrace.engines.base import Engine
-from millrace.engines.transformers import TransformersEngine
-from millrace.environments.episodes import in_environment
-from millrace.environments.factory import environment_class
 from millrace.errors import InputError
-from millrace.evaluation import Answered, accuracy, answer_given, sampled_measures
-from millrace.model import load_model, load_tokenizer, start_folder
-from millrace.rewards.scorer import Scorer
-from millrace.stages.arguments import EVALUATE_LATEST
-from millrace.stages.inputs import load_prompt_set
-from millrace.stages.process import Stage, run_stage
-from millrace.stages.scoring import make_scorer
+from millrace.evaluation.measures import Answered, accuracy, answer_given, sampled_measures
+from millrace.evaluation.results import read_result, write_result
+from millrace.generation.engines.base import Engine
+from millrace.generation.engines.transformers import TransformersEngine
+from millrace.generation.environments.episodes import in_environment
+from millrace.generation.environments.factory import environment_class
+from millrace.models.loading import load_model, load_tokenizer, start_folder
+from millrace.prompts.dataset import load_prompts
+from millrace.rewards.scorer import Scorer, make_scorer
+from millrace.runtime.arguments import EVALUATE_LATEST
+from millrace.runtime.stage import Stage, run_stage
+from millrace.training.checkpoints.names import weights_checksum
+from millrace.training.checkpoints.policy_state import load_weights
 from millrace.types import Prompt, Sampling
 from millrace.weights.base import Manifest, Weights, WeightsId
-from storage import layout
 from storage.checkpoints import read_latest
-from storage.errors import NotInStore
-from storage.store import Store
 
 
 def main(stage: Stage) -> None:
-    """Evaluates the base model or the latest checkpoint, as its replica number says."""
+    """Evaluates the base model or the latest checkpoint, depending on the replica number."""
     config = stage.config
     torch.set_num_threads(config.training.threads)
     with stage.loading():
@@ -65,12 +61,13 @@ def main(stage: Stage) -> None:
         checksum = weights_checksum(checkpoint)
         tensors = load_weights(stage.store, checkpoint, dict(model.named_parameters()))
         engine.update_weights(Weights(manifest=Manifest(id=weights_id), tensors=tensors))
-    if _is_measured(stage.store, engine.policy_version, checksum):
+    earlier = read_result(stage.store, engine.policy_version)
+    if earlier is not None and earlier["weights_checksum"] == checksum:
         return
-    with make_scorer(config) as scorer:
+    with make_scorer(config.scoring, config.prompts) as scorer:
         stage.ready(f"measuring version {engine.policy_version}")
         started = time.monotonic()
-        measured = _measures(_Examination(stage, engine, tokenizer, scorer))
+        measured = _measures(_Examiner(stage, engine, tokenizer, scorer))
     result = {
         "policy_version": engine.policy_version,
         "weights_checksum": checksum,
@@ -78,13 +75,13 @@ def main(stage: Stage) -> None:
         "seconds": time.monotonic() - started,
         "t": time.time(),
     }
-    stage.store.put(layout.evaluation(engine.policy_version), json.dumps(result).encode())
+    write_result(stage.store, result)
     stage.milestone(f"version {engine.policy_version}: held-out greedy accuracy {result['accuracy']:.3f}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Examination:
-    """A policy that is asked, and who judges what it answers."""
+class _Examiner:
+    """A policy and the scorer of its answers."""
 
     stage: Stage
     engine: Engine
@@ -92,10 +89,10 @@ class _Examination:
     scorer: Scorer
 
     def answers(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
-        """One to each prompt, in order."""
+        """One answer per prompt, in order."""
         size = self.stage.config.evaluation.batch_size
         batches = [prompts[first : first + size] for first in range(0, len(prompts), size)]
-        # The engine gives the n-th of a batch the seed that follows by n: no two prompts share one.
+        # The engine seeds the n-th prompt of a batch with seed + n, so no two prompts share a seed.
         return [
             one
             for number, batch in enumerate(batches)
@@ -106,28 +103,28 @@ class _Examination:
         tokens = [self.tokenizer(prompt.text)["input_ids"] for prompt in prompts]
         responses = self.engine.generate(tokens, sampling, seed=seed, asked=prompts)
         self.stage.beat()
-        said = [list(response.answer_tokens) for response in responses]
-        texts = self.tokenizer.batch_decode(said, skip_special_tokens=True)
+        answers = [list(response.answer_tokens) for response in responses]
+        texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
         judged = self.scorer.score_many(list(zip(prompts, texts, strict=True)), self.stage.beat)
-        # What its environment broke off says nothing, whatever its text would earn.
+        # A response that its environment ended with an error has no reward.
         rewards = [
             one.score.reward if response.environment_error is None else None
             for one, response in zip(judged, responses, strict=True)
         ]
         pattern = self.stage.config.scoring.answer_pattern
-        # Only what could be judged in time is searched here: a pattern may keep some responses busy for ever.
+        # Only responses that were scored in time are searched: on others the pattern may never finish.
         return [
             Answered(answer=None if reward is None else answer_given(text, pattern), reward=reward)
             for text, reward in zip(texts, rewards, strict=True)
         ]
 
 
-def _measures(examination: _Examination) -> dict[str, Any]:
-    """The figures of an evaluation, as they are stored."""
-    config = examination.stage.config
-    prompts = load_prompt_set(config).eval[: config.evaluation.num_prompts]
-    greedily = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=config.generation.max_new_tokens)
-    greedy = examination.answers(prompts, greedily, seed=0)
+def _measures(examiner: _Examiner) -> dict[str, Any]:
+    """The measures of an evaluation, as they are stored."""
+    config = examiner.stage.config
+    prompts = load_prompts(config.prompts).eval[: config.evaluation.num_prompts]
+    sampling = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=config.generation.max_new_tokens)
+    greedy = examiner.answers(prompts, sampling, seed=0)
     estimate = accuracy(greedy)
     measured = {
         "accuracy": estimate.value,
@@ -135,26 +132,18 @@ def _measures(examination: _Examination) -> dict[str, Any]:
         "prompts": len(greedy),
         "errors": sum(one.reward is None for one in greedy),
     }
-    return measured if config.evaluation.samples == 1 else {**measured, **_sampled(examination, prompts)}
+    return measured if config.evaluation.samples == 1 else {**measured, **_sampled(examiner, prompts)}
 
 
-def _sampled(examination: _Examination, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    config = examination.stage.config
+def _sampled(examiner: _Examiner, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    config = examiner.stage.config
     generation, samples = config.generation, config.evaluation.samples
     sampling = Sampling(
         temperature=generation.temperature, top_p=generation.top_p, max_new_tokens=generation.max_new_tokens
     )
-    drawn = examination.answers([prompt for prompt in prompts for _ in range(samples)], sampling, seed=config.seed)
+    drawn = examiner.answers([prompt for prompt in prompts for _ in range(samples)], sampling, seed=config.seed)
     measures = sampled_measures([drawn[first : first + samples] for first in range(0, len(drawn), samples)])
     return {"samples": samples, "sample_errors": sum(one.reward is None for one in drawn), **measures}
-
-
-def _is_measured(store: Store, policy_version: int, checksum: str | None) -> bool:
-    try:
-        result = json.loads(bytes(store.get(layout.evaluation(policy_version))))
-    except NotInStore:
-        return False
-    return bool(result["weights_checksum"] == checksum)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""The promote stage: is the latest checkpoint better than what is promoted? Then it is promoted, once, whole.
+"""The promote stage: promotes the latest checkpoint if it is better than the promoted one, exactly once.
 
-    decided already? ──yes──────────────────────────────────────────────────────────────────────┐
+    already decided? ──yes──────────────────────────────────────────────────────────────────────┐
           │ no                                                                                  ▼
-    fence weights/promoted ─► decide ──promoted──► Hugging Face folder ─► files ─► record ─► decision ─► told
+    fence weights/promoted ─► decide ──promoted──► Hugging Face folder ─► files ─► record ─► decision ─► event
                                  └─────held back────────────────────────────────────────────────▲
 
-Killed anywhere and started again, it finds the decision, or its own record, or neither; then what it had written is
-part of nothing. It tells its decision at least once.
+After a kill and restart it finds the decision, its own record, or neither; without a record, the files it had written
+belong to no promotion. The event is sent at least once.
 """
 
 import tempfile
 from pathlib import Path
 
 from millrace.errors import InputError
-from millrace.promotion import (
+from millrace.evaluation.promotion import (
     Decision,
     decide,
     promoted_of,
@@ -22,15 +22,15 @@ from millrace.promotion import (
     state_of,
     write_decision,
 )
-from millrace.stages.process import Stage, run_stage
+from millrace.runtime.stage import Stage, run_stage
 from storage import layout
 from storage.checkpoints import Checkpoint, CheckpointWriter, read_latest
 from storage.failpoints import failpoint
 
 
 def main(stage: Stage) -> None:
-    """Decides about the latest checkpoint, promotes it or holds it back, and says which and why."""
-    stage.ready("judging the latest checkpoint")
+    """Promotes the latest checkpoint or holds it back, and reports which and why."""
+    stage.ready("deciding on the latest checkpoint")
     decision = read_decision(stage.store, stage.arguments.attempt)
     if decision is None:
         decision = _pass_gate(stage)
@@ -51,7 +51,7 @@ def _pass_gate(stage: Stage) -> Decision:
     if checkpoint is None:
         raise InputError(f"{stage.store.url}: no checkpoint to promote yet")
     writer = CheckpointWriter(stage.store, layout.PROMOTED, writer="promote")
-    # Read behind the writer's fence: from here on nobody else can promote.
+    # Read after the writer's fence: no other process can promote from here on.
     last = None if writer.latest is None else promoted_of(writer.latest)
     if last is not None and last.attempt == attempt:
         return last.decision
@@ -76,9 +76,9 @@ def _pass_gate(stage: Stage) -> Decision:
 
 def _model_files(stage: Stage, checkpoint: Checkpoint) -> dict[str, bytes]:
     """The policy of `checkpoint` as a Hugging Face folder: its files by name. Raises StreamCorrupt."""
-    # Late: a checkpoint that is held back needs no model.
-    from millrace.checkpointing.hugging_face import write_model_folder
-    from millrace.model import start_folder
+    # Imported late, because a checkpoint that is held back needs no model.
+    from millrace.models.loading import start_folder
+    from millrace.training.checkpoints.hugging_face import write_model_folder
 
     model = stage.config.model
     start = start_folder(stage.store, model.path, stage.arguments.handover)

@@ -1,12 +1,12 @@
-"""The score stage: trajectories in, one score a trajectory out, in streams that zip with theirs row by row.
+"""The score stage: trajectories in, one score per trajectory out, in streams that match row by row.
 
     ║ trajectories/0 ║ ─► part k ─┐                                  ┌─► ║ scores/<reward>/0/s-of-S ║ part k div S
-    ║ trajectories/1 ║ ─► part k ─┴─► k mod S = s? ─► score a row ───┴─► ║ scores/<reward>/1/s-of-S ║ part k div S
+    ║ trajectories/1 ║ ─► part k ─┴─► k mod S = s? ─► score rows ────┴─► ║ scores/<reward>/1/s-of-S ║ part k div S
 
-Consumes: every generator's trajectories. Waits for: the next part that is its share. Produces: one part of scores a
-part of trajectories. Its own stream says where to resume: j parts in it mean that trajectory part j·S + s is next.
-A part that can't be read gets a score a row all the same, each an error: so the streams stay aligned.
-In a replay the trajectories are those of the stored run, and the stage ends with the last of them.
+Scorer s of S reads every generator's trajectories, waits for the next part of its share, and writes one part of scores
+per part of trajectories. With j parts in its own stream, trajectory part j·S + s is next. Each row of a part that can't
+be read gets an error as its score, so that the streams stay aligned. In a replay the trajectories are the stored run's,
+and the stage ends after the last part.
 """
 
 import json
@@ -17,42 +17,40 @@ from typing import Any
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from millrace.model import load_tokenizer, start_folder
+from millrace.models.loading import load_tokenizer, start_folder
 from millrace.replay.spec import read_spec
-from millrace.rewards.base import failed
-from millrace.rewards.scorer import Scorer
-from millrace.rewards.wire import Judged
-from millrace.stages.process import Stage, run_stage
-from millrace.stages.scoring import make_scorer
-from millrace.trajectories import answers, environment_error_of, prompt_of
+from millrace.rewards.base import Score, failed
+from millrace.rewards.isolation.messages import TimedScore
+from millrace.rewards.scorer import Scorer, make_scorer
+from millrace.rollouts.arrow import answers, environment_error_of, prompt_of
+from millrace.runtime.stage import Stage, run_stage
 from storage import layout
 from storage.errors import PartCorrupt
-from storage.factory import open_store
 from storage.failpoints import failpoint
-from storage.record import Record
 from storage.schema import SCORE, TRAJECTORY
-from storage.store import Store
-from storage.stream import Part, StreamReader, StreamWriter
+from storage.stores.base import Store
+from storage.stores.factory import open_store
+from storage.streams.record import Record
+from storage.streams.stream import Part, StreamReader, StreamWriter
 
 
 def main(stage: Stage) -> None:
-    """Scores until asked to drain; in a replay, what the stored run holds."""
+    """Scores until asked to drain; in a replay, until the end of the stored run."""
     with ExitStack() as stack:
         with stage.loading():
-            folder = start_folder(stage.store, stage.config.model.path, stage.arguments.handover)
-            tokenizer = load_tokenizer(folder)
-            scorer = stack.enter_context(make_scorer(stage.config))
+            tokenizer = load_tokenizer(start_folder(stage.store, stage.config.model.path, stage.arguments.handover))
+            scorer = stack.enter_context(make_scorer(stage.config.scoring, stage.config.prompts))
         _score_all(stage, scorer, tokenizer)
 
 
 def _score_all(stage: Stage, scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> None:
     spec = read_spec(stage.store)
-    source = stage.store if spec is None else open_store(spec.sources[0].url)
-    lanes = [_Lane(stage, generator, source) for generator in range(stage.config.generation.replicas)]
+    source = stage.store if spec is None else open_store(spec.sources[0])
+    streams = [_GeneratorStream(stage, generator, source) for generator in range(stage.config.generation.replicas)]
     stage.ready(f"scorer {stage.replica} ready with reward {scorer.name} {scorer.version}")
 
     def next_part() -> bool:
-        return any(lane.look() for lane in lanes)
+        return any(stream.look() for stream in streams)
 
     def more() -> bool:
         if spec is None:
@@ -60,16 +58,16 @@ def _score_all(stage: Stage, scorer: Scorer, tokenizer: PreTrainedTokenizerBase)
         return not stage.draining and next_part()
 
     while more():
-        for lane in lanes:
-            if lane.lost is not None:
-                _write_off(stage, lane, scorer.version)
-            elif lane.part is not None:
-                _score(stage, lane, scorer, tokenizer)
-    stage.milestone(f"scorer {stage.replica} drained after {sum(lane.scores.rows for lane in lanes)} scores")
+        for stream in streams:
+            if stream.lost is not None:
+                _write_off(stage, stream, scorer.version)
+            elif stream.part is not None:
+                _score(stage, stream, scorer, tokenizer)
+    stage.milestone(f"scorer {stage.replica} drained after {sum(stream.scores.rows for stream in streams)} scores")
 
 
-class _Lane:
-    """One generator's trajectories, and the stream of their scores that this scorer writes."""
+class _GeneratorStream:
+    """One generator's trajectories and this scorer's stream of their scores."""
 
     def __init__(self, stage: Stage, generator: int, source: Store) -> None:
         self.scorer, self.num_scorers = stage.replica, stage.config.scoring.replicas
@@ -80,8 +78,8 @@ class _Lane:
         self.lost: tuple[Record, PartCorrupt] | None = None
 
     def look(self) -> bool:
-        """Whether a part that is this scorer's share, and not scored yet, is there: then `part`, or `lost` with why."""
-        wanted = self.scores.parts * self.num_scorers + self.scorer
+        """Whether this scorer's next part has been committed: it is then in `part`, or in `lost` with the error."""
+        wanted = layout.scored_part(self.scorer, self.scores.parts, self.num_scorers)
         while self.part is None and self.trajectories.cursor.part < wanted:
             if self.trajectories.next_record() is None:
                 return False
@@ -95,26 +93,26 @@ class _Lane:
         return self.part is not None or self.lost is not None
 
 
-def _score(stage: Stage, lane: _Lane, scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> None:
-    assert lane.part is not None
+def _score(stage: Stage, stream: _GeneratorStream, scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> None:
+    assert stream.part is not None
     with stage.busy("score"):
-        table = score_table(lane.part.table, scorer, tokenizer, each=stage.beat)
+        table = score_table(stream.part.table, scorer, tokenizer, each=stage.beat)
     failpoint("score.before_commit")
-    _commit(stage, lane, table, lane.part.record)
-    lane.part = None
+    _commit(stage, stream, table, stream.part.record)
+    stream.part = None
 
 
-def _write_off(stage: Stage, lane: _Lane, verifier_version: str) -> None:
-    assert lane.lost is not None
-    record, error = lane.lost
-    stage.milestone(f"no scores for {record.rows} rollouts: {error}")
-    _commit(stage, lane, unread_scores(record, str(error), verifier_version), record)
-    lane.lost = None
+def _write_off(stage: Stage, stream: _GeneratorStream, verifier_version: str) -> None:
+    assert stream.lost is not None
+    record, error = stream.lost
+    stage.milestone(f"no scores for {record.rows} trajectories: {error}")
+    _commit(stage, stream, unread_scores(record, str(error), verifier_version), record)
+    stream.lost = None
 
 
-def _commit(stage: Stage, lane: _Lane, table: pa.Table, record: Record) -> None:
+def _commit(stage: Stage, stream: _GeneratorStream, table: pa.Table, record: Record) -> None:
     with stage.busy("commit"):
-        lane.scores.write(
+        stream.scores.write(
             table,
             tokens=record.tokens,
             min_policy_version=record.min_policy_version,
@@ -132,10 +130,10 @@ def score_table(
     tokenizer: PreTrainedTokenizerBase,
     each: Callable[[], None] = lambda: None,
 ) -> pa.Table:
-    """Rows of `SCORE`, one for each row of `TRAJECTORY` and in its order. A reward that fails leaves an error, no 0.
+    """Rows of `SCORE`, one per row of `TRAJECTORY` and in its order. A failed reward is an error, not a reward of 0.
 
-    What is judged is what the policy said last: the text behind all that an environment wrote. A rollout that its
-    environment broke off with an error is one here too. `each` is called again and again: scoring may take long.
+    The policy's final answer is scored: the text after the last token written by an environment. A trajectory that its
+    environment ended with an error gets an error. `each` is called regularly, because scoring may take long.
     """
     metas = trajectories["meta"].to_pylist()
     errors = {row: error for row, meta in enumerate(metas) if (error := environment_error_of(meta)) is not None}
@@ -146,14 +144,14 @@ def score_table(
     whole = [row for row in range(len(metas)) if row not in errors]
     found = scorer.score_many([(prompts[row], responses[row]) for row in whole], each)
     judged = dict(zip(whole, found, strict=True))
-    judged |= {row: Judged(score=failed(f"environment: {error}"), seconds=0.0) for row, error in errors.items()}
+    judged |= {row: TimedScore(score=failed(f"environment: {error}"), seconds=0.0) for row, error in errors.items()}
     row_ids = trajectories["row_id"].to_pylist()
     rows = [_score_row(row_id, scorer.version, judged[row]) for row, row_id in enumerate(row_ids)]
     return pa.Table.from_pylist(rows, schema=SCORE)
 
 
-def _score_row(row_id: int, version: str, judged: Judged) -> dict[str, Any]:
-    score = judged.score
+def _score_row(row_id: int, version: str, timed: TimedScore) -> dict[str, Any]:
+    score = timed.score
     return {
         "row_id": row_id,
         "reward": score.reward,
@@ -161,23 +159,16 @@ def _score_row(row_id: int, version: str, judged: Judged) -> dict[str, Any]:
         "status": score.status,
         "error": score.error,
         "verifier_version": version,
-        "seconds": judged.seconds,
+        "seconds": timed.seconds,
     }
 
 
 def unread_scores(record: Record, error: str, verifier_version: str) -> pa.Table:
-    """Rows of `SCORE` for a part of trajectories that can't be read: no reward, and why."""
-    columns = {
-        "row_id": range(record.first_row_id, record.first_row_id + record.rows),
-        "reward": [None] * record.rows,
-        "components": ["{}"] * record.rows,
-        "status": ["error"] * record.rows,
-        "error": [error] * record.rows,
-        "verifier_version": [verifier_version] * record.rows,
-        "seconds": [0.0] * record.rows,
-    }
-    arrays = [pa.array(column, SCORE.field(name).type) for name, column in columns.items()]
-    return pa.Table.from_arrays(arrays, schema=SCORE)
+    """Rows of `SCORE` for a part of trajectories that can't be read: no reward, and the error."""
+    unread = TimedScore(score=Score(reward=None, status="error", error=error), seconds=0.0)
+    row_ids = range(record.first_row_id, record.first_row_id + record.rows)
+    rows = [_score_row(row_id, verifier_version, unread) for row_id in row_ids]
+    return pa.Table.from_pylist(rows, schema=SCORE)
 
 
 if __name__ == "__main__":

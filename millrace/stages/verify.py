@@ -1,25 +1,23 @@
-"""The verify stage: a stored run's batches trained again; the verdict goes into the replay's own run.
+"""The verify stage: trains a stored run's batches again; the verdict goes into the replay's own run.
 
-    stored run ─► start model or checkpoint ─► step by step, as `millrace.replay.verify` does ─► replay/verdict.json
+    stored run ─► start model or checkpoint ─► `millrace.replay.verify`, step by step ─► replay/verdict.json
 
-Consumes: one stored run, reading only. Produces: the verdict, and a measurement a step.
+Consumes: one stored run, which it only reads. Produces: the verdict, and one measurement per step.
 """
 
-import json
-
+from millrace.replay.results import write_result
 from millrace.replay.spec import read_spec
 from millrace.replay.verdict import StepVerdict
 from millrace.replay.verify import verify
-from millrace.stages.process import Stage, run_stage
-from storage import layout
-from storage.factory import open_store
+from millrace.runtime.stage import Stage, run_stage
+from storage.stores.factory import open_store
 
 
 def main(stage: Stage) -> None:
-    """Verifies until the last step, or the first that differs."""
+    """Verifies up to the last step, or to the first that differs."""
     spec = read_spec(stage.store)
     assert spec is not None
-    stage.ready(f"training the batches of {spec.sources[0].url} again")
+    stage.ready(f"training the batches of {spec.sources[0]} again")
 
     def each(step: StepVerdict) -> None:
         stage.progress(policy_version=step.step, rollouts=step.rollouts, tokens=step.tokens)
@@ -30,13 +28,13 @@ def main(stage: Stage) -> None:
 
     with stage.busy("verify"):
         verdict = verify(
-            open_store(spec.sources[0].url),
-            from_step=spec.selection.from_step,
-            to_step=spec.selection.to_step,
+            open_store(spec.sources[0]),
+            from_step=spec.from_step,
+            to_step=spec.to_step,
             tolerance=spec.tolerance,
             each=each,
         )
-    stage.store.put(f"{layout.REPLAY_RESULTS}/verdict.json", json.dumps(verdict.to_json(), indent=1).encode())
+    write_result(stage.store, "verdict", verdict.to_json())
     stage.milestone(verdict.sentence)
 
 

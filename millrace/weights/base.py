@@ -3,8 +3,8 @@
     trainer ──offer──► handover ──take──► sync_weights ──offer──► transport ──take──► generator ×G
 
 Only the newest version matters: a reader that was busy skips those in between, and a writer never waits for a reader.
-What a reader takes is whole and verified: every tensor has the hash that sync_weights found in what the trainer handed
-over.
+What a reader takes is whole and verified: every tensor has the hash that sync_weights computed from what the trainer
+handed over.
 """
 
 from abc import ABC, abstractmethod
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from millrace.weights.fingerprint import Fingerprint
-from millrace.weights.shared import SharedTensors
+from millrace.weights.shared_tensors import SharedTensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsId:
-    """Which weights these are. Ordered: a later incarnation is newer, within one the higher version is."""
+    """Which weights these are. Ordered: first by incarnation, then by version."""
 
     incarnation: int
     """Of the trainer: grows by one each time a trainer of the run starts."""
@@ -36,22 +36,22 @@ class WeightsId:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """What the trainer says of fixed tokens under a version. A generator of that version must say the same."""
+    """The trainer's log-probabilities after fixed tokens. A generator of the same version must agree."""
 
     tokens: tuple[int, ...]
     """[P] token ids."""
     logprobs: Mapping[int, float]
-    """Token id → log π that it comes next, nats, at temperature 1: of the likeliest ones."""
+    """Likeliest next token ids → their log π, nats, at temperature 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """All that is said of a policy version beside its tensors; travels with them on every transport."""
+    """Everything about a policy version but its tensors; travels with them on every transport."""
 
     id: WeightsId
     probe: Probe | None = None
     fingerprint: Fingerprint | None = None
-    """None only between the trainer and sync_weights, which takes it: hashing would hold the trainer up."""
+    """None only between the trainer and sync_weights, which computes it: hashing would hold the trainer up."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -63,16 +63,14 @@ class Manifest:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Manifest":
-        """The inverse of `to_json`. Raises KeyError or TypeError where the values are not a manifest's."""
+        """The inverse of `to_json`. Raises KeyError or TypeError if the values are not a manifest's."""
         probe, fingerprint = values["probe"], values["fingerprint"]
+        if probe is not None:
+            logprobs = {int(token): logprob for token, logprob in probe["logprobs"].items()}
+            probe = Probe(tokens=tuple(probe["tokens"]), logprobs=logprobs)
         return cls(
             id=WeightsId(**values["id"]),
-            probe=None
-            if probe is None
-            else Probe(
-                tokens=tuple(probe["tokens"]),
-                logprobs={int(token): logprob for token, logprob in probe["logprobs"].items()},
-            ),
+            probe=probe,
             fingerprint=None if fingerprint is None else Fingerprint(**fingerprint),
         )
 
@@ -85,7 +83,7 @@ class Weights:
     tensors: Mapping[str, torch.Tensor]
     """By parameter name; tied parameters once. Views of the transport's memory: copy them before the next `take`."""
     shared: SharedTensors | None = None
-    """Where the same bytes lie for other processes of this host, until the next `take`; a reader always says it."""
+    """Where other processes of this host find the same bytes until the next `take`; every reader sets it."""
 
     @property
     def id(self) -> WeightsId:
@@ -101,6 +99,9 @@ class Weights:
 class WeightsWriter(ABC):
     """The offering end."""
 
+    address: str | None = None
+    """`host:port` where generators find this; None for a transport that does not listen."""
+
     @abstractmethod
     def offer(self, weights: Weights) -> None:
         """Makes these the newest; returns when a reader could take them."""
@@ -110,7 +111,7 @@ class WeightsWriter(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of the transport; what was offered stays."""
+        """Releases the transport; what was offered stays. May be called again."""
 
 
 class WeightsReader(ABC):
@@ -120,9 +121,9 @@ class WeightsReader(ABC):
     def take(self, newer_than: WeightsId | None) -> Weights | None:
         """The newest weights if they are newer, whole and verified; else None.
 
-        Raises WeightsCorrupt, naming the tensors, when what arrived has not the hashes its manifest says.
+        Raises WeightsCorrupt, naming the tensors, if what arrived does not have its manifest's hashes.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of the transport."""
+        """Releases the transport. May be called again."""

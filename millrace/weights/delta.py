@@ -1,15 +1,15 @@
 """What changed from one version to the next, in few bytes; applying it gives the very bits of the newer one.
 
-    old, new ──► elements whose bits differ ─┬─► how many lie between ──► bytes; 255 means "255, and more" ─┐
+    old, new ──► elements whose bits differ ─┬─► gaps between them ──► bytes; 255 means "255, and more" ────┐
                                              └─► new − old, wrapped, zigzag ──► byte planes ────────────────┤
                  names, dtypes, shapes, both digests ──► JSON ──────────────────────────────────────────────┴─► zstd
 
     file   magic, format, lengths │ JSON │ gaps │ differences        the last three each one zstd frame
 
-AdamW at a small learning rate moves few elements of a bfloat16 model a step, most of them to the next number up or
-down. The gaps between those are random, so one byte each, entropy coded, is near the least that is possible (where
-2.8 % of 4 M elements changed: 6.65 bits a gap, of 6.58). Differences of bit patterns are exact for every dtype, NaN
-and −0 included, where differences of numbers are not.
+AdamW at a small learning rate moves few elements of a bfloat16 model per step, most of them to the next number up or
+down. The gaps between those are random, so one byte each, entropy coded, is near the least possible (where 2.8 % of
+4 M elements changed: 6.65 bits per gap, of 6.58). Differences of bit patterns are exact for every dtype, NaN and −0
+included; differences of numbers are not.
 """
 
 import json
@@ -23,23 +23,23 @@ import pyarrow as pa
 import torch
 
 from millrace.errors import WeightsCorrupt
-from millrace.weights.shared import shapes_from_json, shapes_of
-from storage.store import BytesLike
+from millrace.weights.shared_tensors import shapes_from_json, shapes_of
+from storage.stores.base import BytesLike
 
 _MAGIC = b"MRWDELTA"
 _FORMAT = 1
 _PRELUDE = struct.Struct("<8sIQQQ")  # magic, format, bytes: JSON compressed, JSON, gaps compressed
 _MORE = 255
-_SAMPLED = 101  # one element of so many; a prime, lest it stay in one column of a matrix
-# Higher levels look for repetitions, of which there are none.
+_SAMPLED = 101  # one element in this many; a prime, so that it does not stay in one column of a matrix
+# Higher levels look for repetitions; there are none.
 _ZSTD = pa.Codec("zstd", compression_level=1)
 
 _Unsigned = npt.NDArray[Any]
-"""Unsigned integers as wide as what they stand for."""
+"""Unsigned integers as wide as the elements they stand for."""
 
 
 def share_changed(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> float:
-    """Which share of the elements has other bits, 0 to 1, judged by a sample of tensors like those of `encode`."""
+    """The share of elements whose bits differ, 0 to 1, estimated from a sample; tensors as for `encode`."""
     looked_at = changed = 0
     for name, tensor in new.items():
         before, after = (_bits(each.contiguous())[::_SAMPLED] for each in (old[name], tensor))
@@ -49,9 +49,9 @@ def share_changed(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tenso
 
 
 def encode(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor], *, base: str, digest: str) -> bytes:
-    """What makes `new`, whose digest is `digest`, of `old`, whose digest is `base`; both on the CPU.
+    """The delta from `old`, whose digest is `base`, to `new`, whose digest is `digest`; both on the CPU.
 
-    Raises ValueError where their names, dtypes or shapes differ.
+    Raises ValueError if their names, dtypes or shapes differ.
     """
     shapes = shapes_of(new)
     if sorted(shapes_of(old)) != sorted(shapes):
@@ -66,29 +66,20 @@ def encode(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor], *, 
         differences.append(_zigzag(after[changed] - before[changed]))
         first += after.size
     gaps = _encode_gaps(np.concatenate(positions))
-    # As wide as the widest: what narrower ones don't need are planes of zeros, and cost nothing.
+    # As wide as the widest dtype: the bytes that narrower ones don't need are planes of zeros, and cost nothing.
     joined = np.concatenate(differences)
-    header = json.dumps(
-        {
-            "base": base,
-            "digest": digest,
-            "shapes": shapes,
-            "changed": joined.size,
-            "width": joined.itemsize,
-            "gaps": gaps.size,
-        }
-    ).encode()
+    sizes = {"changed": joined.size, "width": joined.itemsize, "gaps": gaps.size}
+    header = json.dumps({"base": base, "digest": digest, "shapes": shapes} | sizes).encode()
     parts = [_compress(header), _compress(gaps), _compress(_to_planes(joined))]
     prelude = _PRELUDE.pack(_MAGIC, _FORMAT, len(parts[0]), len(header), len(parts[1]))
     return b"".join([prelude, *parts])
 
 
 def apply(tensors: Mapping[str, torch.Tensor], data: BytesLike, *, holds: str) -> str:
-    """Makes of `tensors`, whose digest is `holds`, what `data` leads to, in place; returns the digest of that.
+    """Applies a delta in place to `tensors`, whose digest is `holds`; returns the new digest.
 
-    `tensors` are contiguous, on the CPU. `data` is what `encode` made, verified by whoever carried it. Raises
-    WeightsCorrupt, with `tensors` untouched, where it is no delta, or not one between tensors like these, or leads
-    away from others.
+    `tensors` are contiguous, on the CPU. `data` comes from `encode`, and its bytes are verified already. Raises
+    WeightsCorrupt, with `tensors` untouched, if it is no delta, or not one between tensors like these, or from `holds`.
     """
     header, gaps, planes = _open(memoryview(data))
     shapes = shapes_from_json(header["shapes"])
@@ -109,7 +100,7 @@ def apply(tensors: Mapping[str, torch.Tensor], data: BytesLike, *, holds: str) -
 
 
 def _open(data: memoryview) -> tuple[dict[str, Any], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Header, gaps and planes of a delta's file."""
+    """Header, gaps and planes of a delta."""
     if bytes(data[: len(_MAGIC)]) != _MAGIC:
         raise WeightsCorrupt("not a delta of weights")
     _, version, packed_header_bytes, header_bytes, packed_gap_bytes = _PRELUDE.unpack_from(data)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
-from millrace.weights.base import WeightsWriter
+from configs.schema import WeightsConfig
+from millrace.weights.base import WeightsReader, WeightsWriter
 from millrace.weights.broadcast import BroadcastReader, BroadcastWriter
 from millrace.weights.fallback import FallbackReader
-from millrace.weights.shm import HandoverReader, HandoverWriter, ShmPush, ShmReader
+from millrace.weights.shm import HandoverRelay, HandoverWriter, ShmReader
 from millrace.weights.store import StoreReader, StoreWriter
-from storage.progress import read_life
-from storage.store import Store
+from storage.progress import read_status
+from storage.stores.base import Store
 
 _HANDOVER = "handover"
 
@@ -28,47 +29,38 @@ def trainer_end(handover: Path, like: Mapping[str, torch.Tensor], num_generators
     return HandoverWriter(handover / _HANDOVER, like, num_generators)
 
 
-def handover_end(handover: Path) -> HandoverReader:
-    """Where sync_weights takes what the trainer offered."""
-    return HandoverReader(handover / _HANDOVER)
+def sync_weights_ends(
+    config: WeightsConfig, store: Store, handover: Path, num_generators: int
+) -> tuple[WeightsReader, WeightsWriter]:
+    """Where sync_weights takes what the trainer offered, and where it offers that to the generators."""
+    relay = HandoverRelay(handover / _HANDOVER)
+    match config.transport:
+        case "shm":
+            return relay, relay
+        case "broadcast":
+            return relay, BroadcastWriter(num_generators, host=config.host, deadline_seconds=config.deadline_seconds)
+        case "store":
+            return relay, StoreWriter(store)
 
 
-def push_end(
-    transport: str, store: Store, reader: HandoverReader, num_generators: int, *, host: str, deadline_seconds: float
-) -> WeightsWriter:
-    """Where sync_weights offers the generators what it took last from `reader`.
+def generator_end(config: WeightsConfig, store: Store, handover: Path, generator: int) -> FallbackReader:
+    """Where generator number `generator` takes new versions: what the transport does not bring, it finds in `store`."""
 
-    `host` is the address to listen at for `broadcast`. Who has not taken part after `deadline_seconds` is given up.
-    """
-    if transport == "store":
-        return StoreWriter(store)
-    if transport == "broadcast":
-        return BroadcastWriter(num_generators, host=host, deadline_seconds=deadline_seconds)
-    return ShmPush(reader)
+    def received(transport: str) -> Path:
+        return handover / f"received-{transport}-{generator}"
 
+    def address() -> str | None:
+        found: str | None = read_status(store, "sync_weights", 0).get("address")
+        return found
 
-def generator_end(
-    transport: str, store: Store, handover: Path, generator: int, *, deadline_seconds: float
-) -> FallbackReader:
-    """Where generator number `generator` takes new versions; what does not come by the transport, it finds in `store`.
-
-    For `broadcast` it waits no longer than `deadline_seconds` for the end of a push that it takes part in.
-    """
-    stored = StoreReader(store, _landing(handover, "store", generator))
-    if transport == "store":
-        return FallbackReader(stored, None, route=transport)
-    if transport == "broadcast":
-        landing = _landing(handover, transport, generator)
-        broadcast = BroadcastReader(lambda: _address(store), generator, landing, deadline_seconds=deadline_seconds)
-        return FallbackReader(broadcast, stored, route=transport)
-    return FallbackReader(ShmReader(handover / _HANDOVER, generator), stored, route=transport)
-
-
-def _landing(handover: Path, transport: str, generator: int) -> Path:
-    return handover / f"landing-{transport}-{generator}"
-
-
-def _address(store: Store) -> str | None:
-    """Where sync_weights listens, as `host:port`; None while it does not."""
-    address: str | None = read_life(store, "sync_weights", 0).get("address")
-    return address
+    stored = StoreReader(store, received("store"))
+    match config.transport:
+        case "shm":
+            primary: WeightsReader = ShmReader(handover / _HANDOVER, generator)
+        case "broadcast":
+            primary = BroadcastReader(
+                address, generator, received("broadcast"), deadline_seconds=config.deadline_seconds
+            )
+        case "store":
+            return FallbackReader(stored, None, route="store")
+    return FallbackReader(primary, stored, route=config.transport)

@@ -1,6 +1,6 @@
-"""Which bytes a policy version is: a hash a tensor, and one over them all.
+"""Identifies the bytes of a policy version: a hash per tensor, and one over them all.
 
-Two processes that agree on a fingerprint hold the same names, dtypes, shapes and values, bit for bit.
+Two processes with the same fingerprint hold the same names, dtypes, shapes and values, bit for bit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,33 +10,35 @@ from dataclasses import dataclass
 import torch
 import xxhash
 
+from millrace.errors import WeightsCorrupt
 from storage.failpoints import failpoint
 
-# A thread reads at about the speed of one core's way to memory; more than two find no more to read.
+# One thread reads about as fast as one core can from memory; more than two bring nothing.
 _THREADS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprint:
-    """XXH3 (128 bits, hex) of tensors: it finds accidents, at the speed of memory; it is no defence against malice."""
+    """XXH3 (128 bits, hex) of tensors: finds accidents at the speed of memory, and is no defence against malice."""
 
     tensors: Mapping[str, str]
     """Parameter name → hash of its dtype, shape and bytes."""
 
     @property
     def digest(self) -> str:
-        """One hash for the whole version, whatever order its tensors come in. 32 hex digits."""
+        """One hash for the whole version, in whatever order its tensors come. 32 hex digits."""
         lines = "\n".join(f"{name} {value}" for name, value in sorted(self.tensors.items()))
         return xxhash.xxh3_128_hexdigest(lines.encode())
 
-    def differs(self, other: "Fingerprint") -> list[str]:
-        """Names that one has and the other has not, or not with this hash; sorted."""
-        names = self.tensors.keys() | other.tensors.keys()
-        return sorted(name for name in names if self.tensors.get(name) != other.tensors.get(name))
+    def verify(self, found: "Fingerprint", what: str) -> None:
+        """Raises WeightsCorrupt, with `what` is damaged and the tensors, unless both are the same."""
+        names = self.tensors.keys() | found.tensors.keys()
+        if differing := sorted(name for name in names if self.tensors.get(name) != found.tensors.get(name)):
+            raise WeightsCorrupt(f"{what} are damaged: {names_of(differing)}")
 
 
 def fingerprint(tensors: Mapping[str, torch.Tensor]) -> Fingerprint:
-    """Of tensors by name, in any memory; contiguous ones on the CPU are read in place."""
+    """The fingerprint of tensors in any memory; contiguous ones on the CPU are read in place."""
     # The big ones first, so that no thread is left alone with one at the end.
     names = sorted(tensors, key=lambda name: tensors[name].nbytes, reverse=True)
     hashes: dict[str, str] = {}
@@ -48,16 +50,16 @@ def fingerprint(tensors: Mapping[str, torch.Tensor]) -> Fingerprint:
 
 
 def hash_tensor(tensor: torch.Tensor) -> str:
-    """Of one tensor's dtype, shape and bytes: XXH3 (128 bits), hex."""
+    """XXH3 (128 bits, hex) of one tensor's dtype, shape and bytes."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     state = xxhash.xxh3_128(f"{tensor.dtype} {list(tensor.shape)} ".encode())
-    # numpy knows no bfloat16: its bytes are looked at instead.
+    # As bytes: numpy knows no bfloat16.
     state.update(flat.view(torch.uint8).numpy().data)
     return state.hexdigest()
 
 
 def names_of(names: Iterable[str], most: int = 5) -> str:
-    """The first of some names, for a sentence."""
+    """The first names of a list, for a message."""
     listed = list(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more

@@ -1,13 +1,13 @@
 """Weights between processes of one host, through one file in shared memory that holds each version once.
 
-    train ────────── HandoverWriter ──copies──► ║ slot ║ ◄──hashes── HandoverReader ─┐
-                                                ║      ║                              ├─ sync_weights
-                                                ║      ║ ◄──fingerprint── ShmPush ────┘
+    train ────────── HandoverWriter ──copies──► ║ slot ║ ◄──hashes─────── HandoverRelay.take ─┐
+                                                ║      ║                                      ├─ sync_weights
+                                                ║      ║ ◄──fingerprint── HandoverRelay.offer ┘
     generator ×G ◄── ShmReader ◄────verifies─── ║      ║
 
-Who may write and read where is the business of `slots.py`; the trainer hashes nothing and waits for nobody, and
-sync_weights hashes each tensor while the trainer copies the next. Any of them may be killed at any moment and started
-again; a claim that a dead process left behind holds its slot until that process is back.
+`slots.py` decides who may write and read where. The trainer hashes nothing and waits for nobody; sync_weights hashes
+each tensor while the trainer copies the next. Any of these processes may be killed at any moment and started again. The
+claim of a dead process holds its slot until that process is back.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ import torch
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader, WeightsWriter
 from millrace.weights.fingerprint import Fingerprint, fingerprint, hash_tensor, names_of
-from millrace.weights.shared import TensorShape, shapes_of
-from millrace.weights.slots import FILLING, OFFERED, PUSHED, SlotFile, create_slot_file
+from millrace.weights.shared_tensors import TensorShape, shapes_of
+from millrace.weights.slots import FILLING, OFFERED, PUSHED, USUAL_SLOTS, SlotFile, create_slot_file
 from storage.failpoints import failpoint
 
 MAX_GENERATORS = 64
 
-# How long to look for the next tensor of a trainer that may be dead, and how often.
+# How long to wait for the next tensor of a trainer that may be dead, and how often to look.
 _PATIENCE_SECONDS = 0.1
 _LOOK_SECONDS = 1e-4
 
@@ -35,24 +35,25 @@ _LOOK_SECONDS = 1e-4
 class HandoverWriter(WeightsWriter):
     """The trainer's end, for tensors with the names, dtypes and shapes of `like`.
 
-    It goes on with the file that a predecessor left at `path` where that is of the same make; where it is not, or the
-    predecessor still has it open, a new file takes its place and readers find it there. Raises ValueError for more
-    generators than MAX_GENERATORS, StoreFull where the memory has no room for the file.
+    Reuses a predecessor's file at `path` if it has the same layout. If not, or if the predecessor still has it open, a
+    new file takes its place, and readers find that one. Raises ValueError for more generators than MAX_GENERATORS,
+    StoreFull if memory has no room for the file.
     """
 
     def __init__(self, path: Path, like: Mapping[str, torch.Tensor], num_generators: int) -> None:
         if num_generators > MAX_GENERATORS:
             raise ValueError(f"at most {MAX_GENERATORS} generators share one weights file, not {num_generators}")
         shapes, num_readers = shapes_of(like), 1 + num_generators
-        while (file := _own(path, shapes, num_readers)) is None:
+        while (file := _lock(path, shapes, num_readers)) is None:
             create_slot_file(path, shapes, num_readers)
-        file.reserve_usual()
+        for slot in range(USUAL_SLOTS):
+            file.reserve(slot)
         self._file = file
 
     def offer(self, weights: Weights) -> None:
-        """Copies each tensor once, cast to the file's dtype, from whatever device it is on.
+        """Copies each tensor once, cast to the file's dtype, from any device.
 
-        Raises ValueError for other names or shapes than the file's, StoreFull where memory ran out.
+        Raises ValueError for other names or shapes than the file's, StoreFull if memory ran out.
         """
         file = self._file
         _check_shapes(weights, file.shapes)
@@ -72,24 +73,24 @@ class HandoverWriter(WeightsWriter):
             self._file.close()
 
 
-class _Claimant:
-    """One reader's hold on a slot of a file that may not be there yet, and may be replaced by another."""
+class _SlotReader(WeightsReader):
+    """Reader number `reader` of the file at `path`, which may not exist yet, and may be replaced by another."""
 
     def __init__(self, path: Path, reader: int) -> None:
         self._path = path
         self._reader = reader
         self._file: SlotFile | None = None
-        self.held: tuple[SlotFile, int] | None = None
+        self._held: tuple[SlotFile, int] | None = None
 
-    def claim(self, pointer: int) -> tuple[SlotFile, int] | None:
-        """The file and the slot that a pointer names now, instead of what was held; None: there is nothing yet."""
-        self.held = None
+    def _claim(self, pointer: int) -> tuple[SlotFile, int] | None:
+        """The file and the slot that a pointer names now, in place of what was held; None if there is nothing yet."""
+        self._held = None
         file = self._current()
         # A predecessor's file may be for fewer readers: the trainer is about to replace it.
         if file is not None and self._reader < file.num_readers:
             slot = file.claim(self._reader, pointer)
-            self.held = None if slot is None else (file, slot)
-        return self.held
+            self._held = None if slot is None else (file, slot)
+        return self._held
 
     def _current(self) -> SlotFile | None:
         try:
@@ -103,7 +104,7 @@ class _Claimant:
 
     def close(self) -> None:
         """Drops the claim."""
-        self.held = None
+        self._held = None
         if self._file is not None:
             if self._reader < self._file.num_readers:
                 self._file.give_up(self._reader)
@@ -111,20 +112,20 @@ class _Claimant:
             self._file = None
 
 
-class HandoverReader(WeightsReader):
-    """The end of sync_weights: takes what the trainer offered, and hands it on without a copy (see ShmPush)."""
+class HandoverRelay(_SlotReader, WeightsWriter):
+    """sync_weights' end: takes what the trainer offered and, for the transport `shm`, offers it in place."""
 
     def __init__(self, path: Path) -> None:
-        self._claimant = _Claimant(path, reader=0)
+        super().__init__(path, reader=0)
 
     def take(self, newer_than: WeightsId | None) -> Weights | None:
-        """As any reader's; here the fingerprint is not checked but taken. Hashes every byte.
+        """The newest weights, if newer. Computes the fingerprint instead of checking it: hashes every byte.
 
-        While the trainer fills a slot this follows it to the end, unless it stops half-way. Raises WeightsCorrupt only
-        for what a predecessor had pushed, and has changed since.
+        If the trainer is filling a slot, follows it to the end, unless it stops half-way. Raises WeightsCorrupt only
+        for what a predecessor pushed and what has changed since.
         """
         for pointer in (FILLING, OFFERED):
-            claimed = self._claimant.claim(pointer)
+            claimed = self._claim(pointer)
             if claimed is None:
                 return None
             file, slot = claimed
@@ -139,45 +140,27 @@ class HandoverReader(WeightsReader):
         manifest = dataclasses.replace(_manifest(file, slot, OFFERED), fingerprint=found)
         if not manifest.id.newer_than(newer_than):
             return None
-        pushed = file.read_manifest(slot, PUSHED)
-        if pushed is not None:
+        if (pushed := file.read_manifest(slot, PUSHED)) is not None:
             _verify(file, pushed, found)
         return Weights(manifest=manifest, tensors=tensors, shared=file.shared(slot))
 
-    def push(self, weights: Weights) -> None:
-        """Shows generators the slot that was taken last. Raises ValueError where `weights` are not what is in it."""
-        held = self._claimant.held
+    def offer(self, weights: Weights) -> None:
+        """Shows generators the slot that was taken last. Raises ValueError if `weights` are not what is in it."""
+        held = self._held
         if held is None or _manifest(*held, OFFERED).id != weights.id:
             raise ValueError(f"version {weights.id.policy_version} is not what was taken from the handover last")
         file, slot = held
         file.push(slot, weights.manifest)
 
-    def close(self) -> None:
-        self._claimant.close()
 
-
-class ShmPush(WeightsWriter):
-    """The transport `shm`: offers the generators what `reader` took last, where it lies already."""
-
-    def __init__(self, reader: HandoverReader) -> None:
-        self._reader = reader
-
-    def offer(self, weights: Weights) -> None:
-        """Raises ValueError for any weights but those that the reader took last."""
-        self._reader.push(weights)
-
-    def close(self) -> None:
-        """Nothing is held open beside the reader."""
-
-
-class ShmReader(WeightsReader):
+class ShmReader(_SlotReader):
     """The end of generator number `generator` of the file at `path`, which may not exist yet."""
 
     def __init__(self, path: Path, generator: int) -> None:
-        self._claimant = _Claimant(path, reader=1 + generator)
+        super().__init__(path, reader=1 + generator)
 
     def take(self, newer_than: WeightsId | None) -> Weights | None:
-        claimed = self._claimant.claim(PUSHED)
+        claimed = self._claim(PUSHED)
         if claimed is None:
             return None
         file, slot = claimed
@@ -188,12 +171,9 @@ class ShmReader(WeightsReader):
         _verify(file, manifest, fingerprint(tensors))
         return Weights(manifest=manifest, tensors=tensors, shared=file.shared(slot))
 
-    def close(self) -> None:
-        self._claimant.close()
 
-
-def _own(path: Path, shapes: tuple[TensorShape, ...], num_readers: int) -> SlotFile | None:
-    """The file at `path`, locked for this writer alone; None where it is of another make or another writer has it."""
+def _lock(path: Path, shapes: tuple[TensorShape, ...], num_readers: int) -> SlotFile | None:
+    """The file at `path`, locked for this writer; None if its layout differs or another writer holds it."""
     try:
         file = SlotFile(path)
     except (FileNotFoundError, WeightsCorrupt):
@@ -221,7 +201,7 @@ def _check_shapes(weights: Weights, shapes: tuple[TensorShape, ...]) -> None:
 
 
 def _follow(file: SlotFile, slot: int, tensors: Mapping[str, torch.Tensor]) -> Fingerprint | None:
-    """Hashes a claimed slot's tensors, each as soon as it is there; None where the rest does not come."""
+    """Hashes a claimed slot's tensors, each as soon as it is written; None if the rest does not come."""
     hashes: dict[str, str] = {}
     for parts, (name, tensor) in enumerate(tensors.items(), start=1):
         if not _wait_for(file, slot, parts):
@@ -232,7 +212,7 @@ def _follow(file: SlotFile, slot: int, tensors: Mapping[str, torch.Tensor]) -> F
 
 
 def _wait_for(file: SlotFile, slot: int, parts: int) -> bool:
-    """Whether so many parts of a slot came to be there."""
+    """Waits for this many parts of a slot; False if they do not come."""
     given_up = time.monotonic() + _PATIENCE_SECONDS
     while file.parts(slot) < parts:
         # A trainer that was started again has left this slot for another.
@@ -245,14 +225,10 @@ def _wait_for(file: SlotFile, slot: int, parts: int) -> bool:
 def _manifest(file: SlotFile, slot: int, kind: int) -> Manifest:
     manifest = file.read_manifest(slot, kind)
     if manifest is None:
-        raise WeightsCorrupt(f"slot {slot} of {file.path} has no manifest, though it was said to be whole")
+        raise WeightsCorrupt(f"slot {slot} of {file.path} is marked whole but has no manifest")
     return manifest
 
 
 def _verify(file: SlotFile, manifest: Manifest, found: Fingerprint) -> None:
-    """Raises WeightsCorrupt, naming the tensors, unless the manifest's fingerprint was found."""
     expected = manifest.fingerprint or Fingerprint(tensors={})
-    if differing := expected.differs(found):
-        raise WeightsCorrupt(
-            f"weights of version {manifest.id.policy_version} in {file.path} are damaged: {names_of(differing)}"
-        )
+    expected.verify(found, f"weights of version {manifest.id.policy_version} in {file.path}")

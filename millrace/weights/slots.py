@@ -1,13 +1,13 @@
-"""A file in shared memory with room for several versions of the same tensors; nobody who uses it waits for another.
+"""A file in shared memory with room for several versions of the same tensors. No process that uses it waits for others.
 
     page 0    │ magic │ sizes │ filling │ offered │ pushed │ claim of reader 0 … │ parts in slot 0 … │   64-bit words
     shapes    │ JSON: name, dtype and shape of each tensor
-    slot 0 …  │ offered manifest │ pushed manifest │ tensors, one behind the other │   every part begins a page
+    slot 0 …  │ offered manifest │ pushed manifest │ tensors, one after the other │   every part begins a page
 
 Three pointers each name a slot: `filling` the one that was begun last, `offered` the newest whole one, `pushed` the one
-for the generators. Whoever reads a slot claims it, looks again whether the pointer still names it, and only then reads.
-A slot that neither a pointer nor a claim names is free: of R + 4 slots one always is. Each word has one writer. The
-file is sparse and the lowest free slot is taken, so it seldom costs more than three copies of the weights.
+for the generators. A reader claims a slot, checks that the pointer still names it, and only then reads. A slot that
+neither a pointer nor a claim names is free: of R + 4 slots one always is. Each word has one writer. The file is sparse
+and the lowest free slot is taken, so it seldom costs more than three copies of the weights.
 """
 
 import errno
@@ -25,11 +25,13 @@ import xxhash
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Manifest
-from millrace.weights.shared import SharedTensors, TensorShape, shapes_from_json, span_bytes, views
+from millrace.weights.shared_tensors import SharedTensors, TensorShape, shapes_from_json, span_bytes, views
 from storage.errors import StoreFull
 
 FILLING, OFFERED, PUSHED = 0, 1, 2
-"""The pointers. A slot has two manifests: OFFERED is what the trainer says of it, PUSHED what sync_weights says."""
+"""The pointers. A slot has two manifests: OFFERED is written by the trainer, PUSHED by sync_weights."""
+USUAL_SLOTS = 3
+"""In use most of the time: one that is offered, one that generators still read, and one to write to."""
 
 _MAGIC = b"MILLSLOT"
 _NONE = -1
@@ -38,15 +40,13 @@ _PAGE = 4096
 _SHAPES_BYTES_AT, _MANIFEST_BYTES_AT, _READERS_AT, _POINTERS_AT, _CLAIMS_AT = 1, 2, 3, 4, 7
 # Before each manifest: its length in bytes (0: there is none) and its xxh3_64.
 _GUARD = struct.Struct("<QQ")
-# A manifest's fingerprint has this much for each tensor beside its name.
+# What a manifest's fingerprint takes per tensor, beside its name.
 _HASH_ENTRY_BYTES = 45
 _MANIFEST_REST_BYTES = 64 << 10
-# One that is offered, one that generators still read, and one to write to.
-_USUAL_SLOTS = 3
 
 
 class SlotFile:
-    """The file at `path`, mapped. Raises FileNotFoundError; WeightsCorrupt where it is a file of another kind."""
+    """The file at `path`, mapped. Raises FileNotFoundError; WeightsCorrupt if it is a file of another kind."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,11 +68,11 @@ class SlotFile:
         self._first_slot = _PAGE + _round_up(len(shapes))
 
     def pointed(self, pointer: int) -> int:
-        """The slot that a pointer names; negative: none."""
+        """The slot that a pointer names; negative if none."""
         return self._words[_POINTERS_AT + pointer]
 
     def begin(self, slot: int) -> None:
-        """Empties a free slot, to be filled from now on; readers may follow."""
+        """Empties a free slot and starts to fill it; readers may follow."""
         for kind in (OFFERED, PUSHED):
             start = self._manifest_at(slot, kind)
             self._map[start : start + _GUARD.size] = bytes(_GUARD.size)
@@ -80,19 +80,19 @@ class SlotFile:
         self._words[_POINTERS_AT + FILLING] = slot
 
     def parts(self, slot: int) -> int:
-        """How many of a slot's parts are there: its tensors in their order, then the trainer's manifest."""
+        """How many parts of a slot are written: its tensors in their order, then the trainer's manifest."""
         return self._words[self._parts_at + slot]
 
     def set_parts(self, slot: int, parts: int) -> None:
-        """Says that so many parts of the slot that is filled are there."""
+        """Publishes how many parts of a slot are written."""
         self._words[self._parts_at + slot] = parts
 
     def is_whole(self, slot: int) -> bool:
-        """Whether all parts are there."""
+        """Whether all parts are written."""
         return self.parts(slot) == len(self.shapes) + 1
 
     def offer(self, slot: int, manifest: Manifest) -> None:
-        """Ends the filling of a slot with its last part. Raises ValueError as `write_manifest` does."""
+        """Completes a slot with its last part. Raises ValueError as `write_manifest` does."""
         self.write_manifest(slot, OFFERED, manifest)
         self.set_parts(slot, len(self.shapes) + 1)
         self._words[_POINTERS_AT + OFFERED] = slot
@@ -103,14 +103,14 @@ class SlotFile:
         self._words[_POINTERS_AT + PUSHED] = slot
 
     def claim(self, reader: int, pointer: int) -> int | None:
-        """Claims the slot that `pointer` names for reader number `reader`, in place of its last; None: it names none.
+        """Claims the slot that `pointer` names for reader number `reader`, in place of its last; None if it names none.
 
-        Until the reader's next claim nobody writes to the slot.
+        Until the reader's next claim no process writes to the slot.
         """
         while True:
             slot = self.pointed(pointer)
             self._words[_CLAIMS_AT + reader] = slot
-            # Had the pointer moved on before the claim was there to be seen, the slot might be written to already.
+            # If the pointer moved on before the claim was visible, the slot may be written to already.
             if self.pointed(pointer) == slot:
                 return None if slot == _NONE else slot
 
@@ -119,7 +119,7 @@ class SlotFile:
         self._words[_CLAIMS_AT + reader] = _NONE
 
     def free_slot(self) -> int:
-        """The lowest free slot, for the one process that fills slots."""
+        """The lowest free slot, for the only process that fills slots."""
         while True:
             pushed = self.pointed(PUSHED)
             claims = self._words[_CLAIMS_AT : _CLAIMS_AT + self.num_readers].tolist()
@@ -134,11 +134,11 @@ class SlotFile:
         return views(memoryview(self._map)[self._tensors_at(slot) :], self.shapes)
 
     def shared(self, slot: int) -> SharedTensors:
-        """Where a slot's tensors lie."""
+        """Where a slot's tensors are."""
         return SharedTensors(path=str(self.path), offset=self._tensors_at(slot), shapes=self.shapes)
 
     def write_manifest(self, slot: int, kind: int, manifest: Manifest) -> None:
-        """Writes a slot's manifest of this kind. Raises ValueError where it is longer than the file has room for."""
+        """Writes a slot's manifest of this kind. Raises ValueError if it is longer than the file has room for."""
         text = json.dumps(manifest.to_json()).encode()
         if len(text) > self._manifest_bytes - _GUARD.size:
             raise ValueError(
@@ -152,7 +152,7 @@ class SlotFile:
         self._map[start:begin] = _GUARD.pack(len(text), xxhash.xxh3_64_intdigest(text))
 
     def read_manifest(self, slot: int, kind: int) -> Manifest | None:
-        """A slot's manifest of this kind; None where there is none. Raises WeightsCorrupt."""
+        """A slot's manifest of this kind; None if there is none. Raises WeightsCorrupt."""
         start = self._manifest_at(slot, kind)
         length, expected = _GUARD.unpack(self._map[start : start + _GUARD.size])
         if length == 0:
@@ -164,9 +164,9 @@ class SlotFile:
         return Manifest.from_json(json.loads(text))
 
     def reserve(self, slot: int) -> None:
-        """Gets a slot its memory, unless it has, so that filling it neither waits for pages nor dies of their lack.
+        """Allocates a slot's memory once, so that filling it neither waits for pages nor dies for lack of them.
 
-        Raises StoreFull where there is not enough.
+        Raises StoreFull if there is not enough.
         """
         if slot in self._reserved:
             return
@@ -179,16 +179,11 @@ class SlotFile:
             free = shutil.disk_usage(self.path.parent).free
             raise StoreFull(
                 f"{self.path} needs {self._slot_bytes:,} bytes of shared memory for each copy of the weights, "
-                f"usually {_USUAL_SLOTS} of them; {free:,} are left for the next one"
+                f"usually {USUAL_SLOTS} of them; {free:,} are left for the next one"
             ) from error
-        # A look at each page maps it.
+        # Reading each page maps it.
         np.frombuffer(self._map, dtype=np.uint8, count=self._slot_bytes, offset=start)[::_PAGE].max()
         self._reserved.add(slot)
-
-    def reserve_usual(self) -> None:
-        """Gets those slots their memory that are in use most of the time. Raises StoreFull."""
-        for slot in range(_USUAL_SLOTS):
-            self.reserve(slot)
 
     def close(self) -> None:
         """Closes the file; its pages stay mapped until the last view of them is gone."""
@@ -202,7 +197,7 @@ class SlotFile:
 
 
 def create_slot_file(path: Path, shapes: Sequence[TensorShape], num_readers: int) -> None:
-    """Writes the empty file beside its place and moves it there whole, so that nobody sees half of it."""
+    """Creates an empty file. It is renamed into place, so that no process sees half of it."""
     described = json.dumps([list(shape) for shape in shapes]).encode()
     entries = sum(len(json.dumps(name)) + _HASH_ENTRY_BYTES for name, _, _ in shapes)
     manifest_bytes = _round_up(_MANIFEST_REST_BYTES + entries)

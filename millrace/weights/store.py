@@ -1,4 +1,4 @@
-"""Weights through the run's own store: any distance, and whoever comes late finds the newest.
+"""Weights through the run's own store: at any distance, and late generators find the newest.
 
     StoreWriter.offer ─┬─► weights/data/<version>-<uuid>/weights.safetensors   all of it ─────┬─► weights/log: a record,
                        └─► weights/data/<version>-<uuid>/weights.delta         what changed ──┘   the commit
@@ -8,8 +8,8 @@
     StoreReader   holds a version of the chain? ── yes ─► the deltas behind it, in order ──┬─► every tensor's hash
                             └── no ─► the anchor ─► all deltas ────────────────────────────┘   ─► Weights
 
-A delta is against the version stored before it. A writer that opens begins with an anchor, for it holds no such
-version; and it goes on with one wherever a delta would save little.
+A delta is against the version stored before it. A writer begins with an anchor, for it holds no earlier version, and
+writes another wherever a delta would save little.
 """
 
 from collections.abc import Iterable
@@ -24,23 +24,23 @@ import torch
 from millrace.errors import WeightsCorrupt
 from millrace.weights import delta
 from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader, WeightsWriter
-from millrace.weights.fingerprint import Fingerprint, fingerprint, names_of
-from millrace.weights.landing import Landing
-from millrace.weights.shared import shapes_of
+from millrace.weights.fingerprint import Fingerprint, fingerprint
+from millrace.weights.receive_buffer import ReceiveBuffer
+from millrace.weights.shared_tensors import shapes_of
 from storage import layout
 from storage.checkpoints import CheckpointWriter
 from storage.errors import StreamCorrupt
-from storage.files import FileRef, get_file
-from storage.log import LogReader, backwards
-from storage.record import Record
-from storage.store import Store
+from storage.stores.base import Store
+from storage.streams.files import FileRef, get_file
+from storage.streams.log import LogReader, backwards
+from storage.streams.record import Record
 
 ANCHOR_EVERY = 16
-"""Of so many versions one is an anchor: what a late reader gets is an anchor and at most 15 deltas."""
+"""One version in this many is an anchor: a late reader reads an anchor and at most 15 deltas."""
 _WORTH_IT = 4
-"""A delta of more than 1 / this of the tensors' bytes is none worth applying."""
+"""A delta of more than 1 / this of the tensors' bytes is not worth applying."""
 _TOO_MANY = 0.5
-"""Where this share of the elements changed, as it does in float32, a delta is not even tried: it takes seconds."""
+"""If this share of the elements changed, as it does in float32, a delta is not even tried: it takes seconds."""
 _ANCHOR_FILE, _DELTA_FILE = "weights.safetensors", "weights.delta"
 
 
@@ -59,7 +59,7 @@ class StoreWriter(WeightsWriter):
     def offer(self, weights: Weights) -> None:
         """Makes these the newest. Raises ValueError without a fingerprint, and what `CheckpointWriter.commit` raises.
 
-        After an OSError nobody knows whether they are: the writer must be opened anew.
+        After an OSError it is unknown whether they are: the writer must be opened anew.
         """
         if weights.manifest.fingerprint is None:
             raise ValueError(f"version {weights.id.policy_version} has no fingerprint: nobody could verify it")
@@ -80,7 +80,7 @@ class StoreWriter(WeightsWriter):
         self._remember(weights, digest)
 
     def close(self) -> None:
-        """Lets go of the copy; nothing else is held open between two commits."""
+        """Drops the copy; nothing else is held between two commits."""
         self._tensors = {}
         self._stored = None
 
@@ -112,7 +112,7 @@ class StoreWriter(WeightsWriter):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stored:
-    """One version, as its record tells it."""
+    """One version, from its record."""
 
     manifest: Manifest
     fingerprint: Fingerprint
@@ -121,25 +121,28 @@ class _Stored:
     seq: int
     """Number of the record."""
 
+    def __str__(self) -> str:
+        return f"weights of version {self.manifest.id.policy_version} in {self.file.path}"
+
 
 class StoreReader(WeightsReader):
-    """Follows the log of versions; what it takes lies in a file of its own at `landing`, see `Landing`."""
+    """Follows the log of versions, and assembles what it takes in a file of its own at `path`, see `ReceiveBuffer`."""
 
-    def __init__(self, store: Store, landing: Path) -> None:
+    def __init__(self, store: Store, path: Path) -> None:
         self._store = store
         self._log: LogReader | None = None
         self._chain: list[_Stored] = []
         """The last anchor, and all deltas behind it."""
-        self._landing = Landing(landing)
+        self._buffer = ReceiveBuffer(path)
         self._tensors: dict[str, torch.Tensor] = {}
         self._holds: str | None = None
-        """Digest of what has landed; None while that is of no version."""
+        """Digest of what is in the buffer; None while that is no whole version."""
 
     def take(self, newer_than: WeightsId | None) -> Weights | None:
-        """The newest weights if they are newer; one look at the store where they are not.
+        """The newest weights if they are newer; one look at the store if they are not.
 
-        Raises WeightsCorrupt, naming the file, where one that they need is damaged or was removed, and where they are
-        not what was stored. Raises what the store raises: none of it is a version that is merely late.
+        Raises WeightsCorrupt, naming the file, if one that they need is damaged or was removed, or if they are not what
+        was stored. Raises what the store raises. A version that is merely late raises nothing.
         """
         self._follow()
         while self._chain and self._chain[-1].manifest.id.newer_than(newer_than):
@@ -152,27 +155,31 @@ class StoreReader(WeightsReader):
                 if self._chain[-1] is newest:
                     raise
             else:
-                return Weights(manifest=newest.manifest, tensors=self._tensors, shared=self._landing.shared)
+                return Weights(manifest=newest.manifest, tensors=self._tensors, shared=self._buffer.shared)
         return None
 
     def close(self) -> None:
-        """Removes the landing file."""
-        self._landing.close()
+        """Removes the file."""
+        self._buffer.close()
         self._holds = None
 
     def _follow(self) -> None:
-        """Reads the records that are new."""
+        """Reads the new records; the first time, back to the last anchor."""
         if self._log is None:
             log = LogReader.at_head(self._store, layout.WEIGHTS)
-            self._chain = _last_chain(backwards(self._store, layout.WEIGHTS, log.cursor))
-            self._log = log
+            chain: list[_Stored] = []
+            for earlier in backwards(self._store, layout.WEIGHTS, log.cursor):
+                if (stored := _stored(earlier)) is not None:
+                    chain.insert(0, stored)
+                    if stored.is_anchor:
+                        break
+            self._chain, self._log = chain, log
         while (record := self._log.next()) is not None:
-            stored = _stored(record)
-            if stored is not None:
+            if (stored := _stored(record)) is not None:
                 self._chain = [stored] if stored.is_anchor else [*self._chain, stored]
 
     def _assemble(self, newest: _Stored) -> None:
-        """Makes what has landed the last version of the chain."""
+        """Makes the buffer hold the last version of the chain."""
         digests = [stored.fingerprint.digest for stored in self._chain]
         if self._holds in digests:
             # Whatever is wrong here, the anchor does not depend on it.
@@ -181,20 +188,20 @@ class StoreReader(WeightsReader):
                 self._verify(newest)
                 return
         anchor = self._chain[0]
-        self._land(anchor)
+        self._load(anchor)
         self._apply(self._chain[1:], anchor.fingerprint.digest)
         self._verify(newest)
 
-    def _land(self, anchor: _Stored) -> None:
+    def _load(self, anchor: _Stored) -> None:
         self._holds = None
         data = self._file(anchor)
         try:
             tensors = safetensors.torch.load(bytes(data))
         except safetensors.SafetensorError as error:
-            raise WeightsCorrupt(f"{_described(anchor)}: not a safetensors file: {error}") from error
-        # Nothing may hold on to the landing's old file while it makes a larger one.
+            raise WeightsCorrupt(f"{anchor}: not a safetensors file: {error}") from error
+        # Nothing may hold on to the buffer's old file while it makes a larger one.
         self._tensors = {}
-        self._tensors = self._landing.tensors_for(shapes_of(tensors))
+        self._tensors = self._buffer.tensors_for(shapes_of(tensors))
         for name, tensor in tensors.items():
             self._tensors[name].copy_(tensor)
 
@@ -205,7 +212,7 @@ class StoreReader(WeightsReader):
             try:
                 holds = delta.apply(self._tensors, data, holds=holds)
             except WeightsCorrupt as error:
-                raise WeightsCorrupt(f"{_described(stored)}: {error}") from error
+                raise WeightsCorrupt(f"{stored}: {error}") from error
 
     def _file(self, stored: _Stored) -> memoryview:
         try:
@@ -214,26 +221,12 @@ class StoreReader(WeightsReader):
             raise WeightsCorrupt(f"weights of version {stored.manifest.id.policy_version}: {error}") from error
 
     def _verify(self, newest: _Stored) -> None:
-        differing = fingerprint(self._tensors).differs(newest.fingerprint)
-        if differing:
-            raise WeightsCorrupt(f"{_described(newest)}: not what was stored: {names_of(differing)}")
+        newest.fingerprint.verify(fingerprint(self._tensors), str(newest))
         self._holds = newest.fingerprint.digest
 
 
-def _last_chain(newest_first: Iterable[Record]) -> list[_Stored]:
-    """The last anchor and the deltas behind it; empty where no version was stored."""
-    chain: list[_Stored] = []
-    for record in newest_first:
-        stored = _stored(record)
-        if stored is not None:
-            chain.insert(0, stored)
-            if stored.is_anchor:
-                break
-    return chain
-
-
 def _stored(record: Record) -> _Stored | None:
-    """What the record says of a version; None where it is a fence, or of a Millrace that stored no fingerprints."""
+    """The version in a record; None for a fence, or for a record of a Millrace that stored no fingerprints."""
     if record.kind != "checkpoint" or "kind" not in record.body["state"]:
         return None
     try:
@@ -252,7 +245,3 @@ def _stored(record: Record) -> _Stored | None:
     except (KeyError, TypeError, ValueError) as error:
         file = f"{layout.WEIGHTS}/{layout.record(record.seq)}"
         raise StreamCorrupt(file, f"not a record of weights: {error!r}") from error
-
-
-def _described(stored: _Stored) -> str:
-    return f"weights of version {stored.manifest.id.policy_version} in {stored.file.path}"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.campaigns import REPOSITORY
+from support.campaigns.campaigns import REPOSITORY
 
 from benchmarks.controller import PHASES, Campaign, Footprint, report
 from benchmarks.sleeping.pace import Pace

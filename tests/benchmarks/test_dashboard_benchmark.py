@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.dashboard import measure_stored, targets_met
-from benchmarks.dashboard_live import looked_at, post_of_page, serving
-from benchmarks.stored_run import Shape, make_run
-from storage.factory import open_store
+from benchmarks.dashboard.__main__ import measure_stored, targets_met
+from benchmarks.dashboard.live import looked_at, post_of_page, serving
+from benchmarks.stored_run.run import Shape, make_run
+from storage.stores.factory import open_store
 
 _ROOT = Path(__file__).parents[2]
 _DEADLINE = 60.0

@@ -1,8 +1,8 @@
 """The benchmark of rewards counts the good responses alone, and spreads the hostile ones among them."""
 
 from benchmarks.rewards import good_rate, good_tasks, measure, rewards
-from millrace.rewards.pool import Pool
-from millrace.rewards.sandbox import Limits
+from millrace.rewards.isolation.pool import Pool
+from millrace.rewards.isolation.seccomp import Limits
 
 LIMITS = Limits(timeout_seconds=0.5, memory_mb=256)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.staleness_plots import write_plots
-from benchmarks.staleness_study import medians
+from benchmarks.staleness_study.__main__ import medians
+from benchmarks.staleness_study.plots import write_plots
 
 
 def row(seed: int, accuracy: float | None, *, loss: str = "aipo", bound: int = 4) -> dict[str, object]:

@@ -1,16 +1,16 @@
 """A made-up run is one that all of Millrace believes: its ledger balances, its files are sound, it can go on."""
 
 import pytest
-from support.dict_store import DictStore
+from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run import Shape, StoredRun, make_run
-from millrace.care.fsck import fsck
-from millrace.intake import Intake
-from millrace.status import StatusReader
+from benchmarks.stored_run.run import Shape, StoredRun, make_run
+from millrace.maintenance.fsck import fsck
+from millrace.rollouts.loader import RolloutLoader
+from millrace.runs.status import StatusReader
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.schema import CONSUMED
-from storage.stream import StreamReader
+from storage.streams.stream import StreamReader
 
 SHAPE = Shape(steps=30, generators=2, scorers=2, steps_per_part=3, stale_share=0.2, error_share=0.2, seed=3)
 
@@ -60,7 +60,7 @@ def test_an_intake_opens_at_its_checkpoint_and_finds_what_nobody_took() -> None:
     run.finish()
     latest = read_latest(store)
     assert latest is not None
-    intake = Intake(
+    intake = RolloutLoader(
         store, reward="exact_match", num_generators=2, num_scorers=2, vocab_size=128, state=latest.state["intake"]
     )
     group = intake.take()

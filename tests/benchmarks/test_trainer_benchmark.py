@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.trainer import measure_memory, measure_steps, targets_met
-from benchmarks.trainer_steps import (
+from benchmarks.trainer.__main__ import measure_memory, measure_steps, targets_met
+from benchmarks.trainer.steps import (
     CASES,
     Case,
     contenders,
@@ -21,8 +21,8 @@ from benchmarks.trainer_steps import (
     padded_runs,
     plain_pass,
 )
-from millrace.batch import microbatches
-from millrace.policy import PackedPolicy
+from millrace.training.batch import microbatches
+from millrace.training.policy import PackedPolicy
 
 _CPU = torch.device("cpu")
 _TINY = Case(
@@ -109,4 +109,4 @@ def test_without_the_device_asked_for_it_says_so_in_a_sentence() -> None:
     command = [sys.executable, "-m", "benchmarks.trainer", "--device", "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.strip() == "--device cuda needs a CUDA device, and torch sees none here"
+    assert done.stderr.strip() == "--device cuda needs a CUDA device, but torch sees none"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.weights import targets_met
-from benchmarks.weights_policy import FlippedPolicy, TrainedPolicy, llama_shapes
-from benchmarks.weights_push import PARTS, Case, measure_pushes
+from benchmarks.weights.__main__ import targets_met
+from benchmarks.weights.policy import FlippedPolicy, TrainedPolicy, llama_shapes
+from benchmarks.weights.push import PARTS, Case, measure_pushes
 
 _ROOT = Path(__file__).parents[2]
 _TINY = 20_000
@@ -76,9 +76,9 @@ def test_targets_are_those_of_shared_memory_and_of_deltas() -> None:
     store = {**shm, "way": "store"}
     assert targets_met([good, bad, delta, store]) == {
         "live, share of the floor, 100 M float32": True,
-        "trainer stands still, 100 M float32": True,
+        "trainer blocked, 100 M float32": True,
         "live, share of the floor, 100 M bfloat16": False,
-        "trainer stands still, 100 M bfloat16": False,
+        "trainer blocked, 100 M bfloat16": False,
         "delta, 100 M bfloat16": False,
     }
 
@@ -88,4 +88,4 @@ def test_a_machine_without_a_gpu_is_told_in_a_sentence() -> None:
     command = [sys.executable, "-m", "benchmarks.weights", "--device", "cuda"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT)
     assert ended.returncode == 2
-    assert ended.stderr == "--device cuda needs a CUDA device, and torch sees none here\n"
+    assert ended.stderr == "--device cuda needs a CUDA device, but torch sees none\n"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page
-from support.browser import NoBrowser, browser_page
-from support.dashboard_page import Watched, served
+from support.pages.browser import NoBrowser, browser_page
+from support.pages.dashboard_page import Watched, served
 
 
 @pytest.fixture(scope="module")

@@ -13,18 +13,18 @@ import pyarrow.compute as pc
 import pytest
 from dash._utils import to_json
 from playwright.sync_api import Page, expect
-from support.dashboard_page import Watched, plain, served
+from support.pages.dashboard_page import Watched, plain, served
 
-from benchmarks.stored_run import Shape, StoredRun, make_run
-from dashboard.blocks import Chart, View
-from dashboard.reading import RunReader
-from dashboard.views import VIEWS
+from benchmarks.stored_run.run import Shape, StoredRun, make_run
+from dashboard.read.run_reader import RunReader
+from dashboard.views.blocks import Chart, View
+from dashboard.views.registry import VIEWS
 from storage import layout
-from storage.factory import open_store
-from storage.local import LocalStore
-from storage.log import LogReader
 from storage.schema import CONSUMED, METRIC
-from storage.stream import StreamReader, StreamWriter
+from storage.stores.factory import open_store
+from storage.stores.local import LocalStore
+from storage.streams.log import LogReader
+from storage.streams.stream import StreamReader, StreamWriter
 
 SECONDS = 3.0
 """From a commit until the page shows it, at most."""
@@ -206,7 +206,7 @@ def test_the_overview_lists_runs_and_ticks_lead_to_their_comparison(
 def test_a_run_that_is_made_while_its_page_is_open_appears(root: Path, watched: Watched) -> None:
     (root / "coming").mkdir()
     watched.open("/run/coming/staleness")
-    expect(watched.page.locator(".nowhere")).to_contain_text("goes on looking")
+    expect(watched.page.locator(".nowhere")).to_contain_text("keeps looking")
     expect(watched.page.locator(".problems")).to_contain_text("coming")
     StoredRun(local(root, "coming"), "coming", Shape(steps=4)).append(2)
     expect(watched.page.locator("#staleness-over-time .js-plotly-plot")).to_be_visible()
@@ -219,7 +219,7 @@ def test_what_a_store_holds_is_text_on_the_page_and_never_markup(root: Path, wat
     row = rows(root, "hostile", layout.CONSUMED, CONSUMED).slice(0, 1).to_pylist()[0]
     evil = pa.Table.from_pylist([{**row, "outcome": EVIL, "policy_version": 2, "t": time.time()}], schema=CONSUMED)
     StreamWriter(run.store, layout.CONSUMED, CONSUMED, EVIL).write(evil, tokens=1)
-    measured = {"t": time.time(), "incarnation": 0, "policy_version": 2, "name": f"lane/{EVIL}/seconds", "value": 1.0}
+    measured = {"t": time.time(), "incarnation": 0, "policy_version": 2, "name": f"time/{EVIL}/seconds", "value": 1.0}
     table = pa.Table.from_pylist([measured], schema=METRIC)
     StreamWriter(run.store, layout.metrics("train", 0), METRIC, EVIL).write(table, tokens=0)
     run.store.put(layout.evaluation(2), json.dumps({"policy_version": EVIL}).encode())
@@ -279,5 +279,5 @@ def test_the_token_opens_the_page_once_and_leaves_the_address(root: Path, finish
         expect(page.locator("h1")).to_have_text(finished)
         assert token not in page.url
         page.goto(f"{address}/run/{finished}/flow")
-        expect(page.locator("#flow-lanes .js-plotly-plot")).to_be_visible()
+        expect(page.locator("#flow-tracks .js-plotly-plot")).to_be_visible()
         assert token not in page.evaluate("document.cookie")

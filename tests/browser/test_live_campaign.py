@@ -8,14 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from support.campaigns import Millrace, wait_until
-from support.dashboard_page import Watched
+from support.campaigns.campaigns import Millrace, wait_until
+from support.pages.dashboard_page import Watched
 
-from dashboard.views import VIEWS
+from dashboard.views.registry import VIEWS
 from storage import layout
-from storage.factory import open_store
 from storage.schema import CONSUMED
-from storage.stream import StreamReader
+from storage.stores.factory import open_store
+from storage.streams.stream import StreamReader
 
 pytestmark = pytest.mark.campaign
 
@@ -34,7 +34,7 @@ def millrace(root: Path, tmp_path: Path) -> Iterator[Millrace]:
 
 
 class Committed:
-    """The newest policy version that a run's trainer has told the rows of, read by nothing of the dashboard."""
+    """The newest policy version that a run's trainer has committed the rows of, read by nothing of the dashboard."""
 
     def __init__(self, run: Path) -> None:
         self._reader = StreamReader(open_store(str(run)), layout.CONSUMED, CONSUMED)
@@ -49,7 +49,7 @@ def test_each_commit_of_a_running_campaign_is_on_the_page_within_three_seconds(
     millrace: Millrace, watched: Watched
 ) -> None:
     process = millrace.start(*millrace.campaign("real", **{"training.max_steps": 60}))
-    wait_until(lambda: bool(millrace.sign_of_life("real", "train-0")), "the trainer's first sign of life")
+    wait_until(lambda: bool(millrace.status_record("real", "train-0")), "the trainer's first status record")
     committed = Committed(millrace.root / "real")
     wait_until(lambda: committed.newest() > 0, "the first step")
     watched.open("/run/real/staleness")

@@ -6,13 +6,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from playwright.sync_api import expect
-from support.dashboard_page import Watched
+from support.pages.dashboard_page import Watched
 
-from benchmarks.stored_run import Shape, StoredRun
-from dashboard.data import RunData
-from dashboard.groups import GroupReader
-from dashboard.reading import RunReader
-from storage.local import LocalStore
+from benchmarks.stored_run.run import Shape, StoredRun
+from dashboard.read.groups import GroupReader
+from dashboard.read.model import RunData
+from dashboard.read.run_reader import RunReader
+from storage.stores.local import LocalStore
 
 RUN = "searched"
 PAGE = f"/run/{RUN}/trajectories"
@@ -62,7 +62,7 @@ def test_a_group_is_opened_by_its_link_and_each_token_tells_its_ratio(
     page.locator("#trajectories-found td a").first.click()
     page.wait_for_selector("#trajectories-opened .token")
     generator, row = (int(word) for word in urlsplit(page.url).query.rpartition("open=")[2].split("."))
-    group = GroupReader(LocalStore(root / RUN), run.facts.config).read(run, generator, row)
+    group = GroupReader(LocalStore(root / RUN), run.info.config).read(run, generator, row)
     expect(page.locator("#trajectories-opened h2")).to_have_text(f"Group {group.group_id}")
     shown = page.locator("#trajectories-opened .token").evaluate_all("tokens => tokens.map(token => token.title)")
     expected: list[str] = []

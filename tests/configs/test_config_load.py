@@ -1,4 +1,4 @@
-"""Loading: one clear sentence for each mistake, naming file or --set, key, what was found and what was expected."""
+"""Loading: one clear sentence per error, naming file or --set, key, what was found and what was expected."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def write(tmp_path: Path) -> Write:
     return write_text
 
 
-def mistakes(path: Path, *overrides: str) -> list[str]:
+def validation_errors(path: Path, *overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load_config(path, overrides)
     return str(caught.value).replace(str(path), "FILE").splitlines()
@@ -82,7 +82,10 @@ def test_an_override_gives_arguments_of_vllm_to_a_file_without_any(write: Write)
     assert load_config(path, ["generation.engine_args.block_size=64"]).generation.engine_args == {"block_size": 64}
 
 
-FILE_MISTAKES = {
+FILE_ERRORS = {
+    "training: {max_steps: 3}\nmodel: {bootstrap: {slip_rate: 0.5}}": (
+        "FILE: key model.bootstrap.slip_rate is now model.bootstrap.error_rate"
+    ),
     "training: {max_steps: 3, max_step: 4}": "FILE: unknown key training.max_step; did you mean training.max_steps?",
     "trainig: {}\ntraining: {max_steps: 3}": "FILE: unknown key trainig; did you mean training?",
     "training: {max_steps: 3, group_size: 4}": (
@@ -136,7 +139,7 @@ FILE_MISTAKES = {
     ),
     "training: {max_steps: 3}\ngeneration: {engine_args: {max_model_len: 64, enforce_eager: true}}": (
         "FILE: generation.engine is transformers and generation.engine_args has max_model_len, enforce_eager; expected "
-        "none of them, or the engine vllm, whose arguments they are"
+        "no arguments, or the engine vllm"
     ),
     "training: {max_steps: 3}\ngeneration: {replicas: 65}": (
         "FILE: generation.replicas is 65; expected a whole number of at least 1 and at most 64"
@@ -185,7 +188,7 @@ FILE_MISTAKES = {
     ),
     "training: {max_steps: 3}\ngeneration: {replicas: 3}": (
         "FILE: training.groups_per_step is 64 and generation.replicas is 3; expected groups_per_step to be a multiple "
-        "of replicas, so that every generator makes an equal share"
+        "of replicas, so that all generators make equally many groups"
     ),
     "": "FILE: the file is empty; expected sections with their keys",
     "- 1": "FILE: the file is a list; expected sections with their keys",
@@ -204,13 +207,16 @@ FILE_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("text", FILE_MISTAKES)
-def test_a_mistake_in_the_file_gets_its_sentence(write: Write, text: str) -> None:
-    [sentence] = mistakes(write(text))
-    assert sentence == FILE_MISTAKES[text]
+@pytest.mark.parametrize("text", FILE_ERRORS)
+def test_an_error_in_the_file_gets_its_sentence(write: Write, text: str) -> None:
+    [sentence] = validation_errors(write(text))
+    assert sentence == FILE_ERRORS[text]
 
 
-OVERRIDE_MISTAKES = {
+OVERRIDE_ERRORS = {
+    "model.bootstrap.target_fluency=1": (
+        "--set: key model.bootstrap.target_fluency is now model.bootstrap.target_imitation_rate"
+    ),
     "training.lerning_rate=1": "--set: unknown key training.lerning_rate; did you mean training.learning_rate?",
     "max_staleness=1": "--set: unknown key max_staleness; did you mean staleness.max_staleness?",
     "trainig.lerning_rate=1": "--set: unknown key trainig.lerning_rate; did you mean training.learning_rate?",
@@ -244,14 +250,14 @@ OVERRIDE_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("override", OVERRIDE_MISTAKES, ids=lambda override: override[:30])
-def test_a_mistake_in_an_override_gets_its_sentence(write: Write, override: str) -> None:
-    assert mistakes(write("training: {max_steps: 3}"), override) == [OVERRIDE_MISTAKES[override]]
+@pytest.mark.parametrize("override", OVERRIDE_ERRORS, ids=lambda override: override[:30])
+def test_an_error_in_an_override_gets_its_sentence(write: Write, override: str) -> None:
+    assert validation_errors(write("training: {max_steps: 3}"), override) == [OVERRIDE_ERRORS[override]]
 
 
-def test_every_mistake_is_reported_one_a_line(write: Write) -> None:
+def test_every_error_is_reported_on_its_own_line(write: Write) -> None:
     path = write("sed: 3\ntraining: {max_steps: 0}")
-    assert mistakes(path, "oops", "generation.top_p=2", "weights.xyzzy=1", "generation.lerning_rate=1") == [
+    assert validation_errors(path, "oops", "generation.top_p=2", "weights.xyzzy=1", "generation.lerning_rate=1") == [
         '--set: found "oops"; expected section.key=value',
         "--set: unknown key weights.xyzzy; expected one of weights.transport, weights.host, "
         "weights.deadline_seconds, weights.probe_tolerance",
@@ -263,21 +269,22 @@ def test_every_mistake_is_reported_one_a_line(write: Write) -> None:
 
 
 def test_several_impossible_combinations_are_reported_one_a_line(write: Write) -> None:
-    sentences = mistakes(write("training: {max_steps: 3}\ngeneration: {replicas: 3, groups_per_batch: 65}"))
+    sentences = validation_errors(write("training: {max_steps: 3}\ngeneration: {replicas: 3, groups_per_batch: 65}"))
     assert [sentence.split(" ")[1] for sentence in sentences] == [
         "training.groups_per_step",
         "generation.groups_per_batch",
     ]
 
 
-def test_an_override_into_something_that_is_no_section_leaves_the_files_mistake(write: Write) -> None:
+def test_an_override_into_something_that_is_no_section_leaves_the_error_of_the_file(write: Write) -> None:
     path = write("weights: 3\ntraining: {max_steps: 3}")
-    assert mistakes(path, "weights.transport=store") == ["FILE: weights is 3; expected a section with keys of its own"]
+    [sentence] = validation_errors(path, "weights.transport=store")
+    assert sentence == "FILE: weights is 3; expected a section with keys of its own"
 
 
 def test_a_missing_file_a_folder_and_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     missing, latin = tmp_path / "missing.yaml", tmp_path / "latin.yaml"
     latin.write_bytes(b"name: caf\xe9")
-    assert mistakes(missing) == ["FILE: can't be read (No such file or directory); expected a YAML file"]
-    assert mistakes(tmp_path) == ["FILE: can't be read (Is a directory); expected a YAML file"]
-    assert mistakes(latin) == ["FILE: byte 9 is not UTF-8; expected a YAML file in UTF-8"]
+    assert validation_errors(missing) == ["FILE: can't be read (No such file or directory); expected a YAML file"]
+    assert validation_errors(tmp_path) == ["FILE: can't be read (Is a directory); expected a YAML file"]
+    assert validation_errors(latin) == ["FILE: byte 9 is not UTF-8; expected a YAML file in UTF-8"]

@@ -2,9 +2,10 @@
 
 import pytest
 
-from configs.load import IMMUTABLE_ON_RESUME, changed_immutably, config_hash
+from configs.load import IMMUTABLE_ON_RESUME, changed_immutably
 from configs.schema import RunConfig, dotted_fields
 from configs.section import is_section
+from configs.stored import config_hash
 
 
 def make_config(**sections: dict[str, object]) -> RunConfig:
@@ -12,10 +13,11 @@ def make_config(**sections: dict[str, object]) -> RunConfig:
 
 
 def test_the_hash_is_the_same_for_the_same_config_and_another_for_another() -> None:
-    base = config_hash(make_config())
+    configs = (make_config(), *(make_config(generation={"temperature": value}) for value in (1, 1.1)))
+    base, same, other = (config_hash(config.model_dump(mode="json")) for config in configs)
     assert len(base) == 64
-    assert config_hash(make_config(generation={"temperature": 1})) == base
-    assert config_hash(make_config(generation={"temperature": 1.1})) != base
+    assert same == base
+    assert other != base
 
 
 def test_a_changed_learning_rate_is_named_with_both_values() -> None:

@@ -3,14 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from configs.combinations import impossible_combinations
-from configs.engine_args import OURS
+from configs.engine_args import RESERVED
 from configs.schema import RunConfig, dotted_fields
-from millrace.engines.vllm_arguments import OWN
+from millrace.generation.engines.vllm.arguments import vllm_arguments
 
 
 def make_config(**sections: object) -> RunConfig:
@@ -119,7 +120,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     ),
     "arguments of another task": (
         {"prompts": {"source": "reasoning_gym:gcd", "reasoning_gym": {"config": {"lcm": {}}}}},
-        ("prompts.reasoning_gym.config is about lcm", "prompts are from reasoning_gym:gcd"),
+        ("prompts.reasoning_gym.config has arguments of lcm", "prompts are from reasoning_gym:gcd"),
     ),
     "a task's reward for sums": (
         {"scoring": {"reward": "reasoning_gym"}},
@@ -228,14 +229,17 @@ def test_what_only_looks_impossible_is_taken(sections: dict[str, object]) -> Non
     assert list(impossible_combinations(make_config(**sections))) == []
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
+@pytest.mark.parametrize("name", sorted(RESERVED))
 def test_what_millrace_sets_of_vllms_arguments_a_person_can_not(name: str) -> None:
     with pytest.raises(ValidationError, match="1 validation error"):
         make_config(generation={"engine": "vllm", "engine_args": {name: 1}})
 
 
 def test_all_that_millrace_sets_of_vllms_arguments_is_refused_to_a_person() -> None:
-    assert OURS.keys() >= OWN.keys() | {"model", "dtype"}
+    user = dict.fromkeys(vllm_arguments(Path("policy"), dtype="float32", engine_args={}), "the user's")
+    arguments = vllm_arguments(Path("policy"), dtype="float32", engine_args=user)
+    assert {"model", "dtype", "logprobs_mode"} <= RESERVED.keys()
+    assert RESERVED.keys() >= {name for name, value in arguments.items() if value != "the user's"}
 
 
 @pytest.mark.parametrize("template", ["Solve this.", "{prompt} {prompt}", ""])

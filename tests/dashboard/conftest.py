@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from support.dict_store import DictStore
-from support.hand_clock import HandClock
+from support.pages.hand_clock import HandClock
+from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run import Shape, StoredRun
-from dashboard.data import RunData
-from dashboard.reading import RunReader
-from storage.store import Store
+from benchmarks.stored_run.run import Shape, StoredRun
+from dashboard.read.model import RunData
+from dashboard.read.run_reader import RunReader
+from storage.stores.base import Store
 
 SMALL = Shape(steps=12, generators=2, scorers=2, max_staleness=2, stale_share=0.3, error_share=0.3, seed=5)
 

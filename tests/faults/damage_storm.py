@@ -1,7 +1,7 @@
 """Damages a stored run, one object at a time, and reads it back. Run as a process by its test: a parser may crash.
 
     damage_storm.py flips SEED COUNT    one bit of one object, COUNT times; sections, objects and bits drawn from SEED
-    damage_storm.py cuts SEED           every shorter length of a segment, of records, files, a snapshot and a mark
+    damage_storm.py cuts SEED           every shorter length of a part file, of records, files, a snapshot and a mark
 
     one damage ──► read the object's section ──► the file is named            detected
                                              ├─► the same values as before    unchanged: allowed for hints alone
@@ -23,9 +23,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.dict_store import DictStore
-from support.faulty_store import flipped
-from support.stored_run import SECTIONS, kind_of, read_section, section_of, store_run
+from support.stores.dict_store import DictStore
+from support.stores.faulty_store import flipped
+from support.streams.stored_run import SECTIONS, kind_of, read_section, section_of, store_run
 
 from storage import layout
 from storage.errors import SchemaUnknown, StreamCorrupt
@@ -49,7 +49,7 @@ def flips(store: DictStore, seed: int, count: int) -> Iterator[Damage]:
 
 
 def cuts(store: DictStore) -> Iterator[Damage]:
-    """Every shorter length of a segment, each record of its stream, each kind of checkpoint file, a hint, a mark."""
+    """Every shorter length of a part file, each record of its stream, each kind of checkpoint file, a hint, a mark."""
     metrics, checkpoints = CUT_SECTIONS
     chosen = [store.list(f"{metrics}/seg")[0], *store.list(f"{metrics}/log"), *store.list(f"{checkpoints}/data")[:3]]
     chosen += [store.list(f"{checkpoints}/log")[1], store.list(f"{checkpoints}/log")[-1]]

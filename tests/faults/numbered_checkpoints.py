@@ -11,8 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from storage.checkpoints import CheckpointWriter
-from storage.factory import open_store
 from storage.failpoints import arm
+from storage.stores.factory import open_store
 
 
 def files_of(step: int) -> dict[str, bytes]:

@@ -13,14 +13,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.numbered import PATH, numbered
+from support.streams.numbered import PATH, numbered
 
 from storage.errors import Fenced
-from storage.factory import open_store
 from storage.failpoints import arm
-from storage.group_commit import GroupCommit
 from storage.schema import METRIC
-from storage.stream import StreamWriter
+from storage.stores.factory import open_store
+from storage.streams.group_commit import GroupCommit
+from storage.streams.stream import StreamWriter
 
 FENCED = 76
 

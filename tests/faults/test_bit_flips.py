@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SEEDS = (0,)
-KINDS = {"record detected", "segment detected", "file detected", "mark detected", "hint unchanged"}
+KINDS = {"record detected", "part detected", "file detected", "mark detected", "hint unchanged"}
 STORM = Path(__file__).with_name("damage_storm.py")
 
 

@@ -3,11 +3,11 @@
 import random
 
 import pytest
-from support.dict_store import DictStore
-from support.faulty_store import FAULTS, Fault, FaultyStore, flipped
+from support.stores.dict_store import DictStore
+from support.stores.faulty_store import FAULTS, Fault, FaultyStore, flipped
 
 from storage.errors import NotInStore, StoreRefused
-from storage.store import probe
+from storage.stores.base import probe
 
 SEEDS = (0, 1, 2)
 ALWAYS = 1.0

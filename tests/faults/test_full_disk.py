@@ -1,6 +1,6 @@
 """A disk that fills up while a writer commits: what was acknowledged is there, and room is all it takes to go on.
 
-|■■■■■■■■■ ballast ■■■■■■■■■|▒▒▒ k free pages ▒▒▒|      a part takes two: its segment's and its record's
+|■■■■■■■■■ ballast ■■■■■■■■■|▒▒▒ k free pages ▒▒▒|      a part takes two: its own file's and its record's
 """
 
 from collections import Counter
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.ballast import Ballast
-from support.numbered import PATH, numbered, open_reader, take_numbers
+from support.stores.ballast import Ballast
+from support.streams.numbered import PATH, numbered, open_reader, take_numbers
 
 from storage.errors import StoreFull
-from storage.local import LocalStore
 from storage.schema import METRIC
-from storage.store import TEMPORARY_PREFIX
-from storage.stream import StreamWriter
+from storage.stores.base import TEMPORARY_PREFIX
+from storage.stores.local import LocalStore
+from storage.streams.stream import StreamWriter
 
 AT_START = 3
 ROWS = 70
@@ -55,7 +55,7 @@ def test_a_full_disk_keeps_what_was_acknowledged_and_room_is_enough_to_go_on(
     committed = AT_START + pages // 2
     assert (writer.rows, take_numbers(open_reader(store))) == (committed, list(range(committed)))
     assert len(store.list(f"{PATH}/log")) == 1 + committed
-    assert len(store.list(f"{PATH}/seg")) == committed + pages % 2, "at most one whole segment that nothing names"
+    assert len(store.list(f"{PATH}/seg")) == committed + pages % 2, "at most one whole part file that nothing names"
     assert unfinished(disk) == []
     ballast.remove()
     if reopened:
@@ -78,7 +78,7 @@ def test_a_disk_that_fills_up_at_each_commit_snapshots_included_loses_and_repeat
         said = write_until_full(writer)
         found_no_room[said.split(f"write {PATH}/")[1].split("/")[0]] += 1
         assert writer.rows == row
-        # One page each for the segment, the record, and the snapshot where it is due.
+        # One page each for the part file, the record, and the snapshot where it is due.
         ballast.leave_free(3)
         writer.write(numbered(row, 1), tokens=0)
     assert found_no_room == {"log": ROWS - 1, "head.json": 1}

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.failpoints import Failpoints
-from support.numbered import PATH, open_reader, take_numbers
-from support.writer_process import acknowledged, running_writer
+from support.stages.failpoints import Failpoints
+from support.streams.numbered import PATH, open_reader, take_numbers
+from support.streams.writer_process import acknowledged, running_writer
 
 from storage import layout
 from storage.checkpoints import load_file, read_latest
-from storage.local import LocalStore
-from storage.log import LogReader
-from storage.store import Store
+from storage.stores.base import Store
+from storage.stores.local import LocalStore
+from storage.streams.log import LogReader
 
 SEEDS = (0,)
 MOMENTS = ("before", "mid", "after")

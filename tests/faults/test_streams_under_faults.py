@@ -9,20 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.dict_store import DictStore
-from support.faulty_store import Fault, FaultyStore
-from support.numbered import PATH, numbered, open_reader, take_numbers
-from support.stubborn import StubbornReader, StubbornWriter, insist
+from support.stores.dict_store import DictStore
+from support.stores.faulty_store import Fault, FaultyStore
+from support.streams.numbered import PATH, numbered, open_reader, take_numbers
+from support.streams.stubborn import StubbornReader, StubbornWriter, insist
 
 from storage import layout
 from storage.errors import Fenced, StreamCorrupt
-from storage.group_commit import GroupCommit
-from storage.local import LocalStore
-from storage.log import LogReader
-from storage.record import Record
 from storage.schema import METRIC
-from storage.store import Store
-from storage.stream import StreamWriter, stream_head
+from storage.stores.base import Store
+from storage.stores.local import LocalStore
+from storage.streams.group_commit import GroupCommit
+from storage.streams.log import LogReader
+from storage.streams.record import Record
+from storage.streams.stream import StreamWriter, stream_head
 
 SEEDS = (0,)
 STORM_SEEDS = range(1, 10)
@@ -113,12 +113,12 @@ def test_grouped_rows_arrive_once_and_in_order_when_the_caller_goes_on_from_the_
 
 
 def test_27_of_152_replies_dropped_make_no_false_fence_and_no_duplicate(seed: int) -> None:
-    # The fence is the log's first create; the replies of data records and of segments are drawn apart.
+    # The fence is the log's first create; the replies of data records and of part files are drawn apart.
     records = frozenset(1 + call for call in random.Random(f"{seed} records").sample(range(COMMITS), DROPPED))
     inner = DictStore()
     lossy_records = FaultyStore(inner, seed, lost_reply=Fault(calls=records, paths=f"{PATH}/log/*"))
-    segments = frozenset(random.Random(f"{seed} segments").sample(range(COMMITS), DROPPED))
-    store = FaultyStore(lossy_records, seed, lost_reply=Fault(calls=segments, paths=f"{PATH}/seg/*"))
+    part_files = frozenset(random.Random(f"{seed} segments").sample(range(COMMITS), DROPPED))
+    store = FaultyStore(lossy_records, seed, lost_reply=Fault(calls=part_files, paths=f"{PATH}/seg/*"))
     writer = open_writer(store)
     reader = open_reader(inner)
     numbers = []
@@ -231,7 +231,7 @@ def test_a_torn_record_is_named_and_nothing_is_built_on_it(seed: int) -> None:
         assert found.value.file == torn, f"seed {seed}"
 
 
-def test_a_torn_segment_is_never_part_of_the_stream(seed: int) -> None:
+def test_a_torn_part_file_is_never_part_of_the_stream(seed: int) -> None:
     inner = DictStore()
     store = FaultyStore(inner, seed, torn_put=Fault(rate=0.3, paths=f"{PATH}/seg/*"))
     writer = StubbornWriter(store)

@@ -8,16 +8,16 @@ import random
 from pathlib import Path
 
 import pytest
-from support.failpoints import Failpoints, go_on, wait_until_stopped
-from support.numbered import PATH, numbered, open_reader, take_numbers
-from support.writer_process import acknowledged, running_writer
+from support.stages.failpoints import Failpoints, go_on, wait_until_stopped
+from support.streams.numbered import PATH, numbered, open_reader, take_numbers
+from support.streams.writer_process import acknowledged, running_writer
 
 from storage import layout
-from storage.local import LocalStore
-from storage.log import LogReader
 from storage.schema import METRIC
-from storage.store import TEMPORARY_PREFIX
-from storage.stream import StreamWriter
+from storage.stores.base import TEMPORARY_PREFIX
+from storage.stores.local import LocalStore
+from storage.streams.log import LogReader
+from storage.streams.stream import StreamWriter
 
 SEEDS = (0,)
 STORM_SEEDS = range(1, 6)

@@ -1,15 +1,15 @@
-"""The trainer on a GPU: the steps that it makes on a CPU, attention in one kernel, and what its sleep gives back."""
+"""The trainer on a GPU: same steps as on a CPU, attention in one kernel, and memory freed by sleeping."""
 
 import gc
 from dataclasses import replace
 
 import pytest
 import torch
-from support.sharded_trainers import CASES, make_trainer, samples
+from support.training.sharded_trainers import CASES, make_trainer, samples
 
-from millrace.attention import Packing, packed_attention
-from millrace.batch import microbatches
-from millrace.parallel.ranks import ALONE, Ranks
+from millrace.training.attention import packed_attention
+from millrace.training.batch import microbatches
+from millrace.training.parallel.ranks import ALONE, Ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,7 +21,7 @@ GPU = torch.device("cuda")
 
 @pytest.mark.parametrize("name", ["llama aipo", "qwen3 gspo", "qwen3 lora"])
 def test_a_gpu_takes_the_steps_that_a_cpu_takes(name: str) -> None:
-    # In double precision no order of sums can be mistaken for an error.
+    # In double precision the order of sums makes no visible difference.
     case = replace(CASES[name], dtype=torch.float64)
     on_cpu, on_gpu = make_trainer(case, ALONE, None), make_trainer(case, Ranks.alone(GPU), None)
     for number in range(3):
@@ -35,12 +35,12 @@ def test_a_gpu_takes_the_steps_that_a_cpu_takes(name: str) -> None:
 
 def test_one_kernel_over_all_sequences_attends_as_one_call_for_each_length_does() -> None:
     [batch] = microbatches(samples(9, seed=0), 10_000)
-    packing = Packing.of(batch.to(GPU))
+    packing = batch.to(GPU)
     torch.manual_seed(0)
     shapes = [(1, heads, len(batch.input_ids_S), 64) for heads in (4, 2, 2)]
     halves = [torch.randn(shape, dtype=torch.bfloat16, device=GPU, requires_grad=True) for shape in shapes]
     singles = [half.detach().float().requires_grad_() for half in halves]
-    # Which of the two is taken follows from the type: flash attention has no 32-bit numbers.
+    # The dtype decides which one runs: flash attention has no 32-bit numbers.
     outs = [
         packed_attention(torch.nn.Identity(), *inputs, None, packing=packing, scaling=0.125)[0]
         for inputs in (halves, singles)
@@ -58,7 +58,7 @@ def test_one_kernel_over_all_sequences_attends_as_one_call_for_each_length_does(
 @pytest.mark.parametrize("name", ["llama aipo", "llama aipo bfloat16", "qwen3 gspo"])
 def test_a_sleeping_trainer_gives_the_gpus_memory_back_and_wakes_as_it_was(name: str) -> None:
     case = CASES[name]
-    # The first step of a process leaves cuBLAS its workspaces, which stay.
+    # The first step of a process allocates cuBLAS workspaces, which stay.
     make_trainer(case, Ranks.alone(GPU), case.compute_dtype).step(samples(5, seed=0))
     gc.collect()
     before = torch.cuda.memory_allocated()

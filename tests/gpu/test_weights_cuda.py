@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.weights_cuda import copy_rates
-from benchmarks.weights_policy import FlippedPolicy, llama_shapes
-from benchmarks.weights_push import Case, measure_pushes
+from benchmarks.weights.cuda import copy_rates
+from benchmarks.weights.policy import FlippedPolicy, llama_shapes
+from benchmarks.weights.push import Case, measure_pushes
 from millrace.weights.base import Manifest, Weights, WeightsId
-from millrace.weights.shm import HandoverReader, HandoverWriter, ShmPush, ShmReader
+from millrace.weights.shm import HandoverRelay, HandoverWriter, ShmReader
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,12 +23,12 @@ _FEW = 1_000_000
 def test_what_a_gpu_hands_over_arrives_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     policy = FlippedPolicy(llama_shapes(_FEW), dtype, "cuda")
     path = tmp_path / "handover"
-    trainer, sync, generator = HandoverWriter(path, policy.tensors, 1), HandoverReader(path), ShmReader(path, 0)
+    trainer, sync, generator = HandoverWriter(path, policy.tensors, 1), HandoverRelay(path), ShmReader(path, 0)
     weights_id = WeightsId(incarnation=0, policy_version=1, t_offered=0.0)
     trainer.offer(Weights(manifest=Manifest(id=weights_id), tensors=policy.tensors))
     taken = sync.take(None)
     assert taken is not None
-    ShmPush(sync).offer(taken)
+    sync.offer(taken)
     found = generator.take(None)
     assert found is not None
     for name, tensor in policy.tensors.items():

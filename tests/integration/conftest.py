@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.campaigns import REPOSITORY, Millrace, healthy, wait_until
+from support.campaigns.campaigns import REPOSITORY, Millrace, healthy, wait_until
 
-from flows.server import free_port
+from flows.deployment.server import free_port
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,10 @@ def prefect_api(environment: dict[str, str]) -> Iterator[str]:
     """A real Prefect server that all campaigns of the session may share."""
     port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows.server", str(port)], cwd=REPOSITORY, env=environment, stdin=subprocess.PIPE
+        [sys.executable, "-m", "flows.deployment.server", str(port)],
+        cwd=REPOSITORY,
+        env=environment,
+        stdin=subprocess.PIPE,
     )
     url = f"http://127.0.0.1:{port}/api"
     wait_until(lambda: healthy(url), "the Prefect server to be healthy")

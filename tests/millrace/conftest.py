@@ -1,4 +1,4 @@
-"""Fixtures of the tests of millrace/: a policy that is made in a few milliseconds, and rollouts of any group."""
+"""Fixtures of the tests of millrace/: a policy that is made in a few milliseconds, and trajectories of any group."""
 
 import shutil
 import uuid
@@ -8,10 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from millrace.bootstrap import character_tokenizer
-from millrace.trajectories import Rollout
-from millrace.types import Prompt, Response
-from storage.memory import MemoryStore
+from millrace.bootstrap.tiny_model import character_tokenizer
+from millrace.types import Prompt, Request, Response, Trajectory
+from storage.stores.memory import MemoryStore
 
 # Two test processes with a thread pool each are far slower on two cores than two single threads.
 torch.set_num_threads(1)
@@ -59,19 +58,14 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., LlamaForCaus
 
 
 @pytest.fixture(scope="session")
-def make_rollouts() -> Callable[..., list[Rollout]]:
-    """`make(group_ids, group_size)`: rollouts whose tokens and lengths tell them apart."""
+def make_trajectories() -> Callable[..., list[Trajectory]]:
+    """`make(group_ids, group_size)`: trajectories whose tokens and lengths tell them apart."""
 
-    def make(group_ids: Sequence[int], group_size: int = 2, policy_version: int = 0) -> list[Rollout]:
+    def make(group_ids: Sequence[int], group_size: int = 2, policy_version: int = 0) -> list[Trajectory]:
         return [
-            Rollout(
-                group_id=group_id,
-                sample_index=index,
-                prompt=Prompt(prompt_id=f"p{group_id}", text=f"{group_id}+1=", answer=str(group_id + 1), source="test"),
-                prompt_tokens=[1, *(3 + int(digit) for digit in str(group_id))],
+            Trajectory(
+                request=_request(group_id, index),
                 response=_response(group_id, index, policy_version),
-                seed=2**62 + index,
-                t_admitted=1.25,
                 t_started=1.5,
                 t_finished=1.75 + group_id,
             )
@@ -80,6 +74,17 @@ def make_rollouts() -> Callable[..., list[Rollout]]:
         ]
 
     return make
+
+
+def _request(group_id: int, index: int) -> Request:
+    return Request(
+        group_id=group_id,
+        sample_index=index,
+        prompt=Prompt(prompt_id=f"p{group_id}", text=f"{group_id}+1=", answer=str(group_id + 1), source="test"),
+        prompt_tokens=(1, *(3 + int(digit) for digit in str(group_id))),
+        seed=2**62 + index,
+        t_admitted=1.25,
+    )
 
 
 def _response(group_id: int, index: int, policy_version: int) -> Response:

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage.local import LocalStore
-from storage.memory import MemoryStore
 from storage.schema import SCORE, TRAJECTORY
-from storage.store import Store
+from storage.stores.base import Store
+from storage.stores.local import LocalStore
+from storage.stores.memory import MemoryStore
 
 MakeTable = Callable[..., pa.Table]
 

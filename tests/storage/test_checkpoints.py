@@ -4,7 +4,6 @@ import pytest
 
 from storage import layout
 from storage.checkpoints import (
-    CheckpointReader,
     CheckpointWriter,
     checkpoints_backwards,
     first_of,
@@ -12,10 +11,10 @@ from storage.checkpoints import (
     read_latest,
 )
 from storage.errors import Fenced, StreamCorrupt
-from storage.files import FileRef
-from storage.log import LogCursor, LogWriter
-from storage.memory import MemoryStore
-from storage.store import BytesLike, Store
+from storage.stores.base import BytesLike, Store
+from storage.stores.memory import MemoryStore
+from storage.streams.files import FileRef
+from storage.streams.log import LogCursor, LogWriter
 
 
 def test_a_run_without_checkpoints_has_no_latest(store: Store) -> None:
@@ -69,13 +68,12 @@ def test_the_latest_is_the_last_committed_though_an_earlier_one_went_further(sto
     assert (latest.step, latest.state, latest.incarnation) == (4, {"branch": "rolled back"}, 1)
 
 
-def test_a_follower_sees_each_new_checkpoint_and_fences_nobody(store: Store) -> None:
-    follower = CheckpointReader(store)
-    assert follower.latest() is None
+def test_a_reader_sees_each_new_checkpoint_and_fences_nobody(store: Store) -> None:
+    assert read_latest(store) is None
     writer = CheckpointWriter(store)
     for step in range(3):
         committed = writer.commit(step, {}, {"step": step})
-        assert follower.latest() == follower.latest() == committed
+        assert read_latest(store) == read_latest(store) == committed
 
 
 def test_an_older_trainer_is_fenced_and_changes_nothing(store: Store) -> None:
@@ -97,7 +95,7 @@ def test_an_earlier_checkpoint_is_adopted_with_another_state_and_none_of_its_fil
     assert (adopted.step, adopted.state, adopted.incarnation) == (4, {"branch": "third"}, 2)
     assert adopted.files == first.files
     assert load_file(store, adopted.files["model"]) == b"good"
-    assert writer.latest == read_latest(store) == CheckpointReader(store).latest() == adopted
+    assert writer.latest == read_latest(store) == adopted
     assert list(checkpoints_backwards(store)) == [adopted, second, first]
 
 

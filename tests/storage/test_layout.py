@@ -4,7 +4,7 @@ import pytest
 
 from storage import layout
 from storage.errors import BadName
-from storage.store import checked_path
+from storage.stores.base import checked_path
 
 GOOD_IDS = ["a", "0", "tiny-cpu.2025_01", "-", "a" * 128, "A..b"]
 BAD_IDS = ["", ".", "..", ".hidden", "_private", "a/b", "a\\b", "a b", "a\n", "a\0", "é", "a" * 129, "x" * 1_000_000]
@@ -21,6 +21,17 @@ def test_any_other_run_id_is_refused_in_one_printable_sentence(run_id: str) -> N
         layout.validate_run_id(run_id)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize("num_scorers", [1, 2, 3])
+def test_every_trajectory_part_has_one_scorer_and_one_place_in_its_stream(num_scorers: int) -> None:
+    streams: list[list[int]] = [[] for _ in range(num_scorers)]
+    for part in range(10):
+        for scorer, stream in enumerate(streams):
+            assert layout.num_scored_parts(scorer, part, num_scorers) == len(stream)
+        scorer = layout.scorer_of_part(part, num_scorers)
+        assert layout.scored_part(scorer, len(streams[scorer]), num_scorers) == part
+        streams[scorer].append(part)
 
 
 def test_paths_of_a_run_are_where_its_readers_look() -> None:
@@ -46,5 +57,5 @@ def test_what_is_no_record_s_path_has_no_number(path: str) -> None:
 
 
 def test_fresh_names_are_valid_and_never_repeat() -> None:
-    names = [layout.new_segment(0) for _ in range(100)] + [layout.new_checkpoint_data(0) for _ in range(100)]
+    names = [layout.new_part(0) for _ in range(100)] + [layout.new_checkpoint_data(0) for _ in range(100)]
     assert len({checked_path(name) for name in names}) == 200

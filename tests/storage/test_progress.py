@@ -1,11 +1,11 @@
-"""Signs of life are overwritten, and a broken one is no sign."""
+"""Status records are overwritten, and a broken one counts as absent."""
 
 from storage import layout
-from storage.progress import read_life, read_progress, write_progress
-from storage.store import Store
+from storage.progress import read_progress, read_status, write_progress
+from storage.stores.base import Store
 
 
-def test_the_newest_sign_of_each_replica_is_read(store: Store) -> None:
+def test_the_newest_status_record_of_each_replica_is_read(store: Store) -> None:
     assert read_progress(store) == {}
     write_progress(store, "generate", 0, {"rows": 1})
     write_progress(store, "generate", 0, {"rows": 2})
@@ -18,15 +18,15 @@ def test_the_newest_sign_of_each_replica_is_read(store: Store) -> None:
     }
 
 
-def test_a_torn_sign_counts_as_absent(store: Store) -> None:
+def test_a_torn_status_record_counts_as_absent(store: Store) -> None:
     write_progress(store, "train", 0, {"step": 1})
     for torn in (b"", b'{"rows": ', b"\xff\xfe", b"[1]"):
         store.put(layout.progress("generate", 0), torn)
         assert read_progress(store) == {"train-0": {"step": 1}}
-        assert read_life(store, "generate", 0) == {}
+        assert read_status(store, "generate", 0) == {}
 
 
-def test_the_sign_of_one_replica_can_be_read_alone(store: Store) -> None:
+def test_the_status_record_of_one_replica_can_be_read_alone(store: Store) -> None:
     write_progress(store, "train", 0, {"step": 1})
-    assert read_life(store, "train", 0) == {"step": 1}
-    assert read_life(store, "train", 1) == {}
+    assert read_status(store, "train", 0) == {"step": 1}
+    assert read_status(store, "train", 1) == {}

@@ -10,11 +10,11 @@ import pytest
 
 from storage import layout
 from storage.checkpoints import load_file, read_latest
-from storage.local import LocalStore
-from storage.log import LogReader, backwards
-from storage.record import Record
 from storage.schema import METRIC, SCHEMA_VERSION, SCORE, TRAJECTORY, since
-from storage.stream import StreamReader, StreamWriter, stream_head
+from storage.stores.local import LocalStore
+from storage.streams.log import LogReader, backwards
+from storage.streams.record import Record
+from storage.streams.stream import StreamReader, StreamWriter, stream_head
 
 STORED = Path(__file__).parent / "stored"
 SCHEMAS = {

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.supervised import Supervised
+from support.stages.supervised import Supervised
 
 from tasks.stop import STOP
 

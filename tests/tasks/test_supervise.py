@@ -6,13 +6,13 @@ import signal
 import threading
 
 import pytest
-from support.campaigns import wait_until
-from support.supervised import IMPATIENT, PATIENT, Supervised, is_gone
+from support.campaigns.campaigns import wait_until
+from support.stages.supervised import IMPATIENT, PATIENT, Supervised, is_gone
 
 from configs.schema import SupervisionConfig
 from millrace.errors import InputError, LedgerMismatch, StageDied
-from millrace.events import Event
-from millrace.exits import FENCED, MISCOUNTED, MISTAKE
+from millrace.runtime.exit_codes import FENCED, MISCOUNTED, USER_ERROR
+from millrace.runtime.messages import Event
 from storage.errors import Fenced
 from tasks.stop import STOP
 
@@ -36,7 +36,7 @@ def test_a_stage_whose_main_thread_hangs_is_named_with_where_and_killed_with_all
     with pytest.raises(StageDied) as died:
         supervised.run("child", "hang", supervision=IMPATIENT)
     sentence, *log = str(died.value).splitlines()
-    assert re.fullmatch(r"train-0 hangs: it has shown no sign of progress for \d s, when it was at: train", sentence)
+    assert re.fullmatch(r"train-0 hangs: no sign of progress for \d s; last activity: train", sentence)
     assert "stuck_in_the_middle_of_a_step" in "\n".join(log), "the stack of its main thread"
     (error,) = supervised.said(logging.ERROR)
     assert error.startswith(sentence)
@@ -48,7 +48,7 @@ def test_a_stage_whose_main_thread_hangs_is_named_with_where_and_killed_with_all
 
 
 def test_a_stage_that_is_stopped_is_named_and_killed_though_it_can_not_say_where(supervised: Supervised) -> None:
-    with pytest.raises(StageDied, match=r"train-0 hangs: .* when it was at: waiting for scored groups"):
+    with pytest.raises(StageDied, match=r"train-0 hangs: .* last activity: waiting for scored groups"):
         supervised.run("stop", supervision=IMPATIENT)
     assert is_gone(supervised.pid)
     assert supervised.log.read_text() == ""
@@ -56,7 +56,7 @@ def test_a_stage_that_is_stopped_is_named_and_killed_though_it_can_not_say_where
 
 def test_a_stage_that_does_not_get_ready_is_named_too(supervised: Supervised) -> None:
     never_ready = SupervisionConfig(hang_seconds=60.0, start_seconds=0.5)
-    with pytest.raises(StageDied, match=r"train-0 hangs: .* when it was at: starting"):
+    with pytest.raises(StageDied, match=r"train-0 hangs: .* last activity: starting"):
         supervised.run("deaf", f"kill:{signal.SIGSTOP:d}", supervision=never_ready)
 
 
@@ -74,7 +74,7 @@ def test_a_stage_that_dies_is_named_with_its_cause(supervised: Supervised, words
     assert str(died.value).splitlines()[0] == sentence
 
 
-@pytest.mark.parametrize(("code", "kind"), [(MISTAKE, InputError), (FENCED, Fenced), (MISCOUNTED, LedgerMismatch)])
+@pytest.mark.parametrize(("code", "kind"), [(USER_ERROR, InputError), (FENCED, Fenced), (MISCOUNTED, LedgerMismatch)])
 def test_the_last_milestone_is_the_sentence_of_an_end_for_good(
     supervised: Supervised, code: int, kind: type[Exception]
 ) -> None:
@@ -99,6 +99,6 @@ def test_a_stage_that_does_not_stop_when_asked_is_killed_and_that_is_said(
     supervised: Supervised, words: list[str]
 ) -> None:
     threading.Timer(2, STOP.set).start()
-    with pytest.raises(StageDied, match="train-0 was asked to stop, and killed when it had not after 20 s"):
+    with pytest.raises(StageDied, match="train-0 was asked to stop, and killed after 20 s"):
         supervised.run(*words)
     assert is_gone(supervised.pid)

@@ -6,12 +6,12 @@ import signal
 import threading
 
 import pytest
-from support.campaigns import wait_until
-from support.supervised import IMPATIENT, Supervised, is_gone
+from support.campaigns.campaigns import wait_until
+from support.stages.supervised import IMPATIENT, Supervised, is_gone
 
 from millrace.errors import StageDied
-from millrace.exits import DRAINED, FENCED, MISCOUNTED, MISTAKE
-from millrace.parallel.launch import verdict
+from millrace.runtime.exit_codes import DRAINED, FENCED, MISCOUNTED, USER_ERROR
+from millrace.training.parallel.launcher import verdict
 from storage.errors import Fenced
 from tasks.stop import STOP
 
@@ -64,7 +64,7 @@ def test_ranks_that_hang_say_where_each_of_them_does_and_are_killed(supervised: 
     with pytest.raises(StageDied) as died:
         supervised.run_ranks("pid beat hang", "drain", supervision=IMPATIENT)
     sentence = str(died.value).splitlines()[0]
-    assert re.fullmatch(r"train-0 hangs: it has shown no sign of progress for \d s, when it was at: train", sentence)
+    assert re.fullmatch(r"train-0 hangs: no sign of progress for \d s; last activity: train", sentence)
     assert {"stuck_in_the_middle_of_a_step", "drain"} <= set(re.findall(r" in (\w+)", supervised.log.read_text()))
     assert len(supervised.said(logging.ERROR)) == 1
     wait_until(lambda: all_gone(supervised), "all ranks to be gone")
@@ -75,13 +75,13 @@ def test_ranks_that_hang_say_where_each_of_them_does_and_are_killed(supervised: 
     [
         ({}, 0),
         ({0: DRAINED}, DRAINED),
-        ({0: MISTAKE, 1: TERMINATED}, MISTAKE),
+        ({0: USER_ERROR, 1: TERMINATED}, USER_ERROR),
         ({0: FAULT, 1: SIGKILLED, 2: TERMINATED}, SIGKILLED),
         ({1: SIGKILLED, 0: DRAINED}, SIGKILLED),
         ({2: SIGKILLED, 0: MISCOUNTED}, MISCOUNTED),
         ({1: FAULT, 0: FENCED}, FENCED),
-        ({0: FAULT, 1: MISTAKE}, MISTAKE),
-        ({1: MISTAKE, 0: FENCED}, FENCED),
+        ({0: FAULT, 1: USER_ERROR}, USER_ERROR),
+        ({1: USER_ERROR, 0: FENCED}, FENCED),
         ({1: 3, 0: TERMINATED}, 3),
         ({1: TERMINATED}, TERMINATED),
     ],

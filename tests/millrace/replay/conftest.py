@@ -1,11 +1,11 @@
-"""A run to replay: trained once a session, see `support.trained_run`."""
+"""A run to replay: trained once a session, see `support.replay.trained_run`."""
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.trained_run import TrainedRun, train_and_store
+from support.replay.trained_run import TrainedRun, train_and_store
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from support.trained_run import LAST_STEP, TrainedRun
+from support.replay.trained_run import LAST_STEP, TrainedRun
 from transformers import LlamaForCausalLM
 
+from configs.replay import Selection
 from millrace.errors import InputError, ReplayError
-from millrace.model import store_start_model
+from millrace.models.loading import store_start_model
 from millrace.replay.compare import compare
 from millrace.replay.comparison import Comparison, Row, comparison_schema
-from millrace.replay.selection import Selection
-from millrace.replay.stored import StoredRun
+from millrace.replay.sources.source_run import SourceRun
 from storage import layout
 
 ALL = Selection()
@@ -33,7 +33,7 @@ def replace_start_model(run: TrainedRun, model: LlamaForCausalLM, folder: Path) 
 
 @pytest.fixture(scope="module")
 def whole(unchanged: TrainedRun) -> Comparison:
-    return compare(StoredRun(unchanged.store), list(LOSSES), selection=ALL, own_copies=False)
+    return compare(SourceRun(unchanged.store), list(LOSSES), selection=ALL)
 
 
 def test_each_loss_is_asked_at_the_weights_that_the_run_had_bit_for_bit(whole: Comparison) -> None:
@@ -62,7 +62,7 @@ def test_the_rows_of_the_runs_own_loss_are_what_its_trainer_measured(whole: Comp
 
 def test_nothing_of_the_stored_run_is_written(unchanged: TrainedRun) -> None:
     before = files(unchanged)
-    compare(StoredRun(unchanged.store), ["aipo", "cispo"], selection=Selection(to_step=2), own_copies=True)
+    compare(SourceRun(unchanged.store), ["aipo", "cispo"], selection=Selection(to_step=2))
     assert files(unchanged) == before
 
 
@@ -72,7 +72,7 @@ def test_a_range_begins_with_the_checkpoint_before_it_and_finds_the_same(
 ) -> None:
     heard: list[list[Row]] = []
     selection = Selection(from_step=first, to_step=first + 1)
-    part = compare(StoredRun(unchanged.store), list(LOSSES), selection=selection, own_copies=False, each=heard.append)
+    part = compare(SourceRun(unchanged.store), list(LOSSES), selection=selection, each=heard.append)
     expected = [row for row in whole.table.to_pylist() if first <= row["step"] <= first + 1]
     assert part.table.to_pylist() == expected
     assert [[(row["step"], row["loss"]) for row in rows] for rows in heard] == [
@@ -81,30 +81,18 @@ def test_a_range_begins_with_the_checkpoint_before_it_and_finds_the_same(
 
 
 def test_a_selection_within_batches_is_compared_at_the_same_weights(whole: Comparison, unchanged: TrainedRun) -> None:
-    run = StoredRun(unchanged.store)
-    fresh = compare(run, ["reinforce", "aipo"], selection=Selection(max_staleness=0), own_copies=False)
+    run = SourceRun(unchanged.store)
+    fresh = compare(run, ["reinforce", "aipo"], selection=Selection(max_staleness=0))
     rows = fresh.table.to_pylist()
     assert {row["staleness_mean"] for row in rows} == {0.0}
     assert fresh.logprob_error == 0.0
     assert any(row["groups"] < len(unchanged.told[row["step"]].groups) for row in rows), "witness: some were left out"
 
 
-def test_with_copies_of_their_own_the_runs_loss_stays_with_the_run_and_the_others_drift(unchanged: TrainedRun) -> None:
-    found = compare(StoredRun(unchanged.store), list(LOSSES), selection=ALL, own_copies=True)
-    means = {row["loss"]: row for row in found.means()}
-    assert (means["aipo"]["drift_kl"], means["aipo"]["implied_kl"], found.logprob_error) == (0.0, None, 0.0)
-    for loss in ("reinforce", "ppo_clip", "cispo"):
-        (first, _), *_, (last, drift) = found.series("drift_kl")[loss]
-        assert (first, last) == (1, LAST_STEP)
-        assert drift > 0, loss
-
-
 def test_the_means_are_over_the_steps_where_a_number_is_known(whole: Comparison) -> None:
     rows = [row for row in whole.table.to_pylist() if row["loss"] == "cispo"]
     (mean,) = (row for row in whole.means() if row["loss"] == "cispo")
     assert mean["grad_norm"] == pytest.approx(np.mean([row["grad_norm"] for row in rows]))
-    assert mean["drift_kl"] is None
-    assert whole.series("drift_kl") == {loss: [] for loss in LOSSES}
     assert whole.series("grad_norm")["cispo"] == [(row["step"], row["grad_norm"]) for row in rows]
 
 
@@ -119,23 +107,23 @@ def test_weights_that_are_not_the_runs_own_show_in_the_log_probabilities(
     trained: TrainedRun, make_model: Callable[..., LlamaForCausalLM], tmp_path: Path
 ) -> None:
     replace_start_model(trained, make_model(1), tmp_path / "other")
-    found = compare(StoredRun(trained.store), ["aipo"], selection=Selection(to_step=1), own_copies=False)
+    found = compare(SourceRun(trained.store), ["aipo"], selection=Selection(to_step=1))
     assert found.logprob_error is not None
     assert found.logprob_error > 0.1
     # From a checkpoint on, the start model no longer matters.
     behind_checkpoint = Selection(from_step=4, to_step=4)
-    found = compare(StoredRun(trained.store), ["aipo"], selection=behind_checkpoint, own_copies=False)
+    found = compare(SourceRun(trained.store), ["aipo"], selection=behind_checkpoint)
     assert found.logprob_error == 0.0
 
 
 def test_an_unknown_loss_is_refused_with_those_there_are(unchanged: TrainedRun) -> None:
     with pytest.raises(InputError, match="expected one of aipo, reinforce, ppo_clip, decoupled_ppo, tis"):
-        compare(StoredRun(unchanged.store), ["aipo", "grpo"], selection=ALL, own_copies=False)
+        compare(SourceRun(unchanged.store), ["aipo", "grpo"], selection=ALL)
 
 
 def test_a_range_without_data_is_refused(unchanged: TrainedRun) -> None:
     with pytest.raises(ReplayError, match="its steps are 1 to 12"):
-        compare(StoredRun(unchanged.store), ["aipo"], selection=Selection(from_step=40), own_copies=False)
+        compare(SourceRun(unchanged.store), ["aipo"], selection=Selection(from_step=40))
 
 
 def test_a_model_of_another_vocabulary_is_refused(
@@ -145,4 +133,4 @@ def test_a_model_of_another_vocabulary_is_refused(
     other.resize_token_embeddings(40)
     replace_start_model(trained, other, tmp_path / "other")
     with pytest.raises(ReplayError, match="vocabulary of 40"):
-        compare(StoredRun(trained.store), ["aipo"], selection=ALL, own_copies=False)
+        compare(SourceRun(trained.store), ["aipo"], selection=ALL)

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.dict_store import DictStore
-from support.scripted_run import CONFIG, ScriptedRun
+from support.replay.scripted_run import CONFIG, ScriptedRun
+from support.stores.dict_store import DictStore
 
+from configs.replay import ReplayRequest
 from millrace.errors import ReplayError
 from millrace.replay.diff import Diff, Difference, diff
-from millrace.replay.spec import ReplaySpec, Source, write_spec
+from millrace.replay.spec import write_spec
 from storage import layout
-from storage.factory import open_store
-from storage.store import Store
+from storage.stores.base import Store
+from storage.stores.factory import open_store
 
 LAST = 5
 
@@ -57,7 +58,7 @@ def test_of_several_differences_in_a_batch_that_is_named_which_the_others_follow
     found = against_the_plain_run(changed={"advantages": 3, "rewards": 3, "tokens": 3, "trainer_logprobs": 3})
     assert found.batch is not None
     assert found.batch.what == "tokens"
-    assert "part at step 3 in what was trained on: tokens" in found.sentence
+    assert "differ at step 3 in what was trained on: tokens" in found.sentence
 
 
 def test_an_answer_that_goes_on_for_longer_is_a_difference_in_tokens() -> None:
@@ -91,7 +92,7 @@ def test_the_first_step_whose_numbers_are_others_is_named_with_what_follows_from
     assert found.batch is None
     assert found.numbers is not None
     assert (found.numbers.step, found.numbers.what) == (4, what)
-    assert found.sentence.startswith("they are the same before step 4 and part at step 4")
+    assert found.sentence.startswith("they are the same before step 4 and differ at step 4")
     assert because in found.sentence
 
 
@@ -100,7 +101,7 @@ def test_batch_and_numbers_are_told_apart_where_they_part_at_different_steps() -
     assert found.batch is not None
     assert found.numbers is not None
     assert (found.numbers.step, found.batch.step) == (2, 4)
-    assert "part at step 2 in loss" in found.sentence
+    assert "differ at step 2 in loss" in found.sentence
 
 
 def test_a_step_that_was_rolled_back_is_no_difference() -> None:
@@ -170,7 +171,7 @@ def as_replay(source: str, folder: Path, *, of: int = 1) -> Store:
     made = ScriptedRun(open_store(str(folder))).steps(1, LAST).close()
     for name in ("trajectories", "scores"):
         made.delete_tree(f"streams/{name}")
-    write_spec(made, ReplaySpec(sources=(Source(url=source),) * of, job="train"))
+    write_spec(made, ReplayRequest(sources=[source] * of, job="train", run_id="replay"))
     return made
 
 

@@ -4,12 +4,12 @@ import json
 from dataclasses import asdict
 
 import pytest
-from support.dict_store import DictStore
-from support.scripted_run import CONFIG, GROUPS, MEMBERS, RATIO, ScriptedRun
+from support.replay.scripted_run import CONFIG, GROUPS, MEMBERS, RATIO, ScriptedRun
+from support.stores.dict_store import DictStore
 
 from millrace.errors import ReplayError, RunMissing
+from millrace.evaluation.results import write_result
 from millrace.replay.show import show
-from storage import layout
 
 
 def test_a_step_is_shown_with_the_batch_that_it_trained_in_order() -> None:
@@ -40,7 +40,7 @@ def test_ratios_are_those_of_the_stored_log_probabilities() -> None:
 
 def test_numbers_and_evaluation_are_those_of_the_version_that_the_step_made() -> None:
     store = ScriptedRun(DictStore()).steps(1, 3).close()
-    store.put(layout.evaluation(2), json.dumps({"policy_version": 2, "accuracy": 0.25, "prompts": 8}).encode())
+    write_result(store, {"policy_version": 2, "accuracy": 0.25, "prompts": 8, "t": 50.0})
     shown = show(store, 2)
     assert shown.measured == {"loss": 0.25, "grad_norm": 0.5}
     assert shown.evaluation is not None

@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from support.one_by_one import response_logprobs, taken
+from support.engines.one_by_one import response_logprobs, taken
 from transformers import LlamaForCausalLM
 
 from configs.schema import RunConfig
-from millrace.batch import Sample
-from millrace.losses.factory import make_loss
 from millrace.replay.comparison import Row
 from millrace.replay.side_by_side import SideBySide
-from millrace.samples import samples_of
-from millrace.scored import ScoredGroup
-from millrace.trainer import Trainer
+from millrace.rollouts.scored_group import ScoredGroup
+from millrace.training.batch import Sample
+from millrace.training.losses.factory import make_loss
+from millrace.training.samples import samples_of
+from millrace.training.trainer import Trainer
 
 MakeModel = Callable[..., LlamaForCausalLM]
 
@@ -92,20 +92,19 @@ def on_policy(trainer: Trainer, groups: Sequence[ScoredGroup]) -> list[ScoredGro
 
 def trainer_of(model: LlamaForCausalLM, loss: str = "aipo") -> Trainer:
     training = CONFIG.training.model_copy(update={"loss": loss})
-    return Trainer.configured(model, CONFIG.model_copy(update={"training": training}))
+    return Trainer(model, training, max_new_tokens=CONFIG.generation.max_new_tokens)
 
 
-def side_by_side(model: LlamaForCausalLM, *, own_copies: bool = False, names: Sequence[str] = LOSSES) -> SideBySide:
+def side_by_side(model: LlamaForCausalLM, *, names: Sequence[str] = LOSSES) -> SideBySide:
     copies = [trainer_of(deepcopy(model), name) for name in names]
-    return SideBySide(trainer_of(model), copies, advantage="group_mean", own_copies=own_copies)
+    return SideBySide(trainer_of(model), copies, advantage="group_mean")
 
 
 def test_losses_stand_side_by_side_in_bfloat16_too(make_model: MakeModel) -> None:
     training = CONFIG.training.model_copy(update={"compute_dtype": "bfloat16"})
-    narrow = CONFIG.model_copy(update={"training": training})
-    original, same, other = (Trainer.configured(policy(make_model), narrow) for _ in range(3))
+    original, same, other = (Trainer(policy(make_model), training, max_new_tokens=8) for _ in range(3))
     other.train_with(make_loss(training, "reinforce"))
-    together = SideBySide(original, [same, other], advantage="group_mean", own_copies=False)
+    together = SideBySide(original, [same, other], advantage="group_mean")
     rows = ask(together, batch(policy(make_model, STALE)))
     assert rows["aipo"]["cosine_aipo"] == pytest.approx(1.0)
     assert 0.5 < rows["aipo"]["cosine_reinforce"] < 0.9999
@@ -222,7 +221,6 @@ def test_the_implied_kl_is_that_of_one_step_of_the_loss_over_the_whole_vocabular
             old, new = (response_logprobs(model, sample).double() for model in (before, moved))
             kl += (old.exp() * (old - new)).sum(dim=-1).tolist()
     assert row["implied_kl"] == pytest.approx(sum(kl) / len(kl), rel=1e-3)
-    assert (row.get("drift_kl"), row.get("reward_weighted_drift_kl")) == (None, None)
 
 
 def test_asking_leaves_the_original_where_its_own_steps_take_it(make_model: MakeModel) -> None:
@@ -241,56 +239,6 @@ def test_what_is_asked_at_one_step_does_not_depend_on_what_was_asked_before(make
     asked.step(first, first)
     assert not_asked.step(first, [])[0] == []
     assert ask(asked, second) == ask(not_asked, second)
-
-
-def test_with_copies_of_their_own_each_loss_goes_the_way_of_a_trainer_of_its_own(make_model: MakeModel) -> None:
-    together = side_by_side(policy(make_model), own_copies=True)
-    alone = {name: trainer_of(policy(make_model), name) for name in LOSSES}
-    for seed in range(3):
-        groups = batch(policy(make_model, 4), seed)
-        rows = ask(together, groups)
-        for name, trainer in alone.items():
-            report = trainer.step(samples_in(groups))
-            assert (rows[name]["grad_norm"], rows[name]["surrogate"]) == (report.grad_norm, report.loss), (name, seed)
-            assert rows[name].get("implied_kl") is None
-    a, b = ([one.grad.flatten() for one in alone[name].model.parameters()] for name in ("aipo", "ppo_clip"))
-    cosine = torch.cosine_similarity(torch.cat(a).double(), torch.cat(b).double(), dim=0).item()
-    assert rows["aipo"]["cosine_ppo_clip"] == rows["ppo_clip"]["cosine_aipo"] == pytest.approx(cosine, abs=1e-9)
-
-
-def test_the_copy_with_the_runs_own_loss_never_drifts_and_the_others_do(make_model: MakeModel) -> None:
-    together = side_by_side(policy(make_model), own_copies=True)
-    drifts = []
-    for seed in range(3):
-        rows = ask(together, batch(policy(make_model, 4), seed))
-        drifts.append(rows["reinforce"]["drift_kl"])
-        assert (rows["aipo"]["drift_kl"], rows["aipo"]["reward_weighted_drift_kl"]) == (0.0, 0.0)
-    assert 0 < drifts[0] < drifts[-1]
-
-
-def test_the_reward_weighted_drift_is_that_of_the_rewarded_responses_alone(make_model: MakeModel) -> None:
-    groups = batch(policy(make_model, 4), rewards=[0.0, 1.0, 0.0, 3.0])
-    row = ask(side_by_side(policy(make_model), own_copies=True), groups)["reinforce"]
-    original, copy = trainer_of(policy(make_model)), trainer_of(policy(make_model), "reinforce")
-    samples = samples_in(groups)
-    original.step(samples)
-    copy.step(samples)
-    models = [as_it_stands(trainer, make_model) for trainer in (original, copy)]
-    weighted = weights = 0.0
-    with torch.no_grad():
-        for sample, reward in zip(samples, [0.0, 1.0, 0.0, 3.0] * 6, strict=True):
-            old, new = (response_logprobs(model, sample).double() for model in models)
-            weighted += reward * (old.exp() * (old - new)).sum().item()
-            weights += reward * len(old)
-    assert row["reward_weighted_drift_kl"] == pytest.approx(weighted / weights, rel=1e-3)
-    assert row["reward_weighted_drift_kl"] != row["drift_kl"]
-
-
-@pytest.mark.parametrize("rewards", [[0.0, 0.0, 0.0, 0.0], [1.0, -1.0, 0.0, 1.0]])
-def test_without_a_meaningful_weight_there_is_no_weighted_drift(make_model: MakeModel, rewards: list[float]) -> None:
-    rows = ask(side_by_side(policy(make_model), own_copies=True), batch(policy(make_model, 4), rewards=rewards))
-    assert all(row.get("reward_weighted_drift_kl") is None for row in rows.values())
-    assert all(row["drift_kl"] >= 0 for row in rows.values())
 
 
 def test_a_gradient_of_zero_has_no_cosine(make_model: MakeModel) -> None:

@@ -9,25 +9,25 @@ import pyarrow as pa
 import pytest
 import safetensors.torch
 import torch
-from support.trained_run import (
+from support.replay.trained_run import (
     GENERATORS,
     LAST_STEP,
     TrainedRun,
     rewrite,
 )
-from support.verdicts import parted
+from support.replay.verdicts import parted
 from transformers import LlamaForCausalLM
 
 from millrace.errors import ReplayError, RunMissing
-from millrace.model import store_start_model
-from millrace.replay.stored import StoredRun
+from millrace.models.loading import store_start_model
+from millrace.replay.sources.source_run import SourceRun
 from millrace.replay.verdict import StepVerdict
 from millrace.replay.verify import verify
 from storage import layout
 from storage.checkpoints import CheckpointWriter, load_file
-from storage.memory import MemoryStore
 from storage.schema import TRAINER_LOGPROBS
-from storage.stream import write_removed
+from storage.stores.memory import MemoryStore
+from storage.streams.stream import write_removed
 
 THREADS = torch.get_num_threads()
 
@@ -185,7 +185,7 @@ def test_an_optimizer_that_is_another_is_found_though_the_weights_are_the_same(t
 
 
 def test_steps_without_stored_log_probabilities_are_compared_at_the_checkpoints_alone(trained: TrainedRun) -> None:
-    assert StoredRun(trained.store).logprobs_stored(1), "witness: they were there"
+    assert SourceRun(trained.store).logprobs_stored(1), "witness: they were there"
     shutil.rmtree(trained.folder / layout.TRAINER_LOGPROBS / "seg")
     write_removed(trained.store, layout.TRAINER_LOGPROBS, parts=100, why="test")
     verdict = verify(trained.store)
@@ -203,10 +203,10 @@ def test_steps_without_stored_log_probabilities_are_compared_at_the_checkpoints_
         ({"from_step": 7}, "no checkpoint of version 7 is stored; those stored are of: 3, 6, 9, 12"),
         (
             {"from_step": 12},
-            "no step lies behind version 12 and up to version 12; what is stored are the steps 1 to 12",
+            "there is no step after version 12 up to version 12; stored are steps 1 to 12",
         ),
-        ({"from_step": 6, "to_step": 4}, "no step lies behind version 6 and up to version 4; what is stored are"),
-        ({"to_step": 15}, "what step 13 trained is not stored; what is stored are the steps 1 to 12"),
+        ({"from_step": 6, "to_step": 4}, "there is no step after version 6 up to version 4; stored are"),
+        ({"to_step": 15}, "what step 13 trained is not stored; stored are steps 1 to 12"),
     ],
 )
 def test_what_is_not_stored_is_refused_in_a_sentence(

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from support.trained_run import (
+from support.replay.trained_run import (
     GROUP_SIZE,
     SCORERS,
     TrainedRun,
@@ -15,12 +15,12 @@ from support.trained_run import (
     rewrite,
     with_value,
 )
-from support.verdicts import parted
+from support.replay.verdicts import parted
 
-from millrace.replay.parts import data_records
-from millrace.replay.stored import StoredRun
+from millrace.replay.sources.parts import data_records
+from millrace.replay.sources.source_run import SourceRun
 from millrace.replay.verify import verify
-from millrace.scored import ScoredGroup
+from millrace.rollouts.scored_group import ScoredGroup
 from storage import layout
 from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS, TRAJECTORY
 
@@ -28,7 +28,7 @@ from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS, TRAJECTORY
 def of_step(run: TrainedRun, step: int, place: int = 1) -> tuple[ScoredGroup, str]:
     """A group that the step trained, and the stream that holds its scores."""
     group = run.told[step].groups[place]
-    part = StoredRun(run.store).parts.parts_of(group.generator, np.array([group.first_row_id]))[0]
+    part = SourceRun(run.store).parts.parts_of(group.generator, np.array([group.first_row_id]))[0]
     return group, layout.scores("exact_match", group.generator, int(part) % SCORERS, SCORERS)
 
 
@@ -57,8 +57,8 @@ def test_one_changed_reward_is_found_at_exactly_its_step(trained: TrainedRun, st
     assert parted(verdict) == (
         step,
         "data",
-        f"group {group.group_id}, rollout {index} (generator {group.generator}, row {group.first_row_id + index}): "
-        f"the stored reward is {before + 0.125}, but it was trained as {before}",
+        f"group {group.group_id}, member {index} (generator {group.generator}, row {group.first_row_id + index}): "
+        f"the stored reward is {before + 0.125}, the trainer used {before}",
     )
     assert verdict.steps == step - 1
     assert verdict.sentence.endswith("(cause: the stored scores are not those that the run trained with)")
@@ -77,7 +77,7 @@ def test_rewards_of_a_group_that_all_moved_alike_are_found_though_its_advantages
     rewrite(trained, scores, SCORE, shift)
     step, what, sentence = parted(verify(trained.store))
     assert (step, what) == (4, "data")
-    assert f"group {group.group_id}, rollout 0" in sentence
+    assert f"group {group.group_id}, member 0" in sentence
 
 
 def test_rewards_that_are_gone_are_found_at_their_step(trained: TrainedRun) -> None:
@@ -93,7 +93,7 @@ def test_rewards_that_are_gone_are_found_at_their_step(trained: TrainedRun) -> N
     rewrite(trained, scores, SCORE, forget)
     step, what, sentence = parted(verify(trained.store))
     assert (step, what) == (3, "data")
-    assert sentence.endswith(f"the stored reward is None, but it was trained as {group.rewards[0]}")
+    assert sentence.endswith(f"the stored reward is None, the trainer used {group.rewards[0]}")
 
 
 def test_advantages_that_do_not_follow_from_the_rewards_are_found_at_their_step(trained: TrainedRun) -> None:
@@ -112,8 +112,8 @@ def test_advantages_that_do_not_follow_from_the_rewards_are_found_at_their_step(
     rewrite(trained, layout.CONSUMED, CONSUMED, change)
     step, what, sentence = parted(verify(trained.store))
     assert (step, what) == (2, "data")
-    assert f"group {group.group_id}, rollout {index}" in sentence
-    assert sentence.endswith("but it was trained as 0.75")
+    assert f"group {group.group_id}, member {index}" in sentence
+    assert sentence.endswith("the trainer used 0.75")
 
 
 def test_changed_tokens_are_found_at_their_step_and_told_from_changed_weights(trained: TrainedRun) -> None:
@@ -125,14 +125,14 @@ def test_changed_tokens_are_found_at_their_step_and_told_from_changed_weights(tr
     step, what, sentence = parted(verdict)
     assert (step, what) == (7, "logprobs")
     assert f"differs on 1 of {len(trained.told[7].samples)} trajectories" in sentence
-    assert f"on group {group.group_id}, rollout 2 (" in sentence
+    assert f"on group {group.group_id}, member 2 (" in sentence
     assert verdict.difference is not None
-    assert verdict.difference.causes == ("what is stored of these trajectories is not what the run trained on",)
+    assert verdict.difference.causes == ("the stored trajectories are not those that the run trained on",)
 
 
 def damaged_files(run: TrainedRun) -> dict[str, tuple[Path, int]]:
     """By name: a stored file, and the step at which damage to it is met."""
-    stored = StoredRun(run.store)
+    stored = SourceRun(run.store)
     group, scores = of_step(run, 8)
     part = int(stored.parts.parts_of(group.generator, np.array([group.first_row_id]))[0])
     trajectories = stored.parts.records[group.generator][part]
@@ -145,8 +145,8 @@ def damaged_files(run: TrainedRun) -> dict[str, tuple[Path, int]]:
     )
     score = data_records(run.store, scores, SCORE)[part // SCORERS]
     return {
-        "trajectories": (run.folder / layout.trajectories(group.generator) / trajectories.seg, first),
-        "scores": (run.folder / scores / score.seg, first),
+        "trajectories": (run.folder / layout.trajectories(group.generator) / trajectories.file, first),
+        "scores": (run.folder / scores / score.file, first),
         "model": (run.folder / stored.checkpoints[9].files["model.safetensors"].path, 9),
         "optimizer": (run.folder / stored.checkpoints[9].files["optimizer.safetensors"].path, 9),
         "consumed": (next((run.folder / layout.CONSUMED / "seg").iterdir()), 1),
@@ -169,7 +169,7 @@ def test_one_flipped_bit_is_reported_as_damage_with_its_file_and_the_step_that_n
 
 def test_a_flipped_bit_in_the_stored_log_probabilities_is_reported_with_its_record(trained: TrainedRun) -> None:
     record = data_records(trained.store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)[-1]
-    flip_a_bit(trained.folder / layout.TRAINER_LOGPROBS / record.seg)
+    flip_a_bit(trained.folder / layout.TRAINER_LOGPROBS / record.file)
     step, what, sentence = parted(verify(trained.store))
     assert (what, step) == ("damage", record.min_policy_version)
-    assert f"{record.seg} (named by record {record.seq})" in sentence
+    assert f"{record.file} (named by record {record.seq})" in sentence

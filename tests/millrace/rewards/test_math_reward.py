@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from support.hostile import DEEP_FRACTION
+from support.rewards.hostile import DEEP_FRACTION
 
+from configs.scoring import ScoringConfig
 from millrace.rewards.base import Reward, Score, safe_score
 from millrace.rewards.factory import make_reward
 from millrace.types import Prompt
@@ -12,7 +13,7 @@ from millrace.types import Prompt
 
 @pytest.fixture(scope="module")
 def math() -> Iterator[Reward]:
-    reward = make_reward("math")
+    reward = make_reward(ScoringConfig(reward="math"))
     reward.load()
     yield reward
 

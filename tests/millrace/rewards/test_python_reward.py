@@ -2,25 +2,26 @@
 
 import pytest
 
+from configs.scoring import ScoringConfig
 from millrace.errors import InputError
 from millrace.rewards.base import safe_score
-from millrace.rewards.factory import make_reward
+from millrace.rewards.factory import make_part, make_reward
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
 PROMPT = Prompt(prompt_id="12+30=", text="12+30=", answer="42", source="test")
-OWN = "tests.support.own_rewards"
+OWN = "tests.support.rewards.own_rewards"
 
 
 def test_a_number_is_the_reward() -> None:
-    with Scorer(make_reward("python", function=f"{OWN}:length")) as scorer:
+    with Scorer(make_reward(ScoringConfig(reward="python", function=f"{OWN}:length"))) as scorer:
         [judged] = scorer.score_many([(PROMPT, "12345")])
     assert judged.score.reward == 5.0
     assert judged.score.components == {}
 
 
 def test_a_dict_is_the_reward_and_its_components() -> None:
-    with Scorer(make_reward("python", function=f"{OWN}:parts")) as scorer:
+    with Scorer(make_reward(ScoringConfig(reward="python", function=f"{OWN}:parts"))) as scorer:
         [judged] = scorer.score_many([(PROMPT, "42")])
     assert judged.score.reward == 0.5
     assert judged.score.components == {"is_the_answer": 1.0, "named": 1.0}
@@ -39,14 +40,15 @@ def test_a_dict_is_the_reward_and_its_components() -> None:
     ],
 )
 def test_what_is_no_reward_is_an_error(returned: str, error: str) -> None:
-    reward = make_reward("python", function=f"{OWN}:as_told")
+    reward = make_reward(ScoringConfig(reward="python", function=f"{OWN}:as_told"))
     reward.load()
     assert safe_score(reward, PROMPT, returned).error == error
 
 
 def test_the_version_is_that_of_the_source() -> None:
     one, other, elsewhere = (
-        make_reward("python", function=path) for path in (f"{OWN}:length", f"{OWN}:parts", "benchmarks.rewards:quick")
+        make_reward(ScoringConfig(reward="python", function=path))
+        for path in (f"{OWN}:length", f"{OWN}:parts", "benchmarks.rewards:quick")
     )
     for reward in (one, other, elsewhere):
         reward.load()
@@ -58,9 +60,9 @@ def test_the_version_is_that_of_the_source() -> None:
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        ("tests.support.nowhere:f", r"a module that can be imported \(ModuleNotFoundError: "),
-        ("tests.support.module_that_raises:f", r"a module that can be imported \(KeyError: "),
-        ("tests.support.module_that_ends:f", r"a module that can be imported \(SystemExit: 0\)"),
+        ("tests.support.rewards.nowhere:f", r"a module that can be imported \(ModuleNotFoundError: "),
+        ("tests.support.rewards.module_that_raises:f", r"a module that can be imported \(KeyError: "),
+        ("tests.support.rewards.module_that_ends:f", r"a module that can be imported \(SystemExit: 0\)"),
         (f"{OWN}:nothing", f'a function "nothing" in {OWN}'),
         (f"{OWN}:NOT_A_FUNCTION", f'a function "NOT_A_FUNCTION" in {OWN}'),
         (f"{OWN}:of_two", r"a function of \(prompt, response, answer, meta\)"),
@@ -69,10 +71,10 @@ def test_the_version_is_that_of_the_source() -> None:
 )
 def test_what_can_not_be_called_is_one_sentence(function: str, expected: str) -> None:
     with pytest.raises(InputError, match=f'^scoring.function is "{function}"; expected {expected}') as caught:
-        Scorer(make_reward("python", function=function)).check()
+        Scorer(make_part("python", {"function": function})).check()
     assert "\n" not in str(caught.value)
 
 
 def test_a_module_that_ends_the_process_is_one_sentence_too() -> None:
     with pytest.raises(InputError, match="load python ended with exit code 3; expected a reward that can be imported"):
-        Scorer(make_reward("python", function="tests.support.module_that_dies:f")).check()
+        Scorer(make_reward(ScoringConfig(reward="python", function="tests.support.rewards.module_that_dies:f"))).check()

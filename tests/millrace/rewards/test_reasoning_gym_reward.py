@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.prompt_sources.listing import listed_prompts
+from configs.scoring import ScoringConfig
+from millrace.prompts.listing import listed_prompts
 from millrace.rewards.factory import make_reward
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
@@ -28,7 +29,7 @@ def prompts() -> dict[str, Prompt]:
 @pytest.fixture(scope="module")
 def scorer(prompts: dict[str, Prompt]) -> Iterator[Scorer]:
     sources = sorted({prompt.source for prompt in prompts.values()})
-    with Scorer(make_reward("reasoning_gym", answer_pattern="#([^#]*)#", sources=sources)) as scorer:
+    with Scorer(make_reward(ScoringConfig(reward="reasoning_gym", answer_pattern="#([^#]*)#"), sources)) as scorer:
         yield scorer
 
 
@@ -83,5 +84,5 @@ def test_a_prompt_of_a_file_is_an_error(scorer: Scorer) -> None:
 
 
 def test_its_version_names_the_packages() -> None:
-    version = make_reward("reasoning_gym").version
+    version = make_reward(ScoringConfig(reward="reasoning_gym")).version
     assert version == f"1 reasoning_gym {importlib.metadata.version('reasoning_gym')}"

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
+from configs.scoring import ScoringConfig
 from millrace.errors import ModelFolderError
 from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward
@@ -43,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
 
 @pytest.fixture(scope="module")
 def reward(folder: Path) -> Reward:
-    made = make_reward("reward_model", model=str(folder))
+    made = make_reward(ScoringConfig(reward="reward_model", model=str(folder)))
     made.load()
     return made
 
@@ -67,7 +68,10 @@ def test_a_chat_template_puts_prompt_and_response_where_they_belong(
 ) -> None:
     folder = save_model(tmp_path, tokenizer)
     (folder / "chat_template.jinja").write_text("{{ bos_token }}{% for m in messages %}{{ m.content }}+{% endfor %}")
-    templated, plain = make_reward("reward_model", model=str(folder)), make_reward("reward_model", model=str(folder))
+    templated, plain = (
+        make_reward(ScoringConfig(reward="reward_model", model=str(folder))),
+        make_reward(ScoringConfig(reward="reward_model", model=str(folder))),
+    )
     templated.load()
     (folder / "chat_template.jinja").unlink()
     plain.load()
@@ -84,7 +88,7 @@ def test_what_is_too_long_for_the_model_is_an_error_beside_the_others(reward: Re
 
 
 def test_other_weights_are_another_version(reward: Reward, tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    other = make_reward("reward_model", model=str(save_model(tmp_path, tokenizer, seed=1)))
+    other = make_reward(ScoringConfig(reward="reward_model", model=str(save_model(tmp_path, tokenizer, seed=1))))
     other.load()
     assert other.version.split()[-1] != reward.version.split()[-1]
 
@@ -94,7 +98,7 @@ def test_a_model_with_two_labels_is_refused_before_it_is_loaded(
 ) -> None:
     folder = save_model(tmp_path, tokenizer, num_labels=2)
     with pytest.raises(ModelFolderError, match="it has 2 labels; expected one, whose logit is the reward"):
-        make_reward("reward_model", model=str(folder))
+        make_reward(ScoringConfig(reward="reward_model", model=str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -114,5 +118,5 @@ def test_a_folder_that_is_no_reward_model_is_refused(tmp_path: Path, files: dict
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ModelFolderError, match=expected) as caught:
-        make_reward("reward_model", model=str(tmp_path))
+        make_reward(ScoringConfig(reward="reward_model", model=str(tmp_path)))
     assert str(tmp_path) in str(caught.value)

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.prompt_sources.listing import listed_prompts
+from configs.scoring import ScoringConfig
+from millrace.prompts.listing import listed_prompts
 from millrace.rewards.factory import make_reward
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("verifiers") is None, reason="verifiers is not installed")
 
-SOURCE = "verifiers:tests.support.sums_environment"
+SOURCE = "verifiers:tests.support.rewards.sums_environment"
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def prompts() -> list[Prompt]:
 
 @pytest.fixture(scope="module")
 def scorer(prompts: list[Prompt]) -> Iterator[Scorer]:
-    with Scorer(make_reward("verifiers", sources=[prompts[0].source])) as scorer:
+    with Scorer(make_reward(ScoringConfig(reward="verifiers"), [prompts[0].source])) as scorer:
         yield scorer
 
 
@@ -51,4 +52,7 @@ def test_a_row_that_is_another_one_by_now_is_an_error(prompts: list[Prompt], sco
 
 
 def test_its_version_names_the_package() -> None:
-    assert make_reward("verifiers").version == f"1 verifiers {importlib.metadata.version('verifiers')}"
+    assert (
+        make_reward(ScoringConfig(reward="verifiers")).version
+        == f"1 verifiers {importlib.metadata.version('verifiers')}"
+    )

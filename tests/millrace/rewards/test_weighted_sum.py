@@ -2,10 +2,11 @@
 
 import pytest
 
+from configs.scoring import ScoringConfig
 from millrace.errors import InputError
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import make_reward
-from millrace.rewards.sandbox import Limits
+from millrace.rewards.isolation.seccomp import Limits
 from millrace.rewards.scorer import Scorer
 from millrace.rewards.weighted_sum import WeightedSum
 from millrace.types import Prompt
@@ -59,7 +60,9 @@ def test_a_part_without_a_reward_leaves_no_sum_and_its_name(said: list[Score], s
 
 def test_parts_are_judged_apart_and_here_and_land_in_their_rows() -> None:
     weights = {"math": 1.0, "exact_match": 0.1, "python": 0.0}
-    reward = make_reward("weighted_sum", weights=weights, function="tests.support.own_rewards:slow")
+    reward = make_reward(
+        ScoringConfig(reward="weighted_sum", weights=weights, function="tests.support.rewards.own_rewards:slow")
+    )
     responses = ["42", "42.0", "99", "0.01"]
     with Scorer(reward, Limits(workers=2, timeout_seconds=1.0)) as scorer:
         judged = scorer.score_many([(PROMPT, response) for response in responses])
@@ -71,7 +74,7 @@ def test_parts_are_judged_apart_and_here_and_land_in_their_rows() -> None:
 
 
 def test_no_responses_are_no_scores() -> None:
-    with Scorer(make_reward("weighted_sum", weights={"math": 1.0, "exact_match": 1.0})) as scorer:
+    with Scorer(make_reward(ScoringConfig(reward="weighted_sum", weights={"math": 1.0, "exact_match": 1.0}))) as scorer:
         assert scorer.score_many([]) == []
 
 
@@ -85,4 +88,4 @@ def test_no_responses_are_no_scores() -> None:
 )
 def test_what_can_not_be_added_is_refused(weights: dict[str, float], expected: str) -> None:
     with pytest.raises(InputError, match=expected):
-        make_reward("weighted_sum", weights=weights)
+        make_reward(ScoringConfig(reward="weighted_sum", weights=weights))

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.broadcasting import (
+from support.weights.broadcasting import (
     assert_is,
     broadcast_reader,
     broadcast_writer,
@@ -94,7 +94,9 @@ def test_weights_that_are_not_what_their_fingerprint_says_are_refused_until_bett
     assert taken is not None
     writer.offer(dataclasses.replace(weights_of(2), tensors=tensors_of(3)))
     assert writer.missing == {0}
-    with pytest.raises(WeightsCorrupt, match=r"version 2 arrived damaged by broadcast: bias, embed, head, norm, scale"):
+    with pytest.raises(
+        WeightsCorrupt, match=r"version 2 received by broadcast are damaged: bias, embed, head, norm, scale"
+    ):
         reader.take(taken.id)
     assert reader.take(taken.id) is None
     writer.offer(weights_of(3))
@@ -117,7 +119,7 @@ def test_what_the_thread_can_not_deal_with_is_raised_by_take(tmp_path: Path) -> 
     def find() -> str | None:
         raise PermissionError("the store says no")
 
-    reader = BroadcastReader(find, 0, tmp_path / "landing", deadline_seconds=DEADLINE)
+    reader = BroadcastReader(find, 0, tmp_path / "received", deadline_seconds=DEADLINE)
 
     def raised() -> bool:
         try:

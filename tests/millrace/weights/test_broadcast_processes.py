@@ -1,4 +1,4 @@
-"""Broadcast between real processes: bit-exact, and whoever dies or stands still harms nobody else."""
+"""Broadcast between real processes: bit-exact, and a process that dies or stands still harms no other."""
 
 import signal
 import threading
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.broadcasting import (
-    PARCELS,
+from support.stages.failpoints import Failpoints, go_on, wait_until_stopped
+from support.weights.broadcasting import (
+    CHUNKS,
     assert_is,
     broadcast_reader,
     broadcast_writer,
@@ -20,7 +21,6 @@ from support.broadcasting import (
     tend_until_missing,
     weights_of,
 )
-from support.failpoints import Failpoints, go_on, wait_until_stopped
 
 from millrace.weights.base import WeightsId
 from millrace.weights.broadcast import BroadcastReader, BroadcastWriter
@@ -61,7 +61,7 @@ def test_two_hundred_versions_arrive_bit_for_bit_at_two_generators(tmp_path: Pat
         assert (first.process.wait(), second.process.wait()) == (0, 0)
 
 
-def test_nobody_listens_on_anything_but_loopback(tmp_path: Path) -> None:
+def test_only_loopback_is_listened_on(tmp_path: Path) -> None:
     none = Failpoints(tmp_path / "fired")
     with (
         broadcast_writer(tmp_path, 1, deadline_seconds=DEADLINE) as writer,
@@ -73,10 +73,10 @@ def test_nobody_listens_on_anything_but_loopback(tmp_path: Path) -> None:
             assert listening == {"127.0.0.1"}
 
 
-def test_a_generator_killed_while_it_receives_harms_nobody_and_catches_up_when_it_is_back(
+def test_a_generator_killed_while_it_receives_harms_no_other_and_catches_up_when_it_is_back(
     tmp_path: Path, writer: BroadcastWriter
 ) -> None:
-    armed = Failpoints(tmp_path / "fired", f"generate-1 broadcast.parcel {2 * PARCELS + 2} kill")
+    armed = Failpoints(tmp_path / "fired", f"generate-1 broadcast.chunk {2 * CHUNKS + 2} kill")
     with generator(tmp_path, 0, armed, deadline_seconds=DEADLINE) as other:
         with generator(tmp_path, 1, armed, deadline_seconds=DEADLINE) as killed:
             for version in (1, 2):
@@ -97,11 +97,11 @@ def test_a_generator_killed_while_it_receives_harms_nobody_and_catches_up_when_i
             assert restarted.line() == other.line() == {"version": 5, "digest": digest_of(5)}
 
 
-@pytest.mark.parametrize("nth", [1, PARCELS + 2])
+@pytest.mark.parametrize("nth", [1, CHUNKS + 2])
 def test_when_sync_weights_is_killed_as_it_sends_generators_wait_and_the_next_one_serves_them(
     nth: int, tmp_path: Path, readers: list[BroadcastReader]
 ) -> None:
-    armed = Failpoints(tmp_path / "fired", f"sync_weights-0 broadcast.parcel {nth} kill")
+    armed = Failpoints(tmp_path / "fired", f"sync_weights-0 broadcast.chunk {nth} kill")
     held: list[WeightsId | None] = [None, None]
 
     def take_all() -> None:
@@ -141,11 +141,11 @@ def test_a_frozen_sync_weights_holds_no_take_up(tmp_path: Path, readers: list[Br
         assert_is(reader.take(taken.id), 2)
 
 
-@pytest.mark.parametrize("place", ["broadcast.parcel", "broadcast.before_verify"])
+@pytest.mark.parametrize("place", ["broadcast.chunk", "broadcast.before_verify"])
 def test_a_generator_frozen_past_the_deadline_is_missing_and_rejoins_by_itself(
     place: str, tmp_path: Path, writer: BroadcastWriter
 ) -> None:
-    nth = PARCELS + 2 if place == "broadcast.parcel" else 2
+    nth = CHUNKS + 2 if place == "broadcast.chunk" else 2
     armed = Failpoints(tmp_path / "fired", f"generate-1 {place} {nth} stop")
     with (
         generator(tmp_path, 0, armed, deadline_seconds=DEADLINE) as other,
@@ -177,7 +177,7 @@ def test_a_byte_that_flips_on_the_way_is_refused_by_name_and_the_version_sent_ag
         def flip_twice() -> None:
             for _ in places:
                 assert wait_until_stopped(child.process)
-                with (tmp_path / "landing-0-0").open("r+b") as file:
+                with (tmp_path / "received-0-0").open("r+b") as file:
                     file.seek(1234)
                     byte = file.read(1)[0]
                     file.seek(1234)

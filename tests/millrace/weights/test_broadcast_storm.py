@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.broadcasting import digest_of, generator, sync_weights
-from support.failpoints import Failpoints, go_on
+from support.stages.failpoints import Failpoints, go_on
+from support.weights.broadcasting import digest_of, generator, sync_weights
 
 DEADLINE = 3.0
 ROUNDS = 60

@@ -1,4 +1,4 @@
-"""What does not come by the transport comes through the store, and what comes damaged is said once."""
+"""What does not come by the transport comes through the store, and damage is raised once."""
 
 import random
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from millrace.weights.fallback import FallbackReader
 
 
 @dataclass
-class Way(WeightsReader):
+class Route(WeightsReader):
     """A transport whose newest version a test sets, whole or damaged."""
 
     newest: WeightsId | None = None
@@ -48,9 +48,9 @@ def version(policy_version: int, incarnation: int = 0) -> WeightsId:
 
 
 @dataclass
-class Ways:
-    primary: Way = field(default_factory=Way)
-    store: Way = field(default_factory=Way)
+class Routes:
+    primary: Route = field(default_factory=Route)
+    store: Route = field(default_factory=Route)
     clock: Clock = field(default_factory=Clock)
     reader: FallbackReader = field(init=False)
 
@@ -64,95 +64,95 @@ class Ways:
 
 
 @pytest.fixture
-def ways() -> Ways:
-    return Ways()
+def routes() -> Routes:
+    return Routes()
 
 
-def test_what_the_transport_has_is_taken_from_it_and_the_store_is_left_alone(ways: Ways) -> None:
-    ways.primary.newest = ways.store.newest = version(3)
-    assert ways.take(after_seconds=9) == version(3)
-    assert ways.reader.last_route == "shm"
-    assert ways.store.asked == 0
+def test_what_the_transport_has_is_taken_from_it_and_the_store_is_left_alone(routes: Routes) -> None:
+    routes.primary.newest = routes.store.newest = version(3)
+    assert routes.take(after_seconds=9) == version(3)
+    assert routes.reader.last_route == "shm"
+    assert routes.store.asked == 0
 
 
-def test_what_only_the_store_has_comes_from_there_and_says_so(ways: Ways) -> None:
-    ways.store.newest = version(3)
-    assert ways.take(after_seconds=1) == version(3)
-    assert ways.reader.last_route == "store"
-    ways.primary.newest = version(4)
-    assert ways.take(version(3)) == version(4)
-    assert ways.reader.last_route == "shm"
+def test_what_only_the_store_has_comes_from_there_and_is_named_so(routes: Routes) -> None:
+    routes.store.newest = version(3)
+    assert routes.take(after_seconds=1) == version(3)
+    assert routes.reader.last_route == "store"
+    routes.primary.newest = version(4)
+    assert routes.take(version(3)) == version(4)
+    assert routes.reader.last_route == "shm"
 
 
-def test_whoever_has_just_started_waits_for_the_transport_before_it_looks_at_the_store(ways: Ways) -> None:
-    ways.store.newest = version(3)
-    assert ways.take() is None
-    ways.primary.newest = version(0, incarnation=1)
-    assert ways.take() == version(0, incarnation=1)
-    assert ways.take(version(0, incarnation=1), after_seconds=9) is None
-    assert ways.store.asked == 1
+def test_after_a_start_it_waits_for_the_transport_before_it_looks_at_the_store(routes: Routes) -> None:
+    routes.store.newest = version(3)
+    assert routes.take() is None
+    routes.primary.newest = version(0, incarnation=1)
+    assert routes.take() == version(0, incarnation=1)
+    assert routes.take(version(0, incarnation=1), after_seconds=9) is None
+    assert routes.store.asked == 1
 
 
-def test_the_store_is_looked_at_once_a_second_and_the_transport_each_time(ways: Ways) -> None:
+def test_the_store_is_looked_at_once_a_second_and_the_transport_each_time(routes: Routes) -> None:
     for _ in range(100):
-        assert ways.take(after_seconds=0.0625) is None
-    assert ways.primary.asked == 100
-    assert ways.store.asked == 6
+        assert routes.take(after_seconds=0.0625) is None
+    assert routes.primary.asked == 100
+    assert routes.store.asked == 6
 
 
-def test_a_damaged_version_is_replaced_by_what_the_store_has(ways: Ways) -> None:
-    ways.primary.newest, ways.primary.damaged = version(4), True
-    ways.store.newest = version(4)
-    assert ways.take(version(3), after_seconds=1) == version(4)
-    assert ways.reader.last_route == "store"
+def test_a_damaged_version_is_replaced_by_what_the_store_has(routes: Routes) -> None:
+    routes.primary.newest, routes.primary.damaged = version(4), True
+    routes.store.newest = version(4)
+    assert routes.take(version(3), after_seconds=1) == version(4)
+    assert routes.reader.last_route == "store"
 
 
-def test_a_damaged_version_is_raised_once_and_not_looked_at_all_the_time(ways: Ways) -> None:
-    ways.primary.newest, ways.primary.damaged = version(4), True
+def test_a_damaged_version_is_raised_once_and_not_looked_at_all_the_time(routes: Routes) -> None:
+    routes.primary.newest, routes.primary.damaged = version(4), True
     with pytest.raises(WeightsCorrupt, match="version 4: embed"):
-        ways.take(version(3), after_seconds=1)
+        routes.take(version(3), after_seconds=1)
     for _ in range(100):
-        assert ways.take(version(3), after_seconds=0.0625) is None
-    assert ways.primary.asked == 7
+        assert routes.take(version(3), after_seconds=0.0625) is None
+    assert routes.primary.asked == 7
 
 
-def test_other_damage_is_raised_again(ways: Ways) -> None:
-    ways.primary.newest, ways.primary.damaged = version(4), True
+def test_other_damage_is_raised_again(routes: Routes) -> None:
+    routes.primary.newest, routes.primary.damaged = version(4), True
     with pytest.raises(WeightsCorrupt, match="version 4"):
-        ways.take(version(3), after_seconds=1)
-    ways.primary.newest = version(5)
+        routes.take(version(3), after_seconds=1)
+    routes.primary.newest = version(5)
     with pytest.raises(WeightsCorrupt, match="version 5"):
-        ways.take(version(3), after_seconds=1)
+        routes.take(version(3), after_seconds=1)
 
 
-def test_a_whole_version_after_a_damaged_one_comes_by_the_transport_again(ways: Ways) -> None:
-    ways.primary.newest, ways.primary.damaged = version(4), True
+def test_a_whole_version_after_a_damaged_one_comes_by_the_transport_again(routes: Routes) -> None:
+    routes.primary.newest, routes.primary.damaged = version(4), True
     with pytest.raises(WeightsCorrupt):
-        ways.take(version(3), after_seconds=1)
-    ways.primary.newest, ways.primary.damaged = version(5), False
-    assert ways.take(version(3), after_seconds=1) == version(5)
-    assert ways.reader.last_route == "shm"
+        routes.take(version(3), after_seconds=1)
+    routes.primary.newest, routes.primary.damaged = version(5), False
+    assert routes.take(version(3), after_seconds=1) == version(5)
+    assert routes.reader.last_route == "shm"
 
 
-def test_damage_in_the_store_does_not_hide_what_the_transport_has(ways: Ways) -> None:
-    ways.store.newest, ways.store.damaged = version(4), True
+def test_damage_in_the_store_does_not_hide_what_the_transport_has(routes: Routes) -> None:
+    routes.store.newest, routes.store.damaged = version(4), True
     with pytest.raises(WeightsCorrupt, match="version 4"):
-        ways.take(version(3), after_seconds=1)
-    ways.primary.newest = version(5)
-    assert ways.take(version(3), after_seconds=1) == version(5)
+        routes.take(version(3), after_seconds=1)
+    routes.primary.newest = version(5)
+    assert routes.take(version(3), after_seconds=1) == version(5)
 
 
-def test_when_both_are_damaged_both_are_said(ways: Ways) -> None:
-    ways.primary.newest, ways.primary.damaged = version(5), True
-    ways.store.newest, ways.store.damaged = version(4), True
+def test_when_both_are_damaged_both_are_raised(routes: Routes) -> None:
+    routes.primary.newest, routes.primary.damaged = version(5), True
+    routes.store.newest, routes.store.damaged = version(4), True
     for expected in ("version 5", "version 4"):
         with pytest.raises(WeightsCorrupt, match=expected):
-            ways.take(version(3), after_seconds=1)
-    assert ways.take(version(3), after_seconds=1) is None
+            routes.take(version(3), after_seconds=1)
+    assert routes.take(version(3), after_seconds=1) is None
 
 
 def test_without_a_store_to_fall_back_to_there_is_the_transport_alone() -> None:
-    store = Way(newest=version(3))
+    store = Route(newest=version(3))
     reader = FallbackReader(store, None, route="store")
     taken = reader.take(None)
     assert taken is not None
@@ -162,29 +162,29 @@ def test_without_a_store_to_fall_back_to_there_is_the_transport_alone() -> None:
     assert store.closed
 
 
-def test_both_ways_are_closed(ways: Ways) -> None:
-    ways.reader.close()
-    assert (ways.primary.closed, ways.store.closed) == (True, True)
+def test_both_routes_are_closed(routes: Routes) -> None:
+    routes.reader.close()
+    assert (routes.primary.closed, routes.store.closed) == (True, True)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_either_way_does_no_version_is_taken_twice_or_after_a_newer_one(seed: int) -> None:
-    chooser, ways = random.Random(seed), Ways()
+def test_whatever_either_route_does_no_version_is_taken_twice_or_after_a_newer_one(seed: int) -> None:
+    chooser, routes = random.Random(seed), Routes()
     taken: WeightsId | None = None
-    routes, damage = set(), 0
+    taken_by, damage = set(), 0
     for step in range(400):
-        way = chooser.choice([ways.primary, ways.store])
-        way.newest = version(step // 4, incarnation=step // 150)
-        way.damaged = chooser.random() < 0.3
+        route = chooser.choice([routes.primary, routes.store])
+        route.newest = version(step // 4, incarnation=step // 150)
+        route.damaged = chooser.random() < 0.3
         try:
-            found = ways.take(taken, after_seconds=chooser.random())
+            found = routes.take(taken, after_seconds=chooser.random())
         except WeightsCorrupt:
             damage += 1
             continue
         if found is not None:
             assert found.newer_than(taken), f"seed {seed}"
             taken = found
-            routes.add(ways.reader.last_route)
-    # The witnesses: both ways were taken, and damage was met.
-    assert routes == {"shm", "store"}, f"seed {seed}"
+            taken_by.add(routes.reader.last_route)
+    # The witnesses: both routes were taken, and damage was met.
+    assert taken_by == {"shm", "store"}, f"seed {seed}"
     assert damage > 0, f"seed {seed}"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.mixed_versions import Tensors, sha256, tensors_of, weights
-from support.shm_host import Host, assert_is
+from support.weights.mixed_versions import Tensors, sha256, tensors_of, weights
+from support.weights.shm_host import Host, assert_is
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Manifest, Probe, Weights
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shm import HandoverReader, ShmPush, ShmReader
+from millrace.weights.shm import HandoverRelay, ShmReader
 from millrace.weights.slots import SlotFile
 
 
@@ -22,7 +22,7 @@ def host(tmp_path: Path) -> Host:
 
 
 def flip_a_bit(path: Path, tensor: torch.Tensor) -> None:
-    """In the one place of a file where the tensor's bytes lie."""
+    """Where in the file the tensor's bytes are."""
     flip_a_bit_of(path, tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
@@ -56,7 +56,7 @@ def test_pushing_copies_nothing(host: Host) -> None:
     host.trainer.offer(weights(3))
     taken = host.sync.take(None)
     assert taken is not None
-    ShmPush(host.sync).offer(taken)
+    host.sync.offer(taken)
     live = host.generators[0].take(None)
     assert live is not None
     assert live.shared == taken.shared
@@ -69,7 +69,7 @@ def test_only_what_was_taken_last_can_be_pushed(host: Host) -> None:
     host.trainer.offer(weights(4))
     assert host.sync.take(older.id) is not None
     with pytest.raises(ValueError, match="version 3 is not what was taken from the handover last"):
-        ShmPush(host.sync).offer(older)
+        host.sync.offer(older)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -102,17 +102,17 @@ def test_a_damaged_manifest_is_refused(host: Host) -> None:
         host.sync.take(None)
 
 
-def test_a_sync_weights_that_starts_again_does_not_bless_what_changed_since_it_was_pushed(host: Host) -> None:
+def test_a_sync_weights_that_starts_again_does_not_accept_what_changed_since_it_was_pushed(host: Host) -> None:
     host.deliver(6)
     flip_a_bit(host.path, tensors_of(6)["embed"])
     with pytest.raises(WeightsCorrupt, match=r"version 6 .* are damaged: embed"):
-        HandoverReader(host.path).take(None)
+        HandoverRelay(host.path).take(None)
 
 
 def test_a_sync_weights_that_starts_again_pushes_the_same_version_once_more(host: Host) -> None:
     host.deliver(6)
     held = host.generators[0].take(None)
-    host.sync = HandoverReader(host.path)
+    host.sync = HandoverRelay(host.path)
     host.push()
     assert_is(held, 6)
     assert held is not None
@@ -138,7 +138,7 @@ def test_what_sync_weights_holds_stays_as_it_was_while_twenty_versions_pass(host
         host.trainer.offer(weights(version))
     assert_is(held, 0)
     assert held is not None
-    ShmPush(host.sync).offer(held)
+    host.sync.offer(held)
     assert_is(host.generators[0].take(None), 0)
 
 
@@ -152,7 +152,7 @@ def test_what_was_pushed_stays_for_generators_that_come_late(host: Host) -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_thousand_offers_find_a_free_slot_whoever_holds_what(tmp_path: Path, seed: int) -> None:
+def test_a_thousand_offers_find_a_free_slot_whatever_is_held(tmp_path: Path, seed: int) -> None:
     draw, like = random.Random(seed), {"x": torch.zeros(300), "y": torch.zeros(5)}
     host = Host(tmp_path, like=like, num_generators=4)
     held: dict[int, Weights] = {}
@@ -181,7 +181,7 @@ def test_a_thousand_offers_find_a_free_slot_whoever_holds_what(tmp_path: Path, s
 
 
 class BrokenOff(dict[str, torch.Tensor]):
-    """Tensors of which one can't be read."""
+    """Tensors, one of which can't be read."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name == "head":
@@ -194,7 +194,7 @@ def test_a_version_that_broke_off_half_way_is_never_seen(host: Host) -> None:
     with pytest.raises(RuntimeError, match="the device is gone"):
         host.trainer.offer(weights(2, tensors=BrokenOff(tensors_of(2))))
     assert_is(host.sync.take(None), 1)
-    assert_is(HandoverReader(host.path).take(None), 1)
+    assert_is(HandoverRelay(host.path).take(None), 1)
     host.trainer.offer(weights(3))
     assert_is(host.sync.take(weights(1).id), 3)
 
@@ -207,7 +207,7 @@ def test_the_last_whole_version_outlives_those_that_broke_off(host: Host) -> Non
     assert_is(host.sync.take(None), 1)
 
 
-def test_there_is_a_free_slot_even_when_everybody_holds_another(host: Host) -> None:
+def test_there_is_a_free_slot_even_when_every_reader_holds_another(host: Host) -> None:
     for version in range(2):
         host.deliver(version)
         assert_is(host.generators[version].take(None), version)
@@ -221,7 +221,7 @@ def test_there_is_a_free_slot_even_when_everybody_holds_another(host: Host) -> N
     assert_is(host.sync.take(None), 6)
 
 
-def test_a_slot_that_somebody_may_be_following_is_not_begun_again_next(host: Host) -> None:
+def test_a_slot_that_a_reader_may_be_following_is_not_begun_again_next(host: Host) -> None:
     file = SlotFile(host.path)
     slot = file.free_slot()
     file.begin(slot)
@@ -229,7 +229,7 @@ def test_a_slot_that_somebody_may_be_following_is_not_begun_again_next(host: Hos
 
 
 class Gated(dict[str, torch.Tensor]):
-    """Tensors of which one can be read only after the gate has opened."""
+    """Tensors, one of which can be read only after the gate has opened."""
 
     def __init__(self, tensors: Tensors) -> None:
         super().__init__(tensors)

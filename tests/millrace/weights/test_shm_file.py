@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.mixed_versions import Tensors, sha256, tensors_of, weights
-from support.shm_host import Host, assert_is
+from support.weights.mixed_versions import Tensors, sha256, tensors_of, weights
+from support.weights.shm_host import Host, assert_is
 
 from millrace.errors import WeightsCorrupt
-from millrace.weights.shared import span_bytes
-from millrace.weights.shm import MAX_GENERATORS, HandoverReader, HandoverWriter, ShmReader
+from millrace.weights.shared_tensors import span_bytes
+from millrace.weights.shm import MAX_GENERATORS, HandoverRelay, HandoverWriter, ShmReader
 from millrace.weights.slots import SlotFile
 from storage.errors import StoreFull
 
 
-def test_the_file_takes_the_memory_of_three_copies_while_nobody_lags(tmp_path: Path) -> None:
+def test_the_file_takes_the_memory_of_three_copies_while_no_reader_lags(tmp_path: Path) -> None:
     like = {"x": torch.zeros(1_000_000)}
     host = Host(tmp_path, like=like, num_generators=8)
     copy = span_bytes(SlotFile(host.path).shapes)
@@ -81,7 +81,7 @@ def test_a_generator_that_the_file_has_no_place_for_waits_for_the_next_file(tmp_
     newcomer.close()
 
 
-def test_a_predecessor_that_is_still_there_writes_where_nobody_reads_any_more(tmp_path: Path) -> None:
+def test_a_predecessor_that_is_still_there_writes_where_no_reader_looks_any_more(tmp_path: Path) -> None:
     frozen = Host(tmp_path)
     frozen.deliver(1)
     successor = Host(tmp_path)
@@ -97,7 +97,7 @@ def test_a_file_that_is_something_else_is_refused_by_readers_and_replaced_by_the
 ) -> None:
     path = tmp_path / "handover"
     path.write_bytes(content)
-    for reader in (HandoverReader(path), ShmReader(path, 0)):
+    for reader in (HandoverRelay(path), ShmReader(path, 0)):
         with pytest.raises(WeightsCorrupt, match="not a shared-memory weights file"):
             reader.take(None)
     host = Host(tmp_path)
@@ -113,6 +113,6 @@ def test_more_generators_than_the_file_has_room_for_are_refused(tmp_path: Path) 
     assert_is(host.generators[MAX_GENERATORS - 1].take(None), 0)
 
 
-def test_too_little_memory_is_said_before_the_first_version(make_small_disk: Callable[[int], Path]) -> None:
+def test_too_little_memory_is_reported_before_the_first_version(make_small_disk: Callable[[int], Path]) -> None:
     with pytest.raises(StoreFull, match=r"needs 4,1\d\d,\d\d\d bytes of shared memory for each copy"):
         Host(make_small_disk(8), like={"x": torch.zeros(1_000_000)})

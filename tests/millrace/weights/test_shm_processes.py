@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.failpoints import Failpoints, go_on, wait_until_stopped
-from support.mixed_versions import sha256, tensors_of, weights
+from support.stages.failpoints import Failpoints, go_on, wait_until_stopped
+from support.weights.mixed_versions import sha256, tensors_of, weights
 
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shm import HandoverReader, HandoverWriter, ShmPush
+from millrace.weights.shm import HandoverRelay, HandoverWriter
 
-PROCESS = Path(__file__).with_name("shm_process.py")
-TAKER = Path(__file__).with_name("take_until_version.py")
+SCRIPTS = Path(__file__).parents[2] / "support/weights"
+PROCESS = SCRIPTS / "shm_process.py"
+TAKER = SCRIPTS / "take_until_version.py"
 SHAPES = {"big": torch.zeros(200_000), "bigger": torch.zeros(300_000), "small": torch.zeros(3, dtype=torch.bfloat16)}
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -49,9 +50,7 @@ def filled(version: int) -> dict[str, torch.Tensor]:
     return {name: torch.full_like(tensor, version) for name, tensor in SHAPES.items()}
 
 
-def test_generators_take_whole_versions_in_order_while_the_trainer_waits_for_nobody(
-    tmp_path: Path, start: Start
-) -> None:
+def test_generators_take_whole_versions_in_order_while_the_trainer_waits_for_none(tmp_path: Path, start: Start) -> None:
     versions = 257  # bfloat16 counts exactly so far
     writer = HandoverWriter(tmp_path / "handover", SHAPES, num_generators=2)
     takers = [start(TAKER, tmp_path / "handover", generator, versions - 1) for generator in range(2)]
@@ -66,17 +65,16 @@ def test_generators_take_whole_versions_in_order_while_the_trainer_waits_for_nob
     assert all(1 <= count <= versions for count in counts)
 
 
-def test_a_frozen_generator_holds_nobody_up_and_goes_on_with_a_whole_version(tmp_path: Path, start: Start) -> None:
+def test_a_frozen_generator_holds_no_other_up_and_goes_on_with_a_whole_version(tmp_path: Path, start: Start) -> None:
     path = tmp_path / "handover"
     armed = Failpoints(tmp_path / "fired", "generate-1 weights.mid_hash 2 stop")
-    writer, reader = HandoverWriter(path, SHAPES, num_generators=2), HandoverReader(path)
-    push = ShmPush(reader)
+    writer, relay = HandoverWriter(path, SHAPES, num_generators=2), HandoverRelay(path)
 
     def deliver(version: int) -> None:
         writer.offer(weights(version, tensors=filled(version)))
-        taken = reader.take(None)
+        taken = relay.take(None)
         assert taken is not None
-        push.offer(taken)
+        relay.offer(taken)
 
     frozen = start(TAKER, path, 1, 200, env=armed.environment())
     deliver(0)
@@ -101,7 +99,7 @@ STORMS = [0, *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(1,
 
 
 @pytest.mark.parametrize("seed", STORMS)
-def test_two_hundred_versions_arrive_bit_for_bit_though_everybody_is_killed(
+def test_two_hundred_versions_arrive_bit_for_bit_though_every_process_is_killed(
     tmp_path: Path, start: Start, seed: int
 ) -> None:
     versions, draw = 200, random.Random(seed)
@@ -129,7 +127,7 @@ def test_two_hundred_versions_arrive_bit_for_bit_though_everybody_is_killed(
 
 
 def _run_until_done(folder: Path, start: Start, env: dict[str, str], versions: int) -> int:
-    """Starts all four, and again whoever was killed, until the generators have the last version. How many died."""
+    """Starts all four, and restarts the killed, until the generators have the last version. Returns how many died."""
     incarnations = 0
 
     def begin(role: str) -> "subprocess.Popen[str]":

@@ -10,33 +10,31 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from support.broadcast_ends import broadcast_ends
-from support.mixed_versions import manifest_of, tensors_of, weights
+from support.weights.broadcast_ends import broadcast_ends
+from support.weights.mixed_versions import manifest_of, tensors_of, weights
 
 from millrace.weights.base import Weights, WeightsReader, WeightsWriter
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shm import HandoverReader, HandoverWriter, ShmPush, ShmReader
+from millrace.weights.shm import HandoverRelay, HandoverWriter, ShmReader
 
 GENERATORS = 2
 
 
 class ShmChain(WeightsWriter):
-    """What lies between the trainer and the readers of `shm`, as one writer."""
+    """Everything between the trainer and the readers of `shm`, as one writer."""
 
     def __init__(self, path: Path) -> None:
         self._trainer = HandoverWriter(path, tensors_of(0), GENERATORS)
-        self._taken = HandoverReader(path)
-        self._push = ShmPush(self._taken)
+        self._relay = HandoverRelay(path)
 
     def offer(self, weights: Weights) -> None:
         self._trainer.offer(weights)
-        taken = self._taken.take(None)
+        taken = self._relay.take(None)
         assert taken is not None
-        self._push.offer(taken)
+        self._relay.offer(taken)
 
     def close(self) -> None:
-        self._push.close()
-        self._taken.close()
+        self._relay.close()
         self._trainer.close()
 
 

@@ -11,10 +11,10 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from storage import layout
 from storage.checkpoints import CheckpointWriter
-from storage.local import LocalStore
 from storage.schema import METRIC, SCHEMA_VERSION, SCORE, TRAJECTORY
-from storage.store import Store
-from storage.stream import StreamWriter, stream_head
+from storage.stores.base import Store
+from storage.stores.local import LocalStore
+from storage.streams.stream import StreamWriter, stream_head
 
 GROUP_SIZE = 4
 VOCAB_SIZE = 50

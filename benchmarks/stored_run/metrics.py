@@ -1,0 +1,83 @@
+"""Metrics of the stages of a generated run at one step: the names that real stages use, with plausible values."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.stored_run.groups import STALE, TRAINED, Rollouts
+from storage.schema import METRIC
+
+TIMES = {
+    "generate": {"generate": 0.7, "commit": 0.05, "update_weights": 0.02, "waiting for weights or room": 0.23},
+    "score": {"score": 0.1, "commit": 0.05, "waiting for trajectories": 0.85},
+    "train": {"train": 0.8, "handover": 0.03, "loading": 0.05, "waiting for scored groups": 0.12},
+    "sync_weights": {"sync": 0.02, "waiting for a new policy version": 0.98},
+}
+"""How each stage spends a second, in seconds."""
+
+
+def stage_time(stage: str, tokens: int) -> dict[str, float]:
+    """How a stage spent its last second, and the tokens it has processed so far."""
+    spent = {f"time/{what}/seconds": seconds for what, seconds in TIMES[stage].items()}
+    return spent if stage == "sync_weights" else {**spent, "total/tokens": float(tokens)}
+
+
+def of_trainer(random: np.random.Generator, rollouts: Rollouts, step: int) -> dict[str, float]:
+    """At the step that made version `step`; means are over the trajectories of the groups it trained."""
+    in_step = (rollouts.of("step") == step) & (rollouts.outcome != STALE)
+    staleness = rollouts.of("staleness")[in_step]
+    spread = 0.01 * (1 + float(staleness.mean()))
+    return {
+        "reward_mean": float(np.nanmean(rollouts.reward[in_step])),
+        "staleness_mean": float(staleness.mean()),
+        "staleness_max": float(staleness.max()),
+        "response_length_mean_tokens": float(rollouts.tokens[in_step].mean()),
+        "buffered_rollouts": float(random.integers(0, 3) * np.count_nonzero(in_step)),
+        "in_flight_rollouts": float(random.integers(0, 2) * np.count_nonzero(in_step)),
+        "loss": -0.1 + 0.01 * random.normal(),
+        "grad_norm": 0.3 + 0.05 * random.random(),
+        "importance_ratio_mean": 1.0 + 0.1 * spread * random.normal(),
+        "importance_ratio_p05": 1.0 - 2 * spread,
+        "importance_ratio_p50": 1.0,
+        "importance_ratio_p95": 1.0 + 2 * spread,
+        "importance_ratio_max": 1.0 + 10 * spread,
+        "clip_fraction": 0.001 * random.random(),
+        "effective_sample_size": 1.0 - spread,
+        "mismatch_kl": spread**2,
+        "entropy": 0.2 + 0.8 / (1 + step / 200),
+        "tokens": float(rollouts.tokens[in_step & (rollouts.outcome == TRAINED)].sum()),
+    }
+
+
+def of_generator(random: np.random.Generator) -> dict[str, float]:
+    """When one version has reached one generator."""
+    return {
+        "pause_seconds": 0.01 + 0.01 * random.random(),
+        "delivery/shm/seconds": 0.05 + 0.05 * random.random(),
+        "probe_difference": 1e-6 * random.random(),
+    }
+
+
+def of_sync_weights(random: np.random.Generator) -> dict[str, float]:
+    """When one version has reached every generator."""
+    return {
+        "push_bytes": 1.6e6,
+        "push_hash_seconds": 0.001,
+        "push_offer_seconds": 0.002,
+        "push_seconds": 0.05 + 0.05 * random.random(),
+        "generator_pause_seconds_max": 0.02,
+        "fallbacks": 0.0,
+    }
+
+
+def metric_rows(values: Mapping[str, float], *, t: float, incarnation: int, policy_version: int) -> pa.Table:
+    """Rows of `METRIC` for one moment, unix seconds."""
+    columns = {
+        "t": [t] * len(values),
+        "incarnation": [incarnation] * len(values),
+        "policy_version": [policy_version] * len(values),
+        "name": list(values),
+        "value": list(values.values()),
+    }
+    return pa.Table.from_pydict(columns, schema=METRIC)

@@ -1,0 +1,73 @@
+"""Peak memory of log-probabilities over a large vocabulary, forward and backward, for `benchmarks.trainer`.
+
+Each way runs in its own process, so that memory used by one does not hide what the other needs. The figure is the peak
+of the process, or of the GPU, minus what it held before the pass, with hidden states and weight already there.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from millrace.training.logprobs import chunked_logprobs
+
+WAYS = ("chunked", "naive")
+SHAPES = {"cpu": (2048, 512, "float32"), "cuda": (16_384, 2048, "bfloat16")}
+"""Tokens, width and dtype of the hidden states, by device."""
+VOCAB = 131_072
+
+
+def peak_bytes(way: str, device: str, tokens: int, width: int, dtype: str, vocab: int) -> int:
+    """Measures in a new process."""
+    arguments = [way, device, str(tokens), str(width), dtype, str(vocab)]
+    command = [sys.executable, "-m", "benchmarks.trainer.memory", *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    found: int = json.loads(done.stdout)["peak_bytes"]
+    return found
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("device", choices=tuple(SHAPES))
+    parser.add_argument("tokens", type=int)
+    parser.add_argument("width", type=int)
+    parser.add_argument("dtype")
+    parser.add_argument("vocab", type=int)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    options = {"device": given.device, "dtype": getattr(torch, given.dtype)}
+    hidden_NH = torch.randn(given.tokens, given.width, **options).requires_grad_()
+    weight_VH = torch.randn(given.vocab, given.width, **options).mul_(0.02).requires_grad_()
+    targets_N = torch.randint(given.vocab, (given.tokens,), device=given.device)
+    before = _held(given.device, peak=False)
+    _pass(given.way, hidden_NH, weight_VH, targets_N)
+    print(json.dumps({"peak_bytes": _held(given.device, peak=True) - before}))
+
+
+def _pass(way: str, hidden_NH: torch.Tensor, weight_VH: torch.Tensor, targets_N: torch.Tensor) -> None:
+    if way == "chunked":
+        ones_N = torch.ones(len(targets_N), device=targets_N.device)
+        logprobs_N, _ = chunked_logprobs(hidden_NH, weight_VH, None, targets_N, ones_N)
+    else:
+        logprobs_NV = torch.log_softmax((hidden_NH @ weight_VH.t()).float(), dim=-1)
+        logprobs_N = logprobs_NV.gather(1, targets_N[:, None]).squeeze(1)
+        del logprobs_NV
+    logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _held(device: str, *, peak: bool) -> int:
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
+    # Not getrusage's maximum, which a process inherits from its parent.
+    name = "VmHWM:" if peak else "VmRSS:"
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
+
+
+if __name__ == "__main__":
+    _main()

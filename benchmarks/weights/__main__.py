@@ -1,0 +1,191 @@
+"""How soon a generator uses the trainer's new weights, compared with the time of two copies.
+
+    trainer ─► shared memory ─► sync_weights ─► shm · broadcast · store ─► generator: verified, in its own parameters
+    floor      two copies of the same bytes to memory already allocated, in the trainer's process
+
+Three processes, as in a run, with one torch thread each. A time is the median of several pushes. A share of the floor
+is the median of the shares within a round, because the floor is measured before each push.
+
+    python -m benchmarks.weights [--parameters 100 500] [--ways shm broadcast store memory delta] [--engine vllm]
+    python -m benchmarks.weights --device cuda [--parameters 1000 8000]
+"""
+
+import argparse
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.report import machine, make_parser, make_table, print_targets, write_json
+
+if TYPE_CHECKING:
+    from benchmarks.weights.push import Case
+
+TARGETS = {"of_floor": 0.7, "stall_over_memcpy": 1.2, "saved": 50.0}
+"""Through shared memory: minimum share of the floor's speed, and the most copies for which the trainer is blocked.
+For deltas: how many times fewer bytes than the whole, at least."""
+
+_DTYPES = ("float32", "bfloat16")
+_WAYS = ("shm", "broadcast", "store", "memory", "delta")
+_RESERVE = 2 << 30
+_RATE_BYTES = 1 << 30
+
+
+def main() -> None:
+    """Measures, prints the tables and writes the figures as JSON."""
+    arguments = _parse()
+    if missing := _missing(arguments):
+        print(missing, file=sys.stderr)
+        sys.exit(2)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="millrace-benchmark-", dir=arguments.disk) as disk:
+        result = measure(arguments, Path(disk))
+    _print(result)
+    write_json(arguments.json, result)
+
+
+def measure(arguments: argparse.Namespace, disk: Path) -> dict[str, Any]:
+    """All figures, in seconds and bytes unless the name has another unit; stores are created in the folder `disk`."""
+    # Imported here: `main` has checked first that their packages are installed.
+    from benchmarks.weights.push import measure_pushes
+    from storage.stores.memory import memory_folder
+
+    about = {**machine(), "load": os.getloadavg()[0]}
+    result: dict[str, Any] = {"machine": about, "pushes": [], "left_out": []}
+    for case in _cases(arguments):
+        if (free := _free_bytes()) < case.memory_bytes + _RESERVE:
+            result["left_out"].append(
+                f"{case.num_parameters / 1e6:g} M parameters, {case.dtype}, {case.way}: needs about "
+                f"{case.memory_bytes / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free"
+            )
+            continue
+        found = measure_pushes(case, memory=memory_folder(), disk=disk, num_pushes=arguments.pushes)
+        result["pushes"].append(found)
+    if arguments.device == "cuda":
+        from benchmarks.weights.cuda import copy_rates
+
+        about["gpu"] = torch.cuda.get_device_name()
+        result["copy_rates"] = copy_rates(_RATE_BYTES)
+    if arguments.engine == "vllm":
+        from benchmarks.weights.vllm import measure_vllm
+
+        result["vllm"] = measure_vllm(arguments.pushes)
+    result["targets"] = targets_met(result["pushes"])
+    return result
+
+
+def targets_met(pushes: list[dict[str, Any]]) -> dict[str, bool]:
+    """Which of `TARGETS` the figures meet, on the CPU: for shared memory and for deltas."""
+    met = {}
+    for one in pushes:
+        if one["device"] != "cpu":
+            continue
+        name = f"{one['parameters'] / 1e6:.0f} M {one['dtype']}"
+        if one["way"] == "shm":
+            met[f"live, share of the floor, {name}"] = one["of_floor"] >= TARGETS["of_floor"]
+            met[f"trainer blocked, {name}"] = one["stall_over_memcpy"] <= TARGETS["stall_over_memcpy"]
+        if one["way"] == "delta":
+            met[f"delta, {name}"] = one["saved"] >= TARGETS["saved"]
+    return met
+
+
+def _parse() -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    parser.add_argument("--parameters", type=float, nargs="+", metavar="M", help="approximate sizes, in millions")
+    parser.add_argument("--dtypes", nargs="+", choices=_DTYPES)
+    parser.add_argument("--ways", nargs="*", choices=_WAYS, help="how weights are sent; none: only --engine")
+    parser.add_argument("--pushes", type=int, default=7, help="measured pushes per case")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the parameters are")
+    parser.add_argument("--engine", choices=("vllm",), help="also measure the pause of a real engine")
+    parser.add_argument("--disk", type=Path, metavar="FOLDER", help="where to create the folder of a store")
+    arguments = parser.parse_args()
+    on_gpu = arguments.device == "cuda"
+    if arguments.parameters is None:
+        arguments.parameters = [1000.0, 8000.0] if on_gpu else [100.0, 500.0]
+    if arguments.dtypes is None:
+        arguments.dtypes = ["bfloat16"] if on_gpu else list(_DTYPES)
+    if arguments.ways is None:
+        arguments.ways = ["shm"] if on_gpu else list(_WAYS)
+    if arguments.pushes < 1 or min(arguments.parameters) <= 0:
+        parser.error("expected at least one push, and more than 0 parameters")
+    if on_gpu and set(arguments.ways) - {"shm"}:
+        parser.error("--device cuda supports only --ways shm")
+    return arguments
+
+
+def _missing(arguments: argparse.Namespace) -> str | None:
+    """One sentence if this machine lacks something that the arguments need, else None."""
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        return "--device cuda needs a CUDA device, but torch sees none"
+    modules = ["xxhash"]
+    if {"store", "memory", "delta"} & set(arguments.ways):
+        modules += ["google_crc32c", "pyarrow", "safetensors"]
+    if arguments.engine == "vllm":
+        modules += ["transformers", "vllm"]
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    return f"this benchmark needs packages that are not installed: {', '.join(absent)}" if absent else None
+
+
+def _cases(arguments: argparse.Namespace) -> "list[Case]":
+    from benchmarks.weights.push import Case
+
+    return [
+        Case(num_parameters=int(1e6 * millions), dtype=dtype, way=way, device=arguments.device)
+        for millions in arguments.parameters
+        for dtype in arguments.dtypes
+        for way in arguments.ways
+        # In float32 every element changes at every step.
+        if way != "delta" or dtype == "bfloat16"
+    ]
+
+
+def _free_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _print(result: dict[str, Any]) -> None:
+    console = Console(width=150)
+    if result["pushes"]:
+        console.print(_table(result["pushes"]))
+    for sentence in result["left_out"]:
+        console.print(f"left out: {sentence}")
+    for name, rate in result.get("copy_rates", {}).items():
+        console.print(f"one copy, {name}: {rate / 1e9:.1f} GB/s")
+    if "vllm" in result:
+        found = result["vllm"]
+        console.print(
+            f"vLLM, {found['parameters'] / 1e6:.0f} M {found['dtype']}: generation pauses for "
+            f"{1000 * found['pause_seconds']:.0f} ms, {found['pause_over_memcpy']:.1f} times one memcpy of "
+            f"{1000 * found['memcpy_seconds']:.0f} ms"
+        )
+    print_targets(console, result["targets"])
+
+
+def _table(pushes: list[dict[str, Any]]) -> Table:
+    parts = ("floor", "live", "copy", "hash", "travel", "verify", "load")
+    headings = ("", "MB", *parts, "of floor", "(no travel)", "stall", "wire MB")
+    table = make_table("From the handover until live, ms; stall: the trainer is blocked, in memcpys", headings)
+    for one in pushes:
+        share = one["of_floor_without_travel"]
+        saved = "" if one["saved"] is None else f" (1/{one['saved']:.0f})"
+        table.add_row(
+            f"{one['parameters'] / 1e6:.0f} M {one['dtype']}, {one['way']}",
+            f"{one['bytes'] / 1e6:,.0f}",
+            *(f"{1000 * one['seconds'][part]:,.1f}" for part in parts),
+            f"{one['of_floor']:.0%}",
+            "" if share is None else f"{share:.0%}",
+            f"{one['stall_over_memcpy']:.2f}",
+            f"{one['wire_bytes'] / 1e6:,.1f}{saved}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

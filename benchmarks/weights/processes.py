@@ -1,0 +1,154 @@
+"""The two processes beside the trainer: sync_weights, and one generator. Each reports through a pipe when it did what.
+
+    sync_weights   {"address": …}, then per version: take ─► offer
+    generator      {}, then per version: take ─► copy into its own parameters
+
+Both look for a new version as often as the stages do while they wait. They end with the trainer's process.
+"""
+
+import dataclasses
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from millrace.weights.base import Weights, WeightsReader, WeightsWriter
+from millrace.weights.broadcast import BroadcastReader, BroadcastWriter
+from millrace.weights.fingerprint import fingerprint
+from millrace.weights.shm import HandoverRelay, ShmReader
+
+_POLL_SECONDS = 0.002  # as stages look at a local store
+_DEADLINE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """Where the processes find each other."""
+
+    transport: str
+    """`shm`, `broadcast` or `store`."""
+    folder: Path
+    """In shared memory, for the handover and receive buffers."""
+    store: str
+    """URL of the run's store."""
+    device: str
+    """Where the generator's parameters are: `cpu` or `cuda`."""
+    address: str | None = None
+    """Where sync_weights listens, for `broadcast`."""
+
+    @property
+    def handover(self) -> Path:
+        """The handover's file."""
+        return self.folder / "handover"
+
+
+@contextmanager
+def started(setup: Setup) -> Iterator[tuple[Connection, Connection]]:
+    """The pipes from which the reports of sync_weights and of a generator come, once both are ready."""
+    context = multiprocessing.get_context("spawn")
+    processes = []
+
+    def start(target: Callable[[Setup, Connection], None], setup: Setup) -> tuple[Connection, dict[str, Any]]:
+        receiving, sending = context.Pipe(duplex=False)
+        process = context.Process(target=target, args=(setup, sending), daemon=True)
+        process.start()
+        processes.append(process)
+        # Only the process holds it now, so that the pipe ends with the process.
+        sending.close()
+        return receiving, next_report(receiving)
+
+    try:
+        sync_weights, ready = start(_sync_weights, setup)
+        generator, _ = start(_generate, dataclasses.replace(setup, address=ready["address"]))
+        yield sync_weights, generator
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+
+
+def next_report(process: Connection) -> dict[str, Any]:
+    """The next report. Raises RuntimeError if the process has ended."""
+    try:
+        report: dict[str, Any] = process.recv()
+    except EOFError as error:
+        raise RuntimeError("a process of the benchmark ended early; see its output for the reason") from error
+    return report
+
+
+def _sync_weights(setup: Setup, reports: Connection) -> None:
+    """Hands on version after version. Reports when each was taken and offered, and its digest."""
+    torch.set_num_threads(1)
+    with closing(HandoverRelay(setup.handover)) as relay, closing(_writer(setup, relay)) as writer:
+        reports.send({"address": writer.address})
+        for _, weights in _versions(relay, writer):
+            taken = time.monotonic()
+            writer.offer(weights)
+            assert weights.manifest.fingerprint is not None
+            digest = weights.manifest.fingerprint.digest
+            reports.send({"taken": taken, "offered": time.monotonic(), "digest": digest})
+
+
+def _generate(setup: Setup, reports: Connection) -> None:
+    """Loads version after version. Reports when each was found, verified and live, and the digest of what is live."""
+    torch.set_num_threads(1)
+    parameters: dict[str, torch.Tensor] = {}
+    with closing(_reader(setup)) as reader:
+        reports.send({})
+        for found, weights in _versions(reader):
+            taken = time.monotonic()
+            for name, tensor in weights.tensors.items():
+                if name not in parameters:
+                    parameters[name] = torch.empty_like(tensor, device=setup.device)
+                parameters[name].copy_(tensor)
+            if setup.device == "cuda":
+                torch.cuda.synchronize()
+            live = time.monotonic()
+            reports.send({"found": found, "taken": taken, "live": live, "digest": fingerprint(parameters).digest})
+
+
+def _writer(setup: Setup, relay: HandoverRelay) -> WeightsWriter:
+    if setup.transport == "broadcast":
+        return BroadcastWriter(1, deadline_seconds=_DEADLINE_SECONDS)
+    if setup.transport == "store":
+        # Late, as below: shared memory alone needs only torch, numpy and xxhash.
+        from millrace.weights.store import StoreWriter
+        from storage.stores.factory import open_store
+
+        return StoreWriter(open_store(setup.store))
+    return relay
+
+
+def _reader(setup: Setup) -> WeightsReader:
+    received = setup.folder / "received"
+    if setup.transport == "broadcast":
+        return BroadcastReader(lambda: setup.address, 0, received, deadline_seconds=_DEADLINE_SECONDS)
+    if setup.transport == "store":
+        from millrace.weights.store import StoreReader
+        from storage.stores.factory import open_store
+
+        return StoreReader(open_store(setup.store), received)
+    return ShmReader(setup.handover, 0)
+
+
+def _versions(reader: WeightsReader, writer: WeightsWriter | None = None) -> Iterator[tuple[float, Weights]]:
+    """Each new version, and when the look that found it began, until the trainer's process is gone."""
+    parent, newest = os.getppid(), None
+    while os.getppid() == parent:
+        looked = time.monotonic()
+        weights = reader.take(newest)
+        if weights is None:
+            if writer is not None:
+                writer.tend()
+            time.sleep(_POLL_SECONDS)
+        else:
+            newest = weights.id
+            yield looked, weights

@@ -1,0 +1,185 @@
+"""Pushes of one kind, timed: by the trainer, which is this process, by sync_weights and by a generator.
+
+    trainer        ├─ copy ─┤
+    sync_weights     hashes ├─ hash ─┤ offers                            what is left when the trainer is done
+    generator                        ├─ travel ─┤─ verify ─┤─ load ─┤    travel: the offer, until the look that finds it
+                   ├──────────────────── live ─────────────────────┤
+
+    floor          two copies of the same bytes, from memory to memory that is there already, by the trainer
+
+The floor is measured before each push, and a share of it is that of the round. All use the clock CLOCK_MONOTONIC.
+"""
+
+import shutil
+import statistics
+import time
+import uuid
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchmarks.timing import median_ratio
+from benchmarks.weights.policy import FlippedPolicy, Policy, Shapes, TrainedPolicy, llama_shapes
+from benchmarks.weights.processes import Setup, next_report, started
+from millrace.weights.base import Manifest, Weights, WeightsId
+from millrace.weights.fingerprint import fingerprint
+from millrace.weights.shm import HandoverWriter
+from storage import layout
+
+if TYPE_CHECKING:
+    from storage.stores.base import Store
+
+PARTS = ("copy", "hash", "travel", "verify", "load")
+"""The parts of "live", one after the other: see the picture."""
+
+_WARM_UP = 2
+_COPIES = {"shm": 6, "broadcast": 8, "store": 12, "memory": 13, "delta": 19}
+"""How often the bytes of the weights are in memory at the worst moment, in all processes together."""
+_HOST_COPIES_OF_CUDA = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What is pushed, and how."""
+
+    num_parameters: int
+    """About."""
+    dtype: str
+    """`float32` or `bfloat16`."""
+    way: str
+    """`shm`; `broadcast`; `store`, a folder; `memory`, a store in memory; `delta`, the folder again with versions as a
+    trainer makes them."""
+    device: str = "cpu"
+    """Where trainer and generator have their parameters: `cpu` or `cuda`."""
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of the parameters."""
+        return llama_shapes(self.num_parameters)
+
+    @property
+    def memory_bytes(self) -> int:
+        """About how much of the host's memory it takes."""
+        num_parameters = sum(torch.Size(shape).numel() for shape in self.shapes.values())
+        copies = _COPIES[self.way] if self.device == "cpu" else _HOST_COPIES_OF_CUDA
+        itemsize: int = getattr(torch, self.dtype).itemsize
+        return copies * num_parameters * itemsize
+
+    def policy(self) -> Policy:
+        """Its versions."""
+        if self.way == "delta":
+            return TrainedPolicy(self.shapes)
+        return FlippedPolicy(self.shapes, getattr(torch, self.dtype), self.device)
+
+
+def measure_pushes(case: Case, *, memory: Path, disk: Path, num_pushes: int) -> dict[str, Any]:
+    """Seconds, medians over the pushes, and `all_seconds`; shares of the floor; bytes on the wire.
+
+    Versions are handed over in the folder `memory`, which is in shared memory; the folder of a store is created in
+    `disk`. Nothing is left in either.
+    """
+    run = f"benchmark-{uuid.uuid4().hex}"
+    setup = Setup(
+        transport=case.way if case.way in ("shm", "broadcast") else "store",
+        folder=memory / run,
+        store=f"memory://{run}" if case.way == "memory" else str(disk / run),
+        device=case.device,
+    )
+    setup.folder.mkdir()
+    policy = case.policy()
+    try:
+        with (
+            started(setup) as (sync_weights, generator),
+            closing(HandoverWriter(setup.handover, policy.tensors, num_generators=1)) as writer,
+        ):
+            # Written to already: what is copied into it must not wait for pages.
+            spare = {name: tensor.cpu().clone() for name, tensor in policy.tensors.items()}
+            rounds = []
+            for version in range(1, 1 + _WARM_UP + num_pushes):
+                policy.step()
+                round_trip = _seconds_to_copy(policy.tensors, spare) + _seconds_to_copy(spare, policy.tensors)
+                times = _push(version, policy, writer, sync_weights, generator)
+                wire_bytes = _wire_bytes(setup, policy, version, keep=case.way == "delta")
+                rounds.append(times | {"floor": round_trip, "memcpy": round_trip / 2, "wire_bytes": wire_bytes})
+    finally:
+        shutil.rmtree(setup.folder)
+        if setup.transport == "store" and (folder := _store(setup).local_path("")) is not None:
+            shutil.rmtree(folder)
+    return _summary(case, policy, rounds[_WARM_UP:])
+
+
+def _push(
+    version: int, policy: Policy, writer: HandoverWriter, sync_weights: Connection, generator: Connection
+) -> dict[str, float]:
+    """Pushes a version; seconds by name."""
+    manifest = Manifest(id=WeightsId(incarnation=0, policy_version=version, t_offered=time.time()))
+    called = time.monotonic()
+    writer.offer(Weights(manifest=manifest, tensors=policy.tensors))
+    returned = time.monotonic()
+    loaded, pushed = next_report(generator), next_report(sync_weights)
+    if not loaded["digest"] == pushed["digest"] == fingerprint(policy.tensors).digest:
+        raise RuntimeError(f"version {version} is not the same everywhere: a transport has damaged it")
+    return {
+        "live": loaded["live"] - called,
+        "copy": returned - called,
+        "hash": pushed["taken"] - returned,
+        "travel": loaded["found"] - pushed["taken"],
+        "verify": loaded["taken"] - loaded["found"],
+        "load": loaded["live"] - loaded["taken"],
+        "offer": pushed["offered"] - pushed["taken"],
+    }
+
+
+def _wire_bytes(setup: Setup, policy: Policy, version: int, *, keep: bool) -> int:
+    """What this version, pushed last, took on the wire. `keep`: later versions need its files in the store."""
+    if setup.transport != "store":
+        return sum(tensor.nbytes for tensor in policy.tensors.values()) if setup.transport == "broadcast" else 0
+    store = _store(setup)
+    files = [entry for entry in store.entries(layout.WEIGHTS) if f"/data/{version:08d}-" in entry.path]
+    if not keep:
+        for entry in files:
+            store.delete(entry.path)
+    return sum(entry.bytes for entry in files)
+
+
+def _seconds_to_copy(source: dict[str, torch.Tensor], target: dict[str, torch.Tensor]) -> float:
+    started = time.monotonic()
+    for name, tensor in source.items():
+        target[name].copy_(tensor)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.monotonic() - started
+
+
+def _store(setup: Setup) -> "Store":
+    # Late: shared memory alone needs none of what stores need.
+    from storage.stores.factory import open_store
+
+    return open_store(setup.store)
+
+
+def _summary(case: Case, policy: Policy, rounds: list[dict[str, float]]) -> dict[str, Any]:
+    times = {name: [one[name] for one in rounds] for name in rounds[0]}
+    wire_bytes = statistics.median(times.pop("wire_bytes"))
+    nbytes = sum(tensor.nbytes for tensor in policy.tensors.values())
+    without_travel = [live - travel for live, travel in zip(times["live"], times["travel"], strict=True)]
+    return {
+        "parameters": sum(tensor.numel() for tensor in policy.tensors.values()),
+        "tensors": len(policy.tensors),
+        "dtype": case.dtype,
+        "way": case.way,
+        "device": case.device,
+        "bytes": nbytes,
+        "wire_bytes": wire_bytes,
+        "saved": nbytes / wire_bytes if case.way == "delta" else None,
+        "seconds": {name: statistics.median(values) for name, values in times.items()},
+        "of_floor": median_ratio(times["floor"], times["live"]),
+        # By the other ways, travel is what one wants to know.
+        "of_floor_without_travel": median_ratio(times["floor"], without_travel) if case.way == "shm" else None,
+        "stall_over_memcpy": median_ratio(times["copy"], times["memcpy"]),
+        "all_seconds": times,
+    }

@@ -1,0 +1,120 @@
+"""Pydantic's errors as sentences for people: where, which key, what was found, what was expected."""
+
+import difflib
+import json
+import types
+from collections.abc import Collection, Iterator, Sequence
+from typing import Annotated, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic import ValidationError
+
+from configs.schema import dotted_fields
+from configs.section import is_section
+from configs.stored import current_key
+
+_KINDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", types.NoneType: "null"}
+_LONGEST_SHOWN = 80
+_NAME = "[key]"
+"""Pydantic's mark for an invalid name in a mapping, as opposed to an invalid value."""
+
+
+def sentences(error: ValidationError, *, file: str, overridden: Collection[str]) -> Iterator[str]:
+    """Yield one sentence per finding in `error`; keys in `overridden` came from `--set`, the others from `file`."""
+    for detail in error.errors():
+        key = ".".join(str(part) for part in detail["loc"] if part != _NAME)
+        reason = detail.get("ctx", {}).get("error")
+        if not key:
+            where = f"{file} with --set" if overridden else file
+            yield from (f"{where}: {sentence}" for sentence in str(reason).splitlines())
+            continue
+        where = "--set" if key in overridden else file
+        if detail["type"] == "extra_forbidden":
+            yield f"{where}: {unknown_key(key)}"
+        elif detail["loc"][-1] == _NAME:
+            yield f"{where}: {key} can't be set; expected {reason}"
+        elif detail["type"] == "missing":
+            yield f"{where}: {key} is missing; expected {_expectation(key)}"
+        else:
+            yield f"{where}: {key} is {show(detail['input'])}; expected {reason or _expectation(key)}"
+
+
+def unknown_key(key: str) -> str:
+    """Say that `key` does not exist, and which one was probably meant."""
+    if current := current_key(key):
+        return f"key {key} is now {current}"
+    if nearest := _nearest(key):
+        return f"unknown key {key}; did you mean {nearest}?"
+    expected = ", ".join(_siblings(_split(key)[0]) or _siblings(""))
+    return f"unknown key {key}; expected one of {expected}"
+
+
+def show(value: object) -> str:
+    """A YAML value as people read it, shortened."""
+    if value is None:
+        return "empty"
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list):
+        return "a list"
+    shown = json.dumps(value, ensure_ascii=False, default=str)
+    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[: _LONGEST_SHOWN - 1]}…"
+
+
+def _nearest(key: str) -> str | None:
+    """The key probably meant: the right name in the wrong section, a misspelt sibling, another key, a similar one."""
+    keys = list(dotted_fields())
+    section, name = _split(key)
+    for candidates, cutoff in ((keys, 1.0), (_siblings(section), 0.6), (keys, 0.75)):
+        names = {_split(known)[1] for known in candidates}
+        for meant in difflib.get_close_matches(name, sorted(names), n=1, cutoff=cutoff):
+            same_name = [known for known in candidates if _split(known)[1] == meant]
+            return difflib.get_close_matches(key, same_name, n=1, cutoff=0.0)[0]
+    return next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=0.8)), None)
+
+
+def _split(key: str) -> tuple[str, str]:
+    section, _, name = key.rpartition(".")
+    return section, name
+
+
+def _siblings(section: str) -> list[str]:
+    return [known for known in dotted_fields() if _split(known)[0] == section]
+
+
+def _expectation(key: str) -> str:
+    """What the schema allows at `key`, in words."""
+    field = dotted_fields()[key]
+    if is_section(field.annotation):
+        required = [
+            name for name, below in dotted_fields().items() if name.startswith(f"{key}.") and below.is_required()
+        ]
+        return f"a section with {', '.join(required)}" if required else "a section with keys of its own"
+    return _phrase(field.annotation, field.metadata)
+
+
+def _phrase(annotation: object, rules: Sequence[object] = ()) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _phrase(arguments[0], arguments[1].metadata)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_phrase(member) for member in arguments)
+    if origin is Literal:
+        return " or ".join(json.dumps(choice) for choice in arguments)
+    if origin is dict:
+        return "a section with names and values"
+    bounds = " and ".join(_bounds(rules))
+    return f"{_KINDS[annotation]} {bounds}".rstrip()  # type: ignore[index]
+
+
+def _bounds(rules: Sequence[object]) -> Iterator[str]:
+    for rule in rules:
+        match rule:
+            case annotated_types.Ge(ge=limit):
+                yield f"of at least {limit}"
+            case annotated_types.Gt(gt=limit):
+                yield f"above {limit}"
+            case annotated_types.Le(le=limit):
+                yield f"at most {limit}"
+            case annotated_types.MinLen():
+                yield "of at least one character"

@@ -1,0 +1,160 @@
+"""All views of a run, or of several side by side, as one HTML file: for a mail, a ticket, an archive.
+
+    views ─► blocks ─┬─ tables ─► escaped text ───────────────────────┐
+                     └─ charts ─► JSON in <script type=application/json> ├─► one self-contained file
+    plotly.min.js, style.css, starter ────────────────────────────────┘
+
+Only the two scripts whose hashes are in the file's policy can run, and nothing is fetched: `default-src 'none'`. Text
+from a store stays text, in the page and in its JSON.
+"""
+
+import base64
+import hashlib
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+
+from plotly.offline import get_plotlyjs
+
+from dashboard.read.model import RunData, RunInfo
+from dashboard.views.blocks import Block, Chart, Rows, View
+from millrace.errors import InputError
+
+_STYLE = Path(__file__).parents[1] / "assets" / "style.css"
+_STARTER = """
+for (const json of document.querySelectorAll('script[type="application/json"]')) {
+  const figure = JSON.parse(json.textContent);
+  Plotly.newPlot(json.dataset.chart, figure.data, figure.layout, {displaylogo: false, responsive: true});
+}
+"""
+_OWN_STYLE = """
+.chart { min-height: 380px; }
+main > section { margin-bottom: 40px; }
+@media print { .block { break-inside: avoid; } .table { max-height: none; } }
+"""
+
+
+def export(runs: Sequence[RunData], views: Sequence[View], path: Path) -> None:
+    """Write `views` of `runs`, at least one, to the file `path`, replacing it atomically.
+
+    Raises InputError if it can't be written.
+    """
+    if path.is_dir():
+        raise InputError(f"{path}: a folder; expected the name of a file to write")
+    data = page(runs, views, datetime.now(UTC)).encode()
+    written = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        try:
+            written.write_bytes(data)
+            written.replace(path)
+        finally:
+            written.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: can't be written: {error.strerror or error}") from error
+
+
+def page(runs: Sequence[RunData], views: Sequence[View], made: datetime) -> str:
+    """The file's text; `made` is its time of creation, with a time zone."""
+    title = f"Millrace: {', '.join(run.info.run_id for run in runs)}"
+    plotly = get_plotlyjs()
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_policy(plotly, _STARTER)}">',
+            '<meta name="viewport" content="width=device-width">\n<meta name="color-scheme" content="light dark">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{_STYLE.read_text()}{_OWN_STYLE}</style>",
+            "</head>\n<body>",
+            *_header(runs, views, title, made),
+            "<main>",
+            *(part for view in views for part in _view(view, runs)),
+            f"</main>\n<script>{plotly}</script>\n<script>{_STARTER}</script>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _policy(*scripts: str) -> str:
+    """The content policy of the file: these scripts, and pictures that Plotly creates for download."""
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
+    )
+    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def _header(runs: Sequence[RunData], views: Sequence[View], title: str, made: datetime) -> Iterator[str]:
+    yield f"<header>\n<h1>{escape(title)}</h1>"
+    yield f'<p class="sentence">Written {made:%Y-%m-%d %H:%M:%S %Z}; it does not update.</p>'
+    header = ("run", "state", "steps", "starts", "mode", "staleness bound", "weights by", "started", "as of", "at")
+    facts = [_facts(run) for run in runs]
+    yield f'<div class="table">{_table(Rows(header=header, rows=facts))}</div>'
+    problems = [f"{run.info.run_id}: {problem}" for run in runs for problem in run.problems]
+    if problems:
+        yield '<div class="problems" role="alert">'
+        yield from (f"<p>{escape(problem)}</p>" for problem in problems)
+        yield "</div>"
+    links = "\n".join(f'<a href="#{escape(view.name)}">{escape(view.title)}</a>' for view in views)
+    yield f"<nav>\n{links}\n</nav>\n</header>"
+
+
+def _facts(run: RunData) -> Sequence[str]:
+    facts: RunInfo = run.info
+    status, newest = run.status or {}, facts.attempts[-1]
+    return (
+        facts.run_id,
+        str(status.get("state", "not known")),
+        f"{status['steps']:,} of {status['max_steps']:,}" if status else "not known",
+        str(len(facts.attempts)),
+        newest.mode,
+        f"{newest.max_staleness} versions",
+        newest.transport,
+        _moment(facts.attempts[0].t_started),
+        _moment(run.t),
+        facts.url,
+    )
+
+
+def _moment(t: float) -> str:
+    return f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M:%S %Z}"
+
+
+def _view(view: View, runs: Sequence[RunData]) -> Iterator[str]:
+    yield f'<section id="{escape(view.name)}">\n<h1>{escape(view.title)}</h1>'
+    yield f'<p class="sentence">{escape(view.sentence)}</p>\n<div class="grid">'
+    for block in view.blocks:
+        yield _block(block, runs)
+    yield "</div>\n</section>"
+
+
+def _block(block: Block, runs: Sequence[RunData]) -> str:
+    if isinstance(block, Chart):
+        chart = f"chart-{escape(block.id)}"
+        json = _inside_script(block.build(runs).to_json())
+        inside = (
+            f'<div class="chart" id="{chart}"></div>\n'
+            f'<script type="application/json" data-chart="{chart}">{json}</script>'
+        )
+    else:
+        inside = f'<div class="table">{_table(block.build(runs))}</div>'
+    return (
+        f'<section class="block{" wide" if block.wide else ""}">\n<h2>{escape(block.title)}</h2>\n'
+        f'<p class="sentence">{escape(block.sentence)}</p>\n{inside}\n</section>'
+    )
+
+
+def _table(rows: Rows) -> str:
+    parts = []
+    if rows.verdict is not None:
+        parts.append(f'<p class="verdict {escape(rows.verdict)}">{escape(rows.verdict)}</p>')
+    if rows.note:
+        parts.append(f'<p class="note">{escape(rows.note)}</p>')
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in rows.header)
+    body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows.rows)
+    parts.append(f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>")
+    return "\n".join(parts)
+
+
+def _inside_script(json: str) -> str:
+    """The same JSON, with the characters escaped that could end the surrounding script or begin a comment."""
+    return json.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

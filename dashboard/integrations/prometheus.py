@@ -1,0 +1,175 @@
+"""The main series of the runs, as Prometheus scrapes them; each with the label `run`.
+
+    Runs.overview ─► every run                       progress, reward, staleness and its bound
+    RunReader.look ─► the most recently active runs  rollouts, tokens, time, queues, ledger, status ages, training
+
+Unknown values are absent, so that a graph shows a gap and not a zero.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from dashboard.queries.series import metric
+from dashboard.read.model import RunData
+from dashboard.read.runs import OverviewRow, Runs
+from millrace.errors import MillraceError
+from millrace.runs.status import STAGES
+from millrace.runtime.messages import STOPPED
+from storage.errors import StorageError
+
+MOST_DETAILED = 4
+"""Runs with all series; each keeps its consumed rows in memory."""
+STATES = ("running", "finished", "stopped")
+
+Sample = tuple[str, tuple[str, ...], Any]
+"""Name of the family, values of its labels after `run`, and the number; None if unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A series; a unit is the last word of its name."""
+
+    doc: str
+    labels: tuple[str, ...] = ()
+    """After `run`."""
+    counts: bool = False
+    """A counter: it grows, except when a run is rolled back to a checkpoint. Its samples' names end in `_total`."""
+    newest_of: tuple[str, str] | None = None
+    """Stage replica and name of the metric whose newest value it is."""
+
+
+def _newest(metric: str, doc: str, replica: str = "train-0") -> Family:
+    return Family(doc=doc, newest_of=(replica, metric))
+
+
+FAMILIES: Mapping[str, Family] = {
+    # Of every run.
+    "millrace_run_state": Family(doc="1 for the state that the run is in", labels=("state",)),
+    "millrace_problems": Family(doc="number of sentences on what of the run can't be read"),
+    "millrace_policy_version": Family(doc="optimizer steps done: the trainer's policy version"),
+    "millrace_policy_version_target": Family(doc="policy version at which the run is complete"),
+    "millrace_reward_mean": Family(doc="mean reward of the last step's trajectories"),
+    "millrace_staleness_mean": Family(doc="mean staleness of all trained rollouts, policy versions"),
+    "millrace_staleness_max": Family(doc="largest staleness of all trained rollouts, policy versions"),
+    "millrace_staleness_bound": Family(doc="largest staleness allowed, policy versions"),
+    # Of the most recently active runs.
+    "millrace_evaluation_accuracy": Family(doc="held-out accuracy of the newest version evaluated, 0 to 1"),
+    "millrace_rollouts": Family(doc="rollouts the trainer took, by outcome", labels=("outcome",), counts=True),
+    "millrace_generated_rollouts": Family(doc="rollouts committed by the generators", counts=True),
+    "millrace_buffered_rollouts": Family(doc="rollouts scored and not yet taken by the trainer"),
+    "millrace_in_flight_rollouts": Family(doc="rollouts committed and not yet scored"),
+    "millrace_tokens": Family(doc="response tokens a stage has processed", labels=("stage",), counts=True),
+    "millrace_stage_seconds": Family(
+        doc="time of a stage's replicas together, busy or idle", labels=("stage", "kind"), counts=True
+    ),
+    "millrace_ledger_balanced": Family(doc="1 if every rollout is accounted for; 0 if not, or if unknown"),
+    "millrace_last_status_seconds": Family(
+        doc="age of the status of a stage's process; absent once it has stopped",
+        labels=("stage", "replica"),
+    ),
+    "millrace_push_seconds": _newest("push_seconds", "until all generators had the last version", "sync_weights-0"),
+    "millrace_generator_pause_seconds": _newest(
+        "generator_pause_seconds_max", "longest pause of a generator for the last policy version", "sync_weights-0"
+    ),
+    "millrace_step_staleness_mean": _newest("staleness_mean", "mean staleness of the last step, policy versions"),
+    "millrace_step_staleness_max": _newest("staleness_max", "largest staleness of the last step, policy versions"),
+    "millrace_response_length_mean_tokens": _newest("response_length_mean_tokens", "mean length of the last step"),
+    "millrace_loss": _newest("loss", "loss of the last step"),
+    "millrace_entropy": _newest("entropy", "entropy of the policy at the last step, nats per token"),
+    "millrace_gradient_norm": _newest("grad_norm", "norm of the last step's gradient, before clipping"),
+    "millrace_clip_fraction": _newest("clip_fraction", "clipped share of the last step's tokens, 0 to 1"),
+    "millrace_effective_sample_size": _newest("effective_sample_size", "effective share of the last step's tokens"),
+    "millrace_mismatch_kl": _newest("mismatch_kl", "KL of rollout and trainer policy, nats per token"),
+    "millrace_importance_ratio_p95": _newest("importance_ratio_p95", "p95 of the last step's ratios"),
+}  # fmt: skip
+
+
+def exposition(runs: Runs) -> bytes:
+    """The text that Prometheus scrapes, format 0.0.4. Counts the problems in reading a run."""
+    rows = runs.overview()
+    found: list[RunData] = []
+    unread: set[str] = set()
+    # The most recently active first.
+    for row in sorted(rows, key=lambda row: min(row.ages.values(), default=float("inf")))[:MOST_DETAILED]:
+        try:
+            if row.problem is None:
+                found.append(runs.reader(row.run_id).look())
+        except (MillraceError, StorageError, KeyError):
+            # KeyError: the run was removed just now.
+            unread.add(row.run_id)
+    return expose(rows, found, unread)
+
+
+def expose(rows: Sequence[OverviewRow], found: Sequence[RunData], unread: Collection[str] = ()) -> bytes:
+    """The same from data already read; `unread` are the runs whose details could not be read at all."""
+    registry = CollectorRegistry()
+    registry.register(_Families(rows, found, unread))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    def __init__(self, rows: Sequence[OverviewRow], found: Sequence[RunData], unread: Collection[str]) -> None:
+        problems = {run.info.run_id: len(run.problems) for run in found} | dict.fromkeys(unread, 1)
+        self._samples = [(row.run_id, _of_row(row, problems.get(row.run_id, 0))) for row in rows]
+        self._samples += [(run.info.run_id, _of_run(run)) for run in found]
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, also those without samples, so that a board can be set up before the first run."""
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+            name: (CounterMetricFamily if family.counts else GaugeMetricFamily)(
+                name, family.doc, labels=("run", *family.labels)
+            )
+            for name, family in FAMILIES.items()
+        }
+        for run_id, samples in self._samples:
+            for name, labels, value in samples:
+                if value is not None:
+                    families[name].add_metric((run_id, *labels), float(value))
+        yield from families.values()
+
+
+def _of_row(row: OverviewRow, problems: int) -> Iterator[Sample]:
+    yield "millrace_problems", (), problems + (row.problem is not None)
+    if row.problem is None:
+        yield from (("millrace_run_state", (state,), row.state == state) for state in STATES)
+    yield "millrace_policy_version", (), row.policy_version
+    yield "millrace_policy_version_target", (), row.max_steps
+    yield "millrace_reward_mean", (), row.reward_mean
+    yield "millrace_staleness_mean", (), row.staleness_mean
+    yield "millrace_staleness_max", (), row.staleness_max
+    yield "millrace_staleness_bound", (), row.max_staleness
+
+
+def _of_run(run: RunData) -> Iterator[Sample]:
+    yield "millrace_ledger_balanced", (), run.status is not None
+    if run.status is not None:
+        yield from _of_status(run.status)
+    accuracy = run.evaluations["accuracy"]
+    yield "millrace_evaluation_accuracy", (), accuracy[-1] if len(accuracy) else None
+    for name, status in run.stage_status.items():
+        stage, _, replica = name.rpartition("-")
+        if stage in STAGES and status["doing"] != STOPPED:
+            yield "millrace_last_status_seconds", (stage, replica), max(0.0, run.t - status["t"])
+    for name, family in FAMILIES.items():
+        if family.newest_of is not None:
+            values = metric(run, *family.newest_of)["value"]
+            yield name, (), values[-1] if len(values) else None
+
+
+def _of_status(status: Mapping[str, Any]) -> Iterator[Sample]:
+    ledger = status["ledger"]
+    yield "millrace_generated_rollouts", (), ledger["generated"]["rollouts"]
+    yield "millrace_buffered_rollouts", (), ledger["buffered"]["rollouts"]
+    yield "millrace_in_flight_rollouts", (), ledger["in_flight"]["rollouts"]
+    yield "millrace_rollouts", ("trained",), ledger["trained"]["rollouts"]
+    yield from (("millrace_rollouts", (why,), amount["rollouts"]) for why, amount in ledger["dropped"].items())
+    yield from (("millrace_tokens", (stage,), tokens) for stage, tokens in status["tokens"].items())
+    for name, seconds in status["seconds"].items():
+        kind = "idle" if name.startswith("idle_") else "busy"
+        stage = name.removeprefix("idle_")
+        yield "millrace_stage_seconds", ("sync_weights" if stage == "sync" else stage, kind), seconds

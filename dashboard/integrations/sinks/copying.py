@@ -1,0 +1,142 @@
+"""Copies the trainer's metrics and the evaluations of a run into a sink, each time only what is new.
+
+    ║ metrics/train-0 ║ ─► points, one per step ─────┐
+                          (tells of rollbacks)       ├─► sink ─► MirrorState
+    evaluations/*.json ─► points, one per version ───┘
+
+MirrorState is saved after the points it counts are written: a mirror that is killed in between writes some points twice
+and omits none. Time metrics (`time/…`, `total/…`) are not copied, because they do not belong to policy versions.
+"""
+
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from dashboard.integrations.sinks.sink import Point, Sink, read_state
+from millrace.evaluation.results import ResultsReader
+from millrace.rollouts.lineage import Survivors
+from millrace.runs.history import TIME_METRICS
+from millrace.runs.record import latest_attempt, read_run
+from storage import layout
+from storage.schema import METRIC
+from storage.stores.base import Store
+from storage.streams.log import LogCursor
+from storage.streams.stream import StreamReader, UnreadablePart
+
+_PARTS_PER_BATCH = 256
+
+
+class Mirror:
+    """Copies one run into one sink, again and again. Raises InputError and RunMissing."""
+
+    def __init__(self, store: Store, sink: Sink) -> None:
+        self.sink = sink
+        self.points = 0
+        """Written since this mirror was created."""
+        self._store = store
+        self._results = ResultsReader(store)
+        self._opened = False
+        self._state = read_state(sink.state_file, read_run(store))
+        cursor = LogCursor.from_json(self._state.cursor) if self._state.cursor else None
+        self._reader = StreamReader(store, layout.metrics("train", 0), METRIC, cursor)
+
+    def copy(self) -> None:
+        """Write everything that was committed since the last call. Raises StreamCorrupt for a damaged record."""
+        # Read before the metrics, so that all steps up to an evaluation's version are written first.
+        evaluations = self._evaluations()
+        while points := self._next_points():
+            self._write_trained(points)
+            self._save_state()
+        if self._new(evaluations):
+            self._open()
+            # Again: opening a sink may have removed some from the state.
+            new = self._new(evaluations)
+            self._write(new)
+            self._state.evaluations.update({str(point.policy_version): point.t for point in new})
+            self._save_state()
+
+    def close(self) -> None:
+        if self._opened:
+            self.sink.close()
+
+    def _new(self, evaluations: Sequence[Point]) -> list[Point]:
+        written = self._state.evaluations
+        return [point for point in evaluations if written.get(str(point.policy_version)) != point.t]
+
+    def _open(self) -> None:
+        """Opens the sink just before the first write: W&B would create a folder on each start."""
+        if not self._opened:
+            self.sink.open(read_run(self._store), latest_attempt(self._store).config, self._state)
+            self._opened = True
+
+    def _next_points(self) -> list[Point]:
+        """The trainer's points of the next parts, in order; empty at the end of the stream."""
+        points: list[Point] = []
+        parts = 0
+        for part in self._reader.each():
+            if isinstance(part, UnreadablePart):
+                print(f"millrace: left out: {part.error}", file=sys.stderr)
+                continue
+            new = _points(part.table.to_pylist())
+            points += new
+            # Parts without points do not count: the batch would look like the end of the stream.
+            parts += bool(new)
+            if parts == _PARTS_PER_BATCH:
+                break
+        return points
+
+    def _evaluations(self) -> list[Point]:
+        points = [
+            Point(
+                policy_version=result["policy_version"],
+                incarnation=-1,
+                t=result["t"],
+                values={"evaluation/accuracy": result["accuracy"]},
+            )
+            for result in self._results.read()
+        ]
+        for error in self._results.damaged:
+            print(f"millrace: left out: {error}", file=sys.stderr)
+        return points
+
+    def _write_trained(self, points: Sequence[Point]) -> None:
+        """Write points. Before versions that a newer incarnation repeats, tell the sink of the rollback."""
+        self._open()
+        state = self._state
+        survivors = Survivors({state.incarnation: state.newest})
+        pending: list[Point] = []
+        for point in points:
+            if survivors.see(point.incarnation, point.policy_version, point.policy_version):
+                self._write(pending)
+                pending = []
+                self.sink.roll_back(point.policy_version, state)
+                state.forget_evaluations(point.policy_version)
+            state.incarnation, state.newest = point.incarnation, survivors.newest[point.incarnation]
+            pending.append(point)
+        self._write(pending)
+
+    def _write(self, points: Sequence[Point]) -> None:
+        if points:
+            self.sink.write(points, self._state)
+            self.points += len(points)
+
+    def _save_state(self) -> None:
+        self.sink.flush()
+        self._state.cursor = self._reader.cursor.to_json()
+        self._state.save(self.sink.state_file)
+
+
+def _points(rows: Sequence[dict[str, Any]]) -> list[Point]:
+    """One point for adjacent rows of the same version."""
+    kept = [row for row in rows if not row["name"].startswith(TIME_METRICS)]
+    groups = groupby(kept, lambda row: (row["incarnation"], row["policy_version"]))
+    return [
+        Point(
+            policy_version=version,
+            incarnation=incarnation,
+            t=of_version[-1]["t"],
+            values={f"train/{row['name']}": row["value"] for row in of_version},
+        )
+        for (incarnation, version), of_version in ((key, list(group)) for key, group in groups)
+    ]

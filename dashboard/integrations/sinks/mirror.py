@@ -1,0 +1,74 @@
+"""`millrace mirror`: copies the trainer's metrics of a run to the tools a team already uses.
+
+run ─► Mirror ─► TensorBoard's event files, under FOLDER/RUN_ID
+    └► Mirror ─► a run of Weights & Biases                           each with a state of its own
+"""
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dashboard.integrations.sinks.copying import Mirror
+    from dashboard.integrations.sinks.sink import Sink
+    from storage.stores.base import Store
+
+_FOLLOW_SECONDS = 1.0
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    mirror = commands.add_parser("mirror", help="copy a run's metrics into TensorBoard or Weights & Biases")
+    mirror.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
+    mirror.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="write event files to FOLDER/RUN_ID")
+    mirror.add_argument(
+        "--wandb", metavar="PROJECT", help="write a run of this project; offline, unless WANDB_MODE says otherwise"
+    )
+    mirror.add_argument("--follow", action="store_true", help="go on until the run has ended, or Ctrl-C")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code. Raises InputError and StorageError."""
+    from dashboard.integrations.sinks.copying import Mirror
+    from millrace.errors import InputError
+    from millrace.runs.record import read_run
+    from storage.stores.factory import open_store
+
+    if arguments.tensorboard is None and arguments.wandb is None:
+        raise InputError("mirror needs a place to copy to: add --tensorboard FOLDER, --wandb PROJECT, or both")
+    store = open_store(arguments.run_url)
+    record = read_run(store)
+    with ExitStack() as opened:
+        mirrors = [opened.enter_context(closing(Mirror(store, sink))) for sink in _sinks(arguments, record["run_id"])]
+        # Ctrl-C ends --follow.
+        with suppress(KeyboardInterrupt):
+            while not _copy_all(store, mirrors) and arguments.follow:
+                time.sleep(_FOLLOW_SECONDS)
+    for mirror in mirrors:
+        print(f"{record['run_id']}: {mirror.points} new points ─► {mirror.sink.name}")
+    return 0
+
+
+def _copy_all(store: "Store", mirrors: "Sequence[Mirror]") -> bool:
+    """Copies what is new into each; returns whether the run had ended, so that everything is copied."""
+    from millrace.runs.record import how_attempt_ended, latest_attempt
+
+    # Before copying, so that everything written until the end is copied.
+    ended = how_attempt_ended(store, latest_attempt(store).number) is not None
+    for mirror in mirrors:
+        mirror.copy()
+    return ended
+
+
+def _sinks(arguments: argparse.Namespace, run_id: str) -> "Iterator[Sink]":
+    """Imports each only if requested: both packages are optional."""
+    if arguments.tensorboard is not None:
+        from dashboard.integrations.sinks.tensorboard import TensorBoard
+
+        yield TensorBoard(arguments.tensorboard / run_id)
+    if arguments.wandb is not None:
+        from dashboard.integrations.sinks.wandb import WeightsAndBiases
+
+        yield WeightsAndBiases(arguments.wandb, run_id)

@@ -1,0 +1,72 @@
+"""Event files for TensorBoard: `FOLDER/RUN_ID/events.out.tfevents.…`, one per start of the mirror, by tensorboardX.
+
+    first start     v1 ─ v2 ─ v3 ✗ killed; state saved up to v2
+    second start    purge from v3 on ─ v3 ─ v4 ─ …             TensorBoard hides what the first one wrote after v2,
+    rolled back     purge from v2 on ─ v2' ─ v3' ─ …           and the versions that a restarted trainer repeated
+
+A purge is `purge_step` of TensorBoard's own writer: the points stay in their file and are not shown.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dashboard.integrations.sinks.sink import MirrorState, Point
+from millrace.errors import InputError
+
+try:
+    # Not SummaryWriter: its flush does not wait for its writer thread.
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.proto.summary_pb2 import Summary
+except ImportError as error:
+    raise InputError("--tensorboard needs the package tensorboardX: pip install tensorboardX") from error
+
+
+class TensorBoard:
+    """Writes event files into `folder`, and its state to `folder/millrace.json`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = f"TensorBoard, {folder}"
+        self.state_file = folder / "millrace.json"
+        self._folder = folder
+        self._events: EventsWriter
+
+    def open(self, run: Mapping[str, Any], config: Mapping[str, Any], state: MirrorState) -> None:
+        """Begin a file that follows what `state` counts. Raises InputError if the folder can't be written."""
+        if state.opened == 0:
+            self._begin(state)
+        else:
+            self._begin(state, purge_from=state.newest + 1)
+            state.forget_evaluations(state.newest + 1)
+
+    def write(self, points: Sequence[Point], state: MirrorState) -> None:
+        for point in points:
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+            self._events.write_event(Event(wall_time=point.t, step=point.policy_version, summary=Summary(value=values)))
+        state.rows += len(points)
+
+    def roll_back(self, policy_version: int, state: MirrorState) -> None:
+        """Begin another file, which hides the points of `policy_version` and later."""
+        self._events.close()
+        self._begin(state, purge_from=policy_version)
+
+    def flush(self) -> None:
+        self._events.flush()
+
+    def close(self) -> None:
+        self._events.close()
+
+    def _begin(self, state: MirrorState, purge_from: int | None = None) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # TensorBoard reads files in the order of their names, which begin with their creation time in seconds.
+            self._events = EventsWriter(str(self._folder / "events"), f".{state.opened:06d}")
+            state.opened += 1
+            # Saved before anything is in the file, so that its name is not used twice.
+            state.save(self.state_file)
+        except OSError as error:
+            raise InputError(f"--tensorboard: can't write to {self._folder}: {error.strerror or error}") from error
+        if purge_from is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._events.write_event(Event(step=purge_from, session_log=start))

@@ -1,0 +1,238 @@
+"""The page to search for groups and to show one in full.
+
+address ?group=… ──────────┐
+fields + "Search" ─► query ┴─► find, over RunData.consumed ─► a table, 25 groups at a time
+                     │         (text: prompts of the newest groups found, read from the store)
+                     └► address, so that a link shows the same
+?open=<generator>.<row> ─────► GroupReader ─► the group
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash.development.base_component import Component
+
+from dashboard.pages.draw import grid, problem_box
+from dashboard.pages.group import view
+from dashboard.read.groups import MAX_TEXT_PARTS, GroupReader
+from dashboard.read.model import RunData
+from dashboard.read.runs import Runs
+from dashboard.read.search import (
+    MAX_CHARACTERS,
+    MAX_TEXT_GROUPS,
+    PAGE_SIZE,
+    Found,
+    Query,
+    address,
+    find,
+    from_address,
+    newest_starts,
+    parse,
+    typed,
+    with_text,
+)
+from dashboard.read.tokens import TokenTexts, read_tokens, visible
+from millrace.errors import InputError, MillraceError
+from storage.errors import StorageError
+from storage.stores.factory import open_store
+
+_FIELDS = {
+    "group": ("group id", "123", 8),
+    "text": ("prompt's name or text", "43+31", 18),
+    "generator": ("generator", "0", 5),
+    "outcome": ("outcome", "trained, stale …", 11),
+    "version": ("taken for version", "7, 7..9, 7.. or ..9", 12),
+    "staleness": ("staleness, versions", "2..", 8),
+    "reward": ("reward", "0.5..1", 8),
+}
+"""Field → its label, what may be typed, and its width in em."""
+_ORDERS = {"newest": "newest first", "highest": "highest mean reward", "lowest": "lowest mean reward"}
+_KEPT = 4
+"""Readers of the most recently used runs; each keeps a few parts in memory."""
+_PROMPT_CHARACTERS = 80
+_LIST_PIXELS = {False: 520, True: 240}
+"""Maximum height of the list of groups: alone, and above an open group."""
+
+
+def layout(run_id: str) -> Component:
+    """The page of one run; the query is in the address."""
+    fields = [
+        html.Label(
+            [
+                html.Span(label, className="name"),
+                dcc.Input(
+                    id=_id(name), type="text", placeholder=hint, maxLength=MAX_CHARACTERS, style={"width": f"{width}em"}
+                ),
+            ],
+            className="field",
+        )
+        for name, (label, hint, width) in _FIELDS.items()
+    ]
+    order = dcc.RadioItems(id=_id("order"), options=_ORDERS, value="newest", inline=True)
+    sentence = (
+        "Groups of responses to one prompt, as the trainer took them. A group is found if any response matches. "
+        f"A text is searched in the prompts of the newest {MAX_TEXT_GROUPS:,} groups that match the rest, in at most "
+        f"{MAX_TEXT_PARTS} parts. The address contains the query: copy it to share this page."
+    )
+    return html.Div(
+        [
+            dcc.Location(id=_id("address"), refresh=False),
+            dcc.Store(id=_id("run"), data=run_id),
+            html.P(sentence, className="sentence"),
+            html.Div(fields, className="row"),
+            html.Div([html.Button("Search", id=_id("search"), className="button"), order], className="row"),
+            html.Div(id=_id("found")),
+            html.Div(id=_id("open")),
+        ],
+        className="column",
+    )
+
+
+def register(app: Dash, runs: Runs) -> None:
+    """Adds the callback that answers a query."""
+    readers = GroupReaders()
+    names = (*_FIELDS, "order")
+
+    @app.callback(
+        output={
+            "search": Output(_id("address"), "search"),
+            "found": Output(_id("found"), "children"),
+            "group": Output(_id("open"), "children"),
+            "words": {name: Output(_id(name), "value") for name in names},
+        },
+        inputs={
+            "search": Input(_id("address"), "search"),
+            "asked": [Input(_id("search"), "n_clicks"), *(Input(_id(name), "n_submit") for name in _FIELDS)],
+        },
+        state={"run_id": State(_id("run"), "data"), "words": {name: State(_id(name), "value") for name in names}},
+    )
+    def show(search: str | None, asked: Any, run_id: str, words: Mapping[str, str | None]) -> dict[str, Any]:
+        here: Any = no_update
+        values: dict[str, Any] = dict.fromkeys(names, no_update)
+        try:
+            if ctx.triggered_id in (None, _id("address")):
+                query = from_address(search or "")
+                shown = {"order": "newest", **typed(query)}
+                values = {name: shown.get(name, "") for name in names}
+            else:
+                query = parse({name: word or "" for name, word in words.items()})
+                here = address(query)
+            found, group = answer(runs, readers, run_id, query)
+        except (StorageError, MillraceError, OSError) as error:
+            found, group = problem_box([visible(str(error))]), None
+        return {"search": here, "found": found, "group": group, "words": values}
+
+
+class GroupReaders:
+    """The readers of the most recently used runs; thread-safe."""
+
+    def __init__(self) -> None:
+        self._readers: dict[tuple[str, float], tuple[GroupReader, TokenTexts]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, run: RunData) -> tuple[GroupReader, TokenTexts]:
+        """The readers of a run's groups and tokens."""
+        # The start time too: another run may replace a deleted one at its URL.
+        key = run.info.url, run.info.attempts[0].t_started
+        with self._lock:
+            found = self._readers.pop(key, None)
+            if found is None:
+                store = open_store(run.info.url)
+                found = GroupReader(store, run.info.config), read_tokens(store, run.info.config)
+            self._readers[key] = found
+            while len(self._readers) > _KEPT:
+                self._readers.pop(next(iter(self._readers)))
+            return found
+
+
+def answer(runs: Runs, readers: GroupReaders, run_id: str, query: Query) -> tuple[Component, Component | None]:
+    """The groups found, and the open one. Raises InputError and what reading the run raises."""
+    try:
+        run = runs.reader(run_id).look()
+    except KeyError as error:
+        raise InputError(f"there is no run {run_id!r} here") from error
+    reader, texts = readers.of(run)
+    found = find(run.consumed, run.outcomes, query)
+    note = ""
+    if query.text:
+        prompts = _prompts(run, reader, texts, newest_starts(found))
+        note = f" The prompts of {len(prompts):,} of {len(found.starts):,} groups were searched."
+        found = with_text(found, query.text, prompts)
+    row = query.open or _default_row(run, reader, found, query)
+    group = None if row is None else view(reader.read(run, *row), texts)
+    prompts = _prompts(run, reader, texts, [start for start, _ in found.page(query.page)])
+    return _table(run, prompts, found, query, note, pixels=_LIST_PIXELS[group is not None]), group
+
+
+def _prompts(run: RunData, reader: GroupReader, texts: TokenTexts, starts: Sequence[int]) -> dict[int, str]:
+    """Name and text of the prompt, by a group's first index in `consumed`; leaves out those that can't be read."""
+    rows = {start: _row(run, start) for start in starts}
+    read = reader.prompts(list(rows.values()))
+    prompts = {start: read[row] for start, row in rows.items() if row in read}
+    return {start: f"{name}  {texts.text(ids)}" for start, (name, ids) in prompts.items()}
+
+
+def _default_row(run: RunData, reader: GroupReader, found: Found, query: Query) -> tuple[int, int] | None:
+    """A row of the group to open by default: the only one found, or the requested one if it was not taken yet."""
+    if len(found.starts) == 1:
+        return _row(run, int(found.starts[0]))
+    if len(found.starts) == 0 and query == Query(group=query.group) and query.group is not None:
+        return reader.locate(query.group)
+    return None
+
+
+def _row(run: RunData, index: int) -> tuple[int, int]:
+    """Generator and row_id at an index of `consumed`."""
+    return int(run.consumed["generator"][index]), int(run.consumed["trajectory_row_id"][index])
+
+
+def _table(
+    run: RunData, prompts: Mapping[int, str], found: Found, query: Query, note: str, *, pixels: int
+) -> Component:
+    shown = found.page(query.page)
+    first = query.page * PAGE_SIZE
+    count = "1 group found" if len(found.starts) == 1 else f"{len(found.starts):,} groups found"
+    count += f", {first + 1:,} to {first + len(shown):,} shown." if len(shown) > 1 else "."
+    pages = [
+        dcc.Link(label, href=address(replace(query, page=query.page + step, open=None)), className="button")
+        for label, step, there in (
+            ("previous", -1, query.page > 0),
+            ("next", 1, first + PAGE_SIZE < len(found.starts)),
+        )
+        if there
+    ]
+    header = ("group", "prompt", "generator", "for version", "outcomes", "mean reward", "staleness", "mean tokens")
+    rows = [html.Tr([html.Td(cell) for cell in _cells(run, span, query, prompts)]) for span in shown]
+    parts: list[Component] = [html.P(count + note, className="note")]
+    parts += [html.Div(grid(header, rows), className="table", style={"maxHeight": f"{pixels}px"})] if rows else []
+    parts += [html.Div(pages, className="row")] if pages else []
+    return html.Section(parts, className="block wide column")
+
+
+def _cells(run: RunData, span: tuple[int, int], query: Query, prompts: Mapping[int, str]) -> list[Any]:
+    first, end = span
+    rows = {name: column[first:end] for name, column in run.consumed.items()}
+    codes, counts = np.unique(rows["outcome"], return_counts=True)
+    group_id, rewards = int(rows["group_id"][0]), rows["reward"][np.isfinite(rows["reward"])]
+    prompt = visible(prompts.get(first, ""))
+    return [
+        dcc.Link(
+            str(group_id) if group_id >= 0 else "can't be read",
+            href=address(replace(query, open=_row(run, first))),
+        ),
+        prompt if len(prompt) <= _PROMPT_CHARACTERS else f"{prompt[:_PROMPT_CHARACTERS]}…",
+        str(rows["generator"][0]),
+        str(rows["policy_version"][0]),
+        ", ".join(f"{n} {visible(run.outcomes[code])}" for code, n in zip(codes, counts, strict=True)),
+        f"{rewards.mean():.3g}" if len(rewards) else "none",
+        str(rows["staleness"].max()),
+        f"{rows['tokens'].mean():.3g}",
+    ]
+
+
+def _id(name: str) -> str:
+    return f"trajectories-{name}"

@@ -1,0 +1,235 @@
+"""Single groups, read from the store on demand, with everything stored of each response.
+
+RunData.consumed ─► (generator, row_id) ─► index of the stream's records ─► one part ─► the group's rows
+                                           ║ trajectories/<g> ║   part k
+                                           ║ scores/…/<s>-of-S ║  part k div S of scorer k mod S
+                                           ║ trainer_logprobs ║   the parts of its step
+
+What can't be read becomes a sentence; the rest is still shown.
+"""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dashboard.read.model import RunData
+from dashboard.read.parts import PartReader
+from millrace.errors import InputError
+from millrace.rollouts.consumed import TRAINED
+from storage import layout
+from storage.schema import SCORE, TRAINER_LOGPROBS, TRAJECTORY
+from storage.stores.base import Store
+
+MAX_TEXT_PARTS = 256
+"""Parts read at most for one text search over prompts."""
+_LARGEST_LOG_RATIO = 50.0
+
+Row = Mapping[str, Any]
+"""By column name, as `storage.schema` documents it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Response:
+    """One trajectory with its row in each stream; None if a stream has no row of it, or the row can't be read."""
+
+    row_id: int
+    trajectory: Row | None
+    score: Row | None
+    consumed: Row | None
+    """None until the trainer has taken it."""
+    trainer_logprobs: npt.NDArray[np.float32] | None
+    """[R] of the policy in training, nats; None unless trained."""
+
+    @property
+    def importance_ratios(self) -> npt.NDArray[np.float64] | None:
+        """[R] π/μ of each token, NaN if it took no part in the loss; None unless both policies' are known."""
+        if self.trajectory is None or self.trainer_logprobs is None:
+            return None
+        rollout = np.asarray(self.trajectory["rollout_logprobs"], np.float64)
+        if len(rollout) != len(self.trainer_logprobs):
+            return None
+        log_ratios = np.clip(self.trainer_logprobs - rollout, -_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
+        return np.where(np.asarray(self.trajectory["loss_mask"]) > 0, np.exp(log_ratios), np.nan)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Group:
+    """The responses to one prompt."""
+
+    generator: int
+    group_id: int
+    """-1 if unknown: its part can't be read."""
+    responses: tuple[Response, ...]
+    """At least one, in the order of their row_ids."""
+    problems: tuple[str, ...]
+    """What could not be read, one sentence each."""
+
+    @property
+    def prompt(self) -> Row | None:
+        """The first trajectory: it holds the prompt, which all of them share."""
+        return self.responses[0].trajectory
+
+
+class GroupReader:
+    """Reads groups of the run in `store`, whose newest attempt has this `config`; thread-safe."""
+
+    def __init__(self, store: Store, config: Mapping[str, Any]) -> None:
+        self._reward: str = config["scoring"]["reward"]
+        self._num_scorers: int = config["scoring"]["replicas"]
+        self._num_generators: int = config["generation"]["replicas"]
+        self._parts = PartReader(store)
+        self._lock = threading.Lock()
+
+    def read(self, run: RunData, generator: int, row: int) -> Group:
+        """The group that contains `row`. Raises InputError if no such row is known."""
+        if generator >= self._num_generators:
+            raise InputError(f"there is no generator {generator}: expected one below {self._num_generators}")
+        with self._lock:
+            problems: list[str] = []
+            consumed = _consumed_rows(run, generator, row)
+            span = self._span(generator, row, problems)
+            if span is None and consumed:
+                span = range(min(consumed), max(consumed) + 1)
+            if span is None:
+                details = "".join(f": {problem}" for problem in problems)
+                raise InputError(f"generator {generator} has no row {row} here{details}")
+            trajectories = self._rows(layout.trajectories(generator), TRAJECTORY, span, problems)
+            scores = self._scores(generator, span, problems)
+            logprobs = self._trainer_logprobs(generator, consumed, problems)
+            responses = tuple(
+                Response(
+                    row_id=row_id,
+                    trajectory=trajectories.get(row_id),
+                    score=scores.get(row_id),
+                    consumed=consumed.get(row_id),
+                    trainer_logprobs=logprobs.get(row_id),
+                )
+                for row_id in span
+            )
+            first = trajectories.get(span[0]) or consumed.get(span[0], {})
+            return Group(
+                generator=generator,
+                group_id=first.get("group_id", -1),
+                responses=responses,
+                problems=tuple(dict.fromkeys(problems)),
+            )
+
+    def locate(self, group_id: int) -> tuple[int, int] | None:
+        """Generator and first row of a group, also before the trainer takes it; None if there is no such group.
+
+        If a group was generated twice, returns the second one. Raises as `read_part`.
+        """
+        with self._lock:
+            generator = group_id % self._num_generators
+            stream = self._parts.index(layout.trajectories(generator), TRAJECTORY, [])
+            for record in reversed(stream.records):
+                before = stream.records[record.part - 1].last_group_id if record.part else -1
+                # Group ids decrease where the generator was rolled back.
+                if record.last_group_id >= group_id and (before < group_id or before > record.last_group_id):
+                    found = np.flatnonzero(self._parts.read(stream, record)["group_id"].to_numpy() == group_id)
+                    if len(found):
+                        return generator, record.first_row_id + int(found[0])
+        return None
+
+    def prompts(
+        self, rows: Sequence[tuple[int, int]], *, max_parts: int = MAX_TEXT_PARTS
+    ) -> dict[tuple[int, int], tuple[str, list[int]]]:
+        """Name and [P] token ids of the prompt of each (generator, row_id), from at most `max_parts` parts.
+
+        Leaves out those in parts that can't be read or exceed `max_parts`.
+        """
+        found: dict[tuple[int, int], tuple[str, list[int]]] = {}
+        tables: dict[tuple[int, int], pa.Table | None] = {}
+        with self._lock:
+            generators = {generator for generator, _ in rows}
+            streams = {g: self._parts.index(layout.trajectories(g), TRAJECTORY, []) for g in generators}
+            for generator, row in rows:
+                if (record := streams[generator].record_of(row)) is None:
+                    continue
+                key = (generator, record.part)
+                if key not in tables and len(tables) < max_parts:
+                    tables[key] = self._parts.try_read(streams[generator], record, [])
+                if (table := tables.get(key)) is not None:
+                    i = row - record.first_row_id
+                    found[generator, row] = table["prompt_id"][i].as_py(), table["prompt_tokens"][i].as_py()
+        return found
+
+    def _span(self, generator: int, row: int, problems: list[str]) -> range | None:
+        """The rows of the group that contains `row`, by its part."""
+        found = self._parts.part_of(layout.trajectories(generator), TRAJECTORY, row, problems)
+        if found is None:
+            return None
+        record, table = found
+        group_ids = table["group_id"].to_numpy()
+        starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))
+        i = bisect_right(starts, row - record.first_row_id) - 1
+        ends = [*starts[1:].tolist(), len(group_ids)]
+        return range(record.first_row_id + int(starts[i]), record.first_row_id + ends[i])
+
+    def _rows(self, path: str, schema: pa.Schema, span: range, problems: list[str]) -> dict[int, Row]:
+        """By row_id; all of `span` are in one part."""
+        found = self._parts.part_of(path, schema, span[0], problems)
+        if found is None:
+            return {}
+        record, table = found
+        rows = table.slice(span[0] - record.first_row_id, len(span)).to_pylist()
+        return {row["row_id"]: row for row in rows}
+
+    def _scores(self, generator: int, span: range, problems: list[str]) -> dict[int, Row]:
+        record = self._parts.index(layout.trajectories(generator), TRAJECTORY, []).record_of(span[0])
+        if record is None:
+            return {}
+        scorer = layout.scorer_of_part(record.part, self._num_scorers)
+        path = layout.scores(self._reward, generator, scorer, self._num_scorers)
+        return self._rows(path, SCORE, span, problems)
+
+    def _trainer_logprobs(
+        self, generator: int, consumed: Mapping[int, Row], problems: list[str]
+    ) -> dict[int, npt.NDArray[np.float32]]:
+        trained = [row_id for row_id, row in consumed.items() if row["outcome"] == TRAINED]
+        if not trained:
+            return {}
+        incarnation, version = (consumed[trained[0]][name] for name in ("incarnation", "policy_version"))
+        stream = self._parts.index(layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS, problems)
+        tables = [self._parts.try_read(stream, record, problems) for record in stream.of_step(incarnation, version)]
+        found: dict[int, npt.NDArray[np.float32]] = {}
+        for table in tables:
+            if table is None:
+                continue
+            mine = (table["generator"].to_numpy() == generator) & (table["policy_version"].to_numpy() == version)
+            mine &= np.isin(table["trajectory_row_id"].to_numpy(), trained)
+            for i in np.flatnonzero(mine).tolist():
+                values = table["trainer_logprobs"][i].values
+                found[table["trajectory_row_id"][i].as_py()] = values.to_numpy(zero_copy_only=False)
+        if len(found) < len(trained) and None not in tables:
+            problems.append(
+                f"{layout.TRAINER_LOGPROBS} has no rows of {len(trained) - len(found)} responses that were trained: "
+                "not committed yet, or trained before this stream existed"
+            )
+        return found
+
+
+def _consumed_rows(run: RunData, generator: int, row: int) -> dict[int, Row]:
+    """Rows of `consumed` by row_id, of all responses of the group that contains `row`; empty if not taken yet."""
+    consumed = run.consumed
+    matches = np.flatnonzero((consumed["generator"] == generator) & (consumed["trajectory_row_id"] == row))
+    if len(matches) == 0:
+        return {}
+    # Rows of a group are adjacent, and sample_index counts from 0.
+    first = int(matches[-1]) - int(consumed["sample_index"][matches[-1]])
+    next_groups = np.flatnonzero(consumed["sample_index"][first + 1 :] == 0)
+    end = first + 1 + int(next_groups[0]) if len(next_groups) else len(consumed["sample_index"])
+    rows = [{name: column[i].item() for name, column in consumed.items()} for i in range(first, end)]
+    return {
+        values["trajectory_row_id"]: {
+            **{name: None if value != value else value for name, value in values.items()},
+            "outcome": run.outcomes[values["outcome"]],
+        }
+        for values in rows
+    }

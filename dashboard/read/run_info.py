@@ -1,0 +1,67 @@
+"""What `run.json` and `attempts/` say of a run's starts. Verified here, because another program wrote them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from dashboard.read.model import AttemptInfo, RunInfo
+from millrace.errors import RunMissing
+from millrace.runs.record import how_attempt_ended, read_attempt, read_run
+from storage import layout
+from storage.errors import NotInStore, StreamCorrupt
+from storage.stores.base import Store
+
+
+def read_run_info(store: Store, known: RunInfo | None = None) -> RunInfo:
+    """A run's info now. With `known`, the info read before, reads only what may have changed.
+
+    Raises RunMissing if there is no run, and StreamCorrupt for a record that Millrace did not write.
+    """
+    run_id = _run_id(store) if known is None else known.run_id
+    config: Any = None if known is None else known.config
+    attempts = [] if known is None else list(known.attempts)
+    while (found := _attempt(store, len(attempts))) is not None:
+        config = found[1]
+        attempts.append(found[0])
+    ended = tuple(a if a.ended else replace(a, ended=how_attempt_ended(store, a.number)) for a in attempts)
+    return RunInfo(run_id=run_id, url=store.url, attempts=ended, config=config)
+
+
+def replicas(config: Any) -> Sequence[tuple[str, int]]:
+    """The stage replicas of a run that write metrics, as (stage, replica)."""
+    return [
+        *(("generate", replica) for replica in range(config["generation"]["replicas"])),
+        *(("score", replica) for replica in range(config["scoring"]["replicas"])),
+        ("train", 0),
+        ("sync_weights", 0),
+    ]
+
+
+def _run_id(store: Store) -> str:
+    try:
+        return str(read_run(store)["run_id"])
+    except RunMissing:
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise StreamCorrupt(layout.RUN, "expected a run's record, a JSON object with its run_id") from error
+
+
+def _attempt(store: Store, number: int) -> tuple[AttemptInfo, Any] | None:
+    """Attempt `number` and its config; None if there is no such attempt yet."""
+    try:
+        attempt = read_attempt(store, number)
+        config = attempt.config
+        return AttemptInfo(
+            number=int(attempt.number),
+            t_started=float(attempt.t_started),
+            first_step=int(attempt.first_step),
+            max_staleness=attempt.max_staleness,
+            mode=str(config["pipeline"]["mode"]),
+            transport=str(config["weights"]["transport"]),
+            ended=None,
+        ), config
+    except NotInStore:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        path = layout.attempt(number) if number else layout.RUN
+        raise StreamCorrupt(path, f"expected the record of an attempt: {error!r}") from error

@@ -1,0 +1,115 @@
+"""Reads a run again and again, each time only what is new.
+
+run.json, attempts/ ──────────────► run info              ┐
+progress/, commit logs ───────────► status                │
+║ consumed ║ ─────────────────────► rows                  ├─► RunData
+║ metrics/<stage>-<r> ║ ──────────► tables by name        │
+evaluations/ ─────────────────────► accuracy by version   │
+anything that can't be read ──────► a sentence            ┘
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dashboard.read.model import Columns, RunData
+from dashboard.read.run_info import read_run_info, replicas
+from dashboard.read.streams import ConsumedRows, MetricRows
+from millrace.errors import MillraceError
+from millrace.evaluation.results import Result, ResultsReader
+from millrace.runs.status import StatusReader
+from storage.errors import StorageError
+from storage.progress import read_progress
+from storage.stores.base import Store
+
+MALFORMED_STATUS = "a stage's status record is not as expected"
+_LOOK_SECONDS = 0.3
+"""Pages that are open side by side share what was read within this time."""
+
+
+class RunReader:
+    """Reads the run in `store`; thread-safe. `clock` is a monotonic clock in seconds.
+
+    The constructor raises RunMissing if there is no run, StreamCorrupt if its record can't be read, and what an
+    unreachable store raises.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._info = read_run_info(store)
+        self._status: StatusReader | None = None
+        self._consumed = ConsumedRows(store)
+        self._metrics = {
+            f"{stage}-{replica}": MetricRows(store, stage, replica) for stage, replica in replicas(self._info.config)
+        }
+        self._evaluations = ResultsReader(store)
+        self._results: Sequence[Result] = ()
+        self._stage_status: Mapping[str, Mapping[str, Any]] = {}
+        self._lock = threading.Lock()
+        self._last: RunData | None = None
+        self._looked = 0.0
+
+    def look(self) -> RunData:
+        """The run now, or as it was at most 0.3 seconds ago. `problems` names what can't be read."""
+        with self._lock:
+            if self._last is None or self._clock() - self._looked >= _LOOK_SECONDS:
+                self._last = self._look()
+                self._looked = self._clock()
+            return self._last
+
+    def _look(self) -> RunData:
+        problems: list[str] = []
+        t = time.time()
+        with _collecting(problems):
+            self._info = read_run_info(self._store, self._info)
+        with _collecting(problems):
+            self._stage_status = read_progress(self._store)
+        status: Mapping[str, Any] | None = None
+        with _collecting(problems):
+            # Created here, not in the constructor: a damaged log is a problem of the status alone.
+            self._status = self._status or StatusReader(self._store)
+            status = self._status.look()
+        streams: list[ConsumedRows | MetricRows] = [self._consumed, *self._metrics.values()]
+        for rows in streams:
+            with _collecting(problems):
+                rows.read_new()
+            problems += rows.tail.problems
+        with _collecting(problems):
+            self._results = self._evaluations.read()
+            problems += map(str, self._evaluations.damaged)
+        return RunData(
+            info=self._info,
+            t=t,
+            status=status,
+            stage_status=self._stage_status,
+            consumed=self._consumed.columns,
+            outcomes=self._consumed.outcomes,
+            metrics={name: rows.columns for name, rows in self._metrics.items()},
+            evaluations=_columns(self._results),
+            problems=tuple(dict.fromkeys(problems)),
+        )
+
+
+def _columns(results: Sequence[Result]) -> Columns:
+    """policy_version (ascending), accuracy, num_prompts."""
+    return {
+        "policy_version": np.array([result["policy_version"] for result in results], np.int64),
+        "accuracy": np.array([result["accuracy"] for result in results], np.float64),
+        "num_prompts": np.array([result["prompts"] for result in results], np.int64),
+    }
+
+
+@contextmanager
+def _collecting(problems: list[str]) -> Iterator[None]:
+    """Turns an error inside the block into a sentence, so that the rest of the run is still read."""
+    try:
+        yield
+    except (StorageError, MillraceError, OSError) as error:
+        problems.append(str(error))
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        problems.append(f"{MALFORMED_STATUS}: {error!r}")

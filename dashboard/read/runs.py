@@ -1,0 +1,181 @@
+"""The runs below a root, or a single run, with an overview of each.
+
+URL ─► run.json there? ─ yes ─► that run
+                       └ no ──► its folders, each a run or about to become one ─► overview: three small files per run
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dashboard.read.model import RunInfo
+from dashboard.read.run_info import read_run_info
+from dashboard.read.run_reader import MALFORMED_STATUS, RunReader
+from millrace.errors import InputError, MillraceError, RunMissing
+from millrace.rollouts.ledger import Account
+from millrace.runs.status import STAGES, run_state, staleness_trained
+from storage import layout
+from storage.errors import BadName, StorageError
+from storage.progress import read_progress
+from storage.stores.base import Store
+from storage.stores.factory import open_store
+
+_LIST_SECONDS = 2.0
+_OVERVIEW_SECONDS = 1.0
+_READERS = 8
+"""The most recently used readers stay in memory, with their runs' rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverviewRow:
+    """One run in the overview. Unknown values are None; with a `problem` all are."""
+
+    run_id: str
+    problem: str | None = None
+    """One sentence if the run can't be read: it is just being created, or damaged."""
+    state: str | None = None
+    """running, finished or stopped."""
+    policy_version: int | None = None
+    """The trainer's."""
+    max_steps: int | None = None
+    """The policy version at which the run is complete."""
+    reward_mean: float | None = None
+    """Of the last step."""
+    staleness_mean: float | None = None
+    """Of all trained trajectories, policy versions; as is the maximum."""
+    staleness_max: int | None = None
+    max_staleness: int | None = None
+    """The bound in force, policy versions."""
+    ages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since the last status record, by stage; of several replicas, the largest."""
+
+
+class Runs:
+    """The runs below `url`, or the one at `url`; thread-safe. `clock` is a monotonic clock in seconds.
+
+    Raises StorageError or InputError, one sentence, for a URL that can hold no runs. A folder that is empty or does
+    not exist yet is an empty root.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._root = open_store(url)
+        self.url = self._root.url
+        folder = self._root.local_path("")
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise InputError(f"{self.url}: a file; expected the folder of a run, or one that holds runs")
+        self._lock = threading.Lock()
+        self._watched: dict[str, _Watched] = {}
+        self._readers: dict[str, RunReader] = {}
+        self._rows: list[OverviewRow] = []
+        self._listed = self._overviewed = -float("inf")
+        self.ids()
+
+    def ids(self, within: float = _LIST_SECONDS) -> list[str]:
+        """The run ids, sorted; as they were at most `within` seconds ago."""
+        with self._lock:
+            if self._clock() - self._listed >= within:
+                self._watched = self._find()
+                # A run that disappears and comes back under its name is another run.
+                self._readers = {run_id: reader for run_id, reader in self._readers.items() if run_id in self._watched}
+                self._listed = self._clock()
+            return list(self._watched)
+
+    def reader(self, run_id: str) -> RunReader:
+        """The one reader of a run. Raises KeyError for an id that is not among `ids()`, and what RunReader raises."""
+        self.ids()
+        with self._lock:
+            watched = self._watched[run_id]
+            reader = self._readers.pop(run_id, None) or RunReader(watched.store, self._clock)
+            # Re-inserted at the end, so the first is the least recently used.
+            self._readers[run_id] = reader
+            while len(self._readers) > _READERS:
+                self._readers.pop(next(iter(self._readers)))
+            return reader
+
+    def overview(self) -> list[OverviewRow]:
+        """One row per run, in the order of `ids()`; as it was at most a second ago."""
+        self.ids()
+        with self._lock:
+            if self._clock() - self._overviewed >= _OVERVIEW_SECONDS:
+                self._rows = [watched.row() for watched in self._watched.values()]
+                self._overviewed = self._clock()
+            return list(self._rows)
+
+    def _find(self) -> dict[str, "_Watched"]:
+        if self._root.exists(layout.RUN):
+            run_id = _own_id(self._root)
+            return {run_id: self._watched.get(run_id) or _Watched(run_id, self._root)}
+        names = [name for name in self._root.folders() if _is_run_id(name)]
+        base = self.url.removesuffix("/")
+        return {name: self._watched.get(name) or _Watched(name, open_store(f"{base}/{name}")) for name in names}
+
+
+class _Watched:
+    """One run of the overview."""
+
+    def __init__(self, run_id: str, store: Store) -> None:
+        self.run_id = run_id
+        self.store = store
+        self._info: RunInfo | None = None
+        self._stage_status: Mapping[str, Mapping[str, Any]] = {}
+
+    def row(self) -> OverviewRow:
+        try:
+            return self._read_row()
+        except RunMissing:
+            return OverviewRow(run_id=self.run_id, problem=f"no {layout.RUN} yet: being created, or no run")
+        except (StorageError, MillraceError, OSError) as error:
+            return OverviewRow(run_id=self.run_id, problem=str(error))
+        except (ValueError, KeyError, TypeError) as error:
+            return OverviewRow(run_id=self.run_id, problem=f"{MALFORMED_STATUS}: {error!r}")
+
+    def _read_row(self) -> OverviewRow:
+        info, before = read_run_info(self.store, self._info), self._info
+        newest = info.attempts[-1]
+        # The status records of a run that has ended do not change, and most runs below a root have ended.
+        if not newest.ended or info != before:
+            self._stage_status = read_progress(self.store)
+        self._info = info
+        trainer = self._stage_status.get("train-0", {})
+        account = Account.from_json(trainer["account"]) if "account" in trainer else Account()
+        staleness = staleness_trained(account)
+        return OverviewRow(
+            run_id=self.run_id,
+            state=run_state(newest.ended, newest.t_started, self._stage_status),
+            policy_version=trainer.get("policy_version"),
+            max_steps=info.config["training"]["max_steps"],
+            reward_mean=trainer.get("reward_mean"),
+            staleness_mean=staleness["mean"],
+            staleness_max=staleness["max"],
+            max_staleness=info.max_staleness,
+            ages=_ages(self._stage_status, time.time()),
+        )
+
+
+def _own_id(store: Store) -> str:
+    """The id of the run at a store's root: from its record, or if that can't be read, its folder's name."""
+    try:
+        run_id = read_run_info(store).run_id
+    except (StorageError, MillraceError):
+        run_id = ""
+    name = store.url.rstrip("/").rpartition("/")[2]
+    return next((candidate for candidate in (run_id, name) if _is_run_id(candidate)), "run")
+
+
+def _is_run_id(name: str) -> bool:
+    try:
+        layout.validate_run_id(name)
+    except BadName:
+        return False
+    return True
+
+
+def _ages(statuses: Mapping[str, Mapping[str, Any]], now: float) -> dict[str, float]:
+    oldest: dict[str, float] = {}
+    for name, status in statuses.items():
+        stage = name.rpartition("-")[0]
+        oldest[stage] = min(status["t"], oldest.get(stage, status["t"]))
+    return {stage: max(0.0, now - oldest[stage]) for stage in STAGES if stage in oldest}

@@ -1,0 +1,246 @@
+"""Search for groups: from what the user typed, or from a link, to rows of `RunData.consumed`.
+
+    ?group=12&staleness=2..&order=highest ──► parse ──► Query ──► find ──► groups, one page at a time
+              ▲                                 │ too long or malformed              ▲
+              └──────────── address ◄───────────┴─► one sentence                     │
+                                          text ──► with_text, over prompts of the newest groups found
+
+A group is found if any of its trajectories meets every condition.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+from urllib.parse import parse_qsl, urlencode
+
+import numpy as np
+import numpy.typing as npt
+
+from dashboard.read.model import Columns
+from millrace.errors import InputError
+
+PAGE_SIZE = 25
+"""Groups per page."""
+MAX_CHARACTERS = 200
+"""Per field."""
+MAX_TEXT_GROUPS = 2000
+"""A text is searched in the prompts of the newest groups that meet the other conditions, at most this many."""
+
+Order = Literal["newest", "highest", "lowest"]
+_NOTHING = (None, None)
+_INT64 = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """Conditions on a group. A range is its first and last number; None leaves a side open."""
+
+    group: int | None = None
+    text: str = ""
+    """Part of the prompt's name or text; case does not matter."""
+    generator: int | None = None
+    outcome: str = ""
+    """trained, or a drop_reason."""
+    version: tuple[int | None, int | None] = _NOTHING
+    """Policy version made by the step that took the group."""
+    staleness: tuple[int | None, int | None] = _NOTHING
+    """Policy versions."""
+    reward: tuple[float | None, float | None] = _NOTHING
+    order: Order = "newest"
+    """Or the highest or lowest mean reward first; groups without any reward last."""
+    page: int = 0
+    """From 0."""
+    open: tuple[int, int] | None = None
+    """The group to show: its generator, and one of its row_ids."""
+
+
+FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Query))
+"""Also the names of the parameters in an address."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """Groups in the requested order: group i has the rows starts[i] to ends[i] − 1 of `RunData.consumed`."""
+
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+
+    def page(self, number: int) -> list[tuple[int, int]]:
+        """Start and end of the groups on a page."""
+        shown = slice(number * PAGE_SIZE, (number + 1) * PAGE_SIZE)
+        return list(zip(self.starts[shown].tolist(), self.ends[shown].tolist(), strict=True))
+
+
+def from_address(search: str) -> Query:
+    """The query in an address, such as `?group=123`; ignores other parameters. Raises InputError."""
+    try:
+        values = dict(parse_qsl(search.removeprefix("?"), max_num_fields=50))
+    except ValueError as error:
+        raise InputError(f"the address asks for too much: {error}, expected at most 50 fields") from error
+    return parse({name: value for name, value in values.items() if name in FIELDS})
+
+
+def parse(values: Mapping[str, str]) -> Query:
+    """The query from the text of each field. Raises InputError, one sentence that names the field."""
+    typed = {name: value.strip() for name, value in values.items() if value.strip()}
+    for name, text in typed.items():
+        if len(text) > MAX_CHARACTERS:
+            raise InputError(f"{name} has {len(text):,} characters: expected at most {MAX_CHARACTERS}")
+    return Query(**{name: _PARSERS[name](name, text) for name, text in typed.items()})
+
+
+def typed(query: Query) -> dict[str, str]:
+    """The text of each field from which `parse` makes this query, without fields that have their default."""
+    return {
+        name: _typed(name, value)
+        for name, value in vars(query).items()
+        if value != Query.__dataclass_fields__[name].default
+    }
+
+
+def address(query: Query) -> str:
+    """The query as part of an address; `?` alone for the default."""
+    return f"?{urlencode(typed(query))}"
+
+
+def find(consumed: Columns, outcomes: Sequence[str], query: Query) -> Found:
+    """All groups that meet the query, except for its text. Raises InputError for an outcome that no row has."""
+    starts, ends = _groups(consumed)
+    if len(starts) == 0:
+        return Found(starts=starts, ends=ends)
+    rows = _matching(consumed, outcomes, query)
+    chosen = np.ones(len(starts), bool) if rows is None else np.logical_or.reduceat(rows, starts)
+    # Newest first; a stable sort by reward keeps that among equals, and puts NaN last.
+    starts_chosen, ends_chosen = starts[chosen][::-1], ends[chosen][::-1]
+    if query.order == "newest":
+        return Found(starts=starts_chosen, ends=ends_chosen)
+    means = _mean_rewards(consumed["reward"], starts)[chosen][::-1]
+    order = np.argsort(-means if query.order == "highest" else means, kind="stable")
+    return Found(starts=starts_chosen[order], ends=ends_chosen[order])
+
+
+def newest_starts(found: Found) -> list[int]:
+    """Starts of the newest MAX_TEXT_GROUPS groups found, newest first: those whose prompts a text is searched in."""
+    starts: list[int] = np.sort(found.starts)[::-1][:MAX_TEXT_GROUPS].tolist()
+    return starts
+
+
+def with_text(found: Found, text: str, prompts: Mapping[int, str]) -> Found:
+    """The groups whose prompt contains `text`; case does not matter. `prompts` are by start; some may be missing."""
+    wanted = text.casefold()
+    matches = [start for start, prompt in prompts.items() if wanted in prompt.casefold()]
+    kept = np.isin(found.starts, matches)
+    return Found(starts=found.starts[kept], ends=found.ends[kept])
+
+
+def _groups(consumed: Columns) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Start and end of each group: its rows are adjacent, and sample_index counts from 0."""
+    first = consumed["sample_index"] == 0
+    starts = np.flatnonzero(first).astype(np.int64)
+    return starts, np.append(starts[1:], len(first)).astype(np.int64) if len(starts) else starts
+
+
+def _matching(consumed: Columns, outcomes: Sequence[str], query: Query) -> npt.NDArray[np.bool_] | None:
+    """Which rows meet the conditions; None if there are none."""
+    conditions: list[npt.NDArray[np.bool_]] = []
+    if query.group is not None:
+        conditions.append(consumed["group_id"] == query.group)
+    if query.generator is not None:
+        conditions.append(consumed["generator"] == query.generator)
+    if query.outcome:
+        if query.outcome not in outcomes:
+            raise InputError(f"outcome is {query.outcome!r}: expected one of {', '.join(outcomes)}")
+        conditions.append(consumed["outcome"] == outcomes.index(query.outcome))
+    ranges = {"policy_version": query.version, "staleness": query.staleness, "reward": query.reward}
+    for name, (first, last) in ranges.items():
+        if first is not None:
+            conditions.append(consumed[name] >= first)
+        if last is not None:
+            conditions.append(consumed[name] <= last)
+    return np.logical_and.reduce(conditions) if conditions else None
+
+
+def _mean_rewards(rewards: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Of each group, over the rewards that are known; NaN if none is."""
+    known = np.isfinite(rewards)
+    sums = np.add.reduceat(np.where(known, rewards, 0.0), starts, dtype=np.float64)
+    counts = np.add.reduceat(known, starts, dtype=np.int64)
+    means: npt.NDArray[np.float64] = np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
+    return means
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = _INT64.max + 1
+    if not _INT64.min <= number <= _INT64.max:
+        raise InputError(f"{name} is {text!r}: expected a whole number of at most 64 bits")
+    return number
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{name} is {text!r}: expected a number")
+    return number
+
+
+def _range(name: str, text: str, number: Callable[[str, str], Any] = _whole) -> tuple[Any, Any]:
+    """A range written as `3`, `3..9`, `3..` or `..9`."""
+    first, dots, last = text.partition("..")
+    low = number(name, first) if first.strip() else None
+    high = (number(name, last) if last.strip() else None) if dots else low
+    if low is None and high is None:
+        raise InputError(f"{name} is {text!r}: expected a number or a range, such as 3, 3..9, 3.. or ..9")
+    if low is not None and high is not None and low > high:
+        raise InputError(f"{name} is {text!r}: expected a range whose first number is not above its last")
+    return low, high
+
+
+def _order(name: str, text: str) -> str:
+    if text not in get_args(Order):
+        raise InputError(f"order is {text!r}: expected one of {', '.join(get_args(Order))}")
+    return text
+
+
+def _page(name: str, text: str) -> int:
+    page = _whole("page", text)
+    if page < 0:
+        raise InputError(f"page is {text!r}: expected a whole number from 0 on")
+    return page
+
+
+def _open(name: str, text: str) -> tuple[int, int]:
+    generator, _, row = text.partition(".")
+    found = _whole("open", generator), _whole("open", row)
+    if min(found) < 0:
+        raise InputError(f"open is {text!r}: expected a generator and a row of it, such as 0.128")
+    return found
+
+
+_PARSERS: Mapping[str, Callable[[str, str], Any]] = {
+    "group": _whole,
+    "text": lambda name, text: text,
+    "generator": _whole,
+    "outcome": lambda name, text: text,
+    "version": _range,
+    "staleness": _range,
+    "reward": lambda name, text: _range(name, text, _number),
+    "order": _order,
+    "page": _page,
+    "open": _open,
+}
+
+
+def _typed(name: str, value: Any) -> str:
+    if name == "open":
+        return f"{value[0]}.{value[1]}"
+    if isinstance(value, tuple):
+        first, last = ("" if end is None else str(end) for end in value)
+        return first if first == last else f"{first}..{last}"
+    return str(value)

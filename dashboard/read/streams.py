@@ -1,0 +1,152 @@
+"""Streams as columns, kept up to date; of the trainer's streams, without what was rolled back.
+
+    ║ stream ║ ─► Tail: new parts, in batches ─► ConsumedRows    one table
+                    │                          └► MetricRows      one table per name
+                    └─► an unreadable part: one sentence, then the next part; a damaged record ends the stream here
+
+A restarted trainer repeats the steps after its checkpoint. Rows of its predecessor are dropped once the new trainer has
+written the same steps: see `millrace.rollouts.lineage.Survivors`. The predecessor's time metrics stay, because that
+time was spent.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from dashboard.read.columns import Codes, GrowingColumns, split
+from dashboard.read.model import Columns
+from millrace.rollouts.consumed import TRAINED
+from millrace.rollouts.lineage import Survivors
+from millrace.runs.history import TIME_METRICS, current_name
+from storage import layout
+from storage.errors import PartRemoved
+from storage.schema import CONSUMED, METRIC
+from storage.stores.base import Store
+from storage.streams.record import Record
+from storage.streams.stream import Part, StreamReader
+
+_BATCH_ROWS = 1 << 16
+"""More than a part holds, few enough to be in memory twice."""
+_MAX_DAMAGED_SHOWN = 5
+
+
+class Tail:
+    """Follows the stream in the folder `path`."""
+
+    def __init__(self, store: Store, path: str, schema: pa.Schema) -> None:
+        self._path = path
+        self._schema = schema
+        self._reader = StreamReader(store, path, schema)
+        self._damaged: list[str] = []
+        self._removed = 0
+
+    @property
+    def problems(self) -> list[str]:
+        """One sentence for each part that was skipped."""
+        found = self._damaged[:_MAX_DAMAGED_SHOWN]
+        if len(self._damaged) > _MAX_DAMAGED_SHOWN:
+            more = len(self._damaged) - _MAX_DAMAGED_SHOWN
+            found.append(f"{self._path}: {more} more parts can't be read; millrace fsck names them")
+        if self._removed:
+            found.append(f"{self._path}: the rows of {self._removed} parts were removed by millrace gc")
+        return found
+
+    def batches(self) -> Iterator[tuple[Sequence[Record], pa.Table]]:
+        """What is new: the records of some parts, and the rows of those parts that can be read.
+
+        Raises StreamCorrupt for a damaged record and SchemaUnknown for a part of a newer Millrace, on every call, after
+        yielding what was read before it.
+        """
+        while True:
+            records, tables, rows = list[Record](), [self._schema.empty_table()], 0
+            try:
+                for part in self._reader.each():
+                    records.append(part.record)
+                    if isinstance(part, Part):
+                        tables.append(part.table)
+                        rows += part.table.num_rows
+                        if rows >= _BATCH_ROWS:
+                            break
+                    elif isinstance(part.error, PartRemoved):
+                        self._removed += 1
+                    else:
+                        self._damaged.append(str(part.error))
+            finally:
+                # Also if the store fails: the reader has passed these parts and will not return them again.
+                if records:
+                    yield records, pa.concat_tables(tables)
+            if rows < _BATCH_ROWS:
+                return
+
+
+class ConsumedRows:
+    """The rows of the consumed stream, kept up to date."""
+
+    def __init__(self, store: Store) -> None:
+        self.tail = Tail(store, layout.CONSUMED, CONSUMED)
+        self._survivors = Survivors()
+        self._outcomes = Codes(TRAINED)
+        dtypes = {field.name: field.type.to_pandas_dtype() for field in CONSUMED}
+        self._rows = GrowingColumns({**dtypes, "outcome": np.int8})
+
+    def read_new(self) -> None:
+        """Raises as `Tail.batches`."""
+        for records, table in self.tail.batches():
+            self._rows.append(
+                {
+                    name: self._outcomes.encode(table[name]) if name == "outcome" else table[name].to_numpy()
+                    for name in table.column_names
+                }
+            )
+            # From the records, which also cover parts that can't be read.
+            incarnations = np.repeat(np.array([record.incarnation for record in records], np.int32), 2)
+            versions = [v for record in records for v in (record.min_policy_version, record.max_policy_version)]
+            if self._survivors.see_rows(incarnations, np.array(versions, np.int64)):
+                _drop_rolled_back(self._rows, self._survivors)
+
+    @property
+    def columns(self) -> Columns:
+        return self._rows.view()
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        return self._outcomes.values
+
+
+class MetricRows:
+    """The metrics of one stage replica, kept up to date."""
+
+    def __init__(self, store: Store, stage: str, replica: int) -> None:
+        self.tail = Tail(store, layout.metrics(stage, replica), METRIC)
+        self._by_name: dict[str, GrowingColumns] = {}
+        # Only the trainer is rolled back.
+        self._survivors = Survivors() if stage == "train" else None
+
+    def read_new(self) -> None:
+        """Raises as `Tail.batches`."""
+        for _, table in self.tail.batches():
+            columns = {name: table[name].to_numpy() for name in table.column_names if name != "name"}
+            stored, indices = split(table["name"])
+            names = [current_name(name) for name in stored]
+            for index, name in enumerate(names):
+                chosen = indices == index
+                if name not in self._by_name:
+                    self._by_name[name] = GrowingColumns({key: column.dtype for key, column in columns.items()})
+                self._by_name[name].append({key: column[chosen] for key, column in columns.items()})
+            if self._survivors is not None:
+                of_steps = np.array([not name.startswith(TIME_METRICS) for name in names], np.bool_)[indices]
+                if self._survivors.see_rows(columns["incarnation"][of_steps], columns["policy_version"][of_steps]):
+                    for name, rows in self._by_name.items():
+                        if not name.startswith(TIME_METRICS):
+                            _drop_rolled_back(rows, self._survivors)
+
+    @property
+    def columns(self) -> Mapping[str, Columns]:
+        """By name: t, incarnation, policy_version, value."""
+        return {name: rows.view() for name, rows in self._by_name.items()}
+
+
+def _drop_rolled_back(rows: GrowingColumns, survivors: Survivors) -> None:
+    columns = rows.view()
+    rows.keep(survivors.mask(columns["incarnation"], columns["policy_version"]))

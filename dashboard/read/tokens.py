@@ -1,0 +1,103 @@
+"""Token ids as readable text, with invisible characters made visible.
+
+start/tokenizer.json of the run ─┐
+<model.path>/tokenizer.json ─────┴─► TokenTexts ─► one text per token ─► visible: escapes what can't be seen ─► page
+
+A policy may write anything, including control characters and marks that reverse the direction of a line.
+"""
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from storage import layout
+from storage.errors import NotInStore
+from storage.stores.base import Store
+
+_TOKENIZER = "tokenizer.json"
+_INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+"""Unicode categories of invisible characters: controls, formats, lone surrogates, separators."""
+_CONTROL_PICTURES = 0x2400
+_DELETE = 0x7F
+_UNFINISHED = "\ufffd"
+_MOST_UNFINISHED = 4
+"""Tokens that one character can be spread over: it has at most so many bytes in UTF-8."""
+
+
+class TokenTexts:
+    """The texts of tokens, by the tokenizer; without one, their ids."""
+
+    def __init__(self, tokenizer: Tokenizer | None, note: str = "") -> None:
+        self._tokenizer = tokenizer
+        self.note = note
+        """Why ids are shown instead of texts; empty if texts are shown."""
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The whole text, including special tokens."""
+        if self._tokenizer is None:
+            return " ".join(map(str, ids))
+        decoded: str = self._tokenizer.decode([i for i in ids if i >= 0], skip_special_tokens=False)
+        return decoded
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """What each token adds to the text; '' for a token whose character only a later one completes.
+
+        Each token is decoded after those before it: on their own, some would lose their leading space.
+        """
+        if self._tokenizer is None:
+            return [f"{i} " for i in ids]
+        pieces = []
+        # Not `tokenizers.decoders.DecodeStream`: it raises a bare Exception at some sequences that models do sample.
+        context, done = 0, 0
+        for i in range(len(ids)):
+            before, now = self.text(ids[context:done]), self.text(ids[context : i + 1])
+            at_limit = i + 1 - done >= _MOST_UNFINISHED or i + 1 == len(ids)
+            if len(now) <= len(before) or (now.endswith(_UNFINISHED) and not at_limit):
+                pieces.append("")
+                continue
+            pieces.append(now[len(before) :])
+            context, done = done, i + 1
+        return pieces
+
+
+def read_tokens(store: Store, config: Mapping[str, Any]) -> TokenTexts:
+    """With the tokenizer of the run's start model; `note` says if it is missing on this machine, or damaged."""
+    try:
+        return TokenTexts(Tokenizer.from_buffer(_tokenizer_file(store, config)))
+    except FileNotFoundError:
+        return TokenTexts(None, "tokens are shown as their ids: the tokenizer of this run's model is not here")
+    except ValueError as error:
+        return TokenTexts(None, f"tokens are shown as their ids: {_TOKENIZER} of this run's model is damaged: {error}")
+
+
+def visible(text: str) -> str:
+    """`text` with each invisible character escaped: ␊ for a line feed, \\u202e for a direction mark."""
+    return "".join(_escaped(c) if unicodedata.category(c) in _INVISIBLE else c for c in text)
+
+
+def shortened(text: str, most: int) -> str:
+    """`text`, or its first `most` characters and its length."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} characters)"
+
+
+def _tokenizer_file(store: Store, config: Mapping[str, Any]) -> bytes:
+    """Raises FileNotFoundError."""
+    try:
+        return bytes(store.get(f"{layout.START_MODEL}/{_TOKENIZER}"))
+    except NotInStore:
+        path = config.get("model", {}).get("path")
+        if not isinstance(path, str):
+            raise
+    return (Path(path) / _TOKENIZER).read_bytes()
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if code < ord(" "):
+        return chr(_CONTROL_PICTURES + code)
+    if code == _DELETE:
+        return "␡"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

@@ -1,0 +1,113 @@
+"""The app: the page's frame, its two callbacks, and the responses that are not pages.
+
+address ────► show ────► frame, body, and in `shown` what they were drawn from       a link, the back button, `again`
+tick, 1 s ──► refresh ─► frame; if something is new: every figure and text
+                     └─► `again`, if a run has become readable ─► show
+
+The tick is disabled during a refresh: otherwise the next tick would always overtake a slow one.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash.exceptions import DependencyException
+from flask import Flask, Response, request
+
+from dashboard.integrations.prometheus import exposition
+from dashboard.pages import trajectories as trajectories_page
+from dashboard.pages.draw import CHART, TEXT
+from dashboard.pages.site import TRAJECTORIES, Site
+from dashboard.read.runs import Runs
+from dashboard.server.security import guard
+from dashboard.views.blocks import View
+
+_TICK_MS = 1000
+_ASSETS = Path(__file__).parents[1] / "assets"
+
+
+def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None) -> Dash:
+    """The app, with the access checks for listening on `host`; serve its `server` to start it."""
+    app = Dash(
+        "dashboard",
+        server=Flask("dashboard", static_folder=None),
+        assets_folder=str(_ASSETS),
+        title="Millrace",
+        update_title="",
+        suppress_callback_exceptions=True,
+        enable_mcp=False,
+    )
+    app.layout = html.Div(
+        [
+            dcc.Location(id="address", refresh="callback-nav"),
+            dcc.Interval(id="tick", interval=_TICK_MS),
+            dcc.Store(id="shown"),
+            dcc.Store(id="again"),
+            html.Header(id="frame"),
+            html.Main(id="page"),
+        ]
+    )
+    site = Site(runs, views)
+    _add_callbacks(app, site)
+    trajectories_page.register(app, runs)
+    _add_responses(app.server, site, runs)
+    guard(app.server, host=host, token=token, script_hashes=app.csp_hashes())
+    return app
+
+
+def _add_callbacks(app: Dash, site: Site) -> None:
+    @app.callback(
+        Output("frame", "children"),
+        Output("page", "children"),
+        Output("shown", "data"),
+        Input("address", "pathname"),
+        Input("address", "search"),
+        Input("again", "data"),
+        State("shown", "data"),
+    )
+    def show(path: str, search: str | None, again: int | None, shown: Mapping[str, Any] | None) -> tuple[Any, ...]:
+        # The trajectories page writes its query into the address itself.
+        if ctx.triggered_id == "address" and shown and shown["path"] == path and path.endswith(TRAJECTORIES.name):
+            return no_update, no_update, no_update
+        page = site.show(path, search or "")
+        return page.frame, page.body, page.drawn_from
+
+    @app.callback(
+        Output("frame", "children", allow_duplicate=True),
+        Output({"type": CHART, "block": ALL}, "figure"),
+        Output({"type": TEXT, "block": ALL}, "children"),
+        Output("shown", "data", allow_duplicate=True),
+        Output("again", "data"),
+        Input("tick", "n_intervals"),
+        State("address", "pathname"),
+        State("address", "search"),
+        State("shown", "data"),
+        running=[(Output("tick", "disabled"), True, False)],
+        prevent_initial_call=True,
+    )
+    def refresh(tick: int, path: str, search: str | None, shown: Mapping[str, Any] | None) -> tuple[Any, ...]:
+        charts, texts = ([output["id"]["block"] for output in outputs] for outputs in ctx.outputs_list[1:3])
+        now = site.refresh(path, search or "", shown or {}, charts, texts)
+        return now.frame, now.figures, now.texts, now.drawn_from, tick if now.again else no_update
+
+
+def _add_responses(server: Flask, site: Site, runs: Runs) -> None:
+    """The metrics for Prometheus, and status 404 for pages and scripts that do not exist."""
+
+    @server.get("/metrics")
+    def metrics() -> Response:
+        return Response(exposition(runs), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @server.errorhandler(DependencyException)
+    def no_such_script(_: DependencyException) -> Response:
+        return Response("there is no such file\n", status=404, mimetype="text/plain")
+
+    @server.after_request
+    def status_of_page(response: Response) -> Response:
+        # Dash answers every address with the same page, which finds its content in the browser.
+        if request.endpoint in ("/", "/<path:path>") and response.status_code == 200:
+            search = request.query_string.decode("utf-8", "replace")
+            if site.is_not_found(request.path, search):
+                response.status_code = 404
+        return response

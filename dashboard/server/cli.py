@@ -1,0 +1,58 @@
+"""`millrace dashboard`: its command line."""
+
+import argparse
+from pathlib import Path
+
+_MAX_PORT = 65_535
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    what = "serve a web page that shows runs: staleness, flow, learning, ledger and trajectories"
+    parser = commands.add_parser("dashboard", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    parser.add_argument(
+        "url", nargs="?", default="runs", metavar="URL", help="folder or URL of a run, or of many (default: runs)"
+    )
+    parser.add_argument("--port", type=_port, default=8050, metavar="N", help="0: any free port (default: 8050)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; any but a loopback address needs a token"
+    )
+    parser.add_argument("--token", help="secret that readers need; better set as MILLRACE_DASHBOARD_TOKEN")
+    parser.add_argument(
+        "--export", type=Path, metavar="FILE", help="write the pages into one HTML file instead of serving them"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves until Ctrl-C, or writes the file; returns the exit code. Raises InputError and StorageError."""
+    if arguments.export is not None:
+        return _export(arguments.url, arguments.export)
+    from dashboard.server.serve import serve
+
+    serve(arguments.url, host=arguments.host, port=arguments.port, token=arguments.token)
+    return 0
+
+
+def _export(url: str, path: Path) -> int:
+    from dashboard.export.groups import newest_groups
+    from dashboard.export.page import export
+    from dashboard.pages.address import MAX_COMPARED
+    from dashboard.read.runs import Runs
+    from dashboard.views.registry import VIEWS
+    from millrace.errors import InputError
+
+    runs = Runs(url)
+    run_ids = runs.ids()
+    if not 1 <= len(run_ids) <= MAX_COMPARED:
+        raise InputError(
+            f"{runs.url}: {len(run_ids)} runs; expected a run to export, or 1 to {MAX_COMPARED} in a folder"
+        )
+    found = [runs.reader(run_id).look() for run_id in run_ids]
+    export(found, [*VIEWS, *map(newest_groups, found)], path)
+    print(f"wrote {path}")
+    return 0
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > _MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: expected a whole number up to {_MAX_PORT}")
+    return int(text)

@@ -1,0 +1,239 @@
+"""Plotly figures from arrays: lines, areas, bars, heat maps, tracks. This module knows nothing of runs.
+
+Backgrounds are transparent and only data has a colour, so that the page's style can make figures light or dark.
+`uirevision` never changes, so a zoom survives new data. Names may come from a store, and Plotly interprets markup in
+them, so they are escaped.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dashboard.queries.series import Heat, Line, Track
+from dashboard.views.colours import SCALE, colour_of
+
+_DOTS = 30
+"""Lines of at most this many points get markers: a line alone hides how few they are, and one point makes no line."""
+_TRACK_PIXELS, _TRACKS_MARGIN = 42, 120
+_TRACK_GAP = 0.18
+"""Between two tracks, as a share of a track's height."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One line, area or set of bars of a chart."""
+
+    name: str
+    """In the legend; plain text."""
+    line: Line
+    """NaN leaves a gap."""
+    colour: str
+    dash: str = "solid"
+    """solid, dash or dot."""
+    stepped: bool = False
+    """Draw each value until the next point."""
+    dots_only: bool = False
+
+
+def nothing(sentence: str) -> go.Figure:
+    """A figure with one sentence that says why there is nothing to see."""
+    figure = _figure([])
+    figure.add_annotation(text=_plain(sentence), showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    return figure
+
+
+def line_chart(
+    series: Sequence[Series],
+    *,
+    x: str,
+    y: str,
+    empty: str,
+    from_zero: bool = False,
+    logarithmic: bool = False,
+    legend: bool = True,
+) -> go.Figure:
+    """Lines; `x` and `y` are axis titles with units, `empty` is shown if no series has a point."""
+    found = [one for one in series if len(one.line.x)]
+    if not found:
+        return nothing(empty)
+    figure = _figure([_scatter(one) for one in found], x=x, y=y)
+    figure.update_layout(showlegend=legend)
+    if from_zero:
+        figure.update_yaxes(rangemode="tozero")
+    if logarithmic:
+        figure.update_yaxes(type="log", dtick=1 if _decades(found) > 2 else None)
+    return figure
+
+
+def area_chart(series: Sequence[Series], *, x: str, y: str, empty: str, whole: float | None = None) -> go.Figure:
+    """Areas stacked in the order of `series`, which share their x; `whole` is the top of the axis if it is known."""
+    found = [one for one in series if len(one.line.x)]
+    if not found:
+        return nothing(empty)
+    traces = [
+        _scatter(one) | {"stackgroup": "one", "mode": "lines", "line": {"width": 0}, "fillcolor": one.colour}
+        for one in found
+    ]
+    figure = _figure(traces, x=x, y=y)
+    figure.update_yaxes(range=None if whole is None else [0, whole], rangemode="tozero")
+    return figure
+
+
+def bar_chart(series: Sequence[Series], *, x: str, y: str, empty: str) -> go.Figure:
+    """Bars side by side at whole numbers x."""
+    found = [one for one in series if len(one.line.x)]
+    if not found:
+        return nothing(empty)
+    traces = [
+        {"type": "bar", "name": _plain(one.name), **one.line._asdict(), "marker": {"color": one.colour}}
+        for one in found
+    ]
+    figure = _figure(traces, x=x, y=y)
+    most = max(float(one.line.x.max()) for one in found)
+    figure.update_xaxes(dtick=1 if most < 20 else None)
+    return figure
+
+
+def heat_maps(heats: Sequence[Heat], *, x: str, y: str, unit: str, empty: str) -> go.Figure:
+    """Heat maps side by side with one logarithmic colour scale; `unit` is the unit of the counts."""
+    found = [one for one in heats if one.counts.size]
+    if not found:
+        return nothing(empty)
+    figure = _figure([], x=x, y=y)
+    figure.update_layout(hovermode="closest", coloraxis=_counted_colours(found, unit))
+    for number, heat in enumerate(found):
+        suffix = "" if number == 0 else str(number + 1)
+        left, right = number / len(found), (number + 0.88) / len(found)
+        figure.update_layout(
+            {
+                f"xaxis{suffix}": {"title": {"text": x}, "domain": [left, right], "anchor": f"y{suffix}"},
+                f"yaxis{suffix}": {"title": {"text": y if number == 0 else ""}, "anchor": f"x{suffix}"},
+            }
+        )
+        figure.add_trace(_heat_map(heat, suffix, x, y, unit))
+        if len(found) > 1:
+            figure.add_annotation(
+                text=_plain(heat.name), showarrow=False, xref="paper", yref="paper", x=left, y=1.08, xanchor="left"
+            )
+    figure.update_xaxes(zeroline=False)
+    figure.update_yaxes(zeroline=False)
+    return figure
+
+
+def tracks_chart(tracks: Sequence[Track], *, x: str, y: str, empty: str) -> go.Figure:
+    """One row per track over a common x axis, with each interval divided into the shares of its kinds."""
+    found = [track for track in tracks if track.shares]
+    if not found:
+        return nothing(empty)
+    figure = _figure([], x=x)
+    figure.update_layout(height=_TRACKS_MARGIN + _TRACK_PIXELS * len(found), margin={"t": 56})
+    figure.update_xaxes(anchor=f"y{len(found)}" if len(found) > 1 else "y")
+    named: set[str] = set()
+    longest = max(found, key=lambda track: len(track.name))
+    for number, track in enumerate(found):
+        suffix = "" if number == 0 else str(number + 1)
+        top = 1 - number / len(found)
+        axis = {
+            "domain": [top - (1 - _TRACK_GAP) / len(found), top],
+            "range": [0, 1],
+            "fixedrange": True,
+            "tickvals": [0.5],
+            "ticktext": [_plain(track.name)],
+            "showgrid": False,
+            "zeroline": False,
+            "automargin": True,
+            # Beside the longest name, so that it overlaps none of the others.
+            "title": {"text": y if track is longest else "", "standoff": 8},
+        }
+        figure.update_layout({f"yaxis{suffix}": axis})
+        figure.add_traces([_band(track, kind, f"y{suffix}", kind not in named) for kind in track.shares])
+        named.update(track.shares)
+    return figure
+
+
+def _figure(traces: Sequence[Mapping[str, Any]], x: str = "", y: str = "") -> go.Figure:
+    layout = {
+        "template": "none",
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "uirevision": "kept",
+        "hovermode": "x unified",
+        "margin": {"l": 64, "r": 16, "t": 32, "b": 48},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
+        "showlegend": True,
+        "xaxis": {"title": {"text": x}, "automargin": True, "zeroline": False},
+        "yaxis": {"title": {"text": y}, "automargin": True, "zeroline": False},
+    }
+    return go.Figure(data=list(traces), layout=layout)
+
+
+def _scatter(one: Series) -> dict[str, Any]:
+    dotted = one.dots_only or (len(one.line.x) <= _DOTS and not one.stepped)
+    return {
+        "type": "scatter",
+        "name": _plain(one.name),
+        **one.line._asdict(),
+        "mode": "markers" if one.dots_only else "lines+markers" if dotted else "lines",
+        "line": {"color": one.colour, "dash": one.dash, "shape": "hv" if one.stepped else "linear", "width": 2},
+        "marker": {"color": one.colour, "size": 8 if one.dots_only else 5},
+    }
+
+
+def _band(track: Track, kind: str, y_axis: str, in_legend: bool) -> dict[str, Any]:
+    shares = track.shares[kind]
+    return {
+        "type": "scatter",
+        "name": _plain(kind),
+        "x": track.edges,
+        # The last interval ends at the last edge.
+        "y": np.append(shares, shares[-1:]),
+        "yaxis": y_axis,
+        "stackgroup": "one",
+        "mode": "lines",
+        "line": {"width": 0, "shape": "hv"},
+        "fillcolor": colour_of(kind),
+        "legendgroup": _plain(kind),
+        "showlegend": in_legend,
+        "hovertemplate": "%{y:.0%}",
+    }
+
+
+def _heat_map(heat: Heat, suffix: str, x: str, y: str, unit: str) -> dict[str, Any]:
+    with np.errstate(divide="ignore"):
+        logarithms = np.log10(heat.counts)
+    return {
+        "type": "heatmap",
+        "x": heat.x,
+        "y": heat.y,
+        "z": np.where(heat.counts > 0, logarithms, np.nan).astype(np.float32),
+        "customdata": heat.counts.astype(np.int32),
+        "xaxis": f"x{suffix}",
+        "yaxis": f"y{suffix}",
+        "coloraxis": "coloraxis",
+        "hovertemplate": f"{x} %{{x}}<br>{y} %{{y}}<br>%{{customdata:,}} {unit}<extra></extra>",
+    }
+
+
+def _counted_colours(heats: Sequence[Heat], unit: str) -> dict[str, Any]:
+    """A colour axis of logarithms whose ticks are counts."""
+    most = max(int(heat.counts.max()) for heat in heats)
+    powers = range(len(str(most)))
+    bar = {"title": {"text": unit}, "tickvals": list(powers), "ticktext": [f"{10**power:,}" for power in powers]}
+    colours = {"colorscale": [list(stop) for stop in SCALE], "cmin": 0, "cmax": max(1.0, float(np.log10(most)))}
+    return {**colours, "colorbar": {**bar, "outlinewidth": 0}}
+
+
+def _decades(series: Sequence[Series]) -> float:
+    values = np.concatenate([one.line.y for one in series])
+    values = values[np.isfinite(values) & (values > 0)]
+    return float(np.log10(values.max() / values.min())) if len(values) else 0.0
+
+
+def _plain(text: str) -> str:
+    return escape(text, quote=False)

@@ -1,0 +1,55 @@
+"""What is shown for one run, or for several beside each other."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dashboard.queries.series import Line
+from dashboard.read.model import RunData
+from dashboard.views.blocks import Rows
+from dashboard.views.colours import colour_number
+from dashboard.views.figures import Series, line_chart
+
+VERSIONS = "policy version"
+MINUTES = "minutes since the run was started"
+NO_STEP = "No step was finished yet."
+
+Build = Callable[[Sequence[RunData]], go.Figure]
+
+
+def lines(
+    single: Callable[[RunData], Sequence[Series]],
+    compared: Callable[[RunData], Line],
+    *,
+    x: str,
+    y: str,
+    empty: str = NO_STEP,
+    from_zero: bool = True,
+) -> Build:
+    """Builds a line chart: all series of a single run, or one line per run if several are compared."""
+
+    def build(runs: Sequence[RunData]) -> go.Figure:
+        series = single(runs[0]) if len(runs) == 1 else line_per_run(runs, compared)
+        return line_chart(series, x=x, y=y, empty=empty, from_zero=from_zero)
+
+    return build
+
+
+def line_per_run(runs: Sequence[RunData], line: Callable[[RunData], Line]) -> list[Series]:
+    """The same line of each run, in its colour and under its name."""
+    return [Series(name=run.info.run_id, line=line(run), colour=colour_number(index)) for index, run in enumerate(runs)]
+
+
+def rows_per_run(
+    runs: Sequence[RunData], header: Sequence[str], rows: Callable[[RunData], Sequence[Sequence[str]]]
+) -> Rows:
+    """The rows of each run; with several runs, the run's name comes first in each row."""
+    if len(runs) == 1:
+        return Rows(header=header, rows=rows(runs[0]))
+    return Rows(header=["run", *header], rows=[[run.info.run_id, *row] for run in runs for row in rows(run)])
+
+
+def number(value: float, digits: int = 2, unit: str = "") -> str:
+    """For a table; a dash for NaN."""
+    return f"{value:,.{digits}f}{unit}" if np.isfinite(value) else "–"

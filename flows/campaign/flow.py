@@ -1,0 +1,158 @@
+"""The campaign: the single controller of a run. It holds no data; stages exchange it through streams.
+
+    prepare ─► bootstrap? ─► evaluate start ─┬─► generate ×G     ┐
+                                             ├─► score ×S        │ long-running tasks, each supervising
+                                             ├─► sync_weights    │ its own process
+                                             └─► train           ┘
+    control loop: waits for train, or until the time is up ─► STOP ─► the others drain
+                                     ─► evaluate end ─► promote ─► summary.json ─► report
+
+One call is one attempt. What its budget leaves undone, the next attempt continues: a schedule that calls the flow every
+night with `resume="latest"` is a campaign of weeks. Cancel, SIGTERM and Ctrl-C reach the control loop; on its way out
+it sets STOP, and every stage drains.
+"""
+
+import contextlib
+import math
+import shutil
+import time
+from dataclasses import replace
+from typing import Any
+
+from prefect import flow, get_run_logger, runtime
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from configs.schema import RunConfig
+from flows.campaign.cancellation import Cancellation
+from flows.campaign.prepare import Resume, check, prepare
+from flows.campaign.report import Outcome, write_report, write_summary
+from flows.campaign.stage_group import StageGroup
+from flows.display.artifacts import show
+from flows.display.ui_reporter import Reporter
+from millrace.errors import MillraceError
+from millrace.runs.record import end_attempt
+from millrace.runtime.arguments import StageArguments
+from millrace.runtime.heartbeat import CONTROLLER, HeartbeatPublisher
+from storage.checkpoints import read_latest
+from storage.failpoints import failpoint
+from storage.stores.factory import open_store
+from tasks.jobs import jobs
+from tasks.remote_stage import run_remotely
+from tasks.stages import LONG_RUNNING, bootstrap, evaluate, promote
+from tasks.stop import STOP
+
+
+def _flow_run_name() -> str:
+    parameters = runtime.flow_run.parameters
+    config = parameters["config"]
+    return str(parameters.get("run_id") or (config.name if isinstance(config, RunConfig) else config["name"]))
+
+
+_FLOW: dict[str, Any] = {
+    "name": "campaign",
+    "flow_run_name": _flow_run_name,
+    # Room for the most replicas that a config may ask for, and for evaluation.
+    "task_runner": ThreadPoolTaskRunner(max_workers=160),
+    "persist_result": False,
+    "validate_parameters": True,
+}
+
+
+@flow(**_FLOW)
+def campaign(
+    config: RunConfig, run_id: str | None = None, resume: Resume = "never"
+) -> dict[str, Any] | State[dict[str, Any]]:
+    """Asynchronous RL post-training as `config` describes it: one attempt. Returns the content of summary.json.
+
+    If a person cancels it in the Prefect UI, it drains and returns the state Cancelled.
+
+    Args:
+        config: Everything a person decides about the run.
+        run_id: The run's folder under storage.root; null: the config's name.
+        resume: never: the run must not exist yet. required: it must, and continues from its latest checkpoint. latest:
+            it continues if it exists, and starts otherwise.
+
+    Raises InputError for a user error before anything has run, and StageDied if a stage can't be kept alive.
+    """
+    check(config, run_id or config.name, resume=resume)
+    return _attempt(config, run_id or config.name, resume)
+
+
+@flow(**_FLOW)
+def checked_campaign(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] | State[dict[str, Any]]:
+    """The same flow for `millrace run`, which makes the checks itself before it starts a Prefect server."""
+    return _attempt(config, run_id, resume)
+
+
+def _attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] | State[dict[str, Any]]:
+    STOP.clear()
+    minutes = config.budget.duration_minutes
+    ends_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    run = prepare(config, run_id, resume=resume)
+    arguments = StageArguments(run_url=run.run_url, attempt=run.attempt, replica=0, handover=run.handover)
+    store = open_store(run.run_url)
+    try:
+        with Reporter(run.run_url), Cancellation() as cancellation:
+            failpoint("controller.prepared")
+            if config.model.path is None:
+                bootstrap(arguments, config.model.bootstrap.threads)
+            failpoint("controller.bootstrapped")
+            evaluate(arguments, config.training.threads, "start")
+            _run_stages(config, arguments, ends_at, cancellation)
+            if cancellation.asked():
+                return Cancelled(message="its stages have drained; the run can be resumed")
+            failpoint("controller.trained")
+            # If the time was up before the trainer began, there is nothing new to measure.
+            if read_latest(store) is not None:
+                evaluate(arguments, config.training.threads, "end")
+                promote(arguments, config.training.threads)
+            failpoint("controller.evaluated")
+        summary = write_summary(store, run.attempt)
+        failpoint("controller.summarised")
+        outcome: Outcome = "finished" if summary["state"] == "finished" else "window over"
+        report = write_report(store, run.attempt, outcome)
+        show(report, key="campaign-report", description="The result of this attempt")
+        return summary
+    finally:
+        STOP.set()
+        shutil.rmtree(run.handover, ignore_errors=True)
+        # Does not replace the end of a finished attempt, which is recorded already.
+        end_attempt(store, run.attempt, "stopped")
+
+
+def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float, cancellation: Cancellation) -> None:
+    """Runs the four stages until the trainer is done, a person cancels, or it is `ends_at` (time.monotonic)."""
+    all_jobs = jobs(config)
+    with contextlib.ExitStack() as stack:
+        if any(job.work_pool for job in all_jobs):
+            # Stages on other hosts drain when it says so, or falls silent.
+            stack.enter_context(
+                HeartbeatPublisher(
+                    open_store(arguments.run_url),
+                    CONTROLLER,
+                    0,
+                    owner_id=str(arguments.attempt),
+                    doing="campaign",
+                    draining=STOP.is_set,
+                )
+            )
+        group = stack.enter_context(StageGroup())
+        for job in all_jobs:
+            if job.work_pool is not None:
+                group.add(job.processes[0].stage, run_remotely.submit(arguments, job))
+                continue
+            for process in job.processes:
+                future = LONG_RUNNING[process.stage].submit(
+                    replace(arguments, replica=process.replica), process.threads
+                )
+                group.add(process.stage, future)
+        failpoint("controller.started")
+        ended = group.wait_for_first(ends_at, cancellation.asked)
+        if ended is None:
+            why = "the campaign is cancelled" if cancellation.asked() else "budget.duration_minutes is spent"
+            get_run_logger().info("%s: the stages drain", why)
+        elif ended != "train":
+            raise MillraceError(f"{ended} ended before the trainer did")
+    STOP.clear()

@@ -1,0 +1,110 @@
+"""Runs stages on this host for a controller on another, which starts this flow through a work pool of `placement`.
+
+    campaign ─► tasks.remote_stage ─► deployment `stages/<pool>` ─► a worker of the pool ─► this flow ─► stages
+                    ▲                                                                               │   ▲
+                    └──── the run's store ◄── heartbeats: at work, ended, failed with a sentence ───┘   │
+                                     └─────── the controller's heartbeats: draining, or silent ──STOP───┘
+
+The tasks, processes and retries are the same as on the controller's host. When one stage ends by itself, as the
+trainer does, this host's part of the attempt ends.
+"""
+
+import shutil
+import socket
+import threading
+
+from prefect import flow, runtime
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.campaign.prepare import handover_folder
+from flows.campaign.stage_group import StageGroup
+from millrace.errors import InputError, RunMissing
+from millrace.runs.record import Provenance, provenance, read_attempt
+from millrace.runtime.arguments import StageArguments
+from millrace.runtime.heartbeat import CONTROLLER, SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher
+from storage.errors import NotInStore
+from storage.stores.base import Store
+from storage.stores.factory import open_store
+from tasks.jobs import Job
+from tasks.remote_stage import FINAL_ERRORS
+from tasks.stages import LONG_RUNNING
+from tasks.stop import STOP
+
+_POLL_SECONDS = 1.0
+
+
+@flow(
+    name="stages",
+    task_runner=ThreadPoolTaskRunner(max_workers=8),  # type: ignore[arg-type]
+    persist_result=False,
+)
+def stages(run_url: str, attempt: int, job: Job) -> None:
+    """Runs the stages of `job` for this attempt of the run at `run_url` until they end or drain.
+
+    Raises InputError if this host can't serve that run, and the error of a stage that can't be kept alive.
+    """
+    STOP.clear()
+    store = open_store(run_url)
+    _check(store, attempt)
+    with HeartbeatPublisher(
+        store,
+        job.status_record,
+        job.number,
+        owner_id=str(runtime.flow_run.id),
+        doing=f"on {socket.gethostname()}",
+        draining=STOP.is_set,
+    ) as publisher:
+        try:
+            _run(store, run_url, attempt, job)
+        except Exception as error:
+            final = type(error).__name__ if isinstance(error, FINAL_ERRORS) else None
+            publisher.publish(ended=True, sentence=str(error), final=final)
+            raise
+        publisher.publish(ended=True, sentence=None, final=None)
+
+
+def _check(store: Store, number: int) -> None:
+    """Raises InputError unless this host sees the run and runs the same code as the controller."""
+    try:
+        attempt = read_attempt(store, number)
+    except (RunMissing, NotInStore) as error:
+        raise InputError(
+            f"host {socket.gethostname()} sees no attempt {number} of a run at {store.url}: expected a storage.root "
+            "that the controller and every host of placement share"
+        ) from error
+    ours, theirs = _code(provenance()), _code(attempt.provenance)
+    if ours != theirs:
+        raise InputError(
+            f"host {socket.gethostname()} runs {ours} of Millrace, the controller {theirs}: "
+            "expected the same code on every host"
+        )
+
+
+def _code(found: Provenance) -> str:
+    changed = " with changes" if found.dirty else ""
+    return f"commit {found.commit[:12]}{changed}" if found.commit else "no commit known"
+
+
+def _run(store: Store, run_url: str, attempt: int, job: Job) -> None:
+    handover = handover_folder(f"{run_url} {job.name}")
+    over = threading.Event()
+    threading.Thread(target=_monitor_controller, args=(store, str(attempt), over), daemon=True).start()
+    try:
+        with StageGroup() as group:
+            for process in job.processes:
+                arguments = StageArguments(run_url=run_url, attempt=attempt, replica=process.replica, handover=handover)
+                group.add(process.stage, LONG_RUNNING[process.stage].submit(arguments, process.threads))
+            group.wait_for_first()
+    finally:
+        over.set()
+        shutil.rmtree(handover, ignore_errors=True)
+
+
+def _monitor_controller(store: Store, attempt: str, over: threading.Event) -> None:
+    """Sets STOP once the controller drains, is lost, or has been restarted as another attempt."""
+    controller = HeartbeatMonitor(store, CONTROLLER, 0)
+    while not over.wait(_POLL_SECONDS):
+        silent = controller.look() > SILENT_SECONDS
+        if silent or controller.status.get("draining") or controller.owner_id not in (None, attempt):
+            STOP.set()
+            return

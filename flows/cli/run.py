@@ -1,0 +1,81 @@
+"""Runs one campaign at a terminal: checks it, shows it while it runs, prints its summary."""
+
+import signal
+from types import FrameType
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from configs.schema import RunConfig
+from flows.campaign.prepare import Resume, check
+from flows.display.live_view import View, panel
+from storage import failpoints
+from storage.stores.base import Store
+
+INTERRUPTED, TERMINATED, CANCELLED = 130, 143, 4
+"""Exit codes after Ctrl-C, SIGTERM and a cancellation in the Prefect UI. Every stage has drained by then."""
+
+
+class Terminated(BaseException):
+    """SIGTERM as an exception: Prefect passes the signal on once the flow has drained its stages."""
+
+
+class CancelledInTheUI(Exception):
+    """A person cancelled the flow run, and its stages have drained."""
+
+
+def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
+
+
+def run_campaign(config: RunConfig, run_id: str, *, resume: Resume) -> int:
+    """Runs it to its end. Returns 0, or one of the exit codes above if it was stopped and every stage has drained.
+
+    Raises the errors of `flows.campaign.prepare.check` before anything is created.
+    """
+    failpoints.arm("controller")
+    store = check(config, run_id, resume=resume)
+    console = Console()
+    _print(console, f"run {run_id} at {store.url}")
+
+    signal.signal(signal.SIGTERM, _terminate)
+    # A shell script starts its background jobs with SIGINT ignored; this one has stages to drain.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        status = _run(config, run_id, resume, store, console)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Terminated:
+        code = TERMINATED
+    except CancelledInTheUI:
+        code = CANCELLED
+    else:
+        console.print(panel(status, {}))
+        _print(console, f"summary at {store.url}/summary.json")
+        if status["state"] != "finished":
+            _print(console, f"this attempt's budget is spent; continue with --run-id {run_id} --resume")
+        return 0
+    _print(console, f"stopped; continue with --run-id {run_id} --resume")
+    return code
+
+
+def _run(config: RunConfig, run_id: str, resume: Resume, store: Store, console: Console) -> dict[str, Any]:
+    # Imported late: Prefect takes seconds to import, and a mistake in the config is reported before that.
+    from flows.deployment.server import prefect_server
+
+    with prefect_server():
+        from prefect.exceptions import CancelledRun
+
+        from flows.campaign.flow import checked_campaign
+
+        with View(store, console):
+            try:
+                status = checked_campaign(config, run_id, resume)
+            except CancelledRun as error:
+                raise CancelledInTheUI from error
+            assert isinstance(status, dict)
+            return status
+
+
+def _print(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,75 @@
+"""A Prefect process worker that lets its campaigns drain when it is stopped.
+
+    SIGTERM, Ctrl-C ─► worker: takes no new run ─SIGTERM─► flow runs: their stages drain, commit, end
+                          │ ◄─────────── each has ended ───────┘
+                          └─ reports their end to the server, and stops
+
+Prefect's own `worker start` kills its flow runs at once and leaves them Running on the server, where they still count
+against the pool's limit.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+
+from prefect.workers.process import ProcessWorker
+
+_MOST_RUNS = 64
+"""The pool's limit decides. A worker needs a limit of its own to count its runs."""
+_GRACE_SECONDS = 60.0
+"""Time for flow runs to end after a signal: 20 s for a stage, the rest for a server that is slow to answer."""
+_INTERRUPT_SECONDS = 25.0
+"""Ctrl-C in a terminal reaches the flow runs too, and a second signal at once would disturb their drain. SIGINT sent to
+this process alone does not reach them, so they get SIGTERM after this time."""
+_LOOK_SECONDS = 0.2
+
+
+async def work(pool: str) -> None:
+    """Runs the pool's flow runs until SIGTERM or Ctrl-C."""
+    stop: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.put_nowait, number)
+    worker = ProcessWorker(work_pool_name=pool, name=socket.gethostname(), limit=_MOST_RUNS)
+    working = asyncio.create_task(worker.start())
+    stopping = asyncio.create_task(stop.get())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done() and worker.is_setup:
+        await _drain(worker, stopping.result())
+    stopping.cancel()
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+
+
+async def _drain(worker: ProcessWorker, number: signal.Signals) -> None:
+    """Returns once no flow run is left, or their time is up."""
+    worker.limiter.total_tokens = 1
+    now = asyncio.get_running_loop().time
+    patience_ends = now() + (_INTERRUPT_SECONDS if number == signal.SIGINT else 0.0)
+    deadline = patience_ends + _GRACE_SECONDS
+    signalled: set[int] = set()
+    while worker.limiter.borrowed_tokens > 0:
+        if now() > deadline:
+            print(f"flow runs did not end within {_GRACE_SECONDS:.0f} s; they are killed", flush=True)
+            return
+        # Repeated, because a run that was just starting gets its process late.
+        for pid in _children() - signalled if now() >= patience_ends else ():
+            signalled.add(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _children() -> set[int]:
+    """Process ids of our own children: the flow runs."""
+    found: set[int] = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # After the command in parentheses, which may contain anything: state, parent, …
+            parent = stat.read_text().rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid():
+                found.add(int(stat.parent.name))
+    return found

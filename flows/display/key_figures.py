@@ -1,0 +1,87 @@
+"""The key figures of a run, made from its status: for the terminal, the Prefect UI and the report."""
+
+import time
+from typing import Any
+
+TRAINING = "training"
+"""The phase in which all four stages run."""
+
+
+class Rates:
+    """Response tokens per second of each stage between two calls of `look`."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, dict[str, int]] | None = None
+
+    def look(self, status: dict[str, Any]) -> dict[str, float]:
+        """By stage; empty at the first call."""
+        now, tokens = time.monotonic(), status["tokens"]
+        before, self._before = self._before, (now, tokens)
+        if before is None:
+            return {}
+        return {stage: max(0, count - before[1][stage]) / (now - before[0]) for stage, count in tokens.items()}
+
+
+def phase(status: dict[str, Any]) -> str:
+    """What the campaign is doing, in a few words."""
+    if status["state"] != "running":
+        return str(status["state"])
+    doing = status["doing"]
+    if "train-0" not in doing:
+        bootstrap = doing.get("bootstrap-0", "stopped")
+        return "evaluating the start model" if bootstrap == "stopped" else f"making the start model: {bootstrap}"
+    if status["steps"] >= status["stop_at_step"]:
+        return "evaluating the trained model"
+    return TRAINING
+
+
+def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """The key figures of a run, as (name, value)."""
+    ledger, staleness, sync = status["ledger"], status["staleness"], status["weight_sync"]
+    dropped = ", ".join(f"{reason} {amount['rollouts']}" for reason, amount in ledger["dropped"].items()) or "none"
+    histogram = "  ".join(f"{value}: {count}" for value, count in staleness["histogram"].items()) or "–"
+    found = [
+        ("version", f"{status['steps']} of {status['max_steps']}; {status['policy_versions_used']} used by generators"),
+        ("reward", number(status["reward_mean"])),
+        ("staleness", f"mean {number(staleness['mean'])}, max {number(staleness['max'])} of {staleness['bound']}"),
+        ("rollouts by staleness", histogram),
+        ("queue", f"{queue_length(ledger)} rollouts on their way to the trainer"),
+        ("ledger", f"{ledger['generated']['rollouts']} generated = {ledger['trained']['rollouts']} trained"),
+        ("", f"+ {ledger['buffered']['rollouts']} buffered + {ledger['in_flight']['rollouts']} in flight"),
+        ("", f"+ dropped: {dropped}"),
+        ("weight sync", f"{sync['count']} by {sync['transport']}, median {number(sync['p50_seconds'], 4)} s"),
+    ]
+    for name, result in status["eval"].items():
+        found += _measured(name, result)
+    return found
+
+
+def _measured(name: str, result: dict[str, Any]) -> list[tuple[str, str]]:
+    """An evaluation's figures; those of older runs have no intervals."""
+    interval = _interval(result.get("accuracy_interval", [None, None]))
+    found = [(f"accuracy at {name}", f"{result['accuracy']:.3f}{interval} of {result['prompts']} held-out prompts")]
+    if "pass_at" in result:
+        measures = {f"pass@{k}": estimate for k, estimate in result["pass_at"].items()}
+        measures[f"majority of {result['samples']}"] = result["majority"]
+        said = [f"{what} {one['value']:.3f}{_interval([one['low'], one['high']])}" for what, one in measures.items()]
+        found.append((f"sampled at {name}", ", ".join(said)))
+    return found
+
+
+def _interval(ends: list[float | None]) -> str:
+    """The 95 % interval to print behind a value; empty if none is known."""
+    low, high = ends
+    return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
+
+
+def queue_length(ledger: dict[str, Any]) -> int:
+    """Trajectories generated and neither trained nor dropped yet."""
+    queued: int = ledger["buffered"]["rollouts"] + ledger["in_flight"]["rollouts"]
+    return queued
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A value with so many decimals; a dash if there is none."""
+    if value is None:
+        return "–"
+    return str(value) if isinstance(value, int) else f"{value:.{digits}f}"

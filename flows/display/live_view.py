@@ -1,0 +1,101 @@
+"""Shows a running campaign at the terminal: a live panel, or plain lines if the output is no terminal."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from flows.display.key_figures import TRAINING, Rates, figures, number, phase, queue_length
+from millrace.errors import MillraceError
+from millrace.runs.status import StatusReader
+from millrace.runtime.background import Background
+from storage.errors import StorageError
+from storage.stores.base import Store
+
+_LIVE_SECONDS = 0.5
+_PLAIN_SECONDS = 5.0
+
+
+class View(Background):
+    """Shows the run while its `with` block lasts."""
+
+    def __init__(self, store: Store, console: Console) -> None:
+        super().__init__("view", join_seconds=None)
+        self._store = store
+        self._console = console
+
+    def _run(self) -> None:
+        reader = self._wait_for_run()
+        if reader is None:
+            return
+        rates = Rates()
+        if self._console.is_terminal:
+            with Live(console=self._console, refresh_per_second=4) as live:
+                self._each(_LIVE_SECONDS, reader, lambda status: live.update(panel(status, rates.look(status))))
+        else:
+            last = ""
+
+            def print_line(status: dict[str, Any]) -> None:
+                nonlocal last
+                line = plain_line(status, rates.look(status))
+                if line != last:
+                    self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                last = line
+
+            self._each(_PLAIN_SECONDS, reader, print_line)
+
+    def _each(self, seconds: float, reader: StatusReader, show: Any) -> None:
+        while True:
+            over = self._over.wait(seconds)
+            try:
+                status = reader.look()
+            except (MillraceError, StorageError):
+                # A damaged or unreachable store: the stages fail too, and the campaign ends with their error.
+                if over:
+                    return
+                continue
+            # Until a resumed run has started, its store still shows how it stopped.
+            if over or status["state"] == "running":
+                show(status)
+            if over:
+                return
+
+    def _wait_for_run(self) -> StatusReader | None:
+        while True:
+            try:
+                return StatusReader(self._store)
+            except (MillraceError, StorageError):
+                if self._over.wait(_LIVE_SECONDS):
+                    return None
+
+
+def plain_line(status: dict[str, Any], rates: dict[str, float]) -> str:
+    """The run in one line."""
+    if (now := phase(status)) != TRAINING:
+        return now
+    ledger, staleness = status["ledger"], status["staleness"]
+    return (
+        f"{now} | step {status['steps']}/{status['max_steps']} | reward {number(status['reward_mean'])} | "
+        f"staleness mean {number(staleness['mean'])} max {number(staleness['max'])} of {staleness['bound']} | "
+        f"queue {queue_length(ledger)} | " + " ".join(f"{stage} {rate:,.0f} tok/s" for stage, rate in rates.items())
+    )
+
+
+def panel(status: dict[str, Any], rates: dict[str, float]) -> Table:
+    """The run as a small table."""
+    title, _, _ = phase(status).partition(":")
+    table = Table(title=f"{escape(status['run_id'])}: {title}", title_justify="left", expand=False)
+    table.add_column("figure")
+    table.add_column("now", min_width=40)
+    table.add_row("step", ProgressBar(total=status["max_steps"], completed=status["steps"], width=40))
+    for name, value in figures(status):
+        table.add_row(name, value)
+    for name, doing in sorted(status["doing"].items()):
+        if doing != "stopped":
+            rate = rates.get(name.rpartition("-")[0])
+            speed = f"{rate:7,.0f} tok/s  " if rate is not None else ""
+            table.add_row(name, escape(speed + doing))
+    return table

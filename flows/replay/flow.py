@@ -1,0 +1,79 @@
+"""A replay reads stored runs again, and writes its results to a run of its own.
+
+    check ─► run.json, replay.json, start model ─► score anew? ─► verify │ train ─► evaluate │ compare ─► results
+                                                               replay/*.json, *.parquet, report.md in the replay's run
+
+Each stage runs in its own process, supervised by a task; score and train are the stages of a campaign.
+"""
+
+import shutil
+from dataclasses import replace
+from typing import Any
+
+from prefect import flow, runtime
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from configs.replay import ReplayRequest
+from flows.display.artifacts import show
+from flows.replay.formatting import as_markdown
+from flows.replay.prepare import prepare
+from flows.replay.results import collect
+from millrace.runs.record import end_attempt
+from millrace.runtime.arguments import StageArguments
+from storage import layout
+from tasks.stages import compare, evaluate, score, train, verify
+from tasks.stop import STOP
+
+
+def _flow_run_name() -> str:
+    request = runtime.flow_run.parameters["request"]
+    return str(request.run_id if isinstance(request, ReplayRequest) else request["run_id"])
+
+
+@flow(
+    name="replay",
+    flow_run_name=_flow_run_name,
+    # Enough for the largest number of scorers that a config allows.
+    task_runner=ThreadPoolTaskRunner(max_workers=64),  # type: ignore[arg-type]
+    persist_result=False,
+    validate_parameters=True,
+)
+def replay(request: ReplayRequest) -> dict[str, Any]:
+    """Runs the requested replay. Returns its results by name, which its own run stores in `replay/`.
+
+    Args:
+        request: Which stored runs, what to do with them, and where the replay's own run is written.
+
+    Raises InputError for a user error before anything has run, and StageDied if a stage can't be kept alive.
+    """
+    STOP.clear()
+    prepared = prepare(request)
+    store, config = prepared.store, prepared.config
+    arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=prepared.handover)
+    finished = False
+    try:
+        if request.rescore is not None:
+            scorers = [
+                score.submit(replace(arguments, replica=replica), config.scoring.threads)
+                for replica in range(config.scoring.replicas)
+            ]
+            for scorer in scorers:
+                scorer.result()
+        match request.job:
+            case "verify":
+                verify(arguments, config.training.threads)
+            case "compare":
+                compare(arguments, config.training.threads)
+            case "train":
+                train(arguments, config.training.threads)
+                evaluate(arguments, config.training.threads, "end")
+        found = collect(store)
+        report = as_markdown(found, store)
+        store.put(f"{layout.REPLAY_RESULTS}/report.md", report.encode())
+        show(report, key="replay", description=f"What the replay of {request.sources[0]} found")
+        finished = True
+        return found
+    finally:
+        STOP.set()
+        shutil.rmtree(prepared.handover, ignore_errors=True)
+        end_attempt(store, 0, "finished" if finished else "stopped")

@@ -1,0 +1,127 @@
+"""Checks a replay before it starts, and creates the run it writes to.
+
+request ─► sources: stored enough? one vocabulary? ─► config ─► selection, plan: anything left? ─► run.json, replay.json
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from configs.load import with_overrides
+from configs.replay import ReplayRequest
+from configs.schema import RunConfig
+from configs.training import LossName
+from flows.campaign.prepare import handover_folder
+from millrace.errors import InputError, RunExists
+from millrace.preflight.model import check_training, read_model
+from millrace.replay.plan import check_same_tokens, plan
+from millrace.replay.sources.source_run import SourceRun
+from millrace.replay.spec import write_spec
+from millrace.rewards.scorer import make_scorer
+from millrace.runs.attempt_config import attempt_config
+from millrace.runs.record import create_run
+from storage import layout
+from storage.stores.base import Store, probe
+from storage.stores.factory import open_store
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedReplay:
+    """A replay whose own run exists."""
+
+    store: Store
+    """The replay's own run."""
+    config: RunConfig
+    handover: Path
+    """Folder in shared memory for its stages."""
+
+
+def prepare(request: ReplayRequest) -> PreparedReplay:
+    """Checks the request, then creates the replay's run. Raises as `check` does."""
+    config = check(request)
+    store = _own_store(request)
+    create_run(store, request.run_id, config.model_dump(mode="json"))
+    sources = [open_store(url) for url in request.sources]
+    write_spec(store, request.model_copy(update={"sources": [source.url for source in sources]}))
+    if config.model.path is None:
+        for path in sources[0].list(layout.START_MODEL):
+            store.put_if_absent(path, bytes(sources[0].get(path)))
+        # The manifest goes last: without it there is no start model.
+        store.put_if_absent(layout.START_MANIFEST, bytes(sources[0].get(layout.START_MANIFEST)))
+    return PreparedReplay(store=store, config=config, handover=handover_folder(store.url))
+
+
+def check(request: ReplayRequest) -> RunConfig:
+    """Checks everything that can be known before anything runs; returns the replay's config.
+
+    Raises InputError, ConfigError, BadName, StoreRefused or StreamCorrupt, each with one sentence.
+    """
+    layout.validate_run_id(request.run_id)
+    _check_request(request)
+    runs = [SourceRun(open_store(url)) for url in request.sources]
+    check_same_tokens(runs)
+    config = _config(request, runs[0])
+    if request.start_step is not None:
+        runs[0].checkpoint(request.start_step)
+    if request.job is not None:
+        batches = plan(runs, request, groups_per_step=config.training.groups_per_step, seed=config.seed)
+        first = request.start_step or 0
+        config = _config(request, runs[0], max_steps=first + len(batches))
+        if config.training.max_steps <= first:
+            raise InputError(
+                f"training.max_steps is {config.training.max_steps} and --start-step is {first}; "
+                "expected a larger training.max_steps"
+            )
+    model = read_model(config.model)
+    if request.job == "train":
+        check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
+    if request.rescore is not None:
+        make_scorer(config.scoring, config.prompts).check()
+    store = _own_store(request)
+    if store.exists(layout.RUN):
+        raise RunExists(f"run {request.run_id!r} exists already at {store.url}: choose another --run-id")
+    probe(open_store(request.root))
+    return config
+
+
+def _own_store(request: ReplayRequest) -> Store:
+    return open_store(f"{request.root.removesuffix('/')}/{request.run_id}")
+
+
+def _check_request(request: ReplayRequest) -> None:
+    if request.job is None and request.rescore is None:
+        raise InputError("nothing to do: expected one of --verify, --train, --rescore NAME and --compare LOSS,LOSS")
+    if request.rescore is not None and request.job in ("verify", "compare"):
+        raise InputError(f"--rescore is given with --{request.job}, which uses the run's own rewards")
+    if len(request.sources) > 1 and (request.job != "train" or request.rescore is not None):
+        raise InputError(f"{len(request.sources)} stored runs were given; expected one: only --train takes several")
+    if request.job == "compare":
+        known = get_args(LossName)
+        unknown = [name for name in request.losses if name not in known]
+        if unknown or len(set(request.losses)) < 2:
+            raise InputError(
+                f"--compare {','.join(request.losses)}: expected two or more of {', '.join(known)}, joined by commas"
+            )
+    if request.job != "train":
+        for name, given in (
+            ("--order", request.order != "stored"),
+            ("--dropped", request.dropped),
+            ("--start-step", request.start_step is not None),
+            ("--set", bool(request.settings) and request.rescore is None),
+        ):
+            if given:
+                raise InputError(f"{name} is given without --train, the only job that uses it")
+
+
+def _config(request: ReplayRequest, source: SourceRun, max_steps: int | None = None) -> RunConfig:
+    """The source's config with the request's changes; `max_steps`, from the plan, is an upper bound."""
+    stored = attempt_config(source.attempt).model_dump(mode="json")
+    settings = list(request.settings)
+    if request.rescore is not None:
+        settings.append(f"scoring.reward={request.rescore}")
+    config = with_overrides(stored, settings, where=source.url)
+    if max_steps is None:
+        return config
+    if any(setting.startswith("training.max_steps=") for setting in settings):
+        max_steps = min(config.training.max_steps, max_steps)
+    return with_overrides(stored, [*settings, f"training.max_steps={max_steps}"], where=source.url)

@@ -1,0 +1,191 @@
+"""The start model of a campaign that can download none: a tiny Llama, warm-started on demonstrations.
+
+     training prompts ──► demonstrations ──► supervised steps on ──► does it answer as a ──► Hugging Face folder
+                          (some wrong)       "prompt answer <eos>"   demonstrator would?
+                                                     ▲                      │ no
+                                                     └──────────────────────┘
+
+The demonstrations of arithmetic are like people's: many get the carry wrong. A policy that has learnt to imitate them
+is confident and often wrong, and learns from rewards alone what the right answers have in common. It never sees a
+held-out prompt. In an environment, demonstrators who are right have used it, and those who are wrong have not.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from configs.environment import EnvironmentConfig
+from configs.schema import BootstrapConfig
+from millrace.bootstrap.demonstrations import carry_error, dialogue
+from millrace.generation.engines.base import Engine
+from millrace.generation.engines.transformers import TransformersEngine
+from millrace.generation.environments.base import Environment
+from millrace.generation.environments.episodes import in_environment
+from millrace.generation.environments.factory import environment_class
+from millrace.types import Prompt, Sampling
+
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+CHECK_EVERY = 10
+"""Supervised steps between two measurements of the accuracy."""
+CHECK_PROMPTS = 512
+"""Most training prompts decoded per measurement."""
+_NO_ENVIRONMENT = EnvironmentConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bootstrapped:
+    """The result of a bootstrap."""
+
+    parameters: int
+    steps: int
+    imitation_rate: float
+    """Share of greedy answers that a demonstrator could have given, right or wrong, when it stopped."""
+    accuracy: float
+    """Share of greedy answers that are right, on training prompts, when it stopped."""
+    seconds: float
+
+
+def character_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token per character of `texts`, in sorted order."""
+    alphabet = sorted(set("".join(texts)))
+    vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, *alphabet])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    # `.` would not split at newlines, and several together are not in the vocabulary.
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+
+
+def tiny_llama(shape: BootstrapConfig, tokenizer: PreTrainedTokenizerFast, context: int) -> LlamaForCausalLM:
+    """A randomly initialised float32 Llama whose vocabulary is the tokenizer's."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_hidden_layers=shape.num_layers,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_heads,
+            max_position_embeddings=context,
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def bootstrap(
+    prompts: Sequence[Prompt],
+    shape: BootstrapConfig,
+    folder: Path,
+    *,
+    seed: int,
+    max_new_tokens: int,
+    report: Callable[[str], None],
+    environment: EnvironmentConfig = _NO_ENVIRONMENT,
+) -> Bootstrapped:
+    """Make a tiny model and its tokenizer from `prompts`, and save both to `folder` as a Hugging Face folder.
+
+    `report` receives a line per measurement of the accuracy. The policy may use the environment that
+    `environment` names. Deterministic in `seed`, on one machine with one thread count.
+    """
+    started = time.monotonic()
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    played = environment_class(environment.name)
+    tokenizer, model = _fresh(prompts, shape, played, max_new_tokens)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.0)
+    engine = in_environment(
+        lambda stop: TransformersEngine(model, tokenizer, stop=stop),
+        played,
+        tokenizer,
+        max_turns=environment.max_turns,
+    )
+    demonstrated = None if played is None else played()
+    checked = rng.sample(list(prompts), min(CHECK_PROMPTS, len(prompts)))
+    imitation_rate = accuracy = 0.0
+    step = 0
+    while step < shape.max_steps and not (
+        imitation_rate >= shape.target_imitation_rate and accuracy <= shape.max_accuracy
+    ):
+        step += 1
+        batch = [
+            (p, dialogue(p, rng, shape.error_rate, demonstrated)) for p in rng.choices(prompts, k=shape.batch_size)
+        ]
+        loss = _supervised_loss(model.train(), tokenizer, batch)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        if step % CHECK_EVERY == 0:
+            imitation_rate, accuracy = _measure(engine, tokenizer, checked, max_new_tokens)
+            report(
+                f"warm start step {step}: loss {loss.item():.3f}, answers like a demonstrator {imitation_rate:.2f}, "
+                f"right {accuracy:.2f}"
+            )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return Bootstrapped(
+        parameters=sum(p.numel() for p in model.parameters()),
+        steps=step,
+        imitation_rate=imitation_rate,
+        accuracy=accuracy,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _fresh(
+    prompts: Sequence[Prompt], shape: BootstrapConfig, environment: type[Environment] | None, max_new_tokens: int
+) -> tuple[PreTrainedTokenizerFast, LlamaForCausalLM]:
+    """A tokenizer of all prompts and answers, and an untrained model."""
+    texts = [text for prompt in prompts for text in (prompt.text, prompt.answer)]
+    tokenizer = character_tokenizer(texts if environment is None else [*texts, environment.alphabet])
+    longest = max(len(prompt.text) + len(prompt.answer) for prompt in prompts) + 2
+    # A whole response of several turns has to fit behind its prompt.
+    room = longest if environment is None else max_new_tokens
+    return tokenizer, tiny_llama(shape, tokenizer, context=max(64, longest + room))
+
+
+def _supervised_loss(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    batch: Sequence[tuple[Prompt, Sequence[tuple[str, bool]]]],
+) -> torch.Tensor:
+    """Mean cross-entropy of the policy's own text and the end token; prompt and environment carry no loss."""
+    rows = []
+    for prompt, pieces in batch:
+        row = [(token, False) for token in tokenizer(prompt.text)["input_ids"]]
+        for text, own in pieces:
+            row += [(token, own) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+        rows.append([*row, (tokenizer.eos_token_id, True)])
+    length = max(len(row) for row in rows)
+    input_ids_BT = torch.full((len(batch), length), tokenizer.pad_token_id)
+    labels_BT = torch.full((len(batch), length), -100)
+    for i, row in enumerate(rows):
+        input_ids_BT[i, : len(row)] = torch.tensor([token for token, _ in row])
+        labels_BT[i, : len(row)] = torch.tensor([token if own else -100 for token, own in row])
+    logits_BTV = model(input_ids=input_ids_BT, attention_mask=input_ids_BT != tokenizer.pad_token_id).logits
+    loss: torch.Tensor = torch.nn.functional.cross_entropy(
+        logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=-100
+    )
+    return loss
+
+
+def _measure(
+    engine: Engine, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Prompt], max_new_tokens: int
+) -> tuple[float, float]:
+    """(imitation rate, accuracy) of greedy answers."""
+    greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=max_new_tokens)
+    responses = engine.generate([tokenizer(p.text)["input_ids"] for p in prompts], greedy, seed=0, asked=prompts)
+    texts = [tokenizer.decode(list(response.answer_tokens), skip_special_tokens=True) for response in responses]
+    right = sum(text == prompt.answer for text, prompt in zip(texts, prompts, strict=True))
+    wrong = sum(text == carry_error(prompt) for text, prompt in zip(texts, prompts, strict=True))
+    return (right + wrong) / len(prompts), right / len(prompts)

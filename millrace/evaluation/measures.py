@@ -1,0 +1,143 @@
+"""How good a policy version is on held-out prompts: figures from scored answers, each with its uncertainty.
+
+one greedy answer per prompt ────► accuracy    mean reward
+n sampled answers per prompt ─┬──► pass@k      for k = 1, 2, 4, … ≤ n: is one of k answers right?
+                              └──► majority    is the answer that most of the n give right?
+
+An answer is right if its reward is 1 or more. If its verifier failed, it is wrong and its reward counts as 0: a failing
+verifier must not make a policy look better.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, pvariance, stdev
+from typing import Any
+
+from millrace.prompts.answers import boxed, last_group
+
+_Z = NormalDist().inv_cdf(0.975)
+RIGHT = 1.0
+"""Least reward of a right answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """One response: its answer and its reward."""
+
+    answer: str | None
+    """Equal for responses with the same answer; None if a response has none."""
+    reward: float | None
+    """None if the verifier failed."""
+
+    @property
+    def earned(self) -> float:
+        """The reward, or 0 if there is none."""
+        return 0.0 if self.reward is None else self.reward
+
+    @property
+    def right(self) -> bool:
+        return self.earned >= RIGHT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A mean over prompts with its 95 % confidence interval."""
+
+    value: float
+    low: float | None
+    """None if there is a single prompt and no bound on its values."""
+    high: float | None
+
+    def to_json(self) -> dict[str, float | None]:
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+def answer_given(response: str, answer_pattern: str | None) -> str | None:
+    r"""The answer in a response, without surrounding whitespace; None if there is none.
+
+    It is the first group of the last match of `answer_pattern`. Without a pattern it is the content of the last
+    `\boxed{…}`, and without a box the whole response.
+    """
+    if answer_pattern is None:
+        return boxed(response) or response.strip() or None
+    answer = last_group(response, answer_pattern)
+    return None if answer is None else answer.strip()
+
+
+def accuracy(greedy: Sequence[Answered]) -> Estimate:
+    """Mean reward of one answer per prompt (at least one prompt)."""
+    return mean_over_prompts([one.earned for one in greedy])
+
+
+def sampled_measures(sampled: Sequence[Sequence[Answered]]) -> dict[str, Any]:
+    """`pass_at`, estimates by k, and `majority`, as JSON. Every prompt has the same number of answers (≥ 1)."""
+    samples = len(sampled[0])
+    powers = [2**i for i in range(samples.bit_length())]
+    return {
+        "pass_at": {str(k): pass_at(k, sampled).to_json() for k in powers},
+        "majority": mean_over_prompts([float(majority_right(answers)) for answers in sampled]).to_json(),
+    }
+
+
+def pass_at(k: int, sampled: Sequence[Sequence[Answered]]) -> Estimate:
+    """How often at least one of `k` answers is right, from n ≥ k answers per prompt."""
+    chances = [pass_chance(len(answers), sum(one.right for one in answers), k) for answers in sampled]
+    return mean_over_prompts(chances, samples=len(sampled[0]))
+
+
+def pass_chance(n: int, right: int, k: int) -> float:
+    """1 − C(n − right, k) / C(n, k): the unbiased estimate of pass@k from `right` of n ≥ k answers.
+
+    Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374, section 2.1, equation 1.
+    Raises ValueError for k outside 1 to n.
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"k is {k} and n is {n}; expected 1 to n")
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
+
+
+def majority_right(answers: Sequence[Answered]) -> bool:
+    """Whether the most frequent answer is right; of equally frequent ones, the one given first.
+
+    Self-consistency: Wang et al., arXiv 2203.11171. Responses without an answer have no vote.
+    """
+    votes = Counter(one.answer for one in answers if one.answer is not None)
+    if not votes:
+        return False
+    # most_common keeps the order in which answers were first given among equals.
+    winner = votes.most_common(1)[0][0]
+    return any(one.right for one in answers if one.answer == winner)
+
+
+def mean_over_prompts(values: Sequence[float], *, samples: int = 1) -> Estimate:
+    """The mean of one value per prompt (at least one), each from `samples` answers, with its 95 % interval.
+
+    Prompts are the independent units, answers to one prompt are not. Values in [0, 1] get Wilson's interval (Wilson
+    1927, "Probable Inference") for the effective number of draws: p(1 − p) over the variance of the mean, between the
+    prompts and all answers to them (Kish 1965, "Survey Sampling", section 8.2). With one right or wrong answer per
+    prompt that is Wilson's interval itself. Other values get mean ± 1.96 standard errors.
+    """
+    n, mean = len(values), fmean(values)
+    if min(values) < 0 or max(values) > 1:
+        if n == 1:
+            return Estimate(value=mean, low=None, high=None)
+        half = _Z * stdev(values) / math.sqrt(n)
+        return Estimate(value=mean, low=mean - half, high=mean + half)
+    low, high = _wilson(mean, _effective_draws(mean, pvariance(values), n, samples))
+    return Estimate(value=mean, low=low, high=high)
+
+
+def _effective_draws(p: float, variance: float, n: int, samples: int) -> float:
+    """How many independent draws of probability p have a mean as uncertain as that of n values with this `variance`."""
+    if p in (0.0, 1.0):
+        return n
+    return n * samples if variance == 0 else min(n * samples, n * p * (1 - p) / variance)
+
+
+def _wilson(p: float, n: float) -> tuple[float, float]:
+    shrink = 1 + _Z**2 / n
+    middle = (p + _Z**2 / (2 * n)) / shrink
+    half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / shrink
+    return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))

@@ -1,0 +1,1 @@
+"""The policy as a generator of tokens: `transformers` or vLLM behind one interface."""

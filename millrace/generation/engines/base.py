@@ -1,0 +1,113 @@
+"""The interface of generation engines: tokens in, tokens with the behaviour policy's log-probabilities out.
+
+submit ─► requests in flight ─► collect          many at a time, in any order
+                ▲
+update_weights ─┘ between two tokens or two batches; `Response.version_spans` records which version drew what
+
+A request may hold a response to continue. Its tokens are read like the prompt's, and the engine returns only the new
+ones. `environments/episodes.py` makes trajectories of several turns this way.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from millrace.errors import WeightsMismatch
+from millrace.types import Prompt, Request, Response, Sampling, Trajectory
+from millrace.weights.base import Weights
+from millrace.weights.fingerprint import names_of
+
+_WAIT_SECONDS = 1.0
+
+
+class Engine(ABC):
+    """A policy that generates, and whose weights can be replaced meanwhile."""
+
+    policy_version: int
+    """Version of the loaded weights; 0 is the base model."""
+    vocab_size: int
+    """The policy's token ids are 0 to vocab_size − 1."""
+
+    @abstractmethod
+    def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """Puts requests in flight. A request's `response_tokens` count towards `max_new_tokens`.
+
+        Log-probabilities are those of the sampling distribution, after temperature and top-p. Under greedy decoding
+        (temperature 0) they are those of the unscaled policy.
+        """
+
+    @abstractmethod
+    def collect(self, seconds: float) -> list[Trajectory]:
+        """The trajectories finished since the last call, in any order. Waits up to `seconds` for the first one."""
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> int:
+        """Requests submitted and not collected yet."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Drops every request in flight."""
+
+    @abstractmethod
+    def update_weights(self, weights: Weights) -> float:
+        """Replaces the weights by name; returns the seconds that generation was paused.
+
+        Requests in flight continue under the new weights. Raises WeightsMismatch naming the tensors that are missing,
+        unknown or of another shape; the old weights then stay.
+        """
+
+    @abstractmethod
+    def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
+        """log π of the `most` likeliest tokens to follow `tokens`, nats, at temperature 1, under the loaded weights.
+
+        Computed as trajectories are sampled, caches included, so that it checks what they would be drawn from.
+        """
+
+    @abstractmethod
+    def sleep(self) -> None:
+        """Frees the device's memory: weights move to the CPU, caches are dropped. Nothing may be in flight.
+
+        Until `wake`, only `abort` and `close` are allowed.
+        """
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Moves the weights back, bit for bit."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the engine's processes, if it has any."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, asked: Sequence[Prompt] | None = None
+    ) -> list[Response]:
+        """One response per prompt, in order, while nothing else is in flight.
+
+        `prompts` are token ids, and `asked` the prompts that they stand for, which an environment needs. The same
+        weights, prompts, sampling and seed give the same responses on the same machine and thread count.
+        """
+        known = [None] * len(prompts) if asked is None else asked
+        requests = [
+            Request(group_id=i, sample_index=0, prompt_tokens=tuple(tokens), seed=seed + i, prompt=prompt)
+            for i, (tokens, prompt) in enumerate(zip(prompts, known, strict=True))
+        ]
+        self.submit(requests, sampling)
+        responses: dict[int, Response] = {}
+        while self.in_flight:
+            responses |= {done.request.group_id: done.response for done in self.collect(_WAIT_SECONDS)}
+        return [responses[i] for i in range(len(prompts))]
+
+
+def check_names(expected: Mapping[str, torch.Size], weights: Weights) -> None:
+    """Raises WeightsMismatch, naming the tensors, unless the weights are exactly the expected parameters."""
+    found = {name: tensor.shape for name, tensor in weights.tensors.items()}
+    wrong = {
+        "missing": expected.keys() - found.keys(),
+        "unknown": found.keys() - expected.keys(),
+        "of another shape": {name for name in expected.keys() & found.keys() if expected[name] != found[name]},
+    }
+    if any(wrong.values()):
+        said = "; ".join(f"{kind}: {names_of(sorted(names))}" for kind, names in wrong.items() if names)
+        raise WeightsMismatch(f"weights of version {weights.id.policy_version} do not fit the model: {said}")

@@ -1,0 +1,39 @@
+"""Which engine a run generates with."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from configs.schema import GenerationConfig
+from millrace.generation.engines.base import Engine
+from millrace.generation.engines.transformers import TransformersEngine
+from millrace.models.loading import load_model
+
+
+def make_engine(
+    config: GenerationConfig,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dtype: str,
+    stop: Sequence[str] = (),
+    sleeps: bool = False,
+) -> Engine:
+    """The configured engine with the model in `folder`, at policy version 0. Raises ModelFolderError.
+
+    `stop` are texts that end a response, besides the end-of-sequence token. `sleeps`: whether `sleep` will be called.
+    """
+    if config.engine == "vllm":
+        # Importing vLLM takes seconds, and it need not be installed for a run without it.
+        from millrace.generation.engines.vllm.engine import VllmEngine
+
+        return VllmEngine(
+            folder,
+            dtype=dtype,
+            eos_token_id=tokenizer.eos_token_id,
+            engine_args=config.engine_args,
+            stop=stop,
+            sleeps=sleeps,
+        )
+    return TransformersEngine(load_model(folder, dtype), tokenizer, stop=stop)

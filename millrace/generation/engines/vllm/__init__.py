@@ -1,0 +1,1 @@
+"""vLLM as an engine, and the code that it loads in its own processes."""

@@ -1,0 +1,49 @@
+"""The arguments and environment variables that Millrace starts vLLM with. vLLM itself is not imported."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# By default vLLM would take nearly all memory of the machine for it.
+_CACHE_ON_A_CPU = 2**30
+
+ENVIRONMENT: dict[str, str] = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    # A stage's thread count comes from its config; binding threads to cores suits dedicated machines only.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Variables for vLLM's processes, where the user set none."""
+
+
+def vllm_arguments(
+    folder: Path, *, dtype: str, engine_args: Mapping[str, Any], reads_text: bool = False, sleeps: bool = False
+) -> dict[str, Any]:
+    """Arguments of vLLM's `AsyncEngineArgs` for the model in `folder`.
+
+    `engine_args` are the user's; a config refuses those that are set here (`configs.engine_args.RESERVED`).
+    `reads_text`: whether responses end at stop texts, too; `sleeps`: whether it gives its device back at times.
+    """
+    defaults: dict[str, Any] = {"disable_log_stats": True}
+    # Counting devices does not start CUDA; a build of torch for CPUs counts none.
+    if not torch.cuda.device_count():
+        # vLLM 0.32's engine core on a CPU dies of a seeded request whose prompt is computed in pieces: it resets the
+        # request's generator after each piece (`set_offset` in v1/worker/gpu_model_runner.py), which a CPU can't.
+        defaults["enable_chunked_prefill"] = False
+        if "gpu_memory_utilization" not in engine_args:
+            defaults["kv_cache_memory_bytes"] = _CACHE_ON_A_CPU
+    reserved = {
+        "model": str(folder),
+        "dtype": dtype,
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "skip_tokenizer_init": not reads_text,
+        "enable_sleep_mode": sleeps,
+        # The folder's own settings (repetition penalty, top-k) would sample from a policy the trainer does not know.
+        "generation_config": "vllm",
+        "weight_transfer_config": {"backend": "millrace"},
+    }
+    return {**defaults, **engine_args, **reserved}

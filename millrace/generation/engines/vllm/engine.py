@@ -1,0 +1,240 @@
+"""Generation with vLLM: many requests at a time, batched token by token, on a CPU or on GPUs.
+
+    submit ─► one asyncio task per request ─► AsyncLLM ─► engine core ─► workers (one per tensor-parallel rank)
+    collect ◄─ queue ◄─ finished ◄──────────────┘                         ▲
+    update_weights: pause, requests kept ─► caches cleared ─► workers load from shared memory ─► resume
+
+Weights change between two tokens of a request: its tokens are kept, and its key-value cache is computed again under the
+new weights (docs/decisions/0017). vLLM reports which version drew each token.
+"""
+
+import asyncio
+import os
+import queue
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from millrace.generation.engines.base import Engine, check_names
+from millrace.generation.engines.vllm.arguments import ENVIRONMENT, vllm_arguments
+from millrace.models.loading import empty_model
+from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
+from millrace.weights.base import Weights
+
+os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+
+# vLLM reads the environment when it is imported.
+from vllm import SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+
+_T = TypeVar("_T")
+_LOOK_SECONDS = 1.0
+"""How often to check that vLLM is alive while waiting for it."""
+_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+
+
+class VllmEngine(Engine):
+    """The model in `folder`, whose responses end after the token `eos_token_id` or one of the texts `stop`.
+
+    `dtype` is that of the weights, `engine_args` are the user's arguments of vLLM, and `sleeps` is whether `sleep` will
+    be called. The start takes some 20 seconds. If vLLM's processes die, waiting and later calls raise vLLM's
+    EngineDeadError.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str,
+        eos_token_id: int,
+        engine_args: Mapping[str, Any],
+        stop: Sequence[str] = (),
+        sleeps: bool = False,
+    ) -> None:
+        model = empty_model(folder)
+        self.policy_version = 0
+        self.vocab_size: int = model.config.vocab_size
+        self._eos = eos_token_id
+        self._stop = list(stop)
+        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        arguments = vllm_arguments(folder, dtype=dtype, engine_args=engine_args, reads_text=bool(stop), sleeps=sleeps)
+        arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
+        self._finished: queue.Queue[Trajectory | Exception] = queue.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_flight = 0
+        self._num_requests = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
+        self._thread.start()
+        self._llm: AsyncLLM = self._call(_start(AsyncEngineArgs(**arguments))).result()
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        self._in_flight += len(requests)
+        self._loop.call_soon_threadsafe(self._launch, list(requests), sampling)
+
+    def collect(self, seconds: float) -> list[Trajectory]:
+        found: list[Trajectory] = []
+        patience = seconds
+        while len(found) < self._in_flight:
+            try:
+                done = self._finished.get(timeout=patience) if patience else self._finished.get_nowait()
+            except queue.Empty:
+                self._check_alive()
+                break
+            if isinstance(done, Exception):
+                raise done
+            found.append(done)
+            patience = 0
+        self._in_flight -= len(found)
+        return found
+
+    def abort(self) -> None:
+        self._run(self._cancel())
+        while not self._finished.empty():
+            self._finished.get_nowait()
+        self._in_flight = 0
+
+    def update_weights(self, weights: Weights) -> float:
+        check_names(self._shapes, weights)
+        if weights.shared is None:
+            raise ValueError("vLLM's workers are other processes: they need weights in shared memory")
+        pause_seconds = self._run(self._update(weights.shared.to_json(), str(weights.id.policy_version)))
+        self.policy_version = weights.id.policy_version
+        return pause_seconds
+
+    def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
+        sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
+        parameters = self._parameters(sampling, seed=0, logprobs=most)
+        completion = self._run(self._complete(tokens, parameters)).outputs[0]
+        assert completion.logprobs is not None
+        # vLLM always adds the token that it sampled.
+        return {token: entry.logprob for token, entry in completion.logprobs[0].items() if (entry.rank or 0) <= most}
+
+    def sleep(self) -> None:
+        # Level 1 keeps the weights in the CPU's memory. Level 2 drops them, but not every wake brings new ones: a group
+        # that replaces a dropped one is generated under the same version.
+        self._run(self._llm.sleep(level=1))
+
+    def wake(self) -> None:
+        self._run(self._llm.wake_up())
+
+    def close(self) -> None:
+        # vLLM's own tasks first: they would report the end of its processes as a failure.
+        self._call(_end_all_tasks()).result()
+        self._llm.shutdown()
+        # Its destructor shuts down once more. That fails at the interpreter's exit, so run it now.
+        del self._llm
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _call(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        """Starts `work` in the loop's thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Runs `work` in the loop's thread."""
+        call = self._call(work)
+        while not wait([call], timeout=_LOOK_SECONDS).done:
+            self._check_alive()
+        return call.result()
+
+    def _check_alive(self) -> None:
+        # When vLLM's core dies, vLLM leaves callers waiting for its answer for ever.
+        if self._llm.errored:
+            raise self._llm.dead_error
+
+    def _launch(self, requests: list[Request], sampling: Sampling) -> None:
+        for request in requests:
+            task = self._loop.create_task(self._sample(request, sampling))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _sample(self, request: Request, sampling: Sampling) -> None:
+        t_started = time.time()
+        try:
+            parameters = self._parameters(sampling, request.seed, logprobs=0, num_given=len(request.response_tokens))
+            # A response to continue is a new request with a longer prompt, whose blocks are in the prefix cache.
+            output = await self._complete([*request.prompt_tokens, *request.response_tokens], parameters)
+            response = self._response(output.outputs[0])
+            trajectory = Trajectory(request=request, response=response, t_started=t_started, t_finished=time.time())
+        except Exception as error:  # noqa: BLE001 — raised again by `collect`, in the caller's thread
+            self._finished.put(error)
+        else:
+            self._finished.put(trajectory)
+
+    async def _complete(self, tokens: Sequence[int], parameters: SamplingParams) -> RequestOutput:
+        self._num_requests += 1
+        prompt = {"prompt_token_ids": list(tokens)}
+        outputs = self._llm.generate(prompt, parameters, request_id=str(self._num_requests))
+        (output,) = [output async for output in outputs]
+        return output
+
+    async def _update(self, tensors: dict[str, Any], version: str) -> float:
+        # If one of these fails, generation stays paused: nothing is sampled from half-loaded weights.
+        started = time.monotonic()
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        await self._llm.start_weight_update()
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"tensors": tensors}))
+        await self._llm.finish_weight_update(version)
+        await self._llm.resume_generation()
+        return time.monotonic() - started
+
+    async def _cancel(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _parameters(self, sampling: Sampling, seed: int, logprobs: int, num_given: int = 0) -> SamplingParams:
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_new_tokens - num_given,
+            seed=seed,
+            logprobs=logprobs,
+            stop_token_ids=[self._eos],
+            # vLLM looks for stop texts in the decoded text, so special tokens must be in it.
+            stop=self._stop,
+            detokenize=bool(self._stop),
+            skip_special_tokens=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _response(self, completion: CompletionOutput) -> Response:
+        assert completion.logprobs is not None
+        assert completion.weight_versions is not None
+        tokens = tuple(completion.token_ids)
+        return Response(
+            tokens=tokens,
+            rollout_logprobs=tuple(
+                entry[token].logprob for token, entry in zip(tokens, completion.logprobs, strict=True)
+            ),
+            version_spans=tuple((int(span.version), span.start) for span in completion.weight_versions),
+            finish_reason=_FINISH_REASONS[str(completion.finish_reason)],
+        )
+
+
+async def _start(arguments: AsyncEngineArgs) -> AsyncLLM:
+    llm = AsyncLLM.from_engine_args(arguments)
+    await llm.update_weight_version("0")
+    return llm
+
+
+async def _end_all_tasks() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

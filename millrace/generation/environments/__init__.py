@@ -1,0 +1,1 @@
+"""What a policy talks to between its turns: tools, games, simulated users."""

@@ -1,0 +1,210 @@
+"""Trajectories of several turns, as an engine over an engine: callers see one request and its whole response.
+
+    submit ─► request ─► engine ─► one turn ─► environment.step ─► done, or too long, or too many turns ─► collect
+                           ▲                         │ text
+                           └── all tokens so far ◄───┘
+
+The policy's tokens are kept as sampled and never tokenised again; the environment's text is tokenised separately and
+appended to them. Weights may be replaced at any time: each turn has its own version spans, and the tokens of an
+environment belong to the current span. Nothing waits: one trajectory may be at its third turn while another is at its
+first.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from millrace.generation.engines.base import Engine
+from millrace.generation.environments.base import Environment
+from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
+from millrace.weights.base import Weights
+
+_LONGEST_ERROR = 300
+"""Characters kept of an environment's exception, which is stored in the trajectory's row."""
+
+
+@dataclass(kw_only=True)
+class _Episode:
+    """A trajectory in flight."""
+
+    request: Request
+    prompt: Prompt
+    sampling: Sampling
+    environment: Environment | None = None
+    num_turns: int = 0
+    t_started: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    version_spans: list[tuple[int, int]] = field(default_factory=list)
+    environment_spans: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        """How many more tokens fit."""
+        return self.sampling.max_new_tokens - len(self.tokens)
+
+    def add_turn(self, turn: Trajectory) -> None:
+        """Appends the policy's tokens."""
+        if not self.num_turns:
+            self.t_started = turn.t_started
+        self.num_turns += 1
+        for version, start in turn.response.version_spans:
+            if not self.version_spans or self.version_spans[-1][0] != version:
+                self.version_spans.append((version, len(self.tokens) + start))
+        self.tokens += turn.response.tokens
+        self.logprobs += turn.response.rollout_logprobs
+
+    def add_observation(self, tokens: Sequence[int]) -> None:
+        """Appends as many of the environment's tokens as fit."""
+        tokens = tokens[: self.room]
+        if not tokens:
+            return
+        start = len(self.tokens)
+        self.tokens += tokens
+        self.logprobs += [0.0] * len(tokens)
+        self.environment_spans.append((start, len(self.tokens)))
+
+    def next_request(self) -> Request:
+        """The request of the next turn. It has its own seed; otherwise all turns would draw alike."""
+        seed = turn_seed(self.request.seed, self.num_turns)
+        return replace(self.request, response_tokens=tuple(self.tokens), seed=seed)
+
+    def trajectory(self, t_finished: float, finish_reason: FinishReason, error: str | None) -> Trajectory:
+        """The whole trajectory."""
+        response = Response(
+            tokens=tuple(self.tokens),
+            rollout_logprobs=tuple(self.logprobs),
+            version_spans=tuple(self.version_spans),
+            finish_reason=finish_reason,
+            environment_spans=tuple(self.environment_spans),
+            environment_error=error,
+        )
+        return Trajectory(request=self.request, response=response, t_started=self.t_started, t_finished=t_finished)
+
+
+def in_environment(
+    make_engine: Callable[[Sequence[str]], Engine],
+    environment: type[Environment] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_turns: int,
+    each_turn: Callable[[], None] = lambda: None,
+) -> Engine:
+    """The engine from `make_engine(stop texts)`, playing `environment` if there is one."""
+    if environment is None:
+        return make_engine(())
+    engine = make_engine(environment.stop)
+    return Episodes(engine, environment, tokenizer, max_turns=max_turns, each_turn=each_turn)
+
+
+class Episodes(Engine):
+    """Plays an environment with an engine, which must also end responses at the environment's stop texts.
+
+    Each trajectory has its own object from `environment()` and at most `max_turns` turns of the policy. All its tokens
+    share `max_new_tokens`. An observation after the last turn is not appended: the policy would not read it.
+    `each_turn` is called after every turn of the policy.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        environment: Callable[[], Environment],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_turns: int,
+        each_turn: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.policy_version = engine.policy_version
+        self.vocab_size = engine.vocab_size
+        self._engine = engine
+        self._environment = environment
+        self._tokenizer = tokenizer
+        self._eos: int = tokenizer.eos_token_id
+        self._max_turns = max_turns
+        self._each_turn = each_turn
+        # By (group, place in the group).
+        self._episodes: dict[tuple[int, int], _Episode] = {}
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._episodes)
+
+    def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        for request in requests:
+            if request.prompt is None:
+                raise ValueError("an environment needs the prompt, and the request has none")
+            episode = _Episode(request=request, prompt=request.prompt, sampling=sampling)
+            self._episodes[request.group_id, request.sample_index] = episode
+        self._engine.submit(requests, sampling)
+
+    def collect(self, seconds: float) -> list[Trajectory]:
+        finished = []
+        for turn in self._engine.collect(seconds):
+            key = turn.request.group_id, turn.request.sample_index
+            episode = self._episodes[key]
+            episode.add_turn(turn)
+            self._each_turn()
+            ended = self._answer(episode, turn.response)
+            if ended is None:
+                self._engine.submit([episode.next_request()], episode.sampling)
+            else:
+                del self._episodes[key]
+                finished.append(episode.trajectory(turn.t_finished, *ended))
+        return finished
+
+    def abort(self) -> None:
+        self._engine.abort()
+        self._episodes.clear()
+
+    def update_weights(self, weights: Weights) -> float:
+        pause_seconds = self._engine.update_weights(weights)
+        self.policy_version = self._engine.policy_version
+        return pause_seconds
+
+    def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
+        return self._engine.next_logprobs(tokens, most)
+
+    def sleep(self) -> None:
+        self._engine.sleep()
+
+    def wake(self) -> None:
+        self._engine.wake()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _answer(self, episode: _Episode, turn: Response) -> tuple[FinishReason, str | None] | None:
+        """(finish reason, error) if this turn ends the trajectory. Otherwise appends the environment's answer."""
+        if turn.finish_reason == "length":
+            return "length", None
+        try:
+            if episode.environment is None:
+                # Not earlier: then an exception in here could end a response without tokens.
+                episode.environment = self._environment()
+                episode.environment.reset(episode.prompt, episode.request.seed)
+            observation = episode.environment.step(self._text(turn.tokens))
+            done = observation.done
+            tokens = [] if done else self._tokenizer(observation.text, add_special_tokens=False)["input_ids"]
+        except Exception as error:  # noqa: BLE001 — a failed trajectory is data, stored with its reason
+            line = " ".join(f"{type(error).__name__}: {error}".split())
+            return "stop", line[:_LONGEST_ERROR]
+        if done:
+            return "stop", None
+        if episode.num_turns == self._max_turns:
+            return "length", None
+        episode.add_observation(tokens)
+        return None if episode.room else ("length", None)
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        ended = tokens[-1] == self._eos
+        text = self._tokenizer.decode(list(tokens[:-1] if ended else tokens), clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """63 bits for turn number `turn` ≥ 1 of a trajectory; its first turn, number 0, uses `seed` itself."""
+    digest = hashlib.sha256(f"{seed}:{turn}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,46 @@
+"""Writes a checkpoint of a stored run as a Hugging Face folder, completely or not at all.
+
+checkpoint ─► weights of all its ranks, adapters merged in ─┐
+start model ─► configuration, tokenizer ────────────────────┴─► a temporary folder beside the target ─► renamed
+
+A promoted checkpoint is already stored as such a folder; `millrace.evaluation.promotion.fetch_promoted` copies it.
+"""
+
+import tempfile
+from pathlib import Path
+
+from millrace.errors import InputError
+from millrace.evaluation.promotion import check_empty
+from millrace.models.loading import start_folder
+from millrace.runs.attempt_config import attempt_config
+from millrace.runs.record import attempt_of_step, read_run
+from millrace.training.checkpoints.hugging_face import write_model_folder
+from storage.checkpoints import stored_checkpoints
+from storage.stores.base import Store
+
+
+def export_checkpoint(store: Store, folder: Path, version: int | None = None) -> int:
+    """Writes the checkpoint of policy version `version`, or the newest, to `folder`; returns its version.
+
+    The weights have the number format of the run's `model.dtype`. Raises InputError if `folder` exists and is not
+    empty, or if no such checkpoint is stored; RunMissing, ModelFolderError, and StreamCorrupt for a damaged file.
+    """
+    check_empty(folder)
+    # Before the checkpoints, because "no run" says more than "no checkpoint".
+    read_run(store)
+    stored = stored_checkpoints(store)
+    if not stored:
+        raise InputError(f"{store.url}: no checkpoint is stored yet, so there is none to export")
+    step = max(stored) if version is None else version
+    if step not in stored:
+        known = ", ".join(map(str, stored))
+        raise InputError(f"{store.url}: no checkpoint of version {step} is stored; stored versions: {known}")
+    model = attempt_config(attempt_of_step(store, step)).model
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tmp-") as temporary:
+        made = Path(temporary) / "made"
+        made.mkdir()
+        start = start_folder(store, model.path, Path(temporary))
+        write_model_folder(store, stored[step], start, model.dtype, made)
+        made.rename(folder)
+    return step

@@ -1,0 +1,1 @@
+"""A Hugging Face folder as a module."""

@@ -1,0 +1,21 @@
+"""Moves a model and its optimizer between a device and the CPU, bit for bit."""
+
+import torch
+from torch import nn
+
+_STEP = "step"
+"""AdamW keeps its step count on the CPU."""
+
+
+def move(module: nn.Module, device: torch.device, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Moves the parameters, gradients and buffers of `module`, and the state of `optimizer`, to `device`.
+
+    The parameter objects stay the same, sharded or not (FSDP2 follows its module). CUDA's reserved memory is freed for
+    other processes.
+    """
+    module.to(device)
+    if optimizer is not None:
+        for slots in optimizer.state.values():
+            for name in slots.keys() - {_STEP}:
+                slots[name] = slots[name].to(device)
+    torch.cuda.empty_cache()

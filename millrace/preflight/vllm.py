@@ -1,0 +1,285 @@
+"""Checks whether vLLM can start with a config, before anything of a run exists.
+
+    check_vllm ──stdin: Question──► python -m millrace.preflight.vllm ─► vLLM's own check of model and arguments
+       ▲                                       │
+       └────── stdout: one sentence, or null ──┘
+
+The child process takes about ten seconds, most of it for importing vLLM. The parent process imports neither vLLM nor
+torch, so this module imports them late. No weights are loaded; a GPU without room for them is reported by the generator
+when it starts.
+"""
+
+import difflib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import InputError, StageDied
+
+_LAST_LINES = 15
+_LONGEST_REASON = 300
+_KEY = "generation.engine_args."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What vLLM will be started with."""
+
+    folder: str | None
+    """Hugging Face folder of the model; None if bootstrap will make it."""
+    tiny: Mapping[str, Any]
+    """`model.bootstrap` of the config, which describes that model."""
+    dtype: str
+    """Number format of the weights in generators."""
+    engine_args: Mapping[str, Any]
+    """The user's arguments of vLLM."""
+    replicas: int
+    """Number of engines on this machine."""
+    max_new_tokens: int
+    """Longest response, tokens."""
+    prompts: tuple[tuple[str, str], ...]
+    """(text, answer) of each training prompt."""
+    environment: str | None = None
+    """The run's `environment.name`; None if it has none."""
+    colocated: bool = False
+    """Whether the trainer uses the device while vLLM sleeps."""
+
+
+def check_vllm(question: Question) -> None:
+    """Raises InputError, in one sentence that names the key to change, if vLLM could not start.
+
+    Takes about ten seconds and prints that. Raises StageDied with vLLM's last lines if it crashes without an answer.
+    """
+    print("checking generation.engine_args with vLLM …", flush=True)
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "millrace.preflight.vllm"],
+        input=json.dumps(asdict(question)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = "\n".join(done.stderr.splitlines()[-_LAST_LINES:])
+        raise StageDied(f"the check of vLLM ended with exit code {done.returncode} and wrote:\n{lines}")
+    refusal: str | None = json.loads(done.stdout)
+    if refusal is not None:
+        raise InputError(refusal)
+    print(f"vLLM accepts them, after {time.monotonic() - started:.0f} s", flush=True)
+
+
+def main() -> None:
+    """The child process: reads a Question from stdin, writes the answer to stdout."""
+    # vLLM and its child processes print to stdout: send all of that to stderr.
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    values = json.load(sys.stdin)
+    question = Question(**{**values, "prompts": tuple((text, reference) for text, reference in values["prompts"])})
+    json.dump(look(question), answer)
+    answer.close()
+
+
+def look(question: Question) -> str | None:
+    """Why vLLM could not start, in one sentence; None if it can. Imports vLLM into this process."""
+    from millrace.generation.engines.vllm.arguments import ENVIRONMENT
+
+    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+    try:
+        import vllm
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        return (
+            "generation.engine is vllm, but the package vllm is not installed here; expected `make vllm` to have been "
+            "run once, or another engine"
+        )
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            folder = Path(temporary) if question.folder is None else Path(question.folder)
+            if question.folder is None:
+                _make_tiny(question, folder)
+            sentences = [*_unknown(question, vllm.__version__)] or _findings(question, folder)
+            return next(iter(sentences), None)
+        except InputError as error:
+            return " ".join(str(error).split())
+
+
+def _make_tiny(question: Question, folder: Path) -> None:
+    """Makes the model of bootstrap without training it."""
+    from configs.environment import EnvironmentConfig
+    from configs.schema import BootstrapConfig
+    from millrace.bootstrap.tiny_model import bootstrap
+    from millrace.types import Prompt
+
+    bootstrap(
+        [Prompt(prompt_id=text, text=text, answer=answer, source="") for text, answer in question.prompts],
+        # Not validated, because the config requires at least one step.
+        BootstrapConfig.model_construct(**{**question.tiny, "max_steps": 0}),
+        folder,
+        seed=0,
+        max_new_tokens=question.max_new_tokens,
+        report=print,
+        environment=EnvironmentConfig(name=question.environment),
+    )
+
+
+def _unknown(question: Question, version: str) -> Iterator[str]:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    known = {field.name for field in fields(AsyncEngineArgs) if not field.name.startswith("_")}
+    for name in question.engine_args:
+        if name not in known:
+            near = " or ".join(difflib.get_close_matches(name, sorted(known)))
+            yield f"{_KEY}{name}: vLLM {version} has no such argument; " + (
+                f"did you mean {near}?" if near else "expected one of its AsyncEngineArgs"
+            )
+
+
+def _findings(question: Question, folder: Path) -> Iterator[str]:
+    """Problems that vLLM itself reports, then those that it would only find at run time."""
+    from vllm.config import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    from millrace.generation.engines.vllm.arguments import vllm_arguments
+    from millrace.generation.environments.factory import environment_class
+
+    environment = environment_class(question.environment)
+    if question.colocated and not current_platform.is_sleep_mode_available():
+        yield (
+            "placement.colocated is true, and vLLM can't sleep on the device it finds here, "
+            f"{current_platform.device_name}; expected a GPU, or false"
+        )
+        return
+    arguments = vllm_arguments(
+        folder,
+        dtype=question.dtype,
+        engine_args=question.engine_args,
+        reads_text=environment is not None and bool(environment.stop),
+        sleeps=question.colocated,
+    )
+    arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
+    try:
+        config = AsyncEngineArgs(**arguments).create_engine_config()
+    except Exception as error:  # noqa: BLE001 — vLLM raises errors of any kind; each becomes a sentence for the user
+        yield _in_one_sentence(error, question)
+        return
+    if config.model_config.runner_type != "generate":
+        yield f"{_model(question)} is one that vLLM does not generate text with; expected a causal language model"
+    yield from _attention(config, question)
+    yield from _context(config, question, folder)
+    yield from _memory(config, question)
+
+
+def _in_one_sentence(error: Exception, question: Question) -> str:
+    """vLLM's reason and the arguments it concerns. A pydantic error holds several reasons, each with its location."""
+    from pydantic import ValidationError
+
+    found = error.errors() if isinstance(error, ValidationError) else [{"loc": (), "msg": str(error), "input": None}]
+    reasons = [
+        (_named(detail, question.engine_args), str(detail["msg"]).removeprefix("Value error, ")) for detail in found
+    ]
+    names, text = next((reason for reason in reasons if reason[0]), reasons[0])
+    # Only the first sentence: the rest may be pages of architectures and advice.
+    sentence = re.split(r"(?<=\.)\s+(?=[A-Z])|\n", text.strip())[0].rstrip(".")
+    reason = textwrap.shorten(sentence, _LONGEST_REASON, placeholder=" …") or type(error).__name__
+    if names:
+        values = " and ".join(f"{_KEY}{name} {json.dumps(question.engine_args[name])}" for name in names)
+        return f"vLLM refuses {values}: {reason}"
+    also = " or one of generation.engine_args" if question.engine_args else ""
+    return f"vLLM refuses {_model(question)}{also}: {reason}"
+
+
+def _named(detail: Mapping[str, Any], engine_args: Mapping[str, Any]) -> list[str]:
+    """The user's arguments that an error concerns: found by location, by input value, or by words of its message."""
+    value = detail["input"]
+    words = re.sub(r"[-_]", " ", detail["msg"].lower())
+    return (
+        [str(part) for part in detail["loc"] if part in engine_args]
+        or [name for name, given in engine_args.items() if detail["loc"] and _holds(given, value)]
+        or [name for name in engine_args if name.replace("_", " ") in words]
+    )
+
+
+def _holds(given: object, value: object) -> bool:
+    return given == value or (isinstance(given, dict) and any(_holds(below, value) for below in given.values()))
+
+
+def _attention(config: Any, question: Question) -> Iterator[str]:
+    """CPU attention kernels support few head sizes, and fail only at the first token."""
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.attention.selector import get_attn_backend
+
+    model = config.model_config
+    if model.is_attention_free:
+        return
+    head_size = model.get_head_size()
+    with set_current_vllm_config(config):
+        backend = get_attn_backend(head_size, model.dtype, config.cache_config.cache_dtype, use_mla=model.use_mla)
+    if not backend.supports_head_size(head_size):
+        known = ", ".join(map(str, backend.get_supported_head_sizes()))
+        yield (
+            f"{_model(question)} has attention heads of {head_size} features, which vLLM's attention "
+            f"{backend.get_name()} does not know; expected one of {known}"
+        )
+    block_size = question.engine_args.get("block_size")
+    if block_size is not None and not backend.supports_block_size(block_size):
+        known = ", ".join(map(str, backend.get_supported_kernel_block_sizes()))
+        yield f"{_KEY}block_size is {block_size}; expected what vLLM's attention {backend.get_name()} knows: {known}"
+
+
+def _context(config: Any, question: Question, folder: Path) -> Iterator[str]:
+    from millrace.models.loading import load_tokenizer
+
+    context = config.model_config.max_model_len
+    texts = [text for text, _ in question.prompts]
+    longest = max(len(tokens) for tokens in load_tokenizer(folder)(texts)["input_ids"])
+    if longest + question.max_new_tokens > context:
+        whose = f"{_KEY}max_model_len" if "max_model_len" in question.engine_args else "the model's context"
+        yield (
+            f"{whose} is {context} tokens, the longest prompt has {longest} and generation.max_new_tokens is "
+            f"{question.max_new_tokens}; expected room for both, {longest + question.max_new_tokens} tokens"
+        )
+
+
+def _memory(config: Any, question: Question) -> Iterator[str]:
+    """On a CPU the cache competes with all other processes for memory. On a GPU vLLM checks the memory itself."""
+    from vllm.platforms import current_platform
+    from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memory_node
+
+    if not current_platform.is_cpu():
+        return
+    cache, node = config.cache_config, get_memory_node_info(get_visible_memory_node()[0])
+    workers = question.replicas * config.parallel_config.world_size
+    if cache.kv_cache_memory_bytes is None:
+        wanted = cache.gpu_memory_utilization * node.total_memory
+        asked = f"{_KEY}gpu_memory_utilization is {cache.gpu_memory_utilization} of all memory: {_gib(wanted)}"
+    else:
+        wanted = cache.kv_cache_memory_bytes
+        asked = f"{_KEY}kv_cache_memory_bytes is {_gib(wanted)}"
+    if workers * wanted > node.available_memory:
+        each = f" for each of {workers} workers" if workers > 1 else ""
+        yield (
+            f"{asked}{each}, and {_gib(node.available_memory)} are free; expected {_KEY}kv_cache_memory_bytes of less"
+        )
+
+
+def _model(question: Question) -> str:
+    return "the model of model.bootstrap" if question.folder is None else f"the model in model.path {question.folder}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+if __name__ == "__main__":
+    main()

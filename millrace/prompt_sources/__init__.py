@@ -1,1 +1,0 @@
-"""Where prompts come from: the built-in sums, files, and what other packages list."""

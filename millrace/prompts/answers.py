@@ -1,0 +1,70 @@
+r"""Finds the reference answer in the answer field of a data set.
+
+text    the whole field                        any file of bare answers
+gsm8k   "She pays 2 × 600 = 1,200.\n#### 1,200"  ─► 1200    Cobbe et al., arXiv 2110.14168
+boxed   "… so $x = \boxed{\frac{1}{2}}$."        ─► \frac{1}{2}    MATH: Hendrycks et al., arXiv 2103.03874
+"""
+
+import re
+from collections.abc import Callable
+
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_BRACE_OR_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+([^\s{$]+)")
+
+
+def reference_answer(text: str, answer_format: str) -> str | None:
+    """The answer in an answer field, in `answer_format` (`text`, `gsm8k` or `boxed`); None where there is none."""
+    return _FINDERS[answer_format](text)
+
+
+def boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{…}` or `\fbox{…}` with balanced braces, in time linear in the text.
+
+    None where there is none, or where it is empty. A few solutions of MATH write `\boxed 5`, which counts where no box
+    has braces.
+    """
+    opened: list[int | None] = []
+    last, content = -1, ""
+    for found in _BRACE_OR_BOX.finditer(text):
+        token = found.group()
+        if token == "}":
+            start = opened.pop() if opened else None
+            if start is not None and start > last:
+                last, content = start, text[start : found.start()].strip()
+        elif token == "{":
+            opened.append(None)
+        elif token.endswith("{") and len(token) > 2:
+            opened.append(found.end())
+    if last < 0:
+        bare = _BARE_BOX.findall(text)
+        content = bare[-1].rstrip(".") if bare else ""
+    return content or None
+
+
+def _whole(text: str) -> str | None:
+    return text if text.strip() else None
+
+
+def _after_hashes(text: str) -> str | None:
+    """The text after the last `####`, without commas between thousands."""
+    _, hashes, answer = text.rpartition("####")
+    return _THOUSANDS.sub("", answer.strip()) if hashes and answer.strip() else None
+
+
+_FINDERS: dict[str, Callable[[str], str | None]] = {"text": _whole, "gsm8k": _after_hashes, "boxed": boxed}
+
+EXPECTED = {
+    "text": "text that is not blank",
+    "gsm8k": 'a worked solution that ends in "####" and the answer',
+    "boxed": r"a solution with the answer in \boxed{…}, its braces balanced",
+}
+"""What an answer field of each format must be, for error messages."""
+
+
+def last_group(text: str, pattern: str | re.Pattern[str]) -> str | None:
+    """The first group of the last match of `pattern`; None without a match."""
+    answer: str | None = None
+    for found in re.finditer(pattern, text):
+        answer = found.group(1)
+    return answer

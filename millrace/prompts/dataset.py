@@ -1,0 +1,119 @@
+"""The prompts of a run: loaded from their source, split into training and evaluation, and put in order.
+
+arithmetic ─────┐                               ┌─► train ─► PromptOrder: group number n ─► prompt
+a file ─────────┤                               │            (a permutation of train per epoch, from the seed)
+reasoning_gym ──┼─► prompts ─► split ─► template┤
+verifiers ──────┘                               └─► eval     (no text of it is in train)
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from configs.prompts import PromptsConfig
+from millrace.errors import PromptsError
+from millrace.prompts.arithmetic import ARITHMETIC, arithmetic_prompts, commuted
+from millrace.prompts.extras import package_of, package_options
+from millrace.prompts.files import read_prompts
+from millrace.prompts.listing import listed_prompts
+from millrace.types import Prompt
+
+# Stored runs depend on it: another salt holds out other prompts.
+_SPLIT_SALT = "millrace-held-out:"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptSet:
+    """The prompts of a run. No text is in both halves; `prompt_id` is unique within each."""
+
+    train: tuple[Prompt, ...]
+    """Prompts to train on, at least one."""
+    eval: tuple[Prompt, ...]
+    """Prompts to evaluate on, at least one."""
+
+
+class PromptOrder:
+    """The prompt of each group: every prompt once per epoch, each epoch in its own order."""
+
+    def __init__(self, prompts: Sequence[Prompt], *, seed: int, shuffle: bool) -> None:
+        """Shuffle `prompts` (at least one) by `seed` (≥ 0), or keep their order if not `shuffle`."""
+        self._prompts = prompts
+        self._seed = seed
+        self._shuffle = shuffle
+        self._epoch = -1
+        self._order: Sequence[int] = ()
+
+    def prompt_at(self, n: int) -> Prompt:
+        """The prompt of group number `n` (≥ 0), the same in every process. O(1) except at the start of an epoch."""
+        if n < 0:
+            raise ValueError(f"group number is {n}; expected at least 0")
+        epoch, position = divmod(n, len(self._prompts))
+        if epoch != self._epoch:
+            self._order, self._epoch = self._order_of(epoch), epoch
+        return self._prompts[self._order[position]]
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        if not self._shuffle:
+            return range(len(self._prompts))
+        generator = np.random.Generator(np.random.PCG64([self._seed, epoch]))
+        order: list[int] = generator.permutation(len(self._prompts)).tolist()
+        return order
+
+
+def load_prompts(config: PromptsConfig) -> PromptSet:
+    """Load both halves of a run's prompt set. Raises InputError naming the file and the line or row.
+
+    Without `eval_source`, `num_eval` prompts of `source` are held out, chosen by hash: the same ones for every seed.
+    With it, its prompts are the evaluation set, and prompts of `source` with the same text are left out of training.
+    """
+    source, eval_source = config.source, config.eval_source
+    prompts = _prompts_of(source, config)
+    if eval_source is None:
+        train, held_out = _hold_out(prompts, config.num_eval, commuted if source == ARITHMETIC else _text)
+        if not train:
+            raise PromptsError(
+                f"{source}: {len(prompts)} prompts; expected more than the {config.num_eval} held out of them"
+            )
+    else:
+        held_out = _prompts_of(eval_source, config)
+        held_out_texts = {prompt.text for prompt in held_out}
+        train = [prompt for prompt in prompts if prompt.text not in held_out_texts]
+        if not train:
+            raise PromptsError(f"{source}: every prompt is in {eval_source} too; expected some to train on")
+    # The template comes last: which prompts are held out must not depend on it.
+    return PromptSet(train=_in_template(train, config.template), eval=_in_template(held_out, config.template))
+
+
+def _prompts_of(source: str, config: PromptsConfig) -> list[Prompt]:
+    if (package := package_of(source)) is not None:
+        return listed_prompts(source, package_options(config, package))
+    if source == ARITHMETIC:
+        return arithmetic_prompts(config.arithmetic.digits, config.arithmetic.max_sum)
+    return read_prompts(source, config)
+
+
+def _in_template(prompts: Iterable[Prompt], template: str | None) -> tuple[Prompt, ...]:
+    if template is None:
+        return tuple(prompts)
+    before, _, after = template.partition("{prompt}")
+    return tuple(replace(prompt, text=before + prompt.text + after) for prompt in prompts)
+
+
+def _hold_out(
+    prompts: Iterable[Prompt], num_eval: int, identity: Callable[[Prompt], str]
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Splits off the `num_eval` prompts first by hash. Prompts with the identity of one of them are not trained on."""
+    prompts = list(prompts)
+
+    def rank(prompt: Prompt) -> bytes:
+        return hashlib.sha256((_SPLIT_SALT + identity(prompt)).encode()).digest()
+
+    held_out = sorted(prompts, key=rank)[:num_eval]
+    held_out_identities = {identity(prompt) for prompt in held_out}
+    return [prompt for prompt in prompts if identity(prompt) not in held_out_identities], held_out
+
+
+def _text(prompt: Prompt) -> str:
+    return prompt.text

@@ -1,0 +1,114 @@
+"""Prompts from a file of the user: JSONL, Parquet, or a folder that `datasets` saved.
+
+.jsonl ───┐
+.parquet ─┼─► records, numbered ─► text and answer of each ─► prompts
+folder ───┘
+
+A record may have a unique `id`; otherwise the file's name and the record's number identify the prompt.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.prompts import PromptsConfig
+from millrace.errors import PromptsError
+from millrace.prompts.answers import EXPECTED, reference_answer
+from millrace.prompts.saved_dataset import saved_records
+from millrace.prompts.text_checks import checked_text, shown
+from millrace.types import Prompt
+
+
+def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
+    """The prompts of a file or folder, at a path or fsspec URL, in its order: at least one.
+
+    Raises PromptsError naming the file and the line or row.
+    """
+    name = PurePosixPath(source).name
+    fields = config.prompt_field, config.answer_field
+    prompts: dict[str, Prompt] = {}
+    for unit, number, record in _records(source, fields):
+        where = f"{source} {unit} {number}"
+        if not isinstance(record, dict):
+            raise PromptsError(f'{where}: no object; expected one with the keys "{fields[0]}" and "{fields[1]}"')
+        prompt = Prompt(
+            prompt_id=checked_text(record, "id", where) if "id" in record else f"{name}:{number}",
+            text=checked_text(record, config.prompt_field, where),
+            answer=_answer(record, config, where),
+            source=name,
+        )
+        if prompt.prompt_id in prompts:
+            raise PromptsError(f'{where}: id "{prompt.prompt_id}" was used before; expected each id once')
+        prompts[prompt.prompt_id] = prompt
+    if not prompts:
+        raise PromptsError(f"{source}: no prompts; expected at least one")
+    return list(prompts.values())
+
+
+def _answer(record: dict[str, object], config: PromptsConfig, where: str) -> str:
+    text = checked_text(record, config.answer_field, where)
+    answer = reference_answer(text, config.answer_format)
+    if answer is None:
+        expected = EXPECTED[config.answer_format]
+        raise PromptsError(f'{where}: key "{config.answer_field}" is {shown(text)}; expected {expected}')
+    return answer
+
+
+def _records(source: str, fields: tuple[str, ...]) -> Iterator[tuple[str, int, object]]:
+    """(`line` or `row`, its number from 1, the record)."""
+    suffix = PurePosixPath(source).suffix
+    if suffix in (".jsonl", ".parquet"):
+        data = _bytes(source)
+        return _jsonl_records(data, source) if suffix == ".jsonl" else _parquet_records(data, source, fields)
+    saved = saved_records(source, fields)
+    if saved is None:
+        raise PromptsError(
+            f'prompts source "{source}"; expected arithmetic, reasoning_gym:TASK, verifiers:ENVIRONMENT, a .jsonl or '
+            ".parquet file, or a folder that `datasets` saved"
+        )
+    return (("row", number, record) for number, record in enumerate(saved, start=1))
+
+
+def _bytes(source: str) -> bytes:
+    try:
+        with fsspec.open(source, "rb") as file:
+            data: bytes = file.read()
+    except (OSError, ValueError, ImportError) as error:
+        raise PromptsError(f"{source}: can't be read ({error}); expected a .jsonl or .parquet file") from error
+    return data
+
+
+def _jsonl_records(data: bytes, source: str) -> Iterator[tuple[str, int, object]]:
+    """The lines that are not blank."""
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield "line", number, json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise PromptsError(
+                f"{source} line {number}: byte {error.start} is not UTF-8; expected UTF-8 text"
+            ) from error
+        except json.JSONDecodeError as error:
+            raise PromptsError(
+                f"{source} line {number}: not JSON at column {error.colno} ({error.msg}); "
+                "expected one JSON object per line"
+            ) from error
+
+
+def _parquet_records(data: bytes, source: str, fields: tuple[str, ...]) -> Iterator[tuple[str, int, object]]:
+    """The rows, with the columns `fields` and `id` only."""
+    try:
+        names = pq.read_schema(pa.BufferReader(data)).names
+        if missing := [field for field in fields if field not in names]:
+            raise PromptsError(f'{source}: column "{missing[0]}" is missing; expected it among {", ".join(names)}')
+        table = pq.read_table(pa.BufferReader(data), columns=[name for name in names if name in (*fields, "id")])
+        table.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise PromptsError(f"{source}: can't be read as Parquet ({error}); expected a Parquet file") from error
+    for number, record in enumerate((row for batch in table.to_batches() for row in batch.to_pylist()), start=1):
+        yield "row", number, record

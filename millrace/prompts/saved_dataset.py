@@ -1,0 +1,59 @@
+"""Folders saved by `save_to_disk` of the library `datasets`: Arrow streams, and a file that lists them.
+
+folder/state.json ─► data-00000-of-00002.arrow, data-00001-of-00002.arrow ─► rows
+folder/dataset_dict.json: the folder holds one such folder per split
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+
+from millrace.errors import PromptsError
+
+
+def saved_records(folder: str, fields: tuple[str, ...]) -> Iterator[dict[str, Any]] | None:
+    """The columns `fields` of each row, and `id` if there is one; None where `folder` is no saved data set.
+
+    `folder` is a path or an fsspec URL. Raises PromptsError for a folder of several splits, a damaged file or a missing
+    column.
+    """
+    folder = folder.rstrip("/")
+    splits = _json(f"{folder}/dataset_dict.json")
+    if splits is not None:
+        names = splits.get("splits", [])
+        raise PromptsError(f"{folder}: holds the splits {', '.join(names)}; expected one of them, {folder}/SPLIT")
+    state = _json(f"{folder}/state.json")
+    # Another program's state.json may be anything.
+    files = None if state is None else state.get("_data_files")
+    return None if files is None else _rows(folder, [file["filename"] for file in files], fields)
+
+
+def _json(path: str) -> dict[str, Any] | None:
+    try:
+        with fsspec.open(path, "rb") as file:
+            found: dict[str, Any] = json.loads(file.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, ImportError) as error:
+        raise PromptsError(f"{path}: can't be read ({error}); expected a folder that `datasets` saved") from error
+    return found
+
+
+def _rows(folder: str, files: list[str], fields: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    for name in files:
+        path = f"{folder}/{name}"
+        try:
+            with fsspec.open(path, "rb") as file, pa.ipc.open_stream(file.read()) as stream:
+                table = stream.read_all()
+            table.validate(full=True)
+        except (pa.ArrowException, OSError) as error:
+            raise PromptsError(f"{path}: can't be read as Arrow ({error}); expected what `datasets` saved") from error
+        names = table.column_names
+        if missing := [field for field in fields if field not in names]:
+            raise PromptsError(f'{folder}: column "{missing[0]}" is missing; expected it among {", ".join(names)}')
+        wanted = table.select([name for name in names if name in (*fields, "id")])
+        for batch in wanted.to_batches():
+            yield from batch.to_pylist()

@@ -1,0 +1,61 @@
+"""Single-turn environments of the package `verifiers`: their rows become prompts.
+
+environment, arguments ─► load_environment ─► data set or evaluation data set ─► row i ─► prompt
+
+Loading an environment runs its author's code, takes seconds, and sets signal handlers: only child processes do it.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from millrace.errors import PromptsError
+from millrace.prompts.source import prompt_sources
+from millrace.types import Prompt
+
+_EVAL = "#eval"
+
+
+def prompts(source: str, options: Mapping[str, Any]) -> Iterator[Prompt]:
+    """The prompts of `source`, `verifiers:ENVIRONMENT`, in its order; with `#eval` after it, of its evaluation set.
+
+    `options` has `arguments`, those of its `load_environment`. A row without an answer, which a rubric may not need,
+    gives a prompt with an empty one. Raises PromptsError for an environment that can't be loaded or has several turns.
+    """
+    [made] = prompt_sources(source, options)
+    environment = open_environment(made.name, made.arguments)
+    for index, row in enumerate(rows(environment, made.name)):
+        yield made.prompt(index, prompt_text(row["prompt"]), row.get("answer"))
+
+
+def open_environment(name: str, arguments: Mapping[str, Any]) -> Any:
+    """The `SingleTurnEnv` called `name`. Raises PromptsError with one sentence for any other kind."""
+    import datasets
+    import verifiers
+
+    # A progress bar leaves a thread behind, and reward workers are forked from the process that loads.
+    datasets.disable_progress_bars()
+    source = f"verifiers:{name}"
+    try:
+        environment = verifiers.load_environment(name.removesuffix(_EVAL), **arguments)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise PromptsError(f'prompts source "{source}": {reason}') from error
+    if not isinstance(environment, verifiers.SingleTurnEnv):
+        kind = type(environment).__name__
+        raise PromptsError(f'prompts source "{source}" is a {kind}; expected a SingleTurnEnv')
+    return environment
+
+
+def rows(environment: Any, name: str) -> list[dict[str, Any]]:
+    """The rows of its training or evaluation set: each with `prompt`, and maybe `answer`, `info` and `task`."""
+    return list(environment.get_eval_dataset() if name.endswith(_EVAL) else environment.get_dataset())
+
+
+def prompt_text(messages: str | list[dict[str, Any]]) -> str:
+    """A row's prompt as one text: the contents of its messages, separated by empty lines.
+
+    No chat template is applied; `prompts.template` may add the model's own markers.
+    """
+    if isinstance(messages, str):
+        return messages
+    return "\n\n".join(str(message["content"]) for message in messages)

@@ -1,0 +1,107 @@
+"""Trajectories as Arrow rows: the table that a generator writes to its stream, and how readers take it apart."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.types import Prompt, Sampling, Trajectory
+from storage.schema import TRAJECTORY
+
+
+def trajectory_table(
+    trajectories: Sequence[Trajectory],
+    *,
+    first_row_id: int,
+    sampling: Sampling,
+    incarnation: int,
+    generator: int,
+    epoch: int,
+) -> pa.Table:
+    """Rows of `TRAJECTORY`, in the order of the trajectories.
+
+    `incarnation` is that of the trainer whose weights sampled them, `epoch` that of the stream's writer.
+    """
+    num = len(trajectories)
+    requests = [trajectory.request for trajectory in trajectories]
+    responses = [trajectory.response for trajectory in trajectories]
+    versions = [[version for version, _ in response.version_spans] for response in responses]
+    columns: dict[str, Any] = {
+        "row_id": range(first_row_id, first_row_id + num),
+        "group_id": [request.group_id for request in requests],
+        "prompt_id": [trajectory.prompt.prompt_id for trajectory in trajectories],
+        "sample_index": [request.sample_index for request in requests],
+        "prompt_tokens": _lists([request.prompt_tokens for request in requests], np.int32),
+        "response_tokens": _lists([response.tokens for response in responses], np.int32),
+        "rollout_logprobs": _lists([response.rollout_logprobs for response in responses], np.float32),
+        "span_versions": _lists(versions, np.int64),
+        "span_starts": _lists([[start for _, start in response.version_spans] for response in responses], np.int32),
+        "min_policy_version": [min(spans) for spans in versions],
+        "max_policy_version": [max(spans) for spans in versions],
+        "incarnation": [incarnation] * num,
+        "loss_mask": _lists([response.loss_mask for response in responses], np.uint8),
+        "finish_reason": [response.finish_reason for response in responses],
+        "temperature": [sampling.temperature] * num,
+        "top_p": [sampling.top_p] * num,
+        "max_new_tokens": [sampling.max_new_tokens] * num,
+        "generator": [generator] * num,
+        "epoch": [epoch] * num,
+        "seed": [request.seed for request in requests],
+        "t_admitted": [request.t_admitted for request in requests],
+        "t_started": [trajectory.t_started for trajectory in trajectories],
+        "t_finished": [trajectory.t_finished for trajectory in trajectories],
+        "meta": [prompt_meta(each.prompt, each.response.environment_error) for each in trajectories],
+    }
+    arrays = [
+        column if isinstance(column, pa.Array) else pa.array(column, type=TRAJECTORY.field(name).type)
+        for name, column in columns.items()
+    ]
+    return pa.Table.from_arrays(arrays, schema=TRAJECTORY)
+
+
+def prompt_meta(prompt: Prompt, environment_error: str | None = None) -> str:
+    """The JSON of the `meta` column: all that a reward needs to score a stored trajectory.
+
+    That is the prompt and, where an environment raised, its error: such a trajectory gets no score.
+    """
+    meta = {"prompt": prompt.text, "answer": prompt.answer, "source": prompt.source}
+    return json.dumps(meta if environment_error is None else {**meta, "environment_error": environment_error})
+
+
+def prompt_of(prompt_id: str, meta: str) -> Prompt:
+    """The prompt in a row's `meta`."""
+    values = json.loads(meta)
+    return Prompt(prompt_id=prompt_id, text=values["prompt"], answer=values["answer"], source=values["source"])
+
+
+def environment_error_of(meta: str) -> str | None:
+    """The environment's exception in a row's `meta`, in one line; None where it raised none."""
+    error: str | None = json.loads(meta).get("environment_error")
+    return error
+
+
+def answers(table: pa.Table) -> list[npt.NDArray[Any]]:
+    """The token ids of each row of `TRAJECTORY` that the reward scores, as `Response.answer_tokens`."""
+    rows = zip(list_slices(table["response_tokens"]), list_slices(table["loss_mask"]), strict=True)
+    return [tokens[1 + max(np.flatnonzero(mask == 0), default=-1) :] for tokens, mask in rows]
+
+
+def list_slices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
+    """The rows of a list column as numpy views of its flat values: no copy, no Python object per value."""
+    # A part read from a stream has one chunk, which combining would copy.
+    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    offsets = array.offsets.to_numpy()
+    # Offsets count from the start of the child array, which a sliced table does not shorten.
+    values = array.values.to_numpy(zero_copy_only=False)
+    return [values[start:end] for start, end in itertools.pairwise(offsets)]
+
+
+def _lists(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> pa.ListArray:
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    flat = np.fromiter((value for row in rows for value in row), dtype=dtype, count=int(offsets[-1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))

@@ -1,0 +1,202 @@
+"""Where every trajectory went, counted in trajectories (`rollouts`, by its stored name) and in response tokens.
+
+    generated = trained + dropped + buffered + in flight
+
+    ║ trajectories ║ ──in flight──► ║ scores ║ ──buffered──► consumed ─┬─► trained
+                                                                       └─► dropped, by reason
+
+`generated` and `scored` are sums over commit records. What the trainer consumed is counted twice: by the position of
+its stream cursors, and by the `Account` that it keeps trajectory by trajectory. The two must agree at every step and
+after every restart. Otherwise the run stops and names the rows that they disagree about.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.errors import LedgerMismatch
+from storage import layout
+from storage.stores.base import Store
+from storage.streams.log import LogReader
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Amount:
+    """A number of trajectories, and the response tokens in them."""
+
+    rollouts: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: "Amount") -> "Amount":
+        return Amount(rollouts=self.rollouts + other.rollouts, tokens=self.tokens + other.tokens)
+
+    def __sub__(self, other: "Amount") -> "Amount":
+        return Amount(rollouts=self.rollouts - other.rollouts, tokens=self.tokens - other.tokens)
+
+    def to_json(self) -> dict[str, int]:
+        """JSON for `from_json`."""
+        return {"rollouts": self.rollouts, "tokens": self.tokens}
+
+    @classmethod
+    def from_json(cls, values: dict[str, int]) -> "Amount":
+        """The inverse of `to_json`."""
+        return cls(**values)
+
+
+@dataclass(kw_only=True)
+class Account:
+    """What the trainer did with the trajectories it consumed. Checkpoints hold it."""
+
+    trained: Amount = field(default_factory=Amount)
+    dropped: dict[str, Amount] = field(default_factory=dict)
+    """By drop_reason."""
+    groups_dropped: int = 0
+    """Whole groups dropped for good. Each makes room for another under the staleness bound."""
+    by_generator: dict[int, Amount] = field(default_factory=dict)
+    """Everything consumed, by generator."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Trained trajectories by their staleness when consumed, policy versions."""
+    reward_sums: dict[str, float] = field(default_factory=dict)
+    """Sum of the known rewards, by drop_reason or `trained`: shows whether drops are biased."""
+
+    def train(self, amount: Amount, *, generator: int, staleness: int, reward_sum: float) -> None:
+        """Counts trajectories of one staleness that an optimizer step used."""
+        self._take(generator, amount)
+        self.trained += amount
+        self.staleness[staleness] += amount.rollouts
+        self.reward_sums["trained"] = self.reward_sums.get("trained", 0.0) + reward_sum
+
+    def drop(self, reason: str, amount: Amount, *, generator: int, reward_sum: float) -> None:
+        """Counts trajectories that were consumed and not trained."""
+        self._take(generator, amount)
+        self.dropped[reason] = self.dropped.get(reason, Amount()) + amount
+        self.reward_sums[reason] = self.reward_sums.get(reason, 0.0) + reward_sum
+
+    def taken(self) -> Amount:
+        """Everything accounted for."""
+        return sum(self.dropped.values(), self.trained)
+
+    def _take(self, generator: int, amount: Amount) -> None:
+        self.by_generator[generator] = self.by_generator.get(generator, Amount()) + amount
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON for `from_json`."""
+        return {
+            "trained": self.trained.to_json(),
+            "dropped": {reason: amount.to_json() for reason, amount in sorted(self.dropped.items())},
+            "groups_dropped": self.groups_dropped,
+            "by_generator": {str(g): amount.to_json() for g, amount in sorted(self.by_generator.items())},
+            "staleness": {str(staleness): count for staleness, count in sorted(self.staleness.items())},
+            "reward_sums": dict(sorted(self.reward_sums.items())),
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Account":
+        """The inverse of `to_json`."""
+        return cls(
+            trained=Amount.from_json(values["trained"]),
+            dropped={reason: Amount.from_json(amount) for reason, amount in values["dropped"].items()},
+            groups_dropped=values["groups_dropped"],
+            by_generator={int(g): Amount.from_json(amount) for g, amount in values["by_generator"].items()},
+            staleness=Counter({int(staleness): count for staleness, count in values["staleness"].items()}),
+            reward_sums=dict(values["reward_sums"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """The balance of a run."""
+
+    generated: Amount
+    """Committed to trajectory streams."""
+    trained: Amount
+    dropped: dict[str, Amount]
+    """By drop_reason."""
+    buffered: Amount
+    """Scored, and not yet consumed by the trainer."""
+    in_flight: Amount
+    """Committed, and not yet scored."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The `ledger` section of a summary."""
+        return {
+            "generated": self.generated.to_json(),
+            "trained": self.trained.to_json(),
+            "buffered": self.buffered.to_json(),
+            "in_flight": self.in_flight.to_json(),
+            "dropped": {reason: amount.to_json() for reason, amount in sorted(self.dropped.items())},
+        }
+
+
+def balance(
+    *,
+    generated: Amount,
+    scored: Amount,
+    consumed: Sequence[Amount],
+    account: Account,
+    balanced: Sequence[Amount] = (),
+) -> Ledger:
+    """The ledger of a run, checked.
+
+    `generated` and `scored` are sums over the commit records of the trajectory and score streams. `consumed` is the
+    position of the trainer's cursors by generator, and `balanced` their position when the ledger last balanced. Raises
+    LedgerMismatch, which names the rows that the account and the cursors disagree about.
+    """
+    for generator, passed in enumerate(consumed):
+        since = balanced[generator] if balanced else Amount()
+        _check_generator(generator, passed, account.by_generator.get(generator, Amount()), since)
+    total = sum(consumed, Amount())
+    if account.taken() != total:
+        raise LedgerMismatch(
+            f"the account has {total} by generator, but {account.taken()} by outcome: "
+            f"trained {account.trained}, dropped {account.dropped}"
+        )
+    ledger = Ledger(
+        generated=generated,
+        trained=account.trained,
+        dropped=dict(account.dropped),
+        buffered=scored - total,
+        in_flight=generated - scored,
+    )
+    for name, amount in (("buffered", ledger.buffered), ("in flight", ledger.in_flight)):
+        if amount.rollouts < 0 or amount.tokens < 0:
+            raise LedgerMismatch(
+                f"{amount.rollouts} trajectories ({amount.tokens} tokens) {name}: more was consumed than generated"
+            )
+    return ledger
+
+
+def _check_generator(generator: int, passed: Amount, counted: Amount, since: Amount) -> None:
+    # Rows of a stream are numbered from 0 without gaps, so an amount is also a position.
+    if passed == counted:
+        return
+    first, last = since.rollouts, max(passed.rollouts, counted.rollouts) - 1
+    cursor, account = passed - since, counted - since
+    raise LedgerMismatch(
+        f"{layout.trajectories(generator)}, rows {first} to {last}: the trainer's cursor passed {cursor.rollouts} "
+        f"trajectories ({cursor.tokens} tokens) of them, but its account has {account.rollouts} ({account.tokens})"
+    )
+
+
+class CommittedAmounts:
+    """How much all generators and scorers of a run have committed. Each look reads only the new commit records."""
+
+    def __init__(self, store: Store, *, reward: str, num_generators: int, num_scorers: int) -> None:
+        self._generated = [LogReader.at_head(store, layout.trajectories(g)) for g in range(num_generators)]
+        self._scored = [
+            LogReader.at_head(store, layout.scores(reward, g, s, num_scorers))
+            for g in range(num_generators)
+            for s in range(num_scorers)
+        ]
+
+    def look(self) -> tuple[Amount, Amount]:
+        """(generated, scored) so far. Scored is read first, so it never exceeds generated."""
+        scored = amount_committed(self._scored)
+        return amount_committed(self._generated), scored
+
+
+def amount_committed(readers: Sequence[LogReader]) -> Amount:
+    """The amount of everything committed to these logs so far. Reads only the new records."""
+    heads = [reader.to_head() for reader in readers]
+    return Amount(rollouts=sum(head.rows for head in heads), tokens=sum(head.tokens for head in heads))

@@ -1,0 +1,136 @@
+"""Groups of trajectories with their scores, joined row by row from one part of each."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.rollouts.arrow import list_slices
+from millrace.rollouts.ledger import Amount
+from storage.errors import StreamCorrupt
+from storage.streams.record import Record
+from storage.streams.stream import Part
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ScoredGroup:
+    """G trajectories of one prompt, with their scores."""
+
+    group_id: int
+    generator: int
+    first_row_id: int
+    """Position of its first row in the generator's stream."""
+    prompt_tokens: list[npt.NDArray[np.int32]]
+    """[G] of [P] token ids."""
+    response_tokens: list[npt.NDArray[np.int32]]
+    """[G] of [R] token ids."""
+    rollout_logprobs: list[npt.NDArray[np.float32]]
+    """[G] of [R] log μ of the behaviour policy, nats."""
+    loss_mask: list[npt.NDArray[np.uint8]]
+    """[G] of [R]."""
+    temperature: float
+    rewards: list[float | None]
+    """[G]; None where the reward failed."""
+    min_policy_versions: npt.NDArray[np.int64]
+    """[G] oldest version that sampled a token of each."""
+    max_policy_versions: npt.NDArray[np.int64]
+    """[G] newest version that sampled a token of each."""
+    part_max_policy_version: int
+    """Newest version in its part, which is accepted or refused as a whole."""
+    incarnation: int
+    """The incarnation of the trainer whose weights sampled it."""
+
+    @property
+    def min_policy_version(self) -> int:
+        """Oldest version that sampled a token of the group."""
+        return int(self.min_policy_versions.min())
+
+    @property
+    def max_policy_version(self) -> int:
+        """Newest version that sampled a token of the group."""
+        return int(self.max_policy_versions.max())
+
+    @property
+    def verified(self) -> list[int]:
+        """Members with a reward. A failed reward is an error, not a 0."""
+        return [i for i, reward in enumerate(self.rewards) if reward is not None]
+
+    def amount(self, members: list[int] | None = None) -> Amount:
+        """The amount of some members, or of all."""
+        chosen = range(len(self.rewards)) if members is None else members
+        return Amount(rollouts=len(chosen), tokens=sum(len(self.response_tokens[i]) for i in chosen))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LostPart:
+    """A part whose trajectories or scores can't be read."""
+
+    generator: int
+    record: Record
+    """Its commit record, which is sound."""
+    left: Amount
+    """What was not taken before it was damaged."""
+    reason: str
+    """The file, the record and the damage."""
+
+    def amount(self) -> Amount:
+        """The amount that is lost."""
+        return self.left
+
+
+def zip_groups(trajectories: Part, scores: Part, generator: int, scores_path: str) -> list[ScoredGroup]:
+    """The groups of a part of trajectories with their scores, which come from the stream `scores_path`.
+
+    Raises StreamCorrupt where the rows do not correspond.
+    """
+    table, scored = trajectories.table, scores.table
+    if not np.array_equal(table["row_id"].to_numpy(), scored["row_id"].to_numpy()):
+        found, expected = scores.record, trajectories.record
+        raise StreamCorrupt(
+            f"{scores_path}/{found.file}",
+            f"holds the scores of {found.rows} rows from {found.first_row_id} on, "
+            f"expected {expected.rows} from {expected.first_row_id} on",
+            found.seq,
+        )
+    group_ids = table["group_id"].to_numpy()
+    starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))
+    ends = [*starts[1:].tolist(), len(group_ids)]
+    columns = _Columns(table, scored)
+    return [
+        columns.group(start, end, generator, trajectories.record)
+        for start, end in zip(starts.tolist(), ends, strict=True)
+    ]
+
+
+class _Columns:
+    """The columns of a zipped part; lists are views of their flat values."""
+
+    def __init__(self, table: pa.Table, scored: pa.Table) -> None:
+        self._lists = {
+            name: list_slices(table[name])
+            for name in ("prompt_tokens", "response_tokens", "rollout_logprobs", "loss_mask")
+        }
+        self._numbers = {
+            name: table[name].to_numpy()
+            for name in ("group_id", "temperature", "min_policy_version", "max_policy_version", "incarnation")
+        }
+        self._rewards: list[float | None] = scored["reward"].to_pylist()
+
+    def group(self, start: int, end: int, generator: int, record: Record) -> ScoredGroup:
+        lists, numbers = self._lists, self._numbers
+        return ScoredGroup(
+            group_id=int(numbers["group_id"][start]),
+            generator=generator,
+            first_row_id=record.first_row_id + start,
+            prompt_tokens=lists["prompt_tokens"][start:end],
+            response_tokens=lists["response_tokens"][start:end],
+            rollout_logprobs=lists["rollout_logprobs"][start:end],
+            loss_mask=lists["loss_mask"][start:end],
+            temperature=float(numbers["temperature"][start]),
+            rewards=self._rewards[start:end],
+            min_policy_versions=numbers["min_policy_version"][start:end],
+            max_policy_versions=numbers["max_policy_version"][start:end],
+            part_max_policy_version=record.max_policy_version,
+            incarnation=int(numbers["incarnation"][start]),
+        )

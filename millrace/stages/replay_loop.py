@@ -1,0 +1,126 @@
+"""The train loop of a replay: the batches of stored runs in, policy versions out. It waits for no other stage.
+
+    ║ consumed ║ of each source ─► plan: batches ─► next batch, read ahead ─► trainer ─► version + 1
+                                                                                 ├─► ║ consumed ║ + ║ trainer_logprobs ║
+                                                                                 └─► every few steps: checkpoint
+
+Reads stored trajectories and scores in the order of the plan. Writes policy versions, checkpoints, and the same records
+as a campaign's trainer. Batch i makes version `start_step + i + 1`, so a checkpoint's version says where to continue.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from configs.replay import ReplayRequest
+from millrace.errors import ReplayError
+from millrace.replay.plan import Batch, plan
+from millrace.replay.sources.parts import Scores
+from millrace.replay.sources.source_run import SourceRun
+from millrace.rollouts.scored_group import ScoredGroup
+from millrace.runtime.stage import Stage
+from millrace.stages.train_state import TrainState
+from millrace.training.losses.factory import check_needs
+from millrace.training.parallel.leader import restore
+from millrace.training.samples import samples_of
+from millrace.training.step_report import StepReport
+from storage.schema import TRAJECTORY
+from storage.stores.factory import open_store
+
+StoredBatch = list[tuple[ScoredGroup, int]]
+"""The groups of a step in the order of the batch, each with its staleness when the source trained it."""
+
+
+class ReplayLoop:
+    """The loop above. A replay starts from `spec.start_step` of the first source, or continues from its checkpoint."""
+
+    def __init__(self, state: TrainState, spec: ReplayRequest) -> None:
+        self.state, self.stage, self.trainer = state, state.stage, state.trainer
+        check_needs(self.trainer.loss, TRAJECTORY.names)
+        runs = open_sources(self.stage, spec)
+        first = spec.start_step or 0
+        if state.found is None and spec.start_step is not None:
+            restore(self.trainer, runs[0].store, runs[0].checkpoint(spec.start_step))
+        training = self.stage.config.training
+        batches = plan(runs, spec, groups_per_step=training.groups_per_step, seed=self.stage.config.seed)
+        self.stop_at_step = min(training.max_steps, first + len(batches))
+        self.batches = _read_ahead(runs, batches[self.trainer.policy_version - first : self.stop_at_step - first])
+        self.stage.ready(
+            f"trainer ready at version {self.trainer.policy_version} of {self.stop_at_step}, on stored trajectories"
+        )
+        self.rollouts = self.tokens = 0
+        if state.found is not None:
+            self.rollouts, self.tokens = state.found.state["rollouts"], state.found.state["tokens"]
+        state.adopt(self._checkpoint_state())
+
+    def run(self) -> None:
+        """Until the plan is done, or until asked to drain."""
+        self._publish(None)
+        while self.trainer.policy_version < self.stop_at_step and not self.stage.draining:
+            self.state.checkpoints.check()
+            with self.stage.busy("loading"):
+                batch = next(self.batches)
+            self._step(batch)
+            self.state.save_if_due(self._checkpoint_state())
+        self.state.finish(self._checkpoint_state())
+
+    def _step(self, batch: StoredBatch) -> None:
+        # Another reward than the source's may fail where that one did not.
+        for group, lag in batch:
+            if len(group.verified) < 2:
+                self.state.consumed.drop(group, "error", group.min_policy_version + lag)
+        trained = [(group, lag) for group, lag in batch if len(group.verified) >= 2]
+        groups, lags = [group for group, _ in trained], [lag for _, lag in trained]
+        versions = [group.min_policy_version + lag for group, lag in trained]
+        samples = samples_of(groups, self.stage.config.training.advantage, versions)
+        if not samples:
+            raise ReplayError(
+                f"no group of the batch for version {self.trainer.policy_version + 1} has two scored rows"
+            )
+        with self.stage.busy("train"):
+            report = self.trainer.step(samples)
+        version = self.trainer.policy_version
+        advantages = (sample.advantage for sample in samples)
+        self.state.consumed.step(version, groups, advantages, report.trainer_logprobs, lags)
+        self.rollouts += len(samples)
+        self.tokens += sum(len(sample.response_tokens) for sample in samples)
+        self._publish(report)
+        measures = self.state.measure(report, groups, lags)
+        if version % 10 == 0:
+            self.stage.milestone(f"version {version}: stored reward {measures['reward_mean']:.3f}")
+
+    def _publish(self, report: StepReport | None) -> None:
+        self.state.publish(
+            report, now=report is None, max_steps=self.stop_at_step, rollouts=self.rollouts, tokens=self.tokens
+        )
+
+    def _checkpoint_state(self) -> dict[str, Any]:
+        return {"lineage": self.state.lineage.to_json(), "rollouts": self.rollouts, "tokens": self.tokens}
+
+
+def open_sources(stage: Stage, spec: ReplayRequest) -> list[SourceRun]:
+    """The stored runs; if the replay rescored them, with its own scores."""
+    scoring = stage.config.scoring
+    own = Scores(store=stage.store, reward=scoring.reward, num_scorers=scoring.replicas)
+    scores = own if spec.rescore else None
+    return [SourceRun(open_store(source), scores=scores) for source in spec.sources]
+
+
+def _read_ahead(runs: Sequence[SourceRun], batches: Sequence[Batch]) -> Iterator[StoredBatch]:
+    """The batches; each is read while the one before it is being trained on."""
+    # One pass over each source, so that each part is opened once.
+    flat = [group for batch in batches for group in batch]
+    groups = [run.read([row for source, row in flat if source == number]) for number, run in enumerate(runs)]
+    staleness = [run.groups["staleness"].to_numpy() for run in runs]
+
+    def read(batch: Batch) -> StoredBatch:
+        return [(next(groups[number]), int(staleness[number][row])) for number, row in batch]
+
+    with ThreadPoolExecutor(1, "read ahead") as thread:
+        following = thread.submit(read, batches[0]) if batches else None
+        for number in range(len(batches)):
+            assert following is not None
+            batch = following.result()
+            if number + 1 < len(batches):
+                following = thread.submit(read, batches[number + 1])
+            yield batch

@@ -1,0 +1,236 @@
+"""The train loop of a campaign: scored groups in, policy versions out.
+
+    ║ trajectories ║ + ║ scores ║ ─► loader ─► readable? of a policy that still exists? fresh? ──no──► dropped, counted
+                                                  │ yes
+    ┌─► groups_per_step of them ─► advantages ─► trainer ─► version + 1 ─► handover ─► sync_weights
+    │                                                │
+    │                                                ├─► ║ consumed ║ + ║ trainer_logprobs ║ outcome of each
+    └──────── ledger balanced ◄──────────────────────┴─► every few steps: checkpoint (weights, optimizer, RNG,
+                                                          stream cursors, account) in one commit, made while training
+                                                          goes on
+
+Reads trajectories joined with their scores, and waits for a step's worth of groups. Writes policy versions, checkpoints
+and the record of consumed groups. Groups taken between two steps count only once the step is done: a trainer that dies
+half-way has consumed nothing. A trainer that starts from a checkpoint commits it again as its own, so that generators
+can tell from the log which of their groups it will refuse. If it shares its device with them, it sleeps from the
+hand-over of a version until a step's worth of groups is there (`millrace/runtime/device_sharing.py`).
+"""
+
+import math
+import time
+from typing import Any
+
+from millrace.rollouts.group_sequence import GroupSequence
+from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
+from millrace.rollouts.loader import RolloutLoader
+from millrace.rollouts.scored_group import LostPart, ScoredGroup
+from millrace.rollouts.staleness import staleness
+from millrace.runtime.device_sharing import DeviceTurns
+from millrace.stages.train_state import TrainState
+from millrace.training.samples import samples_of
+from millrace.training.step_report import StepReport
+from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsWriter
+from millrace.weights.probe import NUM_LOGPROBS
+from storage.failpoints import failpoint
+
+_STALE_SECONDS = 60.0
+"""Minimum time between two events about rollouts dropped as stale."""
+
+
+class TrainLoop:
+    """The loop above.
+
+    Generators use the log-probabilities of `probed` tokens to check that they hold the same policy. `stop_at_step` is
+    the policy version to end with.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        turns: DeviceTurns,
+        handover: WeightsWriter,
+        probed: tuple[int, ...],
+        stop_at_step: int,
+    ) -> None:
+        self.state, self.stage, self.trainer = state, state.stage, state.trainer
+        self.config = state.stage.config
+        self.consumed, self.lineage = state.consumed, state.lineage
+        self.turns = turns
+        self.handover = handover
+        self.probed = probed
+        self.stop_at_step = stop_at_step
+        found: dict[str, Any] = {} if state.found is None else state.found.state
+        streams: dict[str, Any] = {
+            "reward": self.config.scoring.reward,
+            "num_generators": self.config.generation.replicas,
+            "num_scorers": self.config.scoring.replicas,
+        }
+        self.loader = RolloutLoader(
+            self.stage.store, vocab_size=self.trainer.vocab_size, state=found.get("intake"), **streams
+        )
+        self.group_sequence = GroupSequence(self.config.generation.replicas, found.get("due"))
+        self.committed = CommittedAmounts(self.stage.store, **streams)
+        self.account = Account.from_json(found["account"]) if found else Account()
+        # Position of the cursors when the ledger was last found balanced.
+        self.balanced: list[Amount] = []
+        # Rollouts dropped as stale since the last event about them, and the time of that event.
+        self.stale_rollouts, self.t_stale_event = 0, -math.inf
+        # Groups of the next step.
+        self.groups: list[ScoredGroup] = []
+        # As of the last finished step: what a checkpoint may hold.
+        self.settled = self._settle()
+        state.adopt(self.settled)
+
+    def run(self) -> None:
+        """Until the last step, or until asked to drain."""
+        self._check_ledger()
+        self._hand_over()
+        self.turns.end()
+        self._publish(None)
+        while self.trainer.policy_version < self.stop_at_step:
+            if not self.stage.wait(self._collect, why="waiting for scored groups"):
+                break
+            if not self.stage.wait(self.turns.begin, why="waiting for generators to give the device back"):
+                break
+            self._step()
+            self.state.save_if_due(self.settled)
+        self.state.finish(self.settled)
+
+    def _collect(self) -> bool:
+        """Takes scored groups; returns whether there are enough for a step."""
+        self.state.checkpoints.check()
+        dropped_before = self.account.groups_dropped
+        while len(self.groups) < self.config.training.groups_per_step:
+            group = self.loader.take()
+            if group is None:
+                break
+            if isinstance(group, LostPart):
+                self._set_aside(group)
+            else:
+                self._keep_or_drop(group)
+        if self.account.groups_dropped != dropped_before:
+            # Generators read this: each dropped group makes room for another.
+            self.stage.progress(now=True, groups_dropped=self.account.groups_dropped)
+        return len(self.groups) >= self.config.training.groups_per_step
+
+    def _keep_or_drop(self, group: ScoredGroup) -> None:
+        if not self.lineage.holds(group.incarnation, group.part_max_policy_version):
+            # Its generator makes it again under weights that exist, so it makes no room for another.
+            self._drop(group, "rolled_back")
+            return
+        self.group_sequence.pass_group(group)
+        if staleness(self.trainer.policy_version, group.min_policy_version) > self.config.effective_max_staleness:
+            self._drop(group, "stale")
+            self._publish_stale(len(group.rewards))
+        elif len(group.verified) < 2:
+            self._drop(group, "error")
+        else:
+            self.groups.append(group)
+            return
+        self.account.groups_dropped += 1
+
+    def _drop(self, group: ScoredGroup | LostPart, reason: str) -> None:
+        rewards = group.rewards if isinstance(group, ScoredGroup) else []
+        reward_sum = float(sum(reward for reward in rewards if reward is not None))
+        self.consumed.drop(group, reason, self.trainer.policy_version)
+        self.account.drop(reason, group.amount(), generator=group.generator, reward_sum=reward_sum)
+
+    def _publish_stale(self, rollouts: int) -> None:
+        self.stale_rollouts += rollouts
+        if time.monotonic() - self.t_stale_event >= _STALE_SECONDS:
+            self.stage.tell("staleness.bound-hit", rollouts_dropped=self.stale_rollouts)
+            self.stale_rollouts, self.t_stale_event = 0, time.monotonic()
+
+    def _set_aside(self, part: LostPart) -> None:
+        """Drops the rollouts of a damaged part; the parts after it are not affected."""
+        self.stage.milestone(f"set aside {part.left.rollouts} rollouts: {part.reason}")
+        exists = self.lineage.holds(part.record.incarnation, part.record.max_policy_version)
+        self._drop(part, "corrupt" if exists else "rolled_back")
+        if exists:
+            num_groups = part.left.rollouts // self.config.generation.group_size
+            self.group_sequence.pass_lost(part, num_groups)
+            self.account.groups_dropped += num_groups
+
+    def _step(self) -> None:
+        """One optimizer step on the groups taken; on return they count as consumed."""
+        # Arrival order varies from run to run; the order in the batch must not.
+        groups = sorted(self.groups, key=lambda group: group.group_id)
+        samples = samples_of(groups, self.config.training.advantage, self.trainer.policy_version)
+        with self.stage.busy("train"):
+            report = self.trainer.step(samples)
+        failpoint("train.before_handover")
+        with self.stage.busy("handover"):
+            self._hand_over()
+        # As early as possible: generators wait for the device.
+        self.turns.end()
+        failpoint("train.after_handover")
+        version = self.trainer.policy_version
+        lags = [staleness(version - 1, group.min_policy_version) for group in groups]
+        for group, lag in zip(groups, lags, strict=True):
+            self._account_for(group, lag)
+        advantages = (sample.advantage for sample in samples)
+        self.consumed.step(version, groups, advantages, report.trainer_logprobs, lags)
+        self.groups = []
+        self._check_ledger()
+        self.settled = self._settle()
+        self._publish(report)
+        measures = self.state.measure(
+            report,
+            groups,
+            lags,
+            buffered_rollouts=self.ledger.buffered.rollouts,
+            in_flight_rollouts=self.ledger.in_flight.rollouts,
+        )
+        if version % 10 == 0:
+            reward = measures["reward_mean"]
+            self.stage.milestone(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
+
+    def _account_for(self, group: ScoredGroup, lag: int) -> None:
+        account, verified = self.account, group.verified
+        account.train(
+            group.amount(verified),
+            generator=group.generator,
+            staleness=lag,
+            reward_sum=sum(group.rewards[i] or 0.0 for i in verified),
+        )
+        failed = [i for i in range(len(group.rewards)) if i not in verified]
+        if failed:
+            account.drop("error", group.amount(failed), generator=group.generator, reward_sum=0.0)
+
+    def _hand_over(self) -> None:
+        weights_id = WeightsId(
+            incarnation=self.state.incarnation,
+            policy_version=self.trainer.policy_version,
+            t_offered=time.time(),
+        )
+        probe = Probe(tokens=self.probed, logprobs=self.trainer.next_logprobs(self.probed, NUM_LOGPROBS))
+        manifest = Manifest(id=weights_id, probe=probe)
+        self.handover.offer(Weights(manifest=manifest, tensors=self.trainer.weights()))
+
+    def _settle(self) -> dict[str, Any]:
+        return {
+            "account": self.account.to_json(),
+            "intake": self.loader.state(),
+            "due": list(self.group_sequence.next_expected),
+            "lineage": self.lineage.to_json(),
+        }
+
+    def _check_ledger(self) -> None:
+        generated, scored = self.committed.look()
+        consumed = self.loader.consumed()
+        self.ledger = balance(
+            generated=generated, scored=scored, consumed=consumed, account=self.account, balanced=self.balanced
+        )
+        self.balanced = consumed
+
+    def _publish(self, report: StepReport | None) -> None:
+        self.state.publish(
+            report,
+            now=True,
+            max_steps=self.config.training.max_steps,
+            groups_dropped=self.account.groups_dropped,
+            rollouts=self.account.trained.rollouts,
+            tokens=self.account.trained.tokens,
+            consumed=[amount.to_json() for amount in self.loader.consumed()],
+            account=self.settled["account"],
+        )

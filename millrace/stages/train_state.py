@@ -1,0 +1,123 @@
+"""What both train loops share: the run's checkpoints, the record of consumed groups, and the stage's figures.
+
+newest readable checkpoint ─► trainer ─► step ─► ║ consumed ║ + ║ trainer_logprobs ║
+                                          └─► every `checkpoint_every` steps: checkpoint, written while training
+                                              goes on
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+from millrace.rollouts.consumed import ConsumedWriter
+from millrace.rollouts.lineage import Lineage
+from millrace.rollouts.scored_group import ScoredGroup
+from millrace.runtime.stage import Stage
+from millrace.training.checkpoints.saving import AsyncCheckpoints
+from millrace.training.parallel.leader import checkpoints_of, restore
+from millrace.training.step_report import StepReport
+from millrace.training.trainer import Trainer
+from storage.checkpoints import Checkpoint, CheckpointWriter, checkpoints_backwards
+from storage.errors import StreamCorrupt
+
+
+class TrainState:
+    """The trainer and everything that it writes.
+
+    `found` is the checkpoint that `trainer` was restored from, None for the start model.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        trainer: Trainer,
+        writer: CheckpointWriter,
+        checkpoints: AsyncCheckpoints,
+        consumed: ConsumedWriter,
+        found: Checkpoint | None,
+    ) -> None:
+        self.stage = stage
+        self.trainer = trainer
+        self.checkpoints = checkpoints
+        self.consumed = consumed
+        self.found = found
+        self.incarnation = writer.incarnation
+        self.lineage = Lineage.after(found, writer.incarnation)
+        self._writer = writer
+        # Version of the last checkpoint begun, which may still be on its way to the store.
+        self._saved: int | None = None
+
+    def adopt(self, state: dict[str, Any]) -> None:
+        """Commits the found checkpoint, if any, again as this incarnation's own, with `state`."""
+        if self.found is not None:
+            self._saved = self._writer.adopt(self.found, state).step
+
+    def save_if_due(self, state: dict[str, Any]) -> None:
+        """Begins a checkpoint every `training.checkpoint_every` versions; `state` is committed with it."""
+        if self.trainer.policy_version % self.stage.config.training.checkpoint_every == 0:
+            self._save(state)
+
+    def finish(self, state: dict[str, Any]) -> None:
+        """On return the trainer's version is checkpointed."""
+        if self._saved != self.trainer.policy_version:
+            self._save(state)
+        with self.stage.busy("checkpoint"):
+            self.checkpoints.finish()
+
+    def publish(self, report: StepReport | None, *, now: bool, **progress: Any) -> None:
+        """Writes version and step report into the status record, with `progress` of the loop."""
+        self.stage.progress(
+            now=now,
+            policy_version=self.trainer.policy_version,
+            incarnation=self.incarnation,
+            step=None if report is None else report.measured(),
+            **progress,
+        )
+
+    def measure(
+        self, report: StepReport, groups: Sequence[ScoredGroup], lags: Sequence[int], **metrics: float
+    ) -> dict[str, float]:
+        """Logs the metrics of a step, with those of the loop, and returns the step's."""
+        measures = report.measures(groups, lags)
+        self.stage.progress(reward_mean=measures["reward_mean"], staleness_mean=measures["staleness_mean"])
+        self.stage.metrics.log(
+            incarnation=self.incarnation, policy_version=self.trainer.policy_version, **metrics, **measures
+        )
+        return measures
+
+    def _save(self, state: dict[str, Any]) -> None:
+        with self.stage.busy("checkpoint"):
+            # The rows of what the checkpoint's account counts have to be durable first.
+            self.consumed.flush()
+            self.checkpoints.begin(self.trainer.policy_version, self.trainer.tensors(), state)
+        self._saved = self.trainer.policy_version
+
+
+@contextmanager
+def open_train_state(stage: Stage, trainer: Trainer) -> Iterator[TrainState]:
+    """Fences older trainers of the run, and restores the newest readable checkpoint. On exit all is written."""
+    writer = CheckpointWriter(stage.store)
+    with (
+        checkpoints_of(trainer, stage.store, writer) as checkpoints,
+        closing(ConsumedWriter(stage.store, writer.incarnation)) as consumed,
+    ):
+        yield TrainState(stage, trainer, writer, checkpoints, consumed, _restore_newest(stage, trainer))
+
+
+def _restore_newest(stage: Stage, trainer: Trainer) -> Checkpoint | None:
+    """Restores the newest readable checkpoint and returns it; None if the run has none yet.
+
+    Raises StreamCorrupt, of the newest, if there are checkpoints and none can be read.
+    """
+    damage: StreamCorrupt | None = None
+    for checkpoint in checkpoints_backwards(stage.store):
+        try:
+            restore(trainer, stage.store, checkpoint)
+        except StreamCorrupt as error:
+            stage.milestone(f"checkpoint of version {checkpoint.step} set aside, going back to the one before: {error}")
+            damage = damage or error
+            continue
+        return checkpoint
+    if damage is not None:
+        raise damage
+    return None

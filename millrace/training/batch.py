@@ -1,0 +1,156 @@
+"""Packs samples of any lengths into the microbatches of one optimizer step, without padding.
+
+samples ──longest first, each into the emptiest──► microbatches of at most `max_tokens` ──► rank i mod ranks
+
+    one microbatch    p p p r r │ p r r r │ p p r         S positions, sequences end to end
+    cu_seqlens        0           5         9       12    where each begins; attention stays between two of them
+    predicts          2 3         5 6 7     10            position whose hidden state predicts each response token
+
+Shapes: S positions, Q sequences, N response tokens of the microbatch, including those without loss.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A trajectory and its advantage: what the trainer gets."""
+
+    prompt_tokens: npt.NDArray[np.int32]
+    """[P] token ids, at least one."""
+    response_tokens: npt.NDArray[np.int32]
+    """[R] token ids, the end-of-sequence token included."""
+    rollout_logprobs: npt.NDArray[np.float32]
+    """[R] log μ of the behaviour policy, after temperature and top-p, nats."""
+    loss_mask: npt.NDArray[np.uint8]
+    """[R] 1 where a token carries loss."""
+    temperature: float
+    """Of the behaviour policy; the trainer divides its logits by it too, so that π and μ are comparable."""
+    advantage: float
+    staleness: int
+    """Policy versions by which the trainer is ahead of the oldest one that sampled any of the response."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of prompt and response tokens."""
+        return len(self.prompt_tokens) + len(self.response_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Microbatch:
+    """Samples packed end to end; position `predicts_N[n]` predicts response token n."""
+
+    input_ids_S: torch.Tensor
+    """[S] int64, tokens of prompts and responses."""
+    positions_S: torch.Tensor
+    """[S] int64, from 0 in each sequence."""
+    cu_seqlens_Q1: torch.Tensor
+    """[Q + 1] int32, start of each sequence, then S."""
+    lengths: tuple[int, ...]
+    """[Q] lengths of the sequences, ascending; unlike `cu_seqlens_Q1` readable without waiting for a device."""
+    predicts_N: torch.Tensor
+    """[N] int64 into S: the position before the token."""
+    targets_N: torch.Tensor
+    """[N] int64, the tokens."""
+    loss_mask_N: torch.Tensor
+    """[N] bool, whether a token carries loss."""
+    rollout_logprobs_N: torch.Tensor
+    """[N] float32, log μ, nats."""
+    advantages_N: torch.Tensor
+    """[N] float32, of the token's response."""
+    temperatures_N: torch.Tensor
+    """[N] float32, of the token's response."""
+    staleness_N: torch.Tensor
+    """[N] int64, of the token's response."""
+    response_N: torch.Tensor
+    """[N] int64, ascending: index of the token's response in this microbatch."""
+    in_batch_N: torch.Tensor
+    """[N] int64: index of the token among all response tokens of the batch, in the order of its samples."""
+    places: tuple[int, ...]
+    """[Q] indices of the samples in the batch; empty in a spare rank's dummy batch."""
+
+    def to(self, device: torch.device) -> Self:
+        """A copy with the tensors on `device`."""
+        named: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        moved = {name: value.to(device) for name, value in named.items() if isinstance(value, torch.Tensor)}
+        return replace(self, **{**named, **moved})
+
+
+def microbatches(samples: Sequence[Sample], max_tokens: int, num_ranks: int = 1) -> list[Microbatch]:
+    """Splits a batch into few microbatches of at most `max_tokens` tokens, or of one longer sample.
+
+    Their number is a multiple of `num_ranks`; rank i takes those with index i modulo `num_ranks`. If there are fewer
+    samples than ranks, spare ranks get a one-token dummy batch. The split depends on the samples alone, so every rank
+    computes the same one, and the same batch gives the same floating-point sums.
+    """
+    ends = np.cumsum([len(sample.response_tokens) for sample in samples])
+    starts = ends - [len(sample.response_tokens) for sample in samples]
+    return [
+        _pack([samples[place] for place in places], tuple(places), [int(starts[place]) for place in places])
+        for places in _shares([sample.num_tokens for sample in samples], max_tokens, num_ranks)
+    ]
+
+
+def pack(sample: Sample) -> Microbatch:
+    """A microbatch of one sample."""
+    return _pack([sample], (0,), [0])
+
+
+def _shares(lengths: Sequence[int], max_tokens: int, num_ranks: int) -> list[list[int]]:
+    """Indices of the samples of each microbatch, ascending by length, so that equal lengths are neighbours."""
+    # Samples of equal length keep the order of the batch.
+    longest_first = sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
+    # Never more microbatches than samples, rounded up to a multiple of the ranks.
+    num_shares = num_ranks * min(-(-sum(lengths) // (max_tokens * num_ranks)), -(-len(lengths) // num_ranks))
+    while True:
+        shares: list[list[int]] = [[] for _ in range(num_shares)]
+        emptiest = [(0, number) for number in range(num_shares)]
+        for place in longest_first:
+            tokens, number = heapq.heappop(emptiest)
+            if tokens and tokens + lengths[place] > max_tokens:
+                break
+            shares[number].append(place)
+            heapq.heappush(emptiest, (tokens + lengths[place], number))
+        else:
+            return [share[::-1] for share in shares]
+        num_shares += num_ranks
+
+
+def _pack(samples: Sequence[Sample], places: tuple[int, ...], firsts: Sequence[int]) -> Microbatch:
+    """`firsts` are the indices of the responses' first tokens among all response tokens of the batch."""
+    # A rank without samples gets one dummy token: the ranks wait for each other in every layer.
+    sequences = [np.concatenate([one.prompt_tokens, one.response_tokens]) for one in samples] or [np.zeros(1, np.int32)]
+    lengths = [len(sequence) for sequence in sequences]
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
+    sizes = [len(one.response_tokens) for one in samples]
+    begins = [int(start) + len(one.prompt_tokens) for start, one in zip(cu_seqlens, samples, strict=False)]
+
+    def of_tokens(values: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([*values, np.zeros(0)]).astype(dtype))
+
+    def of_responses(values: Sequence[float], dtype: npt.DTypeLike) -> torch.Tensor:
+        return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), sizes))
+
+    return Microbatch(
+        input_ids_S=torch.from_numpy(np.concatenate(sequences).astype(np.int64)),
+        positions_S=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])),
+        cu_seqlens_Q1=torch.from_numpy(cu_seqlens.astype(np.int32)),
+        lengths=tuple(lengths),
+        predicts_N=of_tokens([np.arange(r) + at - 1 for at, r in zip(begins, sizes, strict=True)], np.int64),
+        targets_N=of_tokens([one.response_tokens for one in samples], np.int64),
+        loss_mask_N=of_tokens([one.loss_mask for one in samples], np.bool_),
+        rollout_logprobs_N=of_tokens([one.rollout_logprobs for one in samples], np.float32),
+        advantages_N=of_responses([one.advantage for one in samples], np.float32),
+        temperatures_N=of_responses([one.temperature for one in samples], np.float32),
+        staleness_N=of_responses([one.staleness for one in samples], np.int64),
+        response_N=of_responses(range(len(samples)), np.int64),
+        in_batch_N=of_tokens([np.arange(r) + first for first, r in zip(firsts, sizes, strict=True)], np.int64),
+        places=places,
+    )

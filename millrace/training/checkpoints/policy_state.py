@@ -1,0 +1,95 @@
+"""The policy in a checkpoint: which tensors a trainer saves and restores, and how others load the weights.
+
+    model      every trained parameter             with adapters: only theirs, and their factor
+    optimizer  AdamW's state of each of them       <slot>.<parameter>; nothing before the first step
+    rng        the state of torch's random numbers, rank 0's
+
+Adapters belong to the run's start model, which never changes: `load_weights` merges them into it.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from millrace.training.checkpoints.blocks import local
+from millrace.training.checkpoints.names import MODEL, OPTIMIZER, RNG
+from millrace.training.checkpoints.reading import StoredFiles, StoredTensors
+from millrace.training.parallel.lora import merged
+from storage.checkpoints import Checkpoint
+from storage.stores.base import Store
+
+_STEP, _MOMENTS = "step", ("exp_avg", "exp_avg_sq")
+"""AdamW's state of a parameter: a number, and two tensors like the parameter."""
+_CPU = "cpu"
+"""Name of the CPU's random state."""
+_SCALING = "lora_scaling"
+"""Name of the factor alpha / rank among the parameters."""
+_DOWN, _UP = ".lora_A.default.weight", ".lora_B.default.weight"
+"""peft's names of an adapter's two matrices, in place of `.weight`."""
+
+Parameters = Mapping[str, torch.nn.Parameter]
+"""The trained parameters by name: all, or those of the adapters."""
+
+
+def policy_state(
+    parameters: Parameters, optimizer: torch.optim.Optimizer, lora_scaling: float | None = None
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The live tensors that a checkpoint holds, by kind and name. `lora_scaling` is alpha / rank of the adapters."""
+    trained = {name: parameter.detach() for name, parameter in parameters.items()}
+    if lora_scaling is not None:
+        trained[_SCALING] = torch.tensor(lora_scaling, dtype=torch.float64)
+    slots = {
+        f"{slot}.{name}": value
+        for name, parameter in parameters.items()
+        for slot, value in optimizer.state.get(parameter, {}).items()
+    }
+    return {MODEL: trained, OPTIMIZER: slots, RNG: {_CPU: torch.get_rng_state()}}
+
+
+@torch.no_grad()
+def restore_policy_state(parameters: Parameters, optimizer: torch.optim.Optimizer, files: Mapping[str, bytes]) -> None:
+    """Restores parameters, optimizer state and random state from `files`, written by any number of ranks.
+
+    Each rank reads its own part. Raises WeightsMismatch if the checkpoint belongs to another model, and StreamCorrupt;
+    then nothing on this rank has changed.
+    """
+    weights = StoredTensors(files, MODEL).read(parameters)
+    stored = StoredTensors(files, OPTIMIZER)
+    # A checkpoint of version 0 has no optimizer state yet.
+    stepped = {name: parameter for name, parameter in parameters.items() if f"{_STEP}.{name}" in stored.shapes}
+    moments = stored.read({f"{slot}.{name}": parameter for name, parameter in stepped.items() for slot in _MOMENTS})
+    steps = stored.read({f"{_STEP}.{name}": torch.empty(()) for name in stepped})
+    rng = StoredTensors(files, RNG).read_whole()[_CPU]
+    for name, parameter in parameters.items():
+        local(parameter).copy_(weights[name])
+    optimizer.state.clear()
+    for name, parameter in stepped.items():
+        slots = {slot: torch.empty_like(parameter.detach()) for slot in _MOMENTS}
+        for slot, tensor in slots.items():
+            local(tensor).copy_(moments[f"{slot}.{name}"])
+        optimizer.state[parameter] = {_STEP: steps[f"{_STEP}.{name}"], **slots}
+    torch.set_rng_state(rng)
+
+
+def load_weights(store: Store, checkpoint: Checkpoint, start: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The policy's parameters by the base model's names, whole, on the CPU, written by any number of ranks.
+
+    `start` are the parameters of the run's start model; adapters are merged into them. Raises StreamCorrupt, and
+    KeyError if the adapters belong to another model.
+    """
+    stored = StoredTensors(StoredFiles(store, checkpoint), MODEL).read_whole()
+    scaling = stored.pop(_SCALING, None)
+    if scaling is None:
+        return stored
+    return {**start, **dict(_merged(stored, start, scaling.item()))}
+
+
+def _merged(
+    adapters: Mapping[str, torch.Tensor], start: Mapping[str, torch.Tensor], scaling: float
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, weight with its adapter merged in), as generators were given it."""
+    for name, down in adapters.items():
+        if name.endswith(_DOWN):
+            adapted = name.removesuffix(_DOWN)
+            weight = f"{adapted}.weight"
+            yield weight, merged(start[weight].detach().cpu(), down, adapters[adapted + _UP], scaling)

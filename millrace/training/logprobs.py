@@ -1,0 +1,118 @@
+"""log π of given tokens from hidden states, without the whole matrix of logits.
+
+    hidden [N, H] ─► a chunk of tokens ─► logits [chunk, V] ─► log-softmax ─► log π of the target, entropy
+                         ▲                                                              │ only these are kept
+                         └──────── backward: the chunk's logits again ◄─────────────────┘
+
+For a batch of 32 k tokens and a vocabulary of 128 k the whole matrix takes 16 GiB in float32, and its softmax and its
+gradient take as much again. Here all three exist for one chunk at a time. That costs one more product with the output
+layer's weight, a third more work in that layer (cf. Cut Cross-Entropy, arXiv 2411.09009, whose kernel goes further).
+"""
+
+from typing import Any
+
+import torch
+
+CHUNK_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 28}
+"""Default maximum number of logits at a time, by kind of device: as few as keep it busy."""
+
+
+def chunked_logprobs(
+    hidden_NH: torch.Tensor,
+    weight_VH: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    targets_N: torch.Tensor,
+    temperatures_N: torch.Tensor,
+    *,
+    chunk: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N] log π of each target, nats, with gradient, and [N] entropy of π there, nats, without.
+
+    π is the softmax of (hidden · weightᵀ + bias) / temperature. Both results are float32, or float64 if the hidden
+    states are; so are the softmax and the sum of the weight's gradient over chunks. `targets_N` is int64; `chunk` is
+    the number of tokens per chunk.
+    """
+    if chunk is None:
+        chunk = max(1, CHUNK_ELEMENTS[hidden_NH.device.type] // len(weight_VH))
+    logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, chunk
+    )
+    return logprobs_N, entropy_N
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: torch.Tensor,
+        weight_VH: torch.Tensor,
+        bias_V: torch.Tensor | None,
+        targets_N: torch.Tensor,
+        temperatures_N: torch.Tensor,
+        chunk: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs_N = hidden_NH.new_empty(len(hidden_NH), dtype=_wide(hidden_NH))
+        entropy_N = torch.empty_like(logprobs_N)
+        for part in _parts(len(hidden_NH), chunk):
+            logits_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperatures_N[part])
+            log_sum_C = logits_CV.logsumexp(dim=-1)
+            logprobs_N[part] = logits_CV.gather(1, targets_N[part, None]).squeeze(1) - log_sum_C
+            probs_CV = logits_CV.softmax(dim=-1)
+            entropy_N[part] = log_sum_C - torch.linalg.vecdot(probs_CV, logits_CV)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperatures_N)
+        ctx.chunk = chunk
+        ctx.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N = ctx.saved_tensors
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        wide = _wide(hidden_NH)
+        grad_hidden_NH = torch.empty_like(hidden_NH) if for_hidden else None
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if for_weight else None
+        grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if for_bias else None
+        for part in _parts(len(hidden_NH), ctx.chunk):
+            probs_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperatures_N[part]).softmax(dim=-1)
+            # d log π(target) / d logits = (1 at the target − π) / temperature
+            pull_C1 = (grad_N[part] / temperatures_N[part])[:, None]
+            grad_CV = probs_CV.mul_(-pull_C1).scatter_add_(1, targets_N[part, None], pull_C1)
+            if grad_bias_V is not None:
+                grad_bias_V += grad_CV.sum(dim=0)
+            grad_CV = grad_CV.to(hidden_NH.dtype)
+            if grad_hidden_NH is not None:
+                grad_hidden_NH[part] = grad_CV @ weight_VH
+            if grad_weight_VH is not None:
+                _add_product(grad_weight_VH, grad_CV.t(), hidden_NH[part])
+        return (
+            grad_hidden_NH,
+            None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),
+            None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _parts(size: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _logits(
+    hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, temperatures_C: torch.Tensor
+) -> torch.Tensor:
+    """[C, V] at the temperature, float32 or float64."""
+    logits_CV = torch.nn.functional.linear(hidden_CH, weight_VH, bias_V).to(_wide(hidden_CH))
+    return logits_CV.div_(temperatures_C[:, None])
+
+
+def _add_product(sum_VH: torch.Tensor, left_VC: torch.Tensor, right_CH: torch.Tensor) -> None:
+    """sum += left · right. A GPU sums 16-bit products in float32; elsewhere the factors are widened first."""
+    if left_VC.is_cuda and left_VC.dtype != sum_VH.dtype:
+        torch.addmm(sum_VH, left_VC, right_CH, out_dtype=sum_VH.dtype, out=sum_VH)
+    else:
+        sum_VH.addmm_(left_VC.to(sum_VH.dtype), right_CH.to(sum_VH.dtype))

@@ -1,0 +1,50 @@
+"""The losses by their names in configs."""
+
+from collections.abc import Collection
+
+from configs.training import TrainingConfig
+from millrace.errors import InputError
+from millrace.training.losses.base import Loss
+from millrace.training.losses.clipped import Gspo, PpoClip
+from millrace.training.losses.decoupled_ppo import DecoupledPpo
+from millrace.training.losses.masks import DppoTv, GeometricMask, IcePop, SequenceMask
+from millrace.training.losses.reinforce import Reinforce, Topr
+from millrace.training.losses.sapo import Sapo
+from millrace.training.losses.truncated import Aipo, Cispo, Tis
+
+_CLASSES: tuple[type[Loss], ...] = (
+    Aipo,
+    Reinforce,
+    PpoClip,
+    DecoupledPpo,
+    Tis,
+    IcePop,
+    SequenceMask,
+    GeometricMask,
+    Cispo,
+    Gspo,
+    Sapo,
+    DppoTv,
+    Topr,
+)
+LOSSES = {loss.name: loss for loss in _CLASSES}
+
+
+def make_loss(training: TrainingConfig, name: str | None = None) -> Loss:
+    """Make the loss called `name`, or the one that `training` names, with the parameters in `training`.
+
+    Raises InputError for an unknown name.
+    """
+    name = training.loss if name is None else name
+    if name not in LOSSES:
+        raise InputError(f'there is no loss "{name}"; expected one of {", ".join(LOSSES)}')
+    return LOSSES[name](training)
+
+
+def check_needs(loss: Loss, columns: Collection[str]) -> None:
+    """Raises InputError unless trajectories with these `columns` have all that `loss` reads."""
+    if missing := sorted(loss.needs - set(columns)):
+        raise InputError(
+            f"the loss {loss.name} reads {', '.join(missing)}, which the stored trajectories lack; "
+            "expected a loss that does without, or a run that stored more"
+        )

@@ -1,0 +1,79 @@
+"""Low-rank adapters: small matrices that are trained instead of the frozen weights they belong to.
+
+    hidden ─┬─► W [out, in], frozen ──────────────────────────────┐
+            └─► A [rank, in] ─► B [out, rank] ─► · alpha / rank ──┴─► + ─► out
+
+B starts at 0, so that the policy starts as the base model (arXiv 2106.09685). Generators never see adapters: they get
+W + (alpha / rank) · B · A under the base model's names.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from millrace.errors import InputError
+
+# peft takes a second to import, and few runs need it.
+if TYPE_CHECKING:
+    from peft.tuners.lora import Linear as LoraLinear
+
+_ADAPTER = "default"
+"""peft's name for the only adapter."""
+
+
+def add_adapters(model: PreTrainedModel, *, rank: int, alpha: float, target_modules: Sequence[str]) -> None:
+    """Adds adapters to all linear layers of these names, in place; from then on only adapters have a gradient.
+
+    They have their layer's dtype. A is drawn from torch's random numbers, which have to be the same on every rank.
+    Raises InputError for a name that no linear layer has.
+    """
+    named = model.base_model.named_modules()
+    linear = {name.rpartition(".")[2] for name, module in named if isinstance(module, nn.Linear)}
+    if unknown := sorted(set(target_modules) - linear):
+        raise InputError(
+            f"training.lora.target_modules has {', '.join(unknown)}, and the model has no linear layers of that name; "
+            f"expected some of {', '.join(sorted(linear))}"
+        )
+    import peft
+
+    # Annotated as int, but peft only divides it by the rank.
+    lora_alpha = cast(int, alpha)
+    config = peft.LoraConfig(r=rank, lora_alpha=lora_alpha, target_modules=list(target_modules), lora_dropout=0.0)
+    peft.inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+
+
+def adapters(model: nn.Module) -> dict[str, "LoraLinear"]:
+    """The layers with adapters, by the name of their frozen weight."""
+    if "peft" not in sys.modules:
+        # Without peft no adapters can have been added.
+        return {}
+    from peft.tuners.lora import Linear as LoraLinear
+
+    modules = model.named_modules()
+    return {f"{name}.base_layer.weight": module for name, module in modules if isinstance(module, LoraLinear)}
+
+
+def parts(layer: "LoraLinear") -> tuple[torch.Tensor, torch.Tensor, float]:
+    """A [rank, in], B [out, rank] and alpha / rank of a layer with adapters; A and B are the live parameters."""
+    down, up = cast(nn.Linear, layer.lora_A[_ADAPTER]), cast(nn.Linear, layer.lora_B[_ADAPTER])
+    return down.weight, up.weight, float(layer.scaling[_ADAPTER])
+
+
+def merged(weight: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scaling: float) -> torch.Tensor:
+    """W + (alpha / rank) · B · A, in W's dtype; summed in float32 at least."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return (weight.to(wide) + up.to(wide) @ down.to(wide) * scaling).to(weight.dtype)
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of this name belongs to an adapter."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def base_name(name: str) -> str:
+    """A parameter's name in the base model; peft renames the weights of layers with adapters."""
+    return name.replace(".base_layer.", ".")

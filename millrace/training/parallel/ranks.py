@@ -1,0 +1,105 @@
+"""The processes that train one policy together, and which of them this is.
+
+                  tensor_rank 0   tensor_rank 1       rank = data_rank · tensor_size + tensor_rank:
+    data_rank 0 │    rank 0    │     rank 1    │      the ranks of a row are neighbours, because they
+    data_rank 1 │    rank 2    │     rank 3    │      exchange most
+
+A row trains one share of the batch, and each of its ranks computes a part of every layer. A column holds the same part
+of every layer, and each of its ranks keeps a shard of it.
+"""
+
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal, Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+DATA, TENSOR = "data", "tensor"
+"""Names of the mesh's two dimensions."""
+_PATIENCE = timedelta(days=7)
+"""The others wait for rank 0 as long as it waits for rollouts; launcher and supervisor detect dead or hanging ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This process among those that train together; without others `mesh` is None."""
+
+    rank: int
+    """In [0, size); rank 0 leads."""
+    size: int
+    """data_size · tensor_size."""
+    data_rank: int
+    """In [0, data_size): its share of the batch."""
+    data_size: int
+    tensor_rank: int
+    """In [0, tensor_size): its part of every layer."""
+    tensor_size: int
+    device: torch.device
+    """Where it computes."""
+    mesh: DeviceMesh | None = field(default=None, compare=False)
+    """[data, tensor] ranks, by name."""
+
+    @classmethod
+    def alone(cls, device: torch.device) -> Self:
+        """A process that trains without others."""
+        return cls(rank=0, size=1, data_rank=0, data_size=1, tensor_rank=0, tensor_size=1, device=device)
+
+    @classmethod
+    def join(cls, *, data: int, tensor: int, device: Literal["cpu", "cuda"]) -> Self:
+        """Joins the process group of a `torchrun` of data · tensor processes; there is no group if that is 1.
+
+        The group uses gloo for tensors on the CPU and NCCL for those on GPUs. Raises ValueError if `torchrun` started
+        another number of processes, and KeyError if it did not start this one.
+        """
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        own = torch.device("cpu") if device == "cpu" else torch.device("cuda", local_rank)
+        if own.type == "cuda":
+            torch.cuda.set_device(own)
+        if data * tensor == 1:
+            return cls.alone(own)
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if size != data * tensor:
+            raise ValueError(f"torchrun started {size} processes; expected {data} times {tensor}")
+        if not dist.is_initialized():
+            dist.init_process_group(_backend(own), timeout=_PATIENCE)
+        return cls(
+            rank=rank,
+            size=size,
+            data_rank=rank // tensor,
+            data_size=data,
+            tensor_rank=rank % tensor,
+            tensor_size=tensor,
+            device=own,
+            mesh=init_device_mesh(own.type, (data, tensor), mesh_dim_names=(DATA, TENSOR)),
+        )
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sums `tensor` over the data ranks, in place, and returns it; same shape and dtype on every rank."""
+        if self.mesh is not None and self.data_size > 1:
+            dist.all_reduce(tensor, group=self.mesh[DATA].get_group())
+        return tensor
+
+    def leave(self) -> None:
+        """Leaves the process group, once; every rank has to call this."""
+        if self.mesh is not None:
+            dist.destroy_process_group()
+
+
+def mesh_of_one(device: torch.device) -> DeviceMesh:
+    """A [data, tensor] mesh of this process only; its process group lasts as long as the process."""
+    if not dist.is_initialized():
+        # In memory: no other process joins.
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(_backend(device), store=store, rank=0, world_size=1)
+    return init_device_mesh(device.type, (1, 1), mesh_dim_names=(DATA, TENSOR))
+
+
+def _backend(device: torch.device) -> str:
+    return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+
+
+ALONE = Ranks.alone(torch.device("cpu"))
+"""The default: no other ranks, on the CPU."""

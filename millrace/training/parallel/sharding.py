@@ -1,0 +1,94 @@
+"""A policy sharded over the ranks, and its whole tensors gathered again.
+
+    policy of the model folder ─► each layer divided over a row (tensor.py) ─► each layer and the rest sharded over a
+    column (FSDP2): a rank keeps its shard of every weight, gradient and optimizer state in the weights' own dtype
+
+    forward, backward: a layer's shards are gathered in the compute dtype ─► used ─► freed; gradients are summed in
+    float32, and each rank keeps its shard of the sum
+
+The gradient is the sum over the ranks of a column, never a mean: each token's loss is already its share of the whole
+batch (`millrace.training.objective`). FSDP2: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from millrace.training.parallel.lora import adapters, base_name, is_adapter, merged, parts
+from millrace.training.parallel.ranks import DATA, TENSOR, Ranks, mesh_of_one
+from millrace.training.parallel.tensor import replicate, split_layer
+from millrace.training.policy import PackedPolicy
+
+
+def shard(policy: PackedPolicy, ranks: Ranks, *, compute_dtype: torch.dtype | None = None) -> None:
+    """Shards `policy` over the ranks, in place; it computes in `compute_dtype`, or in the weights' dtype if None.
+
+    Every rank calls this with the same weights, still on the CPU, before making an optimizer. With a single rank and
+    the weights' own dtype it only moves the policy to the device. Raises InputError for a module that can't be divided.
+    """
+    weights_dtype = next(policy.parameters()).dtype
+    if ranks.size == 1 and compute_dtype in (None, weights_dtype):
+        policy.to(ranks.device)
+        return
+    mesh = ranks.mesh or mesh_of_one(ranks.device)
+    precision = MixedPrecisionPolicy(
+        param_dtype=compute_dtype,
+        reduce_dtype=torch.promote_types(weights_dtype, torch.float32),
+        # Inputs have the compute dtype already, or have to keep theirs, as the temperatures.
+        cast_forward_inputs=False,
+    )
+    layers = _decoder_layers(policy.model)
+    for name, layer in layers.items():
+        # Layer by layer, so that a device never holds more than one whole layer.
+        if ranks.tensor_size > 1:
+            split_layer(layer, name, mesh[TENSOR])
+        _sum_gradients(fully_shard(layer, mesh=mesh[DATA], mp_policy=precision))
+    if ranks.tensor_size > 1:
+        inside = {module for layer in layers.values() for module in layer.modules()}
+        rest = (module for module in policy.modules() if module not in inside)
+        replicate([module for module in rest if any(True for _ in module.parameters(recurse=False))], mesh[TENSOR])
+    # By default parameters outside of layers stay gathered after forward, for a backward pass that may not come: after
+    # `over_vocabulary` they would be copies in the compute dtype.
+    _sum_gradients(fully_shard(policy, mesh=mesh[DATA], mp_policy=precision, reshard_after_forward=True))
+    register_fsdp_forward_method(policy, "over_vocabulary")
+
+
+@torch.no_grad()
+def full_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, tensor) of each parameter of the base model, whole and without a gradient, tied ones once.
+
+    Adapters are merged in: W + (alpha / rank) · B · A. Every rank has to iterate to the end, because each tensor is
+    gathered from all ranks when it is yielded; only one exists at a time unless the caller keeps more. A parameter that
+    is neither sharded nor has an adapter is yielded live and changes with the next step.
+    """
+    adapted = adapters(model)
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            continue
+        tensor = _gathered(parameter)
+        if (layer := adapted.get(name)) is not None:
+            down, up, scaling = parts(layer)
+            tensor = merged(tensor, _gathered(down), _gathered(up), scaling)
+        yield base_name(name), tensor
+
+
+def _decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The decoder's layers in order, by name; all supported models keep them in `layers`."""
+    names = {module: name for name, module in model.named_modules()}
+    return {names[layer]: layer for layer in model.base_model.get_submodule("layers").children()}
+
+
+def _gathered(parameter: torch.Tensor) -> torch.Tensor:
+    tensor = parameter.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _sum_gradients(module: FSDPModule) -> None:
+    """Sums gradients over the ranks instead of averaging them."""
+    module.set_gradient_divide_factor(1.0)
+    # The factor alone would use a pre-multiplied sum, which gloo does not support.
+    module.set_force_sum_reduction_for_comms(True)

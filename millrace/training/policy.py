@@ -1,0 +1,69 @@
+"""A causal language model as the trainer uses it: a packed microbatch in, log π of its response tokens out.
+
+    input_ids [S] ─► decoder ─► hidden [S, H] ─► those that predict a response token [N, H] ─► chunked log-softmax
+                                                                          output layer's weight ──┘      │
+                                                                              log π [N], entropy [N] ◄───┘
+
+All reads of weights happen within `forward` and `over_vocabulary`, because FSDP gathers the weights there.
+"""
+
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from millrace.models.supported import check_trainable
+from millrace.training.attention import PACKED
+from millrace.training.batch import Microbatch
+from millrace.training.logprobs import chunked_logprobs
+from millrace.training.parallel.tensor import whole
+
+
+class TokenLogprobs(NamedTuple):
+    """log π and entropy at a microbatch's response tokens."""
+
+    logprobs_N: torch.Tensor
+    """[N] log π at the rollouts' temperature, nats, with gradient; float32, or float64 if the model is."""
+    entropy_N: torch.Tensor
+    """[N] entropy of π at the position that predicts the token, nats, without gradient; same dtype."""
+
+
+class PackedPolicy(torch.nn.Module):
+    """Owns `model`, and replaces its attention by the packed one.
+
+    Raises InputError for an unsupported kind of model, and for one that doesn't attend to all earlier positions.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        check_trainable(model.config.to_dict())
+        model.set_attn_implementation(PACKED)
+        self.model = model
+
+    def forward(self, batch: Microbatch) -> TokenLogprobs:
+        """log π of the response tokens of `batch`, which is on the model's device."""
+        weight_VH, bias_V = self._output_layer()
+        logprobs_N, entropy_N = chunked_logprobs(
+            self._hidden(batch), weight_VH, bias_V, batch.targets_N, batch.temperatures_N
+        )
+        return TokenLogprobs(logprobs_N, entropy_N)
+
+    @torch.no_grad()
+    def over_vocabulary(self, batch: Microbatch) -> torch.Tensor:
+        """[N, V] log π of every token of the vocabulary at each response token, nats; dtype as in `forward`."""
+        logits_NV = torch.nn.functional.linear(self._hidden(batch), *self._output_layer())
+        wide = torch.promote_types(logits_NV.dtype, torch.float32)
+        return torch.log_softmax(logits_NV.to(wide) / batch.temperatures_N[:, None], dim=-1)
+
+    def _hidden(self, batch: Microbatch) -> torch.Tensor:
+        """[N, H] the decoder's output at the positions that predict a response token."""
+        out = self.model.base_model(
+            input_ids=batch.input_ids_S[None], position_ids=batch.positions_S[None], use_cache=False, packing=batch
+        )
+        hidden_NH: torch.Tensor = out.last_hidden_state[0].index_select(0, batch.predicts_N)
+        return hidden_NH
+
+    def _output_layer(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        head = self.model.lm_head
+        assert isinstance(head, torch.nn.Linear)
+        return whole(head.weight), None if head.bias is None else whole(head.bias)

@@ -1,0 +1,142 @@
+"""Samples out of scored groups: their verified members, each with its advantage.
+
+The advantage says how much better a response did than others, from the rewards of all the batch's groups:
+
+    r reward; r̄, s mean and standard deviation in its group of n; b̄, t those over the whole batch
+
+    group_mean                    r − r̄                    LlamaRL, arXiv 2505.24034; Dr. GRPO, arXiv 2503.20783
+    leave_one_out                 (r − r̄) · n / (n − 1)    RLOO, arXiv 2402.14740
+    grpo                          (r − r̄) / (s + 1e-6)     arXiv 2402.03300, §4.1.2
+    reinforce_plus_plus           (r − b̄) / (t + 1e-6)     arXiv 2501.03262
+    reinforce_plus_plus_baseline  (r − r̄) / (t' + 1e-6)    arXiv 2501.03262; t' of r − r̄ over the batch
+    maxrl                         (r − r̄) / r̄              MaxRL, arXiv 2602.02710
+
+Standard deviations divide by n − 1, as in widely used code (TRL, verl); the papers don't say. Rewards that are all
+equal teach nothing: the advantage is exactly 0. The same holds for a group of one, except for `reinforce_plus_plus`.
+
+Each estimator takes the rewards per group and returns one advantage per reward, in the same shape. It raises InputError
+for a reward that is not finite.
+"""
+
+from collections.abc import Callable, Sequence
+from math import hypot, isfinite, sqrt
+
+from millrace.errors import InputError
+from millrace.rollouts.scored_group import ScoredGroup
+from millrace.rollouts.staleness import staleness
+from millrace.training.batch import Sample
+
+_EPSILON = 1e-6
+"""Keeps rewards that differ by rounding alone from becoming advantages of ±1."""
+
+Rewards = Sequence[Sequence[float]]
+"""[groups] of [members]."""
+Estimator = Callable[[Rewards], list[list[float]]]
+
+
+def samples_of(groups: Sequence[ScoredGroup], advantage: str, policy_versions: int | Sequence[int]) -> list[Sample]:
+    """One sample per verified member of a batch's `groups`, in their order; `advantage` is a key of `ADVANTAGES`.
+
+    `policy_versions` is the trainer's before the step: one for all groups, or one per group. Raises what the estimator
+    raises.
+    """
+    versions = [policy_versions] * len(groups) if isinstance(policy_versions, int) else policy_versions
+    rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
+    return [
+        Sample(
+            prompt_tokens=group.prompt_tokens[i],
+            response_tokens=group.response_tokens[i],
+            rollout_logprobs=group.rollout_logprobs[i],
+            loss_mask=group.loss_mask[i],
+            temperature=group.temperature,
+            advantage=value,
+            staleness=staleness(version, int(group.min_policy_versions[i])),
+        )
+        for group, version, values in zip(groups, versions, ADVANTAGES[advantage](rewards), strict=True)
+        for i, value in zip(group.verified, values, strict=True)
+    ]
+
+
+def group_mean(groups: Rewards) -> list[list[float]]:
+    """Reward minus the mean of its group. With the aggregation `constant` this is Dr. GRPO."""
+    _check_finite(groups)
+    return [_centred(rewards) for rewards in groups]
+
+
+def leave_one_out(groups: Rewards) -> list[list[float]]:
+    """Reward minus the mean of its siblings' rewards."""
+    return [
+        [advantage * len(group) / (len(group) - 1) if len(group) > 1 else 0.0 for advantage in group]
+        for group in group_mean(groups)
+    ]
+
+
+def grpo(groups: Rewards) -> list[list[float]]:
+    """Reward minus the mean of its group, in standard deviations of the group."""
+    return [_scaled(group, _deviation(group)) for group in group_mean(groups)]
+
+
+def reinforce_plus_plus(groups: Rewards) -> list[list[float]]:
+    """Reward minus the mean of the batch, in standard deviations of the batch.
+
+    In the paper each token's advantage also has a KL penalty and counts separately; here each response counts once.
+    """
+    _check_finite(groups)
+    centred = _centred([reward for group in groups for reward in group])
+    return _regrouped(_scaled(centred, _deviation(centred)), groups)
+
+
+def reinforce_plus_plus_baseline(groups: Rewards) -> list[list[float]]:
+    """Reward minus the mean of its group, in standard deviations of that difference over the batch."""
+    centred = [advantage for group in group_mean(groups) for advantage in group]
+    return _regrouped(_scaled(centred, _deviation(centred)), groups)
+
+
+def maxrl(groups: Rewards) -> list[list[float]]:
+    """Reward minus the mean of its group, in means of the group: rare successes weigh most.
+
+    Raises InputError for a negative reward too: the paper's rewards are 0 or 1.
+    """
+    advantages = group_mean(groups)
+    if worst := [reward for group in groups for reward in group if reward < 0]:
+        raise InputError(f"the advantage maxrl got a reward of {worst[0]}; expected rewards of at least 0")
+    means = [sum(rewards) / len(rewards) if rewards else 0.0 for rewards in groups]
+    return [
+        _scaled(group, mean, epsilon=0.0) if mean > 0 else group for group, mean in zip(advantages, means, strict=True)
+    ]
+
+
+ADVANTAGES: dict[str, Estimator] = {
+    estimator.__name__: estimator
+    for estimator in (group_mean, leave_one_out, grpo, reinforce_plus_plus, reinforce_plus_plus_baseline, maxrl)
+}
+"""The estimators by their names in configs."""
+
+
+def _check_finite(groups: Rewards) -> None:
+    for i, group in enumerate(groups):
+        for reward in group:
+            if not isfinite(reward):
+                raise InputError(f"group {i} of the batch has a reward of {reward}; expected a finite number")
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    """Values minus their mean; exactly 0 if all are equal, where rounding of the mean would leave a remainder."""
+    if not values or min(values) == max(values):
+        return [0.0] * len(values)
+    mean = sum(values) / len(values)
+    return [value - mean for value in values]
+
+
+def _deviation(centred: Sequence[float]) -> float:
+    """Standard deviation of values whose mean is 0."""
+    return hypot(*centred) / sqrt(len(centred) - 1) if len(centred) > 1 else 0.0
+
+
+def _scaled(values: Sequence[float], unit: float, epsilon: float = _EPSILON) -> list[float]:
+    return [value / (unit + epsilon) for value in values]
+
+
+def _regrouped(values: Sequence[float], groups: Rewards) -> list[list[float]]:
+    remaining = iter(values)
+    return [[next(remaining) for _ in group] for group in groups]

@@ -1,0 +1,187 @@
+"""Which generator has acknowledged which version: who is late, who is back, what has arrived.
+
+    push v ──► pending ──acknowledges v or newer──► nothing pending
+                  │ deadline passes                        ▲
+                  ▼                                        │ acknowledges anything newer than before
+             late: named once, served through the store ───┘
+
+An acknowledgement is a generator's status record: incarnation, policy version, and the digest of what it loaded, which
+must be that of what was pushed. This module has neither clock nor store: callers pass in what they read, and when.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from millrace.weights.base import WeightsId
+
+Status = Mapping[str, Any]
+"""A generator's status record, empty if there is none. Read: `incarnation`, `policy_version`, `weights_digest`,
+`t_updated`, `t_main`, `t_ready`, `pause_seconds`, `weights_route`."""
+
+_Version = tuple[int, int]
+"""Incarnation, policy version."""
+_NOTHING: _Version = (-1, -1)
+_DIGESTS_KEPT = 64
+"""The digests of this many pushes are kept; acknowledgements of older ones are not checked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """A push that every generator which is not late has acknowledged."""
+
+    push_seconds: float
+    """From the hand-over until the slowest of them worked with it."""
+    generator_pause_seconds_max: float
+    """The longest pause in generation that it caused."""
+    fallbacks: int
+    """How many generators were late, and served through the store if there is one to fall back to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """Something about one generator that people should know."""
+
+    event: Literal["generator.lost", "generator.rejoined"] | None
+    """Late for a version; back with a newer one. None for an alarm: it works with other weights than its version's."""
+    generator: int
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a look at the status records found."""
+
+    news: Sequence[News]
+    arrival: Arrival | None
+    """Once per push, unless it is superseded before."""
+
+
+class AckTracker:
+    """Tracks the acknowledgements of `num_generators` generators.
+
+    `opened` is when this process began, unix seconds: nobody is late for the time before. `falls_back`: whether late
+    generators are served through the store.
+    """
+
+    def __init__(self, num_generators: int, *, deadline_seconds: float, opened: float, falls_back: bool) -> None:
+        self._generators = [_Generator(g, deadline_seconds, falls_back) for g in range(num_generators)]
+        self._opened = opened
+        self._newest: WeightsId | None = None
+        self._digests: dict[_Version, str] = {}
+        self._arrived = True
+
+    @property
+    def late(self) -> list[int]:
+        """Generators that were named as late and have not acknowledged anything newer since; ascending."""
+        return [generator.number for generator in self._generators if generator.late]
+
+    @property
+    def awaited(self) -> bool:
+        """Whether any generator has yet to acknowledge the newest version."""
+        return any(generator.pending is not None for generator in self._generators)
+
+    def push(self, weights_id: WeightsId, digest: str) -> None:
+        """This version, newer than all before, is on its way and supersedes those that have not arrived."""
+        self._newest = weights_id
+        self._arrived = False
+        self._digests[_version(weights_id)] = digest
+        if len(self._digests) > _DIGESTS_KEPT:
+            self._digests.pop(next(iter(self._digests)))
+        for generator in self._generators:
+            generator.push(weights_id, since=max(weights_id.t_offered, self._opened))
+
+    def look(self, statuses: Sequence[Status], now: float) -> Seen:
+        """What the generators' status records, in their order, mean at `now` (unix seconds)."""
+        news: list[News] = []
+        if self._newest is not None:
+            for generator, status in zip(self._generators, statuses, strict=True):
+                news += generator.look(status, now, self._newest, self._digests)
+        return Seen(news=news, arrival=self._arrival(statuses))
+
+    def _arrival(self, statuses: Sequence[Status]) -> Arrival | None:
+        arrived = [status for status, g in zip(statuses, self._generators, strict=True) if g.pending is None]
+        if self._arrived or self._newest is None or not arrived or len(arrived) + len(self.late) < len(statuses):
+            return None
+        self._arrived = True
+        return Arrival(
+            push_seconds=max(status["t_updated"] for status in arrived) - self._newest.t_offered,
+            generator_pause_seconds_max=max(status.get("pause_seconds", 0.0) for status in arrived),
+            fallbacks=len(self.late),
+        )
+
+
+class _Generator:
+    """One generator, as far as its status records show."""
+
+    def __init__(self, number: int, deadline_seconds: float, falls_back: bool) -> None:
+        self.number = number
+        self.pending: int | None = None
+        """The first version that it has not acknowledged."""
+        self.late = False
+        self._name = f"generator {number}"
+        self._deadline = deadline_seconds
+        self._others = (
+            "it is served through the store and the others go on" if falls_back else "the others go on without it"
+        )
+        self._held = _NOTHING
+        # When the pending version was handed over, or an acknowledgement came, if that was later; unix seconds.
+        self._since = 0.0
+        # The version and the wrong digest of the last alarm.
+        self._alarmed: tuple[_Version, object] | None = None
+
+    def push(self, weights_id: WeightsId, since: float) -> None:
+        """Expects an acknowledgement, unless it does already."""
+        if self.pending is None:
+            self.pending, self._since = weights_id.policy_version, since
+
+    def look(self, status: Status, now: float, newest: WeightsId, digests: Mapping[_Version, str]) -> Iterator[News]:
+        held, digest = _acknowledged(status), status.get("weights_digest")
+        if digest != (expected := digests.get(held, digest)):
+            alarmed, self._alarmed = self._alarmed, (held, digest)
+            if alarmed != self._alarmed:
+                yield self._news(
+                    None,
+                    f"ALARM: {self._name} works with other weights than version {held[1]}: their digest is {digest}, "
+                    f"that of what was pushed is {expected}",
+                )
+            yield from self._check_deadline(status, now)
+            return
+        before, self._held = self._held, held
+        if held <= before:
+            # Lower: the generator was restarted, and holds nothing, or what the store had.
+            if held < before:
+                self.push(newest, since=now)
+            yield from self._check_deadline(status, now)
+            return
+        if self.late:
+            self.late = False
+            route = f", by {status['weights_route']}" if "weights_route" in status else ""
+            sentence = f"{self._name} is back at version {held[1]} after {now - self._since:.0f} s{route}"
+            yield self._news("generator.rejoined", sentence)
+        self.pending = None
+        if held < _version(newest):
+            self.push(newest, since=now)
+
+    def _check_deadline(self, status: Status, now: float) -> Iterator[News]:
+        # While a generator loads its model, t_ready is null; its time begins when it is ready.
+        ready = status.get("t_ready", 0.0)
+        if self.pending is None or self.late or ready is None or now - max(self._since, ready) <= self._deadline:
+            return
+        self.late = True
+        sentence = f"{self._name} has not taken version {self.pending} after {now - self._since:.0f} s: {self._others}"
+        yield self._news("generator.lost", sentence)
+
+    def _news(self, event: Literal["generator.lost", "generator.rejoined"] | None, sentence: str) -> News:
+        return News(event=event, generator=self.number, sentence=sentence)
+
+
+def _acknowledged(status: Status) -> _Version:
+    # A process that has just started repeats its predecessor's record.
+    if status.get("t_updated", 0.0) < status.get("t_main", 0.0):
+        return _NOTHING
+    return status.get("incarnation", -1), status.get("policy_version", -1)
+
+
+def _version(weights_id: WeightsId) -> _Version:
+    return weights_id.incarnation, weights_id.policy_version

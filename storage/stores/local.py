@@ -1,0 +1,181 @@
+"""A store on a file system of this machine.
+
+    put_if_absent   .tmp-x ── write, fsync ──► link(.tmp-x, name) ──► unlink .tmp-x ──► fsync folder ──► True
+                                                     └─ name exists ──► unlink .tmp-x ─────────────────► False
+    put             .tmp-x ── write ──► replace(.tmp-x, name)
+
+`link` is the only call of POSIX that publishes a finished file under a name and fails if the name is taken.
+"""
+
+import errno
+import mmap
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from storage.errors import NotInStore, StoreDenied, StoreFull
+from storage.failpoints import failpoint
+from storage.stores.base import TEMPORARY_PREFIX, BytesLike, Entry, Store, checked_path
+
+_MAP_FROM_BYTES = 1 << 20
+"""Smaller files are read: a mapping holds a file descriptor, and copying 1 MiB takes 0.1 ms."""
+
+
+class LocalStore(Store):
+    """Objects are files below `root`, which the first write creates.
+
+    `fsync=False` gives up durability and nothing else, so that benchmarks can measure its cost.
+    """
+
+    poll_seconds = 0.002
+
+    def __init__(self, root: Path | str, *, fsync: bool = True) -> None:
+        self.root = Path(root).absolute()
+        self.url = str(self.root)
+        self._fsync = fsync
+        self._durable_folders: set[Path] = set()
+        self._anchor: Path | None = None
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        target = self._at(path)
+        failpoint("put.before", path)
+        with self._working(path, "written"):
+            self._make_durable_folder(target.parent)
+            with _temporary_file(target.parent, data, fsync=self._fsync) as temporary:
+                failpoint("put.mid", path)
+                try:
+                    target.hardlink_to(temporary)
+                except FileExistsError:
+                    return False
+            if self._fsync:
+                _fsync_folder(target.parent)
+        failpoint("put.after", path)
+        return True
+
+    def put(self, path: str, data: BytesLike) -> None:
+        target = self._at(path)
+        failpoint("put.before", path)
+        with self._working(path, "written"):
+            self._make_durable_folder(target.parent)
+            with _temporary_file(target.parent, data, fsync=False) as temporary:
+                failpoint("put.mid", path)
+                temporary.replace(target)
+        failpoint("put.after", path)
+
+    def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
+        target = self._at(path)
+        try:
+            with self._working(path, "read"), target.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                stop = size if length is None else min(size, start + length)
+                if stop - start < _MAP_FROM_BYTES:
+                    return memoryview(os.pread(file.fileno(), max(0, stop - start), start))
+                # Safe to map: a published file is never written to again, only replaced.
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start:stop]
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise NotInStore(f"{path}: not in {self.url}") from error
+
+    def exists(self, path: str) -> bool:
+        target = self._at(path)
+        with self._working(path, "read"):
+            return target.is_file()
+
+    def entries(self, prefix: str = "") -> list[Entry]:
+        found = []
+        with self._working(prefix or "its root", "listed"):
+            for folder, _, names in os.walk(self._at(prefix) if prefix else self.root, onerror=_raise_unless_gone):
+                for name in names:
+                    if name.startswith(TEMPORARY_PREFIX):
+                        continue
+                    path = Path(folder) / name
+                    # A file that disappears while we walk counts as absent.
+                    with suppress(FileNotFoundError):
+                        stat = path.stat()
+                        relative = path.relative_to(self.root).as_posix()
+                        found.append(Entry(path=relative, bytes=stat.st_size, t_modified=stat.st_mtime))
+        return sorted(found, key=lambda entry: entry.path)
+
+    def folders(self, prefix: str = "") -> list[str]:
+        with self._working(prefix or "its root", "listed"):
+            try:
+                with os.scandir(self._at(prefix) if prefix else self.root) as found:
+                    return sorted(entry.name for entry in found if entry.is_dir())
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def delete(self, path: str) -> None:
+        target = self._at(path)
+        with self._working(path, "deleted"), suppress(FileNotFoundError, NotADirectoryError):
+            target.unlink()
+
+    def delete_tree(self, prefix: str) -> None:
+        folder = self._at(prefix)
+        with self._working(prefix, "deleted"):
+            while folder.is_dir():
+                # Another process may delete in the same folder at the same time; retry for what is left.
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(folder)
+        self._durable_folders = {kept for kept in self._durable_folders if not kept.is_relative_to(folder)}
+
+    def local_path(self, path: str) -> Path:
+        return self._at(path) if path else self.root
+
+    def _at(self, path: str) -> Path:
+        return self.root / checked_path(path)
+
+    @contextmanager
+    def _working(self, path: str, done: str) -> Iterator[None]:
+        """Turns errors of the file system into storage errors; `done` completes "may not be …"."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreFull(f"{self.url}: no room left to write {path}") from error
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise StoreDenied(f"{self.url}: {path} may not be {done}: {error.strerror}") from error
+            raise
+
+    def _make_durable_folder(self, folder: Path) -> None:
+        """A file's name survives a power cut only if every folder above it does."""
+        if self._anchor is None:
+            # Folders that existed before are not ours to make durable, and may not even be readable.
+            self._anchor = next(level for level in (self.root, *self.root.parents) if level.is_dir())
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self._fsync or folder in self._durable_folders:
+            return
+        for level in (folder, *folder.parents):
+            _fsync_folder(level)
+            if level == self._anchor:
+                break
+        self._durable_folders.add(folder)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
+
+
+@contextmanager
+def _temporary_file(folder: Path, data: BytesLike, *, fsync: bool) -> Iterator[Path]:
+    """A file in `folder` that holds `data`, gone afterwards unless renamed."""
+    temporary = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            if fsync:
+                file.flush()
+                os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

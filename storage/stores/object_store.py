@@ -1,0 +1,240 @@
+"""A store in a bucket of S3, or of a server that speaks its language.
+
+    put_if_absent   PUT, If-None-Match: *   ──► 200 True    ──► 412 False    ──► 409 in conflict: ask again
+    put             PUT                         one request each, never a multipart upload, which would check
+                                                the condition too late: objects are limited to 5 GB
+    get, exists     GET, of a range or of all   404 NoSuchKey: not there;    404 NoSuchBucket, 403: errors
+
+The library retries a request whose reply is lost. If the first try created the object, the retry finds it there, so
+False can mean "it was me": whatever is committed has a unique name or nonce, and is read back.
+
+Without the permission s3:ListBucket, S3 answers 403 for an absent object. "Not yet" can't be told from "forbidden"
+there, so `probe` refuses such a store.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NoReturn
+
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import S3Store
+
+from storage.errors import NotInStore, StoreRefused, StoreUnreachable
+from storage.failpoints import failpoint
+from storage.stores.base import TEMPORARY_PREFIX, BytesLike, Entry, Store, checked_path
+from storage.stores.s3_answers import Answer, storage_error
+from storage.stores.s3_settings import read_settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long the library retries before it raises. Signals are handled only after that."""
+
+    retry: timedelta
+    """A request is not retried after this long."""
+    retries: int
+    """And no more often than this."""
+    silence: timedelta
+    """Read timeout; it also covers our uploads, during which the server is silent."""
+
+
+_FIRST_CONTACT = Patience(retry=timedelta(seconds=3), retries=2, silence=timedelta(seconds=10))
+"""Until the store has answered once: a wrong endpoint is a user error, and the user is waiting."""
+_RUNNING = Patience(retry=timedelta(seconds=30), retries=100, silence=timedelta(seconds=30))
+"""Afterwards: a server that restarts is worth waiting for."""
+_LARGE = Patience(retry=timedelta(seconds=30), retries=100, silence=timedelta(hours=1))
+"""For uploads above `_LARGE_FROM_BYTES`."""
+
+_LARGE_FROM_BYTES = 8 << 20
+_CONFLICTS = 100
+"""Most retries of a create, `poll_seconds` apart, while another request for its name is in progress."""
+
+
+class ObjectStore(Store):
+    """`s3://bucket/prefix`: objects are those of the bucket whose keys begin with `prefix/`.
+
+    Settings come from the environment (`storage.stores.s3_settings`). Opening makes no request. Raises StoreRefused
+    for a URL that is not of that form, and BadName for a prefix that is no plain path.
+    """
+
+    poll_seconds = 0.05
+
+    def __init__(self, url: str) -> None:
+        self._bucket, self._prefix = _parse(url)
+        self.url = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+        self._settings = read_settings(os.environ)
+        self._clients: dict[Patience, S3Store] = {}
+        self._answered = False
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        checked_path(path)
+        failpoint("put.before", path)
+        created = self._create(path, data)
+        if created:
+            failpoint("put.after", path)
+        return created
+
+    def put(self, path: str, data: BytesLike) -> None:
+        checked_path(path)
+        failpoint("put.before", path)
+        with self._asking(path):
+            self._client(len(data)).put(path, _as_bytes(data), use_multipart=False)
+        failpoint("put.after", path)
+
+    def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
+        checked_path(path)
+        with self._asking(path):
+            try:
+                if length is not None:
+                    # No range of HTTP is empty.
+                    found = self._client().get_range(path, start=start, length=max(length, 1))
+                elif start > 0:
+                    found = self._client().get(path, options={"range": {"offset": start}}).bytes()
+                else:
+                    found = self._client().get(path).bytes()
+            except BaseError as error:
+                if not Answer.of(error).past_end:
+                    raise
+                return memoryview(b"")
+        return memoryview(found)[:length]
+
+    def exists(self, path: str) -> bool:
+        try:
+            # Not HEAD: its answers have no body, so a bucket that does not exist would look like an absent object.
+            self.get(path, length=1)
+        except NotInStore:
+            return False
+        return True
+
+    def entries(self, prefix: str = "") -> list[Entry]:
+        found = [
+            Entry(path=path, bytes=size, t_modified=t_modified)
+            for path, size, t_modified in self._walk(prefix)
+            if not path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
+        ]
+        return sorted(found, key=lambda entry: entry.path)
+
+    def folders(self, prefix: str = "") -> list[str]:
+        if prefix:
+            checked_path(prefix)
+        with self._asking(prefix or "its root"):
+            found = self._client().list_with_delimiter(prefix or None)["common_prefixes"]
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
+    def delete(self, path: str) -> None:
+        checked_path(path)
+        with self._asking(path):
+            self._client().delete(path)
+
+    def delete_tree(self, prefix: str) -> None:
+        paths = [path for path, _, _ in self._walk(checked_path(prefix))]
+        if paths:
+            with self._asking(prefix):
+                self._client().delete(paths)
+
+    def local_path(self, path: str) -> None:
+        return None
+
+    def _create(self, path: str, data: BytesLike) -> bool:
+        for _ in range(_CONFLICTS):
+            try:
+                with self._asking(path):
+                    self._client(len(data)).put(path, _as_bytes(data), mode="create", use_multipart=False)
+                return True
+            except AlreadyExistsError as error:
+                if not Answer.of(error).in_conflict:
+                    return False
+            time.sleep(self.poll_seconds)
+        raise StoreUnreachable(f"{self.url}: {path}: another request for it has been under way all the time")
+
+    def _walk(self, prefix: str) -> Iterator[tuple[str, int, float]]:
+        """Path, bytes and time of modification of every object below the folder `prefix`, in no order."""
+        if prefix:
+            checked_path(prefix)
+        with self._asking(prefix or "its root"):
+            for chunk in self._client().list(prefix or None, chunk_size=1000):
+                for found in chunk:
+                    yield found["path"], found["size"], found["last_modified"].timestamp()
+
+    @contextmanager
+    def _asking(self, path: str) -> Iterator[None]:
+        """Turns the library's errors into ours, except "exists already"."""
+        try:
+            yield
+        except AlreadyExistsError:
+            self._answered = True
+            raise
+        except (BaseError, FileNotFoundError) as error:
+            self._refuse(Answer.of(error), path)
+        self._answered = True
+
+    def _refuse(self, answer: Answer, path: str) -> NoReturn:
+        self._answered = self._answered or answer.is_sound(self._bucket)
+        # The library's own text says the same at the length of a page.
+        raise storage_error(
+            answer,
+            url=self.url,
+            path=path,
+            bucket=self._bucket,
+            endpoint=self._settings.endpoint,
+            has_credentials=self._settings.has_credentials,
+        ) from None
+
+    def _client(self, upload_bytes: int = 0) -> S3Store:
+        patience = _LARGE if upload_bytes > _LARGE_FROM_BYTES else _RUNNING if self._answered else _FIRST_CONTACT
+        if patience not in self._clients:
+            self._clients[patience] = self._open(patience)
+        return self._clients[patience]
+
+    def _open(self, patience: Patience) -> S3Store:
+        return S3Store(
+            self._bucket,
+            prefix=self._prefix or None,
+            config=self._settings.config,
+            client_options={
+                "allow_http": self._settings.endpoint.startswith("http://"),
+                "connect_timeout": timedelta(seconds=3),
+                "read_timeout": patience.silence,
+                # For a whole response, which may be 5 GB.
+                "timeout": timedelta(hours=1),
+            },
+            retry_config={
+                "max_retries": patience.retries,
+                "retry_timeout": patience.retry,
+                "backoff": {
+                    "init_backoff": timedelta(milliseconds=100),
+                    "max_backoff": timedelta(seconds=2),
+                    "base": 2,
+                },
+            },
+        )
+
+
+def _as_bytes(data: BytesLike) -> memoryview:
+    """As unsigned bytes: the library takes a view of signed ones, such as Arrow's buffers, for a list of numbers."""
+    return memoryview(data).cast("B")
+
+
+def _parse(url: str) -> tuple[str, str]:
+    """Bucket and prefix of an s3:// URL. No part of the message is one that may be a secret."""
+    rest = url.partition("://")[2]
+    authority = re.split(r"[/?#]", rest)[0]
+    if "@" in authority or ":" in authority:
+        shown = f"…@{rest.rpartition('@')[2]}" if "@" in rest else "…"
+        raise StoreRefused(
+            f"s3://{shown.partition('?')[0]}: a URL is printed and stored, so credentials don't belong in it; "
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+        )
+    if "?" in rest or "#" in rest:
+        shown = re.split(r"[?#]", rest)[0]
+        raise StoreRefused(f"s3://{shown}: expected s3://bucket/prefix, with nothing after a '?' or '#'")
+    bucket, _, prefix = rest.partition("/")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}", bucket):
+        raise StoreRefused(f"{url!r}: expected s3://bucket/prefix, the bucket in letters, digits, '.', '_' and '-'")
+    prefix = prefix.strip("/")
+    return bucket, checked_path(prefix) if prefix else ""

@@ -1,0 +1,117 @@
+"""The meaning of an S3 error. The library's exception types tell too little, so its text is parsed.
+
+They can't tell a missing bucket from a missing object, a full store or a wrong region from another fault, a refused
+credential source from a refused request, nor why a connection failed.
+
+Generic S3 error: Error performing GET http://host/bucket/key in 1ms - Server returned non-2xx status code:
+403 Forbidden: <Error><Code>AccessDenied</Code>…                              ──► Answer ──► a storage error
+                                                                                             of one sentence
+Debug source: … HttpError { kind: Connect, … message: "Connection refused" …
+"""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from storage.errors import NotInStore, StoreDenied, StoreFull, StoreRefused, StoreUnreachable
+
+_DENIED = {
+    "InvalidAccessKeyId": "the access key is not known there",
+    "SignatureDoesNotMatch": "the secret key does not belong to the access key",
+    "ExpiredToken": "the session token has expired",
+    "InvalidToken": "the session token is not valid",
+    "RequestTimeTooSkewed": "this machine's clock is wrong",
+    "AccessDenied": "these credentials may not do this (where they may not list the bucket, an absent object looks so)",
+}
+_FULL = ("QuotaExceeded", "XMinioStorageFull", "InsufficientStorage")
+_ELSEWHERE = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
+_IN_CONFLICT = ("ConditionalRequestConflict", "OperationAborted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One failed request."""
+
+    request: str
+    """URL of the request; '' if none was made."""
+    status: int | None
+    """HTTP status; None if there was no answer."""
+    code: str
+    """S3's error code; '' if there was none."""
+    transport: str
+    """Why the connection failed, in a word or two; '' if there was an answer."""
+    summary: str
+    """The library's first line, without URLs and bodies, for errors not known here."""
+
+    @classmethod
+    def of(cls, error: Exception) -> "Answer":
+        """Parses the text of one of the library's errors; fields that are not found stay empty."""
+        text, _, innards = str(error).partition("\n\nDebug source:")
+        request = re.search(r"Error performing \S+ (\S+) in ", text)
+        status = re.search(r"status code: (\d{3})", text)
+        code = re.search(r"<Code>(\w+)</Code>|\(code: (\w+)\)", text)
+        kind = re.search(r"HttpError \{\s*kind: (\w+)", innards)
+        reason = re.search(r'message: "([^"]*)"', innards)
+        return cls(
+            request=request[1] if request else "",
+            status=int(status[1]) if status else None,
+            code=(code[1] or code[2]) if code else "",
+            transport=reason[1] if kind and reason else kind[1].lower() if kind else "",
+            summary=re.sub(r"\S+://\S+", "…", text.partition("<")[0].partition("\n")[0])[:200],
+        )
+
+    @property
+    def in_conflict(self) -> bool:
+        """Another request for the same name is in progress: whether an object exists is not decided yet."""
+        return self.code in _IN_CONFLICT
+
+    @property
+    def past_end(self) -> bool:
+        """The object exists but ends before the requested range."""
+        return self.status == 416
+
+    def is_sound(self, bucket: str) -> bool:
+        """Whether the bucket's server answered, without an error of its own."""
+        return self.status is not None and self.status < 500 and self.went_to(bucket)
+
+    def went_to(self, bucket: str) -> bool:
+        """Whether the request was for the bucket rather than for credentials."""
+        parts = urlsplit(self.request)
+        return parts.path.startswith(f"/{bucket}") or (parts.hostname or "").startswith(f"{bucket}.")
+
+
+def storage_error(
+    answer: Answer, *, url: str, path: str, bucket: str, endpoint: str, has_credentials: bool
+) -> Exception:
+    """The storage error, one sentence, for an `answer` about `path` in the store at `url`.
+
+    An OSError if the answer is not known here.
+    """
+    shown = " ".join(str(part) for part in (answer.status, answer.code) if part)
+    if answer.request and not answer.went_to(bucket):
+        return StoreDenied(f"{url}: {_no_credentials(answer, shown, has_credentials)}")
+    if answer.code == "NoSuchBucket":
+        return StoreRefused(f"{url}: the bucket does not exist")
+    if answer.code in _FULL or answer.status == 507:
+        return StoreFull(f"{url}: no room left to write {path} ({shown})")
+    if answer.code in _ELSEWHERE or "Received redirect without LOCATION" in answer.summary:
+        return StoreRefused(f"{url}: the bucket lies in another region: set AWS_REGION (or AWS_ENDPOINT_URL)")
+    if answer.status in (401, 403) or answer.code in _DENIED:
+        reason = _DENIED.get(answer.code, "access denied")
+        return StoreDenied(f"{url}: {path}: {reason}{f' ({shown})' if shown else ''}")
+    if answer.status == 404:
+        return NotInStore(f"{path}: not in {url}")
+    if answer.transport or answer.status == 429 or (answer.status or 0) >= 500:
+        return StoreUnreachable(
+            f"{url}: {path}: no good answer from {endpoint or 'Amazon S3'} ({shown or answer.transport})"
+        )
+    return OSError(f"{url}: {path}: {shown or answer.summary}")
+
+
+def _no_credentials(answer: Answer, shown: str, has_credentials: bool) -> str:
+    if has_credentials:
+        host = urlsplit(answer.request).hostname
+        return f"no credentials came from {host}, where the environment says they are ({shown or answer.transport})"
+    return (
+        "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (this machine itself has none)"
+    )

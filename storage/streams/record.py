@@ -1,0 +1,129 @@
+"""One commit record: the small JSON object that makes data part of a stream, and its strict reading.
+
+today's            sealed: contains its own checksum; any damage is found
+schema version 1   no checksum, fewer fields; the next record's sha256 reveals damage
+a newer Millrace's sealed, with fields unknown here: SchemaUnknown, which is not damage
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from storage.errors import SchemaUnknown, StreamCorrupt
+from storage.schema import SCHEMA_VERSION
+from storage.streams.sealed import seal, unseal
+
+Kind = Literal["fence", "data", "end", "checkpoint"]
+
+NO_VERSION = -1
+"""Stands for "no policy version" where rows have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One commit. Fields that its kind does not have keep their defaults and are not written."""
+
+    seq: int
+    """Ordinal of the record in its log, from 0 without gaps."""
+    kind: Kind
+    """fence: a writer took over; data: a part; end: nothing follows in this epoch; checkpoint: the trainer's."""
+    epoch: int
+    """Ordinal of the writer that committed it: its fence's, from 0."""
+    nonce: str
+    """Drawn for this record alone, so that its writer recognises it when the store's reply was lost."""
+    writer: str
+    """Name of the writer, for people."""
+    prev: str
+    """sha256 (hex) of the previous record's bytes; '' for the first."""
+
+    part: int = 0
+    """data: ordinal among the data records of the log, from 0."""
+    file: str = ""
+    """data: path of the Arrow file, relative to the stream's folder."""
+    bytes: int = 0
+    """data: length of the Arrow file."""
+    checksum: str = ""
+    """data: CRC-32C of the Arrow file, 8 hex digits."""
+    rows: int = 0
+    """data: number of rows."""
+    first_row_id: int = 0
+    """data: row_id of the first row; its ordinal in the stream where rows have no row_id."""
+    tokens: int = 0
+    """data: response tokens that the rows stand for."""
+    min_policy_version: int = NO_VERSION
+    """data: oldest policy version behind the rows."""
+    max_policy_version: int = NO_VERSION
+    """data: newest policy version behind the rows."""
+    schema_version: int = 0
+    """data: version of the schema the Arrow file was written with."""
+    incarnation: int = -1
+    """data: incarnation of the trainer that made the weights behind the rows; -1 where there is none or several."""
+    last_group_id: int = -1
+    """data: group_id of the last row; -1 where rows have no group."""
+    group_size: int = 0
+    """data: promise that every group in the rows is complete and has that many rows; 0: no promise."""
+    vocab_size: int = 0
+    """data: promise that every token id is in [0, vocab_size); 0: no promise."""
+
+    body: dict[str, Any] = field(default_factory=dict)
+    """checkpoint: free JSON object."""
+
+
+_COMMON = ("seq", "kind", "epoch", "nonce", "writer", "prev")
+_DATA_1 = (
+    "part", "seg", "bytes", "checksum", "rows", "first_row_id", "tokens", "min_policy_version", "max_policy_version",
+    "schema_version",
+)  # fmt: skip
+_DATA = (*_DATA_1, "incarnation", "last_group_id", "group_size", "vocab_size")
+_NAMES: dict[str, tuple[str, ...]] = {
+    "fence": _COMMON,
+    "data": _COMMON + _DATA,
+    "end": _COMMON,
+    "checkpoint": (*_COMMON, "body"),
+}
+_NAMES_1 = _NAMES | {"data": _COMMON + _DATA_1}
+_TYPES = {name: get_origin(hint) or hint for name, hint in get_type_hints(Record).items()}
+
+
+def _field(name: str) -> str:
+    """The field of `Record` that stored JSON calls `name`."""
+    return "file" if name == "seg" else name
+
+
+def encode(record: Record) -> bytes:
+    """The record as a sealed JSON object (see `storage.streams.sealed`) that holds the fields of its kind.
+
+    Raises ValueError for a number that is not finite and TypeError for a type that JSON does not have.
+    """
+    return seal({name: getattr(record, _field(name)) for name in _NAMES[record.kind]})
+
+
+def decode(data: bytes, file: str) -> Record:
+    """The record in `data`, which lies in `file`; both errors name it.
+
+    Raises StreamCorrupt unless it fits its checksum and has exactly the fields of its kind, and SchemaUnknown if it
+    is sound, but a newer Millrace's.
+    """
+    try:
+        values, sealed = unseal(data)
+    except ValueError as error:
+        raise StreamCorrupt(file, f"the record is {error}") from error
+    kind = values.get("kind")
+    known = (_NAMES if sealed else _NAMES_1).get(kind, ()) if isinstance(kind, str) else ()
+    if set(values) - set(known) and (sealed or _version(values) > SCHEMA_VERSION):
+        unknown = f"fields {sorted(set(values) - set(known))}" if known else f"kind {kind!r}"
+        raise SchemaUnknown(f"{file}: written by a newer Millrace: {unknown} not known here (schema {SCHEMA_VERSION})")
+    if not known:
+        raise StreamCorrupt(file, f"expected a JSON object whose kind is one of {', '.join(get_args(Kind))}")
+    if set(values) != set(known):
+        raise StreamCorrupt(file, f"the {kind} record has the fields {sorted(values)}, not {sorted(known)}")
+    for name in known:
+        if name != "kind" and type(values[name]) is not _TYPES[_field(name)]:
+            raise StreamCorrupt(file, f"{name} is {values[name]!r}, expected {_TYPES[_field(name)].__name__}")
+    if not sealed and _version(values) > 1:
+        raise StreamCorrupt(file, f"the record of schema version {_version(values)} lacks its checksum")
+    return Record(**{_field(name): value for name, value in values.items()})
+
+
+def _version(values: dict[str, Any]) -> int:
+    version = values.get("schema_version")
+    return version if type(version) is int else 0

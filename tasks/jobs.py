@@ -1,0 +1,72 @@
+"""The jobs of a campaign: which stages run together on one host, as `placement` says.
+
+train + sync_weights     one job: weights pass between them in shared memory
+generate ×G, score ×S    one job each
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from configs.schema import RunConfig
+
+StageName = Literal["generate", "score", "train", "sync_weights"]
+
+
+class StageProcess(BaseModel):
+    """One stage process of a job."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: StageName
+    replica: int
+    threads: int
+    """CPU threads for its computation."""
+
+
+class Job(BaseModel):
+    """Stages that run on one host."""
+
+    model_config = ConfigDict(frozen=True)
+
+    processes: tuple[StageProcess, ...]
+    work_pool: str | None
+    """The pool whose workers start them; None: they run on the controller's host."""
+    job_variables: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Named after its first stage, such as `generate-1`."""
+        return f"{self.processes[0].stage}-{self.number}"
+
+    @property
+    def number(self) -> int:
+        """Replica of its first stage."""
+        return self.processes[0].replica
+
+    @property
+    def status_record(self) -> str:
+        """With `number`, names the host's status record; see `millrace.runtime.heartbeat`."""
+        return f"place-{self.processes[0].stage}"
+
+
+def jobs(config: RunConfig) -> list[Job]:
+    """All jobs of a campaign, the trainer's first."""
+    placement = config.placement
+    train = (
+        StageProcess(stage="train", replica=0, threads=config.training.threads),
+        StageProcess(stage="sync_weights", replica=0, threads=1),
+    )
+    generators = [
+        (StageProcess(stage="generate", replica=g, threads=config.generation.threads),)
+        for g in range(config.generation.replicas)
+    ]
+    scorers = [
+        (StageProcess(stage="score", replica=s, threads=config.scoring.threads),)
+        for s in range(config.scoring.replicas)
+    ]
+    return [
+        Job(processes=processes, work_pool=where.work_pool, job_variables=where.job_variables)
+        for where, groups in ((placement.train, [train]), (placement.generate, generators), (placement.score, scorers))
+        for processes in groups
+    ]

@@ -1,0 +1,86 @@
+"""The stages as Prefect tasks. Each task supervises one stage process: `python -m millrace.stages.<stage>`."""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+
+from millrace.runtime.arguments import EVALUATE_LATEST, EVALUATE_START, StageArguments
+from tasks.jobs import StageName
+from tasks.restart_budget import keep_going
+from tasks.supervise import supervise
+
+STAGE_TASK: dict[str, Any] = {
+    # No limit: `keep_going` decides.
+    "retries": 100_000,
+    "retry_delay_seconds": 0,
+    "retry_condition_fn": keep_going,
+    "cache_policy": NO_CACHE,
+    "persist_result": False,
+}
+"""Options of every stage task."""
+
+
+@task(name="bootstrap", task_run_name="bootstrap", **STAGE_TASK)
+def bootstrap(arguments: StageArguments, threads: int) -> None:
+    """Makes the run's start model unless it exists already."""
+    supervise("bootstrap", arguments, threads=threads)
+
+
+@task(name="evaluate", task_run_name="evaluate-{which}", **STAGE_TASK)
+def evaluate(arguments: StageArguments, threads: int, which: Literal["start", "end"]) -> None:
+    """Measures the held-out accuracy of the base model (`start`) or of the latest checkpoint (`end`)."""
+    replica = EVALUATE_START if which == "start" else EVALUATE_LATEST
+    supervise("evaluate", replace(arguments, replica=replica), threads=threads)
+
+
+@task(name="promote", task_run_name="promote", **STAGE_TASK)
+def promote(arguments: StageArguments, threads: int) -> None:
+    """Promotes the latest checkpoint if it is better than the last promoted one; otherwise records why not."""
+    supervise("promote", arguments, threads=threads)
+
+
+@task(name="train", task_run_name="train-{arguments.replica}", **STAGE_TASK)
+def train(arguments: StageArguments, threads: int) -> None:
+    """Trains to the last step."""
+    supervise("train", arguments, threads=threads)
+
+
+@task(name="sync_weights", task_run_name="sync_weights-{arguments.replica}", **STAGE_TASK)
+def sync_weights(arguments: StageArguments, threads: int) -> None:
+    """Delivers policy versions to the generators until the campaign ends."""
+    supervise("sync_weights", arguments, threads=threads)
+
+
+@task(name="generate", task_run_name="generate-{arguments.replica}", **STAGE_TASK)
+def generate(arguments: StageArguments, threads: int) -> None:
+    """Generates trajectories until the campaign ends."""
+    supervise("generate", arguments, threads=threads)
+
+
+@task(name="score", task_run_name="score-{arguments.replica}", **STAGE_TASK)
+def score(arguments: StageArguments, threads: int) -> None:
+    """Scores trajectories until the campaign ends."""
+    supervise("score", arguments, threads=threads)
+
+
+@task(name="verify", **STAGE_TASK)
+def verify(arguments: StageArguments, threads: int) -> None:
+    """Trains on the original batches of a stored run again and compares the results."""
+    supervise("verify", arguments, threads=threads)
+
+
+@task(name="compare", **STAGE_TASK)
+def compare(arguments: StageArguments, threads: int) -> None:
+    """Computes several losses on the same stored batches."""
+    supervise("compare", arguments, threads=threads)
+
+
+LONG_RUNNING: dict[StageName, Task[..., Any]] = {
+    "train": train,
+    "sync_weights": sync_weights,
+    "generate": generate,
+    "score": score,
+}
+"""The four stages that run as long as the campaign."""

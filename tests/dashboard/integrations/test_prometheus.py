@@ -1,0 +1,216 @@
+"""What Prometheus scrapes: the numbers of the store under documented names; and a Grafana board of just these."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.pages.run_data import measured, run_data
+
+from dashboard.integrations.prometheus import FAMILIES, MOST_DETAILED, expose, exposition
+from dashboard.read.runs import OverviewRow, Runs
+from millrace.runs.record import create_run, end_attempt
+from storage.progress import write_progress
+from storage.stores.factory import open_store
+
+_BOARD = Path(__file__).parents[3] / "dashboard" / "integrations" / "grafana.json"
+_CONFIG = {
+    "training": {"max_steps": 10},
+    "pipeline": {"mode": "async"},
+    "staleness": {"max_staleness": 4},
+    "generation": {"replicas": 1},
+    "scoring": {"replicas": 1, "reward": "exact_match"},
+    "weights": {"transport": "shm"},
+}
+_ROW = OverviewRow(
+    run_id="mine", state="running", policy_version=3, max_steps=10, reward_mean=0.5, staleness_mean=1.25,
+    staleness_max=4, max_staleness=4, ages={"train": 2.0},
+)  # fmt: skip
+
+
+def _samples(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Value by name and labels; refuses a text that Prometheus's own parser refuses, and a sample given twice."""
+    found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found, f"given twice: {key}"
+            found[key] = sample.value
+    return found
+
+
+def _key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return name, frozenset({"run": "mine", **labels}.items())
+
+
+def test_every_number_of_a_run_is_exposed_under_its_name_and_labels() -> None:
+    found = _samples(expose([_ROW], [run_data()]))
+    assert found == {
+        _key("millrace_run_state", state="running"): 1,
+        _key("millrace_run_state", state="finished"): 0,
+        _key("millrace_run_state", state="stopped"): 0,
+        _key("millrace_problems"): 0,
+        _key("millrace_policy_version"): 3,
+        _key("millrace_policy_version_target"): 10,
+        _key("millrace_reward_mean"): 0.5,
+        _key("millrace_staleness_mean"): 1.25,
+        _key("millrace_staleness_max"): 4,
+        _key("millrace_staleness_bound"): 4,
+        _key("millrace_evaluation_accuracy"): 0.5,
+        _key("millrace_rollouts_total", outcome="trained"): 12,
+        _key("millrace_rollouts_total", outcome="stale"): 3,
+        _key("millrace_rollouts_total", outcome="corrupt"): 1,
+        _key("millrace_generated_rollouts_total"): 30,
+        _key("millrace_buffered_rollouts"): 8,
+        _key("millrace_in_flight_rollouts"): 6,
+        _key("millrace_tokens_total", stage="generate"): 90,
+        _key("millrace_tokens_total", stage="score"): 72,
+        _key("millrace_tokens_total", stage="train"): 36,
+        _key("millrace_stage_seconds_total", stage="generate", kind="busy"): 8,
+        _key("millrace_stage_seconds_total", stage="generate", kind="idle"): 2,
+        _key("millrace_stage_seconds_total", stage="score", kind="busy"): 1,
+        _key("millrace_stage_seconds_total", stage="score", kind="idle"): 9,
+        _key("millrace_stage_seconds_total", stage="train", kind="busy"): 7.5,
+        _key("millrace_stage_seconds_total", stage="train", kind="idle"): 2.5,
+        _key("millrace_stage_seconds_total", stage="sync_weights", kind="busy"): 0.5,
+        _key("millrace_stage_seconds_total", stage="sync_weights", kind="idle"): 9.5,
+        _key("millrace_ledger_balanced"): 1,
+        # The scorer said that it stopped, and an evaluation comes and goes.
+        _key("millrace_last_status_seconds", stage="train", replica="0"): 2,
+        _key("millrace_last_status_seconds", stage="generate", replica="1"): 5,
+        _key("millrace_push_seconds"): 0.04,
+        _key("millrace_step_staleness_mean"): 1.5,
+        _key("millrace_loss"): -0.125,
+    }
+
+
+def test_where_the_status_is_unknown_the_ledger_does_not_count_as_balanced() -> None:
+    broken = run_data(status=None, problems=("the ledger does not balance: rows 3 to 4 of generator 0",))
+    found = _samples(expose([_ROW], [broken]))
+    assert found[_key("millrace_ledger_balanced")] == 0
+    assert found[_key("millrace_problems")] == 1
+    assert _key("millrace_buffered_rollouts") not in found
+    assert found[_key("millrace_loss")] == -0.125
+
+
+def test_what_is_not_known_yet_is_absent_and_not_zero() -> None:
+    young = run_data(
+        metrics={"train-0": {"loss": measured([])}},
+        evaluations={name: values[:0] for name, values in run_data().evaluations.items()},
+        stage_status={},
+    )
+    names = {name for name, _ in _samples(expose([OverviewRow(run_id="mine", state="running")], [young]))}
+    absent = {
+        "millrace_loss", "millrace_evaluation_accuracy", "millrace_reward_mean", "millrace_policy_version",
+        "millrace_last_status_seconds", "millrace_push_seconds",
+    }  # fmt: skip
+    assert names.isdisjoint(absent)
+    assert "millrace_buffered_rollouts" in names
+
+
+def test_every_family_has_a_help_text_and_a_type_before_the_first_run_has_begun() -> None:
+    text = expose([], []).decode()
+    for name, family in FAMILIES.items():
+        sample = f"{name}_total" if family.counts else name
+        assert f"# TYPE {sample} {'counter' if family.counts else 'gauge'}\n" in text
+        assert f"# HELP {sample} {family.doc}\n" in text
+
+
+def test_a_label_from_the_store_can_not_end_its_line_or_its_quotes() -> None:
+    row = OverviewRow(run_id='x"} 1\nforged{run="y', state="running", policy_version=7)
+    found = _samples(expose([row], []))
+    assert found[("millrace_policy_version", frozenset({("run", row.run_id)}))] == 7
+    assert all(name.startswith("millrace_") for name, _ in found)
+
+
+def test_two_runs_lie_side_by_side() -> None:
+    other = OverviewRow(run_id="other", state="stopped", policy_version=9)
+    found = _samples(expose([_ROW, other], [run_data(), run_data("other")]))
+    versions = {
+        dict(labels)["run"]: value for (name, labels), value in found.items() if name == "millrace_policy_version"
+    }
+    assert versions == {"mine": 3, "other": 9}
+
+
+def _store_run(root: Path, run_id: str, t: float) -> None:
+    store = open_store(str(root / run_id))
+    create_run(store, run_id, _CONFIG)
+    write_progress(store, "train", 0, {"t": t, "doing": "train", "pid": 1, "policy_version": 2, "seconds": {}})
+
+
+def test_of_many_stored_runs_all_are_listed_and_those_heard_from_last_in_detail(tmp_path: Path) -> None:
+    for number in range(MOST_DETAILED + 2):
+        _store_run(tmp_path, f"run-{number}", 1_700_000_000.0 + 10 * number)
+    found = _samples(exposition(Runs(str(tmp_path))))
+    by_name = {
+        name: sorted(dict(labels)["run"] for found_name, labels in found if found_name == name)
+        for name in ("millrace_policy_version", "millrace_ledger_balanced")
+    }
+    assert by_name == {
+        "millrace_policy_version": [f"run-{n}" for n in range(MOST_DETAILED + 2)],
+        "millrace_ledger_balanced": [f"run-{n}" for n in range(2, MOST_DETAILED + 2)],
+    }
+
+
+def test_a_run_that_cant_be_read_is_counted_and_the_others_are_shown(tmp_path: Path) -> None:
+    _store_run(tmp_path, "sound", 1_700_000_000.0)
+    end_attempt(open_store(str(tmp_path / "sound")), 0, "finished")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text('{"run_id": ')
+    found = _samples(exposition(Runs(str(tmp_path))))
+    problems = {dict(labels)["run"]: value for (name, labels), value in found.items() if name == "millrace_problems"}
+    assert problems == {"sound": 0, "torn": 1}
+    finished = ("millrace_run_state", frozenset({"run": "sound", "state": "finished"}.items()))
+    assert found[finished] == 1
+
+
+def _board() -> dict:
+    return json.loads(_BOARD.read_text())
+
+
+def test_the_board_asks_for_no_series_that_is_not_exposed_and_leaves_none_out() -> None:
+    asked = {
+        name
+        for panel in _board()["panels"]
+        for target in panel.get("targets", ())
+        for name in re.findall(r"\bmillrace_\w+", target["expr"])
+    }
+    exposed = {f"{name}_total" if family.counts else name for name, family in FAMILIES.items()}
+    assert asked <= exposed
+    # The target of a run is in the dashboard; on a board it would be a second scale.
+    assert exposed - asked == {"millrace_policy_version_target"}
+
+
+@pytest.mark.parametrize(
+    "panel", [p for p in _board()["panels"] if p["type"] != "row"], ids=lambda panel: panel["title"]
+)
+def test_a_panel_says_what_it_shows_and_asks_the_data_source_and_the_runs_chosen(panel: dict) -> None:
+    assert panel["description"].endswith(".")
+    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    for target in panel["targets"]:
+        for selector in re.findall(r"\bmillrace_\w+\{([^}]*)\}", target["expr"]):
+            assert 'run=~"$run"' in selector
+        labels = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+        (name,) = set(re.findall(r"\bmillrace_\w+", target["expr"]))
+        assert labels <= {"run", *FAMILIES[name.removesuffix("_total")].labels}, target
+
+
+def test_the_board_has_a_data_source_to_choose_and_no_two_panels_in_one_place() -> None:
+    board = _board()
+    assert board["schemaVersion"] >= 39
+    assert [(v["name"], v["type"]) for v in board["templating"]["list"]] == [
+        ("datasource", "datasource"),
+        ("run", "query"),
+    ]
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    cells = [
+        (x, y)
+        for panel in board["panels"]
+        for at in [panel["gridPos"]]
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24

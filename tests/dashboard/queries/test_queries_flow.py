@@ -1,0 +1,213 @@
+"""Flow, from what stages measured of their time, their tokens and their weights."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.pages.run_data import run_data
+
+from dashboard.queries import flow
+from dashboard.queries.series import averaged
+from dashboard.read.model import AttemptInfo, Columns, RunData, RunInfo
+
+_START = 1000.0
+_WAIT = "waiting for scored groups"
+
+
+def _rows(points: dict[float, float], versions: list[int] | None = None) -> Columns:
+    """Seconds since the run was started → value."""
+    return {
+        "t": _START + np.array(list(points), np.float64),
+        "incarnation": np.zeros(len(points), np.int32),
+        "policy_version": np.array(versions or [0] * len(points)),
+        "value": np.array(list(points.values()), np.float64),
+    }
+
+
+def _run(metrics: dict[str, dict[str, Columns]], transports: dict[float, str] | None = None, **more: Any) -> RunData:
+    attempts = tuple(
+        AttemptInfo(
+            number=number,
+            t_started=_START + t,
+            first_step=0,
+            max_staleness=4,
+            mode="async",
+            transport=transport,
+            ended=None,
+        )
+        for number, (t, transport) in enumerate((transports or {0.0: "shm"}).items())
+    )
+    info = RunInfo(run_id="r", url="u", attempts=attempts, config={})
+    return run_data(info=info, metrics=metrics, **more)
+
+
+def _time(**kinds: dict[float, float]) -> dict[str, Columns]:
+    return {f"time/{_WAIT if kind == 'wait' else kind}/seconds": _rows(points) for kind, points in kinds.items()}
+
+
+def test_a_track_is_cut_into_the_shares_of_each_bin() -> None:
+    # At 2 s: one second each. At 4 s: all train.
+    run = _run({"train-0": _time(wait={2: 1.0}, train={2: 1.0, 4: 2.0})})
+    (track,) = flow.time_by_replica(run)
+    assert track.name == "train-0"
+    assert (track.edges * 60).tolist() == [0, 2, 4]
+    assert {kind: shares.tolist() for kind, shares in track.shares.items()} == {"train": [0.5, 1.0], _WAIT: [0.5, 0.0]}
+
+
+def test_an_interval_that_lies_across_two_bins_is_divided_between_them() -> None:
+    run = _run({"train-0": _time(train={3: 2.0, 4: 1.0})})
+    (track,) = flow.time_by_replica(run)
+    # From 1 s to 4 s.
+    assert track.shares["train"].tolist() == [0.5, 1.0]
+
+
+def test_time_between_two_measurements_that_was_not_measured_stays_empty() -> None:
+    run = _run({"train-0": _time(train={2: 2.0, 10: 2.0})})
+    (track,) = flow.time_by_replica(run)
+    assert track.shares["train"].tolist() == [1.0, 0.0, 0.0, 0.0, 1.0]
+
+
+def test_tracks_have_150_intervals_at_most_whose_width_doubles() -> None:
+    times = {float(t): 2.0 for t in range(2, 1202, 2)}
+    (track,) = flow.time_by_replica(_run({"train-0": _time(train=times)}))
+    # 1200 s in bins of 8 s; of 4 s they would be 300.
+    assert len(track.edges) == 151
+    assert np.allclose(track.shares["train"], 1.0)
+
+
+def test_the_last_bin_ends_where_the_last_measurement_was_made() -> None:
+    (track,) = flow.time_by_replica(_run({"train-0": _time(train={2: 2.0, 3: 1.0})}))
+    assert (track.edges * 60).tolist() == [0, 2, 3]
+    assert track.shares["train"].tolist() == [1.0, 1.0]
+
+
+def test_tracks_are_ordered_by_stage_and_their_kinds_by_purpose() -> None:
+    kinds = {f"time/{kind}/seconds": _rows({2: 0.5}) for kind in ("waiting for weights", "update_weights", "generate")}
+    run = _run({"train-0": _time(train={2: 2.0}), "generate-1": kinds, "generate-0": kinds})
+    tracks = flow.time_by_replica(run)
+    assert [track.name for track in tracks] == ["generate-0", "generate-1", "train-0"]
+    assert list(tracks[0].shares) == ["generate", "paused for weights", "waiting for weights"]
+
+
+def test_the_idle_fraction_is_of_the_time_measured_in_all_replicas() -> None:
+    run = _run(
+        {
+            "generate-0": _time(generate={2: 2.0, 4: 2.0}),
+            "generate-1": _time(generate={2: 1.0}, wait={2: 1.0}),
+        }
+    )
+    line = flow.idle(run)["generate"]
+    assert (line.x * 60).tolist() == [1, 3]
+    assert line.y.tolist() == [0.25, 0.0]
+
+
+def test_where_nothing_was_measured_there_is_no_idle_fraction() -> None:
+    line = flow.idle(_run({"train-0": _time(train={2: 2.0, 6: 2.0})}))["train"]
+    assert np.isnan(line.y).tolist() == [False, True, False]
+
+
+def test_throughput_is_summed_over_replicas_and_ends_where_one_has_not_measured_yet() -> None:
+    run = _run(
+        {
+            "generate-0": {"total/tokens": _rows({2: 100.0, 4: 300.0, 6: 300.0})},
+            "generate-1": {"total/tokens": _rows({2: 0.0, 4: 50.0})},
+            "score-0": {"total/tokens": _rows({3: 10.0, 6: 10.0})},
+        }
+    )
+    found = flow.throughput(run)
+    assert list(found) == ["generate", "score"]
+    np.testing.assert_array_equal(found["generate"].y, [50.0, 125.0, np.nan])
+    # What the first row tells of came in the two seconds before it.
+    assert found["score"].y.tolist() == [2.5, 2.5, 0.0]
+
+
+@pytest.mark.parametrize("metrics", [{}, {"train-0": {}}, {"train-0": _time(train={-5: 2.0})}])
+def test_before_a_stage_measured_its_time_there_is_nothing(metrics: dict[str, dict[str, Columns]]) -> None:
+    run = _run(metrics)
+    assert flow.time_by_replica(run) == []
+    assert flow.idle(run) == flow.throughput(run) == {}
+
+
+def test_queues_are_over_minutes() -> None:
+    line = flow.queue(_run({"train-0": {"buffered_rollouts": _rows({30: 8.0, 60: 16.0})}}), "buffered_rollouts")
+    assert line.x.tolist() == [0.5, 1.0]
+    assert line.y.tolist() == [8, 16]
+
+
+def test_stage_times_are_the_mean_of_the_replicas() -> None:
+    statuses = {
+        "generate-0": {"seconds": {"generate": 6.0, "commit": 1.0, "idle": 3.0}},
+        "generate-1": {"seconds": {"generate": 9.0, "idle": 1.0}},
+        "train-0": {"seconds": {"train": 4.0, "idle": 6.0}},
+        "evaluate-0": {"seconds": {"evaluate": 99.0}},
+    }
+    times = flow.stage_times(_run({}, stage_status=statuses))
+    assert [(time.stage, time.replicas, time.busy, time.idle) for time in times] == [
+        ("generate", 2, 8.0, 2.0),
+        ("train", 1, 4.0, 6.0),
+    ]
+
+
+def test_overlap_is_measured_against_perfect_overlap() -> None:
+    statuses = {
+        "generate-0": {"seconds": {"generate": 8.0, "idle": 2.0}},
+        "score-0": {"seconds": {"score": 2.0, "idle": 8.0}},
+        "train-0": {"seconds": {"train": 6.0, "idle": 4.0}},
+    }
+    found = flow.overlap(_run({}, stage_status=statuses))
+    assert found is not None
+    assert (found.busy, found.slowest, found.bound, found.wall, found.overlap) == (16.0, "generate", 2.0, 10.0, 1.6)
+    assert found.share == 0.8
+
+
+@pytest.mark.parametrize("statuses", [{}, {"generate-0": {"seconds": {}}}, {"train-0": {"seconds": {"idle": 1.0}}}])
+def test_there_is_no_overlap_before_any_work(statuses: dict[str, Any]) -> None:
+    assert flow.overlap(_run({}, stage_status=statuses)) is None
+
+
+def test_pushes_are_separated_by_the_transport_of_their_attempt() -> None:
+    rows = _rows({1: 0.1, 11: 0.2, 21: 0.3, 31: 0.4}, versions=[0, 1, 2, 3])
+    transports = {0.0: "shm", 10.0: "shm", 20.0: "store", 30.0: "shm"}
+    run = _run({"sync_weights-0": {"push_seconds": rows}}, transports)
+    periods = flow.pushes(run)
+    assert [(period.transport, period.first, period.last) for period in periods] == [
+        ("shm", 0, 1),
+        ("store", 2, 2),
+        ("shm", 3, 3),
+    ]
+    assert [period.seconds.x.tolist() for period in periods] == [[0, 1], [2], [3]]
+    assert [period.seconds.y.tolist() for period in periods] == [[0.1, 0.2], [0.3], [0.4]]
+    assert flow.push_seconds(run).y.tolist() == [0.1, 0.2, 0.3, 0.4]
+
+
+def test_deliveries_are_separated_by_generator_and_route() -> None:
+    run = _run(
+        {
+            "generate-0": {
+                "delivery/shm/seconds": _rows({1: 0.2}, [1]),
+                "delivery/store/seconds": _rows({2: 4.0}, [2]),
+            },
+            "generate-1": {"delivery/shm/seconds": _rows({1: 0.4}, [1])},
+        }
+    )
+    found = flow.deliveries(run)
+    assert list(found) == ["generate-0 by shm", "generate-0 by store", "generate-1 by shm"]
+    assert found["generate-0 by store"].y.tolist() == [4.0]
+    mean = averaged([*found.values()])
+    assert (mean.x.tolist(), mean.y.tolist()) == ([1, 2], [pytest.approx(0.3), 4.0])
+
+
+def test_pauses_are_by_generator() -> None:
+    run = _run(
+        {
+            "generate-0": {"pause_seconds": _rows({1: 0.2}, [1])},
+            "generate-1": {"pause_seconds": _rows({1: 0.6}, [1])},
+            "generate-2": {},
+        }
+    )
+    found = flow.pauses(run)
+    assert {name: line.y.tolist() for name, line in found.items()} == {
+        "generate-0": [0.2],
+        "generate-1": [0.6],
+    }
+    assert averaged([*found.values()]).y.tolist() == [0.4]

@@ -1,0 +1,153 @@
+"""Staleness, from the rows that say what became of each trajectory."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.pages.consumed_rows import consumed_rows
+from support.pages.run_data import run_data
+
+from dashboard.queries import staleness
+from dashboard.read.model import AttemptInfo, RunData
+
+_EMPTY = run_data(consumed=consumed_rows([]))
+
+
+def _run(policy_version: Any, **columns: Any) -> RunData:
+    return run_data(consumed=consumed_rows(policy_version, **columns))
+
+
+def _attempt(first_step: int, max_staleness: int) -> AttemptInfo:
+    return AttemptInfo(
+        number=0, t_started=0.0, first_step=first_step, max_staleness=max_staleness, mode="async", transport="shm",
+        ended=None,
+    )  # fmt: skip
+
+
+def _with_attempts(*attempts: AttemptInfo) -> RunData:
+    run = _run([1, 2, 3, 30])
+    return RunData(**{**vars(run), "info": type(run.info)(run_id="r", url="u", attempts=attempts, config={})})
+
+
+def test_mean_and_largest_are_of_the_trained_rows_of_each_step() -> None:
+    mean, largest = staleness.over_time(_run([1, 1, 1, 2, 2], staleness=[0, 3, 9, 1, 2], outcome=[0, 0, 1, 0, 0]))
+    assert mean.x.tolist() == largest.x.tolist() == [1, 2]
+    assert mean.y.tolist() == [1.5, 1.5]
+    assert largest.y.tolist() == [3, 2]
+
+
+def test_more_than_500_steps_are_taken_together_and_the_largest_is_not_averaged_away() -> None:
+    versions = np.repeat(np.arange(1, 1001), 2)
+    mean, largest = staleness.over_time(_run(versions, staleness=np.where(versions == 4, 8, 2)))
+    assert len(mean.x) == 500
+    assert mean.x[:2].tolist() == [1.5, 3.5]
+    assert mean.y[:3].tolist() == [2.0, 5.0, 2.0]
+    assert largest.y[:3].tolist() == [2, 8, 2]
+
+
+def test_the_bound_holds_until_a_later_attempt_changes_it() -> None:
+    bound = staleness.bound(_with_attempts(_attempt(0, 4), _attempt(20, 2)))
+    assert bound.x.tolist() == [0, 20, 30]
+    assert bound.y.tolist() == [4, 2, 2]
+
+
+def test_the_bound_of_an_attempt_that_was_rolled_back_whole_is_not_shown() -> None:
+    bound = staleness.bound(_with_attempts(_attempt(0, 4), _attempt(20, 8), _attempt(10, 1)))
+    assert bound.x.tolist() == [0, 10, 30]
+    assert bound.y.tolist() == [4, 1, 1]
+
+
+def test_in_flight_and_in_queues_add_up_to_the_mean() -> None:
+    in_flight, in_queues = staleness.split(_run([1, 1, 2], staleness=[3, 1, 2], staleness_in_flight=[1, 0, 2]))
+    assert in_flight.y.tolist() == [0.5, 2.0]
+    assert in_queues.y.tolist() == [1.5, 0.0]
+
+
+def test_the_distribution_now_is_of_the_newest_tenth() -> None:
+    # 40 steps of one row: the newest tenth is the last four.
+    lags = [0] * 36 + [1, 1, 2, 2]
+    found = staleness.distribution(_run(np.arange(1, 41), staleness=lags))
+    assert found is not None
+    recent, whole = found
+    assert recent.x.tolist() == [0, 1, 2]
+    assert recent.y.tolist() == [0.0, 0.5, 0.5]
+    assert whole.y.tolist() == [0.9, 0.05, 0.05]
+
+
+def test_the_distribution_now_is_of_a_whole_step_at_least() -> None:
+    found = staleness.distribution(_run([1, 1, 2, 2, 2, 2], staleness=[0, 0, 1, 1, 1, 0]))
+    assert found is not None
+    assert found[0].y.tolist() == [0.25, 0.75]
+
+
+def test_pairs_count_trajectories_by_who_sampled_them_and_when_they_were_trained() -> None:
+    found = staleness.pairs(_run([3, 3, 4, 5], min_policy_version=[0, 2, 2, 4], outcome=[0, 0, 0, 0]))
+    assert found is not None
+    assert found.x.tolist() == [3, 4, 5]
+    assert found.y.tolist() == [0, 1, 2, 3, 4]
+    assert found.counts.tolist() == [[1, 0, 0], [0, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 1]]
+
+
+def test_pairs_are_of_the_newest_120_versions_a_cell_each() -> None:
+    versions = np.arange(1, 301)
+    found = staleness.pairs(_run(versions, min_policy_version=versions - 2))
+    assert found is not None
+    assert found.x[[0, -1]].tolist() == [181, 300]
+    assert found.y[[0, -1]].tolist() == [179, 298]
+    assert found.counts.shape == (120, 120)
+    assert found.counts.trace() == 120
+
+
+def test_behaviour_versions_far_apart_share_cells_and_none_is_lost() -> None:
+    versions = np.arange(181, 301)
+    found = staleness.pairs(_run(versions, min_policy_version=np.where(versions == 181, 0, versions - 1)))
+    assert found is not None
+    # 300 versions, three a cell.
+    assert found.counts.shape == (100, 120)
+    assert found.y[:2].tolist() == [1.0, 4.0]
+    assert found.counts.sum() == 120
+
+
+def test_each_generator_has_points_where_it_made_something() -> None:
+    found = staleness.by_generator(_run([1, 1, 1, 2], staleness=[2, 0, 1, 5], generator=[0, 2, 2, 0]))
+    assert list(found) == [0, 2]
+    assert (found[0].x.tolist(), found[0].y.tolist()) == ([1, 2], [2, 5])
+    assert (found[2].x.tolist(), found[2].y.tolist()) == ([1], [0.5])
+
+
+def test_spans_are_shares_by_how_many_versions_sampled_and_five_stands_for_more() -> None:
+    run = _run([9, 9, 9, 9], min_policy_version=[8, 7, 1, 4], max_policy_version=[8, 8, 8, 8])
+    assert {number: line.y.tolist() for number, line in staleness.spans(run).items()} == {
+        1: [0.25], 2: [0.25], 3: [0.0], 4: [0.0], 5: [0.5],
+    }  # fmt: skip
+    assert staleness.mean_span(run).y.tolist() == [(1 + 2 + 8 + 5) / 4]
+
+
+def test_outcomes_show_whether_drops_favour_short_responses() -> None:
+    trained, stale = staleness.outcomes(
+        _run([1, 1, 1, 1], outcome=[0, 0, 1, 1], tokens=[10, 20, 40, 20], reward=[1.0, 0.0, np.nan, 0.5])
+    )
+    assert (trained.name, trained.rollouts, trained.tokens, trained.mean_length, trained.length_ratio) == (
+        "trained", 2, 30, 15.0, 1.0,
+    )  # fmt: skip
+    assert (trained.mean_reward, stale.mean_reward) == (0.5, 0.5)
+    assert (stale.name, stale.rollouts, stale.tokens, stale.length_ratio) == ("stale", 2, 60, 2.0)
+
+
+def test_an_outcome_that_never_occurred_is_left_out_and_trained_never_is() -> None:
+    (only,) = staleness.outcomes(_EMPTY)
+    assert (only.name, only.rollouts, only.tokens) == ("trained", 0, 0)
+    assert np.isnan([only.mean_length, only.mean_reward, only.length_ratio]).all()
+
+
+@pytest.mark.parametrize("query", [staleness.over_time, staleness.split])
+def test_before_the_first_step_lines_are_empty(query: Any) -> None:
+    assert [len(line.x) for line in query(_EMPTY)] == [0, 0]
+
+
+def test_before_the_first_step_there_is_nothing_to_count() -> None:
+    dropped_only = _run([1, 1], outcome=[1, 1])
+    for run in (_EMPTY, dropped_only):
+        assert staleness.distribution(run) is staleness.pairs(run) is None
+        assert staleness.by_generator(run) == staleness.spans(run) == {}
+        assert len(staleness.mean_span(run).x) == 0

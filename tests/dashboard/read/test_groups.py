@@ -1,0 +1,257 @@
+"""A group is read as all its streams tell it; what of it can't be read is a sentence, and the rest is there."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.stores.dict_store import DictStore
+
+from benchmarks.stored_run.run import StoredRun
+from dashboard.read.groups import GroupReader
+from dashboard.read.model import RunData
+from dashboard.read.search import find, parse
+from millrace.errors import InputError
+from millrace.maintenance.gc import Retention, carry_out, plan
+from storage import layout
+from storage.schema import SCORE, TRAINER_LOGPROBS, TRAJECTORY
+from storage.streams.log import LogReader
+from storage.streams.stream import StreamReader
+
+Look = Callable[[], RunData]
+
+
+class Counting(DictStore):
+    """Remembers which parts were read."""
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        super().__init__(objects)
+        self.parts: list[str] = []
+
+    def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
+        if "/seg/" in path:
+            self.parts.append(path)
+        return super().get(path, start, length)
+
+
+def rows_of(store: DictStore, path: str, schema: Any) -> list[dict[str, Any]]:
+    return [row for part in iter(StreamReader(store, path, schema).next, None) for row in part.table.to_pylist()]
+
+
+@pytest.fixture
+def run(stored_run: StoredRun, watch: Callable[..., Look]) -> RunData:
+    """The stored run, looked at."""
+    data = watch(stored_run.store)()
+    assert data.problems == ()
+    return data
+
+
+@pytest.fixture
+def reader(stored_run: StoredRun, run: RunData) -> GroupReader:
+    return GroupReader(stored_run.store, run.info.config)
+
+
+def places(run: RunData, **asked: str) -> list[tuple[int, int]]:
+    """Generator and first row of each group found, newest first."""
+    columns = run.consumed
+    starts = find(columns, run.outcomes, parse(asked)).starts
+    return [(int(columns["generator"][i]), int(columns["trajectory_row_id"][i])) for i in starts]
+
+
+def test_every_group_that_was_taken_is_read_as_its_streams_tell_it(
+    reader: GroupReader, run: RunData, dict_store: DictStore
+) -> None:
+    trajectories = {g: rows_of(dict_store, layout.trajectories(g), TRAJECTORY) for g in range(2)}
+    scores = {
+        g: {row["row_id"]: row for s in range(2) for row in rows_of(dict_store, score_path(run, g, s), SCORE)}
+        for g in range(2)
+    }
+    logprobs = {
+        (row["generator"], row["trajectory_row_id"]): row["trainer_logprobs"]
+        for row in rows_of(dict_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)
+    }
+    trained = 0
+    for generator, first in places(run):
+        group = reader.read(run, generator, first)
+        assert group.problems == ()
+        expected = [row for row in trajectories[generator] if row["group_id"] == group.group_id]
+        assert [response.row_id for response in group.responses] == [row["row_id"] for row in expected]
+        for response, row in zip(group.responses, expected, strict=True):
+            assert response.trajectory == row
+            assert response.score == scores[generator][row["row_id"]]
+            assert response.consumed is not None
+            assert response.consumed["reward"] == response.score["reward"]
+            found = response.trainer_logprobs
+            assert (found is not None) == (response.consumed["outcome"] == "trained")
+            if found is not None:
+                trained += 1
+                assert found.tolist() == logprobs[generator, row["row_id"]]
+                ratios = np.exp(found.astype(np.float64) - np.array(row["rollout_logprobs"]))
+                assert response.importance_ratios is not None
+                np.testing.assert_allclose(response.importance_ratios, ratios, rtol=1e-12)
+    assert trained == len(logprobs) == np.count_nonzero(run.trained) > 0
+
+
+def score_path(run: RunData, generator: int, scorer: int) -> str:
+    return layout.scores(run.info.config["scoring"]["reward"], generator, scorer, 2)
+
+
+def test_any_row_of_a_group_leads_to_the_whole_group(reader: GroupReader, run: RunData) -> None:
+    generator, first = places(run)[3]
+    whole = reader.read(run, generator, first)
+    for response in whole.responses:
+        again = reader.read(run, generator, response.row_id)
+        assert [other.row_id for other in again.responses] == [other.row_id for other in whole.responses]
+
+
+def test_a_group_that_the_trainer_has_not_taken_is_located_by_its_number(
+    reader: GroupReader, run: RunData, stored_run: StoredRun, watch: Callable[..., Look]
+) -> None:
+    before = set(run.consumed["group_id"].tolist())
+    stored_run.append(2)
+    now = set(watch(stored_run.store)().consumed["group_id"].tolist())
+    new = min(now - before)
+    # The look is the one before: to it, that group is not taken yet.
+    place = reader.locate(new)
+    assert place is not None
+    group = reader.read(run, *place)
+    assert group.group_id == new
+    assert all(response.consumed is None for response in group.responses)
+    assert all(response.importance_ratios is None for response in group.responses)
+    assert all(response.trajectory is not None and response.score is not None for response in group.responses)
+    for known in sorted(before):
+        located = reader.locate(known)
+        assert located is not None
+        assert reader.read(run, *located).group_id == known
+    assert reader.locate(10**9) is None
+    assert reader.locate(-3) is None
+
+
+@pytest.mark.parametrize(
+    ("generator", "row", "sentence"),
+    [(0, 10**7, "generator 0 has no row 10000000 here"), (99, 0, "there is no generator 99: expected one below 2")],
+)
+def test_a_row_that_is_not_there_is_reported_as_missing(
+    reader: GroupReader, run: RunData, generator: int, row: int, sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        reader.read(run, generator, row)
+
+
+def first_part_file(store: DictStore, stream: str) -> str:
+    record = next(record for record in iter(LogReader(store, stream).next, None) if record.kind == "data")
+    return f"{stream}/{record.file}"
+
+
+def oldest(run: RunData) -> tuple[int, int]:
+    """A group of the first part of generator 0, which was trained."""
+    return next(place for place in reversed(places(run, outcome="trained", generator="0")))
+
+
+def test_a_damaged_part_of_trajectories_is_a_sentence_and_the_trainers_rows_are_still_shown(
+    reader: GroupReader, run: RunData, dict_store: DictStore
+) -> None:
+    generator, first = oldest(run)
+    whole = reader.read(run, generator, first)
+    path = first_part_file(dict_store, layout.trajectories(0))
+    dict_store.objects[path] = dict_store.objects[path][:-1] + b"?"
+    fresh = GroupReader(dict_store, run.info.config)
+    group = fresh.read(run, generator, first)
+    assert len(group.problems) == 1
+    assert group.problems[0].startswith(f"{path} (named by record ")
+    assert (group.prompt, group.group_id) == (None, whole.group_id)
+    for response, before in zip(group.responses, whole.responses, strict=True):
+        assert (response.row_id, response.trajectory) == (before.row_id, None)
+        assert (response.consumed, response.score) == (before.consumed, before.score)
+        assert response.importance_ratios is None
+
+
+@pytest.mark.parametrize("what", ["scores", "trainer_logprobs"])
+def test_a_damaged_part_of_another_stream_takes_away_that_alone(run: RunData, dict_store: DictStore, what: str) -> None:
+    generator, first = oldest(run)
+    path = first_part_file(dict_store, score_path(run, 0, 0) if what == "scores" else layout.TRAINER_LOGPROBS)
+    dict_store.objects[path] = b"?"
+    group = GroupReader(dict_store, run.info.config).read(run, generator, first)
+    assert [problem.partition(" ")[0] for problem in group.problems] == [path]
+    assert all(response.trajectory is not None and response.consumed is not None for response in group.responses)
+    assert all((response.score is None) == (what == "scores") for response in group.responses)
+    assert all(response.trainer_logprobs is None for response in group.responses) == (what == "trainer_logprobs")
+
+
+def test_rows_that_gc_removed_are_reported_as_removed(run: RunData, dict_store: DictStore) -> None:
+    carry_out(dict_store, plan(dict_store, Retention(keep_age=0.0, keep_checkpoints=1)))
+    generator, first = oldest(run)
+    group = GroupReader(dict_store, run.info.config).read(run, generator, first)
+    assert len(group.problems) == 3
+    assert all("were removed by millrace gc" in problem for problem in group.problems)
+    assert all(response.consumed is not None and response.score is None for response in group.responses)
+
+
+def test_a_damaged_record_hides_what_lies_behind_it_and_nothing_before(run: RunData, dict_store: DictStore) -> None:
+    path = f"{layout.trajectories(0)}/{layout.record(3)}"
+    dict_store.objects[path] = b"?"
+    reader = GroupReader(dict_store, run.info.config)
+    generator, first = oldest(run)
+    group = reader.read(run, generator, first)
+    assert group.prompt is not None
+    assert [problem.partition(":")[0] for problem in group.problems] == [path]
+    newest = next(place for place in places(run, generator="0"))
+    group = reader.read(run, *newest)
+    assert (group.prompt, len(group.problems)) == (None, 1)
+    with pytest.raises(InputError, match=f"generator 0 has no row 9999 here: {path}"):
+        reader.read(run, 0, 9999)
+
+
+def test_a_run_without_the_trainers_log_probabilities_says_so(run: RunData, dict_store: DictStore) -> None:
+    dict_store.delete_tree(layout.TRAINER_LOGPROBS)
+    group = GroupReader(dict_store, run.info.config).read(run, *oldest(run))
+    assert len(group.problems) == 1
+    assert group.problems[0].startswith("streams/trainer_logprobs has no rows of ")
+
+
+def test_groups_that_are_read_one_after_the_other_cost_each_part_once(run: RunData, dict_store: DictStore) -> None:
+    store = Counting(dict_store.objects)
+    reader = GroupReader(store, run.info.config)
+    for place in places(run, generator="0"):
+        reader.read(run, *place)
+    assert len(store.parts) == len(set(store.parts)) > 3
+
+
+def test_prompts_are_read_and_those_in_damaged_parts_left_out(run: RunData, dict_store: DictStore) -> None:
+    damaged = first_part_file(dict_store, layout.trajectories(1))
+    readable = GroupReader(dict_store, run.info.config).prompts(places(run))
+    assert list(readable) == places(run)
+    dict_store.objects[damaged] = b"?"
+    store = Counting(dict_store.objects)
+    reader = GroupReader(store, run.info.config)
+    read = reader.prompts([*places(run), (0, 10**7)])
+    assert damaged in store.parts, "the damaged part was met"
+    assert 0 < len(read) < len(readable)
+    assert read.items() <= readable.items()
+    generator, first = next(iter(read))
+    prompt = reader.read(run, generator, first).prompt
+    assert prompt is not None
+    assert read[generator, first] == (prompt["prompt_id"], prompt["prompt_tokens"])
+
+
+def test_no_more_parts_are_read_for_prompts_than_a_search_may_cost(run: RunData, dict_store: DictStore) -> None:
+    store = Counting(dict_store.objects)
+    read = GroupReader(store, run.info.config).prompts(places(run), max_parts=3)
+    assert len(store.parts) == 3
+    assert 0 < len(read) < len(places(run))
+
+
+def test_many_threads_may_read_at_once(reader: GroupReader, run: RunData) -> None:
+    expected = {place: reader.read(run, *place).group_id for place in places(run)}
+    wrong: list[Any] = []
+
+    def read_all() -> None:
+        wrong.extend(place for place in expected if reader.read(run, *place).group_id != expected[place])
+
+    threads = [threading.Thread(target=read_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

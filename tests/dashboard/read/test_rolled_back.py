@@ -1,0 +1,140 @@
+"""Trainers that are started anew: what an earlier one said of steps made again is forgotten, piece by piece."""
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from support.stores.dict_store import DictStore
+
+from dashboard.read.streams import ConsumedRows, MetricRows
+from millrace.rollouts.lineage import surviving
+from storage import layout
+from storage.schema import CONSUMED, METRIC
+from storage.streams.stream import StreamWriter
+
+STARTS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), min_size=1, max_size=5)
+"""Of each trainer: how many steps behind its predecessor's newest it begins, and how many it makes."""
+
+
+def spans(starts: list[tuple[int, int]]) -> list[tuple[int, range]]:
+    """Of each trainer, its incarnation and the versions it makes."""
+    found: list[tuple[int, range]] = []
+    newest = 0
+    for incarnation, (behind, steps) in enumerate(starts):
+        checkpoint = max(0, newest - behind)
+        found.append((incarnation, range(checkpoint + 1, checkpoint + 1 + steps)))
+        newest = checkpoint + steps
+    return found
+
+
+class Stored:
+    """The trainer's two streams, a part a step."""
+
+    def __init__(self) -> None:
+        self.store = DictStore()
+        self._consumed = StreamWriter(self.store, layout.CONSUMED, CONSUMED, "train-0")
+        self._metrics = StreamWriter(self.store, layout.metrics("train", 0), METRIC, "train-0")
+
+    def begin(self, incarnation: int, version: int) -> None:
+        """A trainer that starts from the checkpoint of `version` says first what its time went into; an old name."""
+        self._measure(incarnation, version, {"lane/intake/seconds": 0.5, "total/tokens": 1.0})
+
+    def step(self, incarnation: int, version: int) -> None:
+        row = {
+            "t": 1.0,
+            "incarnation": incarnation,
+            "policy_version": version,
+            "generator": 0,
+            "trajectory_row_id": version,
+            "group_id": version,
+            "sample_index": 0,
+            "outcome": "trained",
+            "staleness": 0,
+            "staleness_in_flight": 0,
+            "min_policy_version": version - 1,
+            "max_policy_version": version - 1,
+            "tokens": 3,
+            "reward": None if version % 2 else 1.0,
+            "advantage": 0.5,
+        }
+        table = pa.Table.from_pylist([row, row], schema=CONSUMED)
+        self._consumed.write(
+            table, tokens=6, min_policy_version=version, max_policy_version=version, incarnation=incarnation
+        )
+        self._measure(incarnation, version, {"loss": 0.25, "tokens": 6.0})
+
+    def _measure(self, incarnation: int, version: int, values: dict[str, float]) -> None:
+        rows = [
+            {"t": 1.0, "incarnation": incarnation, "policy_version": version, "name": name, "value": value}
+            for name, value in values.items()
+        ]
+        self._metrics.write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
+
+
+def keys(columns: dict[str, np.ndarray]) -> list[tuple[int, int]]:
+    return list(zip(columns["incarnation"].tolist(), columns["policy_version"].tolist(), strict=True))
+
+
+@given(STARTS, st.integers(1, 4))
+def test_however_often_it_is_looked_what_holds_is_what_holds_of_the_whole_stream(
+    starts: list[tuple[int, int]], every: int
+) -> None:
+    stored = Stored()
+    consumed, metrics = ConsumedRows(stored.store), MetricRows(stored.store, "train", 0)
+    said: list[tuple[int, int]] = []
+    begun = 0
+    for incarnation, versions in spans(starts):
+        stored.begin(incarnation, versions[0] - 1)
+        begun += 1
+        for version in versions:
+            stored.step(incarnation, version)
+            said.append((incarnation, version))
+            if len(said) % every == 0:
+                consumed.read_new()
+                metrics.read_new()
+    consumed.read_new()
+    metrics.read_new()
+    incarnations, versions_said = np.array(said, np.int64).T
+    held = surviving(incarnations, versions_said)
+    expected = [key for key, kept in zip(said, held.tolist(), strict=True) if kept]
+    assert keys(dict(consumed.columns)) == [key for key in expected for _ in range(2)]
+    for name in ("loss", "tokens"):
+        assert keys(dict(metrics.columns[name])) == expected
+    # What the time of a trainer went into was spent, whatever came of it.
+    assert len(metrics.columns["time/loading/seconds"]["t"]) == len(metrics.columns["total/tokens"]["t"]) == begun
+
+
+def test_the_step_of_the_checkpoint_itself_stays() -> None:
+    stored = Stored()
+    consumed, metrics = ConsumedRows(stored.store), MetricRows(stored.store, "train", 0)
+    for version in range(1, 6):
+        stored.step(0, version)
+    consumed.read_new()
+    metrics.read_new()
+    before = consumed.columns
+    stored.begin(1, 3)
+    consumed.read_new()
+    metrics.read_new()
+    assert metrics.columns["loss"]["policy_version"].tolist() == [1, 2, 3, 4, 5], "nothing was made again yet"
+    stored.step(1, 4)
+    consumed.read_new()
+    metrics.read_new()
+    assert keys(dict(metrics.columns["loss"])) == [(0, 1), (0, 2), (0, 3), (1, 4)]
+    assert consumed.columns["policy_version"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert before["policy_version"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def test_a_damaged_part_tells_by_its_record_what_it_rolled_back() -> None:
+    stored = Stored()
+    for version in range(1, 6):
+        stored.step(0, version)
+    files = set(stored.store.objects)
+    stored.step(1, 3)
+    [damaged] = [path for path in set(stored.store.objects) - files if path.startswith(f"{layout.CONSUMED}/seg/")]
+    stored.store.objects[damaged] = b"?"
+    stored.step(1, 4)
+    consumed = ConsumedRows(stored.store)
+    consumed.read_new()
+    [problem] = consumed.tail.problems
+    assert damaged in problem
+    assert keys(dict(consumed.columns)) == [(0, 1), (0, 1), (0, 2), (0, 2), (1, 4), (1, 4)]

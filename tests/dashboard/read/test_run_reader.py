@@ -1,0 +1,345 @@
+"""A run as it is read: all of it, only what is new, and all that is left of it where something is damaged."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from support.stores.dict_store import DictStore
+from support.stores.slow_store import SlowStore
+
+from benchmarks.stored_run.run import Shape, StoredRun
+from dashboard.read.model import RunData
+from dashboard.read.run_reader import RunReader
+from millrace.errors import RunMissing
+from millrace.rollouts.ledger import Account
+from millrace.runs.record import end_attempt, read_run, resume_run
+from storage import layout
+from storage.errors import StoreUnreachable, StreamCorrupt
+from storage.progress import read_status, write_progress
+from storage.schema import CONSUMED, METRIC
+from storage.stores.base import Store
+from storage.streams.stream import StreamReader, StreamWriter, write_removed
+
+Look = Callable[[], RunData]
+Watch = Callable[[Store], Look]
+
+
+def rows_of(store: Store, path: str, schema: pa.Schema) -> list[dict[str, Any]]:
+    """The whole stream, read plainly."""
+    reader, rows = StreamReader(store, path, schema), []
+    while (part := reader.next()) is not None:
+        rows += part.table.to_pylist()
+    return rows
+
+
+def part_files(store: DictStore, path: str) -> list[str]:
+    """The files of a stream's parts, in its order."""
+    records = [json.loads(data) for file, data in sorted(store.objects.items()) if file.startswith(f"{path}/log/")]
+    return [f"{path}/{record['seg']}" for record in records if record["kind"] == "data"]
+
+
+def damage(store: DictStore, file: str) -> None:
+    store.objects[file] = store.objects[file][:-1] + bytes([store.objects[file][-1] ^ 1])
+
+
+def test_every_row_and_measurement_is_what_the_streams_hold(
+    stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    data = watch(dict_store)()
+    rows = rows_of(dict_store, layout.CONSUMED, CONSUMED)
+    assert [data.outcomes[code] for code in data.consumed["outcome"]] == [row["outcome"] for row in rows]
+    assert {row["outcome"] for row in rows} == {"trained", "stale", "error"}, "the run has some of each"
+    for name in set(CONSUMED.names) - {"outcome"}:
+        expected = [np.nan if row[name] is None else row[name] for row in rows]
+        np.testing.assert_array_equal(data.consumed[name], np.array(expected, data.consumed[name].dtype), name)
+    assert data.trained.sum() == sum(row["outcome"] == "trained" for row in rows)
+    assert set(data.metrics) == {"generate-0", "generate-1", "score-0", "score-1", "train-0", "sync_weights-0"}
+    for replica, by_name in data.metrics.items():
+        stage, _, number = replica.rpartition("-")
+        measured = rows_of(dict_store, layout.metrics(stage, int(number)), METRIC)
+        assert measured
+        assert set(by_name) == {row["name"] for row in measured}
+        for name, columns in by_name.items():
+            for key in ("t", "incarnation", "policy_version", "value"):
+                assert columns[key].tolist() == [row[key] for row in measured if row["name"] == name]
+    assert data.problems == ()
+
+
+def test_run_info_status_and_evaluations_are_read_too(
+    stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    data = watch(dict_store)()
+    attempt = data.info.attempts[0]
+    assert (data.info.run_id, data.info.url, len(data.info.attempts)) == ("small", dict_store.url, 1)
+    assert (attempt.max_staleness, attempt.mode, attempt.transport, attempt.ended) == (2, "async", "shm", None)
+    assert data.info.config["training"]["max_steps"] == 12
+    assert data.status is not None
+    assert (data.status["steps"], data.status["state"]) == (8, "running")
+    assert data.status["ledger"]["trained"]["rollouts"] == data.trained.sum()
+    assert data.stage_status["train-0"]["policy_version"] == 8
+    assert {name: column.tolist() for name, column in data.evaluations.items()} == {
+        "policy_version": [0, 8],
+        "accuracy": [0.25, 0.5],
+        "num_prompts": [128, 128],
+    }
+
+
+def test_a_look_reads_no_part_twice(watch: Watch) -> None:
+    store = SlowStore()
+    run = StoredRun(store, "small", Shape(steps=9))
+    run.append(5)
+    look = watch(store)
+    rows_before = len(look().consumed["t"])
+    store.gets.clear()
+    run.append(1)
+    rows_after = len(look().consumed["t"])
+    assert rows_after > rows_before
+    assert [path for path in store.gets if path.startswith(layout.CONSUMED) and "/seg/" in path] == [
+        part_files(store, layout.CONSUMED)[5]
+    ]
+    read = [path for path in store.gets if "/seg/" in path]
+    assert not any(path.startswith(("streams/trajectories", "streams/scores", "streams/trainer")) for path in read)
+    # Its status reads how long pushes took by itself.
+    assert len(read) == len(set(read)) + 1
+    store.gets.clear()
+    look()
+    assert not [path for path in store.gets if "/seg/" in path]
+
+
+def test_what_was_seen_before_stays_as_it_was(stored_run: StoredRun, dict_store: DictStore, watch: Watch) -> None:
+    look = watch(dict_store)
+    before = look()
+    copies = {name: column.copy() for name, column in before.consumed.items()}
+    rewards = before.metrics["train-0"]["reward_mean"]["value"].copy()
+    stored_run.append(4)
+    after = look()
+    assert len(after.consumed["t"]) > len(copies["t"])
+    for name, column in copies.items():
+        np.testing.assert_array_equal(before.consumed[name], column)
+        assert not after.consumed[name].flags.writeable
+    assert before.metrics["train-0"]["reward_mean"]["value"].tolist() == rewards.tolist()
+    assert len(after.metrics["train-0"]["reward_mean"]["value"]) == 12
+
+
+def test_two_looks_at_about_the_same_time_are_one(stored_run: StoredRun, dict_store: DictStore) -> None:
+    now = [10.0]
+    reader = RunReader(dict_store, lambda: now[0])
+    first = reader.look()
+    now[0] += 0.29
+    assert reader.look() is first
+    now[0] += 0.02
+    assert reader.look() is not first
+
+
+def test_pages_that_look_at_once_each_see_whole_parts(stored_run: StoredRun, dict_store: DictStore) -> None:
+    ticks = iter(range(10**9))
+    reader = RunReader(dict_store, lambda: float(next(ticks)))
+    seen: list[list[int]] = [[] for _ in range(3)]
+    done = threading.Event()
+
+    def look(mine: list[int]) -> None:
+        while not done.is_set():
+            mine.append(len(reader.look().consumed["t"]))
+
+    threads = [threading.Thread(target=look, args=(mine,)) for mine in seen]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        stored_run.append(1)
+    done.set()
+    for thread in threads:
+        thread.join()
+    counts = [part.table.num_rows for part in _parts(dict_store, layout.CONSUMED, CONSUMED)]
+    whole = set(np.cumsum([0, *counts]).tolist())
+    for mine in seen:
+        assert mine
+        assert set(mine) <= whole
+        assert mine == sorted(mine)
+
+
+def _parts(store: Store, path: str, schema: pa.Schema) -> list[Any]:
+    reader, parts = StreamReader(store, path, schema), []
+    while (part := reader.next()) is not None:
+        parts.append(part)
+    return parts
+
+
+def test_a_damaged_part_is_named_and_the_rest_is_shown(
+    stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    whole = watch(dict_store)()
+    file = part_files(dict_store, layout.CONSUMED)[3]
+    damage(dict_store, file)
+    look = watch(dict_store)
+    data = look()
+    [problem] = data.problems
+    assert file in problem
+    assert "checksum" in problem
+    assert set(whole.consumed["policy_version"]) - set(data.consumed["policy_version"]) == {4}
+    assert data.metrics["train-0"].keys() == whole.metrics["train-0"].keys()
+    stored_run.append(1)
+    again = look()
+    assert again.problems == (problem,)
+    assert again.consumed["policy_version"].max() == 9
+
+
+def test_of_many_damaged_parts_a_few_are_named_and_all_are_counted(
+    stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    for file in part_files(dict_store, layout.CONSUMED)[:7]:
+        damage(dict_store, file)
+    data = watch(dict_store)()
+    assert len(data.problems) == 6
+    assert data.problems[-1] == "streams/consumed: 2 more parts can't be read; millrace fsck names them"
+    assert set(data.consumed["policy_version"]) == {8}
+
+
+def test_parts_that_gc_removed_are_one_sentence(stored_run: StoredRun, dict_store: DictStore, watch: Watch) -> None:
+    path = layout.metrics("score", 0)
+    for file in part_files(dict_store, path)[:3]:
+        dict_store.delete(file)
+    write_removed(dict_store, path, parts=3, why="a test")
+    data = watch(dict_store)()
+    assert data.problems == (f"{path}: the rows of 3 parts were removed by millrace gc",)
+    assert data.metrics["score-0"]["time/score/seconds"]["policy_version"].tolist() == [4, 5, 6, 7, 8]
+
+
+def test_behind_a_damaged_record_a_stream_is_not_shown_but_all_others_are(
+    stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    record = f"{layout.CONSUMED}/{layout.record(5)}"
+    damage(dict_store, record)
+    look = watch(dict_store)
+    for _ in range(2):
+        data = look()
+        [problem] = data.problems
+        assert record in problem
+        assert set(data.consumed["policy_version"]) == {1, 2, 3, 4}
+        assert data.metrics["train-0"]["loss"]["policy_version"].tolist() == list(range(1, 9))
+        assert data.status is not None
+
+
+def test_a_ledger_that_does_not_balance_is_a_problem_and_no_status(
+    stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    status = read_status(dict_store, "train", 0)
+    account = Account.from_json(status["account"])
+    account.trained += account.trained
+    write_progress(dict_store, "train", 0, {**status, "account": account.to_json()})
+    data = watch(dict_store)()
+    assert data.status is None
+    [problem] = data.problems
+    assert "by outcome" in problem
+    assert data.trained.any()
+
+
+@pytest.mark.parametrize("status", [{"account": 7}, {"t": 1.0}, {"account": {"trained": {}}, "t": "now"}])
+def test_a_status_record_that_no_stage_wrote_is_a_problem_and_no_more(
+    status: dict[str, Any], stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    write_progress(dict_store, "train", 0, status)
+    data = watch(dict_store)()
+    assert data.status is None
+    assert len(data.problems) == 1
+    assert data.trained.any()
+
+
+def test_a_store_that_fails_for_a_moment_costs_no_row(watch: Watch) -> None:
+    store = SlowStore()
+    run = StoredRun(store, "small", Shape(steps=9))
+    run.append(5)
+    whole = watch(store)()
+    look = watch(store)
+    failing = [part_files(store, layout.CONSUMED)[2], part_files(store, layout.metrics("train", 0))[4]]
+    store.failing = {path: StoreUnreachable(f"no answer for {path}") for path in failing}
+    data = look()
+    assert store.failing == {}, "both faults struck"
+    assert data.problems == tuple(f"no answer for {path}" for path in failing)
+    assert set(data.consumed["policy_version"]) == {1, 2}
+    data = look()
+    assert data.problems == ()
+    assert data.consumed["policy_version"].tolist() == whole.consumed["policy_version"].tolist()
+    assert data.metrics["train-0"]["loss"]["value"].tolist() == whole.metrics["train-0"]["loss"]["value"].tolist()
+
+
+def test_a_run_that_is_resumed_while_we_look_has_another_attempt(
+    stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    look = watch(dict_store)
+    assert [attempt.ended for attempt in look().info.attempts] == [None]
+    end_attempt(dict_store, 0, "stopped")
+    assert [attempt.ended for attempt in look().info.attempts] == ["stopped"]
+    config = read_run(dict_store)["config"]
+    config["training"]["max_steps"] = 40
+    resume_run(dict_store, config)
+    facts = look().info
+    assert [(attempt.number, attempt.first_step, attempt.ended) for attempt in facts.attempts] == [
+        (0, 0, "stopped"),
+        (1, 8, None),
+    ]
+    assert facts.config["training"]["max_steps"] == 40
+
+
+def test_an_evaluation_is_read_again_when_it_is_made_again(
+    stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    look = watch(dict_store)
+    look()
+    stored_run.evaluate(0.75)
+    assert look().evaluations["accuracy"].tolist() == [0.25, 0.75]
+
+
+def test_a_damaged_evaluation_is_named_and_the_others_are_shown(
+    stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    dict_store.put(layout.evaluation(5), b'{"policy_version": 5}')
+    data = watch(dict_store)()
+    assert any(layout.evaluation(5) in problem for problem in data.problems)
+    assert data.evaluations["policy_version"].tolist() == [0, 8]
+
+
+def test_a_run_in_which_nothing_has_happened_yet_is_empty(dict_store: DictStore, watch: Watch) -> None:
+    StoredRun(dict_store, "new", Shape(steps=3))
+    data = watch(dict_store)()
+    assert data.problems == ()
+    assert len(data.consumed["t"]) == len(data.evaluations["accuracy"]) == 0
+    assert data.metrics["train-0"] == {}
+    assert data.outcomes == ("trained",)
+
+
+def test_where_there_is_no_run_there_is_nothing_to_read(dict_store: DictStore) -> None:
+    with pytest.raises(RunMissing, match=layout.RUN):
+        RunReader(dict_store)
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"{", b"[]", b"7", b"{}", b'{"run_id": "x"}', b'{"run_id": "x", "config": {}}', b"\xff"]
+)
+def test_a_run_whose_record_is_torn_is_named_as_damaged(record: bytes, dict_store: DictStore) -> None:
+    dict_store.put(layout.RUN, record)
+    with pytest.raises(StreamCorrupt, match=layout.RUN):
+        RunReader(dict_store)
+
+
+def test_a_config_that_lacks_what_is_needed_is_named_as_damaged(stored_run: StoredRun, dict_store: DictStore) -> None:
+    record: Mapping[str, Any] = read_run(dict_store)
+    del record["config"]["pipeline"]
+    dict_store.put(layout.RUN, json.dumps(record).encode())
+    with pytest.raises(StreamCorrupt, match="pipeline"):
+        RunReader(dict_store)
+
+
+def test_a_stream_of_a_new_writer_goes_on_where_it_was(
+    stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    look = watch(dict_store)
+    before = look().metrics["score-0"]["time/score/seconds"]
+    rows = [{"t": 1.0, "incarnation": 0, "policy_version": 8, "name": "lane/score/seconds", "value": 0.5}]
+    writer = StreamWriter(dict_store, layout.metrics("score", 0), METRIC, "score-0 again")
+    writer.write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
+    after = look().metrics["score-0"]["time/score/seconds"]
+    assert after["value"].tolist() == [*before["value"].tolist(), 0.5]

@@ -1,0 +1,222 @@
+"""The runs below a root: which there are, how each is doing, and that nothing else can be reached."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from support.pages.hand_clock import HandClock
+from support.stores.s3_server import S3Server, aws_environment
+
+from benchmarks.stored_run.run import Shape, StoredRun
+from dashboard.read.runs import OverviewRow, Runs
+from millrace.errors import InputError
+from millrace.runs.record import read_run, resume_run
+from storage import layout
+from storage.errors import StoreRefused, StreamCorrupt
+from storage.progress import read_status, write_progress
+from storage.stores.local import LocalStore
+from storage.stores.object_store import ObjectStore
+
+
+def store_run(root: Path, run_id: str, steps: int = 2) -> StoredRun:
+    run = StoredRun(LocalStore(root / run_id, fsync=False), run_id, Shape(steps=10))
+    run.append(steps)
+    return run
+
+
+def rows(runs: Runs) -> dict[str, OverviewRow]:
+    return {row.run_id: row for row in runs.overview()}
+
+
+def test_a_root_has_the_runs_that_lie_directly_below_it(tmp_path: Path) -> None:
+    for run_id in ("b", "a.1", "-c"):
+        store_run(tmp_path, run_id)
+    (tmp_path / "a file").write_text("x")
+    for other in (".probe-1", "_x", "with space", "ü", "b/deeper"):
+        (tmp_path / other).mkdir()
+    runs = Runs(str(tmp_path))
+    assert runs.ids() == ["-c", "a.1", "b"]
+    assert [row.run_id for row in runs.overview()] == runs.ids()
+    assert runs.reader("b").look().info.run_id == "b"
+    assert runs.url == str(tmp_path)
+
+
+def test_the_url_of_a_run_is_that_run_alone(tmp_path: Path) -> None:
+    store_run(tmp_path, "b")
+    runs = Runs(str(tmp_path / "b"))
+    assert LocalStore(tmp_path / "b").exists(layout.RUN)
+    assert runs.ids() == ["b"]
+    assert runs.reader("b").look().info.run_id == "b"
+    assert rows(runs)["b"].policy_version == 2
+
+
+def test_a_run_that_was_moved_keeps_its_name(tmp_path: Path) -> None:
+    store_run(tmp_path, "b")
+    (tmp_path / "b").rename(tmp_path / "c")
+    assert Runs(str(tmp_path / "c")).ids() == ["b"]
+    (tmp_path / "c" / layout.RUN).write_text("{")
+    assert Runs(str(tmp_path / "c")).ids() == ["c"]
+
+
+def test_a_root_may_be_empty_or_not_there_yet_and_fill_later(tmp_path: Path, clock: HandClock) -> None:
+    runs = Runs(str(tmp_path / "later"), clock)
+    assert runs.ids() == runs.overview() == []
+    store_run(tmp_path / "later", "first")
+    clock.now += 2.0
+    assert runs.ids() == ["first"]
+    assert [row.run_id for row in runs.overview()] == ["first"]
+
+
+def test_runs_are_listed_and_looked_at_no_more_than_often_enough(tmp_path: Path, clock: HandClock) -> None:
+    run = store_run(tmp_path, "a")
+    runs = Runs(str(tmp_path), clock)
+    assert rows(runs)["a"].policy_version == 2
+    store_run(tmp_path, "b")
+    run.append(1)
+    clock.now += 0.9
+    assert runs.ids() == ["a"]
+    assert rows(runs)["a"].policy_version == 2
+    clock.now += 0.2
+    assert rows(runs)["a"].policy_version == 3
+    clock.now += 1.0
+    assert runs.ids() == ["a", "b"]
+
+
+@pytest.mark.parametrize("run_id", ["..", "../a", "a/../a", "/etc", "", "a/seg", ".", "b", "a\0", "%2e%2e"])
+def test_what_is_no_run_id_of_this_root_can_not_be_reached(run_id: str, tmp_path: Path) -> None:
+    store_run(tmp_path / "root", "a")
+    store_run(tmp_path, "b")
+    runs = Runs(str(tmp_path / "root"))
+    with pytest.raises(KeyError):
+        runs.reader(run_id)
+
+
+def test_a_run_has_one_reader(tmp_path: Path) -> None:
+    store_run(tmp_path, "a")
+    runs = Runs(str(tmp_path))
+    assert runs.reader("a") is runs.reader("a")
+
+
+def test_only_the_readers_used_last_are_kept(tmp_path: Path) -> None:
+    for number in range(9):
+        StoredRun(LocalStore(tmp_path / f"run-{number}", fsync=False), f"run-{number}", Shape(steps=1))
+    runs = Runs(str(tmp_path))
+    readers = [runs.reader(f"run-{number}") for number in range(8)]
+    assert runs.reader("run-0") is readers[0]
+    runs.reader("run-8")
+    assert runs.reader("run-0") is readers[0]
+    assert runs.reader("run-1") is not readers[1]
+
+
+def test_a_run_made_anew_under_an_old_name_is_read_anew(tmp_path: Path, clock: HandClock) -> None:
+    store_run(tmp_path, "a", steps=3)
+    runs = Runs(str(tmp_path), clock)
+    before = runs.reader("a")
+    assert before.look().consumed["policy_version"].max() == 3
+    shutil.rmtree(tmp_path / "a")
+    clock.now += 2.0
+    assert runs.ids() == []
+    with pytest.raises(KeyError):
+        runs.reader("a")
+    store_run(tmp_path, "a", steps=1)
+    clock.now += 2.0
+    assert runs.reader("a").look().consumed["policy_version"].max() == 1
+
+
+def test_a_row_says_how_a_run_is_doing_and_reads_no_stream(tmp_path: Path) -> None:
+    store_run(tmp_path, "a", steps=9)
+    shutil.rmtree(tmp_path / "a" / "streams")
+    status = read_status(LocalStore(tmp_path / "a"), "train", 0)
+    histogram = {int(staleness): count for staleness, count in status["account"]["staleness"].items()}
+    before = time.time()
+    row = rows(Runs(str(tmp_path)))["a"]
+    assert row.problem is None
+    assert (row.state, row.policy_version, row.max_steps, row.max_staleness) == ("running", 9, 10, 4)
+    assert row.reward_mean == status["reward_mean"]
+    assert row.staleness_mean == sum(s * n for s, n in histogram.items()) / sum(histogram.values())
+    assert row.staleness_max == max(histogram) > 0
+    assert set(row.ages) == {"generate", "score", "train", "sync_weights"}
+    assert before - status["t"] <= row.ages["train"] <= time.time() - status["t"]
+
+
+def test_of_several_replicas_the_one_that_has_been_silent_longest_counts(tmp_path: Path) -> None:
+    store_run(tmp_path, "a")
+    store = LocalStore(tmp_path / "a")
+    write_progress(store, "generate", 1, {**read_status(store, "generate", 1), "t": time.time() - 1000})
+    ages = rows(Runs(str(tmp_path)))["a"].ages
+    assert ages["generate"] >= 1000 > ages["score"]
+
+
+def test_a_run_that_ended_or_fell_silent_says_so(tmp_path: Path, clock: HandClock) -> None:
+    finished, silent = store_run(tmp_path, "finished"), store_run(tmp_path, "silent")
+    finished.finish()
+    for stage in ("generate", "score", "train", "sync_weights"):
+        for replica in range(2 if stage == "generate" else 1):
+            status = read_status(silent.store, stage, replica)
+            write_progress(silent.store, stage, replica, {**status, "t": time.time() - 1000})
+    runs = Runs(str(tmp_path), clock)
+    assert {run_id: row.state for run_id, row in rows(runs).items()} == {"finished": "finished", "silent": "stopped"}
+    resume_run(finished.store, read_run(finished.store)["config"])
+    clock.now += 2.0
+    assert rows(runs)["finished"].state == "running"
+
+
+def test_a_run_that_has_just_been_claimed_is_known_by_what_it_was_asked_for(tmp_path: Path) -> None:
+    StoredRun(LocalStore(tmp_path / "new", fsync=False), "new", Shape(steps=10))
+    row = rows(Runs(str(tmp_path)))["new"]
+    assert (row.problem, row.max_steps, row.policy_version, row.staleness_mean) == (None, 10, None, None)
+    assert row.ages == {}
+
+
+def test_a_run_that_can_not_be_read_is_a_row_with_a_problem_and_the_others_are_shown(
+    tmp_path: Path, clock: HandClock
+) -> None:
+    store_run(tmp_path, "fine")
+    for run_id in ("creating", "torn"):
+        (tmp_path / run_id).mkdir()
+    (tmp_path / "torn" / layout.RUN).write_text('{"run_id": "to')
+    strange = store_run(tmp_path, "strange")
+    write_progress(strange.store, "train", 0, {"account": [], "t": None})
+    runs = Runs(str(tmp_path), clock)
+    found = rows(runs)
+    assert found["fine"].problem is None
+    assert found["creating"].problem == "no run.json yet: being created, or no run"
+    assert layout.RUN in str(found["torn"].problem)
+    assert "not as expected" in str(found["strange"].problem)
+    with pytest.raises(StreamCorrupt):
+        runs.reader("torn")
+    (tmp_path / "creating" / layout.RUN).write_bytes((tmp_path / "fine" / layout.RUN).read_bytes())
+    clock.now += 1.0
+    assert rows(runs)["creating"].problem is None
+
+
+def test_a_damaged_attempt_is_the_problem_of_its_run(tmp_path: Path) -> None:
+    run = store_run(tmp_path, "a")
+    run.store.put(layout.attempt(1), json.dumps({"number": 1}).encode())
+    assert layout.attempt(1) in str(rows(Runs(str(tmp_path)))["a"].problem)
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "", "s3://", "gs://bucket/x"])
+def test_a_url_of_no_store_is_refused(url: str) -> None:
+    with pytest.raises(StoreRefused, match="expected"):
+        Runs(url)
+
+
+def test_a_file_is_no_root(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="file: a file; expected the folder of a run"):
+        Runs(str(tmp_path / "file"))
+
+
+def test_runs_in_a_bucket_are_found_too(moto_s3: S3Server) -> None:
+    with aws_environment(moto_s3.environment):
+        bucket = moto_s3.make_bucket()
+        for run_id in ("one", "two"):
+            StoredRun(ObjectStore(f"s3://{bucket}/team/{run_id}"), run_id, Shape(steps=3)).append(1)
+        runs = Runs(f"s3://{bucket}/team")
+        assert runs.ids() == ["one", "two"]
+        assert rows(runs)["two"].policy_version == 1
+        assert runs.reader("one").look().consumed["policy_version"].max() == 1
+        assert Runs(f"s3://{bucket}/team/one").ids() == ["one"]

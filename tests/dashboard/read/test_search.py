@@ -1,0 +1,195 @@
+"""A query finds exactly the groups that a slow loop finds, and a huge or malformed one is refused in a sentence."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from dashboard.read.search import (
+    MAX_TEXT_GROUPS,
+    PAGE_SIZE,
+    Found,
+    Query,
+    address,
+    find,
+    from_address,
+    newest_starts,
+    parse,
+    typed,
+    with_text,
+)
+from millrace.errors import InputError
+
+OUTCOMES = ("trained", "error", "stale")
+SEED = 61
+
+
+def taken(num_groups: int, group_size: int = 4, seed: int = SEED) -> dict[str, npt.NDArray[Any]]:
+    """Groups of two generators, taken for a new version every five groups; some stale, some members without reward."""
+    random = np.random.default_rng(seed)
+    group = np.repeat(np.arange(num_groups), group_size)
+    rows = len(group)
+    outcome = np.where(random.random(num_groups) < 0.2, 2, 0)[group]
+    outcome = np.where((outcome == 0) & (random.random(rows) < 0.1), 1, outcome).astype(np.int8)
+    reward = np.where(outcome == 1, np.nan, random.integers(0, 2, rows)).astype(np.float32)
+    return {
+        "group_id": group.astype(np.int64),
+        "generator": (group % 2).astype(np.int32),
+        "sample_index": np.tile(np.arange(group_size, dtype=np.int32), num_groups),
+        "policy_version": (group // 5 + 1).astype(np.int64),
+        "staleness": random.integers(0, 4, num_groups).astype(np.int32)[group],
+        "outcome": outcome,
+        "reward": reward,
+    }
+
+
+def groups_of(found: Found, columns: Mapping[str, npt.NDArray[Any]]) -> list[int]:
+    return [int(columns["group_id"][start]) for start in found.starts]
+
+
+def inside(value: float, limits: tuple[float | None, float | None]) -> bool:
+    first, last = limits
+    return (first is None or value >= first) and (last is None or value <= last)
+
+
+def found_slowly(columns: Mapping[str, npt.NDArray[Any]], query: Query) -> list[int]:
+    found: dict[int, list[float]] = {}
+    rewards: dict[int, list[float]] = {}
+    for row in range(len(columns["group_id"])):
+        values = {name: column[row] for name, column in columns.items()}
+        group = int(values["group_id"])
+        rewards.setdefault(group, [])
+        if not np.isnan(values["reward"]):
+            rewards[group].append(float(values["reward"]))
+        if (
+            (query.group is None or group == query.group)
+            and (query.generator is None or values["generator"] == query.generator)
+            and (not query.outcome or OUTCOMES[values["outcome"]] == query.outcome)
+            and inside(values["policy_version"], query.version)
+            and inside(values["staleness"], query.staleness)
+            and inside(values["reward"], query.reward)
+        ):
+            found.setdefault(group, [])
+    newest = sorted(found, reverse=True)
+    if query.order == "newest":
+        return newest
+    sign = -1 if query.order == "highest" else 1
+
+    def place(group: int) -> float:
+        known = rewards[group]
+        return sign * sum(known) / len(known) if known else float("inf")
+
+    return sorted(newest, key=place)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"group": "7"},
+        {"group": "7000"},
+        {"generator": "1"},
+        {"outcome": "stale"},
+        {"outcome": "error", "generator": "0"},
+        {"version": "3"},
+        {"version": "3..5", "staleness": "2.."},
+        {"staleness": "..0"},
+        {"reward": "0.5..1"},
+        {"reward": "..0.5", "order": "lowest"},
+        {"order": "highest"},
+        {"order": "lowest"},
+        {"order": "highest", "outcome": "error", "version": "2.."},
+    ],
+)
+def test_a_query_finds_what_a_loop_over_all_rows_finds_in_the_same_order(asked: dict[str, str]) -> None:
+    columns = taken(60)
+    query = parse(asked)
+    found = find(columns, OUTCOMES, query)
+    expected = found_slowly(columns, query)
+    assert groups_of(found, columns) == expected, f"seed {SEED}"
+    assert (found.ends - found.starts).tolist() == [4] * len(expected)
+    assert expected or asked == {"group": "7000"}, "each of these asks for something that is there"
+
+
+def test_a_run_of_which_nothing_was_taken_yet_has_no_groups() -> None:
+    found = find(taken(0), OUTCOMES, parse({"outcome": "stale", "order": "highest"}))
+    assert (len(found.starts), found.page(0)) == (0, [])
+
+
+def test_groups_come_a_page_at_a_time() -> None:
+    found = find(taken(60), OUTCOMES, Query())
+    pages = [found.page(number) for number in range(4)]
+    assert [len(page) for page in pages] == [PAGE_SIZE, PAGE_SIZE, 10, 0]
+    assert [place for page in pages for place in page] == list(
+        zip(found.starts.tolist(), found.ends.tolist(), strict=True)
+    )
+
+
+def test_a_text_is_searched_in_the_prompts_of_the_newest_groups_alone_and_the_order_stays() -> None:
+    columns = taken(MAX_TEXT_GROUPS + 500, group_size=2)
+    found = find(columns, OUTCOMES, parse({"order": "highest"}))
+    searched = newest_starts(found)
+    assert searched == list(range(4998, 998, -2)), "newest first, and no more than those"
+    prompts = {start: f"Prompt {columns['group_id'][start]}+1" for start in searched if start != 4998}
+    held = with_text(found, "pROMPT 24", prompts)
+    groups = groups_of(held, columns)
+    # Of 500 to 2499; what there is nothing to read of is left out.
+    assert sorted(groups) == list(range(2400, 2499))
+    assert groups == [group for group in groups_of(found, columns) if group in set(groups)]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"text": "x" * 201}, "text has 201 characters: expected at most 200"),
+        ({"group": "9" * 10_000}, "group has 10,000 characters: expected at most 200"),
+        ({"group": "twelve"}, "group is 'twelve': expected a whole number of at most 64 bits"),
+        ({"group": str(2**63)}, "expected a whole number of at most 64 bits"),
+        ({"generator": "1.5"}, "generator is '1.5': expected a whole number"),
+        ({"version": "9..3"}, "version is '9..3': expected a range whose first number is not above its last"),
+        ({"staleness": ".."}, r"staleness is '\.\.': expected a number or a range, such as 3, 3\.\.9, 3\.\. or \.\.9"),
+        ({"version": "3...9"}, r"version is '\.9': expected a whole number"),
+        ({"reward": "nan.."}, "reward is 'nan': expected a number"),
+        ({"reward": "..inf"}, "reward is 'inf': expected a number"),
+        ({"order": "random"}, "order is 'random': expected one of newest, highest, lowest"),
+        ({"page": "-1"}, "page is '-1': expected a whole number from 0 on"),
+        ({"open": "0"}, "open is '': expected a whole number"),
+        ({"open": "0.-4"}, r"open is '0\.-4': expected a generator and a row of it, such as 0\.128"),
+    ],
+)
+def test_a_huge_or_malformed_query_is_refused_in_a_sentence(values: dict[str, str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        parse(values)
+
+
+def test_an_outcome_that_nothing_had_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(InputError, match="outcome is 'lost': expected one of trained, error, stale"):
+        find(taken(3), OUTCOMES, parse({"outcome": "lost"}))
+
+
+def test_an_address_with_too_many_fields_is_refused() -> None:
+    with pytest.raises(InputError, match=r"the address asks for too much: .*, expected at most 50 fields"):
+        from_address("?" + "&".join(f"a{i}=1" for i in range(100)))
+
+
+@pytest.mark.parametrize(
+    ("search", "query"),
+    [
+        ("?group=123", Query(group=123)),
+        ("?version=7", Query(version=(7, 7))),
+        ("?version=..7&open=1.40&token=secret", Query(version=(None, 7), open=(1, 40))),
+        (
+            "?text=1%2B1%3D&reward=-0.5..&order=lowest&page=3",
+            Query(text="1+1=", reward=(-0.5, None), order="lowest", page=3),
+        ),
+        ("?generator=0&outcome=stale&staleness=1..2", Query(generator=0, outcome="stale", staleness=(1, 2))),
+        ("", Query()),
+    ],
+)
+def test_an_address_holds_the_whole_query_so_that_a_link_finds_the_same(search: str, query: Query) -> None:
+    assert from_address(search) == query
+    assert from_address(address(query)) == query
+    assert parse(typed(query)) == query
+    assert "secret" not in address(query)

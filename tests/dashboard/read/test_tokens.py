@@ -1,0 +1,102 @@
+"""Tokens become text that a person can read, and no character of it does anything but stand there."""
+
+import json
+import unicodedata
+from pathlib import Path
+
+import pytest
+from support.stores.dict_store import DictStore
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.models import WordLevel
+
+from dashboard.read.tokens import TokenTexts, read_tokens, visible
+
+
+@pytest.fixture(scope="module")
+def bytes_alone() -> Tokenizer:
+    """A token a byte: of a character in UTF-8 that has several, none is a text by itself."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def spaced() -> Tokenizer:
+    """Words that begin with a space, which the decoder takes away from the first of a text."""
+    tokenizer = Tokenizer(WordLevel({"▁a": 0, "▁b": 1, "c": 2}, unk_token="c"))
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def test_each_piece_is_what_its_token_adds_to_the_text(bytes_alone: Tokenizer) -> None:
+    text = "a é 😀x"
+    ids = bytes_alone.encode(text).ids
+    pieces = TokenTexts(bytes_alone).pieces(ids)
+    assert pieces == ["a", " ", "", "é", " ", "", "", "", "😀", "x"]
+    assert "".join(pieces) == TokenTexts(bytes_alone).text(ids) == text
+
+
+def test_a_token_keeps_the_space_that_it_begins_with(spaced: Tokenizer) -> None:
+    assert TokenTexts(spaced).pieces([0, 1, 2, 1]) == ["a", " b", "c", " b"]
+
+
+def test_bytes_that_never_become_a_character_are_shown_as_such_after_four_tokens(bytes_alone: Tokenizer) -> None:
+    (byte,) = bytes_alone.encode("é").ids[:1]
+    pieces = TokenTexts(bytes_alone).pieces([byte] * 9)
+    assert [bool(piece) for piece in pieces] == [False, False, False, True, False, False, False, True, True]
+    assert set("".join(pieces)) == {"\ufffd"}
+
+
+def test_what_a_tokenizer_does_not_know_adds_nothing(bytes_alone: Tokenizer) -> None:
+    a, b = bytes_alone.encode("ab").ids
+    assert TokenTexts(bytes_alone).pieces([a, 99_999, -1, b]) == ["a", "", "", "b"]
+    assert TokenTexts(bytes_alone).pieces([]) == []
+
+
+def test_the_tokenizer_of_the_runs_own_start_model_comes_first_then_the_folder_of_the_model(
+    bytes_alone: Tokenizer, spaced: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(spaced.to_str())
+    config = {"model": {"path": str(tmp_path)}}
+    store = DictStore()
+    assert read_tokens(store, config).text([0, 1]) == "a b"
+    store.put("start/tokenizer.json", bytes_alone.to_str().encode())
+    found = read_tokens(store, config)
+    assert (found.text(bytes_alone.encode("hi").ids), found.note) == ("hi", "")
+
+
+@pytest.mark.parametrize("config", [{}, {"model": {"path": None}}, {"model": {"path": "/nowhere/at/all"}}])
+def test_without_a_tokenizer_ids_stand_for_tokens_and_that_is_said(config: dict[str, object]) -> None:
+    found = read_tokens(DictStore(), config)
+    assert (found.text([7, 8]), found.pieces([7, 8])) == ("7 8", ["7 ", "8 "])
+    assert found.note == "tokens are shown as their ids: the tokenizer of this run's model is not here"
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff", json.dumps({"model": 1}).encode()])
+def test_a_damaged_tokenizer_is_reported_as_damaged(content: bytes) -> None:
+    found = read_tokens(DictStore({"start/tokenizer.json": content}), {})
+    assert found.note.startswith("tokens are shown as their ids: tokenizer.json of this run's model is damaged: ")
+    assert found.text([7]) == "7"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\nb\tc\r", "a␊b␉c␍"),
+        ("\x00\x1b[2J\x7f\x85", "␀␛[2J␡\\u0085"),
+        ("abc\u202edcba\u2066\u200b\ufeff", "abc\\u202edcba\\u2066\\u200b\\ufeff"),
+        ("\u2028\u2029", "\\u2028\\u2029"),
+        ("\ud800 \U000e0041", "\\ud800 \\U000e0041"),
+        ("é 漢 😀 <b>&amp;</b>", "é 漢 😀 <b>&amp;</b>"),
+    ],
+)
+def test_what_is_not_seen_is_spelt_out_and_everything_else_stays(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+def test_of_all_characters_none_is_left_that_is_not_seen() -> None:
+    everything = visible("".join(map(chr, range(0x110000))))
+    assert {unicodedata.category(c) for c in everything} & {"Cc", "Cf", "Cs", "Zl", "Zp"} == set()
+    assert everything.encode()

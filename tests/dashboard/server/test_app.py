@@ -1,0 +1,272 @@
+"""The dashboard without a browser: what stands at an address, what a refresh brings, what strangers are answered."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dash import no_update
+from dash._utils import to_json
+from flask.testing import FlaskClient
+
+from benchmarks.stored_run.run import Shape, StoredRun
+from dashboard.pages import address
+from dashboard.pages.draw import CHART, TEXT
+from dashboard.pages.site import TRAJECTORIES, Site
+from dashboard.read.runs import Runs
+from dashboard.server.app import make_app
+from dashboard.views.blocks import Chart
+from dashboard.views.registry import VIEWS
+from millrace.runs.record import end_attempt
+from storage import layout
+from storage.stores.local import LocalStore
+from storage.streams.log import LogReader
+
+SHAPE = Shape(steps=6)
+NAMES = [view.name for view in VIEWS]
+LOCAL = {"Host": "127.0.0.1:8050"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def stored(root: Path, run_id: str, steps: int = 3) -> StoredRun:
+    run = StoredRun(LocalStore(root / run_id, fsync=False), run_id, SHAPE)
+    run.append(steps)
+    return run
+
+
+def site(root: Path) -> Site:
+    return Site(Runs(str(root)), VIEWS)
+
+
+def client(root: Path, **guarded: Any) -> FlaskClient:
+    app = make_app(Runs(str(root)), VIEWS, **{"host": "127.0.0.1", "token": None, **guarded})
+    return app.server.test_client()
+
+
+def plain(components: Any) -> Any:
+    """As the browser gets it."""
+    return json.loads(to_json(components))
+
+
+def within(tree: Any) -> Iterator[dict[str, Any]]:
+    """Every component of a page."""
+    if isinstance(tree, list):
+        for part in tree:
+            yield from within(part)
+    elif isinstance(tree, dict) and "props" in tree:
+        yield tree
+        yield from within(tree["props"].get("children"))
+
+
+def texts(tree: Any) -> str:
+    """All that a person reads on a page, but for its figures."""
+    if isinstance(tree, list):
+        return " ".join(texts(part) for part in tree if part != " ")
+    if isinstance(tree, dict):
+        return texts(tree["props"].get("children", ""))
+    return "" if tree is None else str(tree)
+
+
+def blocks_on(body: Any, kind: str) -> list[str]:
+    ids = [part["props"].get("id") for part in within(body)]
+    return [found["block"] for found in ids if isinstance(found, dict) and found["type"] == kind]
+
+
+def test_an_empty_root_says_so_and_the_page_finds_a_run_that_is_made_later(root: Path) -> None:
+    pages = site(root)
+    shown = pages.show("/", "")
+    assert f"There is no run in {root} yet" in texts(plain(shown.body))
+    stored(root, "late")
+    fresh = Site(Runs(str(root)), VIEWS).refresh("/", "", shown.drawn_from, [], blocks_on(plain(shown.body), TEXT))
+    assert "late" in texts(plain(fresh.texts))
+    assert "3 of 6" in texts(plain(fresh.texts))
+
+
+def test_a_run_that_is_being_created_is_named_in_the_overview_and_its_page_goes_on_looking(root: Path) -> None:
+    (root / "coming").mkdir(parents=True)
+    stored(root, "there")
+    pages = site(root)
+    overview = texts(plain(pages.show("/", "").body))
+    assert "coming no run.json yet" in overview
+    assert "3 of 6" in overview
+    shown = pages.show("/run/coming", "")
+    assert "keeps looking" in texts(plain(shown.body))
+    assert "coming" in texts(plain(shown.frame))
+    assert not pages.refresh("/run/coming", "", shown.drawn_from, [], []).again
+    stored(root, "coming")
+    assert pages.refresh("/run/coming", "", shown.drawn_from, [], []).again
+    assert blocks_on(plain(pages.show("/run/coming", "").body), CHART)
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=NAMES)
+def test_every_block_of_a_view_stands_on_its_page_with_its_title_and_sentence(root: Path, view: Any) -> None:
+    stored(root, "one")
+    stored(root, "two", steps=2)
+    for path, search in ((f"/run/one/{view.name}", ""), (f"/compare/{view.name}", "?runs=one,two")):
+        body = plain(site(root).show(path, search).body)
+        charts = [block.id for block in view.blocks if isinstance(block, Chart)]
+        assert blocks_on(body, CHART) == charts
+        assert blocks_on(body, TEXT) == [block.id for block in view.blocks if block.id not in charts]
+        for block in view.blocks:
+            assert block.title in texts(body)
+            assert block.sentence in texts(body)
+
+
+def test_a_refresh_brings_nothing_where_nothing_is_new_and_every_block_where_something_is(root: Path) -> None:
+    run = stored(root, "live")
+    pages = site(root)
+    shown = pages.show("/run/live/staleness", "")
+    charts, tables = blocks_on(plain(shown.body), CHART), blocks_on(plain(shown.body), TEXT)
+    same = pages.refresh("/run/live/staleness", "", shown.drawn_from, charts, tables)
+    assert [*same.figures, *same.texts, same.drawn_from] == [no_update] * (len(charts) + len(tables) + 1)
+    run.append(1)
+    # Another site, for a reader may answer with its last look for some tenths of a second.
+    fresh = site(root).refresh("/run/live/staleness", "", shown.drawn_from, charts, tables)
+    assert no_update not in [*fresh.figures, *fresh.texts]
+    assert fresh.drawn_from != shown.drawn_from
+    assert "step 4 of 6" in texts(plain(fresh.frame))
+
+
+def test_blocks_that_are_on_the_page_no_longer_are_left_alone(root: Path) -> None:
+    stored(root, "live")
+    fresh = site(root).refresh(
+        "/run/live/flow", "", {"page": "RunPage", "found": ["live"], "seen": []}, ["staleness-over-time"], ["overview"]
+    )
+    assert [*fresh.figures, *fresh.texts] == [no_update, no_update]
+
+
+def test_a_damaged_part_is_named_above_the_page_and_the_rest_is_drawn(root: Path) -> None:
+    stored(root, "hurt")
+    record = LogReader(LocalStore(root / "hurt"), layout.metrics("train", 0))
+    damaged = next(found for found in iter(record.next, None) if found.kind == "data")
+    path = root / "hurt" / layout.metrics("train", 0) / damaged.file
+    path.write_bytes(path.read_bytes()[:-8] + b"\xff" * 8)
+    shown = site(root).show("/run/hurt/learning", "")
+    assert Path(damaged.file).name in texts(plain(shown.frame))
+    assert blocks_on(plain(shown.body), CHART) == [block.id for block in VIEWS[2].blocks]
+
+
+def test_a_run_that_vanishes_leaves_its_page_as_it_was_and_a_sentence(root: Path) -> None:
+    stored(root, "gone")
+    pages = site(root)
+    shown = pages.show("/run/gone/ledger", "")
+    (root / "gone" / "run.json").unlink()
+    fresh = site(root).refresh("/run/gone/ledger", "", shown.drawn_from, [], ["ledger-balance"])
+    assert fresh.texts == [no_update]
+    assert not fresh.again
+    assert "run.json" in texts(plain(fresh.frame))
+
+
+def test_the_frame_tells_how_the_run_does(root: Path) -> None:
+    run = stored(root, "told", steps=6)
+    run.finish()
+    frame = texts(plain(site(root).show("/run/told", "").frame))
+    status = json.loads(to_json(Runs(str(root)).reader("told").look().status))
+    assert f"step {status['steps']} of {status['max_steps']}" in frame
+    staleness = status["staleness"]
+    assert f"mean {staleness['mean']:.2f}, largest {staleness['max']}, bound {SHAPE.max_staleness}" in frame
+    assert f"reward {status['reward_mean']:.3f}" in frame
+    assert "finished" in frame
+
+
+def test_the_trajectories_of_one_run_have_a_page_and_those_of_several_have_none(root: Path) -> None:
+    stored(root, "one")
+    views = [view.name for view in (*VIEWS, TRAJECTORIES)]
+    assert address.parse("/run/one/trajectories", "?group=1", ["one"], views) == address.RunPage(
+        run_ids=("one",), view="trajectories", compared=False
+    )
+    assert site(root).is_not_found("/compare/trajectories", "?runs=one")
+    assert not site(root).is_not_found("/run/one/trajectories", "?group=1")
+
+
+@pytest.mark.parametrize(
+    ("path", "search", "sentence"),
+    [
+        ("/run/nobody", "", "There is no run 'nobody' here."),
+        ("/run/one/nothing", "", "A run has no page 'nothing'"),
+        ("/run/one/staleness/more", "", "There is no page"),
+        ("/run/../../etc/passwd", "", "There is no page"),
+        ("/run/..%2f..%2fetc%2fpasswd", "", "There is no run"),
+        ("/run/<script>alert(1)</script>", "", "There is no"),
+        ("/elsewhere", "", "There is no page '/elsewhere'."),
+        ("/compare", "", "Name 1 to 8 runs"),
+        ("/compare", "?runs=" + ",".join(f"r{i}" for i in range(9)), "Name 1 to 8 runs"),
+        ("/compare", "?runs=one,nobody", "There is no run 'nobody' here."),
+        ("/run/" + "x" * 10_000, "", "xxx…"),
+    ],
+)
+def test_an_address_that_leads_nowhere_says_why(path: str, search: str, sentence: str) -> None:
+    found = address.parse(path, search, ["one"], NAMES)
+    assert isinstance(found, address.NotFound)
+    assert sentence in found.sentence
+    assert len(found.sentence) < 200
+
+
+def test_ticks_are_kept_in_the_address(root: Path) -> None:
+    stored(root, "one")
+    stored(root, "two")
+    links = {
+        part["props"]["title"]: part["props"]["href"]
+        for part in within(plain(site(root).show("/", "?runs=one,nobody").body))
+        if part["props"].get("className") == "tick"
+    }
+    assert links == {"do not compare one": "/", "compare two": "/?runs=one,two"}
+
+
+def test_addresses_of_pages_are_answered_and_others_with_404(root: Path) -> None:
+    stored(root, "one")
+    page = client(root)
+    for path in ("/", "/run/one", "/run/one/flow", "/run/one/trajectories?group=1", "/compare?runs=one"):
+        assert page.get(path, headers=LOCAL).status_code == 200, path
+    for path in (
+        "/run/nobody",
+        "/run/..%2f..%2fetc%2fpasswd",
+        "/run/%2e%2e/%2e%2e/etc/passwd",
+        "/assets/..%2fapp.py",
+        "/assets/%2e%2e/app.py",
+        "/_dash-component-suites/dash/..%2f..%2fsecret.js",
+        "/_dash-component-suites/os/path.py",
+    ):
+        response = page.get(path, headers=LOCAL)
+        assert response.status_code == 404, path
+        assert "import" not in response.text
+
+
+def test_a_huge_question_is_refused(root: Path) -> None:
+    stored(root, "one")
+    response = client(root).post(
+        "/_dash-update-component", data=b"[" * 70_000, headers=LOCAL, content_type="application/json"
+    )
+    assert response.status_code == 413
+
+
+def test_the_token_guards_the_page_its_callbacks_its_scripts_and_the_metrics(root: Path) -> None:
+    stored(root, "one")
+    page = client(root, host="0.0.0.0", token="a-token-of-some-length")
+    paths = ("/", "/_dash-layout", "/_dash-dependencies", "/assets/style.css", "/metrics", "/run/one")
+    for path in paths:
+        assert page.get(path).status_code == 401, path
+        assert page.get(path, headers={"Authorization": "Bearer a-token-of-some-length"}).status_code == 200, path
+    assert page.post("/_dash-update-component", json={}).status_code == 401
+
+
+def test_the_app_is_no_development_server(root: Path) -> None:
+    page = client(root)
+    config = page.get("/", headers=LOCAL).text
+    assert '"ui":false' in config
+    assert '"validate_callbacks":false' in config
+    assert page.get("/_mcp", headers=LOCAL).status_code == 404
+    assert page.get("/console", headers=LOCAL).status_code == 404
+
+
+def test_the_end_of_a_run_is_news(root: Path) -> None:
+    run = stored(root, "again")
+    shown = site(root).show("/run/again/ledger", "")
+    end_attempt(run.store, 0, "stopped")
+    fresh = site(root).refresh("/run/again/ledger", "", shown.drawn_from, [], ["ledger-balance"])
+    assert no_update not in fresh.texts

@@ -1,0 +1,114 @@
+"""The command as a person starts it: what is refused before anything is served, and a server that ends quietly."""
+
+import argparse
+import os
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+from support.campaigns.campaigns import Millrace
+
+from benchmarks.stored_run.run import Shape, StoredRun
+from dashboard.server import cli
+from dashboard.server.serve import serve
+from millrace.errors import InputError
+from storage.errors import StorageError
+from storage.stores.local import LocalStore
+
+TOKEN = "a-token-of-some-length"
+
+
+def command(*arguments: str) -> int:
+    """The command in this process; its exit code."""
+    parser = argparse.ArgumentParser()
+    cli.add_parser(parser.add_subparsers())
+    return cli.run(parser.parse_args(["dashboard", *arguments]))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    StoredRun(LocalStore(tmp_path / "runs" / "one", fsync=False), "one", Shape(steps=2)).append(1)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def millrace(tmp_path: Path) -> Iterator[Millrace]:
+    command = Millrace(tmp_path / "runs", dict(os.environ))
+    yield command
+    command.close()
+
+
+def test_a_port_that_is_taken_is_refused_in_a_sentence(root: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 is taken: choose another with --port"):
+            serve(str(root), host="127.0.0.1", port=port, token=None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org"])
+def test_other_machines_need_a_token(root: Path, host: str) -> None:
+    with pytest.raises(InputError, match="needs a token"):
+        serve(str(root), host=host, port=0, token=None)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
+def test_an_address_of_another_machine_is_refused_in_a_sentence(root: Path, host: str) -> None:
+    with pytest.raises(InputError, match=f"--host {host}: not an address of this machine"):
+        serve(str(root), host=host, port=0, token=TOKEN)
+
+
+@pytest.mark.parametrize("url", ["", "ftp://example.org/runs", "https://example.org"])
+def test_a_url_that_is_no_store_is_refused_before_anything_is_served(url: str) -> None:
+    with pytest.raises(StorageError, match="expected a path"):
+        serve(url, host="127.0.0.1", port=0, token=None)
+
+
+@pytest.mark.parametrize("count", [0, 9])
+def test_a_folder_of_no_run_or_too_many_is_not_exported(tmp_path: Path, count: int) -> None:
+    for number in range(count):
+        (tmp_path / "runs" / f"run-{number}").mkdir(parents=True)
+    with pytest.raises(InputError, match=f"{count} runs; expected a run to export, or 1 to 8 in a folder"):
+        command(str(tmp_path / "runs"), "--export", str(tmp_path / "file.html"))
+    assert not (tmp_path / "file.html").exists()
+
+
+def test_a_run_is_exported_to_the_file_named(root: Path, tmp_path: Path) -> None:
+    assert command(str(root), "--export", str(tmp_path / "file.html")) == 0
+    assert "Staleness over time" in (tmp_path / "file.html").read_text()
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "http"])
+def test_a_port_that_is_none_is_refused(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command("--port", port)
+    assert "is not a port: expected a whole number up to 65535" in capsys.readouterr().err
+
+
+def test_a_mistake_ends_the_command_with_2_and_one_sentence(root: Path, millrace: Millrace) -> None:
+    process = millrace.start("dashboard", str(root), "--host", "0.0.0.0", "--port", "0")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    (line,) = output.splitlines()
+    assert line.startswith("millrace: --host 0.0.0.0 lets other machines read the dashboard")
+
+
+def test_it_says_where_it_is_answers_there_and_ends_quietly_with_ctrl_c(root: Path, millrace: Millrace) -> None:
+    process = millrace.start("dashboard", str(root), "--port", "0", "--token", TOKEN)
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    found = re.search(r"http://127\.0\.0\.1:\d+/", said)
+    assert found, said
+    assert TOKEN not in said
+    assert httpx.get(found[0]).status_code == 401
+    assert httpx.get(found[0], headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    huge = httpx.post(f"{found[0]}_dash-update-component", content=b"x" * 200_000)
+    assert huge.status_code == 413
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert rest == ""

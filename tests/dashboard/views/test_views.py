@@ -1,0 +1,180 @@
+"""Views: every block of them, over one run, several, and one that has hardly begun."""
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from support.pages.consumed_rows import consumed_rows
+from support.pages.run_data import measured, run_data
+
+from dashboard.queries.flow import SYNC
+from dashboard.queries.learning import RATIO_QUANTILES
+from dashboard.read.model import Columns, RunData
+from dashboard.views.blocks import Block, Chart, Rows, Table
+from dashboard.views.registry import VIEWS
+from millrace.rollouts.ledger import Account, Amount
+
+_BLOCKS = {block.id: block for view in VIEWS for block in view.blocks}
+_EACH = pytest.mark.parametrize("block", _BLOCKS.values(), ids=_BLOCKS)
+_CHARTS = {name: block for name, block in _BLOCKS.items() if isinstance(block, Chart)}
+
+_STEP = (
+    *("reward_mean", "response_length_mean_tokens", "buffered_rollouts", "in_flight_rollouts"),
+    *("loss", "grad_norm", "entropy", "clip_fraction", "effective_sample_size", "mismatch_kl", "importance_ratio_mean"),
+    *("chi_square", "kl_to_reference"),
+    *(f"importance_ratio_{quantile}" for quantile in RATIO_QUANTILES),
+)
+
+
+def _time(*kinds: str) -> dict[str, Columns]:
+    return {f"time/{kind}/seconds": measured([0.5, 0.5]) for kind in kinds} | {"total/tokens": measured([5.0, 9.0])}
+
+
+def _run(run_id: str = "mine", **changes: Any) -> RunData:
+    """One that has something for every chart."""
+    account = Account()
+    account.train(Amount(rollouts=3, tokens=12), generator=0, staleness=0, reward_sum=1.0)
+    account.drop("stale", Amount(rollouts=1, tokens=4), generator=0, reward_sum=0.0)
+    values: dict[str, Any] = {
+        "metrics": {
+            "train-0": {name: measured([0.5, 0.25]) for name in _STEP} | _time("train", "waiting for scored groups"),
+            "generate-0": _time("generate", "update_weights")
+            | {"pause_seconds": measured([0.1]), "delivery/shm/seconds": measured([0.2])},
+            "score-0": _time("score"),
+            SYNC: _time("sync") | {"push_seconds": measured([0.2, 0.3])},
+        },
+        "consumed": consumed_rows(
+            [1, 1, 2, 2], outcome=[0, 1, 0, 0], staleness=[0, 5, 1, 2], tokens=4, reward=[1.0, 0.0, np.nan, 0.0],
+            trajectory_row_id=range(4), group_id=[0, 1, 2, 2], min_policy_version=0, max_policy_version=[0, 0, 1, 2],
+        ),
+        "stage_status": {
+            "train-0": {
+                "account": account.to_json(), "policy_version": 2, "seconds": {"train": 6.0, "idle": 2.0},
+            },
+            "generate-0": {"seconds": {"generate": 3.0, "idle": 5.0}},
+        },
+    }  # fmt: skip
+    return run_data(run_id, **{**values, **changes})
+
+
+_JUST_BEGUN = run_data(
+    "new",
+    status=None,
+    stage_status={},
+    metrics={},
+    consumed=consumed_rows([]),
+    evaluations={name: np.empty(0) for name in ("policy_version", "accuracy", "num_prompts")},
+)
+
+
+def _table(name: str, *runs: RunData) -> Rows:
+    block = _BLOCKS[name]
+    assert isinstance(block, Table)
+    return block.build(runs)
+
+
+def test_views_and_blocks_have_names_of_their_own() -> None:
+    assert [view.name for view in VIEWS] == ["staleness", "flow", "learning", "ledger"]
+    assert len(_BLOCKS) == sum(len(view.blocks) for view in VIEWS)
+    assert all(name.replace("-", "").isalnum() for name in _BLOCKS)
+
+
+@_EACH
+def test_every_block_says_in_a_sentence_what_it_shows(block: Block) -> None:
+    assert block.title
+    assert block.sentence.endswith(".")
+
+
+@_EACH
+@pytest.mark.parametrize("runs", [[_run()], [_run("a"), _run("b")]], ids=["one run", "two runs"])
+def test_every_block_shows_something_of_a_run_that_trains(block: Block, runs: list[RunData]) -> None:
+    shown = block.build(runs)
+    if isinstance(shown, Rows):
+        assert shown.rows
+        assert {len(row) for row in shown.rows} == {len(shown.header)}
+        return
+    assert shown.data
+    titles = [axis.title.text for axis in (*shown.select_xaxes(), *shown.select_yaxes())]
+    assert sum(bool(title) for title in titles) >= 2
+
+
+@_EACH
+def test_every_block_can_be_made_of_a_run_that_has_hardly_begun(block: Block) -> None:
+    shown = block.build([_JUST_BEGUN])
+    if isinstance(shown, go.Figure):
+        assert not shown.data
+        (why,) = shown.layout.annotations
+        assert why.text.endswith(".")
+
+
+@pytest.mark.parametrize("block", _CHARTS.values(), ids=_CHARTS)
+def test_one_that_has_hardly_begun_does_not_hide_another(block: Chart) -> None:
+    assert block.build([_JUST_BEGUN, _run("b")]).data
+
+
+def test_compared_runs_are_named_and_keep_their_colours() -> None:
+    block = _CHARTS["learning-loss"]
+    figure = block.build([_run("a"), _run("b")])
+    assert [trace.name for trace in figure.data] == ["a", "b"]
+    assert len({trace.line.color for trace in figure.data}) == 2
+    (only,) = block.build([_JUST_BEGUN, _run("b")]).data
+    assert only.line.color == figure.data[1].line.color
+
+
+def test_staleness_is_shown_with_the_bound() -> None:
+    mean, largest, bound = _CHARTS["staleness-over-time"].build([_run()]).data
+    assert (mean.name, mean.x.tolist(), mean.y.tolist()) == ("mean", [1, 2], [0, 1.5])
+    assert (largest.name, largest.y.tolist()) == ("largest", [0, 2])
+    assert (bound.name, bound.x.tolist(), bound.y.tolist(), bound.line.shape) == ("bound", [0, 2], [4, 4], "hv")
+
+
+def test_what_was_dropped_stands_beside_what_was_trained() -> None:
+    assert _table("staleness-outcomes", _run()).rows == [
+        ("trained", "3", "12", "4.00", "1.00", "0.500"),
+        ("stale", "1", "4", "4.00", "1.00", "0.000"),
+    ]
+
+
+def test_the_balance_is_good_where_the_parts_add_up() -> None:
+    table = _table("ledger-balance", _run())
+    assert table.verdict == "good"
+    assert (table.rows[0], table.rows[-1]) == (("generated", "30", "90"), ("sum of the parts", "30", "90"))
+    assert len(table.rows) == 7
+
+
+def test_the_balance_is_bad_where_they_do_not() -> None:
+    run = _run()
+    assert run.status is not None
+    ledger = {**run.status["ledger"], "trained": {"rollouts": 12, "tokens": 35}}
+    table = _table("ledger-balance", _run(status={**run.status, "ledger": ledger}))
+    assert table.verdict == "bad"
+    assert table.note == "mine: the parts do not add up to what was generated."
+
+
+def test_the_balance_is_bad_where_it_is_unknown_and_says_what_is_wrong() -> None:
+    broken = _run("b", status=None, problems=("rows 3 to 5 are counted twice.",))
+    table = _table("ledger-balance", _run("a"), broken)
+    assert table.verdict == "bad"
+    assert table.note == "b: rows 3 to 5 are counted twice."
+    assert {row[0] for row in table.rows} == {"a"}
+
+
+def test_an_account_that_the_rows_bear_out_is_good() -> None:
+    table = _table("ledger-recount", _run())
+    assert (table.verdict, table.note) == ("good", "Both as of version 2.")
+    assert table.rows[0] == ("trained", "3", "3", "12", "12")
+
+
+def test_an_account_that_they_do_not_is_bad() -> None:
+    shorter = consumed_rows([1, 2], tokens=4)
+    assert _table("ledger-recount", _run("a"), _run("b", consumed=shorter)).verdict == "bad"
+
+
+def test_dropped_groups_are_named_by_their_rows() -> None:
+    assert _table("ledger-drops", _run()).rows == [("1", "0", "1 to 1", "1", "stale", "5")]
+
+
+def test_overlap_is_shown_in_figures() -> None:
+    assert _table("flow-overlap", _run()).rows == [("9.0", "train", "1.50", "8.0", "1.12", "0.75")]
+    assert _table("flow-times", _run()).rows[0] == ("generate", "1", "3.0", "5.0", "38 %")

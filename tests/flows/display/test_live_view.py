@@ -1,0 +1,113 @@
+"""What a person at a terminal reads."""
+
+import copy
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flows.display.key_figures import Rates, figures, phase
+from flows.display.live_view import panel, plain_line
+
+STATUS: dict[str, Any] = {
+    "run_id": "mine",
+    "run_url": "/runs/mine",
+    "state": "running",
+    "steps": 7,
+    "max_steps": 40,
+    "stop_at_step": 40,
+    "reward_mean": 0.4375,
+    "eval": {"start": {"accuracy": 0.25, "prompts": 512}},
+    "doing": {"bootstrap-0": "stopped", "train-0": "train", "generate-0": "waiting for [room]"},
+    "policy_versions_used": 8,
+    "staleness": {"histogram": {"0": 16, "2": 48}, "mean": 1.5, "max": 2, "bound": 4},
+    "ledger": {
+        "generated": {"rollouts": 100, "tokens": 300},
+        "trained": {"rollouts": 64, "tokens": 190},
+        "buffered": {"rollouts": 20, "tokens": 60},
+        "in_flight": {"rollouts": 8, "tokens": 25},
+        "dropped": {"stale": {"rollouts": 8, "tokens": 25}},
+    },
+    "tokens": {"generate": 300, "score": 275, "train": 190},
+    "weight_sync": {"transport": "shm", "count": 8, "p50_seconds": 0.0041, "bytes": 1000},
+}
+
+
+def status(**changes: object) -> dict[str, Any]:
+    return {**copy.deepcopy(STATUS), **changes}
+
+
+def test_a_plain_line_says_step_reward_staleness_queue_and_speed() -> None:
+    line = plain_line(STATUS, {"generate": 1234.5})
+    for said in ("step 7/40", "reward 0.44", "mean 1.50 max 2 of 4", "queue 28", "generate 1,234 tok/s"):
+        assert said in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"doing": {"bootstrap-0": "warm start step 30"}}, "making the start model: warm start step 30"),
+        ({"doing": {"bootstrap-0": "stopped", "evaluate-0": "starting"}}, "evaluating the start model"),
+        ({}, "training"),
+        ({"steps": 40}, "evaluating the trained model"),
+        ({"steps": 20, "stop_at_step": 20}, "evaluating the trained model"),
+        ({"state": "finished"}, "finished"),
+        ({"state": "stopped"}, "stopped"),
+    ],
+)
+def test_each_phase_of_a_campaign_has_its_words(changes: dict[str, Any], expected: str) -> None:
+    assert phase(status(**changes)) == expected
+
+
+def test_the_panel_shows_every_stage_that_is_alive_and_takes_nothing_for_markup() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(panel(STATUS, {"generate": 10.0}))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "waiting for [room]" in shown
+    assert "train-0" in shown
+    assert "bootstrap-0" not in shown
+
+
+def test_the_figures_hold_the_ledger_and_the_accuracy() -> None:
+    told = " ".join(value for _, value in figures(STATUS))
+    for said in ("100 generated = 64 trained", "20 buffered + 8 in flight", "stale 8", "0.250 of 512", "0: 16  2: 48"):
+        assert said in told
+
+
+SAMPLED: dict[str, Any] = {
+    "accuracy": 0.5,
+    "accuracy_interval": [0.4567, 0.5433],
+    "prompts": 512,
+    "samples": 2,
+    "pass_at": {
+        "1": {"value": 0.4, "low": 0.37, "high": 0.43},
+        "2": {"value": 0.6, "low": 0.56, "high": 0.64},
+    },
+    "majority": {"value": 2.25, "low": None, "high": None},
+}
+
+
+def test_the_figures_hold_intervals_pass_at_k_and_the_majority_where_they_were_measured() -> None:
+    found = dict(figures(status(eval={"end": SAMPLED})))
+    assert found["accuracy at end"] == "0.500 [0.457, 0.543] of 512 held-out prompts"
+    assert found["sampled at end"] == ("pass@1 0.400 [0.370, 0.430], pass@2 0.600 [0.560, 0.640], majority of 2 2.250")
+    console = Console(file=io.StringIO(), width=160)
+    console.print(panel(status(eval={"end": SAMPLED}), {}))
+    assert isinstance(console.file, io.StringIO)
+    assert "0.500 [0.457, 0.543]" in console.file.getvalue(), "an interval is no markup"
+
+
+def test_nothing_known_yet_is_shown_as_a_dash() -> None:
+    young = status(reward_mean=None, staleness={"histogram": {}, "mean": None, "max": None, "bound": 4})
+    assert "reward –" in plain_line(young, {})
+
+
+def test_rates_are_tokens_between_two_looks_and_never_negative() -> None:
+    rates = Rates()
+    assert rates.look(STATUS) == {}
+    later = rates.look(status(tokens={"generate": 400, "score": 275, "train": 0}))
+    assert later["generate"] > 0
+    assert later["score"] == 0
+    assert later["train"] == 0, "a trainer that was rolled back"

@@ -1,0 +1,232 @@
+"""What a person reads in the Prefect UI while a campaign runs, and the next morning."""
+
+import base64
+import copy
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pyarrow as pa
+import pytest
+
+from configs.schema import BudgetConfig, RunConfig
+from configs.training import TrainingConfig
+from flows.campaign.report import Outcome, write_report
+from flows.display.plots import line_chart
+from flows.display.progress_table import EVERY_SECONDS, CampaignTable, Row, rows
+from millrace.evaluation.promotion import Decision, write_decision
+from millrace.evaluation.results import write_result
+from millrace.runs.history import Point
+from millrace.runs.record import create_run
+from storage import layout
+from storage.progress import write_progress
+from storage.schema import METRIC
+from storage.stores.local import LocalStore
+from storage.streams.stream import StreamWriter
+
+STATUS: dict[str, Any] = {
+    "steps": 7,
+    "max_steps": 4000,
+    "policy_versions_used": 8,
+    "staleness": {"histogram": {"0": 16, "2": 48}, "mean": 1.5, "max": 2, "bound": 4},
+    "ledger": {"buffered": {"rollouts": 20}, "in_flight": {"rollouts": 1008}},
+    "tokens": {"generate": 300, "score": 275, "train": 190},
+    "seconds": {f"{idle}{stage}": 8.0 for stage in ("generate", "score", "train", "sync") for idle in ("", "idle_")},
+}
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    return {**copy.deepcopy(STATUS), **changes}
+
+
+def later(seconds: float, tokens: int) -> dict[str, Any]:
+    """Each stage has been at work for so long meanwhile, and has dealt with so many tokens."""
+    return status(
+        tokens={stage: count + tokens for stage, count in STATUS["tokens"].items()},
+        seconds={what: spent + seconds for what, spent in STATUS["seconds"].items()},
+    )
+
+
+class Screen:
+    """Where tables are written to, and what time it is."""
+
+    def __init__(self) -> None:
+        self.tables: list[list[Row]] = []
+        self.now = 100.0
+        self.away = False
+
+    def write(self, table: list[Row]) -> None:
+        if self.away:
+            raise ConnectionError("the server is away")
+        self.tables.append(table)
+
+    def table(self) -> CampaignTable:
+        return CampaignTable(self.write, clock=lambda: self.now)
+
+
+def test_the_table_tells_speed_and_share_since_the_one_before_and_the_rest_so_far() -> None:
+    found = rows(later(3.0, 50), STATUS, {"generate": 1234.5, "score": 10.0})
+    assert [list(row) for row in found] == [["figure", "now", "detail"]] * len(found)
+    assert [tuple(row.values()) for row in found] == [
+        ("generate", "1,234 tokens/s", "busy 50%, idle 50%"),
+        ("score", "10 tokens/s", "busy 50%, idle 50%"),
+        ("train", "–", "busy 50%, idle 50%"),
+        ("sync_weights", "–", "busy 50%, idle 50%"),
+        ("version", "7 of 4,000", "8 used by generators"),
+        ("queue", "1,028 rollouts", "20 buffered, 1,008 in flight"),
+        ("staleness", "mean 1.50", "max 2 of 4"),
+        ("rollouts of staleness 0", "16", "25.0%"),
+        ("rollouts of staleness 2", "48", "75.0%"),
+    ]
+
+
+def test_what_is_not_known_yet_is_a_dash() -> None:
+    young = status(staleness={"histogram": {}, "mean": None, "max": None, "bound": 4})
+    told = {row["figure"]: (row["now"], row["detail"]) for row in rows(young, young, {})}
+    assert told["staleness"] == told["generate"] == ("–", "–")
+
+
+def test_an_hour_of_looks_writes_a_table_every_thirty_seconds_and_one_at_the_end() -> None:
+    screen = Screen()
+    table = screen.table()
+    for look in range(1801):
+        screen.now = 100.0 + 2.0 * look
+        table.look(later(look, look), over=False)
+    assert len(screen.tables) == 3600 / EVERY_SECONDS == 120
+    screen.now += 2.0
+    table.look(later(5000.0, 5000), over=True)
+    assert len(screen.tables) == 121
+
+
+def test_a_campaign_in_which_nothing_moves_writes_no_second_table() -> None:
+    screen = Screen()
+    table = screen.table()
+    for look in range(100):
+        screen.now = 100.0 + 10.0 * look
+        waiting = status(seconds={what: spent + look for what, spent in STATUS["seconds"].items()})
+        table.look(waiting, over=look == 99)
+    assert len(screen.tables) == 1
+
+
+def test_a_table_that_could_not_be_written_is_made_up_for_when_the_server_is_back() -> None:
+    screen = Screen()
+    table = screen.table()
+    table.look(STATUS, over=False)
+    screen.now += EVERY_SECONDS
+    screen.away = True
+    with pytest.raises(ConnectionError):
+        table.look(later(1.0, 1), over=False)
+    screen.now += EVERY_SECONDS
+    screen.away = False
+    table.look(later(1.0, 1), over=False)
+    assert len(screen.tables) == 1
+
+
+def drawing(image: str) -> ElementTree.Element:
+    """The SVG in a Markdown image."""
+    found = re.fullmatch(r"!\[[^]]*\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", image)
+    assert found is not None, image[:200]
+    return ElementTree.fromstring(base64.b64decode(found[1]))
+
+
+def places(svg: ElementTree.Element) -> list[list[tuple[float, float]]]:
+    """The corners of each line, in pixels."""
+    lines = [line.attrib["points"].split() for line in svg.iter("{http://www.w3.org/2000/svg}polyline")]
+    return [[(float(x), float(y)) for x, y in (place.split(",") for place in line)] for line in lines]
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(1.0, 0.25)],
+        [(0.0, 0.0)],
+        [(3.0, 0.5), (3.0, 0.5)],
+        [(1.0, -4.0), (400.0, 1e-9)],
+        [(float(x), 1e12 * x) for x in range(1, 101)],
+    ],
+)
+def test_every_line_is_drawn_within_its_picture(points: list[Point]) -> None:
+    svg = drawing(line_chart("any", {"line": points}))
+    (line,) = places(svg)
+    assert len(line) == len(points)
+    width, height = float(svg.attrib["width"]), float(svg.attrib["height"])
+    assert all(0 < x < width and 0 < y < height for x, y in line)
+
+
+def test_higher_values_are_drawn_higher_and_later_versions_further_right() -> None:
+    line_a, line_b = places(drawing(line_chart("two", {"a": [(1, 1), (2, 3)], "b": [(1, 2), (2, 0)]})))
+    assert line_a[0][0] == line_b[0][0] < line_a[1][0] == line_b[1][0]
+    assert line_a[1][1] < line_b[0][1] < line_a[0][1] < line_b[1][1]
+
+
+def test_where_no_image_is_drawn_words_tell_first_and_last() -> None:
+    image = line_chart("Reward", {"reward": [(1, 0.25), (40, 0.8125)]})
+    assert image.startswith("![Reward: reward 0.25 at version 1, 0.8125 at version 40](")
+
+
+def test_text_in_a_drawing_is_text() -> None:
+    svg = drawing(line_chart("a < b & c", {"l": [(1, 1)]}))
+    assert "a < b & c" in [text.text for text in svg.iter("{http://www.w3.org/2000/svg}text")]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> LocalStore:
+    """A run whose trainer has made 40 of 400 versions."""
+    store = LocalStore(tmp_path / "mine")
+    config = RunConfig(training=TrainingConfig(max_steps=400), budget=BudgetConfig(max_steps=40))
+    create_run(store, "mine", config.model_dump(mode="json"))
+    stream = StreamWriter(store, layout.metrics("train", 0), METRIC, "train-0")
+    names = ("reward_mean", "staleness_mean", "staleness_max", "tokens")
+    for version in range(1, 41):
+        measured = {"t": 2.0 * version, "incarnation": 0, "policy_version": version, "value": version / 40}
+        stream.write(pa.Table.from_pylist([{**measured, "name": name} for name in names], schema=METRIC), tokens=0)
+    for version, accuracy in ((0, 0.25), (40, 0.75)):
+        write_result(store, {"policy_version": version, "accuracy": accuracy, "prompts": 512, "t": 50.0})
+    life = {"pid": 1, "t": 3000.0, "doing": "stopped", "seconds": {"train": 30.0, "idle": 10.0}, "policy_version": 40}
+    write_progress(store, "train", 0, life)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("finished", "the run is at its end"),
+        ("window over", "its budget is spent, and the next attempt continues from here"),
+        ("stopped", "it was stopped; when resumed, the run continues from its latest checkpoint"),
+    ],
+)
+def test_the_report_tells_outcome_gate_and_figures_and_is_kept_in_the_run(
+    outcome: Outcome, said: str, run: LocalStore
+) -> None:
+    write_decision(run, 0, Decision(promoted=True, policy_version=40, accuracy=0.75, sentence="version 40 is promoted"))
+    markdown = write_report(run, 0, outcome)
+    assert bytes(run.get(layout.report(0))).decode() == markdown
+    assert markdown.startswith(f"# mine, attempt 0: {outcome}\n")
+    assert f"this attempt made 40 optimizer steps, to version 40 of 400: {said}" in markdown
+    assert "\nGate: version 40 is promoted.\n" in markdown
+    assert "| accuracy at end | 0.750 of 512 held-out prompts |" in markdown
+    assert "| train busy | 75% of 40 s |" in markdown
+    images = re.findall(r"!\[([^:\]]*)", markdown)
+    assert images == [
+        "Reward",
+        "Held-out accuracy",
+        "Staleness, policy versions",
+        "Throughput of the trainer, response tokens per second",
+    ]
+    assert len(markdown) < 64 * 1024
+
+
+def test_a_report_written_again_replaces_the_one_before(run: LocalStore) -> None:
+    write_report(run, 0, "stopped")
+    last = write_report(run, 0, "finished")
+    assert bytes(run.get(layout.report(0))).decode() == last
+
+
+def test_an_attempt_that_came_to_nothing_has_a_report_without_plots(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "young")
+    create_run(store, "young", RunConfig(training=TrainingConfig(max_steps=9)).model_dump(mode="json"))
+    markdown = write_report(store, 0, "stopped")
+    assert "this attempt made 0 optimizer steps, to version 0 of 9" in markdown
+    assert "No checkpoint was judged for promotion." in markdown
+    assert "![" not in markdown

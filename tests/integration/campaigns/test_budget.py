@@ -1,0 +1,49 @@
+"""A campaign of several attempts: each does what its budget allows, and the next goes on."""
+
+import json
+
+import pytest
+from support.campaigns.campaigns import Millrace, assert_balanced, stages_of
+
+pytestmark = pytest.mark.campaign
+
+
+def test_each_attempt_takes_the_steps_of_its_budget_and_the_last_one_finishes_the_run(millrace: Millrace) -> None:
+    settings = {"budget.max_steps": 4, "training.max_steps": 6}
+    first = millrace.run(*millrace.campaign("nights", "--resume", "latest", **settings))
+    assert first.code == 0, first.output
+    assert "budget is spent" in first.output
+    summary = millrace.summary("nights")
+    assert (summary["state"], summary["steps"], summary["eval"]["end"]["policy_version"]) == ("stopped", 4, 4)
+
+    second = millrace.run(*millrace.campaign("nights", "--resume", "latest", **settings))
+    assert second.code == 0, second.output
+    summary = millrace.summary("nights")
+    assert (summary["state"], summary["steps"], summary["attempt"]) == ("finished", 6, 1)
+    assert summary["eval"]["end"]["policy_version"] == 6
+    assert_balanced(summary)
+
+    again = millrace.run(*millrace.campaign("nights", "--resume", "latest", **settings))
+    assert again.code == 0, again.output
+    assert millrace.summary("nights")["steps"] == 6
+
+
+@pytest.mark.faults
+def test_when_the_time_is_up_the_stages_drain_and_what_was_trained_is_kept_and_measured(millrace: Millrace) -> None:
+    def attempt(**budget: float) -> None:
+        ended = millrace.run(
+            *millrace.campaign("hour", "--resume", "latest", **{"training.max_steps": 100_000, **budget})
+        )
+        assert ended.code == 0, ended.output
+
+    # The time of the second one does not go into making the start model.
+    attempt(**{"budget.max_steps": 2})
+    attempt(**{"budget.duration_minutes": 0.75})
+    summary = millrace.summary("hour")
+    assert summary["state"] == "stopped"
+    assert 2 < summary["steps"] < 100_000
+    assert summary["eval"]["end"]["policy_version"] == summary["steps"]
+    assert_balanced(summary)
+    assert stages_of(millrace.root / "hour") == []
+    record = json.loads((millrace.root / "hour" / "attempts" / "0001.ended").read_text())
+    assert record["state"] == "stopped"

@@ -1,0 +1,122 @@
+"""Whole campaigns: four stages in processes of their own, joined by streams."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced, stages_of, start_model
+
+from storage import layout
+from storage.checkpoints import load_file, read_latest
+from storage.schema import SCORE, TRAJECTORY
+from storage.stores.factory import open_store
+from storage.streams.stream import StreamReader
+
+pytestmark = pytest.mark.campaign
+
+
+def rows(run: Path, path: str, schema: pa.Schema) -> pa.Table:
+    reader = StreamReader(open_store(str(run)), path, schema)
+    parts = []
+    while (part := reader.next()) is not None:
+        parts.append(part.table)
+    return pa.concat_tables(parts)
+
+
+def final_weights(run: Path) -> bytes:
+    store = open_store(str(run))
+    checkpoint = read_latest(store)
+    assert checkpoint is not None
+    return load_file(store, checkpoint.files["model.safetensors"])
+
+
+def test_a_campaign_without_a_prefect_server_runs_to_its_end_and_accounts_for_every_rollout(
+    millrace_alone: Millrace,
+) -> None:
+    ended = millrace_alone.run(*millrace_alone.campaign("first", **FROM_SCRATCH))
+    assert ended.code == 0, ended.output
+    assert "accuracy at end" in ended.output
+    summary = millrace_alone.summary("first")
+    assert summary["state"] == "finished"
+    assert summary["steps"] == 6
+    assert set(summary["stage_pids"]) == {"generate-0", "score-0", "train-0", "sync_weights-0"}
+    assert len(set(summary["stage_pids"].values())) == 4
+    assert stages_of(millrace_alone.root / "first") == []
+    assert_balanced(summary)
+    assert summary["ledger"]["trained"]["rollouts"] == 6 * 16 * 8
+    assert len(summary["staleness"]["histogram"]) > 1
+    assert 0 < summary["staleness"]["max"] <= summary["staleness"]["bound"] == 2
+    assert summary["weight_sync"]["count"] > 1
+    assert summary["weight_sync"]["bytes"] > 0
+    assert set(summary["eval"]) == {"start", "end"}
+    assert millrace_alone.status("first") == summary
+
+
+def test_two_generators_and_two_scorers_share_the_work_and_no_group_is_made_twice(millrace: Millrace) -> None:
+    settings = {"generation.replicas": 2, "scoring.replicas": 2}
+    ended = millrace.run(*millrace.campaign("wide", **settings))
+    assert ended.code == 0, ended.output
+    assert_balanced(millrace.summary("wide"))
+    run = millrace.root / "wide"
+    tables = [rows(run, layout.trajectories(generator), TRAJECTORY) for generator in (0, 1)]
+    groups = [set(table["group_id"].to_pylist()) for table in tables]
+    assert {group % 2 for group in groups[0]} == {0}
+    assert {group % 2 for group in groups[1]} == {1}
+    for generator in (0, 1):
+        for scorer in (0, 1):
+            assert rows(run, layout.scores("exact_match", generator, scorer, 2), SCORE).num_rows > 0
+
+
+def test_sync_mode_is_on_policy_and_ends_in_the_same_weights_each_time(millrace: Millrace) -> None:
+    for run_id in ("one", "two"):
+        ended = millrace.run(*millrace.campaign(run_id, **{"pipeline.mode": "sync", "training.max_steps": 3}))
+        assert ended.code == 0, ended.output
+        assert set(millrace.summary(run_id)["staleness"]["histogram"]) == {"0"}
+    assert final_weights(millrace.root / "one") == final_weights(millrace.root / "two")
+
+
+def test_weights_can_travel_through_the_store(millrace: Millrace) -> None:
+    ended = millrace.run(*millrace.campaign("far", **{"weights.transport": "store"}))
+    assert ended.code == 0, ended.output
+    summary = millrace.summary("far")
+    assert summary["policy_versions_used"] > 1
+    assert summary["weight_sync"]["transport"] == "store"
+    assert_balanced(summary)
+
+
+def test_a_campaign_starts_from_a_named_model_and_learns_from_prompts_in_a_file(
+    millrace: Millrace, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "sums.jsonl"
+    prompts.write_text(
+        "".join(f'{{"q": "{a:02d}+{b:02d}=", "a": "{a + b:02d}"}}\n' for a in range(9) for b in range(9))
+    )
+    settings = {
+        "model.path": str(start_model()),
+        "prompts.source": str(prompts),
+        "prompts.prompt_field": "q",
+        "prompts.answer_field": "a",
+        "prompts.num_eval": 32,
+    }
+    ended = millrace.run(*millrace.campaign("own", **settings))
+    assert ended.code == 0, ended.output
+    assert not (millrace.root / "own" / "start").exists()
+    table = rows(millrace.root / "own", layout.trajectories(0), TRAJECTORY)
+    assert set(table["prompt_id"].to_pylist()) <= {f"sums.jsonl:{line}" for line in range(1, 82)}
+
+
+def test_rewards_alone_make_the_policy_better_on_prompts_it_never_saw(millrace: Millrace) -> None:
+    settings = {
+        **FROM_SCRATCH,
+        "model.bootstrap.max_steps": 2000,
+        "training.max_steps": 60,
+        "training.groups_per_step": 64,
+        "training.checkpoint_every": 20,
+        "generation.groups_per_batch": 32,
+        "evaluation.num_prompts": 512,
+    }
+    ended = millrace.run(*millrace.campaign("learner", **settings))
+    assert ended.code == 0, ended.output
+    accuracy = {name: result["accuracy"] for name, result in millrace.summary("learner")["eval"].items()}
+    assert accuracy["start"] <= 0.45
+    assert accuracy["end"] >= accuracy["start"] + 0.15

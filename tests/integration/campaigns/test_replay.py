@@ -1,0 +1,257 @@
+"""Replays of a real asynchronous campaign, killed and resumed twice on its way, by the command that a person types."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from support.campaigns.campaigns import Ended, Millrace, send, stages_of, wait_until
+from support.replay.trained_run import TrainedRun, flip_a_bit, rewrite, with_value
+
+from millrace.replay.sources.source_run import SourceRun
+from storage import layout
+from storage.schema import SCORE
+from storage.stores.factory import open_store
+
+pytestmark = pytest.mark.campaign
+
+STEPS = 60
+ASYNC = {"training.max_steps": STEPS, "training.checkpoint_every": 7, "staleness.max_staleness": 2}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], prefect_api: str) -> Path:
+    """The campaign: its controller and all its stages are killed at step 15 and at step 35."""
+    millrace = Millrace(tmp_path_factory.mktemp("runs"), {**environment, "PREFECT_API_URL": prefect_api})
+    for resume, step in ((False, 15), (True, 35)):
+        process = millrace.start(*millrace.campaign("hard", *["--resume"] * resume, **ASYNC))
+
+        def trained(step: int = step) -> bool:
+            return millrace.status_record("hard", "train-0").get("policy_version", -1) >= step
+
+        wait_until(trained, f"step {step}")
+        # The stages first: none of them may notice that its controller is gone, and drain.
+        for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            child.kill()
+        process.communicate()
+    ended = millrace.run(*millrace.campaign("hard", "--resume", **ASYNC))
+    assert ended.code == 0, ended.output
+    return millrace.root / "hard"
+
+
+@pytest.fixture
+def run(stored: Path, tmp_path: Path) -> Path:
+    """A copy of the run, which a test may change."""
+    return Path(shutil.copytree(stored, tmp_path / "hard"))
+
+
+def replay(millrace: Millrace, source: Path, run_id: str, *flags: str) -> Ended:
+    return millrace.run("replay", str(source), "--root", str(millrace.root), "--run-id", run_id, *flags)
+
+
+def found(millrace: Millrace, run_id: str, name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((millrace.root / run_id / "replay" / f"{name}.json").read_text())
+    return values
+
+
+def weights(run: Path) -> dict[int, str]:
+    """Version → checksum of its weights, of every checkpoint that was not rolled back."""
+    checkpoints = SourceRun(open_store(str(run))).checkpoints
+    return {version: checkpoint.files["model.safetensors"].checksum for version, checkpoint in checkpoints.items()}
+
+
+def test_every_checkpoint_of_a_run_killed_twice_is_reproduced_bit_for_bit(millrace: Millrace, stored: Path) -> None:
+    incarnations = np.unique(SourceRun(open_store(str(stored))).groups["incarnation"].to_numpy())
+    assert len(incarnations) == 3, "it was rolled back twice"
+    before = {file: file.read_bytes() for file in stored.rglob("*") if file.is_file()}
+    ended = replay(millrace, stored, "verified", "--verify")
+    assert ended.code == 0, ended.output
+    verdict = found(millrace, "verified", "verdict")
+    assert verdict["difference"] is None
+    assert verdict["steps"] == STEPS
+    assert verdict["steps_without_logprobs"] == 0
+    assert [checkpoint["step"] for checkpoint in verdict["checkpoints"]] == [7, 14, 21, 28, 35, 42, 49, 56, 60]
+    assert all(checkpoint["hash"] == checkpoint["stored_hash"] for checkpoint in verdict["checkpoints"])
+    assert "the same bit for bit" in ended.output
+    assert {file: file.read_bytes() for file in stored.rglob("*") if file.is_file()} == before, "it only reads"
+
+
+def test_a_verification_may_begin_at_any_checkpoint(millrace: Millrace, stored: Path) -> None:
+    ended = replay(millrace, stored, "later", "--verify", "--from-step", "42", "--to-step", "50")
+    assert ended.code == 0, ended.output
+    verdict = found(millrace, "later", "verdict")
+    assert (verdict["from_step"], verdict["steps"]) == (42, 8)
+    ended = replay(millrace, stored, "nowhere", "--verify", "--from-step", "43")
+    assert ended.code == 2
+    assert (
+        "no checkpoint of version 43 is stored; those stored are of: 7, 14, 21, 28, 35, 42, 49, 56, 60" in ended.output
+    )
+
+
+def test_one_flipped_bit_is_reported_as_damage_to_that_file(millrace: Millrace, run: Path) -> None:
+    (part_file, *_) = sorted((run / layout.trajectories(0) / "seg").iterdir(), key=lambda file: file.stat().st_mtime)
+    flip_a_bit(part_file)
+    ended = replay(millrace, run, "damaged", "--verify")
+    assert ended.code == 1, ended.output
+    difference = found(millrace, "damaged", "verdict")["difference"]
+    assert (difference["step"], difference["what"]) == (1, "damage")
+    assert part_file.name in ended.output
+
+
+def test_one_changed_reward_is_a_divergence_at_exactly_its_step(millrace: Millrace, run: Path) -> None:
+    source = SourceRun(open_store(str(run)))
+    (group,) = source.read([int(source.batch(23)[3])])
+    stream = layout.scores("exact_match", 0, 0, 1)
+
+    def change(table: Any) -> Any:
+        rows = table["row_id"].to_pylist()
+        if group.first_row_id not in rows:
+            return table
+        place = rows.index(group.first_row_id)
+        return with_value(table, place, "reward", 1.0 - table["reward"][place].as_py())
+
+    rewrite(TrainedRun(run, []), stream, SCORE, change)
+    ended = replay(millrace, run, "changed", "--verify")
+    assert ended.code == 1, ended.output
+    difference = found(millrace, "changed", "verdict")["difference"]
+    assert (difference["step"], difference["what"]) == (23, "data")
+    assert "step 23 differs" in ended.output
+    assert found(millrace, "changed", "verdict")["steps"] == 22
+
+
+def test_training_in_stored_order_from_the_same_start_gives_the_same_policy(millrace: Millrace, stored: Path) -> None:
+    ended = replay(millrace, stored, "again", "--train")
+    assert ended.code == 0, ended.output
+    theirs, ours = found(millrace, "again", "trained")["runs"]
+    assert ours["accuracy"] == theirs["accuracy"]
+    assert ours["steps"] == theirs["steps"] == STEPS
+    assert weights(millrace.root / "again") == weights(stored)
+    checked = millrace.run("fsck", str(millrace.root / "again"))
+    assert checked.code == 0, checked.output
+    parted = millrace.run("diff", str(stored), str(millrace.root / "again"))
+    assert parted.code == 0, parted.output
+
+
+def test_a_replay_trains_on_what_is_asked_for_and_nothing_else(millrace: Millrace, stored: Path) -> None:
+    flags = ["--train", "--set", "training.loss=cispo", "training.groups_per_step=8", "--order", "shuffled"]
+    chosen = ["--from-step", "10", "--to-step", "20", "--where", "group_id % 2 = 0"]
+    ended = replay(millrace, stored, "some", *flags, *chosen)
+    assert ended.code == 0, ended.output
+    source, made = SourceRun(open_store(str(stored))), SourceRun(open_store(str(millrace.root / "some")))
+    of_source = {row["first_row_id"]: row for row in source.groups.to_pylist()}
+    taken = [of_source[first] for first in made.groups["first_row_id"].to_pylist()]
+    assert taken, "nothing was trained"
+    assert all(10 <= row["step"] <= 20 for row in taken)
+    assert all(row["group_id"] % 2 == 0 for row in taken)
+    assert len({row["first_row_id"] for row in taken}) == len(taken)
+    assert [row["step"] for row in taken] != sorted(row["step"] for row in taken), "shuffled"
+    assert {len(made.batch(step)) for step in made.steps} == {8}
+
+
+def test_several_runs_are_trained_on_one_after_the_other(millrace: Millrace, stored: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(stored, tmp_path / "other"))
+    flags = ["--train", "--to-step", "3", "--root", str(millrace.root)]
+    ended = millrace.run("replay", str(stored), str(other), "--run-id", "mixed", *flags)
+    assert ended.code == 0, ended.output
+    made, original = (SourceRun(open_store(str(run))) for run in (millrace.root / "mixed", stored))
+    assert made.steps == [1, 2, 3, 4, 5, 6]
+    first_rows = original.groups["first_row_id"].to_pylist()
+    expected = [first_rows[row] for step in (1, 2, 3) for row in original.batch(step).tolist()]
+    assert made.groups["first_row_id"].to_pylist() == expected * 2, "both hold the same groups"
+
+
+def test_a_replay_that_is_interrupted_leaves_nothing_running(millrace: Millrace, stored: Path) -> None:
+    arguments = ["replay", str(stored), "--verify", "--root", str(millrace.root), "--run-id", "interrupted"]
+    process = millrace.start(*arguments)
+    wait_until(lambda: bool(millrace.status_record("interrupted", "verify-0")), "the verification")
+    ended = send(process, signal.SIGINT)
+    assert ended.code == 130, ended.output
+    assert "Traceback" not in ended.output
+    assert stages_of(millrace.root / "interrupted") == []
+
+
+def test_a_broken_reward_shows_its_flips_and_the_fixed_one_recovers(millrace: Millrace, stored: Path) -> None:
+    broken = ["--set", 'scoring.answer_pattern="^(\\\\d)"']
+    ended = replay(millrace, stored, "broken", "--rescore", "exact_match", *broken, "--train")
+    assert ended.code == 0, ended.output
+    flips = found(millrace, "broken", "rescored")["total"]
+    assert flips["fell"] > 0
+    assert flips["rose"] == 0
+    assert flips["agreed"] == flips["rows"] - flips["fell"]
+    assert flips["shift"] == pytest.approx(-flips["fell"] / flips["rows"])
+    changed = pq.read_table(millrace.root / "broken" / "replay" / "changed.parquet")
+    assert changed.num_rows == flips["fell"]
+    assert "fell" in ended.output
+    assert weights(millrace.root / "broken")[STEPS] != weights(stored)[STEPS]
+    ended = replay(millrace, stored, "fixed", "--rescore", "exact_match", "--train")
+    assert ended.code == 0, ended.output
+    assert found(millrace, "fixed", "rescored")["total"]["agreement"] == 1.0
+    assert weights(millrace.root / "fixed") == weights(stored), "the same rewards, the same policy"
+
+
+def test_losses_stand_side_by_side_on_the_same_batches(millrace: Millrace, stored: Path) -> None:
+    ended = replay(millrace, stored, "compared", "--compare", "aipo,reinforce,ppo_clip,cispo", "--to-step", "12")
+    assert ended.code == 0, ended.output
+    comparison = found(millrace, "compared", "comparison")
+    assert comparison["logprob_error"] == 0, "the weights are the run's own"
+    table = pq.read_table(millrace.root / "compared" / "replay" / "comparison.parquet")
+    assert table.num_rows == 12 * 4
+    first = [row for row in table.to_pylist() if row["step"] == 1]
+    # Step 1 is on-policy: every ratio is 1 but for rounding, and the losses agree.
+    assert first[0]["staleness_mean"] == 0
+    assert all(row["cosine_aipo"] == pytest.approx(1.0, abs=1e-6) for row in first)
+    assert "gradient norm before clipping" in ended.output
+    report = (millrace.root / "compared" / "replay" / "report.md").read_text()
+    assert report.count("data:image/svg+xml;base64,") >= 3, "plots of the gradient norm, the sample size and the KL"
+
+
+def test_a_replay_that_is_killed_goes_on_at_its_last_checkpoint(millrace: Millrace, stored: Path) -> None:
+    arguments = ["replay", str(stored), "--train", "--root", str(millrace.root), "--run-id", "killed"]
+    process = millrace.start(*arguments)
+
+    def life() -> dict[str, Any]:
+        return millrace.status_record("killed", "train-0")
+
+    wait_until(lambda: life().get("policy_version", 0) >= 10, "step 10 of the replay", every=0.01)
+    psutil.Process(life()["pid"]).send_signal(signal.SIGKILL)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert weights(millrace.root / "killed") == weights(stored)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ([], "nothing to do: expected one of --verify, --train, --rescore NAME and --compare LOSS,LOSS"),
+        (["--train", "--from-step", "900"], "no such group is of steps 900 to 60"),
+        (["--train", "--where", "colour = 1"], "expected an SQL condition over"),
+        (["--train", "--where", "reward_mean > 7"], "no such group fulfils 'reward_mean > 7'"),
+        (["--train", "--set", "training.groups_per_step=4096"], "expected at least one whole batch"),
+        (["--train", "--set", "training.loss=magic"], 'training.loss is "magic"'),
+        (["--compare", "aipo,magic"], "expected two or more of aipo, reinforce, ppo_clip, decoupled_ppo, "),
+        (["--rescore", "magic"], '"magic"'),
+        (["--rescore", "exact_match", "--verify"], "which uses the run's own rewards"),
+        (["--verify", "--order", "shuffled"], "--order is given without --train, the only job that uses it"),
+        (["--train", "--start-step", "8"], "no checkpoint of version 8 is stored"),
+    ],
+)
+def test_a_mistake_is_said_in_one_sentence_before_anything_runs(
+    millrace: Millrace, stored: Path, flags: list[str], sentence: str
+) -> None:
+    ended = replay(millrace, stored, "mistaken", *flags)
+    assert ended.code == 2, ended.output
+    assert sentence in ended.output
+    assert "Traceback" not in ended.output
+    assert not (millrace.root / "mistaken").exists()
+
+
+def test_a_run_that_stored_too_little_is_named(millrace: Millrace, run: Path) -> None:
+    shutil.rmtree(run / layout.CONSUMED)
+    ended = replay(millrace, run, "little", "--train")
+    assert ended.code == 2, ended.output
+    assert "does not say what its trainer took" in ended.output

@@ -1,0 +1,93 @@
+"""Campaigns that are stopped, lose their controller or get a second one. Killed stages: see the kill matrix."""
+
+import signal
+
+import psutil
+import pytest
+from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced, send, stages_of, wait_until
+
+from storage.checkpoints import read_latest
+from storage.stores.factory import open_store
+
+pytestmark = pytest.mark.campaign
+
+# Long enough that no test machine finishes it before it is interrupted.
+ENDLESS = {"training.max_steps": 100_000}
+
+
+def wait_for_step(millrace: Millrace, run_id: str, step: int) -> None:
+    wait_until(
+        lambda: millrace.status_record(run_id, "train-0").get("policy_version", -1) >= step, f"step {step} of {run_id}"
+    )
+
+
+@pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_campaign_drains_says_so_and_can_be_resumed_with_the_ledger_exact(
+    millrace: Millrace, signal_number: signal.Signals, code: int
+) -> None:
+    process = millrace.start(*millrace.campaign("stopped", **ENDLESS))
+    wait_for_step(millrace, "stopped", 3)
+    ended = send(process, signal_number)
+    assert ended.code == code, ended.output
+    assert "--run-id stopped --resume" in ended.output
+    assert stages_of(millrace.root / "stopped") == []
+    stopped = millrace.status("stopped")
+    assert stopped["state"] == "stopped"
+    assert_balanced(stopped)
+    checkpoint = read_latest(open_store(str(millrace.root / "stopped")))
+    assert checkpoint is not None
+    assert checkpoint.step == stopped["steps"], "what was trained is checkpointed"
+
+    more = {"training.max_steps": stopped["steps"] + 4}
+    ended = millrace.run(*millrace.campaign("stopped", "--resume", **more))
+    assert ended.code == 0, ended.output
+    summary = millrace.summary("stopped")
+    assert_balanced(summary)
+    assert summary["steps"] == stopped["steps"] + 4
+    assert summary["ledger"]["trained"]["rollouts"] == summary["steps"] * 16 * 8
+    assert summary["ledger"]["generated"]["rollouts"] > stopped["ledger"]["generated"]["rollouts"]
+    assert summary["staleness"]["max"] <= summary["staleness"]["bound"] == 2
+
+
+def test_a_campaign_can_be_stopped_before_it_trains(millrace: Millrace) -> None:
+    process = millrace.start(
+        *millrace.campaign("early", **{**ENDLESS, **FROM_SCRATCH, "model.bootstrap.max_steps": 100_000})
+    )
+    wait_until(lambda: bool(millrace.status_record("early", "bootstrap-0")), "the bootstrap")
+    ended = send(process, signal.SIGTERM)
+    assert ended.code == 143, ended.output
+    assert stages_of(millrace.root / "early") == []
+
+
+def test_a_killed_controller_leaves_no_stage_behind_and_its_run_can_be_resumed(millrace_alone: Millrace) -> None:
+    process = millrace_alone.start(*millrace_alone.campaign("orphan", **ENDLESS))
+    wait_for_step(millrace_alone, "orphan", 3)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 5, "four stages and the private server"
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert alive == []
+    steps = millrace_alone.status("orphan")["steps"]
+    ended = millrace_alone.run(*millrace_alone.campaign("orphan", "--resume", **{"training.max_steps": steps + 2}))
+    assert ended.code == 0, ended.output
+    assert_balanced(millrace_alone.summary("orphan"))
+
+
+def test_a_run_that_is_resumed_elsewhere_is_given_up_by_its_first_controller(millrace: Millrace) -> None:
+    first = millrace.start(*millrace.campaign("contested", **ENDLESS))
+    wait_for_step(millrace, "contested", 3)
+    second = millrace.start(*millrace.campaign("contested", "--resume", **ENDLESS))
+    output, _ = first.communicate(timeout=200)
+    assert first.returncode == 3, output
+    assert "took over" in output
+    wait_until(
+        lambda: (
+            millrace.status_record("contested", "train-0").get("attempt") == 1
+            and millrace.status_record("contested", "train-0")["policy_version"] >= 4
+        ),
+        "the second controller to train",
+    )
+    ended = send(second, signal.SIGTERM)
+    assert ended.code == 143, ended.output
+    assert_balanced(millrace.status("contested"))

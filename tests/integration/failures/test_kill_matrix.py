@@ -1,0 +1,143 @@
+"""Whole campaigns whose processes are killed at named places: nothing committed is lost, nothing is trained twice."""
+
+import itertools
+import os
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced
+from support.campaigns.kill_matrix import FAILPOINTS, campaigns
+from support.campaigns.recoveries import Recovery, RecoveryMonitor
+from support.stages.failpoints import Failpoints
+
+from millrace.rollouts.lineage import Lineage
+from storage import layout
+from storage.checkpoints import load_file, read_latest
+from storage.failpoints import FIRED, SPECS
+from storage.schema import TRAJECTORY
+from storage.stores.factory import open_store
+from storage.streams.stream import StreamReader
+
+pytestmark = pytest.mark.campaign
+
+SEED = int(os.environ.get("MILLRACE_FAULT_SEED", "0"))
+REDUCED, WHOLE = 3, 26
+"""`make test` goes through the first three campaigns, `make faults` through the others; nine kills each."""
+STEPS, GROUPS, GROUP_SIZE = 12, 16, 8
+SETTINGS = {**FROM_SCRATCH, "training.max_steps": STEPS}
+SYNC = {"pipeline.mode": "sync"}
+SIGKILLED = -9
+
+
+def final_weights(run_url: str) -> bytes:
+    store = open_store(run_url)
+    checkpoint = read_latest(store)
+    assert checkpoint is not None
+    assert checkpoint.step == STEPS
+    return load_file(store, checkpoint.files["model.safetensors"])
+
+
+def accepted_groups(run_url: str) -> list[int]:
+    """Numbers of the groups whose weights the last trainer's are made of, in stream order; each of them whole."""
+    store = open_store(run_url)
+    checkpoint = read_latest(store)
+    assert checkpoint is not None
+    lineage = Lineage.of(store, checkpoint.incarnation)
+    reader, rows = StreamReader(store, layout.trajectories(0), TRAJECTORY), []
+    while (part := reader.next()) is not None:
+        if lineage.holds(part.record.incarnation, part.record.max_policy_version):
+            rows += part.table["group_id"].to_pylist()
+    groups = [group_id for group_id, _ in itertools.groupby(rows)]
+    assert rows == [group_id for group_id in groups for _ in range(GROUP_SIZE)]
+    return groups
+
+
+def run_through_kills(millrace: Millrace, run_id: str, armed: Failpoints, settings: dict[str, object]) -> None:
+    """Starts the campaign, and again each time its controller is killed, until it comes to its end."""
+    while True:
+        resume = ["--resume"] if (millrace.root / run_id / "run.json").exists() else []
+        ended = millrace.run(*millrace.campaign(run_id, *resume, **SETTINGS, **settings))
+        if ended.code != SIGKILLED:
+            assert ended.code == 0, f"{armed.armed}\n{ended.output}"
+            return
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], prefect_api: str) -> bytes:
+    """The final weights of the sync campaign that nobody disturbs."""
+    millrace = Millrace(tmp_path_factory.mktemp("runs"), {**environment, "PREFECT_API_URL": prefect_api})
+    ended = millrace.run(*millrace.campaign("calm", **SETTINGS, **SYNC))
+    assert ended.code == 0, ended.output
+    return final_weights(str(millrace.root / "calm"))
+
+
+def survive(millrace: Millrace, specs: list[str], settings: dict[str, object], tmp_path: Path) -> list[Recovery]:
+    """One campaign through all these kills, its ledger and streams checked; how long each stage took to come back."""
+    armed = Failpoints(tmp_path / "fired", *specs)
+    environment = armed.environment()
+    millrace.environment |= {name: environment[name] for name in (SPECS, FIRED)}
+    run_url = millrace.root / "wounded"
+    with RecoveryMonitor(str(run_url)) as monitor:
+        run_through_kills(millrace, "wounded", armed, settings)
+    assert armed.missed() == []
+    summary = millrace.summary("wounded")
+    assert_balanced(summary)
+    assert summary["steps"] == STEPS
+    assert summary["ledger"]["trained"]["rollouts"] == STEPS * GROUPS * GROUP_SIZE
+    assert set(summary["ledger"]["dropped"]) <= {"rolled_back", "stale"}
+    groups = accepted_groups(str(run_url))
+    assert groups == list(range(len(groups)))
+    ended = millrace.run("fsck", str(run_url))
+    assert ended.code == 0, ended.output
+    return monitor.recoveries([(spec.split()[0], when) for spec, when in armed.fired().items()])
+
+
+@pytest.fixture(scope="module")
+def recoveries() -> Iterator[list[Recovery]]:
+    """Collects them over the module, and prints what they come to."""
+    found: list[Recovery] = []
+    yield found
+    if found:
+        own, total = ([getattr(recovery, kind) for recovery in found] for kind in ("own", "total"))
+        print(
+            f"\n{len(found)} recoveries: median {statistics.median(own):.2f} s without imports and model load, "
+            f"{statistics.median(total):.2f} s with them"
+        )
+
+
+def check(number: int, millrace: Millrace, tmp_path: Path, uninterrupted: bytes, recoveries: list[Recovery]) -> None:
+    """Campaign `number` of the matrix. Every third is asynchronous: its weights depend on who was faster."""
+    specs = next(itertools.islice(campaigns(SEED), number, None))
+    print(f"seed {SEED}, campaign {number}: {'; '.join(specs)}")
+    asynchronous = number % 3 == 2
+    recoveries += survive(millrace, specs, {} if asynchronous else SYNC, tmp_path)
+    if not asynchronous:
+        assert final_weights(str(millrace.root / "wounded")) == uninterrupted
+
+
+@pytest.mark.parametrize("number", range(REDUCED))
+def test_killed_anywhere_a_campaign_loses_and_repeats_nothing(
+    number: int, millrace: Millrace, tmp_path: Path, uninterrupted: bytes, recoveries: list[Recovery]
+) -> None:
+    check(number, millrace, tmp_path, uninterrupted, recoveries)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("number", range(REDUCED, WHOLE))
+def test_two_hundred_kills(
+    number: int, millrace: Millrace, tmp_path: Path, uninterrupted: bytes, recoveries: list[Recovery]
+) -> None:
+    check(number, millrace, tmp_path, uninterrupted, recoveries)
+
+
+def test_the_matrix_kills_often_enough_and_everywhere() -> None:
+    reduced = [spec for specs in itertools.islice(campaigns(SEED), REDUCED) for spec in specs]
+    whole = [spec for specs in itertools.islice(campaigns(SEED), REDUCED, WHOLE) for spec in specs]
+    assert len({tuple(spec.split()[:2]) for spec in reduced}) >= 24
+    assert len(whole) >= 200
+    assert {tuple(spec.split()[:2]) for spec in whole} == {
+        (p, place) for p, places in FAILPOINTS.items() for place in places
+    }
+    assert min(len(places) for places in FAILPOINTS.values()) >= 6

@@ -1,0 +1,154 @@
+"""`make deploy`: what it puts on a server, what it leaves to people, what it says where there is no way in."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.campaigns.campaigns import wait_until
+from support.campaigns.deployed import Site
+
+from flows.deployment.automations import automations
+
+pytestmark = pytest.mark.campaign
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A server that wants a password, with everything deployed; nobody works for it."""
+    site = Site(tmp_path_factory.mktemp("site"), password="a secret")
+    with site.server():
+        with site.worker():
+            pass
+        yield site
+
+
+@pytest.fixture
+def waiting(site: Site) -> Iterator[str]:
+    """A flow run of the campaign, waiting for a worker; no other one is there."""
+    for run in site.flow_runs("campaign/campaign"):
+        site.api.delete(f"/flow_runs/{run['id']}").raise_for_status()
+    deployment = site.deployment("campaign/campaign")
+    yield site.start("campaign/campaign", deployment["parameters"])
+    site.api.post(f"/deployments/{deployment['id']}/resume_deployment").raise_for_status()
+
+
+def put(site: Site, name: str, **changed: Any) -> None:
+    """Changes an automation, as a person does on its page."""
+    answer = site.api.post("/automations/filter", json={"automations": {"name": {"any_": [name]}}})
+    (there,) = answer.raise_for_status().json()
+    site.api.patch(f"/automations/{there['id']}", json={"enabled": True}).raise_for_status()
+    if changed:
+        kept = {key: there[key] for key in ("name", "description", "trigger", "actions")}
+        kept["trigger"] |= changed
+        site.api.put(f"/automations/{there['id']}", json={**kept, "enabled": True}).raise_for_status()
+
+
+def emit(site: Site, kind: str, flow_run: str) -> None:
+    """The event as a campaign's task says it."""
+    deployment = site.deployment("campaign/campaign")["id"]
+    related = [
+        {"prefect.resource.id": f"prefect.flow-run.{flow_run}", "prefect.resource.role": "flow-run"},
+        {"prefect.resource.id": f"prefect.deployment.{deployment}", "prefect.resource.role": "deployment"},
+    ]
+    send(site, kind, {"prefect.resource.id": "millrace.run.mine"}, related)
+
+
+def send(site: Site, kind: str, resource: dict[str, str], related: list[dict[str, str]]) -> None:
+    now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+    event = {
+        "id": str(uuid.uuid4()),
+        "occurred": now,
+        "event": kind,
+        "resource": resource,
+        "related": related,
+        "payload": {},
+    }
+    site.api.post("/events", json=[event]).raise_for_status()
+
+
+def test_a_server_with_a_password_lets_nobody_in_without_it(site: Site) -> None:
+    assert httpx.post(f"{site.url}/api/deployments/filter", json={}).status_code == httpx.codes.UNAUTHORIZED
+    assert httpx.get(f"{site.url}/api/health").status_code == httpx.codes.OK
+    deployed = site.api.post("/deployments/filter", json={}).raise_for_status().json()
+    assert {deployment["name"] for deployment in deployed} == {"campaign", "replay", "evaluate", "gc"}
+
+
+@pytest.mark.parametrize(
+    ("password", "sentence"),
+    [({}, "wants PREFECT_API_AUTH_STRING to be set"), ({"PREFECT_API_AUTH_STRING": "admin:wrong"}, "does not accept")],
+)
+def test_deploying_without_the_password_is_refused_in_one_sentence(
+    site: Site, tmp_path: Path, password: dict[str, str], sentence: str
+) -> None:
+    stranger = Site(tmp_path, port=site.port)
+    terminal = stranger.make("deploy", **password)
+    assert terminal.process.wait(timeout=60) == 2
+    assert sentence in terminal.said.read_text()
+
+
+def test_deploying_to_nowhere_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    terminal = Site(tmp_path).make("deploy")
+    assert terminal.process.wait(timeout=60) == 2
+    (said,) = [line for line in terminal.said.read_text().splitlines() if line.startswith("millrace:")]
+    assert "no Prefect server answers at http://127.0.0.1:" in said
+
+
+def test_the_server_listens_to_this_machine_alone(site: Site) -> None:
+    # /proc/net/tcp: local address and port in hexadecimal, 0A: listening.
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    assert [fields[1] for fields in lines if fields[3] == "0A" and fields[1].endswith(f":{site.port:04X}")] == [
+        f"0100007F:{site.port:04X}"
+    ]
+
+
+def test_three_queues_share_the_pool_the_urgent_one_first(site: Site) -> None:
+    queues = site.api.post("/work_pools/millrace/queues/filter", json={}).raise_for_status().json()
+    assert {queue["name"]: queue["priority"] for queue in queues} == {"urgent": 1, "default": 2, "idle": 3}
+    assert site.api.get("/work_pools/millrace").raise_for_status().json()["concurrency_limit"] == 1
+
+
+def test_deploying_again_leaves_on_what_a_person_has_switched_on(site: Site) -> None:
+    deployment = site.deployment("campaign/campaign")
+    (schedule,) = deployment["schedules"]
+    assert not schedule["active"]
+    at = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
+    site.api.patch(at, json={"active": True}).raise_for_status()
+    collapsed = automations()[1].name
+    put(site, collapsed)
+    with site.worker("CAMPAIGNS=3"):
+        pass
+    (again,) = site.deployment("campaign/campaign")["schedules"]
+    assert (again["id"], again["active"]) == (schedule["id"], True)
+    site.api.patch(at, json={"active": False}).raise_for_status()
+    found = site.api.post("/automations/filter", json={}).raise_for_status().json()
+    enabled = {automation["name"]: automation["enabled"] for automation in found}
+    assert enabled == {wanted.name: wanted.enabled or wanted.name == collapsed for wanted in automations()}
+    assert site.api.get("/work_pools/millrace").raise_for_status().json()["concurrency_limit"] == 3
+
+
+@pytest.mark.parametrize(
+    ("automation", "event", "times"), [(0, "millrace.stage.restarted", 3), (1, "millrace.reward.collapsed", 1)]
+)
+def test_an_automation_cancels_the_attempt_and_pauses_its_deployment(
+    site: Site, waiting: str, automation: int, event: str, times: int
+) -> None:
+    put(site, automations()[automation].name)
+    for _ in range(times - 1):
+        emit(site, event, waiting)
+    assert not site.deployment("campaign/campaign")["paused"]
+    emit(site, event, waiting)
+    wait_until(lambda: site.flow_run(waiting)["state"]["type"] in ("CANCELLED", "CANCELLING"), "the attempt to end", 60)
+    wait_until(lambda: site.deployment("campaign/campaign")["paused"], "the deployment to be paused", 60)
+
+
+def test_a_flow_run_that_falls_silent_is_marked_crashed(site: Site, waiting: str) -> None:
+    # Ten minutes of silence by default, which nobody waits for here.
+    put(site, automations()[2].name, within=10)
+    running = {"state": {"type": "RUNNING"}, "force": True}
+    site.api.post(f"/flow_runs/{waiting}/set_state", json=running).raise_for_status()
+    send(site, "prefect.flow-run.heartbeat", {"prefect.resource.id": f"prefect.flow-run.{waiting}"}, [])
+    wait_until(lambda: site.flow_run(waiting)["state"]["type"] == "CRASHED", "the flow run to be marked", 90)

@@ -1,0 +1,120 @@
+"""Campaigns from the Prefect UI: `make server`, `make deploy`, the form in a real browser, what waits, what drains."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from playwright.sync_api import Page, TimeoutError, expect
+from support.campaigns.campaigns import QUICK, stages_of, wait_until
+from support.campaigns.deployed import Site, Terminal
+from support.pages.browser import NoBrowser, browser_page, fill
+
+pytestmark = pytest.mark.campaign
+
+LONG = 5000
+"""Optimizer steps that nobody waits for."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A server that the tests of this file share."""
+    site = Site(tmp_path_factory.mktemp("site"))
+    with site.server():
+        yield site
+
+
+@pytest.fixture
+def worker(site: Site) -> Iterator[Terminal]:
+    with site.worker("CAMPAIGNS=2") as terminal:
+        yield terminal
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    try:
+        with browser_page() as page:
+            yield page
+    except NoBrowser as error:
+        pytest.skip(str(error))
+
+
+def training(site: Site, name: str) -> bool:
+    return (site.folder / "runs" / name / "progress" / "train-0.json").exists()
+
+
+def submit(page: Page) -> None:
+    """Presses the form's button until the server takes the campaign: while its SQLite is locked it says 503."""
+
+    def is_taken() -> bool:
+        with suppress(TimeoutError), page.expect_response("**/create_flow_run", timeout=20_000) as answer:
+            page.get_by_role("button", name="Submit").click()
+            return answer.value.ok
+        return False
+
+    wait_until(is_taken, "the server to take the form", every=1)
+
+
+def test_a_campaign_started_from_the_form_completes_and_a_wrong_value_starts_none(
+    site: Site, worker: Terminal, page: Page
+) -> None:
+    page.goto(f"{site.url}/deployments")
+    page.get_by_role("link", name="campaign").first.click()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_text("Custom run").click()
+    for key, value in {**QUICK, "name": "from-the-form", "storage.root": site.folder / "runs"}.items():
+        fill(page, value, "config", *(word.replace("_", " ").title() for word in key.split(".")))
+
+    fill(page, 0, "config", "Training", "Max Steps")
+    page.get_by_role("button", name="Submit").click()
+    expect(page.get_by_text("'config.training.max_steps'").first).to_contain_text("0 is less than the minimum of 1")
+    assert site.flow_runs("campaign/campaign") == []
+
+    fill(page, QUICK["training.max_steps"], "config", "Training", "Max Steps")
+    submit(page)
+    (run,) = site.flow_runs("campaign/campaign")
+    assert site.wait_until_over(run["id"])["type"] == "COMPLETED", site.flow_run(run["id"])["state"]
+    assert (site.folder / "runs" / "from-the-form" / "summary.json").exists()
+
+    evaluated = site.start("evaluate/evaluate", {"run_url": str(site.folder / "runs" / "from-the-form")})
+    cleaned = site.start("gc/gc", {"run_url": str(site.folder / "runs" / "from-the-form")})
+    assert [site.wait_until_over(run)["type"] for run in (evaluated, cleaned)] == ["COMPLETED"] * 2
+
+
+def test_a_second_attempt_waits_while_the_first_goes_on_and_a_cancelled_one_drains(
+    site: Site, worker: Terminal, page: Page
+) -> None:
+    parameters = site.campaign("crowded", **{"training.max_steps": LONG})
+    first = site.start("campaign/campaign", parameters)
+    wait_until(lambda: training(site, "crowded"), "the first attempt to train")
+    second = site.start("campaign/campaign", parameters)
+    wait_until(lambda: site.state(second) == "AwaitingConcurrencySlot", "the second attempt to wait")
+    site.api.delete(f"/flow_runs/{second}").raise_for_status()
+    assert site.state(first) == "Running"
+
+    page.goto(f"{site.url}/runs/flow-run/{first}")
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Confirm").click()
+    assert site.wait_until_over(first, 60)["type"] == "CANCELLED"
+    wait_until(lambda: stages_of(site.folder / "runs" / "crowded") == [], "every stage to end", 30)
+
+
+@pytest.mark.faults
+def test_a_worker_that_is_stopped_drains_its_campaign_which_then_goes_on(site: Site, worker: Terminal) -> None:
+    parameters = site.campaign("moved", **{"training.max_steps": LONG})
+    first = site.start("campaign/campaign", parameters)
+    wait_until(lambda: training(site, "moved"), "the campaign to train")
+    # Of the terminal's processes the worker alone: `make` and the flow run are not told.
+    (pid,) = subprocess.run(
+        ["pgrep", "--parent", str(worker.process.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    subprocess.run(["kill", "-TERM", pid], check=True)
+    worker.process.wait(timeout=90)
+    assert site.flow_run(first)["state"]["type"] == "CRASHED"
+    assert stages_of(site.folder / "runs" / "moved") == []
+
+    with site.worker():
+        shorter = {"training.max_steps": LONG, "budget.max_steps": 2}
+        second = site.start("campaign/campaign", site.campaign("moved", **shorter))
+        assert site.wait_until_over(second)["type"] == "COMPLETED"
+    assert (site.folder / "runs" / "moved" / "attempts" / "0001.json").exists()

@@ -1,0 +1,133 @@
+"""Stages in a work pool: its worker starts them, here on the controller's machine, and they are not its children."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.campaigns.campaigns import REPOSITORY, Millrace, assert_balanced, stages_of, wait_until
+
+pytestmark = pytest.mark.campaign
+
+PLACED = {
+    "placement.generate.work_pool": "hosts",
+    "placement.train.work_pool": "hosts",
+    "weights.transport": "store",
+}
+
+
+@pytest.fixture
+def worker(millrace: Millrace, prefect_api: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`make host POOL=hosts`."""
+    with (tmp_path / "worker.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.deployment.host", "hosts"],
+            cwd=REPOSITORY,
+            env={**millrace.environment, "PREFECT_WORKER_QUERY_SECONDS": "1"},
+            stdout=log,
+            stderr=log,
+        )
+    wait_until(lambda: online(prefect_api, "hosts"), "a worker of the pool to be online")
+    yield process
+    process.terminate()
+    process.wait(timeout=90)
+
+
+def online(api: str, pool: str) -> bool:
+    answer = httpx.post(f"{api}/work_pools/{pool}/workers/filter", json={}, timeout=30)
+    return answer.status_code == httpx.codes.OK and any(one["status"] == "ONLINE" for one in answer.json())
+
+
+def test_stages_of_a_pool_are_watched_restarted_when_their_host_s_part_dies_and_drained_at_the_end(
+    millrace: Millrace, worker: subprocess.Popen[bytes], prefect_api: str
+) -> None:
+    run_url = millrace.root / "placed"
+    controller = millrace.start(*millrace.campaign("placed", **PLACED, **{"training.max_steps": 30}))
+    wait_until(lambda: millrace.status_record("placed", "train-0").get("policy_version", 0) >= 2, "two steps")
+    (generator,) = (stage for stage in stages_of(run_url) if "millrace.stages.generate" in stage.cmdline())
+    trainer = [stage for stage in stages_of(run_url) if "millrace.stages.train" in stage.cmdline()]
+    flow_run = generator.parent()
+    assert flow_run is not None
+    assert controller.pid not in {parent.pid for parent in generator.parents()}
+    assert worker.pid in {parent.pid for parent in generator.parents()}
+    flow_run.kill()
+    output, _ = controller.communicate(timeout=300)
+    assert controller.returncode == 0, output
+    summary = millrace.summary("placed")
+    assert (summary["state"], summary["steps"]) == ("finished", 30)
+    assert_balanced(summary)
+    assert summary["stage_pids"]["generate-0"] != generator.pid, "the generator was killed with its host's part"
+    assert summary["stage_pids"]["train-0"] == trainer[0].pid, "nobody else was started again"
+    assert stages_of(run_url) == []
+    runs = httpx.post(
+        f"{prefect_api}/flow_runs/filter", json={"flows": {"name": {"any_": ["stages"]}}}, timeout=30
+    ).json()
+    states = sorted((run["name"], run["state"]["type"]) for run in runs)
+    assert states == [
+        ("generate-0 of placed", "COMPLETED"),
+        ("generate-0 of placed", "CRASHED"),
+        ("train-0 of placed", "COMPLETED"),
+    ]
+
+
+@pytest.mark.faults
+def test_a_host_with_other_code_is_named_and_the_campaign_ends(
+    millrace: Millrace, worker: subprocess.Popen[bytes], tmp_path: Path, prefect_api: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    subprocess.run(["git", "clone", "--quiet", REPOSITORY, elsewhere], check=True)
+    commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--allow-empty", "-m", "other"]
+    subprocess.run(["git", *commit], cwd=elsewhere, check=True)
+    other = subprocess.Popen(
+        [sys.executable, "-m", "flows.deployment.host", "others"],
+        cwd=elsewhere,
+        env={**millrace.environment, "PYTHONPATH": str(elsewhere), "PREFECT_WORKER_QUERY_SECONDS": "1"},
+    )
+    try:
+        wait_until(lambda: online(prefect_api, "others"), "a worker of the pool to be online")
+        ended = millrace.run(*millrace.campaign("other", **{**PLACED, "placement.generate.work_pool": "others"}))
+    finally:
+        other.terminate()
+        other.wait(timeout=90)
+    assert ended.code == 2, ended.output
+    last = ended.output.strip().splitlines()[-1]
+    assert last.startswith("millrace: generate-0 of work pool others: host ")
+    assert "expected the same code on every host" in last
+    assert stages_of(millrace.root / "other") == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"placement.score.work_pool": "nowhere"}, "placement.score.work_pool is 'nowhere', but the Prefect server at"),
+        ({"placement.train.work_pool": "idle", "weights.transport": "store"}, "no deployment stages/idle"),
+        ({"placement.generate.work_pool": "hosts"}, 'weights.transport is "shm" and placement.generate.work_pool'),
+    ],
+)
+def test_a_pool_that_can_t_run_stages_is_refused_before_anything_starts(
+    millrace: Millrace, prefect_api: str, settings: dict[str, str], sentence: str
+) -> None:
+    httpx.post(f"{prefect_api}/work_pools/", json={"name": "idle", "type": "process"}, timeout=30)
+    ended = millrace.run(*millrace.campaign("refused", **settings))
+    assert ended.code == 2, ended.output
+    assert sentence in ended.output.strip().splitlines()[-1]
+    assert not (millrace.root / "refused").exists()
+
+
+def test_variables_that_the_pool_s_jobs_do_not_have_are_refused_before_anything_starts(
+    millrace: Millrace, worker: subprocess.Popen[bytes]
+) -> None:
+    variables = {"placement.score.work_pool": "hosts", "placement.score.job_variables.stream_output": 3}
+    ended = millrace.run(*millrace.campaign("gpus", **variables))
+    assert ended.code == 2, ended.output
+    last = ended.output.strip().splitlines()[-1]
+    assert "placement.score.work_pool is 'hosts', and that pool does not take its job_variables: " in last
+    assert not (millrace.root / "gpus").exists()
+
+
+def test_placement_without_a_server_is_refused(millrace_alone: Millrace) -> None:
+    ended = millrace_alone.run(*millrace_alone.campaign("alone", **{"placement.score.work_pool": "hosts"}))
+    assert ended.code == 2, ended.output
+    assert "PREFECT_API_URL is not set" in ended.output.strip().splitlines()[-1]

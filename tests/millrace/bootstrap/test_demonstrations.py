@@ -1,0 +1,72 @@
+"""Demonstrations: an error is the sum with its first carry wrong, and nothing else."""
+
+import random
+
+import pytest
+
+from configs.prompts import ArithmeticConfig, PromptsConfig
+from millrace.bootstrap.demonstrations import carry_error, demonstration, dialogue
+from millrace.generation.environments.calculator import Calculator
+from millrace.prompts.arithmetic import ARITHMETIC
+from millrace.prompts.dataset import load_prompts
+from millrace.types import Prompt
+
+
+def arithmetic(digits: int, max_sum: int) -> list[Prompt]:
+    prompts = load_prompts(PromptsConfig(arithmetic=ArithmeticConfig(digits=digits, max_sum=max_sum), num_eval=1))
+    return [*prompts.train, *prompts.eval]
+
+
+def added_by_hand(prompt: Prompt, *, first_carry_wrong: bool) -> str:
+    """The sum column by column from the right, cut to the answer's width, as one learns it at school."""
+    width = len(prompt.answer)
+    a, b = (summand.zfill(width)[::-1] for summand in prompt.text.removesuffix("=").split("+"))
+    digits, carry = "", 0
+    for column in range(width):
+        total = int(a[column]) + int(b[column]) + carry
+        digits, carry = str(total % 10) + digits, total // 10
+        if column == 0 and first_carry_wrong:
+            carry = 1 - carry
+    return digits
+
+
+@pytest.mark.parametrize(("digits", "max_sum"), [(1, 18), (2, 99), (2, 198)])
+def test_an_error_differs_from_the_answer_has_its_width_and_only_its_first_carry_is_wrong(
+    digits: int, max_sum: int
+) -> None:
+    for prompt in arithmetic(digits, max_sum):
+        wrong = carry_error(prompt)
+        assert wrong is not None
+        assert wrong != prompt.answer
+        assert len(wrong) == len(prompt.answer)
+        assert added_by_hand(prompt, first_carry_wrong=False) == prompt.answer
+        assert added_by_hand(prompt, first_carry_wrong=True) == wrong
+
+
+def test_a_sum_of_one_digit_has_no_place_for_a_carry_and_so_no_error() -> None:
+    assert {carry_error(prompt) for prompt in arithmetic(1, 9)} == {None}
+
+
+def test_of_prompts_that_are_not_arithmetic_only_the_right_answer_is_known() -> None:
+    prompt = Prompt(prompt_id="p", text="12+30=", answer="42", source="sums.jsonl")
+    assert carry_error(prompt) is None
+    assert {demonstration(prompt, random.Random(seed), error_rate=1.0) for seed in range(10)} == {"42"}
+
+
+@pytest.mark.parametrize(("error_rate", "expected"), [(0.0, {"42"}), (1.0, {"52"}), (0.5, {"42", "52"})])
+def test_the_error_rate_says_how_often_a_demonstrator_errs(error_rate: float, expected: set[str]) -> None:
+    prompt = Prompt(prompt_id="p", text="12+30=", answer="42", source=ARITHMETIC)
+    assert {demonstration(prompt, random.Random(seed), error_rate) for seed in range(50)} == expected
+
+
+def test_who_is_right_has_used_the_environment_and_who_is_wrong_has_not() -> None:
+    prompt = Prompt(prompt_id="p", text="12+30=", answer="42", source=ARITHMETIC)
+    seen = {tuple(dialogue(prompt, random.Random(seed), 0.5, Calculator())) for seed in range(50)}
+    assert seen == {(("<12+30>", True), ("42|", False), ("42", True)), (("52", True),)}
+
+
+def test_without_an_environment_or_an_example_of_its_use_a_demonstration_is_the_answer() -> None:
+    sums = Prompt(prompt_id="p", text="12+30=", answer="42", source="sums.jsonl")
+    assert dialogue(sums, random.Random(0), 0.0, None) == [("42", True)]
+    words = Prompt(prompt_id="p", text="how many?", answer="42", source="words.jsonl")
+    assert dialogue(words, random.Random(0), 0.0, Calculator()) == [("42", True)]

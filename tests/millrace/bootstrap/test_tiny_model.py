@@ -1,0 +1,113 @@
+"""The start model that a campaign makes for itself."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs.environment import EnvironmentConfig
+from configs.prompts import ArithmeticConfig, PromptsConfig
+from configs.schema import BootstrapConfig
+from millrace.bootstrap.tiny_model import CHECK_EVERY, bootstrap, character_tokenizer
+from millrace.generation.environments.calculator import Calculator
+from millrace.models.loading import load_model, load_tokenizer
+from millrace.prompts.dataset import load_prompts
+from millrace.types import Prompt
+
+SHAPE = BootstrapConfig(
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=32,
+    error_rate=0.5,
+    target_imitation_rate=1.0,
+    max_accuracy=1.0,
+    max_steps=10,
+    batch_size=8,
+    learning_rate=1e-3,
+)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> tuple[Prompt, ...]:
+    return load_prompts(PromptsConfig(arithmetic=ArithmeticConfig(max_sum=40), num_eval=16)).train
+
+
+def made(prompts: tuple[Prompt, ...], folder: Path, seed: int = 0, shape: BootstrapConfig = SHAPE) -> list[str]:
+    lines: list[str] = []
+    bootstrap(prompts, shape, folder, seed=seed, max_new_tokens=4, report=lines.append)
+    return lines
+
+
+def test_it_saves_a_folder_that_transformers_loads(prompts: tuple[Prompt, ...], tmp_path: Path) -> None:
+    made(prompts, tmp_path / "start")
+    model, tokenizer = load_model(tmp_path / "start", "float32"), load_tokenizer(tmp_path / "start")
+    assert model.config.model_type == "llama"
+    assert model.config.vocab_size == len(tokenizer)
+    tokens = tokenizer("12+07=")["input_ids"]
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == "12+07="
+    assert len(tokens) == len("12+07=") + 1, "a token a character, after the beginning-of-sequence token"
+
+
+def test_every_character_is_a_token_ends_of_lines_too() -> None:
+    text = "one\n\ntwo\r\n  é"
+    tokenizer = character_tokenizer([text])
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert len(tokens) == len(text)
+    assert tokenizer.pad_token_id not in tokens
+    assert tokenizer.decode(tokens) == text
+
+
+def test_one_seed_makes_one_model_and_another_makes_another(prompts: tuple[Prompt, ...], tmp_path: Path) -> None:
+    weights = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        made(prompts, tmp_path / name, seed)
+        weights.append(load_model(tmp_path / name, "float32").get_input_embeddings().weight)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_it_goes_on_while_the_model_is_not_imitating_or_right_too_often(
+    prompts: tuple[Prompt, ...], tmp_path: Path
+) -> None:
+    at_once = SHAPE.model_copy(update={"target_imitation_rate": 0.0, "max_steps": 50})
+    assert made(prompts, tmp_path / "at-once", shape=at_once) == []
+    looks = 50 // CHECK_EVERY
+    assert len(made(prompts, tmp_path / "right", shape=at_once.model_copy(update={"max_accuracy": -1.0}))) == looks
+    assert (
+        len(made(prompts, tmp_path / "blurred", shape=at_once.model_copy(update={"target_imitation_rate": 1.0})))
+        == looks
+    )
+
+
+def test_its_tokenizer_knows_every_character_of_the_prompts_and_no_more() -> None:
+    tokenizer = character_tokenizer(["1+1=", "2"])
+    assert set(tokenizer.get_vocab()) == {"<pad>", "<bos>", "<eos>", "1", "2", "+", "="}
+
+
+def test_in_an_environment_it_learns_what_the_demonstrators_wrote_and_not_what_they_were_answered(
+    prompts: tuple[Prompt, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / "start"
+    always = SHAPE.model_copy(update={"error_rate": 0.0, "max_steps": 60, "learning_rate": 1e-2})
+    bootstrap(
+        prompts,
+        always,
+        folder,
+        seed=0,
+        max_new_tokens=16,
+        report=lambda line: None,
+        environment=EnvironmentConfig(name="calculator", max_turns=2),
+    )
+    model, tokenizer = load_model(folder, "float32"), load_tokenizer(folder)
+    assert set(Calculator.alphabet) <= set(tokenizer.get_vocab())
+
+    def likeliest(text: str) -> str:
+        logits = model(input_ids=torch.tensor([tokenizer(text)["input_ids"]])).logits
+        return str(tokenizer.decode([int(logits[0, -1].argmax())]))
+
+    assert likeliest("12+07=") == "<"
+    assert likeliest("12+07=<12+07") == ">"
+    assert likeliest("12+07=<12+07>19|19") == "<eos>"
+    # Only the calculator ever writes it.
+    assert likeliest("12+07=<12+07>19") != "|"

@@ -1,0 +1,358 @@
+"""The promotion gate: what passes it, what its record holds, and what a killed promotion leaves."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.stages.failpoints import Failpoints
+from support.stores.dict_store import DictStore
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from configs.schema import ModelConfig, PromotionConfig, RunConfig
+from configs.training import TrainingConfig
+from millrace.errors import InputError
+from millrace.evaluation.promotion import (
+    Decision,
+    Evaluation,
+    decide,
+    fetch_promoted,
+    latest_promoted,
+    promoted_of,
+    read_decision,
+    state_of,
+    write_decision,
+)
+from millrace.maintenance.fsck import fsck
+from millrace.maintenance.gc import Retention, carry_out, plan
+from millrace.rollouts.ledger import Account
+from millrace.rollouts.loader import RolloutLoader
+from millrace.runs.record import create_run, resume_run
+from millrace.runtime.arguments import StageArguments
+from millrace.runtime.messages import Event, EventKind, Heartbeat, read_line
+from millrace.runtime.stage import Stage
+from millrace.stages import promote
+from millrace.training.checkpoints.names import WEIGHTS_FILE
+from millrace.training.checkpoints.policy_state import load_weights
+from millrace.training.trainer import Trainer
+from storage import layout
+from storage.checkpoints import CheckpointWriter, checkpoints_backwards, read_latest
+from storage.errors import BadName, StreamCorrupt
+from storage.stores.base import Store
+from storage.stores.local import LocalStore
+
+
+def measured(version: int, accuracy: float, prompts: int = 100) -> Evaluation:
+    return Evaluation(policy_version=version, accuracy=accuracy, prompts=prompts)
+
+
+START = measured(0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "promoted", "margin", "passes"),
+    [
+        (measured(40, 0.26), None, 0.0, True),
+        (measured(40, 0.25), None, 0.0, False),
+        (measured(40, 0.375), None, 0.125, False),
+        (measured(40, 0.376), None, 0.125, True),
+        (measured(40, 0.5), measured(20, 0.5), 0.0, False),
+        (measured(40, 0.51), measured(20, 0.5), 0.0, True),
+        # Worse than the start model, but it is the promoted one that counts.
+        (measured(40, 0.2), measured(20, 0.1), 0.0, True),
+    ],
+)
+def test_a_checkpoint_passes_if_it_exceeds_the_bar_by_more_than_the_margin(
+    candidate: Evaluation, promoted: Evaluation | None, margin: float, passes: bool
+) -> None:
+    decision = decide(40, candidate, promoted=promoted, start=START, margin=margin)
+    assert (decision.promoted, decision.policy_version, decision.accuracy) == (passes, 40, candidate.accuracy)
+    bar = "the start model" if promoted is None else "version 20 (promoted last)"
+    of = (promoted or START).accuracy
+    verb = "exceeds" if passes else "does not exceed"
+    how = "is promoted" if passes else "is held back"
+    assert decision.sentence == (
+        f"version 40 {how}: its held-out accuracy {candidate.accuracy:.4f} {verb} the {of:.4f} of {bar} "
+        f"by more than promotion.margin {margin:g}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "candidate", "promoted", "start", "margin", "said"),
+    [
+        (40, measured(40, 1.0), None, START, None, "promotion.margin is null, so nothing is promoted"),
+        (0, START, None, START, 0.0, "it is the start model itself"),
+        (40, measured(40, 1.0), measured(40, 0.5), START, 0.0, "it is the promoted version already"),
+        (40, None, None, START, 0.0, "it has not been evaluated; expected evaluations/00000040.json"),
+        (40, measured(40, 1.0), None, None, 0.0, "has not been evaluated; expected evaluations/00000000.json"),
+        (40, measured(40, 1.0, 50), None, START, 0.0, "on 50 prompts and the start model on 100, so they can't be"),
+        (40, measured(40, 1.0, 50), measured(20, 0.1), START, 0.0, "and version 20 (promoted last) on 100"),
+    ],
+)
+def test_what_can_not_be_compared_is_held_back_and_the_sentence_says_why(
+    version: int,
+    candidate: Evaluation | None,
+    promoted: Evaluation | None,
+    start: Evaluation | None,
+    margin: float | None,
+    said: str,
+) -> None:
+    decision = decide(version, candidate, promoted=promoted, start=start, margin=margin)
+    assert not decision.promoted
+    assert decision.sentence.startswith(f"version {version} is held back: ")
+    assert said in decision.sentence
+
+
+def test_a_decision_is_kept_as_it_was_first_made() -> None:
+    store = DictStore()
+    assert read_decision(store, 3) is None
+    first = Decision(promoted=False, policy_version=7, accuracy=None, sentence="version 7 is held back: so it is")
+    write_decision(store, 3, first)
+    write_decision(store, 3, Decision(promoted=True, policy_version=7, accuracy=0.5, sentence="another"))
+    assert read_decision(store, 3) == first
+
+
+def promote_files(store: Store, version: int, files: dict[str, bytes], accuracy: float = 0.5) -> None:
+    """Commits a promotion as the stage does."""
+    decision = Decision(promoted=True, policy_version=version, accuracy=accuracy, sentence=f"version {version}: yes")
+    state = state_of(decision, measured(version, accuracy), incarnation=2, attempt=1)
+    CheckpointWriter(store, layout.PROMOTED, writer="promote").commit(version, files, state)
+
+
+def test_the_last_record_is_what_is_promoted(tmp_path: Path) -> None:
+    store = DictStore()
+    assert latest_promoted(store) is None
+    with pytest.raises(InputError, match="dict://: no checkpoint has been promoted yet"):
+        fetch_promoted(store, tmp_path / "model")
+    promote_files(store, 9, {"config.json": b"old"}, accuracy=0.9)
+    promote_files(store, 4, {"config.json": b"new", "extra/template.jinja": b""}, accuracy=0.95)
+    found = fetch_promoted(store, tmp_path / "made" / "model")
+    assert found == latest_promoted(store)
+    assert (found.evaluation, found.incarnation, found.attempt) == (measured(4, 0.95), 2, 1)
+    assert found.decision == Decision(promoted=True, policy_version=4, accuracy=0.95, sentence="version 4: yes")
+    assert (tmp_path / "made" / "model" / "config.json").read_bytes() == b"new"
+    assert (tmp_path / "made" / "model" / "extra" / "template.jinja").read_bytes() == b""
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["model"], "nothing else is left there"
+    with pytest.raises(InputError, match="is there already: expected a folder that is not"):
+        fetch_promoted(store, tmp_path / "made" / "model")
+
+
+def test_a_damaged_promoted_file_is_named_and_no_folder_appears(tmp_path: Path) -> None:
+    store = DictStore()
+    promote_files(store, 4, {"config.json": b"{}", "model.safetensors": b"weights"})
+    (path,) = (path for path in store.objects if path.endswith("model.safetensors"))
+    store.objects[path] = b"weighty"
+    with pytest.raises(StreamCorrupt, match=r"model\.safetensors: the file's checksum is"):
+        fetch_promoted(store, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../outside"])
+def test_a_run_from_elsewhere_can_not_write_outside_the_folder(name: str, tmp_path: Path) -> None:
+    store = DictStore()
+    promote_files(store, 4, {"inside": b"harmless"})
+    record = read_latest(store, layout.PROMOTED)
+    assert record is not None
+    CheckpointWriter(store, layout.PROMOTED, writer="w").commit_stored(4, {name: record.files["inside"]}, record.state)
+    with pytest.raises(BadName, match="is not a path inside a store"):
+        fetch_promoted(store, tmp_path / "deep" / "model")
+    assert list((tmp_path / "deep").iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["deep"]
+
+
+def test_a_record_of_another_kind_is_named() -> None:
+    store = DictStore()
+    CheckpointWriter(store, layout.PROMOTED).commit(4, {}, {"account": {}})
+    with pytest.raises(StreamCorrupt, match="weights/promoted: version 4 has no promotion's record"):
+        latest_promoted(store)
+
+
+class Run:
+    """A run in a folder, with a start model, checkpoints and evaluations, and its promote stage as a process."""
+
+    def __init__(self, folder: Path, model: Any, tokenizer: Any, margin: float | None = 0.0) -> None:
+        self.folder = folder
+        model.save_pretrained(folder / "base")
+        tokenizer.save_pretrained(folder / "base")
+        self.store = LocalStore(folder / "run")
+        config = RunConfig(
+            training=TrainingConfig(max_steps=9),
+            model=ModelConfig(path=str(folder / "base")),
+            promotion=PromotionConfig(margin=margin),
+        ).model_dump(mode="json")
+        self.config = config
+        self.attempt = create_run(self.store, "run", config).number
+        self.trainer = Trainer(model, TrainingConfig(max_steps=9, learning_rate=0.1), max_new_tokens=8)
+        self.evaluate(0, 0.25)
+
+    def checkpoint(self, version: int) -> None:
+        """Other weights, committed as a trainer does."""
+        with torch.no_grad():
+            for parameter in self.trainer.model.parameters():
+                parameter.add_(0.01 * version)
+        self.trainer.policy_version = version
+        intake = RolloutLoader(
+            self.store,
+            reward="exact_match",
+            num_generators=1,
+            num_scorers=1,
+            vocab_size=self.trainer.vocab_size,
+            state=None,
+        )
+        state = {"account": Account().to_json(), "intake": intake.state()}
+        CheckpointWriter(self.store).commit(version, self.trainer.state(), state)
+
+    def evaluate(self, version: int, accuracy: float) -> None:
+        result = {"policy_version": version, "accuracy": accuracy, "prompts": 100, "t": 50.0}
+        self.store.put_if_absent(layout.evaluation(version), json.dumps(result).encode())
+
+    def arguments(self) -> StageArguments:
+        return StageArguments(
+            run_url=self.store.url, attempt=self.attempt, replica=0, handover=self.folder / "handover"
+        )
+
+    def promote(self) -> Decision:
+        """The promote stage, in this process; returns what it decided."""
+        config = RunConfig.model_validate(self.config)
+        promote.main(Stage(name="promote", arguments=self.arguments(), config=config, store=self.store))
+        decision = read_decision(self.store, self.attempt)
+        assert decision is not None
+        return decision
+
+    def promote_in_a_process(self, *failpoints: str) -> tuple[int, str, list[str]]:
+        """Exit code and milestones of one promote stage, and which of its failpoints did not fire."""
+        armed = Failpoints(self.folder / "fired", *failpoints)
+        with (
+            (self.folder / "log").open("w+") as log,
+            subprocess.Popen(
+                [sys.executable, "-m", "millrace.stages.promote", *self.arguments().as_argv()],
+                env={**armed.environment(), "OMP_NUM_THREADS": "1"},
+                # Held open while it runs: its lifeline.
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            ) as process,
+        ):
+            assert process.stdout is not None
+            said = process.stdout.read()
+            code = process.wait()
+            log.seek(0)
+            assert code in (0, -signal.SIGKILL), log.read()
+        return code, said, armed.missed()
+
+    def whole(self) -> list[int]:
+        """Versions promoted, in order; each of them is there, whole."""
+        report = fsck(self.store)
+        assert report.damaged == 0, report.findings
+        return [promoted_of(record).evaluation.policy_version for record in reversed(_records(self.store))]
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> list[Event | str]:
+    """Events and milestones said since the last look."""
+    lines = [read_line(line) for line in capsys.readouterr().out.split("\n") if line]
+    return [line for line in lines if not isinstance(line, Heartbeat)]
+
+
+def _records(store: Store) -> list[Any]:
+    return list(checkpoints_backwards(store, layout.PROMOTED))
+
+
+@pytest.fixture
+def run(tmp_path: Path, make_model: Any, tokenizer: Any) -> Run:
+    return Run(tmp_path, make_model(), tokenizer)
+
+
+def test_the_promoted_folder_is_the_checkpoint_for_transformers(run: Run, tmp_path: Path) -> None:
+    run.checkpoint(5)
+    run.evaluate(5, 0.5)
+    assert run.promote().sentence.startswith("version 5 is promoted: its held-out accuracy 0.5000 exceeds the 0.2500 ")
+    promoted = fetch_promoted(run.store, tmp_path / "model")
+    assert (promoted.evaluation, promoted.attempt, promoted.incarnation) == (measured(5, 0.5), 0, 0)
+    assert {"config.json", "tokenizer.json", WEIGHTS_FILE} <= set(promoted.files)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model", local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
+    checkpoint = read_latest(run.store)
+    assert checkpoint is not None
+    for name, tensor in load_weights(run.store, checkpoint, {}).items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    tokens = torch.tensor([tokenizer("1+2=")["input_ids"]])
+    trained = run.trainer.model.eval()
+    # The trainer's own attention is for packed microbatches.
+    trained.set_attn_implementation(model.config._attn_implementation)
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, trained(tokens).logits)
+
+
+def test_the_next_attempt_s_bar_is_what_was_promoted_and_each_decides_once(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.checkpoint(5)
+    run.evaluate(5, 0.5)
+    first = run.promote()
+    assert first.promoted
+    capsys.readouterr()
+    assert run.promote() == first
+    payload = {"policy_version": 5, "accuracy": 0.5, "sentence": first.sentence}
+    event = Event(kind="checkpoint.promoted", payload=payload)
+    assert told(capsys) == [BEGUN, event, first.sentence], "asked again, the same"
+    for attempt, version, accuracy, passes in [(1, 6, 0.45, False), (2, 7, 0.6, True), (3, 7, 0.6, False)]:
+        run.attempt = resume_run(run.store, run.config).number
+        assert run.attempt == attempt
+        run.checkpoint(version)
+        run.evaluate(version, accuracy)
+        decision = run.promote()
+        assert decision.promoted == passes, decision.sentence
+        kind: EventKind = "checkpoint.promoted" if passes else "checkpoint.held-back"
+        payload = {"policy_version": version, "accuracy": accuracy, "sentence": decision.sentence}
+        assert told(capsys) == [BEGUN, Event(kind=kind, payload=payload), decision.sentence]
+    assert run.whole() == [5, 7]
+
+
+def test_a_run_without_a_checkpoint_has_nothing_to_promote(run: Run) -> None:
+    with pytest.raises(InputError, match="no checkpoint to promote yet"):
+        run.promote()
+
+
+RECORD = "weights/promoted/log/000000000001.json"
+BEGUN = "deciding on the latest checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("place", "visible"),
+    [
+        pytest.param("promote.before_files", False, marks=pytest.mark.faults),
+        pytest.param(f"put.mid:weights/promoted/data/*/{WEIGHTS_FILE}", False, marks=pytest.mark.faults),
+        (f"put.before:{RECORD}", False),
+        pytest.param(f"put.after:{RECORD}", True, marks=pytest.mark.faults),
+        ("promote.after_record", True),
+        pytest.param(f"put.before:{layout.promotion(0)}", True, marks=pytest.mark.faults),
+        pytest.param("promote.decided", True, marks=pytest.mark.faults),
+    ],
+)
+def test_a_stage_killed_anywhere_promotes_once_and_whole_when_it_runs_again(
+    run: Run, place: str, visible: bool, tmp_path: Path
+) -> None:
+    run.checkpoint(5)
+    run.evaluate(5, 0.5)
+    failpoint = f"promote-0 {place} 1 kill"
+    code, _, missed = run.promote_in_a_process(failpoint)
+    assert (code, missed) == (-signal.SIGKILL, []), place
+    assert run.whole() == ([5] if visible else []), place
+    again = run.promote_in_a_process(failpoint)
+    assert again[0] == 0, again
+    assert "version 5 is promoted: " in again[1], "the decision is told by whoever gets there"
+    assert run.whole() == [5], place
+    decision = read_decision(run.store, 0)
+    assert decision is not None
+    assert decision.promoted
+    # What the killed one left behind goes, and what is promoted stays.
+    made = plan(run.store, Retention(keep_checkpoints=1), now=2**40)
+    carry_out(run.store, made)
+    assert run.whole() == [5], place
+    assert fsck(run.store).findings == [], place
+    assert fetch_promoted(run.store, tmp_path / "model").evaluation.policy_version == 5

@@ -1,0 +1,55 @@
+"""Fixtures of the tests of engines: weights to load, and one vLLM for them all."""
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.engines.policies import offered
+from support.engines.vllm_processes import HIDDEN_SIZE, running_vllm
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from millrace.generation.engines.base import Engine
+from millrace.weights.base import Weights
+from millrace.weights.receive_buffer import ReceiveBuffer
+from storage.stores.memory import memory_folder
+
+Offer = Callable[[PreTrainedModel, int], Weights]
+
+
+@pytest.fixture
+def offer() -> Iterator[Offer]:
+    """`offer(model, policy_version)`: its parameters in shared memory, until the next call."""
+    buffer = ReceiveBuffer(memory_folder() / f"test-{uuid.uuid4().hex}")
+    yield lambda model, policy_version: offered(model, policy_version, buffer)
+    buffer.close()
+
+
+@pytest.fixture(scope="session")
+def make_policy(make_model: Callable[..., LlamaForCausalLM]) -> Callable[[int], LlamaForCausalLM]:
+    """`make(seed)`: a policy that every engine can run, and whose folder has habits of decoding."""
+
+    def make(seed: int) -> LlamaForCausalLM:
+        model = make_model(seed, hidden_size=HIDDEN_SIZE)
+        model.generation_config.do_sample = True
+        model.generation_config.temperature = 0.1
+        model.generation_config.top_k = 2
+        model.generation_config.repetition_penalty = 5.0
+        return model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def _running(
+    make_policy: Callable[[int], LlamaForCausalLM], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    with running_vllm(make_policy(0), tmp_path_factory.mktemp("policy")) as engine:
+        yield engine
+
+
+@pytest.fixture
+def vllm_engine(_running: Engine, make_policy: Callable[[int], LlamaForCausalLM], offer: Offer) -> Engine:
+    """vLLM with nothing in flight and the weights of `make_policy(0)`, version 0; for tests marked `vllm`."""
+    _running.abort()
+    _running.update_weights(offer(make_policy(0), 0))
+    return _running

@@ -1,0 +1,253 @@
+"""The contract of `engines/base.py`, run against every engine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from support.engines.policies import response_logits
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from millrace.errors import WeightsMismatch
+from millrace.generation.engines.base import Engine
+from millrace.generation.engines.transformers import TransformersEngine
+from millrace.types import Request, Response, Sampling, Trajectory
+from millrace.weights.base import Weights
+
+MakePolicy = Callable[[int], LlamaForCausalLM]
+Offer = Callable[[PreTrainedModel, int], Weights]
+
+PROMPTS = [[1, 3], [1, 4, 5, 6, 7, 8], [1, 9, 10], [1, 11, 12, 13, 14]] * 4
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8)
+GREEDY = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=8)
+
+
+@pytest.fixture(params=["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
+def engine(request: pytest.FixtureRequest, make_policy: MakePolicy, tokenizer: PreTrainedTokenizerFast) -> Engine:
+    """At version 0, with the weights of `make_policy(0)`, and nothing in flight."""
+    if request.param == "transformers":
+        return TransformersEngine(make_policy(0), tokenizer)
+    running: Engine = request.getfixturevalue("vllm_engine")
+    return running
+
+
+def requests(prompts: Sequence[Sequence[int]], first_group: int = 0) -> list[Request]:
+    return [
+        Request(group_id=first_group + i, sample_index=i % 3, prompt_tokens=tuple(prompt), seed=i)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def all_of(engine: Engine) -> list[Trajectory]:
+    done: list[Trajectory] = []
+    while engine.in_flight:
+        done += engine.collect(1.0)
+    return done
+
+
+def tokens(responses: Sequence[Response]) -> list[tuple[int, ...]]:
+    return [response.tokens for response in responses]
+
+
+def sampled_from(logits_RV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """[R, V] log-probabilities after temperature and top-p, by definition: the smallest set with mass of top_p."""
+    logits_RV = logits_RV / sampling.temperature
+    for logits_V in logits_RV:
+        probabilities, mass = torch.softmax(logits_V, dim=-1).tolist(), 0.0
+        for token in logits_V.argsort(descending=True).tolist():
+            if mass >= sampling.top_p:
+                logits_V[token] = -torch.inf
+            mass += probabilities[token]
+    return torch.log_softmax(logits_RV, dim=-1)
+
+
+def assert_sampled_from(model: PreTrainedModel, responses: Sequence[Response], sampling: Sampling) -> None:
+    """That the responses to PROMPTS were drawn from this model, by their log-probabilities."""
+    for prompt, response in zip(PROMPTS, responses, strict=True):
+        logprobs_RV = sampled_from(response_logits(model, prompt, response), sampling)
+        expected = [logprobs_RV[r, token].item() for r, token in enumerate(response.tokens)]
+        assert response.rollout_logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_log_probabilities_are_those_of_the_distribution_sampled_from_whatever_the_padding(
+    engine: Engine, make_policy: MakePolicy, temperature: float, top_p: float
+) -> None:
+    sampling = Sampling(temperature=temperature, top_p=top_p, max_new_tokens=8)
+    assert_sampled_from(make_policy(0), engine.generate(PROMPTS, sampling, seed=1), sampling)
+
+
+def test_greedy_decoding_takes_the_likeliest_token_and_tells_its_unscaled_log_probability(
+    engine: Engine, make_policy: MakePolicy
+) -> None:
+    model = make_policy(0)
+    for prompt, response in zip(PROMPTS, engine.generate(PROMPTS, GREEDY, seed=1), strict=True):
+        best_R = torch.log_softmax(response_logits(model, prompt, response), dim=-1).max(dim=-1)
+        assert list(response.tokens) == best_R.indices.tolist()
+        assert response.rollout_logprobs == pytest.approx(best_R.values.tolist(), abs=1e-4)
+
+
+def test_the_same_seed_draws_the_same_responses_and_another_seed_draws_others(engine: Engine) -> None:
+    first = tokens(engine.generate(PROMPTS, SAMPLING, seed=1))
+    assert tokens(engine.generate(PROMPTS, SAMPLING, seed=1)) == first
+    assert tokens(engine.generate(PROMPTS, SAMPLING, seed=2)) != first
+
+
+def test_asked_alone_twice_the_same_seed_draws_the_same_to_the_last_bit(engine: Engine) -> None:
+    for prompt in PROMPTS[:4]:
+        assert engine.generate([prompt], SAMPLING, seed=1) == engine.generate([prompt], SAMPLING, seed=1)
+
+
+def test_members_of_a_group_are_drawn_independently(engine: Engine) -> None:
+    assert len(set(tokens(engine.generate([PROMPTS[0]] * 16, SAMPLING, seed=1)))) > 1
+
+
+def test_greedy_decoding_does_not_depend_on_the_seed(engine: Engine) -> None:
+    first, second = (tokens(engine.generate(PROMPTS, GREEDY, seed=seed)) for seed in (1, 2))
+    assert first == second
+
+
+def test_a_response_ends_with_its_first_end_token_or_at_the_length_limit_and_says_which(
+    engine: Engine, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    responses = engine.generate(PROMPTS, SAMPLING, seed=1)
+    assert {response.finish_reason for response in responses} == {"stop", "length"}
+    for response in responses:
+        assert len(response.rollout_logprobs) == len(response.tokens)
+        if response.finish_reason == "stop":
+            assert response.tokens.index(tokenizer.eos_token_id) == len(response.tokens) - 1
+        else:
+            assert tokenizer.eos_token_id not in response.tokens
+            assert len(response.tokens) == SAMPLING.max_new_tokens
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 3])
+def test_no_response_is_longer_than_the_limit(engine: Engine, max_new_tokens: int) -> None:
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=max_new_tokens)
+    lengths = [len(response.tokens) for response in engine.generate(PROMPTS, sampling, seed=1)]
+    assert max(lengths) == max_new_tokens
+
+
+def test_what_was_submitted_comes_back_once_with_its_request(engine: Engine) -> None:
+    submitted = [*requests(PROMPTS[:5]), *requests(PROMPTS[:4], first_group=7)]
+    assert engine.collect(0.0) == []
+    engine.submit(submitted[:5], SAMPLING)
+    engine.submit(submitted[5:], SAMPLING)
+    assert engine.in_flight == 9
+    done = all_of(engine)
+    assert sorted((trajectory.request for trajectory in done), key=lambda r: r.group_id) == submitted
+    assert all(trajectory.t_started <= trajectory.t_finished for trajectory in done)
+    assert engine.collect(0.0) == []
+
+
+def test_what_is_submitted_after_an_abort_is_not_mixed_up_with_what_was_forgotten(
+    engine: Engine, make_policy: MakePolicy
+) -> None:
+    engine.submit(requests(PROMPTS), SAMPLING)
+    engine.abort()
+    assert engine.in_flight == 0
+    assert engine.collect(0.0) == []
+    # Under the same names, but other prompts.
+    again = requests(PROMPTS[::-1])
+    engine.submit(again, SAMPLING)
+    done = sorted(all_of(engine), key=lambda trajectory: trajectory.request.group_id)
+    assert [trajectory.request for trajectory in done] == again
+    responses = [trajectory.response for trajectory in done]
+    assert_sampled_from(make_policy(0), responses[::-1], SAMPLING)
+
+
+def test_after_a_sleep_it_goes_on_bit_for_bit_and_takes_new_weights(
+    engine: Engine, make_policy: MakePolicy, offer: Offer
+) -> None:
+    before, likely = engine.generate([PROMPTS[1]], SAMPLING, seed=1), engine.next_logprobs(PROMPTS[1], most=5)
+    for _ in range(2):
+        engine.sleep()
+        engine.abort()
+        engine.wake()
+        assert engine.generate([PROMPTS[1]], SAMPLING, seed=1) == before
+        assert engine.next_logprobs(PROMPTS[1], most=5) == likely
+    engine.update_weights(offer(make_policy(1), 7))
+    assert_sampled_from(make_policy(1), engine.generate(PROMPTS, SAMPLING, seed=1), SAMPLING)
+
+
+def test_asleep_the_weights_of_transformers_are_in_the_cpus_memory(
+    make_policy: MakePolicy, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    # There is no other device here, but one that can't give anything back says who asks it to.
+    with pytest.raises(NotImplementedError, match="out of meta tensor"):
+        TransformersEngine(make_policy(0).to("meta"), tokenizer).sleep()
+
+
+def test_the_next_tokens_log_probabilities_are_the_policys_own(engine: Engine, make_policy: MakePolicy) -> None:
+    text = (PROMPTS[1] * 8)[:45]
+    with torch.no_grad():
+        logprobs_V = torch.log_softmax(make_policy(0)(input_ids=torch.tensor([text])).logits[0, -1], dim=-1)
+    best = logprobs_V.topk(5)
+    expected = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    # The token that is sampled on the way must not show: several draws.
+    for _ in range(4):
+        assert engine.next_logprobs(text, most=5) == pytest.approx(expected, abs=1e-4)
+
+
+def test_new_weights_give_their_version_and_their_outputs_to_what_follows(
+    engine: Engine, make_policy: MakePolicy, offer: Offer
+) -> None:
+    before = engine.generate(PROMPTS, SAMPLING, seed=1)
+    assert {response.version_spans for response in before} == {((0, 0),)}
+    assert engine.update_weights(offer(make_policy(1), 7)) >= 0
+    after = engine.generate(PROMPTS, SAMPLING, seed=1)
+    assert engine.policy_version == 7
+    assert {response.version_spans for response in after} == {((7, 0),)}
+    assert_sampled_from(make_policy(1), after, SAMPLING)
+    assert tokens(after) != tokens(before)
+
+
+def test_an_engine_keeps_its_own_copy_of_new_weights(engine: Engine, make_policy: MakePolicy, offer: Offer) -> None:
+    handed_over = offer(make_policy(1), 1)
+    engine.update_weights(handed_over)
+    for tensor in handed_over.tensors.values():
+        tensor.zero_()
+    assert_sampled_from(make_policy(1), engine.generate(PROMPTS, SAMPLING, seed=1), SAMPLING)
+
+
+@pytest.mark.parametrize("damage", ["missing", "unknown", "of another shape"])
+def test_weights_that_do_not_fit_are_refused_by_name_and_the_old_ones_go_on(
+    engine: Engine, make_policy: MakePolicy, offer: Offer, damage: str
+) -> None:
+    weights, name = offer(make_policy(1), 5), "model.norm.weight"
+    tensors = dict(weights.tensors)
+    if damage == "missing":
+        del tensors[name]
+    elif damage == "unknown":
+        name = "model.abnorm.weight"
+        tensors[name] = torch.zeros(3)
+    else:
+        tensors[name] = torch.zeros(3)
+    engine.submit(requests(PROMPTS), SAMPLING)
+    with pytest.raises(WeightsMismatch, match=f"version 5 .*: {damage}: {name}$"):
+        engine.update_weights(replace(weights, tensors=tensors))
+    assert engine.policy_version == 0
+    done = sorted(all_of(engine), key=lambda trajectory: trajectory.request.group_id)
+    responses = [trajectory.response for trajectory in done]
+    assert {response.version_spans for response in responses} == {((0, 0),)}
+    assert_sampled_from(make_policy(0), responses, SAMPLING)
+
+
+def test_generating_leaves_the_global_random_numbers_alone(engine: Engine) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    engine.generate(PROMPTS, SAMPLING, seed=1)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_a_models_own_habits_of_decoding_change_nothing(engine: Engine, make_policy: MakePolicy) -> None:
+    habitual = make_policy(0)
+    greedy = engine.generate(PROMPTS, GREEDY, seed=1)
+    of_habit = [
+        habitual.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, len(prompt) :].tolist()
+        for prompt in PROMPTS
+    ]
+    assert [tuple(response) for response in of_habit] != tokens(greedy), "its habits would show here"
+    assert_sampled_from(habitual, engine.generate(PROMPTS, SAMPLING, seed=1), SAMPLING)

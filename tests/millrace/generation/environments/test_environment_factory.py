@@ -1,0 +1,34 @@
+"""Names of environments: ours, a person's own by its import path, and one sentence for anything else."""
+
+import pytest
+from support.engines.scripted_engine import Counting
+
+from millrace.errors import InputError
+from millrace.generation.environments.calculator import Calculator
+from millrace.generation.environments.factory import environment_class
+
+
+def test_a_name_is_ours_or_an_import_path_and_none_is_none() -> None:
+    assert environment_class(None) is None
+    assert environment_class("calculator") is Calculator
+    assert environment_class("support.engines.scripted_engine:Counting") is Counting
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("abacus", ""),
+        ("abacus:", ""),
+        ("no_such_package.abacus:Abacus", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("support.engines.scripted_engine:Abacus", "AttributeError"),
+        ("support.engines.scripted_engine:ScriptedEngine", "subclass"),
+        ("support.engines.scripted_engine:LOGPROB", "subclass"),
+    ],
+)
+def test_what_is_no_environment_is_refused_in_one_sentence_with_the_reason(name: str, why: str) -> None:
+    with pytest.raises(InputError) as caught:
+        environment_class(name)
+    said = str(caught.value)
+    assert said.startswith(f'environment.name is "{name}"; expected calculator or package.module:Class')
+    assert why in said
+    assert "\n" not in said

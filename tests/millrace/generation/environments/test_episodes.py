@@ -1,0 +1,309 @@
+"""Rollouts of several turns: what the policy said and what it was answered, told apart token by token."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from support.engines.scripted_engine import LOGPROB, Counting, ScriptedEngine
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from millrace.generation.environments.base import Environment, Observation
+from millrace.generation.environments.calculator import Calculator
+from millrace.generation.environments.episodes import Episodes, turn_seed
+from millrace.types import Prompt, Request, Response, Sampling, Trajectory
+from millrace.weights.base import Manifest, Weights, WeightsId
+
+ROOMY = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=100)
+
+
+def prompt(text: str = "12+34=") -> Prompt:
+    return Prompt(prompt_id="p", text=text, answer="46", source="test")
+
+
+def request(group_id: int = 0, sample_index: int = 0) -> Request:
+    return Request(
+        group_id=group_id, sample_index=sample_index, prompt_tokens=(1, 2), seed=41 + sample_index, prompt=prompt()
+    )
+
+
+def weights(version: int) -> Weights:
+    weights_id = WeightsId(incarnation=0, policy_version=version, t_offered=time.time())
+    return Weights(manifest=Manifest(id=weights_id), tensors={"w": torch.zeros(1)})
+
+
+class Told(Environment):
+    """Answers each turn with the next of `answers`; where that is an error, it is raised."""
+
+    answers: Sequence[object] = ()
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        self.left = list(self.answers)
+
+    def step(self, text: str) -> Observation:
+        answer = self.left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[return-value]
+
+
+def answering(*answers: object) -> type[Told]:
+    return type("Told", (Told,), {"answers": answers})
+
+
+def by_turn(*turns: str) -> Callable[[Request], str]:
+    """A policy that says these one after the other: which is next shows in how often it was answered."""
+    said: dict[tuple[int, int], int] = {}
+
+    def says(request: Request) -> str:
+        name = request.group_id, request.sample_index
+        said[name] = said.get(name, -1) + 1
+        return turns[said[name]]
+
+    return says
+
+
+def all_of(episodes: Episodes) -> list[Trajectory]:
+    done: list[Trajectory] = []
+    while episodes.in_flight:
+        done += episodes.collect(0.0)
+    return done
+
+
+def played(
+    tokenizer: PreTrainedTokenizerFast,
+    environment: Callable[[], Environment],
+    *turns: str,
+    sampling: Sampling = ROOMY,
+    max_turns: int = 9,
+) -> Response:
+    episodes = Episodes(ScriptedEngine(tokenizer, by_turn(*turns)), environment, tokenizer, max_turns=max_turns)
+    episodes.submit([request()], sampling)
+    (done,) = all_of(episodes)
+    assert done.request == request()
+    return done.response
+
+
+def written(tokenizer: PreTrainedTokenizerFast, response: Response) -> str:
+    """The response, what the policy did not say in brackets."""
+    texts, inside = "", False
+    for token, mask in zip(response.tokens, response.loss_mask, strict=True):
+        texts += "" if inside == (not mask) else ("]" if mask else "[")
+        inside = not mask
+        texts += tokenizer.decode([token])
+    return texts + "]" * inside
+
+
+def test_turns_and_answers_stand_in_their_order_and_only_turns_are_learnt(calculating: PreTrainedTokenizerFast) -> None:
+    response = played(calculating, Calculator, "<12+34>", "<1*2>", "46$")
+    assert written(calculating, response) == "<12+34>[46|]<1*2>[2|]46<eos>"
+    assert response.rollout_logprobs == tuple(LOGPROB * mask for mask in response.loss_mask)
+    assert response.environment_spans == ((7, 10), (15, 17))
+    assert response.finish_reason == "stop"
+    assert response.environment_error is None
+    assert calculating.decode(response.answer_tokens) == "46<eos>"
+
+
+def test_a_rollout_of_one_turn_is_what_it_would_be_without_an_environment(
+    calculating: PreTrainedTokenizerFast,
+) -> None:
+    response = played(calculating, Calculator, "46$")
+    assert written(calculating, response) == "46<eos>"
+    assert response.answer_tokens == response.tokens
+    assert response.environment_spans == ()
+
+
+def test_each_turn_keeps_its_versions_and_an_answer_belongs_to_the_one_in_force(
+    calculating: PreTrainedTokenizerFast,
+) -> None:
+    engine = ScriptedEngine(calculating, by_turn("<1+1>", "<2+2>", "<3+3>", "6$"))
+    episodes = Episodes(engine, Calculator, calculating, max_turns=9)
+    episodes.update_weights(weights(3))
+    episodes.submit([request()], ROOMY)
+    done: list[Trajectory] = []
+    for version in (3, 5, 5, 8):
+        assert episodes.update_weights(weights(version)) == 0.25
+        assert episodes.policy_version == version
+        done += episodes.collect(0.0)
+    (trajectory,) = done
+    assert written(calculating, trajectory.response) == "<1+1>[2|]<2+2>[4|]<3+3>[6|]6<eos>"
+    assert trajectory.response.version_spans == ((3, 0), (5, 7), (8, 21))
+
+
+def test_what_the_policy_drew_is_never_tokenised_again() -> None:
+    vocabulary = {"<eos>": 0, "1": 1, "2": 2, "12": 3, "=": 4}
+    merging = Tokenizer(models.BPE(vocabulary, [("1", "2")]))
+    merging.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=merging, eos_token="<eos>")
+    assert tokenizer("12")["input_ids"] == [3]
+    engine = ScriptedEngine(tokenizer, by_turn("12=", "12$"))
+    episodes = Episodes(engine, answering(Observation(text="12"), Observation(done=True)), tokenizer, max_turns=9)
+    episodes.submit([request()], ROOMY)
+    (done,) = all_of(episodes)
+    assert done.response.tokens == (1, 2, 4, 3, 1, 2, 0)
+    assert engine.asked[1].response_tokens == (1, 2, 4, 3)
+
+
+def test_every_turn_is_drawn_with_a_seed_of_its_own_and_the_first_with_the_rollouts(
+    calculating: PreTrainedTokenizerFast,
+) -> None:
+    engine = ScriptedEngine(calculating, by_turn("<1>", "<2>", "3$"))
+    episodes = Episodes(engine, Calculator, calculating, max_turns=9)
+    episodes.submit([request(0, 0), request(0, 1)], ROOMY)
+    all_of(episodes)
+    seeds = [asked.seed for asked in engine.asked]
+    assert seeds[:2] == [41, 42]
+    assert sorted(seeds[2:]) == sorted(turn_seed(seed, turn) for seed in (41, 42) for turn in (1, 2))
+    assert len(set(seeds)) == 6
+    # A stored run's trajectories are generated again by them: they must not change from one release to the next.
+    assert turn_seed(0, 1) == 8613600020916457518
+
+
+def test_an_environment_is_told_the_prompt_the_rollouts_seed_and_each_turn_without_its_end_token(
+    calculating: PreTrainedTokenizerFast,
+) -> None:
+    made: list[Counting] = []
+
+    def make() -> Counting:
+        made.append(Counting())
+        return made[-1]
+
+    engine = ScriptedEngine(calculating, by_turn("1=", "2$", "3="))
+    episodes = Episodes(engine, make, calculating, max_turns=3)
+    episodes.submit([request(0, 0), request(4, 1)], ROOMY)
+    first, second = all_of(episodes)
+    assert [environment.told for environment in made] == [
+        [(prompt(), 41), "1=", "2", "3="],
+        [(prompt(), 42), "1=", "2", "3="],
+    ]
+    assert (first.request, second.request) == (request(0, 0), request(4, 1))
+    assert written(calculating, first.response) == "1=[1+]2<eos>[2+]3="
+
+
+def test_after_the_last_turn_allowed_it_ends_for_its_length_and_the_last_answer_stays_out(
+    calculating: PreTrainedTokenizerFast,
+) -> None:
+    response = played(calculating, Calculator, "<1>", "<2>", "<3>", max_turns=2)
+    assert written(calculating, response) == "<1>[1|]<2>"
+    assert response.finish_reason == "length"
+
+
+def test_what_ends_it_is_not_put_into_it(calculating: PreTrainedTokenizerFast) -> None:
+    response = played(calculating, answering(Observation(text="1|"), Observation(text="2|", done=True)), "<1>", "<2>")
+    assert written(calculating, response) == "<1>[1|]<2>"
+    assert response.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("max_new_tokens", "expected", "finish_reason"),
+    [
+        (3, "<99", "length"),
+        (4, "<99>", "length"),
+        (5, "<99>[9]", "length"),
+        (6, "<99>[99]", "length"),
+        (7, "<99>[99|]", "length"),
+        (8, "<99>[99|]9", "length"),
+        (10, "<99>[99|]99<eos>", "stop"),
+    ],
+)
+def test_turns_and_answers_share_one_budget_wherever_that_ends(
+    calculating: PreTrainedTokenizerFast, max_new_tokens: int, expected: str, finish_reason: str
+) -> None:
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=max_new_tokens)
+    response = played(calculating, Calculator, "<99>", "99$", sampling=sampling)
+    assert written(calculating, response) == expected
+    assert len(response.tokens) == len(response.rollout_logprobs) == max_new_tokens
+    assert response.finish_reason == finish_reason
+
+
+def test_an_environment_with_nothing_to_say_lets_the_policy_go_on(calculating: PreTrainedTokenizerFast) -> None:
+    response = played(calculating, answering(Observation(), Observation(done=True)), "<1>", "2$")
+    assert written(calculating, response) == "<1>2<eos>"
+    assert response.answer_tokens == response.tokens
+
+
+def test_of_a_turn_that_was_cut_short_no_environment_is_told(calculating: PreTrainedTokenizerFast) -> None:
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=2)
+    response = played(calculating, answering(ValueError("told")), "<1>", sampling=sampling)
+    assert (response.finish_reason, response.environment_error) == ("length", None)
+
+
+class WithoutStart(Told):
+    """Can't even begin."""
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        raise OSError(f"no {prompt.prompt_id}")
+
+
+def unmade() -> Environment:
+    raise ImportError("a tool is missing")
+
+
+@pytest.mark.parametrize(
+    ("environment", "said", "expected"),
+    [
+        (answering(Observation(text="1|"), RuntimeError("broken\n pipe")), "RuntimeError: broken pipe", "<1>[1|]<2>"),
+        (answering(Observation(text="1|"), "2|"), "AttributeError: 'str' object has no", "<1>[1|]<2>"),
+        (answering(Observation(text=b"1|")), "", "<1>"),
+        (answering(Observation(text="\ud800")), "", "<1>"),
+        (WithoutStart, "OSError: no p", "<1>"),
+        (unmade, "ImportError: a tool is missing", "<1>"),
+        (answering(ValueError("x" * 5000)), "ValueError: xxx", "<1>"),
+    ],
+)
+def test_an_environment_that_raises_ends_the_rollout_with_what_there_is_and_says_why(
+    calculating: PreTrainedTokenizerFast, environment: Callable[[], Environment], said: str, expected: str
+) -> None:
+    response = played(calculating, environment, "<1>", "<2>", "<3>")
+    assert response.environment_error is not None
+    assert said in response.environment_error
+    assert "\n" not in response.environment_error
+    assert len(response.environment_error) <= 300
+    assert written(calculating, response) == expected
+    assert response.finish_reason == "stop"
+
+
+def test_one_rollout_that_fails_takes_no_other_with_it(calculating: PreTrainedTokenizerFast) -> None:
+    class Picky(Calculator):
+        def reset(self, prompt: Prompt, seed: int) -> None:
+            if seed == 42:
+                raise ValueError("not this one")
+
+    episodes = Episodes(ScriptedEngine(calculating, by_turn("<1>", "1$")), Picky, calculating, max_turns=2)
+    episodes.submit([request(0, index) for index in range(3)], ROOMY)
+    failed = {done.request.sample_index: done.response.environment_error is not None for done in all_of(episodes)}
+    assert failed == {0: False, 1: True, 2: False}
+
+
+def test_what_was_aborted_never_comes_and_the_same_can_be_asked_again(calculating: PreTrainedTokenizerFast) -> None:
+    engine = ScriptedEngine(calculating, by_turn("<1>", "<1>", "1$"))
+    episodes = Episodes(engine, Calculator, calculating, max_turns=2)
+    episodes.submit([request()], ROOMY)
+    assert episodes.collect(0.0) == []
+    assert episodes.in_flight == 1
+    episodes.abort()
+    assert (episodes.in_flight, engine.in_flight, episodes.collect(0.0)) == (0, 0, [])
+    episodes.submit([request()], ROOMY)
+    (done,) = all_of(episodes)
+    assert written(calculating, done.response) == "<1>[1|]1<eos>"
+
+
+def test_it_started_with_its_first_turn_ended_with_its_last_and_every_turn_is_heard(
+    calculating: PreTrainedTokenizerFast,
+) -> None:
+    heard: list[str] = []
+    engine = ScriptedEngine(calculating, by_turn("<1>", "<2>", "3$"))
+    episodes = Episodes(engine, Calculator, calculating, max_turns=9, each_turn=lambda: heard.append("turn"))
+    episodes.submit([request()], ROOMY)
+    (done,) = all_of(episodes)
+    assert (done.t_started, done.t_finished) == (1.0, 3.5)
+    assert heard == ["turn"] * 3
+
+
+def test_a_request_without_its_prompt_is_refused(calculating: PreTrainedTokenizerFast) -> None:
+    episodes = Episodes(ScriptedEngine(calculating, by_turn("1$")), Calculator, calculating, max_turns=2)
+    with pytest.raises(ValueError, match="needs the prompt"):
+        episodes.generate([[1, 2]], ROOMY, seed=0)
+    (response,) = episodes.generate([[1, 2]], ROOMY, seed=0, asked=[prompt()])
+    assert written(calculating, response) == "1<eos>"

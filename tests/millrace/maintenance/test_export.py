@@ -1,0 +1,180 @@
+"""A checkpoint becomes a Hugging Face folder with exactly the same policy, or nothing appears."""
+
+import argparse
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from support.training.rank_files import rank_files
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from configs.schema import ModelConfig, RunConfig
+from configs.training import TrainingConfig
+from flows.cli import maintenance
+from millrace.bootstrap.tiny_model import character_tokenizer
+from millrace.errors import InputError, ModelFolderError, RunMissing
+from millrace.runs.record import create_run
+from millrace.training.checkpoints.blocks import Block
+from millrace.training.checkpoints.image import lone_files
+from millrace.training.checkpoints.names import MODEL
+from millrace.training.checkpoints.policy_state import policy_state
+from millrace.training.parallel.lora import add_adapters
+from storage.checkpoints import CheckpointWriter
+from storage.errors import StreamCorrupt
+from storage.stores.local import LocalStore
+
+TOKENIZER = character_tokenizer(["0123456789+="])
+
+
+def make_model(seed: int, hidden_size: int = 16) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(TOKENIZER),
+        hidden_size=hidden_size,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
+        eos_token_id=TOKENIZER.eos_token_id,
+        pad_token_id=TOKENIZER.pad_token_id,
+    )
+    return LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+
+
+class Run:
+    """A run whose start model is in a folder beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = str(folder / "run")
+        self.start = folder / "start"
+        make_model(seed=0).save_pretrained(self.start)
+        TOKENIZER.save_pretrained(self.start)
+        self.store = LocalStore(folder / "run")
+        config = RunConfig(training=TrainingConfig(max_steps=9), model=ModelConfig(path=str(self.start)))
+        create_run(self.store, "run", config.model_dump(mode="json"))
+
+    def commit(self, version: int, files: dict[str, bytes]) -> None:
+        CheckpointWriter(self.store).commit(version, files, {})
+
+    def commit_model(self, version: int, model: PreTrainedModel) -> None:
+        """As a trainer that is alone does."""
+        self.commit(version, lone_files({MODEL: {name: one.detach() for name, one in model.named_parameters()}}))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def export(run_url: str, *words: str) -> str:
+    """What the command prints."""
+    parser = argparse.ArgumentParser()
+    maintenance.add_parsers(parser.add_subparsers(dest="command"))
+    said = io.StringIO()
+    assert maintenance.run(parser.parse_args(["export", run_url, *words]), Console(file=said, width=200)) == 0
+    return said.getvalue()
+
+
+def logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(torch.tensor([tokens])).logits
+    return found
+
+
+def assert_same_policy(folder: Path, model: PreTrainedModel) -> None:
+    tokens = AutoTokenizer.from_pretrained(folder, local_files_only=True)("1+2=")["input_ids"]
+    exported = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    assert torch.equal(logits(exported, tokens), logits(model, tokens))
+
+
+def test_a_version_is_exported_with_all_that_transformers_wants(run: Run, tmp_path: Path) -> None:
+    models = {version: make_model(seed=version) for version in (3, 6)}
+    for version, model in models.items():
+        run.commit_model(version, model)
+    folder = tmp_path / "deep" / "model"
+    assert export(run.url, "--to", str(folder), "--version", "3") == f"version 3; written to {folder}\n"
+    assert_same_policy(folder, models[3])
+    names = {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors"}
+    assert names <= {file.name for file in folder.iterdir()}
+    assert [file.name for file in folder.parent.iterdir()] == ["model"], "nothing else is left there"
+
+
+def test_without_a_version_the_newest_is_exported_into_a_folder_that_may_be_there_if_it_is_empty(
+    run: Run, tmp_path: Path
+) -> None:
+    newest = make_model(seed=6)
+    run.commit_model(3, make_model(seed=3))
+    run.commit_model(6, newest)
+    (tmp_path / "empty").mkdir()
+    export(run.url, "--to", str(tmp_path / "empty"))
+    assert_same_policy(tmp_path / "empty", newest)
+
+
+def test_what_several_ranks_wrote_is_exported_whole(run: Run, tmp_path: Path) -> None:
+    model = make_model(seed=4)
+    blocks: list[dict[str, Block]] = [{}, {}]
+    for name, parameter in model.named_parameters():
+        first, second = parameter.detach().tensor_split(2)
+        blocks[0][name] = Block(first, (0,) * first.dim())
+        blocks[1][name] = Block(second, (len(first), *(0,) * (first.dim() - 1)))
+    run.commit(4, rank_files(MODEL, blocks))
+    export(run.url, "--to", str(tmp_path / "model"))
+    assert_same_policy(tmp_path / "model", model)
+
+
+def test_adapters_are_exported_merged(run: Run, tmp_path: Path) -> None:
+    adapted = AutoModelForCausalLM.from_pretrained(run.start)
+    add_adapters(adapted, rank=2, alpha=4.0, target_modules=["q_proj", "v_proj"])
+    parameters = {name: one for name, one in adapted.named_parameters() if one.requires_grad}
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter.normal_()
+    state = policy_state(parameters, torch.optim.AdamW(parameters.values()), lora_scaling=2.0)
+    run.commit(5, lone_files(state))
+    export(run.url, "--to", str(tmp_path / "model"))
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    tokens = TOKENIZER("1+2=")["input_ids"]
+    assert torch.allclose(logits(exported, tokens), logits(adapted, tokens), atol=1e-5)
+    base = AutoModelForCausalLM.from_pretrained(run.start)
+    assert not torch.allclose(logits(exported, tokens), logits(base, tokens), atol=1e-2)
+
+
+def test_a_version_that_is_not_stored_is_a_mistake_that_names_those_that_are(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"run: no checkpoint is stored yet, so there is none to export"):
+        export(run.url, "--to", str(tmp_path / "model"))
+    for version in (3, 6):
+        run.commit_model(version, make_model(seed=version))
+    with pytest.raises(InputError, match=r"no checkpoint of version 4 is stored; stored versions: 3, 6"):
+        export(run.url, "--to", str(tmp_path / "model"), "--version", "4")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_place_without_a_run_and_a_folder_that_holds_something_are_mistakes(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(RunMissing, match=r"no run at .*: expected run\.json there"):
+        export(str(tmp_path / "none"), "--to", str(tmp_path / "model"))
+    run.commit_model(3, make_model(seed=3))
+    with pytest.raises(InputError, match=r"start is there already: expected a folder that is not, or is empty"):
+        export(run.url, "--to", str(run.start))
+
+
+def test_a_damaged_file_or_another_start_model_leaves_no_folder(run: Run, tmp_path: Path) -> None:
+    run.commit_model(3, make_model(seed=3, hidden_size=8))
+    with pytest.raises(ModelFolderError, match=r"start: its model has other tensors than the checkpoint of version 3"):
+        export(run.url, "--to", str(tmp_path / "model"))
+    run.commit(6, {"model.safetensors": b"no weights at all"})
+    with pytest.raises(StreamCorrupt, match=r"model\.safetensors: not a safetensors file"):
+        export(run.url, "--to", str(tmp_path / "model"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "start"]
+
+
+def test_a_version_and_the_promoted_one_can_not_both_be_asked_for(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        export(run.url, "--to", str(tmp_path / "model"), "--promoted", "--version", "3")
+    assert caught.value.code == 2
+    assert "not allowed with argument --promoted" in capsys.readouterr().err

@@ -1,0 +1,371 @@
+"""fsck finds whatever is not as it was committed, names it, and takes nothing that is sound for damaged."""
+
+import json
+import os
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.stores.dict_store import DictStore
+
+from millrace.errors import InputError, RunMissing
+from millrace.maintenance.fsck import Finding, Report, fsck
+from millrace.rollouts.scored_group import LostPart
+from storage import layout
+from storage.checkpoints import CheckpointWriter, read_latest
+from storage.schema import CONSUMED, SCORE
+from storage.stores.local import LocalStore
+from storage.streams.log import LogReader
+from storage.streams.stream import StreamReader, StreamWriter
+
+TRAJECTORIES = layout.trajectories(0)
+SCORES = layout.scores("exact_match", 0, 0, 2)
+
+
+def damaged(report: Report) -> list[Finding]:
+    return [finding for finding in report.findings if finding.level == "damaged"]
+
+
+def segments(store: DictStore, stream: str) -> list[str]:
+    """Paths of a stream's part files, in order."""
+    records = iter(LogReader(store, stream).next, None)
+    return [f"{stream}/{record.file}" for record in records if record.kind == "data"]
+
+
+def flip(store: DictStore, path: str, bit: int = 0) -> None:
+    data = bytearray(store.objects[path])
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    store.objects[path] = bytes(data)
+
+
+def test_a_sound_run_is_verified_whole_and_left_as_it_is(small_run: Any, dict_store: DictStore) -> None:
+    before = dict(dict_store.objects)
+    report = fsck(dict_store, quarantine=True)
+    assert report.findings == []
+    assert dict_store.objects == before
+    records = [path for path in before if "/log/" in path]
+    parts = [path for path in before if "/seg/" in path]
+    assert (report.streams, report.parts) == (9, len(parts))
+    assert report.records == len(records)
+    # Six versions, each with a checkpoint and its weights in the store.
+    assert report.checkpoints == 12
+    verified = [*records, *parts, layout.RUN, *(p for p in before if "/data/" in p or p.startswith("start/"))]
+    assert report.bytes == sum(len(before[path]) for path in verified)
+
+
+def test_a_place_without_a_run_is_said_to_have_none(dict_store: DictStore) -> None:
+    with pytest.raises(RunMissing, match=r"no run at dict://: expected run\.json there"):
+        fsck(dict_store)
+
+
+def test_any_flipped_bit_of_what_was_committed_is_found_and_its_file_named(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    chooser = random.Random(20)
+    sound = dict(dict_store.objects)
+    committed = [path for path in sound if "/log/" in path or "/seg/" in path or "/data/" in path or "start/" in path]
+    for path in chooser.sample(committed, 40):
+        dict_store.objects = dict(sound)
+        bit = chooser.randrange(8 * len(sound[path]))
+        flip(dict_store, path, bit)
+        named = [finding.file for finding in damaged(fsck(dict_store))]
+        assert path in named, f"bit {bit} of {path} (seed 20): {named}"
+
+
+def test_any_file_that_is_missing_is_found_and_named(small_run: Any, dict_store: DictStore) -> None:
+    chooser = random.Random(21)
+    sound = dict(dict_store.objects)
+    # A log that has lost its newest record is a shorter log.
+    newest = {path.rpartition("/")[0]: path for path in sorted(sound) if "/log/" in path}.values()
+    committed = [path for path in sound if any(kind in path for kind in ("/log/", "/seg/", "/data/", "start/"))]
+    for path in chooser.sample([path for path in committed if path not in newest], 40):
+        dict_store.objects = {other: data for other, data in sound.items() if other != path}
+        named = [finding.file for finding in damaged(fsck(dict_store))]
+        assert path in named, f"without {path} (seed 21): {named}"
+
+
+def test_records_behind_a_missing_one_are_told_to_be_unverified(small_run: Any, dict_store: DictStore) -> None:
+    path = f"{TRAJECTORIES}/{layout.record(3)}"
+    del dict_store.objects[path]
+    behind = sum(path.startswith(f"{TRAJECTORIES}/log/") for path in dict_store.objects) - 3
+    (finding,) = [finding for finding in damaged(fsck(dict_store)) if finding.file == path]
+    assert f"the {behind} records behind it could not be verified: restore this file from a copy" in finding.reason
+    assert not finding.movable
+
+
+def test_scores_of_other_rows_are_damage(start_run: Callable[..., Any], dict_store: DictStore) -> None:
+    run = start_run(dict_store)
+    run.generate(0)
+    run.generate(0)
+    run.score(0, 0)
+    table = StreamReader(dict_store, SCORES, SCORE).next()
+    assert table is not None
+    StreamWriter(dict_store, layout.scores("exact_match", 0, 1, 2), SCORE, "w").write(table.table, tokens=0)
+    (finding,) = damaged(fsck(dict_store))
+    assert finding.file == layout.scores("exact_match", 0, 1, 2)
+    assert finding.reason == (
+        "part 0 holds the scores of 2 rows from 0 on, but part 1 of streams/trajectories/0 has 2 rows from 2 on"
+    )
+
+
+def test_scores_of_nothing_are_damage(start_run: Callable[..., Any], dict_store: DictStore) -> None:
+    run = start_run(dict_store)
+    run.generate(0)
+    run.score(0, 0)
+    table = StreamReader(dict_store, SCORES, SCORE).next()
+    assert table is not None
+    StreamWriter(dict_store, layout.scores("exact_match", 0, 1, 2), SCORE, "w").write(table.table, tokens=0)
+    (finding,) = damaged(fsck(dict_store))
+    assert finding.reason.endswith("but part 1 of streams/trajectories/0 does not exist")
+
+
+def change_account(state: dict[str, Any]) -> None:
+    state["account"]["trained"]["rollouts"] += 1
+
+
+def change_cursor(state: dict[str, Any]) -> None:
+    state["intake"][1]["trajectories"]["rows"] += 2
+
+
+def forget_cursors(state: dict[str, Any]) -> None:
+    del state["intake"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (change_account, "this checkpoint does not match the streams: "),
+        (
+            change_cursor,
+            "this checkpoint does not match the streams: its cursor of streams/trajectories/1 is LogCursor(",
+        ),
+        (forget_cursors, "its cursors can't be read: KeyError('intake')"),
+    ],
+)
+def test_a_latest_checkpoint_that_does_not_match_the_streams_is_damage(
+    small_run: Any, dict_store: DictStore, change: Callable[[dict[str, Any]], None], said: str
+) -> None:
+    latest = read_latest(dict_store)
+    assert latest is not None
+    change(latest.state)
+    CheckpointWriter(dict_store).commit(latest.step, {}, latest.state)
+    (finding,) = damaged(fsck(dict_store))
+    newest = max(path for path in dict_store.objects if path.startswith("checkpoints/log/"))
+    assert finding.file == newest
+    assert finding.reason.startswith(said)
+
+
+def rows_of_consumed(store: DictStore) -> list[dict[str, Any]]:
+    reader = StreamReader(store, layout.CONSUMED, CONSUMED)
+    return [row for part in iter(reader.next, None) for row in part.table.to_pylist()]
+
+
+def rewrite_consumed(store: DictStore, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    """The same stream, of other rows, as a writer would commit them."""
+    rows = rows_of_consumed(store)
+    store.delete_tree(layout.CONSUMED)
+    writer = StreamWriter(store, layout.CONSUMED, CONSUMED, "w")
+    writer.write(pa.Table.from_pylist(change(rows), schema=CONSUMED), tokens=0)
+
+
+def lose_a_row(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return rows[1:]
+
+
+def tell_another(name: str, value: object) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    """Of the first trajectory, which was trained."""
+    return lambda rows: [rows[0] | {name: value}, *rows[1:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lose_a_row, r"has \d+ trajectories \(\d+ tokens\) of outcome trained, but its account has \d+ \(\d+\)"),
+        (tell_another("tokens", 99), r"has \d+ trajectories \(\d+ tokens\) of outcome trained, but its account has"),
+        (tell_another("outcome", "stale"), r"of outcome stale, but its account has 0 \(0\)"),
+        (tell_another("generator", 7), r"of generator 0, but its account has"),
+        (tell_another("staleness", 9), r"has trained trajectories by staleness \{.*9: 1\}, but its account has"),
+    ],
+)
+def test_a_record_of_what_was_taken_that_tells_another_story_than_the_account_is_damage(
+    small_run: Any, dict_store: DictStore, change: Callable[..., Any], said: str
+) -> None:
+    rewrite_consumed(dict_store, lambda rows: rows)
+    assert fsck(dict_store).findings == []
+    rewrite_consumed(dict_store, change)
+    (finding,) = damaged(fsck(dict_store))
+    assert finding.file == max(path for path in dict_store.objects if path.startswith("checkpoints/log/"))
+    assert re.search(f"this checkpoint does not match the streams: streams/consumed .*{said}", finding.reason)
+
+
+def test_rows_of_steps_behind_the_latest_checkpoint_and_of_steps_rolled_back_are_not_counted(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    small_run.generate(0, num_groups=3)
+    small_run.score_everything()
+    small_run.train(num_groups=2)
+    ahead = rows_of_consumed(dict_store)
+    assert max(row["policy_version"] for row in ahead) == 7
+    assert fsck(dict_store).findings == [], "version 7 has no checkpoint yet"
+    # Its trainer dies, another goes on from version 6 and makes version 7 once more.
+    small_run.return_to_latest()
+    small_run.train(num_groups=2)
+    small_run.checkpoint()
+    again = [row for row in rows_of_consumed(dict_store) if row["policy_version"] == 7]
+    assert {row["incarnation"] for row in again} == {0, 1}, "both tell of version 7"
+    assert fsck(dict_store).findings == []
+
+
+def test_a_run_that_began_before_there_was_a_record_of_what_was_taken_is_not_judged_by_it(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    rewrite_consumed(dict_store, lambda rows: [row for row in rows if row["policy_version"] > 3])
+    assert fsck(dict_store).findings == []
+    dict_store.delete_tree(layout.CONSUMED)
+    dict_store.delete_tree(layout.TRAINER_LOGPROBS)
+    assert fsck(dict_store).findings == []
+
+
+@pytest.mark.parametrize("stream", [layout.CONSUMED, layout.TRAINER_LOGPROBS])
+def test_a_damaged_part_of_what_the_trainer_told_is_one_finding_and_can_be_moved(
+    small_run: Any, dict_store: DictStore, stream: str
+) -> None:
+    path = segments(dict_store, stream)[1]
+    flip(dict_store, path, bit=1234)
+    (finding,) = damaged(fsck(dict_store, quarantine=True))
+    assert (finding.file, finding.movable) == (path, True)
+    assert fsck(dict_store).damaged == 0
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff"])
+def test_a_run_record_that_is_no_json_object_is_damage(small_run: Any, dict_store: DictStore, content: bytes) -> None:
+    dict_store.objects[layout.RUN] = content
+    assert [finding.file for finding in damaged(fsck(dict_store))] == [layout.RUN]
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", b'{"files": {"a": {"path": 1}}}'])
+def test_a_list_of_the_start_model_that_says_nothing_is_damage(
+    small_run: Any, dict_store: DictStore, content: bytes
+) -> None:
+    dict_store.objects[layout.START_MANIFEST] = content
+    assert [finding.file for finding in damaged(fsck(dict_store))] == [layout.START_MANIFEST]
+
+
+def test_what_no_record_names_is_noted_and_is_no_damage(small_run: Any, dict_store: DictStore) -> None:
+    small_run.restart_generator(0)
+    orphans = {
+        f"{TRAJECTORIES}/seg/0-dead.arrows": "never committed",
+        f"{TRAJECTORIES}/seg/1-beef.arrows": "not committed yet: its writer may still be running",
+        "checkpoints/data/00000003-dead/model": "never committed",
+        f"{layout.PROBE}/1234": "left by a test of the store",
+        "notes.txt": "not a file of a run",
+        "streams/other/0/log/000000000000.json": "not a file of a run",
+    }
+    for path in orphans:
+        dict_store.put(path, b"?")
+    for harmless in ("summary.json", "progress/train-0.json", "logs/train-0.log", "evaluations/00000000.json"):
+        dict_store.put(harmless, b"{}")
+    report = fsck(dict_store)
+    assert {finding.file: finding.reason for finding in report.findings} == orphans
+    assert report.damaged == 0
+
+
+def test_cut_off_writes_of_a_local_store_are_noted(start_run: Callable[..., Any], tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    start_run(store).generate(0)
+    (tmp_path / TRAJECTORIES / "seg" / ".tmp-1").write_bytes(b"half")
+    (tmp_path / ".tmp-start" / "inner").mkdir(parents=True)
+    (tmp_path / ".tmp-start" / "inner" / "model").write_bytes(b"half")
+    found = {finding.file: finding.reason for finding in fsck(store).findings}
+    assert found == dict.fromkeys([f"{TRAJECTORIES}/seg/.tmp-1", ".tmp-start"], "an interrupted write")
+
+
+def test_damaged_files_in_quarantine_are_out_of_the_way_and_the_run_goes_on(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    part, model = segments(dict_store, TRAJECTORIES)[-3], next(p for p in dict_store.objects if p.endswith("/model"))
+    gone = segments(dict_store, SCORES)[0]
+    for path in (part, model):
+        flip(dict_store, path)
+    del dict_store.objects[gone]
+    was = {path: dict_store.objects[path] for path in (part, model)}
+    sound = {path: data for path, data in dict_store.objects.items() if path not in was}
+
+    first = fsck(dict_store, quarantine=True)
+    assert sorted(finding.file for finding in damaged(first)) == sorted([part, model, gone])
+    for path, data in was.items():
+        assert path not in dict_store.objects
+        assert dict_store.objects[f"quarantine/{path}"] == data
+    for path in (part, model, gone):
+        note = json.loads(dict_store.objects[f"quarantine/{path}.json"])
+        assert (note["file"], note["record"]) == (path, next(f.record for f in first.findings if f.file == path))
+        assert "checksum" in note["reason"] or "missing" in note["reason"]
+    left = {path: data for path, data in dict_store.objects.items() if not path.startswith("quarantine/")}
+    assert left == sound
+
+    second = fsck(dict_store)
+    assert second.damaged == 0
+    assert sorted(f.file for f in second.findings if f.level == "set aside") == sorted([part, model, gone])
+    taken = list(iter(small_run.open_loader(None).take, None))
+    lost = [group for group in taken if isinstance(group, LostPart)]
+    assert len(lost) == 2
+    assert sum(group.amount().rollouts for group in taken) == 72, "all that was scored, the lost parts included"
+
+
+def test_a_restored_file_is_verified_again(small_run: Any, dict_store: DictStore) -> None:
+    part = segments(dict_store, TRAJECTORIES)[0]
+    sound = dict_store.objects[part]
+    flip(dict_store, part)
+    fsck(dict_store, quarantine=True)
+    dict_store.objects[part] = sound
+    assert fsck(dict_store).findings == []
+    flip(dict_store, part, bit=77)
+    assert [finding.file for finding in damaged(fsck(dict_store))] == [part]
+    with pytest.raises(InputError, match="holds another damaged file of this name"):
+        fsck(dict_store, quarantine=True)
+    assert part in dict_store.objects
+
+
+def test_a_damaged_record_is_never_moved(small_run: Any, dict_store: DictStore) -> None:
+    path = f"{TRAJECTORIES}/{layout.record(2)}"
+    flip(dict_store, path, bit=99)
+    before = dict(dict_store.objects)
+    assert path in [finding.file for finding in damaged(fsck(dict_store, quarantine=True))]
+    assert dict_store.objects == before
+
+
+def test_a_stored_run_of_schema_1_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    stored = Path(__file__).parents[2] / "storage" / "stored" / "schema-1"
+    for path in stored.rglob("*"):
+        if path.is_file():
+            (tmp_path / path.relative_to(stored)).parent.mkdir(parents=True, exist_ok=True)
+            os.link(path, tmp_path / path.relative_to(stored))
+    (tmp_path / "run.json").write_text("{}")
+    report = fsck(LocalStore(tmp_path))
+    assert report.damaged == 0
+    assert report.parts == len(list(tmp_path.rglob("*.arrows")))
+
+
+def test_a_promoted_model_is_verified_whole_and_never_moved_aside(small_run: Any, dict_store: DictStore) -> None:
+    before = fsck(dict_store)
+    small_run.promote()
+    sound = fsck(dict_store)
+    assert sound.findings == []
+    promoted = [path for path in dict_store.objects if path.startswith(f"{layout.PROMOTED}/")]
+    assert (sound.checkpoints, sound.records) == (before.checkpoints + 1, before.records + 2)
+    assert sound.bytes == before.bytes + sum(len(dict_store.objects[path]) for path in promoted)
+    (path,) = (path for path in promoted if path.endswith("model.safetensors"))
+    flip(dict_store, path)
+    (finding,) = damaged(fsck(dict_store, quarantine=True))
+    assert (finding.file, finding.record, finding.movable) == (path, 1, False)
+    assert path in dict_store.objects
+
+
+def test_a_decision_of_the_gate_that_is_no_json_is_damage(small_run: Any, dict_store: DictStore) -> None:
+    dict_store.put(layout.promotion(0), b"{torn")
+    (finding,) = damaged(fsck(dict_store))
+    assert finding.file == layout.promotion(0)

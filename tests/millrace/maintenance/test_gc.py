@@ -1,0 +1,518 @@
+"""gc removes only what is no longer needed: checkpoints resume, scorers continue, fsck finds no damage."""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.stores.dict_store import DictStore
+from support.weights.policy_versions import weights
+
+from millrace.evaluation.promotion import latest_promoted
+from millrace.maintenance.fsck import fsck
+from millrace.maintenance.gc import Plan, Retention, carry_out, plan
+from millrace.maintenance.listing import Contents
+from millrace.rollouts.scored_group import LostPart, ScoredGroup
+from millrace.weights.fingerprint import fingerprint
+from millrace.weights.store import ANCHOR_EVERY, StoreReader, StoreWriter
+from storage import layout
+from storage.checkpoints import CheckpointWriter, checkpoints_backwards, load_file, read_latest
+from storage.errors import PartRemoved, StreamCorrupt
+from storage.schema import SCORE, TRAINER_LOGPROBS, TRAJECTORY
+from storage.stores.base import BytesLike, Entry
+from storage.stores.local import LocalStore
+from storage.streams.log import LogReader
+from storage.streams.stream import StreamReader, StreamWriter, read_removed
+
+StartRun = Callable[..., Any]
+
+DAY = 86400.0
+KEEP_NO_ROWS = Retention(keep_age=0.0)
+LATER = 2 * 3600.0
+"""Old enough for what no record names."""
+
+
+def gc(store: DictStore, retention: Retention, now: float | None = None) -> Plan:
+    made = plan(store, retention, now=now)
+    carry_out(store, made)
+    return made
+
+
+def paths(made: Plan, kind: str) -> list[str]:
+    return [removal.path for removal in made.removals if removal.kind == kind]
+
+
+def taken_from(run: Any, state: list[dict[str, Any]]) -> list[tuple[int, list[float | None]]]:
+    """The groups that a loader opened there returns, with their rewards."""
+    found = []
+    for group in iter(run.open_loader(state).take, None):
+        assert isinstance(group, ScoredGroup), f"lost: {group}"
+        found.append((group.group_id, group.rewards))
+    return found
+
+
+def test_without_a_limit_no_rows_go(small_run: Any, dict_store: DictStore) -> None:
+    made = gc(dict_store, Retention(), now=time.time() + 400 * DAY)
+    assert paths(made, "rows") == []
+    assert not any(path.endswith(layout.REMOVED) for path in dict_store.objects if path.startswith("streams/"))
+
+
+def test_what_it_plans_is_what_goes_and_its_sizes_are_those_freed(small_run: Any, dict_store: DictStore) -> None:
+    before = dict(dict_store.objects)
+    made = plan(dict_store, KEEP_NO_ROWS)
+    assert dict_store.objects == before, "planning removes nothing"
+    carry_out(dict_store, made)
+    gone = before.keys() - dict_store.objects.keys()
+    assert sorted(gone) == sorted(removal.path for removal in made.removals)
+    assert made.freed().total() == sum(len(before[path]) for path in gone)
+    assert {kind: size > 0 for kind, size in made.freed().items()} == dict.fromkeys(
+        ("checkpoints", "weights", "rows"), True
+    )
+    assert all(made.freed()[kind] == sum(len(before[path]) for path in paths(made, kind)) for kind in made.freed())
+
+
+def test_records_stay_and_sums_stay_with_them(small_run: Any, dict_store: DictStore) -> None:
+    records = {path: data for path, data in dict_store.objects.items() if "/log/" in path}
+    heads = {stream.path: LogReader(dict_store, stream.path).to_head() for stream in Contents(dict_store).streams}
+    gc(dict_store, KEEP_NO_ROWS)
+    assert {path: data for path, data in dict_store.objects.items() if "/log/" in path} == records
+    assert heads == {path: LogReader(dict_store, path).to_head() for path in heads}
+
+
+def test_a_part_of_trajectories_and_its_scores_go_together(small_run: Any, dict_store: DictStore) -> None:
+    gc(dict_store, KEEP_NO_ROWS)
+    for generator in range(2):
+        end = read_removed(dict_store, layout.trajectories(generator))
+        assert end > 2
+        for scorer in range(2):
+            scores = layout.scores("exact_match", generator, scorer, 2)
+            assert read_removed(dict_store, scores) == len(range(scorer, end, 2))
+        for stream, removed in [
+            (path, read_removed(dict_store, path))
+            for path in (
+                layout.trajectories(generator),
+                *(layout.scores("exact_match", generator, s, 2) for s in (0, 1)),
+            )
+        ]:
+            there = [
+                f"{stream}/{record.file}" in dict_store.objects
+                for record in iter(LogReader(dict_store, stream).next, None)
+                if record.kind == "data"
+            ]
+            assert there == [ordinal >= removed for ordinal in range(len(there))]
+
+
+def test_starting_from_scratch_reports_that_gc_removed_the_rows(small_run: Any, dict_store: DictStore) -> None:
+    gc(dict_store, KEEP_NO_ROWS)
+    with pytest.raises(PartRemoved, match="the rows of part 0 were removed by millrace gc"):
+        small_run.open_loader(None).take()
+    with pytest.raises(PartRemoved, match="the rows of part 0 were removed by millrace gc"):
+        StreamReader(dict_store, layout.trajectories(1), TRAJECTORY).next()
+
+
+def test_rows_of_no_checkpoint_are_all_needed(start_run: StartRun, dict_store: DictStore) -> None:
+    run = start_run(dict_store)
+    run.generate(0)
+    run.score_everything()
+    run.train()
+    assert [path for path in paths(plan(dict_store, KEEP_NO_ROWS), "rows") if layout.TRAINER_LOGPROBS not in path] == []
+
+
+def test_rows_that_one_of_two_rewards_has_not_scored_are_needed(small_run: Any, dict_store: DictStore) -> None:
+    assert paths(plan(dict_store, KEEP_NO_ROWS), "rows")
+    late = StreamWriter(dict_store, layout.scores("other", 0, 0, 1), SCORE, "late")
+    first = StreamReader(dict_store, layout.scores("exact_match", 0, 0, 2), SCORE).next()
+    assert first is not None
+    late.write(first.table, tokens=first.record.tokens)
+    gc(dict_store, KEEP_NO_ROWS)
+    assert read_removed(dict_store, layout.trajectories(0)) == 1
+    assert read_removed(dict_store, layout.scores("other", 0, 0, 1)) == 1
+    assert read_removed(dict_store, layout.trajectories(1)) > 1
+
+
+def test_rows_that_a_scorer_which_has_not_begun_will_score_are_needed(small_run: Any, dict_store: DictStore) -> None:
+    StreamWriter(dict_store, layout.scores("other", 0, 1, 2), SCORE, "the second of two")
+    marks = plan(dict_store, KEEP_NO_ROWS).marks
+    assert layout.trajectories(0) not in marks
+    assert marks[layout.trajectories(1)] > 1
+
+
+def test_young_rows_and_rows_of_recent_versions_stay_while_either_wish_holds(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    soon, late = time.time() + DAY, time.time() + 8 * DAY
+    week = 7 * DAY
+
+    def removed(retention: Retention, now: float) -> int:
+        return plan(dict_store, retention, now=now).marks.get(layout.trajectories(0), 0)
+
+    everything = removed(KEEP_NO_ROWS, late)
+    assert removed(Retention(keep_age=week), soon) == 0
+    assert removed(Retention(keep_age=week), late) == everything > 4
+    # Version 6 is the newest. Two parts of each version were made; 4, 5 and 6 are the three newest ones.
+    assert removed(Retention(keep_versions=3), soon) == 8
+    assert removed(Retention(keep_age=week, keep_versions=3), soon) == 0
+    assert removed(Retention(keep_age=week, keep_versions=3), late) == 8
+    assert removed(Retention(keep_versions=100), late) == 0
+
+
+def test_a_cap_on_bytes_takes_the_oldest_parts_first_and_no_more_than_it_must(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    kept = ("streams/metrics/", f"{layout.CONSUMED}/")
+    sizes = {p: len(data) for p, data in dict_store.objects.items() if "/seg/" in p and not p.startswith(kept)}
+    total = sum(sizes.values())
+    for cap in (total, total - 1, total // 2, 0):
+        made = plan(dict_store, Retention(max_bytes=cap))
+        left = total - made.freed()["rows"]
+        needed = total - plan(dict_store, KEEP_NO_ROWS).freed()["rows"]
+        assert left <= cap or left == needed
+        assert bool(made.notes) == (left > cap)
+        if made.removals and left <= cap:
+            # The streams are equally old part by part, so that they are cut at about the same place.
+            ends = [made.marks.get(layout.trajectories(generator), 0) for generator in range(2)]
+            assert abs(ends[0] - ends[1]) <= 2
+    assert paths(plan(dict_store, Retention(max_bytes=total)), "rows") == []
+    assert (
+        "bytes of rows are still needed, more than the 0 allowed" in plan(dict_store, Retention(max_bytes=0)).notes[0]
+    )
+
+
+def test_what_the_trainer_thought_of_tokens_goes_by_the_version_it_was_trained_for_and_no_checkpoint_needs_it(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    def removed(retention: Retention, now: float) -> int:
+        return plan(dict_store, retention, now=now).marks.get(layout.TRAINER_LOGPROBS, 0)
+
+    soon, late = time.time() + DAY, time.time() + 8 * DAY
+    # A part a version, 1 to 6.
+    assert removed(Retention(), late) == 0
+    assert removed(Retention(keep_versions=2), late) == 4
+    assert removed(Retention(keep_versions=2, keep_age=7 * DAY), soon) == 0
+    assert removed(KEEP_NO_ROWS, late) == removed(Retention(max_bytes=0), late) == 6
+    before = dict(dict_store.objects)
+    state = read_latest(dict_store)
+    assert state is not None
+    expected = taken_from(small_run, state.state["intake"])
+    gc(dict_store, KEEP_NO_ROWS)
+    left = [path for path in dict_store.objects if path.startswith(f"{layout.TRAINER_LOGPROBS}/seg/")]
+    assert left == []
+    with pytest.raises(PartRemoved, match="the rows of part 0 were removed by millrace gc"):
+        StreamReader(dict_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS).next()
+    consumed = {path: data for path, data in before.items() if path.startswith(layout.CONSUMED)}
+    assert consumed.items() <= dict_store.objects.items(), "what became of each trajectory stays"
+    assert taken_from(small_run, state.state["intake"]) == expected
+    assert fsck(dict_store).findings == []
+    small_run.train(num_groups=2)
+    assert fsck(dict_store).findings == []
+
+
+class Listing(DictStore):
+    """Its listing is as old as a test wants: what was written since is there, but not in it."""
+
+    listed: list[Entry] | None = None
+
+    def entries(self, prefix: str = "") -> list[Entry]:
+        return super().entries(prefix) if self.listed is None or prefix else self.listed
+
+
+def test_a_part_written_while_gc_makes_its_list_is_not_taken_for_an_old_one(start_run: StartRun) -> None:
+    store = Listing()
+    run = start_run(store).campaign()
+    store.listed = store.entries()
+    run.train(num_groups=2)
+    made = plan(store, Retention(keep_age=DAY), now=time.time() + 2 * DAY)
+    assert LogReader.at_head(store, layout.TRAINER_LOGPROBS).cursor.part == 7
+    assert made.marks[layout.TRAINER_LOGPROBS] == 6
+
+
+def test_the_newest_checkpoints_and_weights_keep_their_files(small_run: Any, dict_store: DictStore) -> None:
+    gc(dict_store, Retention(keep_checkpoints=3))
+    contents = Contents(dict_store)
+    there = [all(ref.path in contents.entries for ref in one.files.values()) for one in contents.checkpoints()]
+    assert there == [False] * 3 + [True] * 3
+    there = [
+        all(r.path in contents.entries for r in one.files.values()) for one in contents.checkpoints(layout.WEIGHTS)
+    ]
+    assert there == [False] * 4 + [True] * 2
+
+
+def as_of(store: DictStore, seq: int) -> DictStore:
+    """The store as if the log of weights ended with record number `seq`."""
+    last = f"{layout.WEIGHTS}/{layout.record(seq)}"
+    hint = f"{layout.WEIGHTS}/{layout.HEAD}"
+    later = {path for path in store.objects if path.startswith(f"{layout.WEIGHTS}/log/") and path > last}
+    return DictStore({path: data for path, data in store.objects.items() if path not in later | {hint}})
+
+
+@pytest.mark.parametrize("versions", [1, 2, 3, ANCHOR_EVERY, ANCHOR_EVERY + 1, ANCHOR_EVERY + 2, 2 * ANCHOR_EVERY + 1])
+def test_weights_that_stay_are_whole_and_the_newest_two_stay(
+    start_run: StartRun, dict_store: DictStore, tmp_path: Path, versions: int
+) -> None:
+    start_run(dict_store)
+    writer = StoreWriter(dict_store)
+    for version in range(versions):
+        writer.offer(weights(version))
+    made = gc(dict_store, Retention())
+    # Whole ones are 0, 16 and 32.
+    first = max(0, versions - 2) // ANCHOR_EVERY * ANCHOR_EVERY
+    assert len(paths(made, "weights")) == first
+    records = [record for record, _ in Contents(dict_store).log(layout.WEIGHTS) if record.kind == "checkpoint"]
+    for version in range(first, versions):
+        taken = StoreReader(as_of(dict_store, records[version].seq), tmp_path / "received").take(None)
+        assert taken is not None
+        assert taken.id.policy_version == version
+        assert fingerprint(taken.tensors) == fingerprint(weights(version).tensors)
+    assert fsck(dict_store).damaged == 0
+    writer.offer(weights(versions))
+    taken = StoreReader(dict_store, tmp_path / "received").take(None)
+    assert taken is not None
+    assert taken.id.policy_version == versions
+
+
+def test_a_checkpoint_that_was_adopted_does_not_push_out_the_one_before(small_run: Any, dict_store: DictStore) -> None:
+    for _ in range(3):
+        small_run.adopt()
+    gc(dict_store, Retention(keep_checkpoints=2))
+    contents = Contents(dict_store)
+    there = [all(ref.path in contents.entries for ref in one.files.values()) for one in contents.checkpoints()]
+    assert there == [False] * 4 + [True] * 5
+
+
+def test_a_checkpoint_gone_back_to_keeps_its_files_and_its_rows(small_run: Any, dict_store: DictStore) -> None:
+    _, _, earlier, *_ = checkpoints_backwards(dict_store)
+    CheckpointWriter(dict_store).adopt(earlier, earlier.state)
+    gc(dict_store, Retention(keep_age=0.0, keep_checkpoints=1))
+    for ref in earlier.files.values():
+        load_file(dict_store, ref)
+    assert taken_from(small_run, earlier.state["intake"])
+    contents = Contents(dict_store)
+    there = [all(ref.path in contents.entries for ref in one.files.values()) for one in contents.checkpoints()]
+    assert there == [False, False, False, True, False, False, True]
+    assert fsck(dict_store).damaged == 0
+
+
+def test_files_that_no_record_names_go_once_no_process_can_be_writing_them(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    small_run.restart_generator(0)
+    dead = [
+        f"{layout.trajectories(0)}/seg/0-dead.arrows",
+        "checkpoints/data/00000003-dead/model",
+        "weights/data/00000003-dead/weights.safetensors",
+        f"{layout.PROBE}/1234",
+    ]
+    others = [f"{layout.trajectories(0)}/seg/1-beef.arrows", "notes.txt"]
+    for path in (*dead, *others):
+        dict_store.put(path, b"?")
+    assert paths(plan(dict_store, Retention()), "orphans") == []
+    made = gc(dict_store, Retention(), now=time.time() + LATER)
+    assert sorted(paths(made, "orphans")) == sorted(dead)
+    assert all(path in dict_store.objects for path in others)
+
+
+def test_cut_off_writes_of_a_local_store_go(start_run: StartRun, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    start_run(store).generate(0)
+    (tmp_path / "streams" / ".tmp-1").write_bytes(b"half")
+    (tmp_path / ".tmp-start" / "inner").mkdir(parents=True)
+    (tmp_path / ".tmp-start" / "inner" / "model").write_bytes(b"half")
+    assert plan(store, Retention()).removals == []
+    made = plan(store, Retention(), now=time.time() + LATER)
+    carry_out(store, made)
+    assert sorted(paths(made, "orphans")) == [".tmp-start", "streams/.tmp-1"]
+    assert not list(tmp_path.rglob(".tmp-*"))
+    assert fsck(store).findings == []
+
+
+def test_a_damaged_log_stops_gc_before_it_removes_anything(small_run: Any, dict_store: DictStore) -> None:
+    missing = f"{layout.trajectories(1)}/{layout.record(4)}"
+    del dict_store.objects[missing]
+    before = dict(dict_store.objects)
+    with pytest.raises(StreamCorrupt, match="the record is missing, but"):
+        gc(dict_store, KEEP_NO_ROWS, now=time.time() + LATER)
+    assert dict_store.objects == before
+
+
+def test_checkpoints_to_keep_are_at_least_one() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Retention(keep_checkpoints=0)
+
+
+class Dying(DictStore):
+    """Fails, once armed, at the n-th change from then on, and at each after it."""
+
+    left: int | None = None
+
+    def put(self, path: str, data: BytesLike) -> None:
+        self._change()
+        super().put(path, data)
+
+    def delete(self, path: str) -> None:
+        self._change()
+        super().delete(path)
+
+    def _change(self) -> None:
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError("killed")
+
+
+def test_killed_at_any_change_it_leaves_a_sound_run_and_the_next_gc_finishes(start_run: StartRun) -> None:
+    store = Dying()
+    run = start_run(store).campaign()
+    sound = dict(store.objects)
+    state = run.loader.state()
+    expected = taken_from(run, state)
+    made = plan(store, KEEP_NO_ROWS)
+    num_changes = len(made.removals) + len(made.marks)
+    carry_out(store, made)
+    finished = set(store.objects)
+    for survived in range(num_changes):
+        store.objects, store.left = dict(sound), survived
+        with pytest.raises(OSError, match="killed"):
+            carry_out(store, made)
+        store.left = None
+        assert fsck(store).damaged == 0, f"after {survived} changes"
+        assert taken_from(run, state) == expected
+        gc(store, KEEP_NO_ROWS)
+        assert set(store.objects) == finished, f"after {survived} changes"
+    assert num_changes > 20
+
+
+actions = st.lists(
+    st.sampled_from(["generate 0", "generate 1", "score", "train", "checkpoint", "adopt", "weights", "restart", "gc"]),
+    max_size=40,
+)
+retentions = st.builds(
+    Retention,
+    keep_age=st.none() | st.sampled_from([0.0, 1800.0, 7 * DAY]),
+    keep_versions=st.none() | st.integers(1, 5),
+    max_bytes=st.none() | st.integers(0, 60_000),
+    keep_checkpoints=st.integers(1, 4),
+)
+
+
+def play(run: Any, story: list[str], retention: Retention) -> None:
+    """Moves the run on, with a gc wherever the story has one."""
+    has_checkpoint = False
+    for action in story:
+        what, _, generator = action.partition(" ")
+        if what == "generate":
+            run.generate(int(generator), num_groups=2)
+        elif what == "score":
+            run.score_everything()
+        elif what == "train":
+            run.train(num_groups=3)
+        elif what == "checkpoint":
+            run.checkpoint()
+            has_checkpoint = True
+        elif what == "adopt" and has_checkpoint:
+            run.adopt()
+        elif what == "weights":
+            run.send_weights()
+        elif what == "restart":
+            run.restart_generator(0)
+        elif what == "gc":
+            gc(run.store, retention, now=time.time() + LATER)
+
+
+@settings(deadline=None, max_examples=60)
+@given(story=actions, retention=retentions)
+def test_after_any_gc_of_any_run_every_kept_checkpoint_goes_on_with_every_later_group(
+    start_run: StartRun, story: list[str], retention: Retention
+) -> None:
+    collected, untouched = start_run(DictStore()), start_run(DictStore())
+    play(collected, [*story, "gc"], retention)
+    play(untouched, [action for action in story if action != "gc"], retention)
+    store = collected.store
+
+    assert fsck(store).damaged == 0
+    checkpoints, twins = Contents(store).checkpoints(), Contents(untouched.store).checkpoints()
+    files = [frozenset(ref.path for ref in one.files.values()) for one in checkpoints]
+    kept = list(dict.fromkeys(reversed(files)))[: retention.keep_checkpoints]
+    for one, names, twin in zip(checkpoints, files, twins, strict=True):
+        if names in kept:
+            for ref in one.files.values():
+                load_file(store, ref)
+            later = taken_from(collected, one.state["intake"])
+            assert later == taken_from(untouched, twin.state["intake"])
+    # Scorers and generators go on too.
+    collected.generate(0)
+    collected.score_everything()
+    assert fsck(store).damaged == 0
+    if any(read_removed(store, layout.trajectories(generator)) for generator in range(2)):
+        with pytest.raises(PartRemoved):
+            list(iter(collected.open_loader(None).take, None))
+
+
+def test_a_run_that_gc_visits_again_and_again_removes_what_it_may_and_trains_every_group_once(
+    start_run: StartRun,
+) -> None:
+    chooser = random.Random(22)
+    run = start_run(DictStore())
+    removed = 0
+    for number in range(30):
+        for generator in range(2):
+            run.generate(generator, num_groups=chooser.randint(1, 3))
+        run.score_everything()
+        run.train(num_groups=4)
+        run.checkpoint()
+        made = gc(run.store, Retention(keep_versions=2, keep_checkpoints=1))
+        removed += len(paths(made, "rows"))
+        assert fsck(run.store).damaged == 0, f"round {number} (seed 22)"
+    assert removed > 60
+    latest = read_latest(run.store)
+    assert latest is not None
+    rest = list(iter(run.open_loader(latest.state["intake"]).take, None))
+    assert not any(isinstance(group, LostPart) for group in rest)
+    mark = json.loads(run.store.objects[f"{layout.trajectories(0)}/{layout.REMOVED}"])
+    assert mark["why"] == "millrace gc"
+
+
+def promoted_files(store: DictStore) -> list[list[str]]:
+    """Paths of each promoted model, oldest first."""
+    records = checkpoints_backwards(store, layout.PROMOTED)
+    return [[ref.path for ref in record.files.values()] for record in reversed(list(records))]
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_the_promoted_model_stays_whatever_else_goes_and_older_ones_go_as_checkpoints_do(
+    keep: int, small_run: Any, dict_store: DictStore
+) -> None:
+    for _ in range(3):
+        small_run.version += 1
+        small_run.promote()
+    models = promoted_files(dict_store)
+    made = gc(dict_store, Retention(keep_age=0.0, keep_checkpoints=keep), now=time.time() + 400 * DAY)
+    gone = [path for model in models[:-keep] for path in model]
+    assert paths(made, "promoted") == sorted(gone)
+    assert paths(made, "orphans") == []
+    assert [path in dict_store.objects for model in models for path in model] == [
+        path not in gone for model in models for path in model
+    ]
+    assert fsck(dict_store).findings == []
+    assert latest_promoted(dict_store) is not None
+
+
+def test_a_promotion_that_was_cut_off_goes_once_it_is_old_and_no_weights_are_taken_for_it(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    small_run.promote()
+    left = f"{layout.PROMOTED}/data/00000007-1/model.safetensors"
+    dict_store.put_if_absent(left, b"half")
+    dict_store.put_if_absent(layout.report(0), b"# a report")
+    dict_store.put_if_absent(layout.promotion(0), b"{}")
+    assert paths(plan(dict_store, Retention()), "orphans") == []
+    made = gc(dict_store, Retention(), now=time.time() + LATER)
+    assert paths(made, "orphans") == [left]
+    assert layout.report(0) in dict_store.objects
+    assert layout.promotion(0) in dict_store.objects
+    assert [path for path in paths(made, "weights") if layout.PROMOTED in path] == []
+    assert fsck(dict_store).findings == []

@@ -1,0 +1,64 @@
+"""What is on a device goes elsewhere and comes back: all of it, and as it was."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.training.sharded_trainers import CASES, make_trainer, samples
+from transformers import LlamaForCausalLM
+
+from millrace.models.offload import move
+from millrace.training.parallel.ranks import ALONE, Ranks
+
+MakeModel = Callable[..., LlamaForCausalLM]
+META = torch.device("meta")
+"""Stands for a device here: what really goes there leaves the CPU's memory, and shows that by having no values."""
+
+
+def trained(model: LlamaForCausalLM) -> torch.optim.Optimizer:
+    """The optimizer after a step."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(input_ids=torch.tensor([[1, 3, 4]])).logits.square().sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def test_parameters_buffers_and_moments_all_leave_and_the_count_of_steps_stays(make_model: MakeModel) -> None:
+    model = make_model(0)
+    optimizer = trained(model)
+    assert list(model.buffers()) != []
+    move(model, META, optimizer)
+    assert {tensor.device for tensor in (*model.parameters(), *model.buffers())} == {META}
+    slots = {(name, value.device.type) for state in optimizer.state.values() for name, value in state.items()}
+    assert slots == {("step", "cpu"), ("exp_avg", "meta"), ("exp_avg_sq", "meta")}
+
+
+def test_without_an_optimizer_only_the_module_is_moved(make_model: MakeModel) -> None:
+    model = make_model(0)
+    move(model, META)
+    assert {tensor.device for tensor in (*model.parameters(), *model.buffers())} == {META}
+
+
+@pytest.mark.parametrize("name", ["llama aipo", "llama aipo bfloat16", "qwen3 gspo", "qwen3 lora"])
+def test_a_trainer_that_sleeps_between_steps_trains_bit_for_bit_as_one_that_does_not(name: str) -> None:
+    case = CASES[name]
+    awake, sleeper = (make_trainer(case, ALONE, case.compute_dtype) for _ in range(2))
+    for number in range(3):
+        sleeper.sleep()
+        assert sleeper.state() == awake.state(), "it can be saved while it sleeps"
+        sleeper.wake()
+        batch = samples(5, seed=number)
+        expected, found = awake.step(batch), sleeper.step(batch)
+        assert found.measured() == expected.measured()
+    assert sleeper.next_logprobs([1, 2, 3], 5) == awake.next_logprobs([1, 2, 3], 5)
+    assert sleeper.state() == awake.state()
+
+
+def test_a_trainers_gradients_and_weights_leave_the_device() -> None:
+    trainer = make_trainer(CASES["llama aipo"], ALONE, None)
+    trainer.step(samples(5, seed=0))
+    trainer.sleep()
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    # There is no other device here, but one that can't give anything back says who asks it to.
+    with pytest.raises(NotImplementedError, match="out of meta tensor"):
+        make_trainer(CASES["llama aipo"], Ranks.alone(META), None).sleep()

@@ -1,0 +1,187 @@
+"""What vLLM could not start with is one sentence that names the key to change, before anything has started."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from support.campaigns.campaigns import REPOSITORY
+
+from configs.load import load_config
+from configs.schema import BootstrapConfig
+from flows.campaign.prepare import check, prepare
+from millrace.bootstrap.tiny_model import bootstrap
+from millrace.preflight.vllm import Question
+from millrace.types import Prompt
+from storage.stores.base import Store
+
+PRESET = REPOSITORY / "configs" / "presets" / "tiny-vllm-cpu.yaml"
+TINY = BootstrapConfig.model_construct(
+    hidden_size=64,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=64,
+    error_rate=0.5,
+    target_imitation_rate=1.0,
+    max_accuracy=1.0,
+    max_steps=0,
+    batch_size=1,
+    learning_rate=1e-3,
+)
+GOOD = Question(
+    folder=None,
+    tiny=TINY.model_dump(),
+    dtype="float32",
+    engine_args={"max_model_len": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**24},
+    replicas=1,
+    max_new_tokens=4,
+    prompts=(("12+07=", "19"), ("1+1=", "2")),
+)
+TOO_MUCH = psutil.virtual_memory().total
+
+
+def given(**engine_args: object) -> Question:
+    """A good question, but for these arguments of vLLM."""
+    return replace(GOOD, engine_args={**GOOD.engine_args, **engine_args})
+
+
+REFUSED = {
+    "unknown": (given(max_modellen=64), ["engine_args.max_modellen", "no such argument", "did you mean max_model_len"]),
+    "unlike any": (given(xyzzy=64), ["generation.engine_args.xyzzy", "no such argument"]),
+    "type": (given(max_model_len="long"), ['generation.engine_args.max_model_len "long"', "integer"]),
+    "bound": (given(max_num_seqs=0), ["generation.engine_args.max_num_seqs 0", "greater than or equal to 1"]),
+    "choice": (given(kv_cache_dtype="int99"), ['generation.engine_args.kv_cache_dtype "int99"', "fp8"]),
+    "nested": (given(compilation_config={"mode": 77}), ['generation.engine_args.compilation_config {"mode": 77}']),
+    "reason": (given(quantization="nope"), ['generation.engine_args.quantization "nope"', "Unknown quantization"]),
+    "parallel": (given(tensor_parallel_size=3), ["generation.engine_args.tensor_parallel_size 3", "divisible"]),
+    "beyond the model": (given(max_model_len=999), ["generation.engine_args.max_model_len 999", "64"]),
+    "block": (given(block_size=7), ["generation.engine_args.block_size is 7", "32"]),
+    "short": (given(max_model_len=10), ["max_model_len is 10 tokens", "longest prompt has 7", "11 tokens"]),
+    "short of itself": (
+        replace(GOOD, engine_args={"kv_cache_memory_bytes": 2**24}, max_new_tokens=58),
+        ["the model's context is 64 tokens", "generation.max_new_tokens is 58", "65 tokens"],
+    ),
+    "heads": (
+        replace(GOOD, tiny={**GOOD.tiny, "num_heads": 4}),
+        ["model.bootstrap", "16 features", "expected one of 32, 64"],
+    ),
+    "cache": (given(kv_cache_memory_bytes=2 * TOO_MUCH), ["kv_cache_memory_bytes is", "GiB are free"]),
+    "caches": (
+        replace(given(kv_cache_memory_bytes=TOO_MUCH), replicas=2),
+        ["kv_cache_memory_bytes is", "for each of 2 workers", "GiB are free"],
+    ),
+    "all memory": (
+        replace(GOOD, engine_args={"gpu_memory_utilization": 1.0}),
+        ["gpu_memory_utilization is 1.0 of all memory", "GiB are free", "generation.engine_args.kv_cache_memory_bytes"],
+    ),
+}
+if not torch.cuda.device_count():
+    REFUSED["turns on a CPU"] = (
+        replace(GOOD, colocated=True),
+        ["placement.colocated is true", "vLLM can't sleep on the device it finds here, cpu", "expected a GPU"],
+    )
+FOLDERS = {
+    "architecture": ({"architectures": ["XyzzyForCausalLM"]}, ["XyzzyForCausalLM", "not supported"]),
+    "heads of a folder": ({"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}, ["16 features"]),
+}
+"""Changes to a good model folder's config.json, and what is said of them; the folder is named too."""
+
+
+def ask(questions: dict[str, Question], answers: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("look_at_questions.py")), str(answers)],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment},
+        input=json.dumps({name: asdict(question) for name, question in questions.items()}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def model_folder(folder: Path, changes: dict[str, object]) -> str:
+    bootstrap(
+        [Prompt(prompt_id="p", text="12+07=", answer="19", source="")],
+        TINY,
+        folder,
+        seed=0,
+        max_new_tokens=4,
+        report=print,
+    )
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """vLLM's answer to every question of this file, by name."""
+    folders = tmp_path_factory.mktemp("folders")
+    questions = {name: question for name, (question, _) in REFUSED.items()}
+    for name, changes in {"good folder": {}, **{name: changes for name, (changes, _) in FOLDERS.items()}}.items():
+        questions[name] = replace(GOOD, folder=model_folder(folders / name.replace(" ", "-"), changes))
+    # What is as long as the model's context without one has room in the model that bootstrap makes for an environment.
+    questions["good in an environment"] = replace(REFUSED["short of itself"][0], environment="calculator")
+    path = folders / "answers.json"
+    done = ask({"good": GOOD, **questions}, path)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str | None] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("case", [*REFUSED, *FOLDERS])
+def test_what_vllm_would_refuse_is_refused_in_one_sentence(answers: dict[str, str | None], case: str) -> None:
+    said = answers[case]
+    assert said is not None
+    assert "\n" not in said
+    expected = REFUSED[case][1] if case in REFUSED else [*FOLDERS[case][1], f"model.path {os.sep}", "folders"]
+    assert [part for part in expected if part not in said] == [], said
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("case", ["good", "good folder", "good in an environment"])
+def test_nothing_is_said_against_what_would_start(answers: dict[str, str | None], case: str) -> None:
+    assert answers[case] is None
+
+
+def test_who_asks_imports_neither_vllm_nor_torch_so_no_mistake_waits_for_them() -> None:
+    program = "import sys, flows.campaign.prepare; print(sorted({'torch', 'transformers', 'vllm'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_vllm_that_does_not_come_to_an_answer_is_no_refusal_and_its_last_lines_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "vllm.py").write_text("import sys, os; print('kernel panic', file=sys.stderr, flush=True); os._exit(3)")
+    program = (
+        "import json, sys\n"
+        "from millrace.preflight.vllm import Question, check_vllm\n"
+        "check_vllm(Question(**json.load(sys.stdin)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])},
+        input=json.dumps(asdict(GOOD)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "StageDied: the check of vLLM ended with exit code 3" in done.stderr
+    assert "kernel panic" in done.stderr
+
+
+@pytest.mark.vllm
+def test_the_preset_with_vllm_could_start_here_and_is_looked_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(PRESET, [f"storage.root={tmp_path}"])
+    assert isinstance(check(config, "a", resume="never"), Store)
+    assert "checking generation.engine_args with vLLM" in capsys.readouterr().out
+    shutil.rmtree(prepare(config, "a", resume="never").handover)
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,92 @@
+"""Folders that the library `datasets` saved."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from millrace.errors import PromptsError
+from millrace.prompts.saved_dataset import saved_records
+
+ROWS = [{"question": f"q{n}", "answer": f"#### {n}", "id": str(n), "n": n} for n in range(5)]
+FIELDS = ("question", "answer")
+
+
+def save(url: str, parts: list[list[dict[str, Any]]]) -> None:
+    """A folder as `Dataset.save_to_disk` makes one: a stream a part, and the list of them."""
+    files = [f"data-{number:05d}-of-{len(parts):05d}.arrow" for number in range(len(parts))]
+    for name, rows in zip(files, parts, strict=True):
+        table = pa.Table.from_pylist(rows)
+        with fsspec.open(f"{url}/{name}", "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+            out.write_table(table)
+    with fsspec.open(f"{url}/state.json", "w") as file:
+        json.dump({"_data_files": [{"filename": name} for name in files], "_split": None}, file)
+
+
+def wanted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: row[key] for key in (*FIELDS, "id")} for row in rows]
+
+
+def read(folder: str) -> list[dict[str, Any]]:
+    records = saved_records(folder, FIELDS)
+    assert records is not None
+    return list(records)
+
+
+def test_all_parts_are_read_in_order_and_only_the_columns_that_matter(tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    folder.mkdir()
+    save(str(folder), [ROWS[:3], ROWS[3:]])
+    assert read(str(folder)) == read(f"{folder}/") == wanted(ROWS)
+
+
+def test_a_folder_may_be_anywhere_fsspec_reaches() -> None:
+    save("memory://test-saved/train", [ROWS])
+    assert read("memory://test-saved/train") == wanted(ROWS)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="the library `datasets` is not installed")
+def test_what_the_library_itself_saves_is_read(tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    made = Dataset.from_list(ROWS)
+    DatasetDict(train=made, test=made.select([4, 2])).save_to_disk(str(tmp_path / "sums"))
+    assert read(str(tmp_path / "sums" / "train")) == wanted(ROWS)
+    assert read(str(tmp_path / "sums" / "test")) == wanted([ROWS[4], ROWS[2]])
+    made.shuffle(seed=1).save_to_disk(str(tmp_path / "shuffled"), num_shards=2)
+    assert sorted(row["id"] for row in read(str(tmp_path / "shuffled"))) == [row["id"] for row in ROWS]
+    with pytest.raises(PromptsError) as caught:
+        read(str(tmp_path / "sums"))
+    assert str(caught.value) == (
+        f"{tmp_path / 'sums'}: holds the splits train, test; expected one of them, {tmp_path / 'sums'}/SPLIT"
+    )
+
+
+def test_a_folder_without_their_list_is_none_of_these(tmp_path: Path) -> None:
+    assert saved_records(str(tmp_path), FIELDS) is None
+    assert saved_records(str(tmp_path / "missing"), FIELDS) is None
+
+
+def test_a_missing_column_a_missing_part_and_a_damaged_one_are_named(tmp_path: Path) -> None:
+    save(str(tmp_path), [ROWS])
+    part = tmp_path / "data-00000-of-00001.arrow"
+    records = saved_records(str(tmp_path), ("question", "solution"))
+    assert records is not None
+    with pytest.raises(PromptsError, match=r'column "solution" is missing; expected it among question, answer, id, n$'):
+        list(records)
+    part.write_bytes(part.read_bytes()[:200])
+    with pytest.raises(PromptsError, match=r"of-00001\.arrow: can't be read as Arrow .*; expected what `datasets`"):
+        read(str(tmp_path))
+    part.unlink()
+    with pytest.raises(PromptsError, match=r"of-00001\.arrow: can't be read as Arrow"):
+        read(str(tmp_path))
+
+
+def test_a_list_that_is_no_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(PromptsError, match=r"state\.json: can't be read .*; expected a folder that `datasets` saved"):
+        saved_records(str(tmp_path), FIELDS)

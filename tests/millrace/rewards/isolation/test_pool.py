@@ -1,0 +1,220 @@
+"""Workers of the pool: scores in order, lost workers replaced, none in another's way."""
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from configs.scoring import ScoringConfig
+from millrace.errors import InputError
+from millrace.rewards.base import Score
+from millrace.rewards.factory import make_part, make_reward
+from millrace.rewards.isolation.fork_server import ForkServerLost
+from millrace.rewards.isolation.messages import Task, TimedScore, read_score, read_task, score_line, task_line
+from millrace.rewards.isolation.pool import Pool
+from millrace.rewards.isolation.seccomp import Limits, scrubbed
+from millrace.types import Prompt
+
+PROMPT = Prompt(prompt_id="p", text="?", answer="42", source="test")
+OWN = "tests.support.rewards.own_rewards"
+
+
+def own(function: str, *responses: str, limits: Limits | None = None) -> list[TimedScore]:
+    """What one of our functions says of the responses, in their order."""
+    tasks = [Task(reward="python", prompt=PROMPT, response=response) for response in responses]
+    with Pool([make_reward(ScoringConfig(reward="python", function=f"{OWN}:{function}"))], limits or Limits()) as pool:
+        judged = dict(pool.score(tasks))
+    return [judged[number] for number in range(len(tasks))]
+
+
+def rewards(judged: list[TimedScore]) -> list[float | None]:
+    return [one.score.reward for one in judged]
+
+
+def test_many_responses_are_scored_by_several_workers_each_with_its_own_score() -> None:
+    reward = make_reward(ScoringConfig(reward="exact_match", answer_pattern=r"(\d+)$"))
+    tasks = [
+        Task(
+            reward="exact_match", prompt=Prompt(prompt_id="p", text="?", answer=str(n), source=""), response=f"{n // 2}"
+        )
+        for n in range(3000)
+    ]
+    with Pool([reward], Limits(workers=3)) as pool:
+        judged = dict(pool.score(tasks))
+    assert [judged[n].score.reward for n in range(3000)] == [float(n == n // 2) for n in range(3000)]
+
+
+def test_each_response_to_a_function_of_ones_own_has_a_process_that_has_seen_no_other() -> None:
+    assert rewards(own("number_seen", *"abcde", limits=Limits(workers=2))) == [1.0] * 5
+
+
+def test_a_worker_that_ends_concerns_its_own_response_alone() -> None:
+    judged = own("as_told", "1", "__import__('os')._exit(7)", "2", "__import__('os').abort()", "3")
+    assert rewards(judged) == [1.0, None, 2.0, None, 3.0]
+    assert judged[1].score.error == "the process that judged it ended (exit code 7)"
+
+
+def test_responses_behind_one_that_ends_its_worker_are_scored_all_the_same() -> None:
+    reward = make_reward(ScoringConfig(reward="math"))
+    texts = ["\\boxed{1}"] * 20 + ["9**9**9**9"] + ["\\boxed{42}"] * 20
+    tasks = [Task(reward="math", prompt=PROMPT, response=text) for text in texts]
+    with Pool([reward], Limits(timeout_seconds=1.0)) as pool:
+        judged = dict(pool.score(tasks))
+    assert list(judged).index(20) > 20, "it was put behind those that wait"
+    assert [judged[number].score.reward for number in range(41)] == [0.0] * 20 + [None] + [1.0] * 20
+
+
+def test_slow_scores_are_waited_for_up_to_the_deadline() -> None:
+    judged = own("slow", "0.3", "0.01", "0.3", "30", "0.02", limits=Limits(timeout_seconds=2.0))
+    assert rewards(judged) == [0.3, 0.01, 0.3, None, 0.02]
+    assert judged[3].score == Score(reward=None, status="timeout", error="no verdict after 2 s")
+    assert 2.0 <= judged[3].seconds < 20.0
+
+
+def test_the_pool_scores_again_after_a_time_out() -> None:
+    with Pool(
+        [make_reward(ScoringConfig(reward="python", function=f"{OWN}:slow"))], Limits(timeout_seconds=0.5)
+    ) as pool:
+        for response, reward in (("99", None), ("0.01", 0.01)):
+            [(_, judged)] = pool.score([Task(reward="python", prompt=PROMPT, response=response)])
+            assert judged.score.reward == reward
+
+
+def test_leaving_early_ends_the_workers_that_are_at_work() -> None:
+    with Pool([make_reward(ScoringConfig(reward="python", function=f"{OWN}:slow"))], Limits(workers=2)) as pool:
+        found = pool.score([Task(reward="python", prompt=PROMPT, response=text) for text in ("0.01", "99")])
+        next(found)
+        found.close()
+        assert dict(pool.score([Task(reward="python", prompt=PROMPT, response="0.02")]))[0].score.reward == 0.02
+
+
+def test_the_workers_end_with_the_pool() -> None:
+    def children() -> set[int]:
+        return {child.pid for child in psutil.Process().children(recursive=True)}
+
+    before = children()
+    with Pool([make_reward(ScoringConfig(reward="math"))], Limits(workers=2)) as pool:
+        dict(pool.score([Task(reward="math", prompt=PROMPT, response="42")] * 50))
+        during = [psutil.Process(pid) for pid in children() - before]
+    assert len(during) == 4, "a fork server, two workers, and the spare one"
+    _, alive = psutil.wait_procs(during, timeout=10)
+    assert alive == []
+
+
+def test_something_is_called_again_and_again_while_the_workers_work() -> None:
+    called: list[None] = []
+    with Pool([make_reward(ScoringConfig(reward="python", function=f"{OWN}:slow"))], Limits()) as pool:
+        tasks = [Task(reward="python", prompt=PROMPT, response="0.5")]
+        list(pool.score(tasks, each=lambda: called.append(None)))
+    assert len(called) > 3
+
+
+def test_a_worker_sees_no_secret_and_no_file_of_the_scorer() -> None:
+    names = [name for name in os.environ if name not in scrubbed(dict(os.environ))]
+    assert names, "there is something to hide"
+    assert rewards(own("environment", *names, "PATH")) == [0.0] * len(names) + [1.0]
+    # Standard input, output and error, its own socket, and the folder that is being listed.
+    assert rewards(own("open_files", "")) == [5.0]
+
+
+def test_a_response_that_is_too_long_is_an_error_at_once() -> None:
+    [short, long] = own("length", "1", "x" * (17 * 2**20))
+    assert short.score.reward == 1.0
+    assert long.score.status == "error"
+    assert "17,825,792 characters" in (long.score.error or "")
+
+
+def test_a_megabyte_is_scored() -> None:
+    assert rewards(own("length", "é" * 10**6)) == [10**6]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\udc00\ud800 é 🎲", "\x00\n\r\u2028", '"}\\'])
+def test_any_text_arrives_as_it_was(text: str) -> None:
+    task = Task(reward="r", prompt=Prompt(prompt_id=text, text=text, answer=text, source=text), response=text)
+    line = task_line(task)
+    assert line.count(b"\n") == 1
+    assert read_task(line) == task
+    assert rewards(own("length", text)) == [len(text)]
+
+
+@pytest.mark.parametrize(
+    "score",
+    [Score(reward=0.5, components={"a": 1.0}), Score(reward=None, status="error", error="bad")],
+)
+def test_a_score_arrives_as_it_was(score: Score) -> None:
+    judged = TimedScore(score=score, seconds=0.25)
+    assert read_score(score_line(judged)) == judged
+
+
+GOOD = b'"components": {}, "error": null, "seconds": 0.1'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\xff",
+        b"[" * 100_000,
+        b"[]",
+        b"{}",
+        b'{"reward": NaN, "status": "ok", ' + GOOD + b"}",
+        b'{"reward": 1e999, "status": "ok", ' + GOOD + b"}",
+        b'{"reward": null, "status": "ok", ' + GOOD + b"}",
+        b'{"reward": [], "status": "ok", ' + GOOD + b"}",
+        b'{"reward": 1, "status": "perfect", ' + GOOD + b"}",
+        b'{"reward": 1, "status": "ok", "components": [], "error": null, "seconds": 0.1}',
+    ],
+)
+def test_what_is_no_score_is_an_error(line: bytes) -> None:
+    score = read_score(line).score
+    assert (score.reward, score.status) == (None, "error")
+
+
+@pytest.mark.parametrize("function", ["", "no_colon", ":f", "m:"])
+def test_a_reward_that_can_not_be_made_is_refused_before_any_process(function: str) -> None:
+    with pytest.raises(InputError, match=r"expected package.module:function"):
+        make_part("python", {"function": function})
+
+
+SCORER = """
+import os, sys
+from configs.scoring import ScoringConfig
+from millrace.rewards.factory import make_reward
+from millrace.rewards.isolation.pool import Pool
+from millrace.rewards.isolation.seccomp import Limits
+from millrace.rewards.isolation.messages import Task
+from millrace.types import Prompt
+
+prompt = Prompt(prompt_id="p", text="?", answer="42", source="test")
+reward = make_reward(ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:slow"))
+with Pool([reward], Limits(workers=2)) as pool:
+    tasks = [Task(reward="python", prompt=prompt, response=text) for text in ("0.01", "99", "99")]
+    found = pool.score(tasks)
+    next(found)
+    print("at work", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_scorer_that_is_killed_leaves_nobody_behind() -> None:
+    with subprocess.Popen([sys.executable, "-c", SCORER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as scorer:
+        assert scorer.stdout is not None
+        assert scorer.stdout.readline() == b"at work\n"
+        left = psutil.Process(scorer.pid).children(recursive=True)
+        assert len(left) >= 3, "a fork server and two workers"
+        scorer.kill()
+    _, alive = psutil.wait_procs(left, timeout=10)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_the_loss_of_the_fork_server_is_a_fault_and_no_score() -> None:
+    before = set(psutil.Process().children())
+    with Pool([make_reward(ScoringConfig(reward="python", function=f"{OWN}:length"))], Limits()) as pool:
+        [(_, judged)] = pool.score([Task(reward="python", prompt=PROMPT, response="1")])
+        assert judged.score.reward == 1.0
+        [server] = set(psutil.Process().children()) - before
+        server.kill()
+        with pytest.raises(ForkServerLost, match="exit code -9"):
+            list(pool.score([Task(reward="python", prompt=PROMPT, response="1")] * 3))

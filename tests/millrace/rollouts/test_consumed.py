@@ -1,0 +1,141 @@
+"""What the trainer says of each trajectory it took, and which of it holds after a rollback."""
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.rollouts.consumed import ConsumedWriter
+from millrace.rollouts.ledger import Amount
+from millrace.rollouts.scored_group import LostPart, ScoredGroup
+from storage import layout
+from storage.schema import CONSUMED, TRAINER_LOGPROBS
+from storage.stores.memory import MemoryStore
+from storage.streams.record import Record
+from storage.streams.stream import StreamReader
+
+
+def group(
+    number: int,
+    lengths: tuple[int, ...] = (2, 3),
+    rewards: tuple[float | None, ...] = (1.0, 0.0),
+    **versions: list[int],
+) -> ScoredGroup:
+    """Group `number`, the first row of which is ten times that."""
+    oldest = versions.get("oldest", [4] * len(lengths))
+    return ScoredGroup(
+        group_id=number,
+        generator=number % 2,
+        first_row_id=10 * number,
+        prompt_tokens=[np.array([1], dtype=np.int32) for _ in lengths],
+        response_tokens=[np.zeros(length, dtype=np.int32) for length in lengths],
+        rollout_logprobs=[np.zeros(length, dtype=np.float32) for length in lengths],
+        loss_mask=[np.ones(length, dtype=np.uint8) for length in lengths],
+        temperature=1.0,
+        rewards=list(rewards),
+        min_policy_versions=np.array(oldest, dtype=np.int64),
+        max_policy_versions=np.array(versions.get("newest", oldest), dtype=np.int64),
+        part_max_policy_version=9,
+        incarnation=0,
+    )
+
+
+def logprobs(*lengths: int) -> list[npt.NDArray[np.float32]]:
+    return [np.arange(length, dtype=np.float32) - 8 for length in lengths]
+
+
+def stored(store: MemoryStore, path: str, schema: pa.Schema) -> list[dict]:
+    reader, rows = StreamReader(store, path, schema), []
+    while (part := reader.next()) is not None:
+        rows += part.table.to_pylist()
+    return rows
+
+
+def test_a_trained_group_is_told_row_by_row_with_its_versions_reward_and_advantage(memory_store: MemoryStore) -> None:
+    writer = ConsumedWriter(memory_store, incarnation=3)
+    writer.step(8, [group(5, oldest=[4, 6], newest=[6, 7])], [0.5, -0.5], logprobs(2, 3))
+    writer.flush()
+    first, second = stored(memory_store, layout.CONSUMED, CONSUMED)
+    assert {name: first[name] for name in first if name != "t"} == {
+        "incarnation": 3,
+        "policy_version": 8,
+        "generator": 1,
+        "trajectory_row_id": 50,
+        "group_id": 5,
+        "sample_index": 0,
+        "outcome": "trained",
+        # Taken by version 7, and the oldest weights of the group are 4: three of these versions while it was sampled.
+        "staleness": 3,
+        "staleness_in_flight": 3,
+        "min_policy_version": 4,
+        "max_policy_version": 6,
+        "tokens": 2,
+        "reward": 1.0,
+        "advantage": 0.5,
+    }
+    assert (second["trajectory_row_id"], second["advantage"], second["min_policy_version"]) == (51, -0.5, 6)
+
+
+def test_what_the_policy_thought_of_each_token_is_stored_with_the_trajectory_it_is_of(
+    memory_store: MemoryStore,
+) -> None:
+    writer = ConsumedWriter(memory_store, incarnation=0)
+    writer.step(8, [group(5), group(6)], [0.5, -0.5, 0.5, -0.5], logprobs(2, 3, 2, 3))
+    writer.close()
+    rows = stored(memory_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)
+    assert [(row["generator"], row["trajectory_row_id"]) for row in rows] == [(1, 50), (1, 51), (0, 60), (0, 61)]
+    assert rows[1]["trainer_logprobs"] == [-8.0, -7.0, -6.0]
+
+
+def test_a_member_whose_verifier_failed_is_an_error_without_a_reward(memory_store: MemoryStore) -> None:
+    writer = ConsumedWriter(memory_store, incarnation=0)
+    writer.step(1, [group(5, (2, 3, 4), (1.0, None, 0.0), oldest=[0, 0, 0])], [0.5, -0.5], logprobs(2, 4))
+    writer.close()
+    rows = stored(memory_store, layout.CONSUMED, CONSUMED)
+    assert [(row["outcome"], row["reward"], row["advantage"]) for row in rows] == [
+        ("trained", 1.0, 0.5),
+        ("error", None, None),
+        ("trained", 0.0, -0.5),
+    ]
+    assert len(stored(memory_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)) == 2
+
+
+def test_what_was_dropped_counts_once_the_next_step_is_done(memory_store: MemoryStore) -> None:
+    writer = ConsumedWriter(memory_store, incarnation=0)
+    writer.drop(group(4, oldest=[1, 1]), "stale", 7)
+    writer.flush()
+    assert stored(memory_store, layout.CONSUMED, CONSUMED) == []
+    writer.step(8, [group(5)], [0.5, -0.5], logprobs(2, 3))
+    writer.close()
+    rows = stored(memory_store, layout.CONSUMED, CONSUMED)
+    assert [(row["group_id"], row["outcome"], row["staleness"]) for row in rows] == [
+        (4, "stale", 6),
+        (4, "stale", 6),
+        (5, "trained", 3),
+        (5, "trained", 3),
+    ]
+
+
+def test_what_is_left_of_a_damaged_part_is_told_with_all_its_rows_and_tokens(memory_store: MemoryStore) -> None:
+    record = Record(
+        seq=3, kind="data", epoch=0, nonce="", writer="", prev="", rows=8, first_row_id=40, tokens=30,
+        min_policy_version=2, max_policy_version=3,
+    )  # fmt: skip
+    lost = LostPart(generator=1, record=record, left=Amount(rollouts=6, tokens=20), reason="damaged")
+    writer = ConsumedWriter(memory_store, incarnation=0)
+    writer.drop(lost, "corrupt", 4)
+    writer.step(5, [group(5)], [0.5, -0.5], logprobs(2, 3))
+    writer.close()
+    rows = [row for row in stored(memory_store, layout.CONSUMED, CONSUMED) if row["outcome"] == "corrupt"]
+    assert [row["trajectory_row_id"] for row in rows] == list(range(42, 48))
+    assert sum(row["tokens"] for row in rows) == 20
+
+
+def test_the_records_tell_which_versions_the_rows_are_of(memory_store: MemoryStore) -> None:
+    writer = ConsumedWriter(memory_store, incarnation=2)
+    for version in (5, 6):
+        writer.step(version, [group(5)], [0.5, -0.5], logprobs(2, 3))
+    writer.close()
+    record = StreamReader(memory_store, layout.CONSUMED, CONSUMED).next_record()
+    assert record is not None
+    assert (record.min_policy_version, record.max_policy_version, record.incarnation) == (5, 6, 2)
+    assert (record.rows, record.tokens) == (4, 10)

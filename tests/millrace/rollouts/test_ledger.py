@@ -1,0 +1,135 @@
+"""The ledger: every trajectory is in one place, and a trajectory in no place or in two stops the run."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.errors import LedgerMismatch
+from millrace.rollouts.ledger import Account, Amount, balance
+
+amounts = st.builds(Amount, rollouts=st.integers(0, 100), tokens=st.integers(0, 1000))
+events = st.lists(st.tuples(st.sampled_from(["train", "stale", "error"]), amounts, st.integers(0, 4)), max_size=20)
+
+
+def amount(rollouts: int, tokens: int) -> Amount:
+    return Amount(rollouts=rollouts, tokens=tokens)
+
+
+def account_of(story: list[tuple[str, Amount, int]]) -> Account:
+    account = Account()
+    for what, some, staleness in story:
+        if what == "train":
+            account.train(some, generator=staleness % 2, staleness=staleness, reward_sum=0.5)
+        else:
+            account.drop(what, some, generator=staleness % 2, reward_sum=0.25)
+            account.groups_dropped += 1
+    return account
+
+
+def consumed_by(account: Account) -> list[Amount]:
+    """What the cursors of two generators' streams say, if they agree with the account."""
+    return [account.by_generator.get(generator, Amount()) for generator in range(2)]
+
+
+def test_amounts_add_and_subtract_in_rollouts_and_in_tokens() -> None:
+    assert amount(1, 10) + amount(2, 5) == amount(3, 15)
+    assert amount(3, 15) - amount(2, 5) == amount(1, 10)
+    assert Amount() == amount(0, 0)
+
+
+@given(amounts)
+def test_an_amount_survives_json(some: Amount) -> None:
+    assert Amount.from_json(json.loads(json.dumps(some.to_json()))) == some
+
+
+@given(events)
+def test_an_account_survives_json(story: list[tuple[str, Amount, int]]) -> None:
+    account = account_of(story)
+    assert Account.from_json(json.loads(json.dumps(account.to_json()))) == account
+
+
+@given(events)
+def test_an_account_has_taken_what_it_trained_and_what_it_dropped(story: list[tuple[str, Amount, int]]) -> None:
+    account = account_of(story)
+    assert account.taken() == sum((some for _, some, _ in story), Amount())
+    assert account.trained == sum((some for what, some, _ in story if what == "train"), Amount())
+    assert account.staleness.total() == account.trained.rollouts
+    assert account.groups_dropped == sum(what != "train" for what, _, _ in story)
+
+
+def test_an_account_tells_what_it_did_by_staleness_and_by_reason() -> None:
+    account = Account()
+    account.train(amount(8, 80), generator=0, staleness=0, reward_sum=6.0)
+    account.train(amount(8, 70), generator=0, staleness=2, reward_sum=2.0)
+    account.drop("stale", amount(8, 90), generator=0, reward_sum=1.0)
+    account.drop("stale", amount(4, 10), generator=0, reward_sum=0.5)
+    assert account.staleness == {0: 8, 2: 8}
+    assert account.dropped == {"stale": amount(12, 100)}
+    assert account.reward_sums == {"trained": 8.0, "stale": 1.5}
+
+
+@given(events, amounts, amounts)
+def test_what_was_generated_is_trained_dropped_buffered_or_in_flight(
+    story: list[tuple[str, Amount, int]], buffered: Amount, in_flight: Amount
+) -> None:
+    account = account_of(story)
+    scored = account.taken() + buffered
+    ledger = balance(generated=scored + in_flight, scored=scored, consumed=consumed_by(account), account=account)
+    assert (ledger.buffered, ledger.in_flight) == (buffered, in_flight)
+    places = [ledger.trained, *ledger.dropped.values(), ledger.buffered, ledger.in_flight]
+    assert sum(places, Amount()) == ledger.generated
+
+
+def test_a_ledger_shows_its_places_as_plain_numbers() -> None:
+    account = Account()
+    account.train(amount(8, 80), generator=0, staleness=1, reward_sum=1.0)
+    account.drop("error", amount(2, 20), generator=0, reward_sum=0.0)
+    ledger = balance(generated=amount(20, 200), scored=amount(14, 140), consumed=[amount(10, 100)], account=account)
+    assert json.loads(json.dumps(ledger.to_json())) == {
+        "generated": {"rollouts": 20, "tokens": 200},
+        "trained": {"rollouts": 8, "tokens": 80},
+        "buffered": {"rollouts": 4, "tokens": 40},
+        "in_flight": {"rollouts": 6, "tokens": 60},
+        "dropped": {"error": {"rollouts": 2, "tokens": 20}},
+    }
+
+
+@pytest.mark.parametrize("consumed", [amount(9, 80), amount(8, 81), amount(7, 80)])
+def test_an_account_that_differs_from_the_cursors_is_a_mismatch_that_names_the_rows(consumed: Amount) -> None:
+    account = account_of([("train", amount(8, 80), 0)])
+    last = max(consumed.rollouts, 8) - 1
+    both = (
+        rf"streams/trajectories/0, rows 0 to {last}: the trainer's cursor passed {consumed.rollouts} trajectories "
+        rf"\({consumed.tokens} tokens\) of them, but its account has 8 \(80\)"
+    )
+    with pytest.raises(LedgerMismatch, match=both):
+        balance(generated=amount(20, 200), scored=amount(20, 200), consumed=[consumed], account=account)
+
+
+def test_a_mismatch_names_only_the_rows_taken_since_the_ledger_was_last_right() -> None:
+    account = account_of([("train", amount(8, 80), 0), ("train", amount(8, 88), 1), ("stale", amount(4, 40), 1)])
+    with pytest.raises(LedgerMismatch, match=r"trajectories/1, rows 8 to 12: .* passed 5 .* has 4 \(40\)"):
+        balance(
+            generated=amount(40, 400),
+            scored=amount(40, 400),
+            consumed=[amount(8, 80), amount(13, 130)],
+            account=account,
+            balanced=[amount(8, 80), amount(8, 88)],
+        )
+
+
+def test_more_taken_than_scored_is_a_mismatch() -> None:
+    account = account_of([("train", amount(8, 80), 0)])
+    with pytest.raises(
+        LedgerMismatch, match=r"-1 trajectories \(-10 tokens\) buffered: more was consumed than generated"
+    ):
+        balance(generated=amount(20, 200), scored=amount(7, 70), consumed=[amount(8, 80)], account=account)
+
+
+def test_more_scored_than_generated_is_a_mismatch() -> None:
+    with pytest.raises(
+        LedgerMismatch, match=r"0 trajectories \(-5 tokens\) in flight: more was consumed than generated"
+    ):
+        balance(generated=amount(8, 80), scored=amount(8, 85), consumed=[Amount()], account=Account())

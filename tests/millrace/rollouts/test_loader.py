@@ -1,0 +1,318 @@
+"""Intake: two generators' trajectories zipped with two scorers' scores, each group handed out once, whatever stops."""
+
+import json
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.replay.trained_run import score_rows
+
+from millrace.rollouts.arrow import trajectory_table
+from millrace.rollouts.ledger import Amount, CommittedAmounts
+from millrace.rollouts.loader import RolloutLoader
+from millrace.rollouts.scored_group import LostPart, ScoredGroup
+from millrace.types import Sampling, Trajectory
+from storage import layout
+from storage.errors import StreamCorrupt
+from storage.schema import SCORE, TRAJECTORY
+from storage.stores.memory import MemoryStore
+from storage.streams.log import LogReader
+from storage.streams.stream import StreamWriter
+
+MakeTrajectories = Callable[..., list[Trajectory]]
+
+GENERATORS, SCORERS, GROUP_SIZE, VOCAB_SIZE = 2, 2, 2, 15
+SHAPE: dict[str, Any] = {"reward": "r", "num_generators": GENERATORS, "num_scorers": SCORERS}
+
+
+class StoredRun:
+    """The streams of a run in memory, and what an loader should make of them."""
+
+    def __init__(self, make_trajectories: MakeTrajectories, vocab_size: int = VOCAB_SIZE) -> None:
+        self.store = MemoryStore(f"test-{uuid.uuid4().hex}")
+        self.make_trajectories = make_trajectories
+        self.trajectories = [
+            StreamWriter(
+                self.store,
+                layout.trajectories(g),
+                TRAJECTORY,
+                f"generate-{g}",
+                vocab_size=vocab_size,
+                group_size=GROUP_SIZE,
+            )
+            for g in range(GENERATORS)
+        ]
+        self.scores = [
+            [StreamWriter(self.store, layout.scores("r", g, s, SCORERS), SCORE, f"score-{s}") for s in range(SCORERS)]
+            for g in range(GENERATORS)
+        ]
+        self.parts: list[list[list[Trajectory]]] = [[] for _ in range(GENERATORS)]
+        self.num_passed = [0] * GENERATORS
+        self.waiting: list[deque[int]] = [deque() for _ in range(GENERATORS)]
+        self.versions: dict[int, int] = {}
+
+    def generate(self, generator: int, num_groups: int, policy_version: int) -> None:
+        """Commits one part of whole groups."""
+        made = sum(len(part) for part in self.parts[generator]) // GROUP_SIZE
+        group_ids = [generator + GENERATORS * (made + i) for i in range(num_groups)]
+        trajectories = self.make_trajectories(group_ids, GROUP_SIZE, policy_version)
+        table = trajectory_table(
+            trajectories,
+            first_row_id=self.trajectories[generator].rows,
+            sampling=Sampling(temperature=0.5, top_p=1.0, max_new_tokens=4),
+            incarnation=1,
+            generator=generator,
+            epoch=0,
+        )
+        self.trajectories[generator].write(
+            table,
+            tokens=tokens_of(trajectories),
+            min_policy_version=policy_version,
+            max_policy_version=policy_version,
+            incarnation=1,
+            last_group_id=group_ids[-1],
+        )
+        self.parts[generator].append(trajectories)
+        self.versions.update(dict.fromkeys(group_ids, policy_version))
+
+    def score(self, generator: int, scorer: int) -> None:
+        """Scores the scorer's next part of that generator, if there is one."""
+        writer = self.scores[generator][scorer]
+        number = writer.parts * SCORERS + scorer
+        if number >= len(self.parts[generator]):
+            return
+        trajectories = self.parts[generator][number]
+        first_row_id = sum(len(part) for part in self.parts[generator][:number])
+        rewards = [reward_of(trajectory) for trajectory in trajectories]
+        writer.write(score_rows(first_row_id, rewards), tokens=tokens_of(trajectories))
+        while self.num_passed[generator] < len(self.parts[generator]) and self._is_scored(generator):
+            part = self.parts[generator][self.num_passed[generator]]
+            self.waiting[generator] += dict.fromkeys(trajectory.request.group_id for trajectory in part)
+            self.num_passed[generator] += 1
+
+    def _is_scored(self, generator: int) -> bool:
+        round_, scorer = divmod(self.num_passed[generator], SCORERS)
+        return self.scores[generator][scorer].parts > round_
+
+    def first_row_id(self, group: ScoredGroup) -> int:
+        """Where its generator committed it."""
+        trajectories = [trajectory for part in self.parts[group.generator] for trajectory in part]
+        return next(row for row, trajectory in enumerate(trajectories) if trajectory.request.group_id == group.group_id)
+
+    def next_group(self) -> int | None:
+        """The group that a loader should hand out now: of all generators' next ones, that with the oldest weights."""
+        fronts = [(self.versions[groups[0]], groups[0], groups) for groups in self.waiting if groups]
+        return min(fronts)[2].popleft() if fronts else None
+
+    def amounts(self) -> tuple[Amount, Amount]:
+        """(generated, scored)."""
+        writers = [writer for scores in self.scores for writer in scores]
+        scored = [
+            part
+            for generator, parts in enumerate(self.parts)
+            for number, part in enumerate(parts)
+            if self.scores[generator][number % SCORERS].parts > number // SCORERS
+        ]
+        assert sum(len(part) for part in scored) == sum(writer.rows for writer in writers)
+        generated = [trajectory for parts in self.parts for part in parts for trajectory in part]
+        return amount_of(generated), amount_of([trajectory for part in scored for trajectory in part])
+
+    def loader(self, state: list[dict[str, Any]] | None = None) -> RolloutLoader:
+        return RolloutLoader(self.store, **SHAPE, vocab_size=VOCAB_SIZE, state=state)
+
+
+def reward_of(trajectory: Trajectory) -> float | None:
+    """Tells trajectories apart; every fifth one's verification fails."""
+    number = trajectory.request.group_id * GROUP_SIZE + trajectory.request.sample_index
+    return None if number % 5 == 4 else number / 8
+
+
+def tokens_of(trajectories: list[Trajectory]) -> int:
+    return sum(len(trajectory.response.tokens) for trajectory in trajectories)
+
+
+def amount_of(trajectories: list[Trajectory]) -> Amount:
+    return Amount(rollouts=len(trajectories), tokens=tokens_of(trajectories))
+
+
+def through_json(state: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    copy: list[dict[str, Any]] = json.loads(json.dumps(state))
+    return copy
+
+
+def take_all(loader: RolloutLoader) -> list[ScoredGroup]:
+    """What an undamaged run holds."""
+    groups = list(iter(loader.take, None))
+    assert all(isinstance(group, ScoredGroup) for group in groups)
+    return groups  # type: ignore[return-value]
+
+
+@pytest.fixture
+def run(make_trajectories: MakeTrajectories) -> StoredRun:
+    """Three parts a generator, of 1 to 3 groups, all scored."""
+    run = StoredRun(make_trajectories)
+    for generator, parts in enumerate([[(2, 0), (1, 1), (3, 4)], [(1, 0), (3, 2), (2, 3)]]):
+        for num_groups, policy_version in parts:
+            run.generate(generator, num_groups, policy_version)
+        for scorer in (0, 1, 0):
+            run.score(generator, scorer)
+    return run
+
+
+def test_groups_of_all_generators_come_out_once_each_and_oldest_weights_first(run: StoredRun) -> None:
+    groups = take_all(run.loader())
+    assert [group.group_id for group in groups] == [0, 1, 2, 4, 3, 5, 7, 9, 11, 6, 8, 10]
+    assert [group.min_policy_version for group in groups] == [0, 0, 0, 1, 2, 2, 2, 3, 3, 4, 4, 4]
+
+
+def test_a_group_brings_its_trajectories_and_their_scores_together(run: StoredRun) -> None:
+    all_of = [trajectory for parts in run.parts for part in parts for trajectory in part]
+    trajectories = {(each.request.group_id, each.request.sample_index): each for each in all_of}
+    for group in take_all(run.loader()):
+        members = [trajectories.pop((group.group_id, index)) for index in range(GROUP_SIZE)]
+        assert group.generator == group.group_id % GENERATORS
+        assert group.rewards == [reward_of(member) for member in members]
+        assert [tokens.tolist() for tokens in group.prompt_tokens] == [list(m.request.prompt_tokens) for m in members]
+        assert [tokens.tolist() for tokens in group.response_tokens] == [list(m.response.tokens) for m in members]
+        for logprobs, mask, member in zip(group.rollout_logprobs, group.loss_mask, members, strict=True):
+            assert logprobs.tolist() == pytest.approx(member.response.rollout_logprobs, rel=1e-6)
+            assert mask.tolist() == [1] * len(member.response.tokens)
+        assert (group.temperature, group.incarnation) == (0.5, 1)
+        assert group.min_policy_version == members[0].response.version_spans[0][0] == group.part_max_policy_version
+        assert group.first_row_id == run.first_row_id(group)
+        assert group.amount() == amount_of(members)
+        assert group.amount([1]) == amount_of(members[1:])
+    assert not trajectories
+
+
+def test_a_loader_resumed_anywhere_goes_on_with_exactly_the_remaining_groups(run: StoredRun) -> None:
+    everything = [group.group_id for group in take_all(run.loader())]
+    for num_taken in range(len(everything) + 1):
+        loader = run.loader()
+        for _ in range(num_taken):
+            loader.take()
+        resumed = run.loader(through_json(loader.state()))
+        assert resumed.consumed() == loader.consumed()
+        assert resumed.state() == loader.state()
+        assert [group.group_id for group in take_all(resumed)] == everything[num_taken:]
+
+
+def test_what_was_consumed_is_the_sum_of_the_groups_taken(run: StoredRun) -> None:
+    loader, taken = run.loader(), Amount()
+    assert loader.consumed() == [taken] * GENERATORS
+    while (group := loader.take()) is not None:
+        taken += group.amount()
+        assert sum(loader.consumed(), Amount()) == taken
+    assert taken == run.amounts()[0]
+
+
+actions = st.one_of(
+    st.tuples(st.just("generate"), st.integers(0, 1), st.integers(1, 3)),
+    st.tuples(st.just("score"), st.integers(0, 1), st.integers(0, 1)),
+    st.tuples(st.just("take"), st.just(0), st.integers(1, 3)),
+    st.tuples(st.just("resume"), st.just(0), st.just(0)),
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=st.lists(actions, max_size=40))
+def test_whatever_happens_in_whatever_order_each_group_comes_out_once_and_every_trajectory_is_counted(
+    data: list[tuple[str, int, int]], make_trajectories: MakeTrajectories
+) -> None:
+    run = StoredRun(make_trajectories)
+    loader, look, taken = run.loader(), CommittedAmounts(run.store, **SHAPE), Amount()
+    for time, (action, first, second) in enumerate(data):
+        if action == "generate":
+            run.generate(first, second, policy_version=time // 4)
+        elif action == "score":
+            run.score(first, second)
+        elif action == "resume":
+            loader = run.loader(through_json(loader.state()))
+        else:
+            for _ in range(second):
+                group, expected = loader.take(), run.next_group()
+                assert (group.group_id if isinstance(group, ScoredGroup) else group) == expected
+                taken += group.amount() if group else Amount()
+        assert sum(loader.consumed(), Amount()) == taken
+        assert look.look() == run.amounts()
+
+
+def test_there_is_nothing_to_take_of_a_run_that_has_not_begun() -> None:
+    loader = RolloutLoader(MemoryStore(f"test-{uuid.uuid4().hex}"), **SHAPE, vocab_size=VOCAB_SIZE, state=None)
+    assert loader.take() is None
+    assert loader.consumed() == [Amount()] * GENERATORS
+
+
+@pytest.mark.parametrize(("first_row_id", "rows"), [(4, 4), (0, 2), (0, 6)])
+def test_scores_that_do_not_match_the_rows_are_corrupt_and_named(
+    make_trajectories: MakeTrajectories, first_row_id: int, rows: int
+) -> None:
+    run = StoredRun(make_trajectories)
+    run.generate(1, num_groups=2, policy_version=0)
+    record = run.scores[1][0].write(score_rows(first_row_id, [1.0] * rows), tokens=0)
+    with pytest.raises(StreamCorrupt) as caught:
+        run.loader().take()
+    assert (caught.value.file, caught.value.record) == (f"streams/scores/r/1/0-of-2/{record.file}", record.seq)
+    assert caught.value.reason == f"holds the scores of {rows} rows from {first_row_id} on, expected 4 from 0 on"
+
+
+def test_scores_of_a_part_that_does_not_exist_are_corrupt(make_trajectories: MakeTrajectories) -> None:
+    run = StoredRun(make_trajectories)
+    run.scores[1][0].write(score_rows(0, [1.0] * 4), tokens=0)
+    with pytest.raises(StreamCorrupt, match=r"streams/trajectories/1: part 0 is missing, but it was scored"):
+        run.loader().take()
+
+
+def damage(store: MemoryStore, stream: str, part: int) -> int:
+    """Flips one bit in the file of a part; returns the number of its record."""
+    reader = LogReader(store, stream)
+    while (record := reader.next()) is not None:
+        if record.kind == "data" and record.part == part:
+            file = store.local_path(f"{stream}/{record.file}")
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 1
+            file.write_bytes(data)
+            return record.seq
+    raise AssertionError(f"{stream} has no part {part}")
+
+
+@pytest.mark.parametrize("stream", [layout.trajectories(0), layout.scores("r", 0, 1, SCORERS)])
+def test_a_damaged_part_is_handed_out_as_lost_and_the_parts_around_it_as_they_are(run: StoredRun, stream: str) -> None:
+    # Part 1 of generator 0's trajectories is part 0 of what scorer 1 made of them.
+    damage(run.store, stream, part=1 if stream == layout.trajectories(0) else 0)
+    loader = run.loader()
+    taken = list(iter(loader.take, None))
+    lost = [part for part in taken if isinstance(part, LostPart)]
+    assert [(part.generator, part.record.part, part.record.last_group_id) for part in lost] == [(0, 1, 4)]
+    assert lost[0].amount() == amount_of(run.parts[0][1])
+    assert lost[0].reason.startswith(stream)
+    groups = [group.group_id for group in taken if isinstance(group, ScoredGroup)]
+    assert groups == [0, 1, 2, 3, 5, 7, 9, 11, 6, 8, 10]
+    assert loader.consumed() == [amount_of([each for part in parts for each in part]) for parts in run.parts]
+
+
+def test_of_a_part_that_was_taken_in_part_only_the_rest_is_lost(run: StoredRun) -> None:
+    loader = run.loader()
+    first = [loader.take() for _ in range(6)]
+    assert [group.group_id for group in first if isinstance(group, ScoredGroup)][-2:] == [3, 5]
+    damage(run.store, layout.trajectories(1), part=1)
+    resumed = run.loader(through_json(loader.state()))
+    rest = list(iter(resumed.take, None))
+    (lost,) = [part for part in rest if isinstance(part, LostPart)]
+    assert lost.amount() == amount_of(
+        [trajectory for trajectory in run.parts[1][1] if trajectory.request.group_id == 7]
+    )
+    assert [group.group_id for group in rest if isinstance(group, ScoredGroup)] == [9, 11, 6, 8, 10]
+    assert resumed.consumed() == [amount_of([each for part in parts for each in part]) for parts in run.parts]
+
+
+def test_tokens_of_another_vocabulary_are_refused_by_name(make_trajectories: MakeTrajectories) -> None:
+    run = StoredRun(make_trajectories, vocab_size=16)
+    run.generate(0, num_groups=1, policy_version=0)
+    run.score(0, 0)
+    with pytest.raises(StreamCorrupt, match="of a vocabulary of 16, but the policy's has 15"):
+        run.loader().take()

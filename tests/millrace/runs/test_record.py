@@ -1,0 +1,158 @@
+"""The record of a run."""
+
+import json
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from configs.schema import RunConfig
+from configs.stored import config_hash
+from millrace.errors import RunExists, RunMissing
+from millrace.runs.record import (
+    Attempt,
+    attempt_of_step,
+    create_run,
+    differences,
+    end_attempt,
+    how_attempt_ended,
+    latest_attempt,
+    provenance,
+    read_attempt,
+    read_run,
+    resume_run,
+)
+from storage.checkpoints import CheckpointWriter
+from storage.stores.base import BytesLike, Store
+from storage.stores.memory import MemoryStore
+
+CONFIG = {"training": {"max_steps": 3}}
+
+
+def test_a_run_id_is_claimed_once(memory_store: Store) -> None:
+    create_run(memory_store, "mine", CONFIG)
+    with pytest.raises(RunExists, match=r"'mine'.*--resume"):
+        create_run(memory_store, "mine", CONFIG)
+    assert read_run(memory_store)["run_id"] == "mine"
+
+
+def test_each_start_is_an_attempt_of_its_own_and_reads_back_as_it_was(memory_store: Store) -> None:
+    attempts = [create_run(memory_store, "mine", CONFIG)]
+    attempts += [resume_run(memory_store, {"training": {"max_steps": steps}}) for steps in (4, 5)]
+    assert [attempt.number for attempt in attempts] == [0, 1, 2]
+    assert [read_attempt(memory_store, number) for number in range(3)] == attempts
+    assert latest_attempt(memory_store) == attempts[2]
+
+
+def test_an_attempt_says_what_made_its_numbers(memory_store: Store) -> None:
+    made_by = create_run(memory_store, "mine", CONFIG).provenance
+    assert {"torch", "pyarrow", "prefect"} <= made_by.dependencies.keys()
+    assert None not in made_by.dependencies.values()
+    assert made_by.cpu, "the same code on another CPU may round otherwise"
+
+
+def test_an_attempt_keeps_the_hash_of_its_own_config(memory_store: Store) -> None:
+    first = RunConfig.model_validate({"training": {"max_steps": 3}})
+    other = RunConfig.model_validate({"training": {"max_steps": 4}})
+    create_run(memory_store, "mine", first.model_dump(mode="json"))
+    resume_run(memory_store, other.model_dump(mode="json"))
+    kept = [read_attempt(memory_store, number).provenance.config_hash for number in range(2)]
+    assert kept == [config_hash(config.model_dump(mode="json")) for config in (first, other)]
+
+
+def test_configs_stored_under_old_keys_are_read_under_today_s(memory_store: Store) -> None:
+    old = RunConfig.model_validate({"training": {"max_steps": 3}}).model_dump(mode="json")
+    bootstrap = old["model"]["bootstrap"]
+    bootstrap["slip_rate"] = 0.25
+    bootstrap["target_fluency"] = 0.5
+    del bootstrap["error_rate"], bootstrap["target_imitation_rate"]
+    create_run(memory_store, "mine", old)
+    resume_run(memory_store, old)
+    for number in range(2):
+        read = RunConfig.model_validate(read_attempt(memory_store, number).config).model.bootstrap
+        assert (read.error_rate, read.target_imitation_rate) == (0.25, 0.5)
+    stored = json.loads(bytes(memory_store.get("run.json")))["config"]["model"]["bootstrap"]
+    assert stored["slip_rate"] == 0.25, "what is stored stays as it is"
+
+
+@pytest.mark.parametrize(("mode", "bound"), [("async", 4), ("sync", 0)])
+def test_an_attempt_knows_the_staleness_bound_in_force(mode: str, bound: int) -> None:
+    config = {"pipeline": {"mode": mode}, "staleness": {"max_staleness": 4}}
+    assert Attempt(number=0, config=config, t_started=0.0).max_staleness == bound
+
+
+def test_records_of_before_cpu_and_hash_were_kept_read_as_ever(memory_store: Store) -> None:
+    create_run(memory_store, "mine", CONFIG)
+    record = json.loads(bytes(memory_store.get("run.json")))
+    del record["provenance"]["cpu"], record["provenance"]["config_hash"]
+    memory_store.put("run.json", json.dumps(record).encode())
+    made_by = read_attempt(memory_store, 0).provenance
+    assert made_by.cpu is made_by.config_hash is None
+    assert differences(made_by, provenance()) == {}, "what is not known does not differ"
+
+
+def test_what_differs_between_two_processes_is_named_with_both_values() -> None:
+    ours = provenance(CONFIG)
+    theirs = replace(
+        ours,
+        cpu="an abacus",
+        commit="0123abcd",
+        config_hash="another",
+        dependencies=ours.dependencies | {"torch": "0.1", "abacus": "1"},
+    )
+    assert differences(ours, ours) == {}
+    assert differences(ours, theirs) == {
+        "commit": (ours.commit, "0123abcd"),
+        "cpu": (ours.cpu, "an abacus"),
+        "dependencies.torch": (ours.dependencies["torch"], "0.1"),
+    }
+
+
+def test_a_step_belongs_to_the_last_attempt_that_went_on_from_before_it(memory_store: Store) -> None:
+    create_run(memory_store, "mine", CONFIG)
+    checkpoints = CheckpointWriter(memory_store)
+    # Attempt 1 was over before it had made a checkpoint.
+    for step in (2, 2, 5):
+        checkpoints.commit(step, {}, {})
+        resume_run(memory_store, CONFIG)
+    assert [attempt_of_step(memory_store, step).number for step in range(1, 8)] == [0, 0, 2, 2, 2, 3, 3]
+
+
+def test_the_first_word_on_how_an_attempt_ended_stays(memory_store: Store) -> None:
+    assert how_attempt_ended(memory_store, 0) is None
+    end_attempt(memory_store, 0, "finished")
+    end_attempt(memory_store, 0, "stopped")
+    assert how_attempt_ended(memory_store, 0) == "finished"
+    assert how_attempt_ended(memory_store, 1) is None
+
+
+def test_where_there_is_no_run_that_is_said() -> None:
+    with pytest.raises(RunMissing, match=r"run\.json"):
+        latest_attempt(MemoryStore("test-empty"))
+
+
+class LostReplies(MemoryStore):
+    """Creates, and says that something was there: as an object store does whose first reply was lost."""
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        super().put_if_absent(path, data)
+        return False
+
+
+def test_a_lost_reply_is_not_another_controller() -> None:
+    store = LostReplies(f"test-{uuid.uuid4().hex}")
+    assert create_run(store, "mine", {}).number == 0
+    assert resume_run(store, {}).number == 1
+    with pytest.raises(RunExists):
+        create_run(store, "mine", {"other": 1})
+
+
+def test_an_attempt_ends_at_the_run_s_last_step_or_where_its_own_budget_is_spent(memory_store: Store) -> None:
+    def config(budget: int | None) -> dict[str, object]:
+        return {"training": {"max_steps": 10}, "budget": {"max_steps": budget}}
+
+    assert create_run(memory_store, "mine", config(4)).stop_at_step == 4
+    assert resume_run(memory_store, config(None)).stop_at_step == 10
+    CheckpointWriter(memory_store).commit(4, {}, {})
+    assert resume_run(memory_store, config(3)).stop_at_step == 7
+    assert resume_run(memory_store, config(8)).stop_at_step == 10

@@ -1,0 +1,91 @@
+"""Heartbeats between a controller and the hosts of its stages."""
+
+import time
+from collections.abc import Callable
+
+from millrace.runtime.heartbeat import HeartbeatMonitor, HeartbeatPublisher
+from storage.errors import StoreUnreachable
+from storage.progress import read_status
+from storage.stores.base import BytesLike, Store
+from storage.stores.memory import MemoryStore
+
+
+def publisher(store: Store, owner_id: str, draining: Callable[[], bool] = lambda: False) -> HeartbeatPublisher:
+    return HeartbeatPublisher(store, "place-train", 0, owner_id=owner_id, doing="on host-3", draining=draining)
+
+
+def test_a_publisher_says_whose_it_is_where_and_whether_it_drains_and_at_last_that_it_has_stopped(
+    memory_store: Store,
+) -> None:
+    draining = False
+    with publisher(memory_store, "run-1", lambda: draining) as us:
+        assert read_status(memory_store, "place-train", 0) | {"t": 0} == {
+            "of": "run-1", "doing": "on host-3", "draining": False, "beat": 1, "t": 0,
+        }  # fmt: skip
+        draining = True
+        us.publish(ended=True, sentence="what went wrong")
+        status = read_status(memory_store, "place-train", 0)
+        assert (status["draining"], status["ended"], status["sentence"], status["beat"]) == (
+            True,
+            True,
+            "what went wrong",
+            2,
+        )
+    assert read_status(memory_store, "place-train", 0)["doing"] == "stopped"
+
+
+def test_a_monitor_counts_silence_from_the_last_heartbeat_that_was_new_to_it(memory_store: Store) -> None:
+    monitor = HeartbeatMonitor(memory_store, "place-train", 0)
+    with publisher(memory_store, "run-1") as us:
+        time.sleep(0.3)
+        assert monitor.look() < 0.3
+        assert monitor.owner_id == "run-1"
+        time.sleep(0.3)
+        assert monitor.look() >= 0.3
+        us.publish()
+        assert monitor.look() < 0.3
+
+
+def test_a_successor_that_counts_from_the_beginning_is_new(memory_store: Store) -> None:
+    monitor = HeartbeatMonitor(memory_store, "place-train", 0)
+    for owner_id in ("run-1", "run-2"):
+        publisher(memory_store, owner_id).publish()
+        time.sleep(0.3)
+        assert monitor.look() < 0.3
+        assert monitor.owner_id == owner_id
+
+
+def test_a_publisher_that_never_wrote_has_been_silent_since_the_monitor_began(memory_store: Store) -> None:
+    monitor = HeartbeatMonitor(memory_store, "place-train", 0)
+    time.sleep(0.3)
+    assert monitor.look() >= 0.3
+    assert monitor.status == {}
+
+
+class Unreachable(MemoryStore):
+    """Out of reach when told so."""
+
+    away = False
+
+    def get(self, path: str) -> memoryview:
+        self._check()
+        return super().get(path)
+
+    def put(self, path: str, data: BytesLike) -> None:
+        self._check()
+        super().put(path, data)
+
+    def _check(self) -> None:
+        if self.away:
+            raise StoreUnreachable("the link is cut")
+
+
+def test_a_store_out_of_reach_is_silence_to_a_monitor_and_no_fault_of_a_publisher() -> None:
+    store = Unreachable("test-hosts-out-of-reach")
+    monitor = HeartbeatMonitor(store, "place-train", 0)
+    with publisher(store, "run-1"):
+        monitor.look()
+        store.away = True
+        time.sleep(0.3)
+        assert monitor.look() >= 0.3
+        assert monitor.owner_id == "run-1"

@@ -1,0 +1,251 @@
+"""What every stage process has in common."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from configs.schema import RunConfig, TrainingConfig
+from millrace.runs.record import create_run
+from millrace.runtime.arguments import StageArguments
+from millrace.runtime.exit_codes import ERROR_PREFIX, USER_ERROR
+from millrace.runtime.messages import Event, Heartbeat, read_line
+from millrace.runtime.stage import Stage, drain_on_signals
+from storage import layout
+from storage.progress import read_progress
+from storage.schema import METRIC
+from storage.stores.base import Store
+from storage.stores.local import LocalStore
+from storage.streams.stream import StreamReader
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return LocalStore(tmp_path)
+
+
+def stage(store: Store, attempt: int = 0) -> Stage:
+    arguments = StageArguments(run_url=store.url, attempt=attempt, replica=0, handover=Path("/nowhere"))
+    return Stage(
+        name="generate", arguments=arguments, config=RunConfig(training=TrainingConfig(max_steps=1)), store=store
+    )
+
+
+def status(store: Store) -> dict:
+    return read_progress(store)["generate-0"]
+
+
+def test_a_restarted_stage_goes_on_counting_and_signs_with_its_own_time_and_attempt(store: Store) -> None:
+    first = stage(store)
+    with first.busy("generate"):
+        first.progress(tokens=5)
+    first.close()
+    before = status(store)
+    second = stage(store, attempt=1)
+    second.progress(now=True, tokens=second.value("tokens") + 2)
+    after = status(store)
+    assert after["tokens"] == 7
+    assert after["seconds"] == before["seconds"]
+    assert after["attempt"] == 1
+    assert after["t"] > before["t"]
+    assert after["doing"] == "starting"
+
+
+def test_waiting_in_vain_is_idle_and_the_look_that_finds_something_is_work(store: Store) -> None:
+    waiting = stage(store)
+    looks = iter([False, False, True])
+
+    def look() -> bool:
+        found = next(looks)
+        if found:
+            with waiting.busy("update_weights"):
+                time.sleep(0.01)
+        return found
+
+    assert waiting.wait(look, why="waiting for anything")
+    waiting.close()
+    seconds = status(store)["seconds"]
+    assert set(seconds) == {"idle", "loading", "update_weights"}
+    assert seconds["update_weights"] >= 0.01
+    assert seconds["idle"] > 0
+
+
+def test_a_stage_that_is_asked_to_drain_stops_waiting(store: Store) -> None:
+    asked = stage(store)
+    asked.draining = True
+    assert not asked.wait(lambda: False, why="waiting for ever")
+
+
+SEND_SIGNALS = """
+import os, random, sys, time
+for _ in range(3000):
+    os.kill(int(sys.argv[1]), 15)
+    time.sleep(random.random() / 1000)
+"""
+
+
+def test_a_signal_may_come_at_any_moment_of_a_wait(store: Store) -> None:
+    waiting = stage(store)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    drain_on_signals(waiting)
+    # From another process: signals sent by a thread only ever meet this one where it lets go of the interpreter.
+    sender = subprocess.Popen([sys.executable, "-c", SEND_SIGNALS, str(os.getpid())])
+    drained = 0
+    try:
+        while sender.poll() is None:
+            waiting.draining = False
+            drained += not waiting.wait(lambda: sender.poll() is not None, why="waiting for the signals to end")
+    finally:
+        sender.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert drained > 100
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[Heartbeat | Event | str]:
+    """What was said since the last look."""
+    return [read_line(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def looks_in_vain(waiting: Stage, most: int, within: str | None = None) -> Callable[[], bool]:
+    """A condition that never holds; after so many looks the stage is asked to drain."""
+    looks = iter(range(most))
+
+    def look() -> bool:
+        if within is not None:
+            with waiting.busy(within):
+                pass
+        waiting.draining = next(looks, None) is None
+        return False
+
+    return look
+
+
+def test_a_stage_says_at_once_what_it_is_at_and_whether_it_is_ready(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    working = stage(store)
+    with working.loading():
+        pass
+    working.ready("generator 0 ready")
+    with working.busy("generate"):
+        pass
+    assert not working.wait(looks_in_vain(working, 1), why="waiting for weights")
+    assert lines(capsys) == [
+        Heartbeat(doing="loading the model", ready=False),
+        Heartbeat(doing="loading the model", ready=True),
+        "generator 0 ready",
+        Heartbeat(doing="generate", ready=True),
+        Heartbeat(doing="waiting for weights", ready=True),
+    ]
+
+
+def test_a_stage_beats_at_most_once_a_second_while_it_is_at_the_same(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = stage(store)
+    started = time.monotonic()
+    waiting.wait(looks_in_vain(waiting, 100), why="waiting for weights")
+    said = lines(capsys)
+    assert set(said) == {Heartbeat(doing="waiting for weights", ready=False)}
+    assert len(said) <= 1 + (time.monotonic() - started)
+
+
+def test_a_stage_that_does_something_while_it_waits_says_afterwards_that_it_waits(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = stage(store)
+    waiting.wait(looks_in_vain(waiting, 1, within="update_weights"), why="waiting for room")
+    doing = [heartbeat.doing for heartbeat in lines(capsys) if isinstance(heartbeat, Heartbeat)]
+    assert doing == ["update_weights", "waiting for room", "update_weights"]
+
+
+def test_a_stage_that_owes_something_is_silent_whatever_else_it_does(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owing = stage(store)
+    owing.owing = True
+    with owing.busy("update_weights"):
+        owing.progress(now=True, policy_version=3)
+    owing.say("generate")
+    assert lines(capsys) == []
+    owing.owing = False
+    owing.progress()
+    assert lines(capsys) == [Heartbeat(doing="generate", ready=False)]
+
+
+def test_an_event_is_told_and_a_milestone_that_quotes_one_stays_a_milestone(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    telling = stage(store)
+    telling.tell("generator.lost", generator=1, sentence="late – by 30 s")
+    written = capsys.readouterr().out
+    event = read_line(written.rstrip())
+    assert event == Event(kind="generator.lost", payload={"generator": 1, "sentence": "late – by 30 s"})
+    telling.milestone(f"the reward failed of\n{written}")
+    assert [type(line) for line in lines(capsys)] == [str] * 3
+
+
+def test_a_command_line_reads_back_as_it_was_written() -> None:
+    arguments = StageArguments(run_url="/runs/a b", attempt=3, replica=1, handover=Path("/dev/shm/x"))
+    assert StageArguments.parse(arguments.as_argv()) == arguments
+
+
+FOLLOWER = """
+from millrace.errors import InputError
+from millrace.runtime.stage import run_follower
+
+def follow(arguments, config, store):
+    print("nobody hears this")
+    raise InputError(f"{config.name} can't go on")
+
+run_follower("train", 1, follow)
+"""
+
+
+def test_a_rank_that_follows_says_nothing_but_a_last_sentence_and_leaves_no_status_record(store: Store) -> None:
+    create_run(store, "a", RunConfig(training=TrainingConfig(max_steps=1)).model_dump(mode="json"))
+    arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=Path("/nowhere"))
+    ended = subprocess.run(
+        [sys.executable, "-c", FOLLOWER, *arguments.as_argv()], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert ended.returncode == USER_ERROR
+    assert ended.stdout == f"{ERROR_PREFIX}campaign can't go on\n"
+    assert read_progress(store) == {}
+
+
+def times(store: Store, name: str = "generate") -> dict[str, float]:
+    """Seconds that were measured by what they went into, of a stage that has ended."""
+    reader, seconds = StreamReader(store, layout.metrics(name, 0), METRIC), {}
+    while (part := reader.next()) is not None:
+        for row in part.table.to_pylist():
+            seconds[row["name"]] = seconds.get(row["name"], 0.0) + row["value"]
+    return seconds
+
+
+def test_what_a_stages_time_went_into_is_measured_with_what_it_waited_for(store: Store) -> None:
+    working = stage(store)
+    with working.busy("generate"):
+        time.sleep(0.01)
+    assert not working.wait(looks_in_vain(working, 3), why="waiting for room")
+    working.progress(tokens=12)
+    working.close()
+    measured, told = times(store), status(store)["seconds"]
+    assert measured["time/generate/seconds"] == pytest.approx(told["generate"])
+    assert measured["time/waiting for room/seconds"] == pytest.approx(told["idle"])
+    assert measured["total/tokens"] == 12
+
+
+def test_a_stage_that_does_not_last_logs_no_times(store: Store) -> None:
+    arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=Path("/nowhere"))
+    config = RunConfig(training=TrainingConfig(max_steps=1))
+    evaluating = Stage(name="evaluate", arguments=arguments, config=config, store=store)
+    with evaluating.busy("evaluate"):
+        pass
+    evaluating.close()
+    assert times(store, "evaluate") == {}

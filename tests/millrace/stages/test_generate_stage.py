@@ -1,0 +1,165 @@
+"""The generator's loop, with an engine and a transport that do as they are told."""
+
+import re
+
+import pytest
+from support.stages.workshop import TENSORS, Workshop, weights
+from transformers import PreTrainedTokenizerFast
+
+from millrace.errors import WeightsCorrupt
+from millrace.rollouts.arrow import environment_error_of
+from millrace.runtime.messages import Heartbeat, read_line
+from millrace.weights.base import Probe
+from millrace.weights.fingerprint import fingerprint
+from storage import layout
+from storage.progress import read_status
+from storage.schema import TRAJECTORY
+from storage.stores.memory import MemoryStore
+from storage.streams.stream import StreamReader
+
+NOTHING_FINISHES: list[int] = []
+
+
+@pytest.fixture
+def workshop(memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast) -> Workshop:
+    return Workshop(memory_store, tokenizer)
+
+
+def test_nothing_is_asked_of_the_engine_before_the_first_weights(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES)
+    assert workshop.in_flight == set()
+
+
+def test_as_many_groups_are_in_flight_as_a_batch_holds_and_whole_ones_make_room(workshop: Workshop) -> None:
+    workshop.turn([0], new=weights(0))
+    assert (workshop.in_flight, workshop.committed()) == ({1, 2}, [([0], 0)])
+    workshop.turn(NOTHING_FINISHES)
+    assert workshop.in_flight == {1, 2, 3}
+
+
+def test_a_group_that_is_whole_early_waits_for_its_predecessor_and_keeps_its_place_in_flight(
+    workshop: Workshop,
+) -> None:
+    workshop.turn([1, 2], new=weights(0))
+    assert (workshop.in_flight, workshop.committed()) == ({0}, [])
+    workshop.turn([0])
+    assert workshop.committed() == [([0, 1, 2], 0)]
+
+
+def test_what_is_in_flight_goes_on_under_new_weights_and_its_spans_say_so(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    workshop.turn([0, 1], new=weights(1))
+    part = StreamReader(workshop.store, layout.trajectories(0), TRAJECTORY).next()
+    assert part is not None
+    assert part.table["span_versions"].to_pylist() == [[0, 1]] * 4
+    assert part.table["span_starts"].to_pylist() == [[0, 1]] * 4
+
+
+def test_the_newest_version_that_records_name_never_falls(workshop: Workshop) -> None:
+    workshop.turn([1, 2], new=weights(0))
+    workshop.turn([0], new=weights(5))
+    workshop.turn(NOTHING_FINISHES)
+    # Groups 1 and 2 are of version 0 alone, and in the same part; 3 was admitted after it.
+    workshop.turn([3])
+    assert workshop.committed() == [([0, 1, 2], 5), ([3], 5)]
+
+
+def test_weights_of_another_incarnation_throw_away_what_is_in_flight_and_it_is_asked_again(
+    workshop: Workshop,
+) -> None:
+    workshop.turn([0, 2], new=weights(0))
+    workshop.turn([1, 2, 3], new=weights(0, incarnation=1))
+    assert workshop.committed() == [([0], 0), ([1, 2, 3], 0)]
+    assert workshop.in_flight == set()
+
+
+def test_a_stage_that_is_asked_to_drain_does_not_wait_for_what_is_in_flight(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    workshop.stage.draining = True
+    workshop.mailbox.looks = 0
+    workshop.generator.run()
+    assert workshop.mailbox.looks == 0
+    assert workshop.in_flight == {0, 1, 2}
+
+
+def test_damaged_weights_are_reported_and_the_last_good_version_stays(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(3))
+    workshop.turn([0], new=WeightsCorrupt("version 4 is damaged: w"))
+    assert workshop.heard == ["generator 0 continues with version 3: version 4 is damaged: w"]
+    assert workshop.committed() == [([0], 3)]
+
+
+def test_an_update_is_acknowledged_with_version_digest_route_and_pause(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(3, incarnation=2))
+    status = read_status(workshop.store, "generate", 0)
+    assert (status["incarnation"], status["policy_version"]) == (2, 3)
+    assert status["weights_digest"] == fingerprint(TENSORS).digest
+    assert (status["weights_route"], status["pause_seconds"]) == ("shm", 0.25)
+
+
+@pytest.mark.parametrize(("trainer", "alarms"), [(-0.5005, 0), (-0.502, 1)])
+def test_the_probe_raises_an_alarm_with_the_numbers_where_trainer_and_engine_disagree(
+    workshop: Workshop, trainer: float, alarms: int
+) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(7, probe=Probe(tokens=(1, 5), logprobs={3: trainer, 9: -4.0})))
+    workshop.stage.progress(now=True)
+    status = read_status(workshop.store, "generate", 0)
+    assert status["probe_alarms"] == alarms
+    assert status["probe_difference"] == pytest.approx(abs(trainer + 0.5))
+    expected = "disagree about version 7: .* 0.002 nats, more than 0.001 .token 3: -0.50000 .* -0.50200"
+    assert len(workshop.heard) == alarms
+    assert all(re.search(expected, line) for line in workshop.heard)
+
+
+def test_an_environment_that_raises_is_reported_once_and_counted_and_its_trajectories_are_kept_with_the_reason(
+    workshop: Workshop,
+) -> None:
+    workshop.turn([0], new=weights(0))
+    assert workshop.heard == []
+    workshop.engine.environment_error = "OSError: no tool"
+    workshop.turn([1, 2])
+    assert workshop.heard == [
+        "generator 0: environment calculator raised OSError: no tool; "
+        "that trajectory is an error, and later ones are counted without a message"
+    ]
+    workshop.stage.progress(now=True)
+    assert read_status(workshop.store, "generate", 0)["environment_errors"] == 4
+    reader = StreamReader(workshop.store, layout.trajectories(0), TRAJECTORY)
+    first, second = reader.next(), reader.next()
+    assert first is not None
+    assert second is not None
+    errors = [environment_error_of(meta) for part in (first, second) for meta in part.table["meta"].to_pylist()]
+    assert errors == [None] * 2 + ["OSError: no tool"] * 4
+
+
+def beats(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What the generator's heartbeats since the last call say it is doing."""
+    said = [read_line(line) for line in capsys.readouterr().out.splitlines()]
+    return [beat.doing for beat in said if isinstance(beat, Heartbeat)]
+
+
+def test_while_something_is_in_flight_only_what_the_engine_returns_is_progress(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    assert beats(capsys) != [], "it has got weights and taken up work"
+    for version in range(1, 4):
+        workshop.turn(NOTHING_FINISHES, new=weights(version))
+    assert (workshop.engine.policy_version, beats(capsys)) == (3, [])
+    # A group before this one is not whole yet: nothing can be committed, and yet the engine has returned something.
+    workshop.turn([1])
+    assert not workshop.stage.owing
+    workshop.turn([0])
+    assert "commit" in beats(capsys)
+
+
+def test_a_generator_that_waits_for_room_with_nothing_in_flight_shows_progress(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    workshop.turn(NOTHING_FINISHES)
+    assert beats(capsys)[-1] == "generate"
+    for _ in range(100):
+        workshop.turn(range(1000))
+    assert workshop.in_flight == set()
+    assert beats(capsys)[-1] == "waiting for weights or room under max_staleness"

@@ -1,0 +1,66 @@
+"""Aggregation: what each token's loss is multiplied with, so that the sum is the batch's loss."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.errors import InputError
+from millrace.training.losses.aggregation import token_scale
+
+LONGEST = 16
+AGGREGATIONS = ("token_mean", "sequence_mean", "constant")
+lengths = st.lists(st.integers(0, LONGEST), min_size=1, max_size=12).filter(any)
+
+
+def batch_loss(aggregation: str, losses: list[list[float]]) -> float:
+    """Σ scale · loss."""
+    scale_Q = token_scale(aggregation, torch.tensor([len(response) for response in losses]), LONGEST)
+    return sum(scale * loss for scale, response in zip(scale_Q.tolist(), losses, strict=True) for loss in response)
+
+
+def test_the_batchs_loss_is_the_mean_over_tokens_or_over_responses_or_over_what_there_could_have_been() -> None:
+    losses = [[1.0, 2.0, 3.0], [], [6.0]]
+    assert batch_loss("token_mean", losses) == pytest.approx(12 / 4)
+    assert batch_loss("sequence_mean", losses) == pytest.approx((2 + 6) / 2)
+    assert batch_loss("constant", losses) == pytest.approx(12 / (3 * LONGEST))
+
+
+@given(lengths)
+def test_a_loss_of_1_everywhere_has_mean_1_and_the_share_of_tokens_that_there_are_as_the_constants(
+    lengths: list[int],
+) -> None:
+    ones = [[1.0] * length for length in lengths]
+    assert batch_loss("token_mean", ones) == pytest.approx(1)
+    assert batch_loss("sequence_mean", ones) == pytest.approx(1)
+    assert batch_loss("constant", ones) == pytest.approx(sum(lengths) / (len(lengths) * LONGEST))
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@given(lengths=lengths)
+def test_scales_are_float64_and_0_exactly_where_there_is_no_token(aggregation: str, lengths: list[int]) -> None:
+    scale_Q = token_scale(aggregation, torch.tensor(lengths), LONGEST)
+    assert scale_Q.dtype == torch.float64
+    assert (scale_Q > 0).tolist() == [length > 0 for length in lengths]
+
+
+@given(lengths)
+def test_with_responses_of_one_length_the_two_means_are_one(lengths: list[int]) -> None:
+    equal_Q = torch.tensor([max(lengths) if length else 0 for length in lengths])
+    torch.testing.assert_close(
+        token_scale("token_mean", equal_Q, LONGEST), token_scale("sequence_mean", equal_Q, LONGEST)
+    )
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("lengths", [[], [0, 0]])
+def test_a_batch_without_a_token_that_carries_loss_is_refused(aggregation: str, lengths: list[int]) -> None:
+    with pytest.raises(InputError, match=rf"^none of the batch's {len(lengths)} responses has a token that carries"):
+        token_scale(aggregation, torch.tensor(lengths, dtype=torch.int64), LONGEST)
+
+
+def test_an_unknown_aggregation_is_refused_with_those_there_are() -> None:
+    with pytest.raises(
+        InputError, match=r'^there is no aggregation "sum"; expected one of token_mean, sequence_mean, '
+    ):
+        token_scale("sum", torch.tensor([1]), LONGEST)

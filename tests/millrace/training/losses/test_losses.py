@@ -1,0 +1,233 @@
+"""What all losses have in common, and which name stands for which."""
+
+import math
+from copy import deepcopy
+from dataclasses import replace
+from functools import reduce
+from typing import Any, get_args
+
+import pytest
+import torch
+from support.training.bandit import Bandit, judge, pull, pulls, random_bandit, tokens_of, vector
+
+from configs.losses import DecoupledPpoConfig, GeometricMaskConfig, GspoConfig, LossesConfig
+from configs.schema import dotted_fields
+from configs.training import LossName, TrainingConfig
+from millrace.errors import InputError, TrainingDiverged
+from millrace.training.losses.base import Loss, LossTokens, TokenLosses, check_finite
+from millrace.training.losses.factory import LOSSES, check_needs, make_loss
+from storage.schema import TRAJECTORY
+
+NAMES = get_args(LossName)
+TRAINING = TrainingConfig(
+    max_steps=1,
+    max_importance_ratio=2.5,
+    losses=LossesConfig(
+        decoupled_ppo=DecoupledPpoConfig(proximal="interpolated"),
+        geometric_mask=GeometricMaskConfig(low=0.9, high=1.1),
+        gspo=GspoConfig(clip_low=0.2, clip_high=0.3),
+    ),
+)
+ALL = [make_loss(TRAINING, name) for name in NAMES]
+UNBOUNDED = {("ppo_clip", -1.0), ("gspo", -1.0), ("decoupled_ppo", -1.0), ("decoupled_ppo", 1.0)}
+"""Losses whose weight is the ratio itself, and the sign of A with which it is."""
+each_loss = pytest.mark.parametrize("loss", ALL, ids=NAMES)
+
+
+class NeedsReference(Loss):
+    """A loss that would keep the policy near another one."""
+
+    name = "near_reference"
+    needs = frozenset({"rollout_logprobs", "ref_logprobs"})
+
+    def __call__(self, tokens: LossTokens) -> TokenLosses:
+        raise AssertionError("never asked")
+
+
+def test_every_name_a_config_may_hold_is_a_losss_and_every_loss_has_one() -> None:
+    assert set(NAMES) == set(LOSSES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_stands_for_the_loss_of_that_name(name: str) -> None:
+    assert make_loss(TRAINING, name).name == name
+    assert make_loss(TRAINING.model_copy(update={"loss": name})).name == name
+
+
+PARAMETERS: dict[str, tuple[object, list[str]]] = {
+    "max_importance_ratio": (1.2, ["aipo"]),
+    "clip_low": (0.4, ["ppo_clip", "decoupled_ppo"]),
+    "clip_high": (0.6, ["ppo_clip", "decoupled_ppo", "cispo"]),
+    "losses.ppo_clip.dual_clip": (1.5, ["ppo_clip"]),
+    "losses.decoupled_ppo.proximal": ("recomputed", ["decoupled_ppo"]),
+    "losses.tis.max_importance_ratio": (1.5, ["tis"]),
+    "losses.icepop.low": (0.7, ["icepop"]),
+    "losses.icepop.high": (1.3, ["icepop"]),
+    "losses.sequence_mask.low": (0.01, ["sequence_mask"]),
+    "losses.sequence_mask.high": (100, ["sequence_mask"]),
+    "losses.geometric_mask.low": (0.7, ["geometric_mask"]),
+    "losses.geometric_mask.high": (1.3, ["geometric_mask"]),
+    "losses.geometric_mask.max_importance_ratio": (1.1, ["geometric_mask"]),
+    "losses.gspo.clip_low": (0.9, ["gspo"]),
+    "losses.gspo.clip_high": (9, ["gspo"]),
+    "losses.sapo.tau_positive": (2.0, ["sapo"]),
+    "losses.sapo.tau_negative": (3.0, ["sapo"]),
+    "losses.dppo_tv.max_divergence": (0.3, ["dppo_tv"]),
+    "losses.dppo_tv.max_importance_ratio": (1.5, ["dppo_tv"]),
+}
+"""Each parameter of a loss by its key in `training`: a value other than the base has, and the losses that read it."""
+
+
+def test_the_table_has_every_parameter_that_only_one_loss_has() -> None:
+    keys = {f"losses.{key}" for key in dotted_fields(LossesConfig) if "." in key}
+    assert keys == {key for key in PARAMETERS if key.startswith("losses.")}
+
+
+@pytest.mark.parametrize("key", PARAMETERS)
+def test_a_parameter_changes_the_losses_that_have_it_and_no_other(key: str) -> None:
+    value, readers = PARAMETERS[key]
+    # `recomputed` clips against the policy itself, so its bounds would change nothing.
+    base: dict[str, Any] = {"max_steps": 1, "losses": {"decoupled_ppo": {"proximal": "interpolated"}}}
+    changed = deepcopy(base)
+    *sections, name = key.split(".")
+    reduce(lambda found, section: found.setdefault(section, {}), sections, changed)[name] = value
+    defaults, training = TrainingConfig.model_validate(base), TrainingConfig.model_validate(changed)
+    bandits = [random_bandit(seed) for seed in range(4)]
+    differing = [
+        name
+        for name in NAMES
+        if any(
+            not torch.equal(b.gradient(make_loss(training, name)), b.gradient(make_loss(defaults, name)))
+            for b in bandits
+        )
+    ]
+    assert differing == readers
+
+
+def test_an_unknown_name_is_refused_with_those_there_are() -> None:
+    with pytest.raises(InputError, match=r'^there is no loss "grpo"; expected one of aipo, reinforce, .*, topr$'):
+        make_loss(TRAINING, "grpo")
+
+
+def test_every_column_that_a_loss_reads_is_stored() -> None:
+    for loss in ALL:
+        check_needs(loss, TRAJECTORY.names)
+
+
+def test_a_loss_that_reads_a_column_which_is_not_stored_is_refused_in_a_sentence() -> None:
+    with pytest.raises(InputError, match=r"^the loss near_reference reads ref_logprobs, which the stored .* lack; exp"):
+        check_needs(NeedsReference(TRAINING), TRAJECTORY.names)
+
+
+@each_loss
+def test_where_the_ratio_is_1_the_gradient_is_that_of_reinforce(loss: Loss) -> None:
+    on_policy = Bandit(lengths=(1, 3), staleness=(0, 2))
+    expected = on_policy.gradient(make_loss(TRAINING, "reinforce"))
+    torch.testing.assert_close(on_policy.gradient(loss), expected, rtol=1e-15, atol=0)
+
+
+def test_off_policy_no_two_losses_have_the_same_gradient() -> None:
+    bandit = random_bandit(0)
+    gradients = [bandit.gradient(loss) for loss in ALL]
+    same = [(NAMES[i], NAMES[j]) for i in range(len(ALL)) for j in range(i) if torch.equal(gradients[i], gradients[j])]
+    assert same == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+@each_loss
+def test_the_weight_is_what_the_advantage_times_the_gradient_of_the_log_probability_is_multiplied_with(
+    loss: Loss, seed: int
+) -> None:
+    bandit = random_bandit(seed)
+    judged = loss(bandit.tokens())
+    torch.testing.assert_close(
+        pulls(loss, bandit.tokens()), judged.weight * bandit.advantages_N, rtol=1e-12, atol=1e-15
+    )
+
+
+@each_loss
+def test_only_the_loss_itself_has_a_gradient_and_all_is_of_the_tokens_shape_and_format(loss: Loss) -> None:
+    tokens = tokens_of(
+        torch.full((3,), -1.0, requires_grad=True), torch.full((3,), -1.5), torch.ones(3), lengths=(2, 1)
+    )
+    judged = loss(tokens)
+    assert [tensor.requires_grad for tensor in judged] == [True, False, False, False]
+    assert {tensor.shape for tensor in judged} == {(3,)}
+    assert [tensor.dtype for tensor in judged] == [torch.float32] * 3 + [torch.bool]
+
+
+@each_loss
+def test_the_importance_ratio_is_the_tokens_own_and_unclipped(loss: Loss) -> None:
+    bandit = random_bandit(3)
+    assert torch.equal(loss(bandit.tokens()).importance_ratio, bandit.ratio(bandit.logits_NV))
+
+
+@each_loss
+def test_a_microbatch_without_tokens_has_no_losses(loss: Loss) -> None:
+    judged = loss(tokens_of(vector(requires_grad=True), vector(), vector(), lengths=(0, 0)))
+    assert judged.loss.shape == judged.weight.shape == (0,)
+    judged.loss.sum().backward()
+
+
+@each_loss
+def test_the_losses_of_a_response_do_not_depend_on_other_responses(loss: Loss) -> None:
+    bandit = random_bandit(5)
+    tokens = bandit.tokens()
+    together = loss(tokens)
+    for response in range(tokens.num_responses):
+        own_N = tokens.response_N == response
+        alone = loss(
+            LossTokens(
+                trainer_logprobs_N=tokens.trainer_logprobs_N[own_N],
+                rollout_logprobs_N=tokens.rollout_logprobs_N[own_N],
+                advantages_N=tokens.advantages_N[own_N],
+                response_N=torch.zeros(int(own_N.sum()), dtype=torch.int64),
+                num_responses=1,
+                staleness_N=tokens.staleness_N[own_N],
+            )
+        )
+        for part, whole in zip(alone, together, strict=True):
+            assert torch.equal(part, whole[own_N])
+
+
+@pytest.mark.parametrize("log_ratio", [1000.0, -1000.0])
+@each_loss
+def test_a_token_without_advantage_has_neither_loss_nor_gradient_however_far_its_ratio(
+    loss: Loss, log_ratio: float
+) -> None:
+    assert judge(loss, -1.0, -1.0 - log_ratio, 0.0).loss.item() == 0.0
+    assert pull(loss, -1.0, -1.0 - log_ratio, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@each_loss
+def test_where_the_ratio_overflows_the_pull_is_finite_or_an_unbounded_losss(loss: Loss, advantage: float) -> None:
+    pulled = pull(loss, -1.0, -1001.0, advantage)
+    assert math.isfinite(pulled) == ((loss.name, advantage) not in UNBOUNDED)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@each_loss
+def test_where_the_ratio_vanishes_a_token_pulls_not_at_all_unless_good_ones_weigh_1(
+    loss: Loss, advantage: float
+) -> None:
+    by_1 = loss.name == "reinforce" or (loss.name == "topr" and advantage > 0)
+    assert pull(loss, -1001.0, -1.0, advantage) == (advantage if by_1 else 0.0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("trainer_logprobs_N", "log π of the trained policy"),
+        ("rollout_logprobs_N", "log μ of the policy that sampled"),
+        ("advantages_N", "the advantage"),
+    ],
+)
+def test_what_is_not_finite_is_refused_with_its_name_and_how_much_of_it_there_is(
+    column: str, words: str, value: float
+) -> None:
+    sound = tokens_of(vector(-1.0, -2.0, -3.0), vector(-1.0, -1.0, -1.0), vector(1.0, 0.0, -1.0))
+    check_finite(sound)
+    with pytest.raises(TrainingDiverged, match=rf"^{words} is {value} at 1 of 3 tokens that carry loss; expected fini"):
+        check_finite(replace(sound, **{column: vector(-1.0, value, -1.0)}))

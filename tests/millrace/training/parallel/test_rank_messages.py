@@ -1,0 +1,61 @@
+"""Samples travel from rank 0 to the others bit for bit."""
+
+import math
+from dataclasses import fields
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from millrace.training.batch import Sample
+from millrace.training.parallel.messages import pack, unpack
+
+# Every bit pattern, infinities and NaNs included: a loss refuses them, messages keep them.
+FLOATS = st.floats(width=64)
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Sample:
+    prompt, response = draw(st.integers(1, 5)), draw(st.integers(0, 5))
+    return Sample(
+        prompt_tokens=draw(arrays(np.int32, prompt)),
+        response_tokens=draw(arrays(np.int32, response)),
+        rollout_logprobs=draw(arrays(np.float32, response)),
+        loss_mask=draw(arrays(np.uint8, response)),
+        temperature=draw(FLOATS),
+        advantage=draw(FLOATS),
+        staleness=draw(st.integers(0, 2**40)),
+    )
+
+
+def same(one: object, other: object) -> bool:
+    """Equal in type and to the last bit."""
+    if isinstance(one, np.ndarray):
+        assert isinstance(other, np.ndarray)
+        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    both_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
+    return type(one) is type(other) and (one == other or both_nan)
+
+
+@given(st.lists(samples(), min_size=1, max_size=6))
+def test_samples_arrive_bit_for_bit_and_in_their_order(sent: list[Sample]) -> None:
+    arrived = unpack(pack(sent))
+    assert len(arrived) == len(sent)
+    for one, other in zip(sent, arrived, strict=True):
+        for field in fields(Sample):
+            assert same(getattr(one, field.name), getattr(other, field.name)), field.name
+
+
+def test_samples_that_arrived_are_writeable() -> None:
+    sent = Sample(
+        prompt_tokens=np.array([1], np.int32),
+        response_tokens=np.array([2], np.int32),
+        rollout_logprobs=np.array([-1.0], np.float32),
+        loss_mask=np.array([1], np.uint8),
+        temperature=1.0,
+        advantage=0.5,
+        staleness=0,
+    )
+    (arrived,) = unpack(pack([sent]))
+    assert arrived.response_tokens.flags.writeable

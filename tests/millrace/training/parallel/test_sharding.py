@@ -1,0 +1,127 @@
+"""A policy that is spread over ranks learns what one that is alone learns.
+
+What is compared was computed by torchrun's processes: see `support.training.sharded_trainers`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.training.sharded_trainers import CASES, LAYOUTS, Report, launch, make_trainer, samples, tiny_llama
+
+from millrace.errors import InputError
+from millrace.training.parallel.ranks import ALONE, mesh_of_one
+from millrace.training.parallel.sharding import full_tensors, shard
+from millrace.training.parallel.tensor import split_layer
+from millrace.training.policy import PackedPolicy
+
+SPREAD = [(name, f"{data}x{tensor}") for layouts in LAYOUTS.values() for data, tensor in layouts for name in CASES]
+TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
+"""Of what is computed in this type. float32's is its rounding, as float64 shows: nothing else is different."""
+WEIGHTS_TOLERANCE = {"float32": 1e-4, "float64": 1e-13}
+"""After three steps: AdamW takes a gradient that is hardly more than rounding as seriously as any other."""
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Of two ranks and of four."""
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    return {name: found for ranks in LAYOUTS for name, found in launch(ranks, folder / f"{ranks}.json").items()}
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """Whatever group a test makes is gone after it."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def found(reports: Report, case: str, layout: str) -> dict[str, Any]:
+    return reports[f"{case} {layout}"]
+
+
+@pytest.mark.parametrize(("case", "layout"), [one for one in SPREAD if CASES[one[0]].compute_dtype is None])
+def test_ranks_train_to_the_losses_and_weights_of_one(reports: Report, case: str, layout: str) -> None:
+    apart, kind = found(reports, case, layout), str(CASES[case].dtype).removeprefix("torch.")
+    assert apart["start"] == 0.0
+    assert apart["gradient"] <= TOLERANCE[kind]
+    assert apart["grad_norm"] <= TOLERANCE[kind]
+    assert apart["loss"] <= TOLERANCE[kind]
+    # Ratios of 50 and more are among these numbers.
+    assert apart["report"] <= 100 * TOLERANCE[kind]
+    assert apart["weights"] <= WEIGHTS_TOLERANCE[kind]
+    assert apart["next_logprobs"] <= TOLERANCE[kind]
+
+
+@pytest.mark.parametrize(("case", "layout"), SPREAD)
+def test_a_rank_holds_blocks_of_the_weights_where_dtensor_says(reports: Report, case: str, layout: str) -> None:
+    this = found(reports, case, layout)
+    assert this["misplaced_blocks"] == []
+    data, tensor = map(int, layout.split("x"))
+    # Rank 0's: the larger part where something is not divided evenly. Embeddings and norms are whole in each row.
+    assert this["elements_held"] < this["elements"] * (1.1 if tensor == 1 else 1.6) / (data * tensor)
+
+
+@pytest.mark.parametrize(("case", "layout"), [one for one in SPREAD if "lora" in one[0]])
+def test_with_adapters_only_they_learn_and_what_goes_out_is_merged(reports: Report, case: str, layout: str) -> None:
+    this = found(reports, case, layout)
+    assert len(this["moved"]) == 2 * len(["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
+    assert all(
+        name.endswith(("q_proj.weight", "v_proj.weight", "o_proj.weight", "up_proj.weight", "down_proj.weight"))
+        for name in this["moved"]
+    )
+    assert this["with_optimizer_state"] == this["trained"] == 2 * len(this["moved"])
+
+
+@pytest.mark.parametrize(("case", "layout"), [one for one in SPREAD if CASES[one[0]].compute_dtype is not None])
+def test_bfloat16_is_only_for_passes_through_the_layers(reports: Report, case: str, layout: str) -> None:
+    this = found(reports, case, layout)
+    assert this["weights_dtype"] == this["gradient_dtype"] == ["torch.float32"]
+    # Three significant digits are left of what a layer computes.
+    assert 1e-4 < this["gradient"] < 0.1
+    assert 1e-5 < this["loss"] < 0.05
+
+
+@pytest.mark.usefixtures("process_group")
+def test_one_rank_computes_in_bfloat16_and_learns_in_float32() -> None:
+    case = CASES["llama aipo bfloat16"]
+    alone, mixed = make_trainer(case, ALONE, None), make_trainer(case, ALONE, "bfloat16")
+    start = {name: tensor.clone() for name, tensor in full_tensors(mixed.model)}
+    expected, report = alone.step(samples(7, seed=0)), mixed.step(samples(7, seed=0))
+    assert report.loss != expected.loss
+    assert report.loss == pytest.approx(expected.loss, abs=0.05)
+    for name, tensor in full_tensors(mixed.model):
+        assert tensor.dtype == torch.float32, name
+        # AdamW's first step is one learning rate for each element; a bfloat16 of 1 would not move at all.
+        moved = (tensor - start[name]).abs().max().item()
+        assert moved == pytest.approx(1e-3, rel=0.05), name
+
+
+def test_a_policy_that_is_alone_in_its_own_type_is_left_as_it_is() -> None:
+    policy = PackedPolicy(tiny_llama())
+    before = dict(policy.model.named_parameters())
+    shard(policy, ALONE, compute_dtype=torch.float32)
+    assert {name: id(tensor) for name, tensor in policy.model.named_parameters()} == {
+        name: id(tensor) for name, tensor in before.items()
+    }
+    assert all(tensor.data_ptr() == before[name].data_ptr() for name, tensor in full_tensors(policy.model))
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_module_that_the_plan_does_not_know_is_named() -> None:
+    layer = tiny_llama().base_model.get_submodule("layers.0")
+    layer.get_submodule("mlp").router = torch.nn.Linear(32, 8)
+    with pytest.raises(InputError, match=r"^model\.layers\.0\.mlp\.router, a Linear, can't be divided among tensor"):
+        split_layer(layer, "model.layers.0", mesh_of_one(torch.device("cpu"))["tensor"])
+
+
+@pytest.mark.usefixtures("process_group")
+def test_norms_of_all_heads_together_can_not_be_divided() -> None:
+    layer = tiny_llama().base_model.get_submodule("layers.0")
+    layer.get_submodule("self_attn").q_norm = torch.nn.RMSNorm(32)
+    with pytest.raises(InputError, match=r"^model\.layers\.0\.self_attn\.q_norm has weights for 32 features"):
+        split_layer(layer, "model.layers.0", mesh_of_one(torch.device("cpu"))["tensor"])

@@ -1,0 +1,166 @@
+"""Packing: every sample once and whole, no padding, the token budget kept, each position speaking of the next token."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.training.batch import Microbatch, Sample, microbatches, pack
+
+lengths = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=20)
+budgets = st.integers(1, 64)
+ranks = st.integers(1, 5)
+
+
+def sample(prompt: int, response: int, number: int = 0) -> Sample:
+    """A sample of `prompt` + `response` tokens none of which is 0; `number` is its name, kept in the advantage."""
+    return Sample(
+        prompt_tokens=np.arange(1, prompt + 1, dtype=np.int32) + 100 * (number + 1),
+        response_tokens=np.arange(51, 51 + response, dtype=np.int32) + 100 * (number + 1),
+        rollout_logprobs=-np.arange(1, response + 1, dtype=np.float32) - number,
+        loss_mask=(np.arange(response) % 3 != 1).astype(np.uint8),
+        temperature=0.5 + number,
+        advantage=float(number + 1),
+        staleness=number % 4,
+    )
+
+
+def samples(shapes: list[tuple[int, int]]) -> list[Sample]:
+    return [sample(prompt, response, number) for number, (prompt, response) in enumerate(shapes)]
+
+
+def sequences(batch: Microbatch) -> list[np.ndarray]:
+    """The token ids between two borders."""
+    borders = batch.cu_seqlens_Q1.tolist()
+    return [batch.input_ids_S[a:b].numpy() for a, b in pairwise(borders)]
+
+
+@given(lengths, budgets, ranks)
+def test_every_sample_is_in_exactly_one_microbatch_whole_and_nothing_else_is(
+    shapes: list[tuple[int, int]], max_tokens: int, num_ranks: int
+) -> None:
+    given_samples, seen = samples(shapes), []
+    for batch in microbatches(given_samples, max_tokens, num_ranks):
+        seen += batch.places
+        for place, tokens in zip(batch.places, sequences(batch), strict=bool(batch.places)):
+            original = given_samples[place]
+            np.testing.assert_array_equal(tokens, [*original.prompt_tokens, *original.response_tokens])
+    assert sorted(seen) == list(range(len(shapes)))
+
+
+@given(lengths, budgets, ranks)
+def test_no_microbatch_exceeds_the_token_budget_unless_it_is_a_single_sample(
+    shapes: list[tuple[int, int]], max_tokens: int, num_ranks: int
+) -> None:
+    for batch in microbatches(samples(shapes), max_tokens, num_ranks):
+        assert len(batch.input_ids_S) <= max_tokens or len(batch.places) == 1
+
+
+@given(lengths, budgets, ranks)
+def test_all_ranks_get_as_many_and_spare_ranks_a_dummy_token(
+    shapes: list[tuple[int, int]], max_tokens: int, num_ranks: int
+) -> None:
+    found = microbatches(samples(shapes), max_tokens, num_ranks)
+    assert len(found) % num_ranks == 0
+    idle = [batch for batch in found if not batch.places]
+    assert len(idle) < num_ranks
+    for batch in idle:
+        assert (batch.input_ids_S.tolist(), batch.lengths, len(batch.targets_N)) == ([0], (1,), 0)
+
+
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=40), st.integers(40, 200))
+def test_when_nothing_is_longer_than_the_budget_shares_are_within_one_sample_of_each_other(
+    sizes: list[int], max_tokens: int
+) -> None:
+    filled = [len(batch.input_ids_S) for batch in microbatches(samples([(1, n - 1) for n in sizes]), max_tokens)]
+    assert max(filled) - min(filled) <= max(sizes)
+
+
+@given(lengths, budgets)
+def test_a_response_token_is_predicted_from_the_position_before_it(
+    shapes: list[tuple[int, int]], max_tokens: int
+) -> None:
+    for batch in microbatches(samples(shapes), max_tokens):
+        assert torch.equal(batch.input_ids_S[batch.predicts_N + 1], batch.targets_N)
+        # Positions begin anew in each sequence, so none of them is the last of the one before.
+        assert torch.equal(batch.positions_S[batch.predicts_N + 1], batch.positions_S[batch.predicts_N] + 1)
+
+
+@given(lengths, budgets)
+def test_what_is_known_of_a_token_lies_where_the_batch_says(shapes: list[tuple[int, int]], max_tokens: int) -> None:
+    given_samples = samples(shapes)
+    flat = {
+        "rollout_logprobs_N": np.concatenate([one.rollout_logprobs for one in given_samples]),
+        "loss_mask_N": np.concatenate([one.loss_mask for one in given_samples]).astype(bool),
+        "targets_N": np.concatenate([one.response_tokens for one in given_samples]),
+    }
+    places = np.repeat(np.arange(len(shapes)), [response for _, response in shapes])
+    for batch in microbatches(given_samples, max_tokens):
+        at = batch.in_batch_N.numpy()
+        for name, values in flat.items():
+            np.testing.assert_array_equal(getattr(batch, name).numpy(), values[at], err_msg=name)
+        np.testing.assert_array_equal(np.array(batch.places)[batch.response_N.numpy()], places[at])
+        for name in ("advantage", "temperature", "staleness"):
+            expected = np.array([getattr(one, name) for one in given_samples])[places[at]]
+            found = batch.staleness_N if name == "staleness" else getattr(batch, f"{name}s_N")
+            np.testing.assert_array_equal(found.numpy(), expected, err_msg=name)
+
+
+@given(lengths, budgets)
+def test_responses_follow_each_other_and_lengths_ascend(shapes: list[tuple[int, int]], max_tokens: int) -> None:
+    for batch in microbatches(samples(shapes), max_tokens):
+        assert (batch.response_N.diff() >= 0).all()
+        assert list(batch.lengths) == sorted(batch.lengths) == batch.cu_seqlens_Q1.diff().tolist()
+        assert torch.equal(batch.positions_S, torch.cat([torch.arange(length) for length in batch.lengths]))
+
+
+def test_the_split_does_not_depend_on_the_order_of_samples_of_different_lengths() -> None:
+    shapes = [(2, n) for n in (5, 1, 4, 2, 3)]
+    forwards, backwards = microbatches(samples(shapes), 12), microbatches(samples(shapes)[::-1], 12)
+    assert len(forwards) > 1
+    assert [batch.lengths for batch in forwards] == [batch.lengths for batch in backwards]
+    assert [batch.places for batch in forwards] == [tuple(4 - place for place in batch.places) for batch in backwards]
+
+
+def test_a_sample_is_as_long_as_its_prompt_and_response_together() -> None:
+    assert sample(3, 4).num_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("input_ids_S", torch.int64),
+        ("positions_S", torch.int64),
+        ("cu_seqlens_Q1", torch.int32),
+        ("predicts_N", torch.int64),
+        ("targets_N", torch.int64),
+        ("loss_mask_N", torch.bool),
+        ("rollout_logprobs_N", torch.float32),
+        ("advantages_N", torch.float32),
+        ("temperatures_N", torch.float32),
+        ("staleness_N", torch.int64),
+        ("response_N", torch.int64),
+        ("in_batch_N", torch.int64),
+    ],
+)
+def test_each_tensor_has_its_type_in_an_idle_microbatch_too(name: str, dtype: torch.dtype) -> None:
+    for batch in microbatches([sample(2, 2)], 100, num_ranks=2):
+        assert getattr(batch, name).dtype == dtype
+
+
+def test_a_sample_packed_alone_is_the_only_microbatch_of_a_batch_of_it() -> None:
+    (batch,), alone = microbatches([sample(3, 4)], 100), pack(sample(3, 4))
+    assert alone.places == batch.places == (0,)
+    for name in ("input_ids_S", "positions_S", "cu_seqlens_Q1", "predicts_N", "targets_N", "in_batch_N"):
+        assert torch.equal(getattr(alone, name), getattr(batch, name)), name
+
+
+def test_a_microbatch_goes_to_a_device_with_all_its_tensors() -> None:
+    moved = pack(sample(3, 4)).to(torch.device("meta"))
+    tensors = [getattr(moved, name) for name in Microbatch.__slots__]
+    devices = {one.device.type for one in tensors if isinstance(one, torch.Tensor)}
+    assert devices == {"meta"}
+    assert (moved.lengths, moved.places) == ((7,), (0,))

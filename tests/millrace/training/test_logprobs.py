@@ -1,0 +1,116 @@
+"""Chunked log-probabilities: the same numbers and gradients as the whole matrix gives, and never the whole matrix."""
+
+import pytest
+import torch
+
+from millrace.training.logprobs import chunked_logprobs
+
+N, H, V = 7, 5, 11
+
+
+def inputs(dtype: torch.dtype, *, bias: bool = False) -> tuple[torch.Tensor, ...]:
+    """hidden, weight, bias or an empty tensor, targets, temperatures."""
+    random = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64).to(dtype).requires_grad_()
+
+    targets_N = torch.randint(V, (N,), generator=random)
+    temperatures_N = torch.tensor([0.5, 1.0, 2.0, 1.0, 0.7, 1.3, 1.0])
+    return draw(N, H), draw(V, H), draw(V if bias else 0), targets_N, temperatures_N
+
+
+def naive(
+    hidden_NH: torch.Tensor,
+    weight_VH: torch.Tensor,
+    bias_V: torch.Tensor,
+    targets_N: torch.Tensor,
+    temperatures_N: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log π and entropy from the whole matrix."""
+    logits_NV = hidden_NH @ weight_VH.t() + (bias_V if len(bias_V) else 0)
+    logprobs_NV = torch.log_softmax(logits_NV / temperatures_N[:, None], dim=-1)
+    entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1)
+    return logprobs_NV.gather(1, targets_N[:, None]).squeeze(1), entropy_N
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("chunk", [1, 3, N, 100])
+def test_values_and_gradients_are_those_of_the_whole_matrix(chunk: int, bias: bool) -> None:
+    hidden, weight, offset, targets, temperatures = inputs(torch.float64, bias=bias)
+    pull_N = torch.linspace(-1, 2, N, dtype=torch.float64)
+    expected, expected_entropy = naive(hidden, weight, offset, targets, temperatures)
+    wanted = (hidden, weight, offset) if bias else (hidden, weight)
+    expected_grads = torch.autograd.grad((expected * pull_N).sum(), wanted)
+    found, entropy = chunked_logprobs(hidden, weight, offset if bias else None, targets, temperatures, chunk=chunk)
+    grads = torch.autograd.grad((found * pull_N).sum(), wanted)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, expected_grad, rtol=1e-12, atol=1e-12)
+
+
+def test_the_gradient_is_that_of_finite_differences() -> None:
+    hidden, weight, offset, targets, temperatures = inputs(torch.float64, bias=True)
+    assert torch.autograd.gradcheck(
+        lambda *three: chunked_logprobs(*three, targets, temperatures, chunk=2)[0], (hidden, weight, offset)
+    )
+
+
+def test_an_embedding_that_is_the_output_layer_too_gets_both_gradients() -> None:
+    _, weight, offset, targets, temperatures = inputs(torch.float64)
+    taken = torch.tensor([0, 3, 3, 10, 1, 2, 5])
+    (expected,) = torch.autograd.grad(naive(weight[taken], weight, offset, targets, temperatures)[0].sum(), weight)
+    found, _ = chunked_logprobs(weight[taken], weight, None, targets, temperatures, chunk=2)
+    (grad,) = torch.autograd.grad(found.sum(), weight)
+    torch.testing.assert_close(grad, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_half_precision_goes_through_a_softmax_in_float32() -> None:
+    hidden, weight, offset, targets, temperatures = inputs(torch.bfloat16)
+    found, entropy = chunked_logprobs(hidden, weight, None, targets, temperatures, chunk=3)
+    assert found.dtype == entropy.dtype == torch.float32
+    grads = torch.autograd.grad(found.sum(), (hidden, weight))
+    assert [grad.dtype for grad in grads] == [torch.bfloat16, torch.bfloat16]
+    exact = [one.detach().double().requires_grad_() for one in (hidden, weight)]
+    expected, _ = naive(*exact, offset.double(), targets, temperatures)
+    # What is rounded to 8 bits is a logit, of up to 6 here, and not its log-softmax.
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=0.05)
+    for grad, expected_grad in zip(grads, torch.autograd.grad(expected.sum(), exact), strict=True):
+        torch.testing.assert_close(grad.double(), expected_grad, rtol=0.05, atol=0.05)
+
+
+def test_the_weights_gradient_is_summed_in_float32_whatever_the_number_of_chunks() -> None:
+    ones_NH, targets_N, temperatures_N = torch.ones(4096, 1), torch.zeros(4096, dtype=torch.int64), torch.ones(4096)
+    weight_VH = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    found, _ = chunked_logprobs(ones_NH.bfloat16(), weight_VH, None, targets_N, temperatures_N, chunk=1)
+    found.sum().backward()
+    # 4,096 times a half: a sum in bfloat16 stops growing at 128.
+    assert weight_VH.grad is not None
+    assert weight_VH.grad.flatten().tolist() == [2048.0, -2048.0]
+
+
+def test_no_tokens_give_no_values_and_a_gradient_of_zero() -> None:
+    weight = torch.ones(V, H, requires_grad=True)
+    none = torch.empty(0, dtype=torch.int64)
+    found, entropy = chunked_logprobs(torch.empty(0, H, requires_grad=True), weight, None, none, torch.empty(0))
+    found.sum().backward()
+    assert (len(found), len(entropy)) == (0, 0)
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+def test_a_frozen_output_layer_passes_the_gradient_on() -> None:
+    hidden, weight, _, targets, temperatures = inputs(torch.float64)
+    both, alone = (
+        torch.autograd.grad(chunked_logprobs(hidden, one, None, targets, temperatures, chunk=3)[0].sum(), hidden)[0]
+        for one in (weight, weight.detach())
+    )
+    assert torch.equal(both, alone)
+
+
+def test_extreme_logits_overflow_nothing() -> None:
+    hidden, weight = torch.tensor([[1e4], [-1e4]]), torch.tensor([[1.0], [0.0], [-1.0]])
+    found, entropy = chunked_logprobs(hidden, weight, None, torch.tensor([0, 0]), torch.ones(2), chunk=1)
+    assert found.tolist() == [0.0, -2e4]
+    assert entropy.tolist() == [0.0, 0.0]

@@ -1,0 +1,202 @@
+"""Scored groups become samples: the verified members, with staleness, and with advantages as the formulas have them."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from configs.training import AdvantageName
+from millrace.errors import InputError
+from millrace.rollouts.scored_group import ScoredGroup
+from millrace.training.samples import (
+    ADVANTAGES,
+    Estimator,
+    group_mean,
+    grpo,
+    leave_one_out,
+    maxrl,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    samples_of,
+)
+
+
+def group(number: int, rewards: Sequence[float | None], versions: Sequence[int]) -> ScoredGroup:
+    """A group whose i-th response is i + 1 tokens of its number."""
+    size = len(rewards)
+    return ScoredGroup(
+        group_id=number,
+        generator=0,
+        first_row_id=0,
+        prompt_tokens=[np.array([1, number], dtype=np.int32)] * size,
+        response_tokens=[np.full(i + 1, number, dtype=np.int32) for i in range(size)],
+        rollout_logprobs=[np.full(i + 1, -0.5, dtype=np.float32) for i in range(size)],
+        loss_mask=[np.ones(i + 1, dtype=np.uint8) for i in range(size)],
+        temperature=0.5 + number,
+        rewards=list(rewards),
+        min_policy_versions=np.array(versions),
+        max_policy_versions=np.array(versions),
+        part_max_policy_version=max(versions),
+        incarnation=0,
+    )
+
+
+GROUPS = [group(0, [1.0, None, 0.0], [4, 5, 3]), group(1, [2.0, 2.0, 5.0], [2, 2, 1])]
+
+
+def test_each_verified_member_is_a_sample_in_the_order_of_the_groups() -> None:
+    samples = samples_of(GROUPS, "group_mean", 5)
+    assert [sample.response_tokens.tolist() for sample in samples] == [[0], [0, 0, 0], [1], [1, 1], [1, 1, 1]]
+    assert [sample.temperature for sample in samples] == [0.5, 0.5, 1.5, 1.5, 1.5]
+    assert [sample.advantage for sample in samples] == [0.5, -0.5, -1.0, -1.0, 2.0]
+
+
+def test_an_advantage_may_be_of_the_whole_batch() -> None:
+    advantages = [sample.advantage for sample in samples_of(GROUPS, "reinforce_plus_plus", 5)]
+    rewards = np.array([1.0, 0.0, 2.0, 2.0, 5.0])
+    assert advantages == pytest.approx((rewards - rewards.mean()) / rewards.std(ddof=1), rel=1e-5)
+
+
+@pytest.mark.parametrize(("versions", "staleness"), [(5, [1, 2, 3, 3, 4]), ([5, 2], [1, 2, 0, 0, 1])])
+def test_each_response_lags_behind_the_trainer_of_its_group(versions: int | list[int], staleness: list[int]) -> None:
+    assert [sample.staleness for sample in samples_of(GROUPS, "group_mean", versions)] == staleness
+
+
+def test_no_groups_are_no_samples() -> None:
+    assert samples_of([], "group_mean", 0) == []
+
+
+each_estimator = pytest.mark.parametrize("estimator", ADVANTAGES.values(), ids=ADVANTAGES.keys())
+batches = st.lists(st.lists(st.floats(0, 100), min_size=1, max_size=8), min_size=1, max_size=6)
+
+
+def groups_of(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
+    """A formula for each group by itself."""
+    return lambda groups: [function(group) for group in groups]
+
+
+def whole_batch(groups: list[np.ndarray]) -> list[np.ndarray]:
+    rewards = np.concatenate(groups)
+    return [(group - rewards.mean()) / (rewards.std(ddof=1) + 1e-6) for group in groups]
+
+
+def batch_deviation(groups: list[np.ndarray]) -> list[np.ndarray]:
+    centred = [group - group.mean() for group in groups]
+    return [group / (np.concatenate(centred).std(ddof=1) + 1e-6) for group in centred]
+
+
+FORMULAS: dict[str, Callable[[list[np.ndarray]], list[np.ndarray]]] = {
+    "group_mean": groups_of(lambda r: r - r.mean()),
+    "leave_one_out": groups_of(lambda r: np.array([r[i] - np.delete(r, i).mean() for i in range(len(r))])),
+    "grpo": groups_of(lambda r: (r - r.mean()) / (r.std(ddof=1) + 1e-6)),
+    "reinforce_plus_plus": whole_batch,
+    "reinforce_plus_plus_baseline": batch_deviation,
+    "maxrl": groups_of(lambda r: (r - r.mean()) / r.mean()),
+}
+
+
+def test_every_name_a_config_may_hold_is_an_estimators_and_has_a_formula_here() -> None:
+    assert list(get_args(AdvantageName)) == list(ADVANTAGES) == list(FORMULAS)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_the_advantages_of_random_batches_are_those_of_the_formula(name: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    groups = [random.random(size) for size in random.integers(2, 9, size=5)]
+    found = ADVANTAGES[name]([group.tolist() for group in groups])
+    for group, expected in zip(found, FORMULAS[name](groups), strict=True):
+        assert group == pytest.approx(expected.tolist(), rel=1e-12, abs=1e-12)
+
+
+def test_one_success_in_four_is_worth_what_each_estimator_says() -> None:
+    group = [[1.0, 0.0, 0.0, 0.0]]
+    assert group_mean(group) == [[0.75, -0.25, -0.25, -0.25]]
+    assert leave_one_out(group) == [pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])]
+    assert grpo(group) == [pytest.approx([1.5, -0.5, -0.5, -0.5], rel=1e-5)]
+    assert reinforce_plus_plus(group) == reinforce_plus_plus_baseline(group) == grpo(group)
+    assert maxrl(group) == [[3.0, -1.0, -1.0, -1.0]]
+
+
+def test_only_the_batchs_baseline_tells_a_good_group_from_a_bad_one() -> None:
+    groups = [[1.0, 1.0], [0.0, 0.0]]
+    assert reinforce_plus_plus(groups) == [pytest.approx([0.866] * 2, rel=1e-3), pytest.approx([-0.866] * 2, rel=1e-3)]
+    for name in set(ADVANTAGES) - {"reinforce_plus_plus"}:
+        assert ADVANTAGES[name](groups) == [[0, 0], [0, 0]], name
+
+
+@each_estimator
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1 / 3])
+def test_a_batch_that_agrees_teaches_exactly_nothing(estimator: Estimator, reward: float) -> None:
+    assert estimator([[reward] * 3, [reward] * 7]) == [[0.0] * 3, [0.0] * 7]
+
+
+@each_estimator
+def test_a_group_of_one_has_an_advantage_of_0(estimator: Estimator) -> None:
+    assert estimator([[0.7]]) == [[0.0]]
+    if estimator is not reinforce_plus_plus:
+        assert estimator([[0.7], [0.0, 1.0]])[0] == [0.0]
+
+
+@each_estimator
+def test_a_batch_may_be_empty_and_so_may_a_group(estimator: Estimator) -> None:
+    assert estimator([]) == []
+    assert estimator([[], [1.0, 0.0]])[0] == []
+
+
+@each_estimator
+@given(groups=batches)
+def test_advantages_are_finite_one_a_reward_and_in_the_order_of_the_rewards(
+    estimator: Estimator, groups: list[list[float]]
+) -> None:
+    found = estimator(groups)
+    assert [len(group) for group in found] == [len(group) for group in groups]
+    assert all(math.isfinite(advantage) for group in found for advantage in group)
+    for rewards, advantages in zip(groups, found, strict=True):
+        ranked = [advantage for _, advantage in sorted(zip(rewards, advantages, strict=True))]
+        assert ranked == sorted(ranked)
+
+
+@pytest.mark.parametrize("estimator", [group_mean, grpo, reinforce_plus_plus_baseline], ids=lambda one: one.__name__)
+@given(groups=batches)
+def test_the_advantages_of_a_group_add_up_to_nothing(estimator: Estimator, groups: list[list[float]]) -> None:
+    assert [sum(group) for group in estimator(groups)] == pytest.approx([0.0] * len(groups), abs=1e-6)
+
+
+@given(batches, st.floats(0, 100))
+def test_a_bonus_for_every_member_changes_nothing(groups: list[list[float]], bonus: float) -> None:
+    for found, expected in zip(
+        group_mean([[r + bonus for r in group] for group in groups]), group_mean(groups), strict=True
+    ):
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.lists(st.floats(0, 100), min_size=2, max_size=8))
+def test_rewards_in_another_unit_have_the_same_advantages_in_standard_deviations(rewards: list[float]) -> None:
+    assume(np.std(rewards) > 0.1)
+    (found,), (expected,) = grpo([[1000 * reward for reward in rewards]]), grpo([rewards])
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_rewards_that_differ_by_rounding_have_no_advantages_of_a_standard_deviation() -> None:
+    ((low, high),) = grpo([[0.3, 0.1 + 0.2]])
+    assert low == pytest.approx(0, abs=1e-9)
+    assert high == pytest.approx(0, abs=1e-9)
+
+
+@each_estimator
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_is_refused_with_its_group(estimator: Estimator, reward: float) -> None:
+    with pytest.raises(InputError, match=rf"^group 1 of the batch has a reward of {reward}; expected a finite number$"):
+        estimator([[0.0, 1.0], [reward, 1.0]])
+
+
+def test_maxrl_refuses_negative_rewards() -> None:
+    with pytest.raises(
+        InputError, match=r"^the advantage maxrl got a reward of -0\.5; expected rewards of at least 0$"
+    ):
+        maxrl([[1.0, -0.5]])

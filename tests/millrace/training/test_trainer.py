@@ -1,0 +1,503 @@
+"""The trainer: one step is the same however it is cut up, means what it reports, and survives a restart bit by bit."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.engines.one_by_one import response_logprobs, taken
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from configs.training import TrainingConfig
+from millrace.errors import InputError, TrainingDiverged, WeightsMismatch
+from millrace.generation.engines.transformers import TransformersEngine
+from millrace.training.batch import Sample
+from millrace.training.checkpoints.names import WEIGHTS_FILE
+from millrace.training.parallel.ranks import ALONE, Ranks
+from millrace.training.trainer import Trainer
+from millrace.types import Sampling
+
+MakeModel = Callable[..., LlamaForCausalLM]
+
+RHO = 2.0
+AIPO = {"loss": "aipo", "max_importance_ratio": RHO}
+GSPO = {"loss": "gspo", "losses": {"gspo": {"clip_low": 0.5, "clip_high": 0.5}}}
+PPO = {"loss": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2}
+
+
+def make_trainer(
+    model: LlamaForCausalLM,
+    *,
+    reference: LlamaForCausalLM | None = None,
+    ranks: Ranks = ALONE,
+    max_new_tokens: int = 8,
+    **parameters: Any,
+) -> Trainer:
+    """`parameters` are of the section `training`."""
+    training = TrainingConfig.model_validate(
+        {
+            "max_steps": 1,
+            **AIPO,
+            "learning_rate": 1e-3,
+            "weight_decay": 0.01,
+            "max_grad_norm": 1e9,
+            "max_tokens_per_microbatch": 1000,
+            **parameters,
+        }
+    )
+    return Trainer(model, training, max_new_tokens=max_new_tokens, reference=reference, ranks=ranks)
+
+
+def sample(
+    prompt: Sequence[int],
+    response: Sequence[int],
+    *,
+    rollout_logprobs: Sequence[float] | None = None,
+    loss_mask: Sequence[int] | None = None,
+    temperature: float = 1.0,
+    advantage: float = 1.0,
+    staleness: int = 0,
+) -> Sample:
+    return Sample(
+        prompt_tokens=np.array(prompt, dtype=np.int32),
+        response_tokens=np.array(response, dtype=np.int32),
+        rollout_logprobs=np.array(rollout_logprobs or [-2.0] * len(response), dtype=np.float32),
+        loss_mask=np.array(loss_mask or [1] * len(response), dtype=np.uint8),
+        temperature=temperature,
+        advantage=advantage,
+        staleness=staleness,
+    )
+
+
+def logprobs(model: LlamaForCausalLM, of: Sample) -> torch.Tensor:
+    """[R] log π of the sample's response after its temperature, computed alone and without packing."""
+    with torch.no_grad():
+        return taken(response_logprobs(model, of), of)
+
+
+def drawn(seed: int, size: int) -> list[Sample]:
+    """Samples of many shapes; some of their tokens carry no loss, and the response of some has none that does."""
+    random = np.random.default_rng(seed)
+    found = []
+    for number in range(size):
+        length = int(random.integers(1, 9))
+        mask = random.random(length) < 0.7
+        mask[0] |= number == 0
+        found.append(
+            replace(
+                sample(random.integers(1, 15, random.integers(1, 6)), random.integers(1, 15, length)),
+                rollout_logprobs=-3 * random.random(length, dtype=np.float32),
+                loss_mask=mask.astype(np.uint8),
+                temperature=float(random.choice([0.5, 1.0, 1.5])),
+                advantage=float(random.normal()),
+                staleness=int(random.integers(0, 3)),
+            )
+        )
+    return found
+
+
+def gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad for name, parameter in trainer.model.named_parameters() if parameter.grad is not None}
+
+
+SAMPLES = [
+    sample([1, 3, 4], [5, 6, 2], advantage=0.5),
+    sample([1, 7], [8, 2], advantage=-1.0, temperature=0.7),
+    sample([1, 9, 10, 11], [12, 13, 14, 3, 2], advantage=1.5, loss_mask=[1, 0, 1, 1, 1]),
+    sample([1, 5, 6], [2], advantage=-0.25, temperature=1.3),
+    sample([1, 3], [4, 5, 6, 7, 8, 9], advantage=1.0),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InTurn(Ranks):
+    """One of several ranks that step one after the other in this process: what the last one adds up is all there is."""
+
+    so_far: list[torch.Tensor]
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.so_far.append(tensor.clone())
+        return tensor.copy_(torch.stack(self.so_far).sum(dim=0))
+
+
+def in_turn(num_ranks: int) -> list[InTurn]:
+    so_far: list[torch.Tensor] = []
+    alone = {field.name: getattr(ALONE, field.name) for field in fields(ALONE)}
+    return [InTurn(**{**alone, "data_rank": rank, "data_size": num_ranks}, so_far=so_far) for rank in range(num_ranks)]
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 1000),
+    size=st.integers(1, 12),
+    max_tokens=st.integers(1, 60),
+    num_ranks=st.integers(1, 4),
+    loss=st.sampled_from([AIPO, GSPO]),
+    aggregation=st.sampled_from(["token_mean", "sequence_mean", "constant"]),
+)
+def test_any_split_into_microbatches_and_ranks_gives_the_same_gradient_and_report(
+    make_model: MakeModel, seed: int, size: int, max_tokens: int, num_ranks: int, loss: dict[str, Any], aggregation: str
+) -> None:
+    """In float32, to 1e-6 of the gradient's norm; with a KL to the reference, which is another model."""
+    samples = drawn(seed, size)
+    objective = {**loss, "aggregation": aggregation, "kl": {"coefficient": 0.1}}
+    whole = make_trainer(make_model(0), reference=make_model(1), **objective)
+    expected = whole.step(samples)
+    total: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros(()))
+    for ranks in in_turn(num_ranks):
+        part = make_trainer(
+            make_model(0), reference=make_model(1), ranks=ranks, max_tokens_per_microbatch=max_tokens, **objective
+        )
+        report = part.step(samples)
+        for name, grad in gradients(part).items():
+            total[name] = total[name] + grad
+    for name, grad in gradients(whole).items():
+        torch.testing.assert_close(total[name], grad, rtol=0, atol=1e-6 * max(1.0, expected.grad_norm), msg=name)
+    found = report.measured() | {"grad_norm": expected.grad_norm}
+    assert found == pytest.approx(expected.measured(), rel=1e-4, abs=1e-5)
+    for ours, theirs in zip(report.trainer_logprobs, expected.trainer_logprobs, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 12, 20, 30])
+def test_any_split_into_microbatches_gives_the_same_weights(make_model: MakeModel, max_tokens: int) -> None:
+    whole, cut = make_trainer(make_model(0)), make_trainer(make_model(0), max_tokens_per_microbatch=max_tokens)
+    assert cut.step(SAMPLES).grad_norm == pytest.approx(whole.step(SAMPLES).grad_norm, rel=1e-5)
+    for (name, parameter), other in zip(whole.model.named_parameters(), cut.model.parameters(), strict=True):
+        torch.testing.assert_close(other, parameter, rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_gradient_is_that_of_the_token_mean_written_out_by_hand(make_model: MakeModel, checkpointing: bool) -> None:
+    trainer = make_trainer(make_model(0), max_tokens_per_microbatch=20, activation_checkpointing=checkpointing)
+    trainer.step(SAMPLES)
+    model, loss = make_model(0), torch.zeros(())
+    for each in SAMPLES:
+        trainer_logprobs = taken(response_logprobs(model, each), each)
+        ratio = (trainer_logprobs.detach() - torch.from_numpy(each.rollout_logprobs)).exp()
+        per_token = -ratio.clamp(max=RHO) * each.advantage * trainer_logprobs
+        loss = loss + (per_token * torch.from_numpy(each.loss_mask)).sum()
+    torch.autograd.backward(loss / sum(int(each.loss_mask.sum()) for each in SAMPLES))
+    found = gradients(trainer)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "gradient"),
+    [
+        ("k1", torch.ones_like),
+        ("k2", lambda apart: apart),
+        ("k3", lambda apart: 1 - (-apart).exp()),
+    ],
+)
+def test_the_kl_pulls_towards_the_reference_as_its_estimator_says(
+    make_model: MakeModel, estimator: Any, gradient: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    # Without advantages all that is left is the KL.
+    samples = [replace(one, advantage=0.0) for one in SAMPLES]
+    trainer = make_trainer(
+        make_model(0),
+        reference=make_model(1),
+        loss="reinforce",
+        kl={"coefficient": 0.3, "estimator": estimator},
+        max_tokens_per_microbatch=20,
+    )
+    report = trainer.step(samples)
+    model, apart = make_model(0), []
+    for one in samples:
+        chosen, carries = taken(response_logprobs(model, one), one), torch.from_numpy(one.loss_mask).bool()
+        apart.append((chosen.detach() - logprobs(make_model(1), one))[carries])
+        torch.autograd.backward(0.3 / 16 * (gradient(apart[-1]) * chosen[carries]).sum())
+    for name, parameter in model.named_parameters():
+        atol = 1e-6 * max(1.0, report.grad_norm)
+        torch.testing.assert_close(gradients(trainer)[name], parameter.grad, rtol=0, atol=atol, msg=name)
+    values = {"k1": torch.cat(apart), "k2": torch.cat(apart) ** 2 / 2}
+    values["k3"] = (-torch.cat(apart)).exp() - 1 + torch.cat(apart)
+    assert report.kl_to_reference == pytest.approx(values[estimator].mean().item(), rel=1e-4)
+    assert report.loss == 0.0
+
+
+def test_the_reference_stays_what_it_was_and_the_kl_to_oneself_is_nothing(make_model: MakeModel) -> None:
+    reference = make_model(0)
+    held = make_trainer(make_model(0), reference=reference, kl={"coefficient": 5.0})
+    free = make_trainer(make_model(0))
+    assert held.step(SAMPLES) == free.step(SAMPLES)
+    assert held.step(SAMPLES).kl_to_reference > 0
+    for (name, parameter), other in zip(reference.named_parameters(), make_model(0).parameters(), strict=True):
+        assert torch.equal(parameter, other), name
+        assert parameter.grad is None, name
+
+
+@pytest.mark.parametrize(("coefficient", "has_one"), [(0.0, True), (0.1, False)])
+def test_a_reference_is_given_where_the_objective_reads_it_and_only_there(
+    make_model: MakeModel, coefficient: float, has_one: bool
+) -> None:
+    with pytest.raises(ValueError, match="a reference policy is wanted where"):
+        make_trainer(make_model(0), reference=make_model(1) if has_one else None, kl={"coefficient": coefficient})
+
+
+def test_neighbours_in_the_batch_do_not_change_log_probabilities(make_model: MakeModel) -> None:
+    short, long = sample([1, 3], [4, 5]), sample([1, *range(3, 15)], [3] * 20, advantage=0.0)
+    alone = make_trainer(make_model(0)).step([short])
+    beside = make_trainer(make_model(0)).step([short, replace(long, loss_mask=np.zeros(20, dtype=np.uint8))])
+    assert beside.tokens == alone.tokens == 2
+    assert beside.mismatch_kl == pytest.approx(alone.mismatch_kl, abs=1e-5)
+    assert beside.loss == pytest.approx(alone.loss, rel=1e-5)
+    expected = (torch.from_numpy(short.rollout_logprobs) - logprobs(make_model(0), short)).mean().item()
+    assert alone.mismatch_kl == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_token_without_loss_changes_nothing_but_its_successors_context(make_model: MakeModel) -> None:
+    masked = sample([1, 3], [4, 5, 6], loss_mask=[1, 0, 1])
+    report = make_trainer(make_model(0)).step([masked])
+    other = replace(masked, rollout_logprobs=np.array([-2.0, 0.0, -2.0], dtype=np.float32))
+    assert make_trainer(make_model(0)).step([other]) == report
+    assert report.tokens == 2
+    # Its log π is told all the same: what is stored is of every token.
+    assert report.trainer_logprobs[0] == pytest.approx(logprobs(make_model(0), masked).numpy(), abs=1e-5)
+
+
+def test_a_batch_without_a_token_that_carries_loss_is_refused(make_model: MakeModel) -> None:
+    trainer = make_trainer(make_model(0))
+    with pytest.raises(InputError, match="none of the batch's 1 responses has a token that carries loss"):
+        trainer.step([sample([1, 3], [4], loss_mask=[0])])
+    assert trainer.policy_version == 0
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_the_temperature_divides_the_logits(make_model: MakeModel, temperature: float) -> None:
+    hot = sample([1, 3], [4, 5, 6], temperature=temperature)
+    expected = (torch.from_numpy(hot.rollout_logprobs) - logprobs(make_model(0), hot)).mean().item()
+    assert make_trainer(make_model(0)).step([hot]).mismatch_kl == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_trainer_and_generator_agree_on_what_an_on_policy_token_is(
+    make_model: MakeModel, tokenizer: PreTrainedTokenizerFast, temperature: float
+) -> None:
+    prompts = [[1, 3], [1, 4, 5, 6, 7], [1, 8, 9]] * 4
+    engine = TransformersEngine(make_model(0), tokenizer)
+    responses = engine.generate(prompts, Sampling(temperature=temperature, top_p=1.0, max_new_tokens=8), seed=0)
+    rollouts = [
+        sample(prompt, r.tokens, rollout_logprobs=r.rollout_logprobs, temperature=temperature)
+        for prompt, r in zip(prompts, responses, strict=True)
+    ]
+    report = make_trainer(make_model(0), max_tokens_per_microbatch=40).step(rollouts)
+    assert report.importance_ratio_max == pytest.approx(1.0, abs=1e-4)
+    assert report.importance_ratio_mean == pytest.approx(1.0, abs=1e-4)
+    assert report.mismatch_kl == pytest.approx(0.0, abs=1e-5)
+    assert report.effective_sample_size == pytest.approx(1.0, abs=1e-4)
+    assert report.clip_fraction == 0.0
+
+
+def test_the_report_says_what_its_formulas_say(make_model: MakeModel) -> None:
+    ratios = np.array([0.5, 1.0, 4.0, 8.0], dtype=np.float32)
+    on_policy = sample([1, 3], [4, 5, 6, 7], advantage=1.5)
+    trainer_logprobs = logprobs(make_model(0), on_policy).numpy()
+    report = make_trainer(make_model(0)).step([replace(on_policy, rollout_logprobs=trainer_logprobs - np.log(ratios))])
+    weights = np.array([0.5, 1.0, 2.0, 2.0])
+    assert report.tokens == 4
+    assert report.importance_ratio_mean == pytest.approx(13.5 / 4, rel=1e-4)
+    assert report.importance_ratio_max == pytest.approx(8.0, rel=1e-4)
+    assert report.clip_fraction == 0.5
+    assert report.weight_mean == pytest.approx(5.5 / 4, rel=1e-4)
+    assert report.weight_max == 2.0
+    assert report.effective_sample_size == pytest.approx(5.5**2 / (4 * 9.25), rel=1e-4)
+    assert report.chi_square == pytest.approx((0.25 + 1 + 16 + 64) / 4 - 1, rel=1e-4)
+    assert (report.importance_ratio_p05, report.importance_ratio_p50, report.importance_ratio_p95) == pytest.approx(
+        (0.5, 1.0, 4.0), rel=1e-4
+    )
+    assert report.kl_to_reference == 0.0
+    assert report.mismatch_kl == pytest.approx(-math.log(2.0), rel=1e-4)
+    assert report.loss == pytest.approx(-float((weights * 1.5 * trainer_logprobs).mean()), rel=1e-4)
+
+
+def test_the_gradient_norm_is_reported_before_it_is_clipped(make_model: MakeModel) -> None:
+    free, clipped = make_trainer(make_model(0)), make_trainer(make_model(0), max_grad_norm=1e-3)
+    norm = free.step(SAMPLES).grad_norm
+    assert clipped.step(SAMPLES).grad_norm == norm
+    for trainer, expected in ((free, norm), (clipped, 1e-3)):
+        grads = [grad.flatten() for grad in gradients(trainer).values()]
+        assert torch.cat(grads).norm().item() == pytest.approx(expected, rel=1e-2)
+
+
+@pytest.mark.parametrize(("advantage", "sign"), [(1.0, 1), (-1.0, -1)])
+def test_a_step_raises_the_log_probability_of_what_did_well_and_lowers_what_did_badly(
+    make_model: MakeModel, advantage: float, sign: int
+) -> None:
+    trainer, judged = make_trainer(make_model(0)), sample([1, 3], [4], advantage=advantage)
+    before = logprobs(make_model(0), judged).item()
+    trainer.step([judged])
+    assert sign * (trainer.next_logprobs([1, 3], trainer.vocab_size)[4] - before) > 1e-3
+
+
+def test_the_loss_decides_what_a_token_weighs(make_model: MakeModel) -> None:
+    on_policy = sample([1, 3], [4, 5, 6, 7], advantage=1.5)
+    trainer_logprobs = logprobs(make_model(0), on_policy).numpy()
+    stale = replace(on_policy, rollout_logprobs=trainer_logprobs - np.log([0.5, 1.0, 1.1, 8.0]).astype(np.float32))
+    report = make_trainer(make_model(0), **PPO).step([stale])
+    assert report.clip_fraction == 0.25
+    assert report.importance_ratio_max == pytest.approx(8.0, rel=1e-4)
+    assert report.weight_max == pytest.approx(1.1, rel=1e-4)
+    assert report.effective_sample_size == pytest.approx(2.6**2 / (4 * 2.46), rel=1e-4)
+    assert report.loss == pytest.approx(-1.5 * (0.5 + 1.0 + 1.1 + 1.2) / 4, rel=1e-4)
+
+
+def test_a_batch_whose_every_token_is_clipped_has_no_effective_samples(make_model: MakeModel) -> None:
+    on_policy = sample([1, 3], [4, 5], advantage=1.0)
+    stale = replace(on_policy, rollout_logprobs=logprobs(make_model(0), on_policy).numpy() - 1)
+    report = make_trainer(make_model(0), **PPO).step([stale])
+    assert (report.effective_sample_size, report.clip_fraction, report.grad_norm) == (0.0, 1.0, 0.0)
+
+
+def test_a_gradient_that_is_not_finite_is_refused_and_moves_nothing(make_model: MakeModel) -> None:
+    trainer = make_trainer(make_model(0), **PPO)
+    trainer.step(SAMPLES)
+    before = trainer.state()
+    # Its ratio overflows, and where the advantage is negative PPO has no upper bound.
+    unbounded = sample([1, 3], [4], rollout_logprobs=[-200.0], advantage=-1.0)
+    with pytest.raises(
+        TrainingDiverged, match=r"^the gradient of ppo_clip on the way to version 2 has norm (nan|inf); expected"
+    ):
+        trainer.step([*SAMPLES, unbounded])
+    assert trainer.policy_version == 1
+    assert trainer.state() == before
+
+
+@pytest.mark.parametrize("spoilt", ["rollout_logprobs", "advantage"])
+def test_a_sample_that_is_not_finite_is_refused_and_moves_nothing(make_model: MakeModel, spoilt: str) -> None:
+    trainer = make_trainer(make_model(0))
+    before = trainer.state()
+    value: Any = np.array([np.nan], dtype=np.float32) if spoilt == "rollout_logprobs" else math.inf
+    with pytest.raises(TrainingDiverged, match=r"is (nan|inf) at 1 of 17 tokens that carry loss; expected finite"):
+        trainer.step([*SAMPLES, replace(sample([1, 3], [4]), **{spoilt: value})])
+    assert (trainer.policy_version, trainer.state()) == (0, before)
+
+
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_a_trainer_that_became_another_goes_on_as_that_one_would(make_model: MakeModel, steps_before: int) -> None:
+    original, copy = make_trainer(make_model(0)), make_trainer(make_model(1))
+    copy.step(SAMPLES)
+    for _ in range(steps_before):
+        original.step(SAMPLES)
+    before = original.state()
+    copy.become(original)
+    report = copy.step(SAMPLES)
+    assert original.state() == before
+    assert report == original.step(SAMPLES)
+    assert copy.policy_version == original.policy_version
+    assert copy.state() == original.state()
+
+
+def test_each_step_is_a_new_policy_version(make_model: MakeModel) -> None:
+    trainer = make_trainer(make_model(0))
+    before = {name: tensor.clone() for name, tensor in trainer.weights().items()}
+    assert trainer.policy_version == 0
+    trainer.step(SAMPLES)
+    trainer.step(SAMPLES)
+    assert trainer.policy_version == 2
+    assert all(not torch.equal(tensor, before[name]) for name, tensor in trainer.weights().items())
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 3])
+def test_a_restored_trainer_goes_on_bit_for_bit(make_model: MakeModel, steps_before: int) -> None:
+    never_stopped = make_trainer(make_model(0))
+    for _ in range(steps_before):
+        never_stopped.step(SAMPLES)
+    files, random_after = never_stopped.state(), torch.rand(4)
+    torch.rand(100)
+    resumed = make_trainer(make_model(1))
+    resumed.restore(steps_before, files)
+    assert torch.equal(torch.rand(4), random_after)
+    for _ in range(2):
+        assert resumed.step(SAMPLES[::-1]) == never_stopped.step(SAMPLES[::-1])
+    assert resumed.policy_version == never_stopped.policy_version == steps_before + 2
+    for name, tensor in never_stopped.weights().items():
+        assert torch.equal(resumed.weights()[name], tensor), name
+    assert resumed.state() == never_stopped.state()
+
+
+def test_saving_changes_nothing(make_model: MakeModel) -> None:
+    saving, plain = make_trainer(make_model(0)), make_trainer(make_model(0))
+    saving.step(SAMPLES)
+    plain.step(SAMPLES)
+    saving.state()
+    assert saving.step(SAMPLES) == plain.step(SAMPLES)
+
+
+def test_a_checkpoint_without_one_of_the_models_tensors_is_refused(make_model: MakeModel) -> None:
+    trainer = make_trainer(make_model(0))
+    files = trainer.state()
+    with pytest.raises(WeightsMismatch, match=r"the model has .* and the checkpoint no such tensor"):
+        trainer.restore(0, {name: data for name, data in files.items() if name != WEIGHTS_FILE})
+
+
+def test_the_weights_of_a_checkpoint_are_the_trainers(make_model: MakeModel) -> None:
+    trainer = make_trainer(make_model(0))
+    trainer.step(SAMPLES)
+    stored = safetensors.torch.load(trainer.state()[WEIGHTS_FILE])
+    assert stored.keys() == trainer.weights().keys()
+    for name, tensor in trainer.weights().items():
+        assert torch.equal(stored[name], tensor), name
+
+
+def test_what_is_likeliest_to_follow_is_what_the_model_says_alone(make_model: MakeModel) -> None:
+    tokens = [1, 3, 4, 5]
+    logits_V = make_model(0)(input_ids=torch.tensor([tokens])).logits[0, -1]
+    best = torch.log_softmax(logits_V, dim=-1).topk(5)
+    found = make_trainer(make_model(0)).next_logprobs(tokens, 5)
+    assert list(found) == best.indices.tolist()
+    assert list(found.values()) == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert len(make_trainer(make_model(0)).next_logprobs(tokens, 10**6)) == make_model(0).config.vocab_size
+
+
+def test_the_section_says_what_a_trainer_does(make_model: MakeModel) -> None:
+    trainer = make_trainer(
+        make_model(0),
+        reference=make_model(1),
+        max_new_tokens=7,
+        loss="reinforce",
+        aggregation="constant",
+        kl={"coefficient": 0.5, "estimator": "k2"},
+        activation_checkpointing=True,
+        max_tokens_per_microbatch=30,
+        max_grad_norm=0.01,
+        learning_rate=3e-3,
+        weight_decay=0.5,
+    )
+    by_hand, reference = make_model(0).train(), make_model(1)
+    optimizer = torch.optim.AdamW(by_hand.parameters(), lr=3e-3, weight_decay=0.5)
+    losses, kls = [], []
+    for one in SAMPLES:
+        carries = torch.from_numpy(one.loss_mask).bool()
+        logprobs_R = taken(response_logprobs(by_hand, one), one)[carries]
+        losses.append(-one.advantage * logprobs_R)
+        kls.append((logprobs_R - logprobs(reference, one)[carries]) ** 2 / 2)
+    # Longest response of 7: the aggregation `constant` divides 5 responses' losses by 35.
+    ((torch.cat(losses) + 0.5 * torch.cat(kls)).sum() / 35).backward()
+    grad_norm = torch.nn.utils.clip_grad_norm_(by_hand.parameters(), 0.01)
+    optimizer.step()
+
+    assert trainer.loss.name == "reinforce"
+    assert trainer.model.is_gradient_checkpointing
+    assert not make_trainer(make_model(0)).model.is_gradient_checkpointing
+    assert len(trainer.microbatches(SAMPLES)) > len(make_trainer(make_model(0)).microbatches(SAMPLES)) == 1
+    report = trainer.step(SAMPLES)
+    assert report.loss == pytest.approx(torch.cat(losses).sum().item() / 35, rel=1e-5)
+    assert report.kl_to_reference == pytest.approx(torch.cat(kls).mean().item(), rel=1e-5)
+    assert report.grad_norm == pytest.approx(grad_norm.item(), rel=1e-5)
+    assert report.grad_norm > 0.01, "the gradient is clipped"
+    expected_weights, weights, clipped = dict(by_hand.named_parameters()), trainer.weights(), gradients(trainer)
+    assert weights.keys() == clipped.keys() == expected_weights.keys()
+    for name, expected in expected_weights.items():
+        assert expected.grad is not None
+        torch.testing.assert_close(clipped[name], expected.grad, rtol=1e-3, atol=1e-7)
+        torch.testing.assert_close(weights[name], expected.detach(), rtol=1e-5, atol=1e-6)

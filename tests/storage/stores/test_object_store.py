@@ -1,0 +1,279 @@
+"""What only a store on S3 can get wrong: who we are, where the server is, and what its answers mean."""
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.stores.s3_server import S3Server, aws_environment
+from support.stores.scripted_s3 import Reply, ScriptedS3, scripted_s3
+
+from storage.errors import BadName, StoreDenied, StoreFull, StoreRefused, StoreUnreachable
+from storage.stores.base import Store, probe
+from storage.stores.factory import open_store
+from storage.stores.object_store import ObjectStore
+
+SECRET = "hidden/+secret"
+CREATED = Reply(200)
+CONFLICT = Reply.error(409, "ConditionalRequestConflict")
+EXISTS = Reply.error(412, "PreconditionFailed")
+DENIED = Reply.error(403, "AccessDenied")
+
+EVERY_METHOD: list[Callable[[Store], object]] = [
+    lambda store: store.get("a"),
+    lambda store: store.get("a", 5, 10),
+    lambda store: store.exists("a"),
+    lambda store: store.put("a", b"x"),
+    lambda store: store.put_if_absent("a", b"x"),
+    lambda store: store.entries(),
+    lambda store: store.delete("a"),
+    lambda store: store.delete_tree("a"),
+]
+
+
+def said(error: BaseException) -> str:
+    """All that a person may get to see of an error: one sentence, nothing secret in its traceback either."""
+    shown = "".join(traceback.format_exception(error))
+    assert SECRET not in shown
+    assert "Debug source" not in shown
+    sentence = str(error)
+    assert "\n" not in sentence
+    assert len(sentence) < 300
+    return sentence
+
+
+@contextmanager
+def store_at(server: S3Server, url: str, **changed: str) -> Iterator[ObjectStore]:
+    with aws_environment({**server.environment, **changed}):
+        yield ObjectStore(url)
+
+
+@contextmanager
+def store_told(*replies: Reply) -> Iterator[tuple[ObjectStore, ScriptedS3]]:
+    with scripted_s3(*replies) as server, store_at(server, "s3://bucket/run") as store:
+        yield store, server
+
+
+# ---- errors, on a real server
+
+
+@pytest.mark.ceph
+@pytest.mark.parametrize("call", EVERY_METHOD)
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "nobody"}, "the access key is not known there"),
+        ({"AWS_SECRET_ACCESS_KEY": SECRET}, "the secret key does not belong to the access key"),
+    ],
+)
+def test_whom_the_server_does_not_know_is_denied_and_never_told_that_nothing_is_there(
+    ceph: S3Server, call: Callable[[Store], object], changed: dict[str, str], reason: str
+) -> None:
+    url = f"s3://{ceph.make_bucket()}/run"
+    with store_at(ceph, url, **changed) as store, pytest.raises(StoreDenied) as denied:
+        call(store)
+    assert said(denied.value).startswith(f"{url}: ")
+    assert reason in str(denied.value)
+
+
+@pytest.mark.ceph
+def test_the_probe_says_who_was_not_let_in(ceph: S3Server) -> None:
+    url = f"s3://{ceph.make_bucket()}/run"
+    with store_at(ceph, url, AWS_SECRET_ACCESS_KEY=SECRET) as store, pytest.raises(StoreRefused) as refused:
+        probe(store)
+    assert said(refused.value).startswith(f"{url}: can't be read: ")
+    assert str(refused.value).count(url) == 1
+
+
+@pytest.mark.parametrize("call", EVERY_METHOD)
+@pytest.mark.parametrize("server", ["moto_s3", pytest.param("ceph", marks=pytest.mark.ceph)])
+def test_a_bucket_that_does_not_exist_is_said_by_every_method(
+    request: pytest.FixtureRequest, server: str, call: Callable[[Store], object]
+) -> None:
+    url = "s3://no-such-bucket/run"
+    with store_at(request.getfixturevalue(server), url) as store, pytest.raises(StoreRefused) as refused:
+        call(store)
+    assert said(refused.value) == f"{url}: the bucket does not exist"
+
+
+@pytest.mark.ceph
+def test_a_bucket_holds_stores_that_do_not_see_each_other(ceph: S3Server) -> None:
+    bucket = ceph.make_bucket()
+    with store_at(ceph, f"s3://{bucket}/one/") as one:
+        two, whole = ObjectStore(f"s3://{bucket}/one-more"), ObjectStore(f"s3://{bucket}")
+        one.put("a", b"1")
+        two.put("a", b"22")
+        assert (one.list(), two.list()) == (["a"], ["a"])
+        assert [(entry.path, entry.bytes) for entry in whole.entries()] == [("one-more/a", 2), ("one/a", 1)]
+        assert (one.url, whole.url) == (f"s3://{bucket}/one", f"s3://{bucket}")
+        assert one.local_path("a") is None
+
+
+# ---- errors, without a server
+
+
+def test_a_closed_port_is_no_answer() -> None:
+    closed = S3Server(endpoint="http://127.0.0.1:1", key="key", secret=SECRET)
+    with store_at(closed, "s3://bucket/run") as store:
+        with pytest.raises(StoreUnreachable) as unreachable:
+            store.get("a")
+        assert said(unreachable.value).startswith("s3://bucket/run: a: no good answer from http://127.0.0.1:1 (")
+        with pytest.raises(StoreRefused, match="s3://bucket/run: can't be read: ") as refused:
+            probe(store)
+        said(refused.value)
+
+
+def test_without_credentials_the_machine_is_asked_and_then_the_person() -> None:
+    # Nobody listens where Amazon's machines would tell who they are.
+    nobody = {"AWS_METADATA_ENDPOINT": "http://127.0.0.1:1", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+    with aws_environment(nobody):
+        store = open_store("s3://bucket/run")
+        for call in EVERY_METHOD:
+            with pytest.raises(StoreDenied, match="no credentials: set AWS_ACCESS_KEY_ID") as denied:
+                call(store)
+            said(denied.value)
+        with pytest.raises(StoreRefused, match="s3://bucket/run: can't be read: no credentials: set AWS_ACCESS_KEY_ID"):
+            probe(store)
+
+
+def test_credentials_that_do_not_come_from_where_they_should_are_missed_there(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(SECRET)
+    container = {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:1/who",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(tmp_path / "token"),
+        "AWS_ENDPOINT_URL": "http://[::1]:1",
+    }
+    with aws_environment(container), pytest.raises(StoreDenied) as denied:
+        open_store("s3://bucket/run").get("a")
+    assert said(denied.value).startswith("s3://bucket/run: no credentials came from 127.0.0.1, where the environment")
+
+
+# ---- answers
+
+
+def test_a_lost_reply_makes_a_create_look_refused_but_the_object_is_there() -> None:
+    with store_told(Reply.error(500, "InternalError"), EXISTS) as (store, server):
+        assert not store.put_if_absent("a", b"mine")
+        assert server.asked == ["PUT /bucket/run/a *"] * 2
+
+
+def test_a_create_in_conflict_is_tried_until_it_is_known_what_became_of_the_name() -> None:
+    for last, created in ((CREATED, True), (EXISTS, False)):
+        with store_told(CONFLICT, CONFLICT, last) as (store, server):
+            assert store.put_if_absent("a", b"x") is created
+            assert server.asked == ["PUT /bucket/run/a *"] * 3
+
+
+def test_a_large_object_is_created_by_one_request_for_only_that_looks_at_the_condition() -> None:
+    with store_told(CREATED) as (store, server):
+        assert store.put_if_absent("a", bytes(30_000_000))
+        store.put("b", bytes(30_000_000))
+        assert server.asked == ["PUT /bucket/run/a *", "PUT /bucket/run/b"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "sentence"),
+    [
+        (Reply.error(507, "XMinioStorageFull"), StoreFull, "no room left to write a (507 XMinioStorageFull)"),
+        (Reply.error(403, "QuotaExceeded"), StoreFull, "no room left to write a (403 QuotaExceeded)"),
+        (Reply.error(403, "AccessDenied"), StoreDenied, "(403 AccessDenied)"),
+        (Reply.error(400, "ExpiredToken"), StoreDenied, "the session token has expired (400 ExpiredToken)"),
+        (Reply(401), StoreDenied, "access denied (401)"),
+        (Reply.error(301, "PermanentRedirect"), StoreRefused, "another region: set AWS_REGION"),
+        (Reply.error(400, "AuthorizationHeaderMalformed"), StoreRefused, "another region: set AWS_REGION"),
+        (Reply.error(503, "SlowDown"), StoreUnreachable, "no good answer from http://127.0.0.1"),
+        (Reply.error(400, "EntityTooLarge"), OSError, "a: 400 EntityTooLarge"),
+    ],
+)
+def test_what_s3_answers_becomes_an_error_of_one_sentence(reply: Reply, error: type[Exception], sentence: str) -> None:
+    with store_told(reply) as (store, server):
+        for write in (store.put, store.put_if_absent):
+            with pytest.raises(error) as raised:
+                write("a", b"x")
+            assert type(raised.value) is error
+            assert said(raised.value).startswith("s3://bucket/run: ")
+            assert sentence in str(raised.value)
+        assert server.asked
+
+
+def test_an_object_that_breaks_off_is_read_on_from_there_or_not_at_all() -> None:
+    data = bytes(range(250)) * 4
+    begun = Reply(200, data, sent=500)
+    with store_told(begun, Reply(206, data[500:], content_range="bytes 500-999/1000")) as (store, server):
+        assert store.get("a") == data
+        assert len(server.asked) == 2
+    with store_told(begun, Reply.error(400, "InvalidRequest")) as (store, server):
+        with pytest.raises(OSError, match="400 InvalidRequest") as broken:
+            store.get("a")
+        said(broken.value)
+        assert len(server.asked) == 2
+
+
+def test_a_store_that_has_answered_once_is_waited_for() -> None:
+    ill = [Reply.error(503, "SlowDown")] * 4
+    with store_told(*ill, CREATED) as (store, server):
+        with pytest.raises(StoreUnreachable):
+            store.put("a", b"x")
+        assert len(server.asked) == 3
+    with store_told(CREATED, *ill, CREATED) as (store, server):
+        store.put("a", b"x")
+        store.put("a", b"y")
+        assert len(server.asked) == 6
+
+
+def test_a_deletion_that_is_refused_is_not_taken_for_done() -> None:
+    refusal = b"<DeleteResult><Error><Key>run/a</Key><Code>AccessDenied</Code><Message/></Error></DeleteResult>"
+    with store_told(Reply(200, refusal)) as (store, server):
+        with pytest.raises(StoreDenied) as denied:
+            store.delete("a")
+        said(denied.value)
+        assert server.asked == ["POST /bucket?delete"]
+
+
+def test_an_absent_object_that_looks_forbidden_is_a_reason_to_refuse_the_store() -> None:
+    with store_told(DENIED) as (store, server):
+        with pytest.raises(StoreRefused, match=r"can't be read: .*where they may not list the bucket") as refused:
+            probe(store)
+        said(refused.value)
+        assert len(server.asked) == 1
+
+
+def test_a_store_that_may_be_read_only_cannot_be_written() -> None:
+    absent = Reply.error(404, "NoSuchKey")
+    nothing = Reply(200, b"<ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>")
+    with store_told(absent, DENIED, nothing) as (store, server):
+        with pytest.raises(StoreRefused, match=r"^s3://bucket/run: can't be written: \.probe-\w+/created-twice: these"):
+            probe(store)
+        assert [asked.split()[0] for asked in server.asked] == ["GET", "PUT", "GET"]
+
+
+# ---- URLs
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"s3://key:{SECRET}@bucket/run",
+        "s3://hidden@bucket/run",
+        "s3://key:hidden?/+secret@bucket/run",
+        "s3://key:hidden",
+        "s3://bucket/run?secret=hidden",
+        "s3://bucket/run#hidden",
+    ],
+)
+def test_a_url_with_secrets_in_it_is_refused_without_showing_them(url: str) -> None:
+    with aws_environment({}), pytest.raises(StoreRefused) as refused:
+        open_store(url)
+    assert "hidden" not in said(refused.value)
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///run", "s3://b", "s3://bücket/run", "s3://-bucket"])
+def test_a_url_without_a_bucket_is_refused(url: str) -> None:
+    with aws_environment({}), pytest.raises(StoreRefused, match="expected s3://bucket/prefix"):
+        open_store(url)
+
+
+def test_a_prefix_that_leaves_the_bucket_is_refused() -> None:
+    with aws_environment({}), pytest.raises(BadName):
+        open_store("s3://bucket/a/../b")

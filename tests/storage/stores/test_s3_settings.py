@@ -1,0 +1,79 @@
+"""Where S3 is and who we are there: what the environment says, and what a person's AWS files say where it is silent."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.stores.s3_server import S3Server, aws_environment
+
+from storage.errors import NotInStore, StoreRefused
+from storage.stores.base import probe
+from storage.stores.factory import open_store
+from storage.stores.s3_settings import read_settings
+
+SECRET = "hidden/+secret"
+NOWHERE = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+
+
+@pytest.mark.parametrize("endpoint", [f"http://key:{SECRET}@host", "host:9000", "ftp://host", "http://host?x=hidden"])
+def test_an_endpoint_that_is_none_is_refused_without_showing_a_secret(endpoint: str) -> None:
+    with pytest.raises(StoreRefused, match="AWS_ENDPOINT_URL") as refused:
+        read_settings({**NOWHERE, "AWS_ENDPOINT_URL": endpoint})
+    assert "hidden" not in str(refused.value)
+
+
+def test_the_profile_counts_where_the_environment_is_silent(tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text(
+        "[default]\naws_access_key_id = one\naws_secret_access_key = %1\n"
+        "[work]\naws_access_key_id = two\naws_secret_access_key = %2\naws_session_token = t\n"
+    )
+    (tmp_path / "config").write_text("[default]\nregion = eu-west-1\n[profile work]\nendpoint_url = http://host:1/\n")
+    files = {
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"),
+        "AWS_CONFIG_FILE": str(tmp_path / "config"),
+    }
+    mine = read_settings(files)
+    assert mine.config["access_key_id"] == "one"
+    assert mine.config["secret_access_key"] == "%1"
+    assert mine.config["region"] == "eu-west-1"
+    assert mine.has_credentials
+    work = read_settings({**files, "AWS_PROFILE": "work", "AWS_REGION": "eu-north-1"})
+    assert (work.config["access_key_id"], work.config["session_token"]) == ("two", "t")
+    assert (work.endpoint, work.config["region"]) == ("http://host:1", "eu-north-1")
+    named = read_settings({**files, "AWS_ACCESS_KEY_ID": "three"})
+    assert "access_key_id" not in named.config
+    assert "%1" not in repr(mine)
+    with pytest.raises(StoreRefused, match="AWS_PROFILE is 'elsewhere'"):
+        read_settings({**files, "AWS_PROFILE": "elsewhere"})
+
+
+def test_settings_that_cannot_be_read_are_named_but_not_quoted(tmp_path: Path) -> None:
+    file = tmp_path / "credentials"
+    file.write_text(SECRET)
+    with pytest.raises(StoreRefused, match=f"{file}: can't be read as AWS settings") as refused:
+        read_settings({**NOWHERE, "AWS_SHARED_CREDENTIALS_FILE": str(file)})
+    assert SECRET not in str(refused.value)
+
+
+def test_without_any_setting_it_is_amazons_and_nobody_is_known() -> None:
+    settings = read_settings(NOWHERE)
+    assert (settings.endpoint, settings.has_credentials) == ("", False)
+    assert settings.config["region"] == "us-east-1"
+    assert settings.config["conditional_put"] == "etag"
+
+
+@pytest.mark.ceph
+def test_the_person_of_a_profile_is_let_in(ceph: S3Server, tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text(
+        f"[default]\naws_access_key_id={ceph.key}\naws_secret_access_key={ceph.secret}\n"
+    )
+    files = {
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"),
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_ENDPOINT_URL": ceph.endpoint,
+    }
+    with aws_environment(files):
+        store = open_store(f"s3://{ceph.make_bucket()}")
+        probe(store)
+        with pytest.raises(NotInStore):
+            store.get("a")

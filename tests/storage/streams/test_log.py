@@ -1,0 +1,396 @@
+"""One log has one writer at a time, and a reader believes only what it can verify."""
+
+import dataclasses
+import itertools
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.stores.dict_store import DictStore
+
+from storage import layout
+from storage.errors import Fenced, SchemaUnknown, StreamCorrupt
+from storage.schema import SCHEMA_VERSION
+from storage.stores.base import BytesLike, Store
+from storage.stores.memory import MemoryStore
+from storage.streams.log import LogCursor, LogReader, LogWriter, backwards
+from storage.streams.record import Record, decode, encode
+from storage.streams.sealed import seal
+
+LOG = "streams/x"
+
+DATA = {"file": "seg/0-a.arrows", "bytes": 9, "checksum": "00000000", "rows": 4, "first_row_id": 0, "tokens": 10}
+STORED_DATA = {"seg": DATA["file"]} | {name: value for name, value in DATA.items() if name != "file"}
+VERSIONS = {"min_policy_version": 3, "max_policy_version": 5, "schema_version": 1}
+
+
+def commit_data(log: LogWriter) -> Record:
+    return log.commit("data", **DATA, **VERSIONS)
+
+
+def read_all(reader: LogReader) -> list[Record]:
+    return list(iter(reader.next, None))
+
+
+def file(seq: int) -> str:
+    return f"{LOG}/{layout.record(seq)}"
+
+
+def test_records_read_back_in_the_order_of_their_commits(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
+    committed = [commit_data(writer), writer.commit("checkpoint", body={"a": [1, {"b": None}]}), writer.commit("end")]
+    fence, *read = read_all(LogReader(store, LOG))
+    assert (fence.kind, fence.epoch, fence.writer, fence.prev) == ("fence", 0, "w", "")
+    assert read == committed
+    assert [record.seq for record in read] == [1, 2, 3]
+
+
+def test_a_reader_waits_for_nothing_and_sees_each_record_once_committed(store: Store) -> None:
+    reader = LogReader(store, LOG)
+    assert reader.next() is None
+    writer = LogWriter(store, LOG, "w")
+    assert [record.kind for record in read_all(reader)] == ["fence"]
+    for part in range(3):
+        commit_data(writer)
+        assert [record.part for record in read_all(reader)] == [part]
+
+
+def test_the_cursor_sums_what_it_has_passed(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
+    reader = LogReader(store, LOG)
+    assert reader.to_head() == dataclasses.replace(LogCursor(), seq=1, epoch=0, prev=reader.cursor.prev)
+    commit_data(writer)
+    writer.commit("data", **DATA | {"rows": 6, "tokens": 1})
+    writer.commit("data", **DATA, min_policy_version=1, max_policy_version=2)
+    head = reader.to_head()
+    assert (head.part, head.rows, head.tokens) == (3, 14, 21)
+    assert (head.min_policy_version, head.max_policy_version) == (1, 5)
+    assert head == writer.cursor
+
+
+def test_a_cursor_survives_json_and_resumes_exactly_there(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
+    committed = [commit_data(writer) for _ in range(4)]
+    reader = LogReader(store, LOG)
+    for _ in range(3):
+        reader.next()
+    cursor = LogCursor.from_json(json.loads(json.dumps(reader.cursor.to_json())))
+    assert cursor == reader.cursor
+    assert read_all(LogReader(store, LOG, cursor)) == committed[2:]
+
+
+@pytest.mark.parametrize("change", [{"seq": "1"}, {"seq": -1}, {"ended": 0}, {"unknown": 1}])
+def test_what_is_no_cursor_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="not a log cursor"):
+        LogCursor.from_json(LogCursor().to_json() | change)
+    with pytest.raises(ValueError, match="not a log cursor"):
+        LogCursor.from_json({"seq": 0})
+
+
+def test_a_cursor_of_another_or_a_shortened_log_is_refused(store: Store) -> None:
+    cursor = LogWriter(store, LOG, "w").cursor
+    LogWriter(store, "streams/y", "w")
+    with pytest.raises(StreamCorrupt, match=r"streams/y/log/000000000000\.json: the record is not the one"):
+        LogReader(store, "streams/y", cursor)
+    with pytest.raises(StreamCorrupt, match="the record is missing, but a cursor has passed it"):
+        LogReader(store, LOG, dataclasses.replace(cursor, seq=5))
+
+
+def test_each_new_writer_opens_the_next_epoch_and_goes_on_where_the_last_one_was(store: Store) -> None:
+    for epoch in range(3):
+        writer = LogWriter(store, LOG, f"w{epoch}")
+        assert writer.epoch == epoch
+        assert commit_data(writer).part == epoch
+    kinds = [(record.kind, record.epoch) for record in read_all(LogReader(store, LOG))]
+    assert kinds == [(kind, epoch) for epoch in range(3) for kind in ("fence", "data")]
+
+
+def test_a_zombie_writer_is_fenced_for_good_and_commits_nothing(store: Store) -> None:
+    zombie = LogWriter(store, LOG, "old")
+    commit_data(zombie)
+    newer = LogWriter(store, LOG, "new")
+    before = read_all(LogReader(store, LOG))
+    for _ in range(2):
+        with pytest.raises(Fenced, match=r"new took over from old \(epoch 1 > 0\)"):
+            commit_data(zombie)
+    assert read_all(LogReader(store, LOG)) == before
+    commit_data(newer)
+    with pytest.raises(Fenced):
+        zombie.commit("end")
+
+
+def test_nothing_follows_an_end_but_a_new_writer(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
+    writer.commit("end")
+    reader = LogReader(store, LOG)
+    assert reader.to_head().ended
+    assert LogReader(store, LOG, reader.cursor).cursor.ended
+    with pytest.raises(ValueError, match="after the end"):
+        commit_data(writer)
+    commit_data(LogWriter(store, LOG, "w2"))
+    assert not reader.to_head().ended
+
+
+@pytest.mark.parametrize("body", [{1: "int key"}, {"a": (1, 2)}, {"a": float("nan")}, {"a": {1, 2}}])
+def test_a_body_that_json_would_change_is_refused_before_it_is_committed(
+    store: Store, body: dict[object, object]
+) -> None:
+    writer = LogWriter(store, LOG, "w")
+    with pytest.raises((ValueError, TypeError)):
+        writer.commit("checkpoint", body=body)
+    assert writer.commit("checkpoint", body={"a": [1, 2]}).seq == 1
+
+
+def test_a_committed_record_does_not_follow_its_caller_s_later_changes(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
+    state = {"trained": [1]}
+    record = writer.commit("checkpoint", body=state)
+    state["trained"].append(2)
+    assert record.body == {"trained": [1]}
+
+
+class LostReplies(MemoryStore):
+    """Stores, but every reply is lost and the repeated request finds the object there."""
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        super().put_if_absent(path, data)
+        return False
+
+
+def test_a_lost_reply_is_recognised_as_ones_own_commit(memory_store: MemoryStore) -> None:
+    store = LostReplies(memory_store.url.removeprefix("memory://"))
+    writer = LogWriter(store, LOG, "w")
+    committed = [commit_data(writer) for _ in range(3)]
+    assert read_all(LogReader(store, LOG))[1:] == committed
+
+
+class Raced(MemoryStore):
+    """Lets a rival in, once, right before this store's first write."""
+
+    rival: Callable[[], object] | None = None
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        if self.rival:
+            rival, self.rival = self.rival, None
+            rival()
+        return super().put_if_absent(path, data)
+
+
+def test_of_two_writers_opening_at_once_the_slower_one_opens_a_later_epoch(memory_store: MemoryStore) -> None:
+    raced = Raced(memory_store.url.removeprefix("memory://"))
+    rivals: list[LogWriter] = []
+    raced.rival = lambda: rivals.append(LogWriter(memory_store, LOG, "rival"))
+    slower = LogWriter(raced, LOG, "slower")
+    assert (rivals[0].epoch, slower.epoch) == (0, 1)
+    with pytest.raises(Fenced):
+        commit_data(rivals[0])
+    commit_data(slower)
+
+
+def test_a_record_of_my_own_epoch_that_is_not_mine_is_corruption(memory_store: MemoryStore) -> None:
+    writer = LogWriter(memory_store, LOG, "w")
+    record = commit_data(writer)
+    forged = dataclasses.replace(record, seq=2, nonce="other", prev=writer.cursor.prev, part=1)
+    memory_store.put(file(2), encode(forged))
+    with pytest.raises(StreamCorrupt, match="epoch 0 already committed record 2 here"):
+        commit_data(writer)
+
+
+@pytest.mark.parametrize("kind", ["fence", "data", "checkpoint", "end"])
+def test_any_flipped_bit_of_a_record_is_found_at_once_also_in_the_newest(kind: str) -> None:
+    store = DictStore()
+    writer = LogWriter(store, LOG, "w")
+    commits: dict[str, Callable[[], object]] = {
+        "fence": lambda: None,
+        "data": lambda: commit_data(writer),
+        "checkpoint": lambda: writer.commit("checkpoint", body={"rate": 1e-05, "crc": 'x"crc": "', "name": "é\ud800"}),
+        "end": lambda: writer.commit("end"),
+    }
+    commits[kind]()
+    head = writer.cursor
+    newest = file(head.seq - 1)
+    good = store.objects[newest]
+    for position, bit in itertools.product(range(len(good)), range(8)):
+        store.objects[newest] = good[:position] + bytes([good[position] ^ 1 << bit]) + good[position + 1 :]
+        with pytest.raises(StreamCorrupt) as caught:
+            LogReader(store, LOG).to_head()
+        assert caught.value.file == newest, (position, bit)
+    store.objects[newest] = good
+    assert LogReader(store, LOG).to_head() == head
+
+
+def test_every_shortened_record_is_found(memory_store: MemoryStore) -> None:
+    commit_data(LogWriter(memory_store, LOG, "w"))
+    good = bytes(memory_store.get(file(1)))
+    for length in range(len(good)):
+        with pytest.raises(StreamCorrupt, match=r"log/000000000001\.json: the record is"):
+            decode(good[:length], file(1))
+
+
+def test_other_bytes_that_mean_the_same_are_damage_too(memory_store: MemoryStore) -> None:
+    writer = LogWriter(memory_store, LOG, "w")
+    record = writer.commit("checkpoint", body={"rate": 1e-05})
+    good = bytes(memory_store.get(file(1)))
+    assert decode(good, file(1)) == record
+    for old, new in ((b"1e-05", b"1E-05"), (b": ", b":"), (b'{"rate"', b'{ "rate"'), (b'"rate"', b'"r\\u0061te"')):
+        assert old in good
+        assert json.loads(good.replace(old, new)) == json.loads(good)
+        with pytest.raises(StreamCorrupt, match="does not fit its checksum"):
+            decode(good.replace(old, new), file(1))
+
+
+@pytest.mark.parametrize("depth", range(940, 1000, 3))
+def test_a_record_nested_as_deeply_as_python_can_bear_is_named(depth: int) -> None:
+    data = b'{"body": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b', "crc": "00000000"}'
+    with pytest.raises(StreamCorrupt, match="log/1: the record is"):
+        decode(data, "log/1")
+
+
+VERSION_1 = {"epoch": 0, "nonce": "n", "writer": "w", "prev": ""}
+
+
+def test_a_record_of_schema_version_1_is_read_without_checksum() -> None:
+    fields = VERSION_1 | STORED_DATA | VERSIONS | {"seq": 3, "kind": "data", "part": 2}
+    record = decode(json.dumps(fields, sort_keys=True).encode(), "log/3")
+    assert (record.rows, record.tokens, record.schema_version) == (4, 10, 1)
+    assert (record.incarnation, record.last_group_id, record.group_size, record.vocab_size) == (-1, -1, 0, 0)
+    for kind, more in (("fence", {}), ("end", {}), ("checkpoint", {"body": {"a": 1}})):
+        assert decode(json.dumps(VERSION_1 | {"seq": 3, "kind": kind} | more).encode(), "log/3").kind == kind
+    with pytest.raises(StreamCorrupt, match="the data record has the fields"):
+        decode(json.dumps(fields | {"group_size": 4}).encode(), "log/3")
+    with pytest.raises(StreamCorrupt, match="the record of schema version 2 lacks its checksum"):
+        decode(json.dumps(fields | {"schema_version": 2}).encode(), "log/3")
+
+
+NEWER = SCHEMA_VERSION + 1
+DATA_1 = VERSION_1 | STORED_DATA | VERSIONS | {"seq": 3, "kind": "data", "part": 2}
+DATA_2 = DATA_1 | {"incarnation": 0, "last_group_id": 1, "group_size": 4, "vocab_size": 9}
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (seal(DATA_2 | {"schema_version": NEWER, "colour": "red"}), r"fields \['colour'\]"),
+        (seal(DATA_2 | {"colour": "red"}), r"fields \['colour'\]"),
+        (seal(VERSION_1 | {"seq": 3, "kind": "weird"}), "kind 'weird'"),
+        (seal(VERSION_1 | {"seq": 3, "kind": "fence", "format": 9}), r"fields \['format'\]"),
+        (json.dumps(DATA_1 | {"schema_version": NEWER, "colour": "red"}).encode(), r"fields \['colour'\]"),
+    ],
+)
+def test_a_newer_millrace_s_record_is_told_from_damage(data: bytes, what: str) -> None:
+    with pytest.raises(SchemaUnknown, match=rf"log/3: written by a newer Millrace: {what} not known here"):
+        decode(data, "log/3")
+
+
+def test_a_newer_schema_s_part_is_still_counted_where_the_record_is_understood() -> None:
+    assert decode(seal(DATA_2 | {"schema_version": NEWER}), "log/3").rows == 4
+
+
+def test_records_are_read_backwards_from_any_cursor(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
+    for _ in range(3):
+        commit_data(writer)
+    writer.commit("end")
+    forwards = LogReader(store, LOG)
+    passed: list[Record] = []
+    while True:
+        assert list(backwards(store, LOG, forwards.cursor)) == passed[::-1]
+        record = forwards.next()
+        if record is None:
+            break
+        passed.append(record)
+    assert len(passed) == 5
+
+
+def test_reading_backwards_believes_only_what_leads_to_the_cursor(memory_store: MemoryStore) -> None:
+    writer = LogWriter(memory_store, LOG, "w")
+    committed = [commit_data(writer) for _ in range(4)]
+    forged = encode(dataclasses.replace(committed[1], rows=9))
+    memory_store.put(file(2), forged)
+    records = backwards(memory_store, LOG, writer.cursor)
+    assert [next(records).seq, next(records).seq] == [4, 3]
+    with pytest.raises(StreamCorrupt, match=r"log/000000000002\.json: the record is not the one"):
+        next(records)
+    memory_store.delete(file(2))
+    with pytest.raises(StreamCorrupt, match=r"log/000000000002\.json: the record is missing"):
+        list(backwards(memory_store, LOG, writer.cursor))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_writers_that_race_leave_one_chain_and_the_older_one_ends(seed: int, memory_store: MemoryStore) -> None:
+    chooser = random.Random(seed)
+    committed: list[Record] = []
+    fenced: set[str] = set()
+    writers: dict[str, LogWriter] = {}
+    for number in range(4):
+        name = f"w{number}"
+        writers[name] = LogWriter(memory_store, LOG, name)
+        for _ in range(20):
+            chosen = chooser.choice(sorted(writers))
+            try:
+                committed.append(commit_data(writers[chosen]))
+            except Fenced:
+                fenced.add(chosen)
+            else:
+                assert chosen == name, f"seed {seed}: {chosen} committed after {name} took over"
+    assert fenced == {"w0", "w1", "w2"}, f"seed {seed}"
+    data = [record for record in read_all(LogReader(memory_store, LOG)) if record.kind == "data"]
+    assert data == committed, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"seq": 7}, "it is number 7, expected 3"),
+        ({"prev": "0" * 64}, "but the record before has"),
+        ({"part": 3}, "is part 3, expected 1"),
+        ({"epoch": 0}, "of epoch 0, but the last fence opened 1"),
+        ({"epoch": 2}, "of epoch 2, but the last fence opened 1"),
+        ({"kind": "fence"}, "opens epoch 1, expected 2"),
+        ({"kind": "fence", "epoch": 3}, "opens epoch 3, expected 2"),
+    ],
+)
+def test_a_record_that_cannot_follow_is_named(memory_store: MemoryStore, change: dict[str, Any], reason: str) -> None:
+    LogWriter(memory_store, LOG, "w")
+    writer = LogWriter(memory_store, LOG, "w")
+    good = dataclasses.replace(commit_data(writer), seq=3, part=1, prev=writer.cursor.prev)
+    memory_store.put(file(3), encode(good))
+    assert LogReader(memory_store, LOG).to_head().part == 2
+    memory_store.put(file(3), encode(dataclasses.replace(good, **change)))
+    with pytest.raises(StreamCorrupt, match=rf"log/000000000003\.json: .*{reason}"):
+        LogReader(memory_store, LOG).to_head()
+
+
+def test_a_record_after_the_end_is_named(memory_store: MemoryStore) -> None:
+    writer = LogWriter(memory_store, LOG, "w")
+    end = writer.commit("end")
+    memory_store.put(file(2), encode(dataclasses.replace(end, seq=2, prev=writer.cursor.prev)))
+    with pytest.raises(StreamCorrupt, match="the end record follows the end of epoch 0"):
+        LogReader(memory_store, LOG).to_head()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "not JSON"),
+        (b'{"seq": 1', "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", "the record is JSON, but of type list, expected an object"),
+        (b"[" * 100_000, "not JSON"),
+        (b"9" * 5_000, "not JSON"),
+        (b'{"kind": "weird"}', "expected a JSON object whose kind is one of fence, data, end, checkpoint"),
+        (b'{"kind": NaN, "crc": "00000000"}', "the record is damaged: not a sealed object"),
+        (b'{"kind": "end", "crc": "00000000"}', "does not fit its checksum '00000000'"),
+        (seal({"kind": "end"}), "the end record has the fields"),
+        (b'{"kind": "other"}', "expected a JSON object whose kind"),
+        (b'{"kind": []}', "expected a JSON object whose kind"),
+        (b'{"kind": "end"}', "the end record has the fields"),
+        (b'{"kind":"end","seq":1.0,"epoch":0,"nonce":"","writer":"","prev":""}', "seq is 1.0, expected int"),
+        (b'{"kind":"end","seq":1,"epoch":true,"nonce":"","writer":"","prev":""}', "epoch is True, expected int"),
+    ],
+)
+def test_what_is_no_record_is_named(data: bytes, reason: str) -> None:
+    with pytest.raises(StreamCorrupt, match=f"log/1: .*{reason}"):
+        decode(data, "log/1")

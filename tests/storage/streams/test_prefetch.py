@@ -1,0 +1,199 @@
+"""A reader that catches up on a far-away store gets ahead, believes nothing it got so, and is modest at the head."""
+
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from support.stores.slow_store import SlowStore
+
+from storage import layout
+from storage.errors import NotInStore, PartCorrupt, StreamCorrupt
+from storage.schema import TRAJECTORY
+from storage.streams.prefetch import DEPTH, ReadAhead
+from storage.streams.stream import StreamReader, StreamWriter
+
+MakeTable = Callable[..., pa.Table]
+
+STREAM = layout.trajectories(0)
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def far(make_trajectories: MakeTable) -> SlowStore:
+    """A far-away store with a stream of 40 parts of 4 rows, each get 5 ms away."""
+    store = SlowStore()
+    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
+    for _ in range(40):
+        writer.write(make_trajectories(writer.rows), tokens=0)
+    store.gets.clear()
+    store.latency = 0.005
+    return store
+
+
+def record(seq: int) -> str:
+    return f"{STREAM}/{layout.record(seq)}"
+
+
+def row_ids(reader: StreamReader) -> list[int]:
+    return [row_id for part in iter(reader.next, None) for row_id in part.table.column("row_id").to_pylist()]
+
+
+def test_catching_up_gets_eight_parts_at_once_each_object_once_and_in_order(far: SlowStore) -> None:
+    assert row_ids(StreamReader(far, STREAM, TRAJECTORY)) == list(range(160))
+    assert 4 <= far.most_at_once <= 2 * DEPTH
+    asked = Counter(far.gets)
+    assert {path: count for path, count in asked.items() if count > 1 and path in far.objects} == {}
+    in_vain = [path for path in far.gets if path not in far.objects]
+    assert len(in_vain) <= DEPTH + 3
+
+
+def test_at_the_head_each_look_is_one_get(far: SlowStore, make_trajectories: MakeTable) -> None:
+    reader = StreamReader(far, STREAM, TRAJECTORY)
+    row_ids(reader)
+    writer = StreamWriter(far, STREAM, TRAJECTORY, "w")
+    assert reader.next() is None
+    wait_for_threads()
+    for _ in range(5):
+        far.gets.clear()
+        assert [reader.next() for _ in range(10)] == [None] * 10
+        assert Counter(far.gets) == {record(reader.cursor.seq): 10}
+        writer.write(make_trajectories(writer.rows), tokens=0)
+        far.gets.clear()
+        part = reader.next()
+        assert part is not None
+        assert far.gets == [record(part.record.seq), f"{STREAM}/{part.record.file}"]
+
+
+def test_a_reader_opened_at_the_head_makes_one_get_for_its_cursor_one_for_a_snapshot_and_one_a_look(
+    far: SlowStore,
+) -> None:
+    first = StreamReader(far, STREAM, TRAJECTORY)
+    row_ids(first)
+    wait_for_threads()
+    far.gets.clear()
+    reader = StreamReader(far, STREAM, TRAJECTORY, first.cursor)
+    assert (reader.next(), reader.next()) == (None, None)
+    assert far.gets == [record(40), record(41), f"{STREAM}/{layout.HEAD}", record(41)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_part_committed_after_it_was_guessed_in_vain_is_seen_at_the_next_look(
+    seed: int, make_trajectories: MakeTable
+) -> None:
+    store, chooser = SlowStore(), random.Random(seed)
+    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
+    reader = StreamReader(store, STREAM, TRAJECTORY)
+    for _ in range(30):
+        burst = chooser.randint(0, 12)
+        for _ in range(burst):
+            writer.write(make_trajectories(writer.rows), tokens=0)
+        seen = chooser.randint(0, burst + 1)
+        for _ in range(seen):
+            behind = writer.rows - reader.cursor.rows
+            assert (reader.next() is None) == (behind == 0), f"seed {seed}"
+    assert row_ids(reader)[-1:] in ([writer.rows - 1], []), f"seed {seed}"
+    assert reader.cursor.rows == writer.rows, f"seed {seed}"
+
+
+def test_passing_parts_gets_no_files_and_every_other_part_only_those(far: SlowStore) -> None:
+    reader = StreamReader(far, STREAM, TRAJECTORY)
+    assert sum(1 for _ in iter(reader.next_record, None)) == 40
+    assert not any("/seg/" in path for path in far.gets)
+    assert far.most_at_once > 2
+    wait_for_threads()
+    far.gets.clear()
+    reader = StreamReader(far, STREAM, TRAJECTORY)
+    wanted = []
+    while reader.next_record() and (part := reader.next()):
+        wanted.append(f"{STREAM}/{part.record.file}")
+    assert [path for path in far.gets if "/seg/" in path] == wanted
+
+
+def test_an_error_met_ahead_is_raised_when_its_record_is_due_and_only_then(far: SlowStore) -> None:
+    far.failing = {record(20): ConnectionError("no route")}
+    reader = StreamReader(far, STREAM, TRAJECTORY)
+    for part in range(19):
+        found = reader.next()
+        assert found is not None
+        assert found.record.part == part
+    assert not far.failing
+    with pytest.raises(ConnectionError, match="no route"):
+        reader.next()
+    assert row_ids(reader) == list(range(76, 160))
+
+
+def test_what_was_got_ahead_is_verified_in_order(far: SlowStore) -> None:
+    reader = StreamReader(far, STREAM, TRAJECTORY)
+    part_file = next(path for path in sorted(far.objects) if "/seg/" in path)
+    far.objects[part_file] = far.objects[part_file][:-1] + b"\x01"
+    read = 0
+    with pytest.raises(PartCorrupt) as caught:
+        while reader.next():
+            read += 1
+    assert caught.value.file == part_file
+    assert caught.value.record == read + 1
+    damaged = reader.next_record()
+    assert damaged is not None
+    assert f"{STREAM}/{damaged.file}" == part_file
+    assert len(row_ids(reader)) == 4 * (39 - read)
+    far.objects[record(30)] = far.objects[record(30)].replace(b'"rows": 4', b'"rows": 5')
+    with pytest.raises(StreamCorrupt, match=r"log/000000000030\.json: the record is damaged"):
+        for _ in iter(StreamReader(far, STREAM, TRAJECTORY).next_record, None):
+            pass
+
+
+def test_a_missing_object_is_missing_whoever_asks(far: SlowStore) -> None:
+    ahead = ReadAhead(far, STREAM)
+    with pytest.raises(NotInStore):
+        ahead.get(f"{STREAM}/{layout.REMOVED}")
+    with pytest.raises(NotInStore):
+        ahead.get(record(99))
+    assert bytes(ahead.get(record(3))) == far.objects[record(3)]
+
+
+HANGING = """
+import sys, threading
+from support.stores.slow_store import SlowStore
+from storage.stores.memory import MemoryStore
+from storage.schema import METRIC
+from storage.streams.stream import StreamReader, StreamWriter
+from support.streams.numbered import numbered
+
+class Hanging(SlowStore):
+    def get(self, path, start=0, length=None):
+        if threading.current_thread() is not threading.main_thread():
+            threading.Event().wait()
+        return super().get(path, start, length)
+
+store = Hanging()
+writer = StreamWriter(store, "s", METRIC, "w")
+for _ in range(4):
+    writer.write(numbered(writer.rows, 1), tokens=0)
+reader = StreamReader(store, "s", METRIC)
+reader.next()
+print(threading.active_count() > 1)
+"""
+
+
+def test_a_process_ends_though_what_it_got_ahead_never_arrives() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HANGING],
+        env={"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout == "True\n"
+
+
+def wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("ahead "):
+            thread.join()

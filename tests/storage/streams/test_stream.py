@@ -1,0 +1,610 @@
+"""A reader gets every committed row exactly once and in order, or an error that names what is wrong."""
+
+import io
+import itertools
+import json
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.stores.dict_store import DictStore
+
+from storage import layout
+from storage.errors import Fenced, PartCorrupt, PartRemoved, SchemaUnknown, StreamCorrupt
+from storage.schema import METRIC, SCHEMA_VERSION, SCORE, TRAJECTORY, column
+from storage.stores.base import BytesLike, Store
+from storage.stores.local import LocalStore
+from storage.stores.memory import MemoryStore
+from storage.streams.files import put_file
+from storage.streams.log import LogCursor, LogReader, LogWriter
+from storage.streams.sealed import seal
+from storage.streams.stream import (
+    Part,
+    StreamReader,
+    StreamWriter,
+    UnreadablePart,
+    read_part,
+    read_removed,
+    stream_head,
+    write_removed,
+)
+
+MakeTable = Callable[..., pa.Table]
+
+STREAM = layout.trajectories(0)
+
+
+def read_all(reader: StreamReader) -> list[Part]:
+    return list(iter(reader.next, None))
+
+
+def row_ids(parts: list[Part]) -> list[int]:
+    return [row_id for part in parts for row_id in part.table.column("row_id").to_pylist()]
+
+
+def metrics(values: list[float]) -> pa.Table:
+    columns = {
+        "t": values,
+        "incarnation": [0] * len(values),
+        "policy_version": [1] * len(values),
+        "name": ["loss"] * len(values),
+        "value": values,
+    }
+    return pa.table({name: pa.array(column, METRIC.field(name).type) for name, column in columns.items()})
+
+
+def test_every_column_of_every_schema_comes_back_as_written(
+    store: Store, make_trajectories: MakeTable, make_scores: MakeTable
+) -> None:
+    tables = ((make_trajectories(0, 32), TRAJECTORY), (make_scores(7, 32), SCORE), (metrics([1.5, 2.5]), METRIC))
+    for number, (table, schema) in enumerate(tables):
+        StreamWriter(store, f"s/{number}", schema, "w").write(table, tokens=0)
+        part = StreamReader(store, f"s/{number}", schema).next()
+        assert part is not None
+        assert part.table.equals(table.cast(schema))
+        assert part.table.schema.equals(schema, check_metadata=True)
+
+
+def test_a_slice_of_chunks_comes_back_as_the_rows_it_shows(store: Store, make_trajectories: MakeTable) -> None:
+    whole = pa.concat_tables([make_trajectories(0, 5), make_trajectories(5, 5)])
+    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
+    writer.write(whole.slice(0, 3), tokens=0)
+    writer.write(whole.slice(3, 4), tokens=0)
+    first, second = read_all(StreamReader(store, STREAM, TRAJECTORY))
+    assert first.table.equals(whole.slice(0, 3))
+    assert second.table.equals(whole.slice(3, 4))
+    assert second.table.column("row_id").num_chunks == 1
+
+
+def test_a_part_too_big_to_be_copied_comes_back_whole(store: Store, make_trajectories: MakeTable) -> None:
+    table = make_trajectories(0, 8000)
+    record = StreamWriter(store, STREAM, TRAJECTORY, "w").write(table, tokens=0)
+    assert record.bytes > 1 << 20
+    assert [part.table for part in read_all(StreamReader(store, STREAM, TRAJECTORY))] == [table]
+
+
+def test_the_record_says_what_the_part_holds(store: Store, make_scores: MakeTable) -> None:
+    writer = StreamWriter(store, "s", SCORE, "w")
+    writer.write(make_scores(0, 4), tokens=9)
+    record = writer.write(
+        make_scores(100, 3), tokens=10, min_policy_version=3, max_policy_version=5, incarnation=2, last_group_id=7
+    )
+    assert (record.incarnation, record.last_group_id, record.group_size, record.vocab_size) == (2, 7, 0, 0)
+    assert (record.part, record.rows, record.first_row_id, record.tokens) == (1, 3, 100, 10)
+    assert (record.min_policy_version, record.max_policy_version, record.schema_version) == (3, 5, SCHEMA_VERSION)
+    assert record.bytes == len(store.get(f"s/{record.file}"))
+    assert (writer.epoch, writer.parts, writer.rows) == (0, 2, 7)
+
+
+def test_rows_without_row_id_are_counted_by_their_place_in_the_stream(store: Store) -> None:
+    writer = StreamWriter(store, "s", METRIC, "w")
+    assert [writer.write(metrics([0.5] * 3), tokens=0).first_row_id for _ in range(3)] == [0, 3, 6]
+
+
+class Failing(MemoryStore):
+    """Fails, once armed, every write below a folder of this name."""
+
+    fails_in: str | None = None
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        if self.fails_in and f"/{self.fails_in}/" in path:
+            raise OSError("the disk is full")
+        return super().put_if_absent(path, data)
+
+
+def test_a_reader_sees_only_committed_parts(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
+    store = Failing(memory_store.url.removeprefix("memory://"))
+    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
+    writer.write(make_trajectories(0), tokens=0)
+    store.fails_in = "log"
+    with pytest.raises(OSError, match="disk is full"):
+        writer.write(make_trajectories(4), tokens=0)
+    assert len(store.list(f"{STREAM}/seg")) == 2
+    assert row_ids(read_all(StreamReader(store, STREAM, TRAJECTORY))) == [0, 1, 2, 3]
+    store.fails_in = None
+    restarted = StreamWriter(store, STREAM, TRAJECTORY, "w")
+    assert restarted.rows == 4
+    restarted.write(make_trajectories(4), tokens=0)
+    assert row_ids(read_all(StreamReader(store, STREAM, TRAJECTORY))) == list(range(8))
+
+
+def test_a_reader_passes_fences_and_follows_a_restarted_writer(store: Store, make_trajectories: MakeTable) -> None:
+    reader = StreamReader(store, STREAM, TRAJECTORY)
+    assert reader.next() is None
+    for epoch in range(3):
+        writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
+        assert (writer.epoch, writer.rows) == (epoch, 4 * epoch)
+        assert reader.next() is None
+        writer.write(make_trajectories(writer.rows), tokens=0)
+        part = reader.next()
+        assert part is not None
+        assert part.record.epoch == epoch
+
+
+def test_a_zombie_generator_is_fenced_and_its_rows_are_not_seen(store: Store, make_trajectories: MakeTable) -> None:
+    zombie = StreamWriter(store, STREAM, TRAJECTORY, "old")
+    newer = StreamWriter(store, STREAM, TRAJECTORY, "new")
+    with pytest.raises(Fenced):
+        zombie.write(make_trajectories(0), tokens=0)
+    assert StreamReader(store, STREAM, TRAJECTORY).next() is None
+    newer.write(make_trajectories(0, 2), tokens=0)
+    assert row_ids(read_all(StreamReader(store, STREAM, TRAJECTORY))) == [0, 1]
+
+
+def test_a_reader_resumed_anywhere_reads_each_row_exactly_once(store: Store, make_trajectories: MakeTable) -> None:
+    for rows in (3, 1, 5):
+        writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
+        writer.write(make_trajectories(writer.rows, rows), tokens=0)
+        writer.write(make_trajectories(writer.rows, 2), tokens=0)
+    writer.end()
+    for before in range(7):
+        first = StreamReader(store, STREAM, TRAJECTORY)
+        parts = [part for _ in range(before) if (part := first.next())]
+        cursor = LogCursor.from_json(json.loads(json.dumps(first.cursor.to_json())))
+        assert cursor.rows == len(row_ids(parts))
+        resumed = StreamReader(store, STREAM, TRAJECTORY, cursor)
+        assert row_ids(parts + read_all(resumed)) == list(range(15))
+        assert resumed.ended
+        assert StreamReader(store, STREAM, TRAJECTORY, resumed.cursor).ended
+
+
+def test_ended_is_known_only_after_the_last_part_and_ends_with_a_new_writer(
+    store: Store, make_trajectories: MakeTable
+) -> None:
+    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
+    writer.write(make_trajectories(0), tokens=0)
+    writer.end()
+    reader = StreamReader(store, STREAM, TRAJECTORY)
+    assert (reader.next() is not None, reader.ended) == (True, False)
+    assert (reader.next() is not None, reader.ended) == (False, True)
+    StreamWriter(store, STREAM, TRAJECTORY, "w")
+    assert (reader.next() is not None, reader.ended) == (False, False)
+
+
+def test_counting_needs_no_rows(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
+    writer = StreamWriter(memory_store, STREAM, TRAJECTORY, "w")
+    for _ in range(3):
+        writer.write(make_trajectories(writer.rows), tokens=5, min_policy_version=1, max_policy_version=2)
+    memory_store.delete_tree(f"{STREAM}/seg")
+    reader = StreamReader(memory_store, STREAM, TRAJECTORY)
+    assert [record.part for record in iter(reader.next_record, None)] == [0, 1, 2]
+    assert reader.cursor == stream_head(memory_store, STREAM)
+    assert (reader.cursor.part, reader.cursor.rows, reader.cursor.tokens) == (3, 12, 15)
+    assert stream_head(memory_store, "streams/nobody-wrote") == LogCursor()
+
+
+def test_a_live_view_reads_only_what_is_new(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
+    writer = StreamWriter(memory_store, STREAM, TRAJECTORY, "w")
+    writer.write(make_trajectories(0), tokens=5)
+    view = LogReader(memory_store, STREAM)
+    assert view.to_head().rows == 4
+    writer.write(make_trajectories(4), tokens=5)
+    memory_store.put(f"{STREAM}/{layout.record(0)}", b"damaged, but passed already")
+    assert view.to_head().rows == 8
+
+
+def test_passing_records_and_reading_parts_share_one_cursor(store: Store, make_trajectories: MakeTable) -> None:
+    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
+    for _ in range(3):
+        writer.write(make_trajectories(writer.rows), tokens=0)
+    reader = StreamReader(store, STREAM, TRAJECTORY)
+    reader.next_record()
+    part = reader.next()
+    assert part is not None
+    assert (part.record.part, row_ids([part])) == (1, [4, 5, 6, 7])
+
+
+@pytest.mark.parametrize(("first_row_id", "rows"), [(1, 4), (4, 4), (0, 0)])
+def test_trajectories_that_do_not_continue_the_stream_are_refused(
+    store: Store, make_trajectories: MakeTable, first_row_id: int, rows: int
+) -> None:
+    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
+    with pytest.raises(ValueError, match=r"the first row_id is \d, expected 0|at least one row"):
+        writer.write(make_trajectories(first_row_id, rows), tokens=0)
+    assert stream_head(store, STREAM).part == 0
+
+
+def test_an_invalid_table_leaves_nothing_behind(store: Store, make_trajectories: MakeTable) -> None:
+    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
+    with pytest.raises(ValueError, match="columns are"):
+        writer.write(make_trajectories().drop_columns("seed"), tokens=0)
+    assert store.list(f"{STREAM}/seg") == []
+    assert writer.write(make_trajectories(), tokens=0).part == 0
+
+
+def test_the_record_says_what_its_writer_promises_and_rows_that_break_it_are_refused(
+    store: Store, make_trajectories: MakeTable
+) -> None:
+    writer = StreamWriter(store, STREAM, TRAJECTORY, "w", vocab_size=50, group_size=4)
+    record = writer.write(make_trajectories(0, 8), tokens=0)
+    assert (record.vocab_size, record.group_size) == (50, 4)
+    with pytest.raises(ValueError, match="row 0: the group has fewer than 4 rows"):
+        writer.write(make_trajectories(8, 3), tokens=0)
+    narrow = StreamWriter(store, STREAM, TRAJECTORY, "w", vocab_size=10)
+    with pytest.raises(ValueError, match=r"token id outside \[0, 10\)"):
+        narrow.write(make_trajectories(8, 4), tokens=0)
+    assert row_ids(read_all(StreamReader(store, STREAM, TRAJECTORY))) == list(range(8))
+
+
+COLUMNS = ["group_id", "row_id", "rollout_logprobs"]
+
+
+def test_chosen_columns_alone_come_back_in_the_schema_s_order(store: Store, make_trajectories: MakeTable) -> None:
+    table = make_trajectories(0, 8)
+    record = StreamWriter(store, STREAM, TRAJECTORY, "w").write(table, tokens=0)
+    part = StreamReader(store, STREAM, TRAJECTORY, columns=COLUMNS).next()
+    assert part is not None
+    assert part.table.column_names == ["row_id", "group_id", "rollout_logprobs"]
+    assert part.table.equals(table.select(part.table.column_names))
+    assert read_part(store, STREAM, TRAJECTORY, record, columns=COLUMNS).equals(part.table)
+    assert read_part(store, STREAM, TRAJECTORY, record, columns=[]).num_columns == 0
+    with pytest.raises(ValueError, match=r"columns \['reward'\] are none of"):
+        StreamReader(store, STREAM, TRAJECTORY, columns=["row_id", "reward"])
+
+
+def test_the_whole_file_is_verified_also_where_few_columns_are_read(
+    memory_store: MemoryStore, make_trajectories: MakeTable
+) -> None:
+    record = StreamWriter(memory_store, STREAM, TRAJECTORY, "w").write(make_trajectories(0, 8), tokens=0)
+    good = bytes(memory_store.get(f"{STREAM}/{record.file}"))
+    at = good.index(b'{"answer": "7"}')
+    memory_store.put(f"{STREAM}/{record.file}", good[:at] + b"[" + good[at + 1 :])
+    with pytest.raises(PartCorrupt, match="checksum"):
+        StreamReader(memory_store, STREAM, TRAJECTORY, columns=["row_id"]).next()
+
+
+class Remembering(LocalStore):
+    """Keeps what it returned, so that a test can see who still uses that memory."""
+
+    def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
+        self.returned = super().get(path, start, length)
+        return self.returned
+
+
+def test_the_columns_of_a_local_part_are_the_mapped_file_itself(tmp_path: object, make_trajectories: MakeTable) -> None:
+    store = Remembering(str(tmp_path))
+    record = StreamWriter(store, STREAM, TRAJECTORY, "w").write(make_trajectories(0, 8000), tokens=0)
+    assert record.bytes > 1 << 20
+    part = StreamReader(store, STREAM, TRAJECTORY).next()
+    assert part is not None
+    start = np.frombuffer(store.returned, np.uint8).ctypes.data
+    buffers = [b for column in part.table.columns for chunk in column.chunks for b in chunk.buffers() if b is not None]
+    assert len(buffers) >= len(TRAJECTORY)
+    for buffer in buffers:
+        assert start <= buffer.address
+        assert buffer.address + buffer.size <= start + record.bytes
+
+
+def test_any_flipped_bit_of_a_part_file_is_found_before_it_is_parsed(
+    memory_store: MemoryStore, make_trajectories: MakeTable
+) -> None:
+    record = StreamWriter(memory_store, STREAM, TRAJECTORY, "w").write(make_trajectories(0, 16), tokens=0)
+    part_file = f"{STREAM}/{record.file}"
+    good = bytes(memory_store.get(part_file))
+    reader = StreamReader(memory_store, STREAM, TRAJECTORY)
+    chooser = random.Random(0)
+    for position in chooser.sample(range(len(good)), 400):
+        bad = bytearray(good)
+        bad[position] ^= 1 << chooser.randrange(8)
+        memory_store.put(part_file, bad)
+        with pytest.raises(PartCorrupt, match=r"\(named by record 1\): the file's checksum is"):
+            reader.next()
+    memory_store.put(part_file, good)
+    assert row_ids(read_all(reader)) == list(range(16))
+
+
+@pytest.mark.parametrize("kept", [0, 1, -1])
+def test_a_truncated_part_file_is_named(memory_store: MemoryStore, make_trajectories: MakeTable, kept: int) -> None:
+    record = StreamWriter(memory_store, STREAM, TRAJECTORY, "w").write(make_trajectories(), tokens=0)
+    part_file = f"{STREAM}/{record.file}"
+    memory_store.put(part_file, memory_store.get(part_file)[:kept])
+    with pytest.raises(PartCorrupt, match=rf"{part_file} \(named by record 1\): the file has \d+ bytes, expected"):
+        StreamReader(memory_store, STREAM, TRAJECTORY).next()
+
+
+def test_a_missing_part_file_is_named(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
+    StreamWriter(memory_store, STREAM, TRAJECTORY, "w").write(make_trajectories(), tokens=0)
+    memory_store.delete_tree(f"{STREAM}/seg")
+    with pytest.raises(PartCorrupt, match="the file is missing"):
+        StreamReader(memory_store, STREAM, TRAJECTORY).next()
+
+
+def test_a_damaged_part_is_set_aside_and_what_is_lost_is_known(
+    memory_store: MemoryStore, make_trajectories: MakeTable
+) -> None:
+    writer = StreamWriter(memory_store, STREAM, TRAJECTORY, "w")
+    records = [writer.write(make_trajectories(writer.rows), tokens=5) for _ in range(3)]
+    memory_store.put(f"{STREAM}/{records[1].file}", b"damaged")
+    reader = StreamReader(memory_store, STREAM, TRAJECTORY)
+    assert reader.next() is not None
+    for _ in range(2):
+        with pytest.raises(PartCorrupt) as caught:
+            reader.next()
+        assert (caught.value.file, caught.value.record) == (f"{STREAM}/{records[1].file}", 2)
+    assert reader.next_record() == records[1]
+    assert row_ids(read_all(reader)) == [8, 9, 10, 11]
+    assert reader.cursor.tokens == 15
+
+
+def test_unreadable_parts_are_passed_in_their_place(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
+    writer = StreamWriter(memory_store, STREAM, TRAJECTORY, "w")
+    records = [writer.write(make_trajectories(writer.rows), tokens=0) for _ in range(4)]
+    for record in (records[0], records[2]):
+        memory_store.delete(f"{STREAM}/{record.file}")
+    write_removed(memory_store, STREAM, parts=1, why="age")
+    found = list(StreamReader(memory_store, STREAM, TRAJECTORY).each())
+    assert [part.record for part in found] == records
+    errors = [type(part.error) if isinstance(part, UnreadablePart) else None for part in found]
+    assert errors == [PartRemoved, None, PartCorrupt, None]
+    reader = StreamReader(memory_store, STREAM, TRAJECTORY)
+    assert row_ids(list(reader.readable())) == row_ids([part for part in found if isinstance(part, Part)])
+    writer.write(make_trajectories(writer.rows), tokens=0)
+    assert [part.record.part for part in reader.readable()] == [4]
+
+
+def test_a_damaged_record_ends_what_is_readable(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
+    writer = StreamWriter(memory_store, STREAM, TRAJECTORY, "w")
+    for _ in range(2):
+        writer.write(make_trajectories(writer.rows), tokens=0)
+    memory_store.put(f"{STREAM}/{layout.record(2)}", b"{}")
+    parts = StreamReader(memory_store, STREAM, TRAJECTORY).readable()
+    assert next(parts).record.part == 0
+    with pytest.raises(StreamCorrupt):
+        next(parts)
+
+
+def test_a_damaged_record_is_no_damaged_part(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
+    StreamWriter(memory_store, STREAM, TRAJECTORY, "w").write(make_trajectories(), tokens=5)
+    name = f"{STREAM}/{layout.record(1)}"
+    memory_store.put(name, bytes(memory_store.get(name)).replace(b'"tokens": 5', b'"tokens": 7'))
+    reader = StreamReader(memory_store, STREAM, TRAJECTORY)
+    for look in (reader.next, reader.next_record):
+        with pytest.raises(StreamCorrupt, match="does not fit its checksum") as caught:
+            look()
+        assert not isinstance(caught.value, PartCorrupt)
+        assert caught.value.file == name
+
+
+def test_removed_parts_are_told_from_damaged_ones(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
+    writer = StreamWriter(memory_store, STREAM, TRAJECTORY, "w")
+    records = [writer.write(make_trajectories(writer.rows), tokens=0) for _ in range(3)]
+    assert read_removed(memory_store, STREAM) == 0
+    write_removed(memory_store, STREAM, parts=2, why="age")
+    assert read_removed(memory_store, STREAM) == 2
+    reader = StreamReader(memory_store, STREAM, TRAJECTORY)
+    assert len(read_all(reader)) == 3
+    for record in records:
+        memory_store.delete(f"{STREAM}/{record.file}")
+    reader = StreamReader(memory_store, STREAM, TRAJECTORY)
+    for record in records[:2]:
+        with pytest.raises(PartRemoved, match=rf"{record.file}: the rows of part {record.part} were removed"):
+            reader.next()
+        assert reader.next_record() == record
+    with pytest.raises(PartCorrupt, match="the file is missing"):
+        reader.next()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"parts": 2}', seal({"parts": "2"}), seal({"parts": True}), b"\xff"]
+)
+def test_what_does_not_say_how_many_parts_were_removed_is_named(memory_store: MemoryStore, data: bytes) -> None:
+    memory_store.put(f"s/{layout.REMOVED}", data)
+    with pytest.raises(StreamCorrupt, match=r"s/removed\.json: "):
+        read_removed(memory_store, "s")
+
+
+def test_any_flipped_bit_of_what_says_how_many_parts_were_removed_is_named() -> None:
+    store = DictStore()
+    write_removed(store, "s", parts=2, why="age")
+    file = f"s/{layout.REMOVED}"
+    good = store.objects[file]
+    for position, bit in itertools.product(range(len(good)), range(8)):
+        store.objects[file] = good[:position] + bytes([good[position] ^ 1 << bit]) + good[position + 1 :]
+        with pytest.raises(StreamCorrupt) as caught:
+            read_removed(store, "s")
+        assert caught.value.file == file, (position, bit)
+    store.objects[file] = good
+    assert read_removed(store, "s") == 2
+
+
+def test_a_stream_of_another_schema_is_refused(store: Store, make_scores: MakeTable) -> None:
+    StreamWriter(store, "s", SCORE, "w").write(make_scores(), tokens=0)
+    with pytest.raises(PartCorrupt, match=r"seg/.* \(named by record 1\): columns are"):
+        StreamReader(store, "s", TRAJECTORY).next()
+
+
+def commit_file(store: Store, data: bytes, **fields: int) -> None:
+    """Commit `data` as a part of stream `s`, as a writer that checks nothing would."""
+    file = put_file(store, "s/seg/x", data)
+    values = {"rows": 1, "first_row_id": 0, "tokens": 0, "schema_version": SCHEMA_VERSION} | fields
+    LogWriter(store, "s", "w").commit("data", file="seg/x", bytes=file.bytes, checksum=file.checksum, **values)
+
+
+def arrow_stream(*tables: pa.Table, compression: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, tables[0].schema, options=options) as writer:
+        for table in tables:
+            writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def arrow_file(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489")
+FOREIGN = {
+    "nothing": b"",
+    "text": b"no Arrow stream",
+    "zeros": bytes(4096),
+    "PNG": PNG,
+    "random bytes": random.Random(0).randbytes(4096),
+    "end of an Arrow stream": b"\xff\xff\xff\xff\0\0\0\0",
+    "Arrow file": arrow_file(metrics([1.0])),
+    "fewer columns": arrow_stream(metrics([1.0]).drop_columns("t")),
+    "more columns": arrow_stream(metrics([1.0]).append_column("more", pa.array([1]))),
+    "other type": arrow_stream(metrics([1.0]).set_column(0, "t", pa.array([1.0], pa.float32()))),
+    "half a stream": arrow_stream(metrics([1.0]))[:600],
+    "no batch": arrow_stream(metrics([])),
+    "twice": arrow_stream(metrics([1.0]), metrics([2.0])),
+    "nulls": arrow_stream(metrics([1.0]).set_column(0, "t", pa.array([None], pa.float64()))),
+}
+
+
+@pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN)
+def test_a_part_file_that_is_no_part_is_named_also_if_its_checksum_is_right(store: Store, data: bytes) -> None:
+    commit_file(store, data)
+    with pytest.raises(PartCorrupt) as caught:
+        StreamReader(store, "s", METRIC).next()
+    assert (caught.value.file, caught.value.record) == ("s/seg/x", 1)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@given(data=st.data())
+def test_no_arrow_that_a_writer_got_wrong_does_anything_but_name_the_part(
+    make_trajectories: MakeTable, data: st.DataObject
+) -> None:
+    good = arrow_stream(make_trajectories(0, 4))
+    bad = bytearray(good)
+    for _ in range(data.draw(st.integers(1, 4))):
+        bad[data.draw(st.integers(0, len(good) - 1))] ^= data.draw(st.integers(1, 255))
+    store = DictStore()
+    commit_file(store, bytes(bad[: data.draw(st.integers(len(good) // 2, len(good)))]), rows=4)
+    try:
+        part = StreamReader(store, "s", TRAJECTORY).next()
+    except PartCorrupt as error:
+        assert (error.file, error.record) == ("s/seg/x", 1)
+    else:
+        assert part is not None
+        assert len(part.table.to_pylist()) == 4
+
+
+def test_a_record_whose_file_can_lie_nowhere_is_named(memory_store: MemoryStore) -> None:
+    LogWriter(memory_store, "s", "w").commit("data", file="../../etc/passwd", rows=1)
+    with pytest.raises(PartCorrupt, match=r"s/\.\./\.\./etc/passwd .*: no file can have this name"):
+        StreamReader(memory_store, "s", METRIC).next()
+
+
+def test_rows_that_break_the_rules_are_named_by_file_record_and_row(
+    memory_store: MemoryStore, make_trajectories: MakeTable
+) -> None:
+    commit_file(memory_store, arrow_stream(make_trajectories(0, 4)), rows=4, vocab_size=10, group_size=4)
+    with pytest.raises(
+        PartCorrupt, match=r"s/seg/x \(named by record 1\): row \d: \w+_tokens holds a token id outside"
+    ):
+        StreamReader(memory_store, "s", TRAJECTORY).next()
+
+
+def test_a_part_file_with_other_rows_than_its_record_says_is_named(store: Store, make_scores: MakeTable) -> None:
+    commit_file(store, arrow_stream(make_scores(0, 2)), rows=3)
+    with pytest.raises(PartCorrupt, match="the file has 2 rows, expected 3"):
+        StreamReader(store, "s", SCORE).next()
+
+
+def test_a_part_of_a_newer_schema_version_is_refused_unread_but_can_be_passed(store: Store) -> None:
+    commit_file(store, b"in a format of the future", schema_version=SCHEMA_VERSION + 1)
+    reader = StreamReader(store, "s", SCORE)
+    newer = rf"s/seg/x \(named by record 1\): .* version {SCHEMA_VERSION + 1}, but this Millrace knows {SCHEMA_VERSION}"
+    with pytest.raises(SchemaUnknown, match=newer):
+        reader.next()
+    assert reader.next_record() is not None
+
+
+def with_note(*, since: int, default: object) -> pa.Schema:
+    """METRIC, as if a later version had added columns in its midst."""
+    note = column("note", pa.string(), "what somebody said about it", since=since, default=default)
+    shape = column("shape", pa.list_(pa.int32()), "[D] extent of what was measured", since=since, default=[1, 2])
+    maybe = column("maybe", pa.float32(), "known only where it is known", nullable=True, since=since)
+    return pa.schema([*list(METRIC)[:2], note, *list(METRIC)[2:], shape, maybe])
+
+
+def test_columns_added_since_a_part_was_written_hold_their_default(memory_store: MemoryStore) -> None:
+    schema = with_note(since=SCHEMA_VERSION, default="")
+    commit_file(memory_store, arrow_stream(metrics([1.0, 2.0])), rows=2, schema_version=SCHEMA_VERSION - 1)
+    part = StreamReader(memory_store, "s", schema).next()
+    assert part is not None
+    assert part.table.schema.equals(schema, check_metadata=True)
+    assert part.table.select(METRIC.names).equals(metrics([1.0, 2.0]).cast(METRIC))
+    assert part.table["note"].to_pylist() == ["", ""]
+    assert part.table["shape"].to_pylist() == [[1, 2], [1, 2]]
+    assert part.table["maybe"].to_pylist() == [None, None]
+    chosen = StreamReader(memory_store, "s", schema, columns=["value", "note"]).next()
+    assert chosen is not None
+    assert chosen.table.to_pylist() == [{"note": "", "value": 1.0}, {"note": "", "value": 2.0}]
+
+
+def test_a_part_that_lacks_a_column_of_its_own_version_is_damaged(memory_store: MemoryStore) -> None:
+    commit_file(memory_store, arrow_stream(metrics([1.0])), schema_version=SCHEMA_VERSION)
+    with pytest.raises(PartCorrupt, match="columns are"):
+        StreamReader(memory_store, "s", with_note(since=SCHEMA_VERSION, default="")).next()
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_a_part_that_somebody_compressed_is_read_all_the_same(memory_store: MemoryStore, compression: str) -> None:
+    commit_file(memory_store, arrow_stream(metrics([1.0, 2.0] * 100), compression=compression), rows=200)
+    part = StreamReader(memory_store, "s", METRIC).next()
+    assert part is not None
+    assert part.table.equals(metrics([1.0, 2.0] * 100).cast(METRIC))
+
+
+class LostReplies(MemoryStore):
+    """Stores, but every reply is lost and the repeated request finds the object there."""
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        super().put_if_absent(path, data)
+        return False
+
+
+def test_parts_whose_replies_were_lost_are_committed_once(
+    memory_store: MemoryStore, make_trajectories: MakeTable
+) -> None:
+    store = LostReplies(memory_store.url.removeprefix("memory://"))
+    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
+    for _ in range(3):
+        writer.write(make_trajectories(writer.rows), tokens=0)
+    assert row_ids(read_all(StreamReader(store, STREAM, TRAJECTORY))) == list(range(12))
+
+
+class Losing(MemoryStore):
+    """Says every object is there already, and keeps something else under its name."""
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        return super().put_if_absent(path, data if "/log/" in path else b"something else") and "/log/" in path
+
+
+def test_a_part_file_whose_name_holds_other_bytes_is_not_committed(
+    memory_store: MemoryStore, make_trajectories: MakeTable
+) -> None:
+    store = Losing(memory_store.url.removeprefix("memory://"))
+    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
+    with pytest.raises(StreamCorrupt, match="the file has 14 bytes"):
+        writer.write(make_trajectories(), tokens=0)
+    assert stream_head(store, STREAM).part == 0

@@ -1,0 +1,208 @@
+"""Columns are documented, and a table that breaks their rules is refused with its first bad row."""
+
+import json
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from storage.schema import METRIC, SCHEMA_VERSION, SCORE, TRAJECTORY, check_columns, since, validate
+
+MakeTable = Callable[..., pa.Table]
+
+
+def replaced(table: pa.Table, name: str, values: list[object]) -> pa.Table:
+    field = table.schema.field(name)
+    return table.set_column(table.column_names.index(name), name, pa.array(values, field.type))
+
+
+def with_value(table: pa.Table, name: str, row: int, value: object) -> pa.Table:
+    values = table.column(name).to_pylist()
+    values[row] = value
+    return replaced(table, name, values)
+
+
+@pytest.mark.parametrize("schema", [TRAJECTORY, SCORE, METRIC])
+def test_every_field_says_what_it_holds(schema: pa.Schema) -> None:
+    for field in schema:
+        assert len(field.metadata[b"doc"].decode()) > 15, field.name
+
+
+@pytest.mark.parametrize("schema", [TRAJECTORY, SCORE, METRIC])
+def test_every_field_says_since_when_and_what_older_parts_hold_instead(schema: pa.Schema) -> None:
+    for field in schema:
+        assert 1 <= since(field) <= SCHEMA_VERSION
+        if since(field) > 1:
+            assert field.nullable or json.loads(field.metadata[b"default"]) is not None
+
+
+def test_valid_tables_pass_whole_sliced_chunked_and_empty(make_trajectories: MakeTable, make_scores: MakeTable) -> None:
+    for table, schema in ((make_trajectories(5, 9), TRAJECTORY), (make_scores(5, 9), SCORE)):
+        validate(table, schema)
+        validate(table.slice(3, 4), schema)
+        validate(pa.concat_tables([table.slice(0, 4), table.slice(4)]), schema)
+        validate(schema.empty_table(), schema)
+
+
+def test_missing_misordered_and_mistyped_columns_are_named(make_scores: MakeTable) -> None:
+    table = make_scores()
+    with pytest.raises(ValueError, match=r"columns are .* expected"):
+        check_columns(table.schema.remove(1), SCORE)
+    with pytest.raises(ValueError, match=r"columns are .* expected"):
+        check_columns(pa.schema(list(table.schema)[::-1]), SCORE)
+    with pytest.raises(ValueError, match="column seconds is double, expected float"):
+        check_columns(table.schema.set(6, pa.field("seconds", pa.float64())), SCORE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("row_id", 3, "row 2: row_id does not continue the row before"),
+        ("prompt_id", None, "row 2: prompt_id is null"),
+        ("response_tokens", None, "row 2: response_tokens is null"),
+        ("response_tokens", [1] * 20, "row 2: rollout_logprobs and response_tokens differ in length"),
+        ("loss_mask", [], "row 2: loss_mask and response_tokens differ in length"),
+        ("prompt_tokens", [1, None], "row 2: prompt_tokens holds a null"),
+        ("span_starts", [0], "row 2: span_starts and span_versions differ in length"),
+        ("span_starts", [1, 2], "row 2: the first span does not start at token 0"),
+        ("span_starts", [0, 0], "row 2: span_starts is not ascending"),
+        ("span_starts", [0, -1], "row 2: span_starts is not ascending"),
+        ("span_starts", [0, 99], "row 2: a span starts after the last token"),
+        ("min_policy_version", 1000, "row 2: min_policy_version is above max_policy_version"),
+        ("finish_reason", "abort", "row 2: finish_reason is none of stop, length"),
+    ],
+)
+def test_the_first_bad_trajectory_is_named(make_trajectories: MakeTable, name: str, value: object, reason: str) -> None:
+    table = with_value(make_trajectories(), name, 2, value)
+    with pytest.raises(ValueError, match=reason):
+        validate(table, TRAJECTORY)
+    chunked = pa.concat_tables([make_trajectories(0, 9).slice(7), make_trajectories(9, 1)])
+    validate(chunked, TRAJECTORY)
+
+
+def test_tokens_without_a_span_are_named(make_trajectories: MakeTable) -> None:
+    table = with_value(make_trajectories(), "span_versions", 1, [])
+    with pytest.raises(ValueError, match="row 1: tokens without a span"):
+        validate(with_value(table, "span_starts", 1, []), TRAJECTORY)
+
+
+def test_a_response_without_tokens_may_have_a_span_or_none(make_trajectories: MakeTable) -> None:
+    table = make_trajectories()
+    for name in ("response_tokens", "rollout_logprobs", "loss_mask"):
+        table = with_value(table, name, 1, [])
+    for starts in ([], [0]):
+        changed = with_value(table, "span_versions", 1, starts)
+        validate(with_value(changed, "span_starts", 1, starts), TRAJECTORY, vocab_size=50, group_size=4)
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "response_tokens"])
+@pytest.mark.parametrize("token", [-1, 50, 2**31 - 1, -(2**31)])
+def test_a_token_id_outside_the_promised_vocabulary_is_named(
+    make_trajectories: MakeTable, name: str, token: int
+) -> None:
+    table = make_trajectories()
+    tokens = table.column(name).to_pylist()
+    tokens[2][-1] = token
+    table = replaced(table, name, tokens)
+    validate(table, TRAJECTORY)
+    for rows, row in ((table, 2), (table.slice(1), 1), (pa.concat_tables([table.slice(0, 1), table.slice(1)]), 2)):
+        with pytest.raises(ValueError, match=rf"row {row}: {name} holds a token id outside \[0, 50\)"):
+            validate(rows, TRAJECTORY, vocab_size=50)
+    validate(table.slice(3), TRAJECTORY, vocab_size=50)
+
+
+@pytest.mark.parametrize(
+    ("group_ids", "sample_indices", "reason"),
+    [
+        ([7, 7, 7, 7, 8, 8, 8, 8], [0, 1, 2, 3, 0, 1, 2, 3], None),
+        ([8, 8, 8, 8, 7, 7, 7, 7], [0, 1, 2, 3, 0, 1, 2, 3], None),
+        ([7, 7, 7, 8, 8, 8, 8, 8], [0, 1, 2, 3, 0, 1, 2, 3], "row 3: group_id changes within 4 rows"),
+        ([7, 7, 7, 7, 7, 7, 7, 7], [0, 1, 2, 3, 0, 1, 2, 3], "row 4: the group has more than 4 rows"),
+        ([7, 7, 7, 7, 8, 8, 8, 8], [0, 1, 3, 2, 0, 1, 2, 3], "row 2: sample_index does not count the 4 rows"),
+        ([7, 7, 7, 7, 8, 8, 8, 8], [0, 1, 2, 3, 1, 2, 3, 4], "row 4: sample_index does not count the 4 rows"),
+        ([7, 7, 7, 7, 8, 8], [0, 1, 2, 3, 0, 1], "row 4: the group has fewer than 4 rows"),
+        ([7], [0], "row 0: the group has fewer than 4 rows"),
+    ],
+)
+def test_groups_are_whole_where_their_size_is_promised(
+    make_trajectories: MakeTable, group_ids: list[object], sample_indices: list[object], reason: str | None
+) -> None:
+    table = replaced(make_trajectories(0, len(group_ids)), "group_id", group_ids)
+    table = replaced(table, "sample_index", sample_indices)
+    validate(table, TRAJECTORY)
+    if reason is None:
+        validate(table, TRAJECTORY, group_size=4)
+    else:
+        with pytest.raises(ValueError, match=reason):
+            validate(table, TRAJECTORY, group_size=4)
+
+
+def test_offsets_that_make_no_sense_are_refused(make_trajectories: MakeTable) -> None:
+    wrong = pa.ListArray.from_arrays(pa.array([0, 3, 1, 3, 4], pa.int32()), pa.array([1, 2, 3, 4], pa.int32()))
+    index = TRAJECTORY.get_field_index("prompt_tokens")
+    with pytest.raises(ValueError, match=f"Column {index}: .*Offset invariant"):
+        validate(make_trajectories().set_column(index, "prompt_tokens", wrong), TRAJECTORY)
+
+
+@pytest.mark.parametrize("left_out", TRAJECTORY.names)
+def test_the_rules_that_remain_hold_where_a_column_is_left_out(make_trajectories: MakeTable, left_out: str) -> None:
+    table = make_trajectories().drop_columns(left_out)
+    validate(table, table.schema, vocab_size=50, group_size=4)
+    if left_out != "row_id":
+        with pytest.raises(ValueError, match="row 1: row_id"):
+            validate(with_value(table, "row_id", 1, 5), table.schema)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_log_probability_that_is_not_finite_is_named_also_in_a_slice(
+    make_trajectories: MakeTable, value: float
+) -> None:
+    table = make_trajectories()
+    logprobs = table.column("rollout_logprobs").to_pylist()
+    logprobs[2][-1] = value
+    table = replaced(table, "rollout_logprobs", logprobs)
+    with pytest.raises(ValueError, match="row 2: rollout_logprobs holds a value that is not finite"):
+        validate(table, TRAJECTORY)
+    with pytest.raises(ValueError, match="row 1: rollout_logprobs holds a value that is not finite"):
+        validate(table.slice(1), TRAJECTORY)
+    validate(table.slice(0, 2), TRAJECTORY)
+    validate(table.slice(3), TRAJECTORY)
+
+
+@pytest.mark.parametrize("value", [-3e38, -1e20, 3e38])
+def test_a_log_probability_whose_square_is_not_finite_passes(make_trajectories: MakeTable, value: float) -> None:
+    table = make_trajectories()
+    logprobs = table.column("rollout_logprobs").to_pylist()
+    logprobs[2] = [value for _ in logprobs[2]]
+    validate(replaced(table, "rollout_logprobs", logprobs), TRAJECTORY)
+
+
+def test_what_was_validated_is_the_same_rows_in_one_chunk_a_column(make_trajectories: MakeTable) -> None:
+    table = make_trajectories(0, 8)
+    chunked = pa.concat_tables([table.slice(0, 3), table.slice(3)])
+    found = validate(chunked, TRAJECTORY)
+    assert found.equals(table)
+    assert {column.num_chunks for column in chunked.columns} == {2}
+    assert {column.num_chunks for column in found.columns} == {1}
+
+
+def test_a_null_among_the_values_of_rows_that_are_sliced_away_is_no_fault(make_trajectories: MakeTable) -> None:
+    table = with_value(make_trajectories(), "prompt_tokens", 0, [None])
+    validate(table.slice(1), TRAJECTORY)
+    with pytest.raises(ValueError, match="row 0: prompt_tokens holds a null"):
+        validate(table.slice(0, 1), TRAJECTORY)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("status", "failed", "row 1: status is none of ok, timeout, error"),
+        ("reward", None, "row 1: a reward is expected if and only if status is ok"),
+        ("status", "error", "row 1: a reward is expected if and only if status is ok"),
+        ("reward", float("nan"), "row 1: reward is not finite"),
+        ("row_id", 5, "row 1: row_id does not continue the row before"),
+    ],
+)
+def test_the_first_bad_score_is_named(make_scores: MakeTable, name: str, value: object, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        validate(with_value(make_scores(), name, 1, value), SCORE)

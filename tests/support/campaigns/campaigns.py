@@ -1,0 +1,154 @@
+"""Campaigns as a person runs them: the real command, real processes, and a root folder of their own."""
+
+import atexit
+import functools
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+REPOSITORY = Path(__file__).parents[3]
+PRESET = REPOSITORY / "configs" / "presets" / "tiny-cpu.yaml"
+QUICK: dict[str, object] = {
+    "model.bootstrap.max_steps": 10,
+    "training.max_steps": 6,
+    "training.groups_per_step": 16,
+    "training.checkpoint_every": 2,
+    "generation.groups_per_batch": 8,
+    "evaluation.num_prompts": 32,
+}
+"""A campaign of a few seconds, too short to learn anything."""
+FROM_SCRATCH: dict[str, object] = {"model.path": None, "promotion.margin": 0.0}
+"""Settings for a campaign that makes its own start model, and promotes."""
+
+
+@functools.cache
+def start_model() -> Path:
+    """Folder of the start model of `QUICK`, made once per test session."""
+    folder = Path(tempfile.mkdtemp(prefix="millrace-start-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    command = [sys.executable, "-m", "support.campaigns.start_model", str(folder / "start"), json.dumps(QUICK)]
+    subprocess.run(command, cwd=REPOSITORY / "tests", check=True)
+    return folder / "start"
+
+
+def quick() -> dict[str, object]:
+    """`QUICK` with the shared start model and without promotion."""
+    return {**QUICK, "model.path": str(start_model()), "promotion.margin": None}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    output: str
+
+
+class Millrace:
+    """The `millrace` command with a root folder of its own."""
+
+    def __init__(self, root: Path, environment: dict[str, str]) -> None:
+        self.root = root
+        self.environment = environment
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.cli.main", *arguments],
+            cwd=REPOSITORY,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        """Kills controllers that a failed test left running; their stages end with them."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+    def run(self, *arguments: str) -> Ended:
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=400)
+        return Ended(process.returncode, output)
+
+    def campaign(self, run_id: str, *flags: str, root: str | None = None, **settings: object) -> list[str]:
+        """The arguments of a quick campaign, in its own root folder or elsewhere."""
+        chosen = {**quick(), **settings}
+        sets = [part for key, value in chosen.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+        return ["run", str(PRESET), "--root", root or str(self.root), "--run-id", run_id, *sets, *flags]
+
+    def summary(self, run_id: str) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads((self.root / run_id / "summary.json").read_text())
+        return summary
+
+    def status(self, run_id: str) -> dict[str, Any]:
+        ended = self.run("status", str(self.root / run_id), "--json")
+        assert ended.code == 0, ended.output
+        status: dict[str, Any] = json.loads(ended.output)
+        return status
+
+    def status_record(self, run_id: str, name: str) -> dict[str, Any]:
+        try:
+            status: dict[str, Any] = json.loads((self.root / run_id / "progress" / f"{name}.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return status
+
+
+def healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120, *, every: float = 0.05) -> None:
+    """Checks `every` so many seconds: polling a server too often would slow it down."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(every)
+
+
+def stages_of(run_url: Path) -> list[psutil.Process]:
+    """All living stage processes of the run, found by their command lines."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            command = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if "millrace.stages." in command and str(run_url) in command and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def send(process: subprocess.Popen[str], signal_number: signal.Signals) -> Ended:
+    process.send_signal(signal_number)
+    output, _ = process.communicate(timeout=120)
+    return Ended(process.returncode, output)
+
+
+def assert_balanced(summary: dict[str, Any]) -> None:
+    """generated = trained + buffered + in flight + dropped, in rollouts and in tokens."""
+    ledger = summary["ledger"]
+    parts = [ledger["trained"], ledger["buffered"], ledger["in_flight"], *ledger["dropped"].values()]
+    for unit in ("rollouts", "tokens"):
+        assert sum(part[unit] for part in parts) == ledger["generated"][unit]

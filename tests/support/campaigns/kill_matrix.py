@@ -1,0 +1,79 @@
+"""A seeded choice of where stages are killed. It covers every failpoint before it repeats one."""
+
+import itertools
+import random
+from collections.abc import Iterator
+
+_TRAJECTORIES, _SCORES = "streams/trajectories/0", "streams/scores/*"
+
+FAILPOINTS: dict[str, list[str]] = {
+    "generate-0": [
+        "weights.mid_hash",
+        "generate.before_commit",
+        "generate.before_acknowledgement",
+        f"put.before:{_TRAJECTORIES}/seg/*",
+        f"put.mid:{_TRAJECTORIES}/seg/*",
+        f"put.after:{_TRAJECTORIES}/seg/*",
+        f"put.mid:{_TRAJECTORIES}/log/*",
+        f"put.after:{_TRAJECTORIES}/log/*",
+        "put.after:progress/generate-0.json",
+    ],
+    "score-0": [
+        "score.before_commit",
+        f"put.before:{_SCORES}/seg/*",
+        f"put.mid:{_SCORES}/seg/*",
+        f"put.after:{_SCORES}/seg/*",
+        f"put.mid:{_SCORES}/log/*",
+        f"put.after:{_SCORES}/log/*",
+    ],
+    "train-0": [
+        "train.mid_step",
+        "train.before_handover",
+        "weights.mid_copy:handover",
+        "train.after_handover",
+        "put.before:checkpoints/data/*",
+        "put.mid:checkpoints/data/*",
+        "put.after:checkpoints/data/*",
+        "put.mid:checkpoints/log/*",
+        "put.after:checkpoints/log/*",
+    ],
+    "sync_weights-0": [
+        "sync_weights.before_push",
+        "weights.mid_hash",
+        "sync_weights.after_push",
+        "sync_weights.awaiting_acknowledgement",
+        "put.mid:streams/metrics/sync_weights-0/log/*",
+        "put.mid:progress/sync_weights-0.json",
+    ],
+    "controller": [
+        "controller.prepared",
+        "controller.bootstrapped",
+        "controller.started",
+        "controller.trained",
+        "controller.evaluated",
+        "controller.summarised",
+        "put.mid:run.json",
+        "put.after:run.json",
+    ],
+}
+"""Failpoints at which each process of a campaign may be killed."""
+
+_KILLS = {"controller": 1}
+"""Kills per campaign. Other stages are killed twice: the third death within a minute would end the campaign."""
+
+
+def campaigns(seed: int) -> Iterator[list[str]]:
+    """Yields the failpoints of one campaign after another, without end."""
+    chooser = random.Random(seed)
+    drawn = {process: _shuffled_for_ever(points, chooser) for process, points in FAILPOINTS.items()}
+    while True:
+        yield [
+            f"{process} {point} {1 if process == 'controller' else chooser.randint(1, 3)} kill"
+            for process, points in drawn.items()
+            for point in itertools.islice(points, _KILLS.get(process, 2))
+        ]
+
+
+def _shuffled_for_ever(points: list[str], chooser: random.Random) -> Iterator[str]:
+    while True:
+        yield from chooser.sample(points, len(points))

@@ -1,0 +1,59 @@
+"""What tests of engines need of a policy: its weights as a reader returns them, and its log-probabilities.
+
+model ─► ReceiveBuffer ─► Weights ─► update_weights
+  └──► log-probabilities of the whole text at once: no padding, no cache, no batch
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from millrace.types import Response
+from millrace.weights.base import Manifest, Weights, WeightsId
+from millrace.weights.fingerprint import fingerprint
+from millrace.weights.receive_buffer import ReceiveBuffer
+from millrace.weights.shared_tensors import shapes_of
+
+
+def offered(model: PreTrainedModel, policy_version: int, buffer: ReceiveBuffer) -> Weights:
+    """The model's parameters as a version; they stay in `buffer` until the next ones come."""
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    tensors = buffer.tensors_for(shapes_of(parameters))
+    for name, parameter in parameters.items():
+        tensors[name].copy_(parameter)
+    manifest = Manifest(
+        id=WeightsId(incarnation=0, policy_version=policy_version, t_offered=0.5), fingerprint=fingerprint(tensors)
+    )
+    return Weights(manifest=manifest, tensors=tensors, shared=buffer.shared)
+
+
+def response_logits(model: PreTrainedModel, prompt: Sequence[int], response: Response) -> torch.Tensor:
+    """[R, V] before each token of the response."""
+    tokens = torch.tensor([[*prompt, *response.tokens]])
+    with torch.no_grad():
+        logits_RV: torch.Tensor = model(input_ids=tokens).logits[0, len(prompt) - 1 : -1]
+    return logits_RV
+
+
+def spans(response: Response) -> list[tuple[int, int, int]]:
+    """(policy version, index of its first token, index after its last) of each version span."""
+    starts = [start for _, start in response.version_spans]
+    ends = [*starts[1:], len(response.tokens)]
+    return [(version, start, end) for (version, start), end in zip(response.version_spans, ends, strict=True)]
+
+
+def largest_mismatch(models: Mapping[int, PreTrainedModel], prompt: Sequence[int], response: Response) -> float:
+    """Largest |rollout − trainer log-probability| of a token sampled at temperature 1, nats.
+
+    Each token is scored by the model of the version that its span names, from everything before it. Tokens of an
+    environment are left out.
+    """
+    worst = 0.0
+    mask = response.loss_mask
+    for version, start, end in spans(response):
+        logprobs_RV = torch.log_softmax(response_logits(models[version], prompt, response), dim=-1)
+        for r in (r for r in range(start, end) if mask[r]):
+            expected = logprobs_RV[r, response.tokens[r]].item()
+            worst = max(worst, abs(response.rollout_logprobs[r] - expected))
+    return worst

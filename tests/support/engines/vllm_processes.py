@@ -1,0 +1,85 @@
+"""vLLM started for tests: small, with one thread in each of its processes, and gone with all of them at the end."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from millrace.generation.engines.vllm.engine import VllmEngine
+
+HIDDEN_SIZE = 64
+"""Two attention heads of 32 features, the fewest that vLLM's attention on a CPU knows."""
+BLOCK_SIZE = 32
+"""Tokens of a block of its key-value cache: a prefix is cached in whole blocks only."""
+ENGINE_ARGS: dict[str, Any] = {
+    "kv_cache_memory_bytes": 256 << 20,
+    "enforce_eager": True,
+    "max_model_len": 64,
+    "max_num_seqs": 256,
+    "block_size": BLOCK_SIZE,
+}
+
+
+@contextmanager
+def running_vllm(
+    model: PreTrainedModel, folder: Path, stop: Sequence[str] = (), **engine_args: Any
+) -> Iterator["VllmEngine"]:
+    """The engine with this model, whose files are put into `folder`. It takes some 20 seconds to start.
+
+    For texts to stop at, `folder` must hold the tokenizer.
+    """
+    # Late: only the tests marked `vllm` need it, and it takes seconds to import.
+    from millrace.generation.engines.vllm.engine import VllmEngine
+
+    model.save_pretrained(folder)
+    # vLLM puts a lot into the environment for its children: not for those of other tests.
+    before = dict(os.environ)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        engine = VllmEngine(
+            folder,
+            dtype="float32",
+            eos_token_id=model.config.eos_token_id,
+            engine_args={**ENGINE_ARGS, **engine_args},
+            stop=stop,
+        )
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def vllm_processes() -> set[psutil.Process]:
+    """vLLM's processes below this one that are alive."""
+    return {process for process in psutil.Process().children(recursive=True) if _is_alive(process)}
+
+
+def engine_core(processes: set[psutil.Process]) -> psutil.Process:
+    """The one of an engine's processes that schedules; its workers are its children."""
+    (core,) = (process for process in processes if process.name().startswith("VLLM::EngineC"))
+    return core
+
+
+def left_behind(processes: set[psutil.Process]) -> set[psutil.Process]:
+    """Which of these do not end, within a minute: a worker whose core was killed takes a while to notice."""
+    deadline = time.monotonic() + 60
+    while (alive := {process for process in processes if _is_alive(process)}) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return alive
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        # An orphan stays a zombie until its new parent waits for it.
+        return process.status() != psutil.STATUS_ZOMBIE and process.name().startswith("VLLM::")
+    except psutil.NoSuchProcess:
+        return False

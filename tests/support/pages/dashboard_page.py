@@ -1,0 +1,96 @@
+"""The dashboard as a person has it: the real command, and its pages in a browser that watches what they do."""
+
+import base64
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from playwright.sync_api import Page
+from support.campaigns.campaigns import REPOSITORY
+
+_NUMPY = {"f4": "<f4", "f8": "<f8", "i1": "<i1", "i2": "<i2", "i4": "<i4", "u1": "<u1", "u2": "<u2", "u4": "<u4"}
+_FIGURE = "id => document.getElementById(id).querySelector('.js-plotly-plot').data"
+
+_ALL_DRAWN = "() => [...document.querySelectorAll('.dash-graph')].every(graph => graph.querySelector('.main-svg'))"
+
+
+@contextmanager
+def served(root: Path, *arguments: str, environment: dict[str, str] | None = None) -> Iterator[str]:
+    """`millrace dashboard ROOT` on a free port: its address, without a slash at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli.main", "dashboard", str(root), "--port", "0", *arguments],
+        cwd=REPOSITORY,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        found = re.search(r"http://[^ ]*:\d+", said)
+        assert found, f"the dashboard did not start: {said!r}"
+        yield found[0]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+class Watched:
+    """A page of which every request, error and word on the console is noted."""
+
+    def __init__(self, page: Page, base: str) -> None:
+        self.page = page
+        self.base = base
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, path: str) -> None:
+        """Goes to a page, and waits until all of it is drawn."""
+        self.page.goto(self.base + path)
+        self.page.wait_for_selector("#page > *")
+        self.page.wait_for_function(_ALL_DRAWN)
+
+    def figure(self, block: str) -> list[dict[str, Any]]:
+        """The traces that Plotly draws in a block, their numbers as lists."""
+        self.page.wait_for_selector(f"#{block} .js-plotly-plot .main-svg")
+        return plain(self.page.evaluate(_FIGURE, block))
+
+    def newest_version(self) -> float:
+        """The newest policy version that the chart of staleness reaches to."""
+        newest: float = self.figure("staleness-over-time")[0]["x"][-1]
+        return newest
+
+    def rows(self, block: str) -> list[list[str]]:
+        """The cells of a block's table, without its head."""
+        lines = self.page.locator(f"#{block} tbody tr").all()
+        return [line.locator("td").all_inner_texts() for line in lines]
+
+    def assert_quiet(self) -> None:
+        """Nothing went wrong in the browser, and nothing left the machine."""
+        assert self.complaints == [], self.complaints
+        away = [url for url in self.requests if urlsplit(url).scheme not in ("data", "blob")]
+        assert away, "the page asked for nothing at all"
+        assert {urlsplit(url).hostname for url in away} == {"127.0.0.1"}
+
+
+def plain(figure: Any) -> Any:
+    """Plotly's JSON with each array as a list, however it was packed; what is no number is None."""
+    if isinstance(figure, dict):
+        if "bdata" in figure:
+            values = np.frombuffer(base64.b64decode(figure["bdata"]), _NUMPY[figure["dtype"]])
+            shape = [int(length) for length in str(figure.get("shape", len(values))).split(",")]
+            return plain(values.reshape(shape).tolist())
+        return {name: plain(value) for name, value in figure.items()}
+    if isinstance(figure, list):
+        return [plain(value) for value in figure]
+    return None if isinstance(figure, float) and not np.isfinite(figure) else figure

@@ -1,0 +1,80 @@
+"""A run whose trainer has measured something, and `millrace mirror` as a process of its own."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from millrace.evaluation.results import write_result
+from millrace.runs.record import create_run
+from storage import layout
+from storage.schema import METRIC
+from storage.stores.base import Store
+from storage.streams.stream import StreamWriter
+
+DEADLINE = 60.0
+"""Seconds that anything here may take."""
+CONFIG = {"name": "mine", "training": {"max_steps": 10}}
+_ROOT = Path(__file__).parents[3]
+
+
+class Trained:
+    """A run whose trainer has measured something, a part a step."""
+
+    def __init__(self, store: Store, run_id: str = "mine") -> None:
+        self.store = store
+        create_run(store, run_id, CONFIG)
+        self._stream = StreamWriter(store, layout.metrics("train", 0), METRIC, "train-0")
+
+    def step(self, *versions: int, incarnation: int = 0, reward: float | None = None) -> None:
+        """A part for each of these policy versions, with `reward` or else an eighth of the version."""
+        for version in versions:
+            values = {
+                "time/train/seconds": 0.5,
+                "total/tokens": 100.0,
+                "reward_mean": version / 8 if reward is None else reward,
+                "loss": -1.0,
+            }
+            rows = [
+                {"t": 100.0 + version, "incarnation": incarnation, "policy_version": version, "name": n, "value": v}
+                for n, v in values.items()
+            ]
+            self._stream.write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
+
+    def evaluate(self, version: int, accuracy: float, t: float = 50.0) -> None:
+        """The held-out result of a version, measured at `t`."""
+        write_result(self.store, {"policy_version": version, "accuracy": accuracy, "prompts": 8, "t": t})
+
+
+def start_mirror(trained: Trained, *command: object, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    """`millrace mirror` of the run, with the options of `command`; of W&B's own variables it has only those given."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.cli.main", "mirror", trained.store.url, *map(str, command)],
+        cwd=cwd,
+        env={name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+        | {"PYTHONPATH": str(_ROOT)}
+        | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_mirror(trained: Trained, *command: object, cwd: Path, **environment: str) -> str:
+    """The same, to its end, which must be a good one; what it printed."""
+    process = start_mirror(trained, *command, cwd=cwd, **environment)
+    out, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, err
+    return out
+
+
+def until(seen: Callable[[], bool]) -> None:
+    """Returns once it is seen."""
+    deadline = time.monotonic() + DEADLINE
+    while not seen():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)

@@ -1,0 +1,71 @@
+"""A run as the dashboard's readers tell it, made by hand: for tests of what is made of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dashboard.read.model import AttemptInfo, Columns, RunData, RunInfo
+
+T = 1_700_000_000.0
+"""When it is looked at, unix seconds."""
+OUTCOMES = ("trained", "stale")
+
+STATUS: Mapping[str, Any] = {
+    "state": "running",
+    "steps": 3,
+    "max_steps": 10,
+    "ledger": {
+        "generated": {"rollouts": 30, "tokens": 90},
+        "trained": {"rollouts": 12, "tokens": 36},
+        "buffered": {"rollouts": 8, "tokens": 24},
+        "in_flight": {"rollouts": 6, "tokens": 18},
+        "dropped": {"stale": {"rollouts": 3, "tokens": 9}, "corrupt": {"rollouts": 1, "tokens": 3}},
+    },
+    "tokens": {"generate": 90, "score": 72, "train": 36},
+    "seconds": {
+        "generate": 8.0, "idle_generate": 2.0, "score": 1.0, "idle_score": 9.0,
+        "train": 7.5, "idle_train": 2.5, "sync": 0.5, "idle_sync": 9.5,
+    },
+}  # fmt: skip
+
+
+def measured(values: list[float]) -> Columns:
+    """A metric of policy versions 1, 2, …, a second apart."""
+    versions = np.arange(1, len(values) + 1)
+    return {
+        "t": T - len(values) + versions,
+        "incarnation": np.zeros(len(values), np.int32),
+        "policy_version": versions,
+        "value": np.array(values, np.float64),
+    }
+
+
+def run_data(run_id: str = "mine", **changes: Any) -> RunData:
+    """A run after three of ten steps; `changes` are fields of RunData."""
+    attempt = AttemptInfo(
+        number=0, t_started=T - 60, first_step=0, max_staleness=4, mode="async", transport="shm", ended=None
+    )
+    values: dict[str, Any] = {
+        "info": RunInfo(run_id=run_id, url=f"/runs/{run_id}", attempts=(attempt,), config={"name": run_id}),
+        "t": T,
+        "status": STATUS,
+        "stage_status": {
+            "train-0": {"t": T - 2, "doing": "train"},
+            "generate-1": {"t": T - 5, "doing": "generate"},
+            "score-0": {"t": T - 30, "doing": "stopped"},
+            "evaluate-0": {"t": T - 50, "doing": "evaluate"},
+        },
+        "consumed": {"t": np.array([T - 2, T - 1]), "outcome": np.array([0, 1], np.int8)},
+        "outcomes": OUTCOMES,
+        "metrics": {
+            "train-0": {"loss": measured([0.5, 0.25, -0.125]), "staleness_mean": measured([0.0, 1.0, 1.5])},
+            "sync_weights-0": {"push_seconds": measured([0.02, 0.04])},
+        },
+        "evaluations": {
+            "policy_version": np.array([0, 2]),
+            "accuracy": np.array([0.25, 0.5]),
+            "num_prompts": np.array([8, 8]),
+        },
+    }
+    return RunData(**{**values, **changes})

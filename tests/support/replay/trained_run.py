@@ -1,0 +1,274 @@
+"""A run that is really trained, and stored as the stages store one: 12 steps, rolled back once on the way.
+
+    incarnation 0   v0 ─ … ─ v6 (checkpoint) ─ v7 ─ v8 ✗ killed
+    incarnation 1             └─ v7' ─ … ─ v12                      v7 and v8 are a future that is lost
+
+Two generators with parts of one to three groups, two scorers; a part is stale, a group has no rewards, and some single
+rewards are missing.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from configs.schema import RunConfig
+from millrace.models.loading import load_model, store_start_model
+from millrace.rollouts.arrow import trajectory_table
+from millrace.rollouts.consumed import ConsumedWriter
+from millrace.rollouts.lineage import Lineage
+from millrace.rollouts.loader import RolloutLoader
+from millrace.rollouts.scored_group import LostPart, ScoredGroup
+from millrace.rollouts.staleness import staleness
+from millrace.runs.record import create_run, resume_run
+from millrace.training.batch import Sample
+from millrace.training.samples import samples_of
+from millrace.training.trainer import Trainer
+from millrace.types import Prompt, Request, Response, Sampling, Trajectory
+from storage import layout
+from storage.checkpoints import CheckpointWriter, load_file
+from storage.schema import SCORE, TRAJECTORY
+from storage.stores.local import LocalStore
+from storage.streams.stream import StreamReader, StreamWriter
+
+GENERATORS, SCORERS, GROUP_SIZE, GROUPS_PER_STEP, MAX_STALENESS = 2, 2, 4, 4, 2
+LAST_STEP, KILLED_AT, CHECKPOINT_EVERY = 12, 8, 3
+
+
+@dataclass
+class Told:
+    """What a step did, as the trainer itself would tell it."""
+
+    groups: list[ScoredGroup]
+    samples: list[Sample]
+    logprobs: list[npt.NDArray[np.float32]]
+    dropped: list[tuple[int, str]]
+    """(group_id, why) of what was dropped on the way to it."""
+
+
+@dataclass
+class TrainedRun:
+    """The run in a folder, and what happened in it: by step, of the steps that were not rolled back."""
+
+    folder: Path
+    told: dict[int, Told] = field(default_factory=dict)
+
+    @property
+    def store(self) -> LocalStore:
+        return LocalStore(self.folder, fsync=False)
+
+
+def train_and_store(folder: Path, start: Path, vocab_size: int) -> TrainedRun:
+    """The run above, in `folder`, from the model in the folder `start`."""
+    run = TrainedRun(folder)
+    maker = _Maker(run, start, vocab_size)
+    create_run(run.store, "run", maker.config.model_dump(mode="json"))
+    store_start_model(run.store, start)
+    maker.start_trainer()
+    maker.train_to(KILLED_AT)
+    # What it told by then was committed, but the last checkpoint is of version 6.
+    maker.consumed.close()
+    resume_run(run.store, maker.config.model_dump(mode="json"))
+    maker.start_trainer()
+    maker.train_to(LAST_STEP)
+    maker.consumed.close()
+    return run
+
+
+class _Maker:
+    def __init__(self, run: TrainedRun, start: Path, vocab_size: int) -> None:
+        self.run, self.store, self.vocab_size = run, run.store, vocab_size
+        self.config = RunConfig.model_validate(
+            {
+                "training": {
+                    "max_steps": LAST_STEP,
+                    "groups_per_step": GROUPS_PER_STEP,
+                    "learning_rate": 1e-3,
+                    "checkpoint_every": CHECKPOINT_EVERY,
+                },
+                "generation": {"replicas": GENERATORS, "group_size": GROUP_SIZE, "groups_per_batch": GENERATORS},
+                "scoring": {"replicas": SCORERS},
+                "staleness": {"max_staleness": MAX_STALENESS},
+            }
+        )
+        self.start = start
+        self.random = np.random.default_rng(0)
+        self.made = [0] * GENERATORS
+        self.trajectories = [self._writer(g) for g in range(GENERATORS)]
+        self.scores = [
+            [
+                StreamWriter(self.store, layout.scores("exact_match", g, s, SCORERS), SCORE, f"score-{s}")
+                for s in range(SCORERS)
+            ]
+            for g in range(GENERATORS)
+        ]
+
+    def start_trainer(self) -> None:
+        self.checkpoints = CheckpointWriter(self.store)
+        found = self.checkpoints.latest
+        model = load_model(self.start, "float32")
+        self.trainer = Trainer(model, self.config.training, max_new_tokens=self.config.generation.max_new_tokens)
+        if found is not None:
+            self.trainer.restore(found.step, {name: load_file(self.store, ref) for name, ref in found.files.items()})
+        self.incarnation = self.checkpoints.incarnation
+        self.lineage = Lineage.after(found, self.incarnation)
+        self.consumed = ConsumedWriter(self.store, self.incarnation)
+        self.intake = RolloutLoader(
+            self.store,
+            reward="exact_match",
+            num_generators=GENERATORS,
+            num_scorers=SCORERS,
+            vocab_size=self.vocab_size,
+            state=None if found is None else found.state["intake"],
+        )
+
+    def train_to(self, last_step: int) -> None:
+        while self.trainer.policy_version < last_step:
+            self._step()
+            if self.trainer.policy_version % CHECKPOINT_EVERY == 0:
+                self.consumed.flush()
+                state = {"intake": self.intake.state(), "lineage": self.lineage.to_json(), "account": {}}
+                self.checkpoints.commit(self.trainer.policy_version, self.trainer.state(), state)
+
+    def _step(self) -> None:
+        version = self.trainer.policy_version
+        told = Told([], [], [], [])
+        while len(told.groups) < GROUPS_PER_STEP:
+            group = self.intake.take()
+            if group is None:
+                self._generate(version)
+                continue
+            assert not isinstance(group, LostPart)
+            if reason := self._refused(group):
+                self.consumed.drop(group, reason, version)
+                told.dropped.append((group.group_id, reason))
+            else:
+                told.groups.append(group)
+        told.groups.sort(key=lambda group: group.group_id)
+        told.samples = samples_of(told.groups, "group_mean", version)
+        told.logprobs = self.trainer.step(told.samples).trainer_logprobs
+        self.consumed.step(version + 1, told.groups, [sample.advantage for sample in told.samples], told.logprobs)
+        self.run.told[version + 1] = told
+
+    def _refused(self, group: ScoredGroup) -> str | None:
+        if not self.lineage.holds(group.incarnation, group.part_max_policy_version):
+            return "rolled_back"
+        if staleness(self.trainer.policy_version, group.min_policy_version) > MAX_STALENESS:
+            return "stale"
+        return "error" if len(group.verified) < 2 else None
+
+    def _generate(self, version: int) -> None:
+        """A part of each generator, with its scores; the second generator is once far behind."""
+        for generator in range(GENERATORS):
+            sampled_by = 0 if generator == 1 and version == 4 else version
+            first = self.trajectories[generator].rows
+            rollouts = [
+                self._rollout(generator + GENERATORS * (self.made[generator] + i), index, sampled_by)
+                for i in range(int(self.random.integers(1, 4)))
+                for index in range(GROUP_SIZE)
+            ]
+            self.made[generator] += len(rollouts) // GROUP_SIZE
+            tokens = sum(len(rollout.response.tokens) for rollout in rollouts)
+            record = self.trajectories[generator].write(
+                trajectory_table(
+                    rollouts,
+                    first_row_id=first,
+                    sampling=Sampling(temperature=0.9, top_p=1.0, max_new_tokens=6),
+                    incarnation=self.incarnation,
+                    generator=generator,
+                    epoch=0,
+                ),
+                tokens=tokens,
+                min_policy_version=sampled_by,
+                max_policy_version=sampled_by,
+                incarnation=self.incarnation,
+                last_group_id=rollouts[-1].request.group_id,
+            )
+            rewards = [self._reward(rollout) for rollout in rollouts]
+            self.scores[generator][record.part % SCORERS].write(score_rows(first, rewards), tokens=tokens)
+
+    def _rollout(self, group_id: int, index: int, version: int) -> Trajectory:
+        length = int(self.random.integers(1, 7))
+        return Trajectory(
+            request=Request(
+                group_id=group_id,
+                sample_index=index,
+                prompt=Prompt(prompt_id=f"p{group_id}", text=f"{group_id}+1=", answer="1", source="test"),
+                prompt_tokens=(1, 3 + group_id % 10, 4),
+                seed=0,
+            ),
+            response=Response(
+                tokens=tuple(self.random.integers(3, self.vocab_size, length).tolist()),
+                rollout_logprobs=tuple((-self.random.exponential(2.0, length)).tolist()),
+                version_spans=((version, 0),),
+                finish_reason="stop",
+            ),
+            t_started=0.0,
+            t_finished=0.0,
+        )
+
+    def _reward(self, rollout: Trajectory) -> float | None:
+        reward = float(self.random.integers(0, 4)) / 4
+        request = rollout.request
+        failed = request.group_id == 9 or (request.group_id % 5 == 0 and request.sample_index == 2)
+        return None if failed else reward
+
+    def _writer(self, generator: int) -> StreamWriter:
+        return StreamWriter(
+            self.store,
+            layout.trajectories(generator),
+            TRAJECTORY,
+            f"generate-{generator}",
+            vocab_size=self.vocab_size,
+            group_size=GROUP_SIZE,
+        )
+
+
+def score_rows(first_row_id: int, rewards: list[float | None]) -> pa.Table:
+    return pa.Table.from_pylist(
+        [
+            {
+                "row_id": first_row_id + i,
+                "reward": reward,
+                "components": "{}",
+                "status": "error" if reward is None else "ok",
+                "error": "broken" if reward is None else None,
+                "verifier_version": "1",
+                "seconds": 0.0,
+            }
+            for i, reward in enumerate(rewards)
+        ],
+        schema=SCORE,
+    )
+
+
+def rewrite(run: TrainedRun, path: str, schema: pa.Schema, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Writes a stream again, part by part, every checksum as it should be; `change` gets each part's rows."""
+    store = run.store
+    parts = list(iter(StreamReader(store, path, schema).next, None))
+    tables = [change(part.table) for part in parts]
+    shutil.rmtree(run.folder / path)
+    writer = StreamWriter(store, path, schema, "rewritten", vocab_size=parts[0].record.vocab_size)
+    kept = ("tokens", "min_policy_version", "max_policy_version", "incarnation", "last_group_id")
+    for part, table in zip(parts, tables, strict=True):
+        writer.write(table, **{name: getattr(part.record, name) for name in kept})
+
+
+def flip_a_bit(file: Path) -> None:
+    """In its middle."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def with_value(table: pa.Table, row: int, name: str, value: Any) -> pa.Table:
+    """`table` with another value in one row of one column."""
+    values = table[name].to_pylist()
+    values[row] = value
+    field = table.schema.field(name)
+    return table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))

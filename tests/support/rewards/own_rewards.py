@@ -1,0 +1,56 @@
+"""Functions for the reward `python`, good ones and bad ones. Called as `tests.support.rewards.own_rewards:<name>`."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+seen: list[str] = []
+NOT_A_FUNCTION = 1
+
+
+def length(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> int:
+    return len(response)
+
+
+def parts(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> dict[str, float]:
+    return {"reward": 0.5, "is_the_answer": response == answer, "named": meta["prompt_id"] == prompt}
+
+
+def as_told(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> object:
+    """Returns what the response evaluates to."""
+    return eval(response)
+
+
+def obedient(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
+    """The worst there could be: does what the response says, and then finds it wrong."""
+    exec(response, {})
+    return 0.0
+
+
+def number_seen(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> int:
+    """How many responses this process has judged, this one included."""
+    seen.append(response)
+    return len(seen)
+
+
+def slow(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
+    time.sleep(float(response))
+    return float(response)
+
+
+def environment(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> bool:
+    """Whether the process that judges has a variable of this name."""
+    return response in os.environ
+
+
+def open_files(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def of_two(prompt: str, response: str) -> float:
+    return 0.0
+
+
+async def later(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
+    return 0.0

@@ -1,0 +1,91 @@
+"""A stage process that follows a script: `python fake_stage.py WORD …`, one word after the other.
+
+say    writes a milestone, an event and an incomplete line     beat   sends heartbeats for four seconds
+hang   the main thread hangs, another one lives                stop   sends itself SIGSTOP
+child  starts a process that would outlive it                  deaf   ignores SIGTERM
+pid    writes its process id as a milestone                    drain  `pid`, then waits for SIGTERM and exits with 75
+exit:3  kill:9
+
+Several ranks: `WORD … / WORD …`, rank by rank. Only rank 0 should write messages; the others may write their pid.
+"""
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import FrameType
+
+from millrace import parent_death
+from millrace.runtime.exit_codes import DRAINED, SHOW_STACKS
+from millrace.runtime.messages import Event, Heartbeat, event_line, heartbeat_line
+
+
+def write_line(line: str) -> None:
+    """One write, newline included: the ranks share a pipe, where parts of two lines could run together."""
+    os.write(1, f"{line}\n".encode())
+
+
+def say() -> None:
+    event = Event(kind="staleness.bound-hit", payload={"rollouts_dropped": 8})
+    for line in ("trainer ready", event_line(event), heartbeat_line(Heartbeat(doing="t", ready=True))[:-3]):
+        write_line(line)
+
+
+def beat() -> None:
+    for _ in range(40):
+        write_line(heartbeat_line(Heartbeat(doing="train", ready=True)))
+        time.sleep(0.1)
+
+
+def hang() -> None:
+    threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+    write_line(heartbeat_line(Heartbeat(doing="train", ready=True)))
+    stuck_in_the_middle_of_a_step()
+
+
+def stuck_in_the_middle_of_a_step() -> None:
+    time.sleep(3600)
+
+
+def stop() -> None:
+    write_line(heartbeat_line(Heartbeat(doing="waiting for scored groups", ready=True)))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def child() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    write_line(str(process.pid))
+
+
+def deaf() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def pid() -> None:
+    write_line(str(os.getpid()))
+
+
+def drain() -> None:
+    def end(signal_number: int, frame: FrameType | None) -> None:
+        sys.exit(DRAINED)
+
+    signal.signal(signal.SIGTERM, end)
+    pid()
+    time.sleep(3600)
+
+
+WORDS = {"say": say, "beat": beat, "hang": hang, "stop": stop, "child": child, "deaf": deaf, "pid": pid, "drain": drain}
+
+if __name__ == "__main__":
+    words = " ".join(sys.argv[1:]).split("/")[parent_death.tie_to_launcher()].split()
+    faulthandler.register(SHOW_STACKS)
+    for word in words:
+        name, _, number = word.partition(":")
+        if name == "exit":
+            sys.exit(int(number))
+        if name == "kill":
+            os.kill(os.getpid(), int(number))
+        WORDS[name]()

@@ -1,0 +1,212 @@
+"""A generator's loop run step by step, with a scripted engine and transport."""
+
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from configs.environment import EnvironmentConfig
+from configs.schema import GenerationConfig, RunConfig, StorageConfig
+from configs.training import TrainingConfig
+from millrace.errors import WeightsCorrupt
+from millrace.generation.engines.base import Engine
+from millrace.prompts.dataset import PromptOrder
+from millrace.rollouts.writer import TrajectoryWriter
+from millrace.runtime.arguments import StageArguments
+from millrace.runtime.device_sharing import Device, DeviceTurns, SharedDevice
+from millrace.runtime.stage import Stage
+from millrace.stages.admission import Admission
+from millrace.stages.generate import Generator
+from millrace.types import Prompt, Request, Response, Sampling, Trajectory
+from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsReader
+from millrace.weights.fallback import FallbackReader
+from millrace.weights.fingerprint import fingerprint
+from storage import layout
+from storage.schema import TRAJECTORY
+from storage.stores.memory import MemoryStore
+from storage.streams.stream import StreamReader
+
+CONFIG = RunConfig(
+    training=TrainingConfig(max_steps=1, groups_per_step=4),
+    generation=GenerationConfig(group_size=2, groups_per_batch=3),
+    environment=EnvironmentConfig(name="calculator"),
+)
+TENSORS = {"w": torch.zeros(3)}
+SAID = {3: -0.5, 4: -1.5}
+"""The engine's next log-probabilities, nats."""
+
+
+def weights(version: int, incarnation: int = 0, probe: Probe | None = None) -> Weights:
+    """The weights of a version, offered now."""
+    weights_id = WeightsId(incarnation=incarnation, policy_version=version, t_offered=time.time())
+    manifest = Manifest(id=weights_id, probe=probe, fingerprint=fingerprint(TENSORS))
+    return Weights(manifest=manifest, tensors=TENSORS)
+
+
+class HeardStage(Stage):
+    """Records its milestones."""
+
+    def milestone(self, line: str) -> None:
+        heard: list[str] = self.__dict__.setdefault("heard", [])
+        heard.append(line)
+
+
+class Mailbox(WeightsReader):
+    """Hands out its content once; the second look asks the stage to drain."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.inside: Weights | WeightsCorrupt | None = None
+        self.looks = 0
+
+    def take(self, newer_than: WeightsId | None) -> Weights | None:
+        self.looks += 1
+        self.stage.draining = self.looks > 1
+        found, self.inside = self.inside, None
+        if isinstance(found, WeightsCorrupt):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class HurriedDevice(SharedDevice):
+    """A generator's; a stage that finds it taken is asked to drain."""
+
+    def __init__(self, stage: Stage, file: Path) -> None:
+        super().__init__(file, alone=False)
+        self.stage = stage
+
+    def take(self) -> bool:
+        self.stage.draining |= not super().take()
+        return self.held
+
+
+class ObedientEngine(Engine):
+    """Finishes the groups it is told to; a response has one token of each version that it was in flight under."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.policy_version = 0
+        self.vocab_size = 16
+        self.requests: list[tuple[Request, list[int]]] = []
+        self.finish: Collection[int] = ()
+        self.environment_error: str | None = None
+        self.awake = True
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.requests)
+
+    def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        assert self.awake
+        self.requests += [(request, [self.policy_version]) for request in requests]
+
+    def collect(self, seconds: float) -> list[Trajectory]:
+        # One turn is enough: draining does not wait for what is in flight.
+        self.stage.draining = True
+        done = [entry for entry in self.requests if entry[0].group_id in self.finish]
+        self.requests = [entry for entry in self.requests if entry[0].group_id not in self.finish]
+        return [_trajectory(request, versions, self.environment_error) for request, versions in done]
+
+    def abort(self) -> None:
+        self.requests = []
+
+    def update_weights(self, weights: Weights) -> float:
+        assert self.awake
+        self.policy_version = weights.id.policy_version
+        for _, versions in self.requests:
+            versions.append(self.policy_version)
+        return 0.25
+
+    def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
+        assert self.awake
+        return SAID
+
+    def sleep(self) -> None:
+        assert self.awake
+        assert self.in_flight == 0
+        self.awake = False
+
+    def wake(self) -> None:
+        assert not self.awake
+        self.awake = True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _trajectory(request: Request, versions: list[int], environment_error: str | None) -> Trajectory:
+    response = Response(
+        tokens=(3,) * len(versions),
+        rollout_logprobs=(-1.0,) * len(versions),
+        version_spans=tuple((version, start) for start, version in enumerate(versions)),
+        finish_reason="length",
+        environment_error=environment_error,
+    )
+    return Trajectory(request=request, response=response, t_started=1.0, t_finished=2.0)
+
+
+class Workshop:
+    """A generator with everything around it, run step by step; `shared`: the file of its shared device."""
+
+    def __init__(
+        self,
+        store: MemoryStore,
+        tokenizer: PreTrainedTokenizerBase,
+        config: RunConfig = CONFIG,
+        *,
+        replica: int = 0,
+        shared: Path | None = None,
+    ) -> None:
+        arguments = StageArguments(run_url=store.url, attempt=0, replica=replica, handover=Path("/nowhere"))
+        self.store = store
+        self.stage = HeardStage(name="generate", arguments=arguments, config=config, store=store)
+        self.engine = ObedientEngine(self.stage)
+        self.mailbox = Mailbox(self.stage)
+        writer = TrajectoryWriter(
+            store,
+            replica,
+            Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8),
+            StorageConfig(commit_max_ms=0),
+            vocab_size=16,
+            group_size=config.generation.group_size,
+        )
+        prompts = [Prompt(prompt_id=f"p{i}", text=f"{i}+1=", answer="", source="test") for i in range(9)]
+        order = PromptOrder(prompts, seed=0, shuffle=False)
+        reader = FallbackReader(self.mailbox, None, route="shm")
+        self.device = Device() if shared is None else HurriedDevice(self.stage, shared)
+        # A generator that shares its device has taken it before it made its engine.
+        self.device.take()
+        turns = DeviceTurns(self.stage, self.device, self.engine)
+        admission = Admission(self.stage, order, tokenizer)
+        self.generator = Generator(self.stage, self.engine, turns, admission, reader, writer)
+
+    @property
+    def heard(self) -> list[str]:
+        """The stage's milestones."""
+        return self.stage.__dict__.get("heard", [])
+
+    @property
+    def in_flight(self) -> set[int]:
+        """Numbers of the groups in flight."""
+        return {request.group_id for request, _ in self.engine.requests}
+
+    def turn(self, finish: Collection[int], new: Weights | WeightsCorrupt | None = None) -> None:
+        """One turn of the loop: `new` is in the mailbox, and the groups `finish` are finished."""
+        self.engine.finish, self.mailbox.looks = finish, 0
+        if new is not None:
+            self.mailbox.inside = new
+        self.stage.draining = False
+        self.generator.run()
+
+    def committed(self) -> list[tuple[list[int], int]]:
+        """(groups, newest version in the record) of each part."""
+        reader, parts = StreamReader(self.store, layout.trajectories(self.stage.replica), TRAJECTORY), []
+        while (part := reader.next()) is not None:
+            groups = list(dict.fromkeys(part.table["group_id"].to_pylist()))
+            parts.append((groups, part.record.max_policy_version))
+        return parts

@@ -1,0 +1,246 @@
+"""Trainers spread over gloo ranks beside one that is alone: what they disagree in, as a report.
+
+test ─► torchrun ─► every rank: the same steps with both, for each layout and case ─► rank 0: report.json ─► test
+
+Started as `python -m torch.distributed.run … sharded_trainers.py REPORT`; which layouts there are follows from how many
+ranks were started.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from configs.training import TrainingConfig
+from millrace.training.batch import Sample
+from millrace.training.parallel.lora import add_adapters
+from millrace.training.parallel.ranks import ALONE, Ranks
+from millrace.training.parallel.sharding import full_tensors
+from millrace.training.trainer import Trainer
+
+Report = dict[str, dict[str, Any]]
+"""By "<case> <data>x<tensor>" what was found there."""
+LAYOUTS = {2: [(2, 1), (1, 2)], 4: [(4, 1), (2, 2)]}
+"""(data, tensor) ranks, by the number of all."""
+VOCAB = 37
+MAX_TOKENS = 24
+"""Of a microbatch: a rank goes through several."""
+BATCHES = (7, 2, 9)
+"""Samples of each step: none divides among four ranks evenly, and one is fewer than these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is trained, and how."""
+
+    model: Callable[[], PreTrainedModel]
+    training: TrainingConfig
+    dtype: torch.dtype = torch.float32
+    lora: bool = False
+    compute_dtype: Literal["float32", "bfloat16"] | None = None
+
+
+def tiny_llama() -> PreTrainedModel:
+    """Grouped queries, tied embeddings, and a vocabulary that no number of ranks divides."""
+    return _random(LlamaForCausalLM(LlamaConfig(**_shape(), tie_word_embeddings=True)))  # type: ignore[no-untyped-call]
+
+
+def tiny_qwen3() -> PreTrainedModel:
+    """Grouped queries with their norms, and an output layer of its own."""
+    return _random(Qwen3ForCausalLM(Qwen3Config(**_shape(), head_dim=8, tie_word_embeddings=False)))
+
+
+_COMMON: dict[str, Any] = {
+    "max_steps": 9,
+    "learning_rate": 1e-3,
+    "weight_decay": 0.01,
+    "max_grad_norm": 1e9,
+    "max_tokens_per_microbatch": MAX_TOKENS,
+}
+"""Gradients are never clipped."""
+AIPO = TrainingConfig.model_validate(_COMMON)
+GSPO = TrainingConfig.model_validate(
+    {
+        **_COMMON,
+        "loss": "gspo",
+        "losses": {"gspo": {"clip_low": 0.9, "clip_high": 2.0}},
+        "aggregation": "sequence_mean",
+        "kl": {"coefficient": 0.1},
+        "activation_checkpointing": True,
+    }
+)
+_LLAMA = Case(model=tiny_llama, training=AIPO)
+_QWEN3 = Case(model=tiny_qwen3, training=GSPO)
+_LORA = Case(model=tiny_qwen3, training=AIPO, lora=True)
+CASES = {
+    "llama aipo": _LLAMA,
+    "llama aipo float64": replace(_LLAMA, dtype=torch.float64),
+    "llama aipo bfloat16": replace(_LLAMA, compute_dtype="bfloat16"),
+    "qwen3 gspo": _QWEN3,
+    "qwen3 gspo float64": replace(_QWEN3, dtype=torch.float64),
+    "qwen3 lora": _LORA,
+}
+
+
+def launch(ranks: int, report: Path) -> Report:
+    """Runs all cases on as many processes; their report."""
+    tests = Path(__file__).parents[2]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tests}:{tests.parent}"}
+    arguments = ["--standalone", f"--nproc-per-node={ranks}", __file__, str(report)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments], env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found: Report = json.loads(report.read_text())
+    return found
+
+
+def make_trainer(case: Case, ranks: Ranks, compute_dtype: Literal["float32", "bfloat16"] | None) -> Trainer:
+    """The same start everywhere."""
+    model = case.model().to(case.dtype)
+    if case.lora:
+        _adapt(model)
+    return Trainer(
+        model,
+        case.training.model_copy(update={"compute_dtype": compute_dtype}),
+        max_new_tokens=16,
+        reference=case.model().to(case.dtype) if case.training.kl.coefficient else None,
+        ranks=ranks,
+    )
+
+
+def samples(count: int, seed: int) -> list[Sample]:
+    """Rollouts of any lengths by a policy that is not far from a random one."""
+    random = np.random.default_rng(seed)
+
+    def one() -> Sample:
+        prompt, response = random.integers(1, 8), random.integers(1, 16)
+        return Sample(
+            prompt_tokens=random.integers(0, VOCAB, prompt).astype(np.int32),
+            response_tokens=random.integers(0, VOCAB, response).astype(np.int32),
+            rollout_logprobs=random.normal(-np.log(VOCAB), 0.5, response).astype(np.float32),
+            loss_mask=(random.random(response) < 0.9).astype(np.uint8),
+            temperature=float(random.uniform(0.7, 1.3)),
+            advantage=float(random.normal()),
+            staleness=0,
+        )
+
+    return [one() for _ in range(count)]
+
+
+def disagreement(case: Case, ranks: Ranks) -> dict[str, Any]:
+    """Trains alone and spread: by how much the two differ, and what is so of the spread one."""
+    # Alone it always computes in the weights' own type: what another type changes is to be seen.
+    alone, spread = make_trainer(case, ALONE, None), make_trainer(case, ranks, case.compute_dtype)
+    start = dict(full_tensors(spread.model))
+    found: dict[str, Any] = {"start": _apart(dict(full_tensors(alone.model)), start), "loss": 0.0, "report": 0.0}
+    for number, count in enumerate(BATCHES):
+        batch = samples(count, seed=number)
+        expected, report = alone.step(batch), spread.step(batch)
+        if number == 0:
+            found["gradient"] = _apart(dict(_gradients(alone)), dict(_gradients(spread)))
+            found["grad_norm"] = abs(report.grad_norm / expected.grad_norm - 1)
+            found["gradient_dtype"] = sorted({str(gradient.dtype) for _, gradient in _gradients(spread)})
+        values = report.measured()
+        found["loss"] = max(found["loss"], abs(report.loss - expected.loss))
+        found["report"] = max([found["report"], *(abs(v - values[name]) for name, v in expected.measured().items())])
+    end = dict(full_tensors(spread.model))
+    tokens = [1, 2, 3]
+    ours, theirs = spread.next_logprobs(tokens, 5), alone.next_logprobs(tokens, 5)
+    trained = [parameter for parameter in spread.model.parameters() if parameter.requires_grad]
+    return found | {
+        "weights": _apart(dict(full_tensors(alone.model)), end),
+        "next_logprobs": max(abs(ours.get(token, 0.0) - logprob) for token, logprob in theirs.items()),
+        "moved": sorted(name for name, tensor in end.items() if not torch.equal(tensor, start[name])),
+        "weights_dtype": sorted({str(parameter.dtype) for parameter in spread.model.parameters()}),
+        "elements_held": sum(_local(parameter).numel() for parameter in spread.model.parameters()),
+        "elements": sum(parameter.numel() for parameter in spread.model.parameters()),
+        "with_optimizer_state": len(spread._optimizer.state),
+        "trained": len(trained),
+        "misplaced_blocks": [name for name, block in spread.model.named_parameters() if not _in_its_place(block)],
+    }
+
+
+def _shape() -> dict[str, Any]:
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+
+
+def _random(model: PreTrainedModel) -> PreTrainedModel:
+    """With weights that are large enough for it to have opinions."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Norms too: their gradient is one that ranks could forget to add up.
+            parameter.normal_(0.0 if parameter.dim() == 2 else 1.0, 0.2, generator=generator)
+    return model
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    """Adapters beside layers of every kind; they already add something, else half of them had no gradient."""
+    torch.manual_seed(1)
+    add_adapters(model, rank=4, alpha=8.0, target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+
+
+def _gradients(trainer: Trainer) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in trainer.model.named_parameters():
+        if parameter.grad is not None:
+            gradient = parameter.grad
+            yield name, gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+
+def _apart(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> float:
+    """The largest relative distance of any tensor, in L2 norms; not a number where an expected one is 0."""
+    assert expected.keys() == found.keys(), expected.keys() ^ found.keys()
+    apart = [(expected[name] - tensor).norm() / expected[name].norm() for name, tensor in found.items()]
+    return torch.stack(apart).max().item()
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _in_its_place(parameter: torch.Tensor) -> bool:
+    """Whether what this rank holds is the block of the whole that DTensor says it is: checkpoints rely on it."""
+    assert isinstance(parameter, DTensor)
+    shape, offsets = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    whole = parameter.full_tensor()
+    block = whole[tuple(slice(offset, offset + size) for offset, size in zip(offsets, shape, strict=True))]
+    return torch.equal(block, parameter.to_local())
+
+
+def main() -> None:
+    """Of one rank."""
+    torch.set_num_threads(1)
+    report: Report = {}
+    for data, tensor in LAYOUTS[int(os.environ["WORLD_SIZE"])]:
+        ranks = Ranks.join(data=data, tensor=tensor, device="cpu")
+        for name, case in CASES.items():
+            report[f"{name} {data}x{tensor}"] = disagreement(case, ranks)
+    if ranks.rank == 0:
+        Path(sys.argv[1]).write_text(json.dumps(report))
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Which stages share a host."""
+
+from configs.schema import RunConfig
+from tasks.jobs import Job, jobs
+
+
+def placed(**placement: dict[str, object]) -> list[Job]:
+    return jobs(
+        RunConfig.model_validate(
+            {
+                "generation": {"replicas": 2, "threads": 3},
+                "scoring": {"replicas": 2},
+                "training": {"max_steps": 1, "threads": 4},
+                "weights": {"transport": "store"},
+                "placement": placement,
+            }
+        )
+    )
+
+
+def test_the_trainer_and_sync_weights_share_a_job_and_every_replica_has_one_of_its_own() -> None:
+    found = [[(process.stage, process.replica, process.threads) for process in job.processes] for job in placed()]
+    assert found == [
+        [("train", 0, 4), ("sync_weights", 0, 1)],
+        [("generate", 0, 3)],
+        [("generate", 1, 3)],
+        [("score", 0, 1)],
+        [("score", 1, 1)],
+    ]
+
+
+def test_a_job_is_named_after_its_first_stage_and_its_status_record_has_a_name_that_no_stage_has() -> None:
+    assert [job.name for job in placed()] == ["train-0", "generate-0", "generate-1", "score-0", "score-1"]
+    assert [(job.status_record, job.number) for job in placed()][:3] == [
+        ("place-train", 0),
+        ("place-generate", 0),
+        ("place-generate", 1),
+    ]
+
+
+def test_what_has_no_work_pool_stays_with_the_controller() -> None:
+    found = placed(generate={"work_pool": "inference", "job_variables": {"gpus": 1}})
+    assert [job.work_pool for job in found] == [None, "inference", "inference", None, None]
+    assert found[1].job_variables == {"gpus": 1}
+
+
+def test_a_job_survives_the_way_through_json() -> None:
+    for job in placed(train={"work_pool": "training"}):
+        assert Job.model_validate_json(job.model_dump_json()) == job
