@@ -1,6 +1,5 @@
 """Fixtures that tests of several packages share: S3 servers, and a disk that fills up."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,10 +7,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 from support.stores.ceph import CephServer, CephUnavailable, running_ceph
+from support.stores.memory import remove_stores
 from support.stores.s3_server import S3Server
 from support.stores.small_disk import NotMounted, small_disk
-
-from storage.stores.memory import memory_folder
 
 # A busy machine is no reason to fail.
 hypothesis.settings.register_profile("millrace", deadline=None)
@@ -20,12 +18,8 @@ hypothesis.settings.load_profile("millrace")
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_stores_left_in_memory() -> Iterator[None]:
-    """What tests made at `memory://test-…` goes with them."""
-    folder = memory_folder() / "stores"
-    before = set(folder.glob("test-*"))
     yield
-    for store in set(folder.glob("test-*")) - before:
-        shutil.rmtree(store, ignore_errors=True)
+    remove_stores()
 
 
 @pytest.fixture(scope="session")

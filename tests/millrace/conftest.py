@@ -1,11 +1,11 @@
 """Fixtures of the tests of millrace/: a policy that is made in a few milliseconds, and trajectories of any group."""
 
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
+from support.stores.memory import unused_name
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from millrace.bootstrap.tiny_model import character_tokenizer
@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def memory_store() -> Iterator[MemoryStore]:
-    store = MemoryStore(f"test-{uuid.uuid4().hex}")
+    store = MemoryStore(unused_name())
     yield store
     shutil.rmtree(store.root, ignore_errors=True)
 

@@ -1,13 +1,13 @@
 """Fixtures of the storage tests: the two stores that need no server, and valid tables to put into them."""
 
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.stores.memory import unused_name
 
 from storage.schema import SCORE, TRAJECTORY
 from storage.stores.base import Store
@@ -19,7 +19,7 @@ MakeTable = Callable[..., pa.Table]
 
 @pytest.fixture
 def memory_store() -> Iterator[MemoryStore]:
-    store = MemoryStore(f"test-{uuid.uuid4().hex}")
+    store = MemoryStore(unused_name())
     yield store
     shutil.rmtree(store.root, ignore_errors=True)
 

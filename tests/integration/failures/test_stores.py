@@ -1,13 +1,13 @@
 """One campaign on every kind of store: the same seed ends in the same weights wherever the run lies."""
 
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced
 from support.stores.ceph import CephServer
+from support.stores.memory import unused_name
 
 from millrace.runs.status import StatusReader
 from storage.checkpoints import load_file, read_latest
@@ -36,7 +36,7 @@ def weights_on_disk(tmp_path_factory: pytest.TempPathFactory, environment: dict[
 
 @pytest.fixture
 def memory_root() -> Iterator[str]:
-    store = MemoryStore(f"test-{uuid.uuid4().hex}")
+    store = MemoryStore(unused_name())
     yield store.url
     shutil.rmtree(store.root, ignore_errors=True)
 

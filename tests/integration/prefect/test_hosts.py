@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.campaigns.campaigns import REPOSITORY, Millrace, assert_balanced, stages_of, wait_until
-from support.campaigns.network import HERE, Host, NoNetwork, network
+from support.campaigns.network import Host, NoNetwork, network
 from support.stores.ceph import CephUnavailable, running_ceph
 
 from flows.deployment.server import free_port
@@ -77,8 +77,8 @@ class Site:
 def site(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     with ExitStack() as stack:
         try:
-            generating, training = stack.enter_context(network((2, 3)))
-            ceph = stack.enter_context(running_ceph(tmp_path / "ceph", HERE.address))
+            here, generating, training = stack.enter_context(network(2))
+            ceph = stack.enter_context(running_ceph(tmp_path / "ceph", here.address))
         except (NoNetwork, CephUnavailable) as error:
             pytest.skip(str(error))
         port = free_port()
@@ -86,14 +86,14 @@ def site(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.Monkey
             **environment,
             **ceph.environment,
             "PREFECT_HOME": str(tmp_path / "prefect"),
-            "PREFECT_API_URL": f"http://{HERE.address}:{port}/api",
+            "PREFECT_API_URL": f"http://{here.address}:{port}/api",
             "PREFECT_API_AUTH_STRING": AUTH,
             "PREFECT_SERVER_API_AUTH_STRING": AUTH,
             "PREFECT_WORKER_QUERY_SECONDS": "1",
         }
         for name, value in ceph.environment.items():
             monkeypatch.setenv(name, value)
-        command = [sys.executable, "-m", "prefect", "server", "start", "--host", HERE.address, "--port", str(port)]
+        command = [sys.executable, "-m", "prefect", "server", "start", "--host", here.address, "--port", str(port)]
         server = subprocess.Popen(command, env=mine, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         stack.callback(server.wait, 60)
         stack.callback(server.terminate)
@@ -172,7 +172,7 @@ def test_hosts_are_cut_off_and_switched_off_and_the_campaign_goes_on_until_its_l
             row("the trainer's host is switched off, then back", noticed, overcome)
             controller.kill()
             killed = time.monotonic()
-            wait_until(lambda: stages_of(Path("three")) == [], "every stage on every host to end", 120)
+            wait_until(lambda: stages_of(f"{site.root}/three") == [], "every stage on every host to end", 120)
             row("kill -9 of the controller: its hosts' stages drain", time.monotonic() - killed, None)
         finally:
             controller.kill()

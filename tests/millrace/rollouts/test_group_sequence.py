@@ -1,12 +1,12 @@
 """Where generators go on after trainers were rolled back: no prompt skipped, none repeated."""
 
-import uuid
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.stores.memory import unused_name
 
 from millrace.errors import LedgerMismatch
 from millrace.rollouts.arrow import trajectory_table
@@ -29,7 +29,7 @@ class Campaign:
     """A trainer and generator number 1 of 2, as far as sequence go."""
 
     def __init__(self, make_trajectories: MakeTrajectories) -> None:
-        self.store = MemoryStore(f"test-{uuid.uuid4().hex}")
+        self.store = MemoryStore(unused_name())
         self.make_trajectories = make_trajectories
         self.version = -1
         self.start_trainer()

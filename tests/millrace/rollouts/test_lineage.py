@@ -1,10 +1,9 @@
 """Stories of killed trainers: which policy versions are still ancestors of the one in training."""
 
-import uuid
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from support.stores.memory import unused_name
 
 from millrace.rollouts.lineage import Lineage, surviving
 from storage.checkpoints import CheckpointWriter
@@ -67,7 +66,7 @@ def test_every_incarnation_is_remembered_for_as_far_as_it_was_built_upon(memory_
 
 @given(st.lists(st.sampled_from(["step", "step", "checkpoint", "killed"]), max_size=40))
 def test_exactly_the_ancestors_of_the_present_policy_are_held(story: list[str]) -> None:
-    store = MemoryStore(f"test-{uuid.uuid4().hex}")
+    store = MemoryStore(unused_name())
     trainer = StartedTrainer(store)
     incarnation = version = 0
     # Every version under each incarnation's name that the present policy, and the last checkpoint's, grew out of.

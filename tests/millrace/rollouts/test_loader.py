@@ -1,7 +1,6 @@
 """Intake: two generators' trajectories zipped with two scorers' scores, each group handed out once, whatever stops."""
 
 import json
-import uuid
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.replay.trained_run import score_rows
+from support.stores.memory import unused_name
 
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.ledger import Amount, CommittedAmounts
@@ -33,7 +33,7 @@ class StoredRun:
     """The streams of a run in memory, and what an loader should make of them."""
 
     def __init__(self, make_trajectories: MakeTrajectories, vocab_size: int = VOCAB_SIZE) -> None:
-        self.store = MemoryStore(f"test-{uuid.uuid4().hex}")
+        self.store = MemoryStore(unused_name())
         self.make_trajectories = make_trajectories
         self.trajectories = [
             StreamWriter(
@@ -242,7 +242,7 @@ def test_whatever_happens_in_whatever_order_each_group_comes_out_once_and_every_
 
 
 def test_there_is_nothing_to_take_of_a_run_that_has_not_begun() -> None:
-    loader = RolloutLoader(MemoryStore(f"test-{uuid.uuid4().hex}"), **SHAPE, vocab_size=VOCAB_SIZE, state=None)
+    loader = RolloutLoader(MemoryStore(unused_name()), **SHAPE, vocab_size=VOCAB_SIZE, state=None)
     assert loader.take() is None
     assert loader.consumed() == [Amount()] * GENERATORS
 

@@ -1,10 +1,10 @@
 """The record of a run."""
 
 import json
-import uuid
 from dataclasses import replace
 
 import pytest
+from support.stores.memory import unused_name
 
 from configs.schema import RunConfig
 from configs.stored import config_hash
@@ -126,9 +126,9 @@ def test_the_first_word_on_how_an_attempt_ended_stays(memory_store: Store) -> No
     assert how_attempt_ended(memory_store, 1) is None
 
 
-def test_where_there_is_no_run_that_is_said() -> None:
+def test_where_there_is_no_run_that_is_said(memory_store: Store) -> None:
     with pytest.raises(RunMissing, match=r"run\.json"):
-        latest_attempt(MemoryStore("test-empty"))
+        latest_attempt(memory_store)
 
 
 class LostReplies(MemoryStore):
@@ -140,7 +140,7 @@ class LostReplies(MemoryStore):
 
 
 def test_a_lost_reply_is_not_another_controller() -> None:
-    store = LostReplies(f"test-{uuid.uuid4().hex}")
+    store = LostReplies(unused_name())
     assert create_run(store, "mine", {}).number == 0
     assert resume_run(store, {}).number == 1
     with pytest.raises(RunExists):

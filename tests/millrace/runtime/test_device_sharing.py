@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.stages.colocated import ALL, Colocated, colocated_config
 from support.stages.workshop import Workshop, weights
+from support.stores.memory import unused_name
 from transformers import PreTrainedTokenizerFast
 
 from millrace.runtime.device_sharing import SharedDevice, open_device
@@ -161,7 +161,7 @@ TURNS_OF_A_VERSION = 6
 def test_whatever_is_killed_or_dropped_one_side_is_awake_and_the_run_gets_on(
     tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory, events: list[str]
 ) -> None:
-    store = MemoryStore(f"test-{uuid.uuid4().hex}")
+    store = MemoryStore(unused_name())
     try:
         run = Colocated(store, tokenizer, tmp_path_factory.mktemp("run"), replicas=2)
         for event in events:

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+from support.stores.memory import unused_name
+
 from millrace.runtime.heartbeat import HeartbeatMonitor, HeartbeatPublisher
 from storage.errors import StoreUnreachable
 from storage.progress import read_status
@@ -81,7 +83,7 @@ class Unreachable(MemoryStore):
 
 
 def test_a_store_out_of_reach_is_silence_to_a_monitor_and_no_fault_of_a_publisher() -> None:
-    store = Unreachable("test-hosts-out-of-reach")
+    store = Unreachable(unused_name())
     monitor = HeartbeatMonitor(store, "place-train", 0)
     with publisher(store, "run-1"):
         monitor.look()

@@ -127,7 +127,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120, *
         time.sleep(every)
 
 
-def stages_of(run_url: Path) -> list[psutil.Process]:
+def stages_of(run_url: str | Path) -> list[psutil.Process]:
     """All living stage processes of the run, found by their command lines."""
     found = []
     for process in psutil.process_iter():
