@@ -111,14 +111,13 @@ def test_a_frozen_generator_holds_nobody_up_and_gets_the_newest_version_once_it_
 
 
 def kills(transport: str, num_tensors: int) -> list[str]:
-    """A generator, sync_weights and the trainer, each in the middle of a push; of the trainer that of version 11."""
-    trainer = f"train-0 weights.mid_copy:handover {11 * num_tensors + num_tensors // 2} kill"
+    """sync_weights and a generator, each in the middle of a push."""
     generator = f"generate-0 weights.mid_hash {3 * num_tensors + num_tensors // 2} kill"
     if transport == "broadcast":
-        return [trainer, "generate-0 broadcast.before_verify 4 kill", "sync_weights-0 broadcast.chunk 7 kill"]
+        return ["generate-0 broadcast.before_verify 4 kill", "sync_weights-0 broadcast.chunk 7 kill"]
     if transport == "store":
-        return [trainer, generator, "sync_weights-0 put.mid:weights/data/* 7 kill"]
-    return [trainer, generator, f"sync_weights-0 weights.mid_hash {6 * num_tensors + num_tensors // 2} kill"]
+        return [generator, "sync_weights-0 put.mid:weights/data/* 7 kill"]
+    return [generator, f"sync_weights-0 weights.mid_hash {6 * num_tensors + num_tensors // 2} kill"]
 
 
 @pytest.mark.parametrize(
@@ -128,11 +127,16 @@ def test_killed_in_the_middle_of_a_push_each_stage_comes_back_and_everybody_gets
     transport: str, millrace: Millrace, start_model: Path, prefect_api: str, tmp_path: Path
 ) -> None:
     num_tensors = len(list(empty_model(start_model).named_parameters()))
-    armed, settings = [tmp_path / "fired", *kills(transport, num_tensors)], SETTINGS[transport]
-    # Version 10 is the last checkpoint of the trainer that is killed.
+    trainer = f"train-0 weights.mid_copy:handover {11 * num_tensors + num_tensors // 2} hang"
+    armed, settings = [tmp_path / "fired", trainer, *kills(transport, num_tensors)], SETTINGS[transport]
     with WeightCampaign(
         millrace, f"killed-{transport}", transport, start_model, *armed, steps=24, last_hand_over=14, **settings
     ) as campaign:
+        campaign.wait_until(lambda: campaign.failpoints.has_fired(trainer), "the trainer to be handing version 11 over")
+        # Its checkpoint is written meanwhile. Without it, the next trainer would go back to version 9, and the weights
+        # of version 10, which generators have, would be nowhere to compare with.
+        campaign.wait_until(lambda: campaign.checkpointed() == 10, "version 10 to be checkpointed")
+        campaign.process("train").kill()
         ended = campaign.finish()
     assert ended.code == 0, ended.output
     check_the_run(campaign, millrace, transport)

@@ -21,6 +21,7 @@ from support.stages.failpoints import Failpoints
 from configs.schema import BootstrapConfig, RunConfig
 from millrace.bootstrap.tiny_model import bootstrap
 from millrace.prompts.dataset import load_prompts
+from storage.checkpoints import read_latest
 from storage.failpoints import FIRED, SPECS
 from storage.progress import read_status
 from storage.stores.factory import open_store
@@ -156,6 +157,11 @@ class WeightCampaign:
         """A generator's policy version; −1 before it has one."""
         version: int = self.status("generate", generator).get("policy_version", -1)
         return version
+
+    def checkpointed(self) -> int:
+        """The version of the newest checkpoint; −1 before there is one."""
+        newest = read_latest(self._store)
+        return -1 if newest is None else newest.step
 
     def trainer_stopped(self) -> bool:
         """Whether a failpoint has stopped the trainer."""

@@ -33,6 +33,10 @@ class Failpoints:
         """`{spec: when}` of those that fired, unix seconds."""
         return {file.name.replace("|", "/"): float(file.read_text()) for file in sorted(self.folder.iterdir())}
 
+    def has_fired(self, spec: str) -> bool:
+        """Whether the failpoint of this spec has fired; for a test that waits for it."""
+        return (self.folder / spec.replace("/", "|")).exists()
+
     def missed(self) -> list[str]:
         """The specs of those that did not fire: an empty list is the test's witness."""
         fired = self.fired()
