@@ -30,21 +30,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def waiting(site: Site) -> Iterator[str]:
     """A flow run of the campaign, waiting for a worker; no other one is there."""
     for run in site.flow_runs("campaign/campaign"):
-        site.api.delete(f"/flow_runs/{run['id']}").raise_for_status()
+        site.api.delete(f"/flow_runs/{run['id']}")
     deployment = site.deployment("campaign/campaign")
     yield site.start("campaign/campaign", deployment["parameters"])
-    site.api.post(f"/deployments/{deployment['id']}/resume_deployment").raise_for_status()
+    site.api.post(f"/deployments/{deployment['id']}/resume_deployment")
 
 
 def put(site: Site, name: str, **changed: Any) -> None:
     """Changes an automation, as a person does on its page."""
     answer = site.api.post("/automations/filter", json={"automations": {"name": {"any_": [name]}}})
-    (there,) = answer.raise_for_status().json()
-    site.api.patch(f"/automations/{there['id']}", json={"enabled": True}).raise_for_status()
+    (there,) = answer.json()
+    site.api.patch(f"/automations/{there['id']}", json={"enabled": True})
     if changed:
         kept = {key: there[key] for key in ("name", "description", "trigger", "actions")}
         kept["trigger"] |= changed
-        site.api.put(f"/automations/{there['id']}", json={**kept, "enabled": True}).raise_for_status()
+        site.api.put(f"/automations/{there['id']}", json={**kept, "enabled": True})
 
 
 def emit(site: Site, kind: str, flow_run: str) -> None:
@@ -67,13 +67,13 @@ def send(site: Site, kind: str, resource: dict[str, str], related: list[dict[str
         "related": related,
         "payload": {},
     }
-    site.api.post("/events", json=[event]).raise_for_status()
+    site.api.post("/events", json=[event])
 
 
 def test_a_server_with_a_password_lets_nobody_in_without_it(site: Site) -> None:
     assert httpx.post(f"{site.url}/api/deployments/filter", json={}).status_code == httpx.codes.UNAUTHORIZED
     assert httpx.get(f"{site.url}/api/health").status_code == httpx.codes.OK
-    deployed = site.api.post("/deployments/filter", json={}).raise_for_status().json()
+    deployed = site.api.post("/deployments/filter", json={}).json()
     assert {deployment["name"] for deployment in deployed} == {"campaign", "replay", "evaluate", "gc"}
 
 
@@ -106,9 +106,9 @@ def test_the_server_listens_to_this_machine_alone(site: Site) -> None:
 
 
 def test_three_queues_share_the_pool_the_urgent_one_first(site: Site) -> None:
-    queues = site.api.post("/work_pools/millrace/queues/filter", json={}).raise_for_status().json()
+    queues = site.api.post("/work_pools/millrace/queues/filter", json={}).json()
     assert {queue["name"]: queue["priority"] for queue in queues} == {"urgent": 1, "default": 2, "idle": 3}
-    assert site.api.get("/work_pools/millrace").raise_for_status().json()["concurrency_limit"] == 1
+    assert site.api.get("/work_pools/millrace").json()["concurrency_limit"] == 1
 
 
 def test_deploying_again_leaves_on_what_a_person_has_switched_on(site: Site) -> None:
@@ -116,18 +116,18 @@ def test_deploying_again_leaves_on_what_a_person_has_switched_on(site: Site) -> 
     (schedule,) = deployment["schedules"]
     assert not schedule["active"]
     at = f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
-    site.api.patch(at, json={"active": True}).raise_for_status()
+    site.api.patch(at, json={"active": True})
     collapsed = automations()[1].name
     put(site, collapsed)
     with site.worker("CAMPAIGNS=3"):
         pass
     (again,) = site.deployment("campaign/campaign")["schedules"]
     assert (again["id"], again["active"]) == (schedule["id"], True)
-    site.api.patch(at, json={"active": False}).raise_for_status()
-    found = site.api.post("/automations/filter", json={}).raise_for_status().json()
+    site.api.patch(at, json={"active": False})
+    found = site.api.post("/automations/filter", json={}).json()
     enabled = {automation["name"]: automation["enabled"] for automation in found}
     assert enabled == {wanted.name: wanted.enabled or wanted.name == collapsed for wanted in automations()}
-    assert site.api.get("/work_pools/millrace").raise_for_status().json()["concurrency_limit"] == 3
+    assert site.api.get("/work_pools/millrace").json()["concurrency_limit"] == 3
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,6 @@ def test_a_flow_run_that_falls_silent_is_marked_crashed(site: Site, waiting: str
     # Ten minutes of silence by default, which nobody waits for here.
     put(site, automations()[2].name, within=10)
     running = {"state": {"type": "RUNNING"}, "force": True}
-    site.api.post(f"/flow_runs/{waiting}/set_state", json=running).raise_for_status()
+    site.api.post(f"/flow_runs/{waiting}/set_state", json=running)
     send(site, "prefect.flow-run.heartbeat", {"prefect.resource.id": f"prefect.flow-run.{waiting}"}, [])
     wait_until(lambda: site.flow_run(waiting)["state"]["type"] == "CRASHED", "the flow run to be marked", 90)

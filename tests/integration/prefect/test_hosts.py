@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
-from support.campaigns.campaigns import REPOSITORY, Millrace, assert_balanced, stages_of, wait_until
+from support.campaigns.campaigns import REPOSITORY, Millrace, assert_balanced, healthy, stages_of, wait_until
 from support.campaigns.network import Host, NoNetwork, network
+from support.campaigns.prefect_server import has_worker, prefect_client
 from support.stores.ceph import CephUnavailable, running_ceph
 
 from flows.deployment.server import free_port
@@ -48,12 +48,9 @@ class Site:
             )  # fmt: skip
 
     def wait_for_worker(self, pool: str) -> None:
-        def online() -> bool:
-            url = f"{self.api}/work_pools/{pool}/workers/filter"
-            answer = httpx.post(url, json={}, timeout=30, auth=tuple(AUTH.split(":")))
-            return answer.is_success and any(one["status"] == "ONLINE" for one in answer.json())
-
-        wait_until(online, f"a worker of {pool} to be online")
+        user, _, password = AUTH.partition(":")
+        with prefect_client(self.api, (user, password)) as client:
+            wait_until(lambda: has_worker(client, pool), f"a worker of {pool} to be online")
 
     def campaign(self, run_id: str, **settings: object) -> list[str]:
         placed = {
@@ -108,15 +105,8 @@ def site(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.Monkey
             environment=mine,
             logs=tmp_path,
         )
-        wait_until(lambda: answers(site.api), "the Prefect server to answer")
+        wait_until(lambda: healthy(site.api), "the Prefect server to answer")
         yield site
-
-
-def answers(api: str) -> bool:
-    try:
-        return httpx.get(f"{api}/health", timeout=5).is_success
-    except httpx.TransportError:
-        return False
 
 
 @pytest.fixture(autouse=True)

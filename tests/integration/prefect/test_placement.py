@@ -5,9 +5,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from support.campaigns.campaigns import REPOSITORY, Millrace, assert_balanced, stages_of, wait_until
+from support.campaigns.prefect_server import find, has_worker, prefect_client
 
 pytestmark = pytest.mark.campaign
 
@@ -29,15 +29,15 @@ def worker(millrace: Millrace, prefect_api: str, tmp_path: Path) -> Iterator[sub
             stdout=log,
             stderr=log,
         )
-    wait_until(lambda: online(prefect_api, "hosts"), "a worker of the pool to be online")
+    wait_for_worker(prefect_api, "hosts")
     yield process
     process.terminate()
     process.wait(timeout=90)
 
 
-def online(api: str, pool: str) -> bool:
-    answer = httpx.post(f"{api}/work_pools/{pool}/workers/filter", json={}, timeout=30)
-    return answer.status_code == httpx.codes.OK and any(one["status"] == "ONLINE" for one in answer.json())
+def wait_for_worker(prefect_api: str, pool: str) -> None:
+    with prefect_client(prefect_api) as client:
+        wait_until(lambda: has_worker(client, pool), "a worker of the pool to be online")
 
 
 def test_stages_of_a_pool_are_watched_restarted_when_their_host_s_part_dies_and_drained_at_the_end(
@@ -61,9 +61,7 @@ def test_stages_of_a_pool_are_watched_restarted_when_their_host_s_part_dies_and_
     assert summary["stage_pids"]["generate-0"] != generator.pid, "the generator was killed with its host's part"
     assert summary["stage_pids"]["train-0"] == trainer[0].pid, "nobody else was started again"
     assert stages_of(run_url) == []
-    runs = httpx.post(
-        f"{prefect_api}/flow_runs/filter", json={"flows": {"name": {"any_": ["stages"]}}}, timeout=30
-    ).json()
+    runs = find(prefect_api, "flow_runs", flows={"name": {"any_": ["stages"]}})
     states = sorted((run["name"], run["state"]["type"]) for run in runs)
     assert states == [
         ("generate-0 of placed", "COMPLETED"),
@@ -86,7 +84,7 @@ def test_a_host_with_other_code_is_named_and_the_campaign_ends(
         env={**millrace.environment, "PYTHONPATH": str(elsewhere), "PREFECT_WORKER_QUERY_SECONDS": "1"},
     )
     try:
-        wait_until(lambda: online(prefect_api, "others"), "a worker of the pool to be online")
+        wait_for_worker(prefect_api, "others")
         ended = millrace.run(*millrace.campaign("other", **{**PLACED, "placement.generate.work_pool": "others"}))
     finally:
         other.terminate()
@@ -109,7 +107,9 @@ def test_a_host_with_other_code_is_named_and_the_campaign_ends(
 def test_a_pool_that_can_t_run_stages_is_refused_before_anything_starts(
     millrace: Millrace, prefect_api: str, settings: dict[str, str], sentence: str
 ) -> None:
-    httpx.post(f"{prefect_api}/work_pools/", json={"name": "idle", "type": "process"}, timeout=30)
+    if not find(prefect_api, "work_pools", work_pools={"name": {"any_": ["idle"]}}):
+        with prefect_client(prefect_api) as client:
+            client.post("/work_pools/", json={"name": "idle", "type": "process"})
     ended = millrace.run(*millrace.campaign("refused", **settings))
     assert ended.code == 2, ended.output
     assert sentence in ended.output.strip().splitlines()[-1]

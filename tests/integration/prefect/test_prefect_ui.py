@@ -1,8 +1,8 @@
 """What a person sees of a campaign in the UI of a real Prefect server, asked for through its API."""
 
-import httpx
 import pytest
 from support.campaigns.campaigns import Millrace, stages_of, wait_until
+from support.campaigns.prefect_server import find, prefect_client
 
 pytestmark = pytest.mark.campaign
 
@@ -13,22 +13,17 @@ def test_the_server_knows_the_run_its_stage_tasks_their_logs_and_its_progress(
     ended = millrace.run(*millrace.campaign("seen"))
     assert ended.code == 0, ended.output
 
-    def ask(what: str, **body: object) -> list[dict]:
-        answer = httpx.post(f"{prefect_api}/{what}/filter", json=body, timeout=30)
-        answer.raise_for_status()
-        return answer.json()
-
-    (run,) = ask("flow_runs", flow_runs={"name": {"any_": ["seen"]}})
+    (run,) = find(prefect_api, "flow_runs", flow_runs={"name": {"any_": ["seen"]}})
     assert run["state"]["type"] == "COMPLETED"
     mine = {"flow_run_id": {"any_": [run["id"]]}}
-    tasks = {task["name"]: task for task in ask("task_runs", flow_runs={"id": {"any_": [run["id"]]}})}
+    tasks = {task["name"]: task for task in find(prefect_api, "task_runs", flow_runs={"id": {"any_": [run["id"]]}})}
     stages = {"generate-0", "score-0", "train-0", "sync_weights-0"}
     assert stages <= set(tasks)
     assert {tasks[stage]["state"]["type"] for stage in stages} == {"COMPLETED"}
     for stage in stages:
-        logs = ask("logs", logs={"task_run_id": {"any_": [tasks[stage]["id"]]}})
+        logs = find(prefect_api, "logs", logs={"task_run_id": {"any_": [tasks[stage]["id"]]}})
         assert any("ready" in log["message"] for log in logs), f"{stage} said nothing"
-    artifacts = {artifact["key"]: artifact for artifact in ask("artifacts", artifacts=mine)}
+    artifacts = {artifact["key"]: artifact for artifact in find(prefect_api, "artifacts", artifacts=mine)}
     assert artifacts["campaign-progress"]["data"] == 100.0
     assert "accuracy at end" in artifacts["campaign-summary"]["data"]
 
@@ -38,13 +33,15 @@ def test_a_campaign_at_a_terminal_that_is_cancelled_in_the_ui_drains_and_says_so
 ) -> None:
     process = millrace.start(*millrace.campaign("cancelled", **{"training.max_steps": 100_000}))
     wait_until(lambda: millrace.status_record("cancelled", "train-0").get("policy_version", 0) >= 1, "a first step")
-    body = {"flow_runs": {"name": {"any_": ["cancelled"]}}}
-    (run,) = httpx.post(f"{prefect_api}/flow_runs/filter", json=body, timeout=30).json()
+    mine = {"name": {"any_": ["cancelled"]}}
+    (run,) = find(prefect_api, "flow_runs", flow_runs=mine)
     cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
-    httpx.post(f"{prefect_api}/flow_runs/{run['id']}/set_state", json=cancelling, timeout=30).raise_for_status()
+    with prefect_client(prefect_api) as client:
+        client.post(f"/flow_runs/{run['id']}/set_state", json=cancelling)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 4, output
     assert "continue with --run-id cancelled --resume" in output
     assert stages_of(millrace.root / "cancelled") == []
-    assert httpx.get(f"{prefect_api}/flow_runs/{run['id']}", timeout=30).json()["state"]["type"] == "CANCELLED"
+    (run,) = find(prefect_api, "flow_runs", flow_runs=mine)
+    assert run["state"]["type"] == "CANCELLED"
     assert (millrace.root / "cancelled" / "attempts" / "0000.ended").exists()

@@ -7,8 +7,8 @@ metrics ─► versions that were pushed, received          Prefect's logs ─�
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import torch
+from support.campaigns.prefect_server import find
 from support.campaigns.weight_campaigns import GENERATORS, Version
 
 from millrace.models.loading import load_model
@@ -77,12 +77,6 @@ def stored_kinds(run: Path) -> list[str]:
 def milestones(prefect_api: str, run_id: str) -> list[str]:
     """The log messages of the run's stages, in order."""
 
-    def ask(what: str, **body: object) -> list[dict[str, str]]:
-        answer = httpx.post(f"{prefect_api}/{what}/filter", json=body, timeout=30)
-        answer.raise_for_status()
-        found: list[dict[str, str]] = answer.json()
-        return found
-
-    (run,) = ask("flow_runs", flow_runs={"name": {"any_": [run_id]}})
-    logs = ask("logs", logs={"flow_run_id": {"any_": [run["id"]]}}, sort="TIMESTAMP_ASC", limit=200)
+    (run,) = find(prefect_api, "flow_runs", flow_runs={"name": {"any_": [run_id]}})
+    logs = find(prefect_api, "logs", logs={"flow_run_id": {"any_": [run["id"]]}}, sort="TIMESTAMP_ASC", limit=200)
     return [log["message"] for log in logs]

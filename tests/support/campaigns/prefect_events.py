@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import httpx
+from support.campaigns.prefect_server import prefect_client
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,8 @@ def events_of(prefect_api: str, run_id: str) -> list[SeenEvent]:
         "resource": {"id": [f"millrace.run.{run_id}"]},
         "order": "ASC",
     }
-    answer = httpx.post(f"{prefect_api}/events/filter", json={"filter": events_filter, "limit": 50}, timeout=30)
-    answer.raise_for_status()
+    with prefect_client(prefect_api) as client:
+        answer = client.post("/events/filter", json={"filter": events_filter, "limit": 50})
     return [
         SeenEvent(
             kind=event["event"].removeprefix("millrace."),
