@@ -21,7 +21,6 @@ import os
 import platform
 import shutil
 import sqlite3
-import subprocess
 import tempfile
 import threading
 import time
@@ -30,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from unittest.mock import patch
 
 import psutil
@@ -44,6 +43,7 @@ from benchmarks.report import make_parser, write_json
 from benchmarks.sleeping.pace import Pace
 from configs.schema import RunConfig
 from flows.deployment.server import prefect_server
+from millrace.forking.client import ForkedProcess
 from storage.progress import read_status
 from storage.stores.factory import open_store
 
@@ -201,14 +201,14 @@ def _config(root: Path, steps: int) -> RunConfig:
 @contextmanager
 def _sleepers() -> Iterator[None]:
     """Inside the block, this process's tasks start the sleeping stages instead of the real ones."""
-    from tasks import supervise
+    from tasks.fork_server import STAGES
 
-    start = supervise.start
+    fork = STAGES.fork
 
-    def start_sleeper(command: list[str], stderr: IO[bytes], threads: int) -> subprocess.Popen[bytes]:
-        return start([_SLEEPERS.get(part, part) for part in command], stderr, threads)
+    def fork_sleeper(module: str, *rest: Any) -> ForkedProcess:
+        return fork(_SLEEPERS.get(module, module), *rest)
 
-    with patch.object(supervise, "start", start_sleeper):
+    with patch.object(STAGES, "fork", fork_sleeper):
         yield
 
 

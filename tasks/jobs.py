@@ -70,3 +70,9 @@ def jobs(config: RunConfig) -> list[Job]:
         for where, groups in ((placement.train, [train]), (placement.generate, generators), (placement.score, scorers))
         for processes in groups
     ]
+
+
+def stages_here(config: RunConfig) -> list[str]:
+    """Stages that run on the controller's host, with those before and after training."""
+    here = [process.stage for job in jobs(config) if job.work_pool is None for process in job.processes]
+    return ["bootstrap", "evaluate", "promote", *dict.fromkeys(here)]

@@ -1,6 +1,6 @@
 """Supervises one stage process from start to exit: starts it, listens to it, drains it, and never leaves it behind.
 
-    supervise ──Popen, own session──► python -m millrace.stages.<stage>
+    supervise ──start, own session──► python -m millrace.stages.<stage>
         │   ◄──stdout: milestones, events, heartbeats
         │   ──silent too long: SIGUSR1, then SIGKILL──►  stacks ─► log
         │   ──STOP: SIGTERM, later SIGKILL──►  stderr ─► logs/<stage>-<replica>.log
@@ -16,15 +16,13 @@ import logging
 import os
 import queue
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from prefect import get_run_logger
 from prefect.runtime import task_run
@@ -43,18 +41,16 @@ from tasks.events import emit
 from tasks.exit_causes import OomKills, cause, oom_counters, with_last_lines
 from tasks.hang_detector import HangDetector
 from tasks.restart_budget import restart_budget_of
+from tasks.start import Process, kill, start_stage
 from tasks.stop import STOP
 
 _POLL_SECONDS = 0.1
+_END_POLL_SECONDS = 0.005
+"""Once the process has closed its pipe, which it does when it ends."""
 _GRACE_SECONDS = 20.0
 """From SIGTERM to SIGKILL. Prefect's own grace period of 30 s is longer."""
 _STACKS_SECONDS = 1.0
 """Time for a hung stage to write its stacks; one that still can does so at once."""
-_ENVIRONMENT = {
-    "TOKENIZERS_PARALLELISM": "false",
-    # gloo writes a C++ backtrace whenever a peer leaves, which is normal here.
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-}
 _FINAL_ERRORS: dict[int, type[Exception]] = {USER_ERROR: InputError, FENCED: Fenced, MISCOUNTED: LedgerMismatch}
 """Exit codes after which a restart would not help. The stage's last milestone is the error's sentence."""
 
@@ -74,11 +70,12 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> None:
     budget = restart_budget_of(str(task_run.id))
     if budget.restarts:
         emit("stage.restarted", run_url, {"stage": name, "cause": budget.cause, "restarts": budget.restarts})
+    logger = get_run_logger()
     with log.open("ab") as stderr:
-        process = start(_command(stage, arguments, config), stderr, threads)
+        process = start_stage(stage, arguments, config, stderr, threads, logger.warning)
     try:
         supervisor = StageSupervisor(
-            name, process, config.supervision, get_run_logger(), lambda event: emit(event.kind, run_url, event.payload)
+            name, process, config.supervision, logger, lambda event: emit(event.kind, run_url, event.payload)
         )
         supervisor.monitor()
     finally:
@@ -87,50 +84,13 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> None:
     supervisor.check_exit(log)
 
 
-def _command(stage: str, arguments: StageArguments, config: RunConfig) -> list[str]:
-    program = ["-m", f"millrace.stages.{stage}", *arguments.as_argv()]
-    num_ranks = config.training.parallel.data * config.training.parallel.tensor
-    return [sys.executable, *program] if stage != "train" or num_ranks == 1 else launch(num_ranks, program)
-
-
-def launch(num_ranks: int, program: list[str]) -> list[str]:
-    """The command that runs `python PROGRAM` as this many ranks; their launcher is the process to supervise."""
-    return [sys.executable, "-m", "millrace.training.parallel.launcher", str(num_ranks), *program]
-
-
-def start(command: list[str], stderr: IO[bytes], threads: int) -> subprocess.Popen[bytes]:
-    """Starts a stage process with a lifeline, a pipe for its lines, and this many threads for its computation."""
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        # Outside the terminal's process group: Ctrl-C reaches only the controller, which then drains the stages.
-        start_new_session=True,
-        env={**os.environ, **_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
-    )
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills the process and everything it started, so that nothing outlives its supervisor."""
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    with suppress(ProcessLookupError):
-        # The stage leads its own session, so its children are in its process group: vLLM's engine and workers.
-        os.killpg(process.pid, signal.SIGKILL)
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-
-
 class StageSupervisor:
     """Listens to one stage process. `logger` gets its milestones, `emit_event` its events."""
 
     def __init__(
         self,
         name: str,
-        process: subprocess.Popen[bytes],
+        process: Process,
         supervision: SupervisionConfig,
         logger: "logging.Logger | logging.LoggerAdapter[Any]",
         emit_event: Callable[[Event], None],
@@ -143,9 +103,11 @@ class StageSupervisor:
         self._process = process
         self._logger = logger
         self._emit_event = emit_event
-        self._lines: queue.Queue[Heartbeat | Event | str] = queue.Queue()
+        # None: the process has closed its pipe, so it has ended or is about to.
+        self._lines: queue.Queue[Heartbeat | Event | str | None] = queue.Queue()
         self._last_milestone = ""
         self._oom_kills = OomKills(oom_counters(), now)
+        self._poll_seconds = _POLL_SECONDS
         # Why the supervisor killed the process, if it did.
         self._why_killed = ""
 
@@ -153,8 +115,8 @@ class StageSupervisor:
         """Forwards what the process reports until it ends or hangs, and drains it once STOP is set."""
         listener = threading.Thread(target=self._listen, daemon=True)
         listener.start()
-        while self._process.poll() is None and not STOP.wait(_POLL_SECONDS):
-            self._forward()
+        while self._process.poll() is None and not STOP.is_set():
+            self._forward(self._poll_seconds)
             now = time.monotonic()
             self._oom_kills.look(now)
             if self.hang_detector.hangs(now):
@@ -166,7 +128,7 @@ class StageSupervisor:
 
     def check_exit(self, log: Path) -> None:
         """Raises the error that the exit code stands for, if any; `log` is the process's log."""
-        code = self._process.returncode
+        code = self._process.wait()
         # A stage told to stop before it installed its handler dies of the signal. It had not begun.
         if code == 0 or (STOP.is_set() and code in (DRAINED, -signal.SIGTERM)):
             return
@@ -203,17 +165,26 @@ class StageSupervisor:
             # The last line of a killed process may be incomplete.
             with suppress(ValueError, KeyError):
                 self._lines.put(read_line(line.decode(errors="replace").rstrip()))
+        self._lines.put(None)
 
-    def _forward(self) -> None:
-        while not self._lines.empty():
-            match self._lines.get():
-                case Heartbeat() as heartbeat:
-                    self.hang_detector.record(heartbeat)
-                case Event() as event:
-                    self._emit_event(event)
-                case str(milestone):
-                    self._last_milestone = milestone
-                    self._logger.info(milestone)
+    def _forward(self, seconds: float = 0.0) -> None:
+        """Forwards what has come, having waited this long for something to come."""
+        with suppress(queue.Empty):
+            self._pass_on(self._lines.get(timeout=seconds))
+            while True:
+                self._pass_on(self._lines.get_nowait())
+
+    def _pass_on(self, line: Heartbeat | Event | str | None) -> None:
+        match line:
+            case Heartbeat() as heartbeat:
+                self.hang_detector.record(heartbeat)
+            case Event() as event:
+                self._emit_event(event)
+            case str(milestone):
+                self._last_milestone = milestone
+                self._logger.info(milestone)
+            case None:
+                self._poll_seconds = _END_POLL_SECONDS
 
 
 def _log_path(store: Store, name: str) -> Path:

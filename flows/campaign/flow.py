@@ -1,9 +1,10 @@
 """The campaign: the single controller of a run. It holds no data; stages exchange it through streams.
 
-    prepare ─► bootstrap? ─► evaluate start ─┬─► generate ×G     ┐
-                                             ├─► score ×S        │ long-running tasks, each supervising
-                                             ├─► sync_weights    │ its own process
-                                             └─► train           ┘
+    prepare ─► bootstrap? ─┬─► evaluate start
+                           ├─► generate ×G     ┐
+                           ├─► score ×S        │ long-running tasks, each supervising
+                           ├─► sync_weights    │ its own process
+                           └─► train           ┘
     control loop: waits for train, or until the time is up ─► STOP ─► the others drain
                                      ─► evaluate end ─► promote ─► summary.json ─► report
 
@@ -38,9 +39,11 @@ from millrace.runtime.heartbeat import CONTROLLER, HeartbeatPublisher
 from storage.checkpoints import read_latest
 from storage.failpoints import failpoint
 from storage.stores.factory import open_store
-from tasks.jobs import jobs
+from tasks.fork_server import STAGES
+from tasks.jobs import jobs, stages_here
 from tasks.remote_stage import run_remotely
 from tasks.stages import LONG_RUNNING, bootstrap, evaluate, promote
+from tasks.start import warm_up
 from tasks.stop import STOP
 
 
@@ -88,6 +91,7 @@ def checked_campaign(config: RunConfig, run_id: str, resume: Resume) -> dict[str
 
 def _attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] | State[dict[str, Any]]:
     STOP.clear()
+    warm_up(stages_here(config))
     minutes = config.budget.duration_minutes
     ends_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
     run = prepare(config, run_id, resume=resume)
@@ -99,7 +103,6 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] |
             if config.model.path is None:
                 bootstrap(arguments, config.model.bootstrap.threads)
             failpoint("controller.bootstrapped")
-            evaluate(arguments, config.training.threads, "start")
             _run_stages(config, arguments, ends_at, cancellation)
             if cancellation.asked():
                 return Cancelled(message="its stages have drained; the run can be resumed")
@@ -117,13 +120,17 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] |
         return summary
     finally:
         STOP.set()
+        STAGES.close()
         shutil.rmtree(run.handover, ignore_errors=True)
         # Does not replace the end of a finished attempt, which is recorded already.
         end_attempt(store, run.attempt, "stopped")
 
 
 def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float, cancellation: Cancellation) -> None:
-    """Runs the four stages until the trainer is done, a person cancels, or it is `ends_at` (time.monotonic)."""
+    """Runs the four stages until the trainer is done, a person cancels, or it is `ends_at` (time.monotonic).
+
+    Measures the base model meanwhile, unless that is done.
+    """
     all_jobs = jobs(config)
     with contextlib.ExitStack() as stack:
         if any(job.work_pool for job in all_jobs):
@@ -139,6 +146,9 @@ def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float, ca
                 )
             )
         group = stack.enter_context(StageGroup())
+        # On the CPU, beside the others: it measures the base model, which does not change.
+        measured = evaluate.submit(arguments, config.training.threads, "start")
+        group.add("evaluate", measured)
         for job in all_jobs:
             if job.work_pool is not None:
                 group.add(job.processes[0].stage, run_remotely.submit(arguments, job))
@@ -149,10 +159,13 @@ def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float, ca
                 )
                 group.add(process.stage, future)
         failpoint("controller.started")
-        ended = group.wait_for_first(ends_at, cancellation.asked)
-        if ended is None:
+        while (ended := group.wait_for_first(ends_at, cancellation.asked)) == "evaluate":
+            continue
+        if ended == "train":
+            measured.result()
+        elif ended is None:
             why = "the campaign is cancelled" if cancellation.asked() else "budget.duration_minutes is spent"
             get_run_logger().info("%s: the stages drain", why)
-        elif ended != "train":
+        else:
             raise MillraceError(f"{ended} ended before the trainer did")
     STOP.clear()

@@ -25,9 +25,11 @@ from millrace.runtime.heartbeat import CONTROLLER, SILENT_SECONDS, HeartbeatMoni
 from storage.errors import NotInStore
 from storage.stores.base import Store
 from storage.stores.factory import open_store
+from tasks.fork_server import STAGES
 from tasks.jobs import Job
 from tasks.remote_stage import FINAL_ERRORS
 from tasks.stages import LONG_RUNNING
+from tasks.start import warm_up
 from tasks.stop import STOP
 
 _POLL_SECONDS = 1.0
@@ -44,6 +46,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
     Raises InputError if this host can't serve that run, and the error of a stage that can't be kept alive.
     """
     STOP.clear()
+    warm_up(process.stage for process in job.processes)
     store = open_store(run_url)
     _check(store, attempt)
     with HeartbeatPublisher(
@@ -97,6 +100,7 @@ def _run(store: Store, run_url: str, attempt: int, job: Job) -> None:
             group.wait_for_first()
     finally:
         over.set()
+        STAGES.close()
         shutil.rmtree(handover, ignore_errors=True)
 
 

@@ -11,6 +11,8 @@ from flows.campaign.prepare import Resume, check
 from flows.display.live_view import View, panel
 from storage import failpoints
 from storage.stores.base import Store
+from tasks.jobs import stages_here
+from tasks.start import warm_up
 
 INTERRUPTED, TERMINATED, CANCELLED = 130, 143, 4
 """Exit codes after Ctrl-C, SIGTERM and a cancellation in the Prefect UI. Every stage has drained by then."""
@@ -34,6 +36,8 @@ def run_campaign(config: RunConfig, run_id: str, *, resume: Resume) -> int:
     Raises the errors of `flows.campaign.prepare.check` before anything is created.
     """
     failpoints.arm("controller")
+    # It imports what the stages need while this process checks and starts Prefect.
+    warm_up(stages_here(config))
     store = check(config, run_id, resume=resume)
     console = Console()
     _print(console, f"run {run_id} at {store.url}")

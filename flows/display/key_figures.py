@@ -29,7 +29,7 @@ def phase(status: dict[str, Any]) -> str:
     doing = status["doing"]
     if "train-0" not in doing:
         bootstrap = doing.get("bootstrap-0", "stopped")
-        return "evaluating the start model" if bootstrap == "stopped" else f"making the start model: {bootstrap}"
+        return "starting the stages" if bootstrap == "stopped" else f"making the start model: {bootstrap}"
     if status["steps"] >= status["stop_at_step"]:
         return "evaluating the trained model"
     return TRAINING

@@ -18,6 +18,7 @@ from millrace.runs.status import StatusReader
 from millrace.runtime.arguments import StageArguments
 from storage.stores.factory import open_store
 from storage.stores.memory import memory_folder
+from tasks.fork_server import STAGES
 from tasks.stages import evaluate as measure
 from tasks.stop import STOP
 
@@ -43,6 +44,7 @@ def evaluate(run_url: str) -> dict[str, Any]:
             measure(arguments, config.training.threads, "end")
     finally:
         STOP.set()
+        STAGES.close()
     found: dict[str, Any] = StatusReader(store).look()["eval"]
     create_table_artifact(table_rows(found), key="evaluations", description=f"Held-out results of {store.url}")
     return found

@@ -21,6 +21,7 @@ from flows.replay.results import collect
 from millrace.runs.record import end_attempt
 from millrace.runtime.arguments import StageArguments
 from storage import layout
+from tasks.fork_server import STAGES
 from tasks.stages import compare, evaluate, score, train, verify
 from tasks.stop import STOP
 
@@ -75,5 +76,6 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
         return found
     finally:
         STOP.set()
+        STAGES.close()
         shutil.rmtree(prepared.handover, ignore_errors=True)
         end_attempt(store, 0, "finished" if finished else "stopped")

@@ -48,7 +48,7 @@ def test_a_plain_line_says_step_reward_staleness_queue_and_speed() -> None:
     ("changes", "expected"),
     [
         ({"doing": {"bootstrap-0": "warm start step 30"}}, "making the start model: warm start step 30"),
-        ({"doing": {"bootstrap-0": "stopped", "evaluate-0": "starting"}}, "evaluating the start model"),
+        ({"doing": {"bootstrap-0": "stopped", "evaluate-0": "starting"}}, "starting the stages"),
         ({}, "training"),
         ({"steps": 40}, "evaluating the trained model"),
         ({"steps": 20, "stop_at_step": 20}, "evaluating the trained model"),

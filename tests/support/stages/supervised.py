@@ -10,7 +10,8 @@ from support.stages import fake_stage
 
 from configs.schema import SupervisionConfig
 from millrace.runtime.messages import Event
-from tasks.supervise import StageSupervisor, kill, launch, start
+from tasks.start import kill, launch, start_command
+from tasks.supervise import StageSupervisor
 
 PATIENT = SupervisionConfig(hang_seconds=60.0, start_seconds=60.0)
 IMPATIENT = SupervisionConfig(hang_seconds=2.0, start_seconds=60.0)
@@ -35,7 +36,7 @@ class Supervised:
 
     def _run(self, command: list[str], supervision: SupervisionConfig) -> None:
         with self.log.open("ab") as stderr:
-            process = start(command, stderr, threads=1)
+            process = start_command(command, stderr, threads=1)
         self.pid = process.pid
         supervisor = StageSupervisor("train-0", process, supervision, logging.getLogger("stage"), self.told.append)
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.supervise import launch
+from tasks.start import launch
 
 ROOT = Path(__file__).parents[4]
 TOLERANCE = 1e-5

@@ -1,0 +1,209 @@
+"""The outside of a fork server: starts it, orders children, and is their parent.
+
+ForkServer ──control socket──► fork server ──► children of this process
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from millrace.forking.server import LONGEST_MESSAGE
+
+_PR_SET_CHILD_SUBREAPER = 36
+"""From Linux's prctl(2); Python has no name for it."""
+_BORN_SECONDS = 30.0
+"""A fork takes milliseconds; this is for a machine that swaps."""
+_END_SECONDS = 2.0
+"""For a fork server whose sockets are closed to end."""
+
+
+class ForkServerLost(RuntimeError):
+    """The fork server has ended, or does not answer. Its children live on."""
+
+
+class ForkServer:
+    """A fork server process, started with the command `program`. Close it when done.
+
+    `recipe` (plain JSON) says what to load; `loaded` waits for the reply. `log` gets what it writes to standard error.
+    It ends when this process ends, however that happens.
+    """
+
+    def __init__(
+        self,
+        program: Sequence[str],
+        recipe: Mapping[str, Any],
+        *,
+        environment: Mapping[str, str],
+        log: "IO[bytes] | None" = None,
+    ) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                program,
+                stdin=theirs.fileno(),
+                # Modules may print when they are imported.
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                env=environment,
+                # Ctrl-C at a terminal is for this process alone.
+                start_new_session=True,
+            )
+        self._send(recipe)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the fork server."""
+        return self._process.pid
+
+    def loaded(self, seconds: float) -> dict[str, Any]:
+        """The reply to the recipe. Raises TimeoutError after so many seconds, and ForkServerLost if it ended."""
+        self._control.settimeout(seconds)
+        message = b""
+        with suppress(ConnectionResetError):
+            message = self._control.recv(LONGEST_MESSAGE)
+        self._control.settimeout(None)
+        if not message:
+            raise ForkServerLost(self.why_silent())
+        values: dict[str, Any] = json.loads(message)
+        return values
+
+    def order(self, values: Mapping[str, Any], *descriptors: int) -> "Birth":
+        """Orders a child without waiting for it. The child gets copies of the descriptors.
+
+        If the fork server has ended, waiting for the birth says so.
+        """
+        birth = Birth(self)
+        with birth.theirs as theirs:
+            self._send(values, theirs.fileno(), *descriptors)
+        return birth
+
+    def ending(self, seconds: float | None = None) -> str:
+        """Waits until the fork server has ended, and says how: `exit code 1`, or `SIGKILL`.
+
+        Raises subprocess.TimeoutExpired if it has not ended after so many seconds.
+        """
+        code = self._process.wait(seconds)
+        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+    def why_silent(self) -> str:
+        """Why its socket, or a child's, was closed before anything came."""
+        try:
+            return self.ending(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "a child ended while it was forked"
+
+    def close(self) -> None:
+        """Ends the fork server. Its children live on."""
+        self._control.close()
+        # It holds nothing that could be lost.
+        self._process.kill()
+        self._process.wait()
+
+    def _send(self, values: Mapping[str, Any], *descriptors: int) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._control, [json.dumps(values).encode("ascii")], descriptors)
+
+
+class Birth:
+    """A child that was ordered. `socket` is this end of its birth socket, `theirs` the child's."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+        self.socket, self.theirs = socket.socketpair()
+        _adopt_orphans(+1)
+        self._adopting = True
+
+    def wait(self) -> int:
+        """The child's process id. The child is this process's own: wait for it once it has ended.
+
+        Raises ForkServerLost, with how it ended.
+        """
+        line = b""
+        self.socket.settimeout(_BORN_SECONDS)
+        try:
+            with suppress(ConnectionResetError):
+                while not line.endswith(b"\n") and (byte := self.socket.recv(1)):
+                    line += byte
+        except TimeoutError as error:
+            raise ForkServerLost(f"no answer for {_BORN_SECONDS:.0f} s") from error
+        finally:
+            self._adopted()
+            self.socket.settimeout(None)
+        if not line:
+            raise ForkServerLost(self._server.why_silent())
+        return int(line)
+
+    def close(self) -> None:
+        """Gives it up. A child born meanwhile finds its birth socket closed."""
+        self._adopted()
+        self.socket.close()
+
+    def _adopted(self) -> None:
+        if self._adopting:
+            self._adopting = False
+            _adopt_orphans(-1)
+
+
+class ForkedProcess:
+    """A forked child of this process, with the interface of `subprocess.Popen` that a supervisor needs."""
+
+    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self.pid = pid
+        self.stdin = stdin
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Its exit code, or minus the signal that ended it; None while it lives."""
+        with self._lock:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def wait(self) -> int:
+        """The same, once it has ended."""
+        if self.returncode is None:
+            # Without collecting it, and so without the lock that a signal takes.
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        code = self.poll()
+        assert code is not None, "it has ended"
+        return code
+
+    def send_signal(self, signal_number: int) -> None:
+        """Sends it a signal unless it has ended."""
+        # Its process id is its own until `poll` has collected it.
+        with self._lock:
+            if self.returncode is None:
+                os.kill(self.pid, signal_number)
+
+    def terminate(self) -> None:
+        """Asks it to stop."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+_births, _births_lock = 0, threading.Lock()
+
+
+def _adopt_orphans(more: int) -> None:
+    """Makes this process the parent of its descendants' orphans while any birth is awaited.
+
+    Only then: the ranks of a killed trainer, for example, belong to the system's first process, which waits for them.
+    """
+    global _births
+    with _births_lock:
+        _births += more
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(_births > 0), 0, 0, 0)

@@ -1,0 +1,87 @@
+"""The fork server for stages: imports their packages once, and forks stage processes that are ready to work.
+
+`python -m millrace.runtime.fork_server`
+
+    supervisor ──modules to import──────────────────────► fork server
+               ──module, arguments, threads, log, pipes─►   │ fork ─► stage: as if `python -m MODULE ARGUMENTS`
+
+See `millrace.forking.server` for how a stage becomes the supervisor's own child. What a user brings, such as a reward
+or an environment, is never imported here: its import may start threads or use the device. A stage imports it itself.
+"""
+
+import atexit
+import importlib
+import os
+import runpy
+import sys
+import threading
+from contextlib import suppress
+from typing import NoReturn
+
+from setproctitle import setproctitle
+
+from millrace.forking.server import Order, control_socket, num_threads, read_recipe, reply, serve
+from storage import failpoints
+
+ENVIRONMENT = {
+    # Each of these would start threads at import.
+    "OMP_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""Environment variables of the fork server, besides those of the stages."""
+
+
+def main() -> None:
+    """Imports what it is asked for, replies with the number of its threads, then forks stages on command."""
+    control = control_socket()
+    for module in read_recipe(control)["modules"]:
+        importlib.import_module(module)
+    threads = num_threads()
+    reply(control, {"threads": threads})
+    # Without it, a stage would start anyway, and might hang.
+    if threads > 1:
+        return
+    failpoints.arm("fork_server")
+    order = serve(control)
+    if order is not None:
+        _exit(_become(order))
+
+
+def _become(order: Order) -> int:
+    """Goes on as the stage process that was ordered. Returns its exit code."""
+    os.close(order.birth)
+    for descriptor, standard in zip(order.descriptors, (0, 1, 2), strict=True):
+        os.dup2(descriptor, standard)
+        os.close(descriptor)
+    module, arguments, threads = order.values["module"], order.values["arguments"], order.values["threads"]
+    # For processes that the stage starts. OpenMP itself has read it already.
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+    setproctitle(" ".join([sys.executable, "-m", module, *arguments]))
+    sys.argv = [module, *arguments]
+    # It runs once more, as the main module. Everything it imports is there.
+    sys.modules.pop(module, None)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    except BaseException:  # noqa: BLE001 — it is reported as the interpreter would report it
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _exit(code: int) -> NoReturn:
+    """Ends as the interpreter would, without taking apart what was imported: that takes longer than a fork."""
+    # Waits for threads. multiprocessing ends its forked children in the same way.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BrokenPipeError):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

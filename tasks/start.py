@@ -1,0 +1,98 @@
+"""Starts a stage process, and ends it with everything it has started.
+
+stage ──► forked by the fork server       ready at once
+      └─► started as a command            where it can't be forked: vLLM, several ranks, another platform
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import IO, Protocol
+
+from configs.schema import RunConfig
+from millrace.runtime.arguments import StageArguments
+from tasks.fork_server import STAGE_ENVIRONMENT, STAGES, CannotFork
+
+
+class Process(Protocol):
+    """A child process: `subprocess.Popen` and `millrace.forking.client.ForkedProcess`."""
+
+    pid: int
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """Its lifeline."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """Its lines."""
+
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def warm_up(stages: Iterable[str]) -> None:
+    """Starts this process's fork server, which imports what these stages need, unless it runs already."""
+    STAGES.warm_up([f"millrace.stages.{stage}" for stage in stages])
+
+
+def start_stage(
+    stage: str,
+    arguments: StageArguments,
+    config: RunConfig,
+    stderr: IO[bytes],
+    threads: int,
+    warn: Callable[[str], None],
+) -> Process:
+    """Forks the stage process where it can be forked, and otherwise starts a command, which `warn` gets a line about.
+
+    Raises StageDied if the fork server keeps dying.
+    """
+    module, argv = f"millrace.stages.{stage}", arguments.as_argv()
+    num_ranks = config.training.parallel.data * config.training.parallel.tensor
+    if stage == "train" and num_ranks > 1:
+        return start_command(launch(num_ranks, ["-m", module, *argv]), stderr, threads)
+    try:
+        if stage == "generate" and config.generation.engine == "vllm":
+            raise CannotFork("vLLM must not be forked")
+        return STAGES.fork(module, argv, stderr, threads, warn)
+    except CannotFork as error:
+        warn(f"{stage}-{arguments.replica} is started without the fork server: {error}")
+        return start_command([sys.executable, "-m", module, *argv], stderr, threads)
+
+
+def launch(num_ranks: int, program: list[str]) -> list[str]:
+    """The command that runs `python PROGRAM` as this many ranks; their launcher is the process to supervise."""
+    return [sys.executable, "-m", "millrace.training.parallel.launcher", str(num_ranks), *program]
+
+
+def start_command(command: list[str], stderr: IO[bytes], threads: int) -> Process:
+    """Starts a stage process with a lifeline, a pipe for its lines, and this many threads for its computation."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        # Outside the terminal's process group: Ctrl-C reaches only the controller, which then drains the stages.
+        start_new_session=True,
+        env={**os.environ, **STAGE_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)},
+    )
+
+
+def kill(process: Process) -> None:
+    """Kills the process and everything it started, so that nothing outlives its supervisor."""
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    with suppress(ProcessLookupError):
+        # The stage leads its own session, so its children are in its process group: vLLM's engine and workers.
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
