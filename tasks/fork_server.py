@@ -16,7 +16,6 @@ from typing import IO
 
 from millrace.errors import StageDied
 from millrace.forking.client import ForkedProcess, ForkServer, ForkServerLost
-from millrace.runtime.fork_server import ENVIRONMENT
 from storage.failpoints import failpoint
 
 STAGE_ENVIRONMENT = {
@@ -95,7 +94,7 @@ class StageForkServer:
         if not self._loaded:
             number = server.loaded(_LOAD_SECONDS)["threads"]
             if number > 1:
-                raise CannotFork(f"importing its packages started {number - 1} threads")
+                raise CannotFork(f"importing its packages started {number - 1} thread{'s' * (number > 2)}")
             self._loaded = True
         read_end, stdin = os.pipe()
         stdout, write_end = os.pipe()
@@ -121,7 +120,8 @@ class StageForkServer:
         self._server = ForkServer(
             [sys.executable, "-m", "millrace.runtime.fork_server"],
             {"modules": self._modules},
-            environment={**os.environ, **STAGE_ENVIRONMENT, **ENVIRONMENT},
+            adopts=True,
+            environment={**os.environ, **STAGE_ENVIRONMENT},
             log=self._log,
         )
         threading.Thread(target=self._watch, args=(self._server,), name="fork server", daemon=True).start()

@@ -16,6 +16,11 @@ from typing import IO, Any
 
 from millrace.forking.server import LONGEST_MESSAGE
 
+_ONE_THREAD = {
+    # Each keeps a library from starting threads when it is imported: OpenMP and OpenBLAS, and Arrow's jemalloc.
+    "OMP_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 _PR_SET_CHILD_SUBREAPER = 36
 """From Linux's prctl(2); Python has no name for it."""
 _BORN_SECONDS = 30.0
@@ -31,7 +36,8 @@ class ForkServerLost(RuntimeError):
 class ForkServer:
     """A fork server process, started with the command `program`. Close it when done.
 
-    `recipe` (plain JSON) says what to load; `loaded` waits for the reply. `log` gets what it writes to standard error.
+    `recipe` (plain JSON) says what to load; `loaded` waits for the reply. `adopts`: whether the children become this
+    process's own, as the program's call of `serve` says too. `log` gets what the fork server writes to standard error.
     It ends when this process ends, however that happens.
     """
 
@@ -40,9 +46,11 @@ class ForkServer:
         program: Sequence[str],
         recipe: Mapping[str, Any],
         *,
+        adopts: bool,
         environment: Mapping[str, str],
         log: "IO[bytes] | None" = None,
     ) -> None:
+        self._adopts = adopts
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -51,7 +59,7 @@ class ForkServer:
                 # Modules may print when they are imported.
                 stdout=subprocess.DEVNULL,
                 stderr=log,
-                env=environment,
+                env={**environment, **_ONE_THREAD},
                 # Ctrl-C at a terminal is for this process alone.
                 start_new_session=True,
             )
@@ -65,24 +73,33 @@ class ForkServer:
     def loaded(self, seconds: float) -> dict[str, Any]:
         """The reply to the recipe. Raises TimeoutError after so many seconds, and ForkServerLost if it ended."""
         self._control.settimeout(seconds)
-        message = b""
-        with suppress(ConnectionResetError):
-            message = self._control.recv(LONGEST_MESSAGE)
-        self._control.settimeout(None)
-        if not message:
-            raise ForkServerLost(self.why_silent())
-        values: dict[str, Any] = json.loads(message)
-        return values
+        try:
+            return self._receive()
+        finally:
+            self._control.settimeout(None)
 
     def order(self, values: Mapping[str, Any], *descriptors: int) -> "Birth":
         """Orders a child without waiting for it. The child gets copies of the descriptors.
 
         If the fork server has ended, waiting for the birth says so.
         """
-        birth = Birth(self)
+        birth = Birth(self, adopted=self._adopts)
         with birth.theirs as theirs:
             self._send(values, theirs.fileno(), *descriptors)
         return birth
+
+    def forget(self, pid: int) -> None:
+        """Has it wait for a child that is not adopted and about to end, so that its process id is free again."""
+        self._send({"reap": pid, "answer": False})
+
+    def exit_code(self, pid: int) -> int:
+        """How a child that is not adopted ended: its exit code, or minus the signal. Waits until it has.
+
+        Raises ForkServerLost if the fork server has ended.
+        """
+        self._send({"reap": pid, "answer": True})
+        status: int = self._receive()["status"]
+        return status
 
     def ending(self, seconds: float | None = None) -> str:
         """Waits until the fork server has ended, and says how: `exit code 1`, or `SIGKILL`.
@@ -106,6 +123,15 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
 
+    def _receive(self) -> dict[str, Any]:
+        message = b""
+        with suppress(ConnectionResetError):
+            message = self._control.recv(LONGEST_MESSAGE)
+        if not message:
+            raise ForkServerLost(self.why_silent())
+        values: dict[str, Any] = json.loads(message)
+        return values
+
     def _send(self, values: Mapping[str, Any], *descriptors: int) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._control, [json.dumps(values).encode("ascii")], descriptors)
@@ -114,14 +140,15 @@ class ForkServer:
 class Birth:
     """A child that was ordered. `socket` is this end of its birth socket, `theirs` the child's."""
 
-    def __init__(self, server: ForkServer) -> None:
+    def __init__(self, server: ForkServer, *, adopted: bool) -> None:
         self._server = server
         self.socket, self.theirs = socket.socketpair()
-        _adopt_orphans(+1)
-        self._adopting = True
+        self._adopting = adopted
+        if adopted:
+            _adopt_orphans(+1)
 
     def wait(self) -> int:
-        """The child's process id. The child is this process's own: wait for it once it has ended.
+        """The child's process id. An adopted child is this process's own: wait for it once it has ended.
 
         Raises ForkServerLost, with how it ended.
         """

@@ -1,4 +1,4 @@
-"""The inside of a fork server: a process that imports once, then forks a child per request.
+"""The inside of a fork server: a process that imports once, then forks a child per order.
 
     client ──recipe──────────────────────► load: imports what every child needs
            ◄──reply──────────────────────┘
@@ -8,7 +8,8 @@
 
 The go-between ends at once, so the kernel gives the child to the client, which has made itself a subreaper for that
 moment (prctl(2), PR_SET_CHILD_SUBREAPER). The client waits for its children and signals them as if it had started them
-itself, and they survive the fork server.
+itself, and they survive the fork server. That costs a second fork. Where children are many and short-lived, they are
+not adopted: there is no go-between, and the fork server waits for them on command.
 
 A process must have one thread when it forks: what other threads hold, such as locks, would stay held in the child.
 """
@@ -42,8 +43,8 @@ class Order:
     """Its birth socket, on which it has sent its process id as a line. The child closes it, or goes on using it."""
     descriptors: tuple[int, ...]
     """The descriptors that came with the order."""
-    client: int
-    """Process id of the client, now the child's parent."""
+    parent: int
+    """Process id of the child's parent: the client if it adopted the child, otherwise the fork server."""
 
 
 def control_socket() -> socket.socket:
@@ -62,7 +63,7 @@ def read_recipe(control: socket.socket) -> dict[str, Any]:
 
 
 def reply(control: socket.socket, values: Mapping[str, Any]) -> None:
-    """Answers the recipe."""
+    """Answers the client's last message."""
     control.send(json.dumps(values).encode("ascii"))
 
 
@@ -71,15 +72,15 @@ def num_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def serve(control: socket.socket) -> Order | None:
+def serve(control: socket.socket, *, adopted: bool) -> Order | None:
     """Forks a child per order. Returns its order in each child, and None in the fork server once the client has gone.
 
-    The child has left the client's and the fork server's sessions and process groups: it leads its own.
+    `adopted`: whether the children become the client's own. Each leads its own session and process group.
     """
     # Nothing loaded so far ever becomes garbage. Without freeze, a child's collector would copy every page of it.
     gc.collect()
     gc.freeze()
-    client = os.getppid()
+    server, client = os.getpid(), os.getppid()
     while True:
         try:
             message, descriptors, _, _ = socket.recv_fds(control, LONGEST_MESSAGE, MOST_DESCRIPTORS)
@@ -88,31 +89,50 @@ def serve(control: socket.socket) -> Order | None:
             return None
         if not message:
             return None
+        values = json.loads(message)
+        if not descriptors:
+            _wait_for(control, values)
+            continue
         failpoint("fork_server.asked")
-        go_between = os.fork()
-        if go_between == 0:
-            go_between = os.getpid()
-            if os.fork():
-                failpoint("fork_server.forked")
-                os._exit(0)
+        if (forked := _fork(adopted)) == 0:
             control.close()
-            order = Order(json.loads(message), birth=descriptors[0], descriptors=tuple(descriptors[1:]), client=client)
-            _begin(order, go_between)
+            parent = client if adopted else server
+            order = Order(values, birth=descriptors[0], descriptors=tuple(descriptors[1:]), parent=parent)
+            _begin(order)
             return order
         for descriptor in descriptors:
             os.close(descriptor)
-        os.waitpid(go_between, 0)
+        if adopted:
+            os.waitpid(forked, 0)
         failpoint("fork_server.served")
 
 
-def _begin(order: Order, go_between: int) -> None:
-    """Waits until the client is this process's parent, and tells it so. Ends this process if the client has gone."""
-    while (parent := os.getppid()) == go_between:
-        time.sleep(_ADOPTED_SECONDS)
-    if parent != order.client:
-        os._exit(1)
+def _fork(adopted: bool) -> int:
+    """0 in the child; in the fork server the process id of its own child, which may be the go-between."""
+    forked = os.fork()
+    if forked == 0 and adopted:
+        go_between = os.getpid()
+        if os.fork():
+            failpoint("fork_server.forked")
+            os._exit(0)
+        while os.getppid() == go_between:
+            time.sleep(_ADOPTED_SECONDS)
+    return forked
+
+
+def _begin(order: Order) -> None:
+    """Tells the client that this child is there. Ends it if the one to wait for it has gone."""
     os.setsid()
+    if os.getppid() != order.parent:
+        os._exit(1)
     try:
         os.write(order.birth, b"%d\n" % os.getpid())
     except BrokenPipeError:
         os._exit(1)
+
+
+def _wait_for(control: socket.socket, values: Mapping[str, Any]) -> None:
+    """Waits for a child that is not adopted, and says how it ended if that is asked for."""
+    _, status = os.waitpid(values["reap"], 0)
+    if values["answer"]:
+        reply(control, {"status": os.waitstatus_to_exitcode(status)})

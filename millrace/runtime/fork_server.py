@@ -23,13 +23,6 @@ from setproctitle import setproctitle
 from millrace.forking.server import Order, control_socket, num_threads, read_recipe, reply, serve
 from storage import failpoints
 
-ENVIRONMENT = {
-    # Each of these would start threads at import.
-    "OMP_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-}
-"""Environment variables of the fork server, besides those of the stages."""
-
 
 def main() -> None:
     """Imports what it is asked for, replies with the number of its threads, then forks stages on command."""
@@ -42,7 +35,7 @@ def main() -> None:
     if threads > 1:
         return
     failpoints.arm("fork_server")
-    order = serve(control)
+    order = serve(control, adopted=True)
     if order is not None:
         _exit(_become(order))
 

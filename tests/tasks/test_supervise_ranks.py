@@ -15,6 +15,8 @@ from millrace.training.parallel.launcher import verdict
 from storage.errors import Fenced
 from tasks.stop import STOP
 
+pytestmark = pytest.mark.parametrize("supervised", ["command"], indirect=True)
+
 SIGKILLED, TERMINATED, FAULT = -signal.SIGKILL, -signal.SIGTERM, 1
 
 

@@ -1,15 +1,13 @@
-"""The scorer's side of the fork server: starts it, has it fork workers, and ends what it forked.
+"""The scorer's side of the rewards' fork server: has it load the rewards and fork workers.
 
-ForkServer    ──control──► python -m millrace.rewards.isolation.worker ──fork──► worker
-RewardWorker  ◄────────────────── a socket per worker ──────────────────────────┘
+RewardForkServer ──► python -m millrace.rewards.isolation.worker ──fork──► worker
+RewardWorker     ◄──────────────── its birth socket ─────────────────────────┘
 """
 
-import json
 import os
 import resource
 import signal
 import socket
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping
@@ -18,108 +16,79 @@ from dataclasses import asdict
 from typing import Any
 
 from millrace.errors import InputError
+from millrace.forking.client import Birth, ForkServer, ForkServerLost
 from millrace.rewards.isolation.seccomp import Limits, scrubbed
-from millrace.rewards.isolation.worker import CHUNK, LONGEST_COMMAND, READY
+from millrace.rewards.isolation.worker import CHUNK, READY
 
 _LOAD_SECONDS = 300.0
 """For importing a reward's libraries; some take a minute on a cold disk."""
 _READY_SECONDS = 10.0
 
 
-class ForkServerLost(RuntimeError):
-    """The fork server has ended. That is a fault: the scorer must start anew."""
-
-
-class ForkServer:
+class RewardForkServer:
     """The process that loads the rewards of `recipes` (name: options) once and forks the workers. Close it when done.
 
-    Raises InputError with one sentence if a reward can't be loaded.
+    Raises InputError with one sentence if a reward can't be loaded. Once it is there, ForkServerLost means that its
+    process has ended: the scorer must start anew.
     """
 
     def __init__(self, recipes: Mapping[str, Mapping[str, Any]], limits: Limits) -> None:
-        self._pending: socket.socket | None = None
-        """Our end of the socket of the worker being forked, or of `_spare`."""
-        self._spare: RewardWorker | None = None
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "millrace.rewards.isolation.worker"],
-                stdin=theirs.fileno(),
-                # Modules may print when imported; that must not be taken for the stage's own lines.
-                stdout=subprocess.DEVNULL,
-                env=scrubbed(dict(os.environ)),
-            )
-        try:
-            self.versions: dict[str, str] = self._start(recipes, limits)
-        except BaseException:
-            self.close()
-            raise
+        self._pending: Birth | None = None
+        """The worker being forked, or already there."""
+        self.versions: dict[str, str] = {}
+        """By the name of each reward."""
+        server = self._start(recipes, limits, late=False) or self._start(recipes, limits, late=True)
+        assert server is not None, "late, nothing is loaded that could keep it from forking"
+        self._forks = server
 
     def prefork(self) -> None:
         """Have one worker forked ahead of time, unless there is one. Does not wait for it."""
         if self._pending is None:
-            self._pending, theirs = socket.socketpair()
-            with theirs:
-                self._send({}, theirs.fileno())
+            self._pending = self._forks.order({})
 
     def take(self) -> "RewardWorker":
         """A worker that has scored nothing yet: the preforked one."""
         self.prefork()
-        self._receive_spare()
-        assert self._spare is not None, "it was preforked"
-        worker, self._spare, self._pending = self._spare, None, None
+        assert self._pending is not None, "it was preforked"
+        birth, self._pending = self._pending, None
+        worker = RewardWorker(birth.wait(), birth.socket)
         worker.await_ready()
         return worker
 
     def kill(self, worker: "RewardWorker") -> None:
         """End a worker, whatever it is doing."""
         self._kill(worker)
-        self._send({"reap": worker.pid, "answer": False})
+        self._forks.forget(worker.pid)
 
     def reap(self, worker: "RewardWorker") -> int:
         """How a worker ended by itself: its exit code, or minus the signal that ended it."""
-        # Replies come in the order of the commands.
-        self._receive_spare()
         self._kill(worker)
-        self._send({"reap": worker.pid, "answer": True})
-        status: int = self._receive()["status"]
-        return status
+        return self._forks.exit_code(worker.pid)
 
     def close(self) -> None:
-        """End the fork server, and all workers with it."""
+        """End the fork server. The kernel then kills its workers."""
         if self._pending is not None:
             self._pending.close()
-        self._control.close()
-        # It holds nothing that could be lost. When it ends, the kernel kills its workers.
-        self._process.kill()
-        self._process.wait()
+        self._forks.close()
 
-    def _start(self, recipes: Mapping[str, Mapping[str, Any]], limits: Limits) -> dict[str, str]:
-        names = ", ".join(recipes)
-        self._control.send(json.dumps({"rewards": recipes, "limits": asdict(limits)}).encode("ascii"))
-        self._control.settimeout(_LOAD_SECONDS)
+    def _start(self, recipes: Mapping[str, Mapping[str, Any]], limits: Limits, *, late: bool) -> ForkServer | None:
+        """A fork server that has loaded the rewards; None if they can only be loaded late."""
+        server = ForkServer(
+            [sys.executable, "-m", "millrace.rewards.isolation.worker"],
+            {"rewards": recipes, "limits": asdict(limits), "late": late},
+            adopts=False,
+            environment=scrubbed(dict(os.environ)),
+        )
         try:
-            message = self._control.recv(LONGEST_COMMAND)
-        except TimeoutError as error:
-            raise InputError(
-                f"scoring: {names} is not loaded after {_LOAD_SECONDS:.0f} s; expected a reward that can be imported"
-            ) from error
-        self._control.settimeout(None)
-        if not message:
-            code = self._process.wait()
-            raise InputError(
-                f"scoring: the process that was to load {names} ended with exit code {code}; "
-                "expected a reward that can be imported"
-            )
-        reply = json.loads(message)
-        if "error" in reply:
-            raise InputError(reply["error"])
-        versions: dict[str, str] = reply["versions"]
-        return versions
-
-    def _receive_spare(self) -> None:
-        if self._pending is not None and self._spare is None:
-            self._spare = RewardWorker(self._receive()["pid"], self._pending)
+            reply = _loaded(server, ", ".join(recipes))
+        except BaseException:
+            server.close()
+            raise
+        if "late" in reply:
+            server.close()
+            return None
+        self.versions = reply["versions"]
+        return server
 
     @staticmethod
     def _kill(worker: "RewardWorker") -> None:
@@ -128,19 +97,19 @@ class ForkServer:
         with suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGKILL)
 
-    def _send(self, command: Mapping[str, Any], *descriptors: int) -> None:
-        # If the fork server has ended, the next `_receive` notices.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._control, [json.dumps(command).encode("ascii")], descriptors)
 
-    def _receive(self) -> dict[str, Any]:
-        message = b""
-        with suppress(ConnectionResetError):
-            message = self._control.recv(LONGEST_COMMAND)
-        if not message:
-            raise ForkServerLost(f"the process that rewards are loaded in ended (exit code {self._process.wait()})")
-        reply: dict[str, Any] = json.loads(message)
-        return reply
+def _loaded(server: ForkServer, names: str) -> dict[str, Any]:
+    """The fork server's reply to its recipe. Raises InputError if it could not load the rewards."""
+    expected = "expected a reward that can be imported"
+    try:
+        reply = server.loaded(_LOAD_SECONDS)
+    except TimeoutError as error:
+        raise InputError(f"scoring: {names} is not loaded after {_LOAD_SECONDS:.0f} s; {expected}") from error
+    except ForkServerLost as error:
+        raise InputError(f"scoring: the process that was to load {names} ended with {error}; {expected}") from error
+    if "error" in reply:
+        raise InputError(reply["error"])
+    return reply
 
 
 class RewardWorker:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from millrace.rewards.base import Reward, Score, failed
-from millrace.rewards.isolation.fork_server import ForkServer, RewardWorker
+from millrace.rewards.isolation.fork_server import RewardForkServer, RewardWorker
 from millrace.rewards.isolation.messages import LONGEST_SCORE, Task, TimedScore, read_score, task_line
 from millrace.rewards.isolation.seccomp import Limits
 
@@ -48,7 +48,7 @@ class Pool:
         self._recipes = {reward.name: reward.options for reward in rewards}
         self._limits = limits
         self._tasks_per_worker = 1 if any(reward.fresh for reward in rewards) else _TASKS_PER_WORKER
-        self._server: ForkServer | None = None
+        self._server: RewardForkServer | None = None
         self._workers: list[RewardWorker] = []
         self._selector = selectors.DefaultSelector()
         self._scored, self._scored_seconds = 0, 0.0
@@ -56,7 +56,7 @@ class Pool:
         """By the name of each reward."""
 
     def __enter__(self) -> Self:
-        self._server = ForkServer(self._recipes, self._limits)
+        self._server = RewardForkServer(self._recipes, self._limits)
         self.versions = self._server.versions
         return self
 
@@ -208,7 +208,7 @@ class Pool:
         self._workers.remove(worker)
         self._selector.unregister(worker.socket)
 
-    def _entered(self) -> ForkServer:
+    def _entered(self) -> RewardForkServer:
         assert self._server is not None, "the pool is entered"
         return self._server
 

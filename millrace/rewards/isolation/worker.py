@@ -1,63 +1,68 @@
-"""The fork server: a process that loads the rewards once. The workers it forks score responses.
+"""The fork server of the rewards: a process that loads them once. The workers it forks score responses.
 
 `python -m millrace.rewards.isolation.worker`
 
-    scorer ──stdin: recipes, limits──►  fork server: loads, sends the versions, then waits for
-           ──{}, with a socket───────►      │ fork ─► worker: enters the sandbox, sends READY, then a line per score
-           ──{"reap": pid}───────────►      │ wait ─► how it ended
-           ──end of file─────────────►      └ ends, and all workers with it
+    scorer ──rewards, limits──►  fork server: loads, replies with the versions
+           ──order────────────►      │ fork ─► worker: enters the sandbox, sends READY, then a line per score
 
 A killed worker is replaced in milliseconds, since nothing has to be loaded again. The fork server itself sees no
-response, so nothing that a worker is made to do reaches the next one.
+response, so nothing that a worker is made to do reaches the next one. When the fork server ends, the kernel kills its
+workers.
+
+A reward whose loading starts threads or uses a CUDA device can't be loaded before a fork. Then `late` is asked for:
+each worker loads the rewards itself.
 """
 
-import gc
 import json
 import os
-import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from millrace.errors import InputError
+from millrace.forking.server import Order, control_socket, num_threads, read_recipe, reply, serve
 from millrace.parent_death import die_with_parent
 from millrace.rewards.base import Reward, failed, safe_score
 from millrace.rewards.factory import make_part
 from millrace.rewards.isolation.messages import Task, TimedScore, read_task, score_line
 from millrace.rewards.isolation.seccomp import Limits, Sandbox
 
-LONGEST_COMMAND = 2**16
-"""Bytes of a message on the control socket, which keeps messages apart."""
 READY = b"\n"
-"""What a worker sends first, once it is ready for a task."""
+"""What a worker sends once it is ready for a task."""
 CHUNK = 2**18
 """Bytes read at once."""
 
 
 def main() -> None:
-    """Load what the first message asks for, reply with versions or an error, then fork on command."""
-    # Ctrl-C is for the command line. When the scorer ends, this ends too.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Loads the rewards of the recipe, replies with versions, an error, or that it is `late`; then forks on command."""
+    # When the scorer ends, this ends too, even while it loads.
     die_with_parent()
-    control = socket.socket(fileno=os.dup(0))
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 0)
-    os.close(nowhere)
-    asked = json.loads(control.recv(LONGEST_COMMAND))
+    control = control_socket()
+    recipe = read_recipe(control)
+    rewards = {name: make_part(name, options) for name, options in recipe["rewards"].items()}
     try:
-        sandbox = Sandbox(Limits(**asked["limits"]))
+        sandbox = Sandbox(Limits(**recipe["limits"]))
         _try_out(sandbox)
-        rewards = _load(asked["rewards"])
+        versions = _versions_in_a_child(rewards) if recipe["late"] else _load(rewards)
     except InputError as error:
-        control.send(json.dumps({"error": str(error)}).encode("ascii"))
+        reply(control, {"error": str(error)})
         return
-    # Nothing loaded so far ever becomes garbage. Without freeze, a worker's collector would copy every page of it.
-    gc.collect()
-    gc.freeze()
-    control.send(json.dumps({"versions": {name: reward.version for name, reward in rewards.items()}}).encode("ascii"))
-    _serve(control, rewards, sandbox)
+    if not can_fork():
+        reply(control, {"late": True})
+        return
+    reply(control, {"versions": versions})
+    order = serve(control, adopted=False)
+    if order is not None:
+        _work(order, rewards, sandbox, late=recipe["late"])
+
+
+def can_fork() -> bool:
+    """Whether a child of this process works: there is one thread, and no CUDA context."""
+    torch = sys.modules.get("torch")
+    return num_threads() == 1 and not (torch is not None and torch.cuda.is_initialized())
 
 
 def _try_out(sandbox: Sandbox) -> None:
@@ -74,47 +79,49 @@ def _try_out(sandbox: Sandbox) -> None:
         raise InputError(f"rewards are judged under Linux's seccomp, which refuses ({reason}); expected it to be there")
 
 
-def _load(recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Reward]:
-    rewards = {name: make_part(name, options) for name, options in recipes.items()}
+def _load(rewards: Mapping[str, Reward]) -> dict[str, str]:
+    """Loads the rewards, and returns their versions."""
     # Standard output is for the stage's own lines.
     with open(2, "w", closefd=False) as log, redirect_stdout(log):
         for reward in rewards.values():
             reward.load()
-    return rewards
+    return {name: reward.version for name, reward in rewards.items()}
 
 
-def _serve(control: socket.socket, rewards: Mapping[str, Reward], sandbox: Sandbox) -> None:
-    server = os.getpid()
-    while True:
+def _versions_in_a_child(rewards: Mapping[str, Reward]) -> dict[str, str]:
+    """What `_load` returns, or raises, in a child: nothing of it is left here."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
         try:
-            message, descriptors, _, _ = socket.recv_fds(control, LONGEST_COMMAND, 1)
-        except ConnectionResetError:
-            # The scorer ended before it read the last reply.
-            return
-        if not message:
-            return
-        asked = json.loads(message)
-        if "reap" in asked:
-            _, status = os.waitpid(asked["reap"], 0)
-            if asked["answer"]:
-                control.send(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode("ascii"))
-            continue
-        [descriptor] = descriptors
-        pid = os.fork()
-        if pid == 0:
-            control.close()
-            _work(descriptor, rewards, sandbox, server)
-        os.close(descriptor)
-        control.send(json.dumps({"pid": pid}).encode("ascii"))
+            theirs.sendall(json.dumps([_load(rewards), None]).encode("ascii"))
+        except InputError as error:
+            theirs.sendall(json.dumps([{}, str(error)]).encode("ascii"))
+        finally:
+            os._exit(0)
+    theirs.close()
+    with ours, ours.makefile("rb") as file:
+        answer = file.read()
+    _, status = os.waitpid(pid, 0)
+    if not answer:
+        code = os.waitstatus_to_exitcode(status)
+        raise InputError(f"scoring: loading {', '.join(rewards)} ended its process (exit code {code})")
+    versions: dict[str, str]
+    versions, sentence = json.loads(answer)
+    if sentence is not None:
+        raise InputError(sentence)
+    return versions
 
 
-def _work(descriptor: int, rewards: Mapping[str, Reward], sandbox: Sandbox, server: int) -> NoReturn:
+def _work(order: Order, rewards: Mapping[str, Reward], sandbox: Sandbox, *, late: bool) -> NoReturn:
     try:
+        if late:
+            _load(rewards)
         # Discard what is printed while scoring: responses could write anything into the log.
         for number in (1, 2):
             os.dup2(0, number)
-        sandbox.enter(server)
-        _score_all(descriptor, rewards, sandbox)
+        sandbox.enter(order.parent)
+        _score_all(order.birth, rewards, sandbox)
     finally:
         os._exit(0)
 

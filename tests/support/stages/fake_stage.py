@@ -4,18 +4,21 @@ say    writes a milestone, an event and an incomplete line     beat   sends hear
 hang   the main thread hangs, another one lives                stop   sends itself SIGSTOP
 child  starts a process that would outlive it                  deaf   ignores SIGTERM
 pid    writes its process id as a milestone                    drain  `pid`, then waits for SIGTERM and exits with 75
+facts  writes what it finds about itself, as JSON              lifeline  waits until standard input ends
 exit:3  kill:9
 
 Several ranks: `WORD … / WORD …`, rank by rank. Only rank 0 should write messages; the others may write their pid.
 """
 
 import faulthandler
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 
 from millrace import parent_death
@@ -77,7 +80,32 @@ def drain() -> None:
     time.sleep(3600)
 
 
-WORDS = {"say": say, "beat": beat, "hang": hang, "stop": stop, "child": child, "deaf": deaf, "pid": pid, "drain": drain}
+def facts() -> None:
+    torch = sys.modules.get("torch")
+    found = {
+        "parent": os.getppid(),
+        "session": os.getsid(0),
+        "group": os.getpgrp(),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+        "omp": os.environ["OMP_NUM_THREADS"],
+        "cuda": torch is not None and torch.cuda.is_initialized(),
+        "argv": sys.argv[1:],
+        "descriptors": sorted(int(file.name) for file in Path("/proc/self/fd").iterdir()),
+    }
+    write_line(json.dumps(found))
+    # Its supervisor looks at it while it lives.
+    lifeline()
+
+
+def lifeline() -> None:
+    while os.read(0, 1):
+        pass
+
+
+WORDS = {
+    "say": say, "beat": beat, "hang": hang, "stop": stop, "child": child, "deaf": deaf, "pid": pid, "drain": drain,
+    "facts": facts, "lifeline": lifeline,
+}  # fmt: skip
 
 if __name__ == "__main__":
     words = " ".join(sys.argv[1:]).split("/")[parent_death.tie_to_launcher()].split()

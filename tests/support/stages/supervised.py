@@ -10,7 +10,8 @@ from support.stages import fake_stage
 
 from configs.schema import SupervisionConfig
 from millrace.runtime.messages import Event
-from tasks.start import kill, launch, start_command
+from tasks.fork_server import StageForkServer
+from tasks.start import Process, kill, launch, start_command
 from tasks.supervise import StageSupervisor
 
 PATIENT = SupervisionConfig(hang_seconds=60.0, start_seconds=60.0)
@@ -18,25 +19,32 @@ IMPATIENT = SupervisionConfig(hang_seconds=2.0, start_seconds=60.0)
 
 
 class Supervised:
-    """One fake stage, from start to end."""
+    """One fake stage, from start to end: forked, or started as a command where there is no fork server."""
 
-    def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture, fork_server: StageForkServer | None) -> None:
         self.log = folder / "train-0.log"
         self.caplog = caplog
         self.told: list[Event] = []
         self.pid = 0
+        self._fork_server = fork_server
 
     def run(self, *words: str, supervision: SupervisionConfig = PATIENT) -> None:
         """What `tasks.supervise.supervise` does, but for the choice of the program. Raises what it raises."""
-        self._run([sys.executable, fake_stage.__file__, *words], supervision)
+        with self.log.open("ab") as stderr:
+            if self._fork_server is None:
+                process = start_command([sys.executable, fake_stage.__file__, *words], stderr, threads=1)
+            else:
+                process = self._fork_server.fork(fake_stage.__name__, words, stderr, 1, pytest.fail)
+        self._supervise(process, supervision)
 
     def run_ranks(self, *ranks: str, supervision: SupervisionConfig = PATIENT) -> None:
         """The same of a stage of several ranks, with the words of each."""
-        self._run(launch(len(ranks), [fake_stage.__file__, " / ".join(ranks)]), supervision)
-
-    def _run(self, command: list[str], supervision: SupervisionConfig) -> None:
+        command = launch(len(ranks), [fake_stage.__file__, " / ".join(ranks)])
         with self.log.open("ab") as stderr:
             process = start_command(command, stderr, threads=1)
+        self._supervise(process, supervision)
+
+    def _supervise(self, process: Process, supervision: SupervisionConfig) -> None:
         self.pid = process.pid
         supervisor = StageSupervisor("train-0", process, supervision, logging.getLogger("stage"), self.told.append)
         try:

@@ -216,5 +216,22 @@ def test_the_loss_of_the_fork_server_is_a_fault_and_no_score() -> None:
         assert judged.score.reward == 1.0
         [server] = set(psutil.Process().children()) - before
         server.kill()
-        with pytest.raises(ForkServerLost, match="exit code -9"):
+        with pytest.raises(ForkServerLost, match="SIGKILL"):
             list(pool.score([Task(reward="python", prompt=PROMPT, response="1")] * 3))
+
+
+def test_a_reward_whose_import_starts_threads_is_loaded_after_the_fork() -> None:
+    function = "tests.support.rewards.module_that_starts_a_thread:lives"
+    with Pool([make_reward(ScoringConfig(reward="python", function=function))], Limits(workers=2)) as pool:
+        assert pool.versions["python"].startswith(function)
+        judged = dict(pool.score([Task(reward="python", prompt=PROMPT, response="1")] * 4))
+    assert [scored.score.reward for scored in judged.values()] == [1.0] * 4
+
+
+def test_a_reward_that_can_be_loaded_neither_before_nor_after_the_fork_is_named() -> None:
+    function = "tests.support.rewards.module_that_starts_a_thread:missing"
+    with (
+        pytest.raises(InputError, match="module_that_starts_a_thread"),
+        Pool([make_reward(ScoringConfig(reward="python", function=function))], Limits()),
+    ):
+        pass
