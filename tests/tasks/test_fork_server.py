@@ -81,7 +81,7 @@ def test_a_fork_server_that_is_killed_costs_no_stage_and_is_back_for_the_next(
     server = make_server(fake_stage.__name__)
     first = fork(server, "drain")
     first.stdout.readline()
-    (forks,) = servers_of(psutil.Process())
+    (forks,) = [found for found in servers_of(psutil.Process()) if found.pid != first.pid]
     forks.kill()
     wait_until(lambda: any(found != forks for found in servers_of(psutil.Process())), "another fork server")
     warnings: list[str] = []
@@ -119,11 +119,14 @@ def test_a_stage_and_its_fork_server_end_with_their_controller(killed: str, tmp_
     command = [sys.executable, "-m", forks_and_waits.__name__]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as controller:
         assert controller.stdout is not None
-        stage = int(controller.stdout.readline())
-        (forks,) = servers_of(psutil.Process(controller.pid))
-        if "fork server" in killed:
-            # Stopped first, so that the controller can't start another one.
-            controller.send_signal(signal.SIGSTOP)
-            forks.kill()
-        controller.kill()
+        try:
+            stage = int(controller.stdout.readline())
+            # A stage that was just forked has its fork server's name for a moment.
+            (forks,) = [found for found in servers_of(psutil.Process(controller.pid)) if found.pid != stage]
+            if "fork server" in killed:
+                # Stopped first, so that the controller can't start another one.
+                controller.send_signal(signal.SIGSTOP)
+                forks.kill()
+        finally:
+            controller.kill()
     wait_until(lambda: is_gone(stage) and is_gone(forks.pid), "the stage and the fork server to be gone")
