@@ -1,7 +1,7 @@
 """One campaign on three hosts, joined by a network that fails: controller and stores here, a work pool on each other.
 
-here: Prefect server, controller, Ceph ──┬── host-2: generator, scorer
-                                         └── host-3: trainer, sync_weights ──broadcast──► host-2
+here: Prefect server, controller, Ceph ──┬── host-N-2: generator, scorer
+                                         └── host-N-3: trainer, sync_weights ──broadcast──► host-N-2
 """
 
 import subprocess
@@ -182,5 +182,6 @@ def test_a_root_that_a_host_can_t_see_is_named_by_the_host(site: Site) -> None:
     ended = site.millrace.run(*site.millrace.campaign("unseen", **{"placement.score.work_pool": "generating"}))
     assert ended.code == 2, ended.output
     last = ended.output.strip().splitlines()[-1]
-    assert last.startswith("millrace: score-0 of work pool generating: host host-2 sees no attempt 0 of a run at")
+    host = site.generating.name
+    assert last.startswith(f"millrace: score-0 of work pool generating: host {host} sees no attempt 0 of a run at")
     assert last.endswith("expected a storage.root that the controller and every host of placement share")
