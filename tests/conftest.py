@@ -1,11 +1,15 @@
 """Fixtures that tests of several packages share: S3 servers, and a disk that fills up."""
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import hypothesis
 import pytest
+from support.campaigns.campaigns import SESSION_FOLDER
 from support.stores.ceph import CephServer, CephUnavailable, running_ceph
 from support.stores.memory import remove_stores
 from support.stores.s3_server import S3Server
@@ -14,6 +18,14 @@ from support.stores.small_disk import NotMounted, small_disk
 # A busy machine is no reason to fail.
 hypothesis.settings.register_profile("millrace", deadline=None)
 hypothesis.settings.load_profile("millrace")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes a folder for what is made once per session. Workers of pytest-xdist inherit it."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    folder = os.environ[SESSION_FOLDER] = tempfile.mkdtemp(prefix="millrace-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page
-from support.pages.browser import NoBrowser, browser_page
+from playwright.sync_api import Browser, Page
+from support.pages.browser import NoBrowser, fresh_page, running_browser
 from support.pages.dashboard_page import Watched, served
 
 
@@ -21,14 +21,19 @@ def address(root: Path) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture
-def page() -> Iterator[Page]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
     try:
-        with browser_page() as page:
-            page.set_viewport_size({"width": 1280, "height": 800})
-            yield page
+        with running_browser() as browser:
+            yield browser
     except NoBrowser as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with fresh_page(browser, height=800) as page:
+        yield page
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """Trainer and generators on one device: the lock between them, and that one side is awake while the run gets on."""
 
+import gc
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,16 @@ EVENTS = ("train", "generate 0", "generate 1", "begin 0", "begin 1", "kill 0", "
 TURNS_OF_A_VERSION = 6
 
 
+@pytest.fixture
+def quick_collections() -> Iterator[None]:
+    """Leaves what is there already out of the collections that kills are made of. torch makes them a second long."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("quick_collections")
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(st.sampled_from(EVENTS), min_size=20, max_size=40))
 def test_whatever_is_killed_or_dropped_one_side_is_awake_and_the_run_gets_on(

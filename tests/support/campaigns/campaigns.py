@@ -1,13 +1,12 @@
 """Campaigns as a person runs them: the real command, real processes, and a root folder of their own."""
 
-import atexit
+import fcntl
 import functools
 import json
-import shutil
+import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,18 +27,25 @@ QUICK: dict[str, object] = {
     "evaluation.num_prompts": 32,
 }
 """A campaign of a few seconds, too short to learn anything."""
+SESSION_FOLDER = "MILLRACE_TEST_SESSION"
+"""Names the folder that all workers of a test session share; tests/conftest.py makes and removes it."""
 FROM_SCRATCH: dict[str, object] = {"model.path": None, "promotion.margin": 0.0}
 """Settings for a campaign that makes its own start model, and promotes."""
 
 
 @functools.cache
 def start_model() -> Path:
-    """Folder of the start model of `QUICK`, made once per test session."""
-    folder = Path(tempfile.mkdtemp(prefix="millrace-start-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    command = [sys.executable, "-m", "support.campaigns.start_model", str(folder / "start"), json.dumps(QUICK)]
-    subprocess.run(command, cwd=REPOSITORY / "tests", check=True)
-    return folder / "start"
+    """Folder of the start model of `QUICK`, made once per test session: the first worker that needs it makes it."""
+    folder = Path(os.environ[SESSION_FOLDER])
+    made = folder / "start"
+    with (folder / "start.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            unfinished = folder / "start.unfinished"
+            command = [sys.executable, "-m", "support.campaigns.start_model", str(unfinished), json.dumps(QUICK)]
+            subprocess.run(command, cwd=REPOSITORY / "tests", check=True)
+            unfinished.rename(made)
+    return made
 
 
 def quick() -> dict[str, object]:

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -14,20 +14,34 @@ class NoBrowser(Exception):
 
 
 @contextmanager
-def browser_page() -> Iterator[Page]:
-    """A fresh page. Raises NoBrowser."""
+def running_browser() -> Iterator[Browser]:
+    """A browser without a page. Raises NoBrowser."""
     found = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if found is None:
         raise NoBrowser(f"none of {', '.join(_BROWSERS)} is installed")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found)
         try:
-            page = browser.new_page(viewport={"width": 1280, "height": 900})
-            page.set_default_timeout(60_000)
-            expect.set_options(timeout=60_000)
-            yield page
+            yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def fresh_page(browser: Browser, width: int = 1280, height: int = 900) -> Iterator[Page]:
+    """A page that shares no cookie, cache or storage with the browser's other pages."""
+    with browser.new_context(viewport={"width": width, "height": height}) as context:
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        expect.set_options(timeout=60_000)
+        yield page
+
+
+@contextmanager
+def browser_page() -> Iterator[Page]:
+    """A fresh page in a browser of its own. Raises NoBrowser."""
+    with running_browser() as browser, fresh_page(browser) as page:
+        yield page
 
 
 def form_field(page: Page, *labels: str) -> Locator:
