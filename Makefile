@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-war
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := configs flows tasks millrace storage dashboard benchmarks tests
 
-.PHONY: demo test faults server deploy host install vllm check format clean
+.PHONY: demo test test-all faults server deploy host install vllm check format clean
 
 # For `make server`, `make deploy` and `make host`. Variables already set in the environment are kept.
 PORT ?= 4200
@@ -18,10 +18,17 @@ PORT ?= 4200
 demo: install  ## runs a complete asynchronous campaign on this machine's CPU, in about two minutes
 	$(BIN)/millrace run configs/presets/tiny-cpu.yaml
 
-test: $(VENV)/test $(VENV)/vllm  ## runs all tests except the long fault tests
-	$(BIN)/python -m pytest -m "not faults"
+# Two workers share the tests, a file at a time, in the order of the files. Each process gets one thread: more than one
+# per core crawl.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-faults: $(VENV)/test $(VENV)/vllm  ## runs the fault tests: two hundred kills of whole campaigns, ten thousand flipped bits (over an hour)
+test: $(VENV)/test $(VENV)/vllm  ## runs what to run before a commit: all tests but the extended ones and the fault storms
+	$(TESTS) -m "not faults and not extended"
+
+test-all: $(VENV)/test $(VENV)/vllm  ## runs all tests except the fault storms
+	$(TESTS) -m "not faults"
+
+faults: $(VENV)/test $(VENV)/vllm  ## runs the fault storms: two hundred kills of whole campaigns, ten thousand flipped bits (over an hour)
 	$(BIN)/python -m pytest -m faults -s
 
 # The UI calls the API of the server that it was loaded from. Concurrency leases are stored in files so that they survive

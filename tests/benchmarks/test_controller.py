@@ -47,6 +47,7 @@ def test_a_campaign_is_held_against_its_slowest_stage() -> None:
     assert result["rows"] == {"events": {"start": 2, "training": 1, "end": 4, "training_per_hour": 1600}}
 
 
+@pytest.mark.extended
 @pytest.mark.campaign
 def test_the_stages_of_a_real_campaign_sleep_and_every_figure_is_there(tmp_path: Path) -> None:
     figures = tmp_path / "controller.json"

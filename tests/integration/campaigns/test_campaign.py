@@ -53,10 +53,13 @@ def test_a_campaign_without_a_prefect_server_runs_to_its_end_and_accounts_for_ev
 
 
 def test_two_generators_and_two_scorers_share_the_work_and_no_group_is_made_twice(millrace: Millrace) -> None:
-    settings = {"generation.replicas": 2, "scoring.replicas": 2}
+    settings = {"generation.replicas": 2, "scoring.replicas": 2, "weights.transport": "broadcast"}
     ended = millrace.run(*millrace.campaign("wide", **settings))
     assert ended.code == 0, ended.output
-    assert_balanced(millrace.summary("wide"))
+    summary = millrace.summary("wide")
+    assert_balanced(summary)
+    assert summary["policy_versions_used"] > 1
+    assert summary["weight_sync"]["transport"] == "broadcast"
     run = millrace.root / "wide"
     tables = [rows(run, layout.trajectories(generator), TRAJECTORY) for generator in (0, 1)]
     groups = [set(table["group_id"].to_pylist()) for table in tables]
@@ -67,6 +70,7 @@ def test_two_generators_and_two_scorers_share_the_work_and_no_group_is_made_twic
             assert rows(run, layout.scores("exact_match", generator, scorer, 2), SCORE).num_rows > 0
 
 
+@pytest.mark.extended
 def test_sync_mode_is_on_policy_and_ends_in_the_same_weights_each_time(millrace: Millrace) -> None:
     for run_id in ("one", "two"):
         ended = millrace.run(*millrace.campaign(run_id, **{"pipeline.mode": "sync", "training.max_steps": 3}))
@@ -75,6 +79,7 @@ def test_sync_mode_is_on_policy_and_ends_in_the_same_weights_each_time(millrace:
     assert final_weights(millrace.root / "one") == final_weights(millrace.root / "two")
 
 
+@pytest.mark.extended
 def test_weights_can_travel_through_the_store(millrace: Millrace) -> None:
     ended = millrace.run(*millrace.campaign("far", **{"weights.transport": "store"}))
     assert ended.code == 0, ended.output
@@ -109,6 +114,8 @@ def test_rewards_alone_make_the_policy_better_on_prompts_it_never_saw(millrace: 
     settings = {
         **FROM_SCRATCH,
         "model.bootstrap.max_steps": 2000,
+        # Two threads crawl where other tests are at work.
+        "model.bootstrap.threads": 1,
         "training.max_steps": 60,
         "training.groups_per_step": 64,
         "training.checkpoint_every": 20,

@@ -9,7 +9,7 @@ from support.campaigns.campaigns import Millrace, assert_balanced, send, wait_un
 from storage.checkpoints import load_file, read_latest
 from storage.stores.factory import open_store
 
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.extended]
 
 STEPS = 4
 SETTINGS: dict[str, object] = {"pipeline.mode": "sync", "training.max_steps": STEPS}

@@ -28,8 +28,11 @@ FEW_STEPS = {
 @pytest.mark.parametrize(
     ("preset", "package", "reward", "source"),
     [
-        ("reasoning-gym-cpu", "reasoning_gym", "reasoning_gym", "reasoning_gym:chain_sum {"),
         ("gsm8k-cpu", "math_verify", "math", "gsm8k-tiny.jsonl"),
+        pytest.param(
+            *("reasoning-gym-cpu", "reasoning_gym", "reasoning_gym", "reasoning_gym:chain_sum {"),
+            marks=pytest.mark.extended,
+        ),
     ],
 )
 def test_a_preset_with_real_data_runs_to_its_end_and_accounts_for_every_rollout(

@@ -48,6 +48,7 @@ def test_a_campaign_on_two_ranks_outlives_one_of_them_drains_and_goes_on_with_on
     assert summary["ledger"]["trained"]["rollouts"] == last * ROLLOUTS_PER_STEP
 
 
+@pytest.mark.extended
 def test_a_campaign_on_two_ranks_comes_to_its_end_and_its_verification_on_one_says_what_differs(
     millrace: Millrace,
 ) -> None:

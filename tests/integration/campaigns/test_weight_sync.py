@@ -56,6 +56,7 @@ def check_the_run(campaign: WeightCampaign, millrace: Millrace, transport: str) 
     assert {entry.version for entry in tagged(campaign.run)} <= known.keys()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_frozen_generator_holds_nobody_up_and_gets_the_newest_version_once_it_is_back(
     transport: str, millrace: Millrace, start_model: Path, prefect_api: str, tmp_path: Path
@@ -121,7 +122,8 @@ def kills(transport: str, num_tensors: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "transport", [pytest.param(t, marks=[] if t == "broadcast" else [pytest.mark.faults]) for t in TRANSPORTS]
+    "transport",
+    [pytest.param(t, marks=pytest.mark.extended if t == "broadcast" else pytest.mark.faults) for t in TRANSPORTS],
 )
 def test_killed_in_the_middle_of_a_push_each_stage_comes_back_and_everybody_gets_the_last_version(
     transport: str, millrace: Millrace, start_model: Path, prefect_api: str, tmp_path: Path

@@ -58,6 +58,7 @@ def disks(millrace: Millrace) -> Iterator[SmallDisks]:
         disks.unmount()
 
 
+@pytest.mark.extended
 def test_a_full_disk_ends_the_campaign_with_one_sentence_and_it_goes_on_once_there_is_room(
     millrace: Millrace, disks: SmallDisks
 ) -> None:

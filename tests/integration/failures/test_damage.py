@@ -70,6 +70,7 @@ def test_a_damaged_part_costs_its_own_rollouts_and_nothing_else(millrace: Millra
     assert "Traceback" not in log
 
 
+@pytest.mark.extended
 def test_a_quarantined_part_is_gone_on_without(millrace: Millrace, run: Path) -> None:
     lost = next_part(run)
     part_file = run / layout.trajectories(0) / lost.file
@@ -106,6 +107,7 @@ def test_a_ledger_that_does_not_balance_stops_the_run_and_names_the_rows(millrac
     assert "Traceback" not in ended.output
 
 
+@pytest.mark.extended
 def test_a_trainer_goes_back_to_the_checkpoint_before_a_damaged_one_and_ends_in_the_same_weights(
     millrace: Millrace,
 ) -> None:

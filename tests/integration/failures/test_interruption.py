@@ -21,7 +21,9 @@ def wait_for_step(millrace: Millrace, run_id: str, step: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("signal_number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.extended)]
+)
 def test_a_stopped_campaign_drains_says_so_and_can_be_resumed_with_the_ledger_exact(
     millrace: Millrace, signal_number: signal.Signals, code: int
 ) -> None:
@@ -49,6 +51,7 @@ def test_a_stopped_campaign_drains_says_so_and_can_be_resumed_with_the_ledger_ex
     assert summary["staleness"]["max"] <= summary["staleness"]["bound"] == 2
 
 
+@pytest.mark.extended
 def test_a_campaign_can_be_stopped_before_it_trains(millrace: Millrace) -> None:
     process = millrace.start(
         *millrace.campaign("early", **{**ENDLESS, **FROM_SCRATCH, "model.bootstrap.max_steps": 100_000})
@@ -74,6 +77,7 @@ def test_a_killed_controller_leaves_no_stage_behind_and_its_run_can_be_resumed(m
     assert_balanced(millrace_alone.summary("orphan"))
 
 
+@pytest.mark.extended
 def test_a_run_that_is_resumed_elsewhere_is_given_up_by_its_first_controller(millrace: Millrace) -> None:
     first = millrace.start(*millrace.campaign("contested", **ENDLESS))
     wait_for_step(millrace, "contested", 3)

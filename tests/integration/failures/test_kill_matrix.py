@@ -24,7 +24,9 @@ pytestmark = pytest.mark.campaign
 
 SEED = int(os.environ.get("MILLRACE_FAULT_SEED", "0"))
 REDUCED, WHOLE = 3, 26
-"""`make test` goes through the first three campaigns, `make faults` through the others; nine kills each."""
+"""`make test` goes through the first campaign, `make test-all` through the first three, `make faults` through the rest:
+nine kills each.
+"""
 STEPS, GROUPS, GROUP_SIZE = 12, 16, 8
 SETTINGS = {**FROM_SCRATCH, "training.max_steps": STEPS}
 SYNC = {"pipeline.mode": "sync"}
@@ -117,7 +119,7 @@ def check(number: int, millrace: Millrace, tmp_path: Path, uninterrupted: bytes,
         assert final_weights(str(millrace.root / "wounded")) == uninterrupted
 
 
-@pytest.mark.parametrize("number", range(REDUCED))
+@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.extended) for n in range(1, REDUCED))])
 def test_killed_anywhere_a_campaign_loses_and_repeats_nothing(
     number: int, millrace: Millrace, tmp_path: Path, uninterrupted: bytes, recoveries: list[Recovery]
 ) -> None:

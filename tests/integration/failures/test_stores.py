@@ -31,6 +31,7 @@ def weights_on_disk(tmp_path_factory: pytest.TempPathFactory, environment: dict[
     millrace = Millrace(tmp_path_factory.mktemp("runs"), {**environment, "PREFECT_API_URL": prefect_api})
     ended = millrace.run(*millrace.campaign("disk", **FROM_SCRATCH, **SYNC))
     assert ended.code == 0, ended.output
+    assert set(millrace.summary("disk")["staleness"]["histogram"]) == {"0"}
     return final_weights(str(millrace.root / "disk"))
 
 

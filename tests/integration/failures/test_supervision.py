@@ -68,6 +68,7 @@ def check_the_alarm(prefect_api: str, run_id: str, armed: Failpoints, stage: str
     assert restarted.payload["restarts"] == 1
 
 
+@pytest.mark.extended
 def test_a_stage_of_each_kind_that_goes_no_further_is_named_and_started_again_and_nothing_is_lost(
     millrace: Millrace, prefect_api: str, tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_campaign_started_from_the_form_completes_and_a_wrong_value_starts_non
     assert [site.wait_until_over(run)["type"] for run in (evaluated, cleaned)] == ["COMPLETED"] * 2
 
 
+@pytest.mark.extended
 def test_a_second_attempt_waits_while_the_first_goes_on_and_a_cancelled_one_drains(
     site: Site, worker: Terminal, page: Page
 ) -> None:

@@ -28,6 +28,7 @@ def test_the_server_knows_the_run_its_stage_tasks_their_logs_and_its_progress(
     assert "accuracy at end" in artifacts["campaign-summary"]["data"]
 
 
+@pytest.mark.extended
 def test_a_campaign_at_a_terminal_that_is_cancelled_in_the_ui_drains_and_says_so(
     millrace: Millrace, prefect_api: str
 ) -> None:

@@ -184,6 +184,7 @@ def test_more_prompts_than_fit_into_one_step_are_sampled_with_their_seeds(
     assert mismatch({0: make_policy(0)}, all_of(vllm_engine)) < TOLERANCE
 
 
+@pytest.mark.extended
 def test_after_many_updates_a_workers_weights_are_bit_for_bit_those_of_a_fresh_start(
     vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer, tmp_path: Path
 ) -> None:
@@ -254,7 +255,12 @@ def architecture(name: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Pr
 
 @pytest.mark.parametrize(
     ("name", "telling", "workers"),
-    [("llama", "lm_head", 1), ("qwen2", "q_proj.bias", 1), ("qwen3", "q_norm", 1), ("qwen3", "q_norm", 2)],
+    [
+        pytest.param("llama", "lm_head", 1, marks=pytest.mark.extended),
+        pytest.param("qwen2", "q_proj.bias", 1, marks=pytest.mark.extended),
+        pytest.param("qwen3", "q_norm", 1, marks=pytest.mark.extended),
+        ("qwen3", "q_norm", 2),
+    ],
 )
 def test_every_architecture_agrees_with_the_trainer_from_its_folder_and_after_updates(
     name: str, telling: str, workers: int, tokenizer: PreTrainedTokenizerFast, offer: Offer, tmp_path: Path

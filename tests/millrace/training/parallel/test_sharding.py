@@ -3,14 +3,16 @@
 What is compared was computed by torchrun's processes: see `support.training.sharded_trainers`.
 """
 
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.training.sharded_trainers import CASES, LAYOUTS, Report, launch, make_trainer, samples, tiny_llama
+from support.training.sharded_trainers import CASES, LAYOUTS, Case, Report, launch, make_trainer, samples, tiny_llama
 
 from millrace.errors import InputError
 from millrace.training.parallel.ranks import ALONE, mesh_of_one
@@ -18,7 +20,18 @@ from millrace.training.parallel.sharding import full_tensors, shard
 from millrace.training.parallel.tensor import split_layer
 from millrace.training.policy import PackedPolicy
 
-SPREAD = [(name, f"{data}x{tensor}") for layouts in LAYOUTS.values() for data, tensor in layouts for name in CASES]
+
+def spread(wanted: Callable[[Case], bool] = lambda case: True) -> list[Any]:
+    """Name and layout of each wanted case. Two ranks are `extended`: four are divided in the same two ways."""
+    return [
+        pytest.param(name, f"{data}x{tensor}", marks=[pytest.mark.extended] if ranks == 2 else [])
+        for ranks, layouts in LAYOUTS.items()
+        for data, tensor in layouts
+        for name, case in CASES.items()
+        if wanted(case)
+    ]
+
+
 TOLERANCE = {"float32": 1e-5, "float64": 1e-13}
 """Of what is computed in this type. float32's is its rounding, as float64 shows: nothing else is different."""
 WEIGHTS_TOLERANCE = {"float32": 1e-4, "float64": 1e-13}
@@ -26,10 +39,10 @@ WEIGHTS_TOLERANCE = {"float32": 1e-4, "float64": 1e-13}
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Of two ranks and of four."""
+def report_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Report]:
+    """`report_of(2)`: of two ranks."""
     folder: Path = tmp_path_factory.mktemp("ranks")
-    return {name: found for ranks in LAYOUTS for name, found in launch(ranks, folder / f"{ranks}.json").items()}
+    return functools.cache(lambda ranks: launch(ranks, folder / f"{ranks}.json"))
 
 
 @pytest.fixture
@@ -40,13 +53,15 @@ def process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def found(reports: Report, case: str, layout: str) -> dict[str, Any]:
-    return reports[f"{case} {layout}"]
+def found(report_of: Callable[[int], Report], case: str, layout: str) -> dict[str, Any]:
+    return report_of(math.prod(map(int, layout.split("x"))))[f"{case} {layout}"]
 
 
-@pytest.mark.parametrize(("case", "layout"), [one for one in SPREAD if CASES[one[0]].compute_dtype is None])
-def test_ranks_train_to_the_losses_and_weights_of_one(reports: Report, case: str, layout: str) -> None:
-    apart, kind = found(reports, case, layout), str(CASES[case].dtype).removeprefix("torch.")
+@pytest.mark.parametrize(("case", "layout"), spread(lambda case: case.compute_dtype is None))
+def test_ranks_train_to_the_losses_and_weights_of_one(
+    report_of: Callable[[int], Report], case: str, layout: str
+) -> None:
+    apart, kind = found(report_of, case, layout), str(CASES[case].dtype).removeprefix("torch.")
     assert apart["start"] == 0.0
     assert apart["gradient"] <= TOLERANCE[kind]
     assert apart["grad_norm"] <= TOLERANCE[kind]
@@ -57,18 +72,22 @@ def test_ranks_train_to_the_losses_and_weights_of_one(reports: Report, case: str
     assert apart["next_logprobs"] <= TOLERANCE[kind]
 
 
-@pytest.mark.parametrize(("case", "layout"), SPREAD)
-def test_a_rank_holds_blocks_of_the_weights_where_dtensor_says(reports: Report, case: str, layout: str) -> None:
-    this = found(reports, case, layout)
+@pytest.mark.parametrize(("case", "layout"), spread())
+def test_a_rank_holds_blocks_of_the_weights_where_dtensor_says(
+    report_of: Callable[[int], Report], case: str, layout: str
+) -> None:
+    this = found(report_of, case, layout)
     assert this["misplaced_blocks"] == []
     data, tensor = map(int, layout.split("x"))
     # Rank 0's: the larger part where something is not divided evenly. Embeddings and norms are whole in each row.
     assert this["elements_held"] < this["elements"] * (1.1 if tensor == 1 else 1.6) / (data * tensor)
 
 
-@pytest.mark.parametrize(("case", "layout"), [one for one in SPREAD if "lora" in one[0]])
-def test_with_adapters_only_they_learn_and_what_goes_out_is_merged(reports: Report, case: str, layout: str) -> None:
-    this = found(reports, case, layout)
+@pytest.mark.parametrize(("case", "layout"), spread(lambda case: case.lora))
+def test_with_adapters_only_they_learn_and_what_goes_out_is_merged(
+    report_of: Callable[[int], Report], case: str, layout: str
+) -> None:
+    this = found(report_of, case, layout)
     assert len(this["moved"]) == 2 * len(["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
     assert all(
         name.endswith(("q_proj.weight", "v_proj.weight", "o_proj.weight", "up_proj.weight", "down_proj.weight"))
@@ -77,9 +96,11 @@ def test_with_adapters_only_they_learn_and_what_goes_out_is_merged(reports: Repo
     assert this["with_optimizer_state"] == this["trained"] == 2 * len(this["moved"])
 
 
-@pytest.mark.parametrize(("case", "layout"), [one for one in SPREAD if CASES[one[0]].compute_dtype is not None])
-def test_bfloat16_is_only_for_passes_through_the_layers(reports: Report, case: str, layout: str) -> None:
-    this = found(reports, case, layout)
+@pytest.mark.parametrize(("case", "layout"), spread(lambda case: case.compute_dtype is not None))
+def test_bfloat16_is_only_for_passes_through_the_layers(
+    report_of: Callable[[int], Report], case: str, layout: str
+) -> None:
+    this = found(report_of, case, layout)
     assert this["weights_dtype"] == this["gradient_dtype"] == ["torch.float32"]
     # Three significant digits are left of what a layer computes.
     assert 1e-4 < this["gradient"] < 0.1
