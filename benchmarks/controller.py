@@ -118,10 +118,11 @@ def run(folder: Path, pace: Pace, steps: int) -> Campaign:
     pace.to_environment()
     run_url = folder / "sleeping"
     over = threading.Event()
-    with prefect_server(), _sleepers(), ThreadPoolExecutor(1) as pool:
-        # Imported late: the server must be running before anything imports Prefect.
+    with prefect_server() as wait_for_server, _sleepers(), ThreadPoolExecutor(1) as pool:
+        # Imported late: the server must have been started before anything imports Prefect.
         from flows.campaign.flow import campaign
 
+        wait_for_server()
         look = functools.partial(_footprint, _server(), folder / "prefect" / "prefect.db")
         first = look()
         called = time.time()

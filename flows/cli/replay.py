@@ -3,11 +3,12 @@
 import argparse
 import time
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from configs.replay import ReplayRequest
+if TYPE_CHECKING:
+    from configs.replay import ReplayRequest
 
 DIFFERENT, INTERRUPTED = 1, 130
 """Exit codes if --verify found a difference, and after Ctrl-C."""
@@ -50,12 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     request = _request(arguments)
     console = Console()
-    # Prefect takes seconds to start; report mistakes before it does.
-    check(request)
-    with prefect_server():
+    with prefect_server() as wait_for_server:
+        check(request)
         from flows.replay.flow import replay
         from flows.replay.formatting import as_tables
 
+        wait_for_server()
         console.print(f"replay {request.run_id}", markup=False, highlight=False)
         try:
             found: dict[str, Any] = replay(request)
@@ -68,7 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
     return DIFFERENT if verdict is not None and verdict["difference"] is not None else 0
 
 
-def _request(arguments: argparse.Namespace) -> ReplayRequest:
+def _request(arguments: argparse.Namespace) -> "ReplayRequest":
+    # Imported late: no other command needs it, and all of them come through this module.
+    from configs.replay import ReplayRequest
+
     values = {
         name: value
         for name, value in vars(arguments).items()

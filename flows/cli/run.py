@@ -1,6 +1,7 @@
 """Runs one campaign at a terminal: checks it, shows it while it runs, prints its summary."""
 
 import signal
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -38,15 +39,24 @@ def run_campaign(config: RunConfig, run_id: str, *, resume: Resume) -> int:
     failpoints.arm("controller")
     # It imports what the stages need while this process checks and starts Prefect.
     warm_up(stages_here(config))
-    store = check(config, run_id, resume=resume)
-    console = Console()
-    _print(console, f"run {run_id} at {store.url}")
+    # Imported late, because Prefect takes seconds to import: a mistake in the config's file is reported before that.
+    from flows.deployment.server import prefect_server
 
+    with prefect_server() as wait_for_server:
+        store = check(config, run_id, resume=resume)
+        console = Console()
+        _print(console, f"run {run_id} at {store.url}")
+        return _run(config, run_id, resume, store, console, wait_for_server)
+
+
+def _run(
+    config: RunConfig, run_id: str, resume: Resume, store: Store, console: Console, wait_for_server: Callable[[], None]
+) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     # A shell script starts its background jobs with SIGINT ignored; this one has stages to drain.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        status = _run(config, run_id, resume, store, console)
+        status = _campaign(config, run_id, resume, store, console, wait_for_server)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Terminated:
@@ -63,22 +73,22 @@ def run_campaign(config: RunConfig, run_id: str, *, resume: Resume) -> int:
     return code
 
 
-def _run(config: RunConfig, run_id: str, resume: Resume, store: Store, console: Console) -> dict[str, Any]:
-    # Imported late: Prefect takes seconds to import, and a mistake in the config is reported before that.
-    from flows.deployment.server import prefect_server
+def _campaign(
+    config: RunConfig, run_id: str, resume: Resume, store: Store, console: Console, wait_for_server: Callable[[], None]
+) -> dict[str, Any]:
+    # Imported while the server starts.
+    from prefect.exceptions import CancelledRun
 
-    with prefect_server():
-        from prefect.exceptions import CancelledRun
+    from flows.campaign.flow import checked_campaign
 
-        from flows.campaign.flow import checked_campaign
-
-        with View(store, console):
-            try:
-                status = checked_campaign(config, run_id, resume)
-            except CancelledRun as error:
-                raise CancelledInTheUI from error
-            assert isinstance(status, dict)
-            return status
+    wait_for_server()
+    with View(store, console):
+        try:
+            status = checked_campaign(config, run_id, resume)
+        except CancelledRun as error:
+            raise CancelledInTheUI from error
+        assert isinstance(status, dict)
+        return status
 
 
 def _print(console: Console, line: str) -> None:

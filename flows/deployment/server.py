@@ -2,14 +2,16 @@
 
 millrace run ──► is PREFECT_API_URL set? ──yes──► that server
                           │ no
-                          └──► python -m flows.deployment.server PORT
-
+                          └──► python -m flows.deployment.server PORT    starts while the controller makes its checks
+                                                                         and imports what it needs
 The private server runs in its own session, so that Ctrl-C does not reach it and a draining campaign can still report.
 Its standard input is a lifeline: it closes when the controller ends for any reason, and then the server stops.
 """
 
 import atexit
 import contextlib
+import gc
+import http.client
 import os
 import signal
 import socket
@@ -17,28 +19,35 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from millrace.errors import InputError
 
 _START_SECONDS = 90.0
 _STOP_SECONDS = 10.0
 _ANSWER_SECONDS = 10.0
+_POLL_SECONDS = 0.03
 _SETTINGS = {
     # Written in batches: with a transaction for each task run and event, SQLite is locked for too long.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "50",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "50",
+    # A campaign uses no blocks. Prefect must not note that they were registered either: a server with a UI that opens
+    # the same database later registers them.
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
 }
 
 
 @contextlib.contextmanager
-def prefect_server() -> Iterator[None]:
-    """Within it, Prefect uses the configured server or, if there is none, a private one.
+def prefect_server() -> Iterator[Callable[[], None]]:
+    """Starts a private server unless one is configured. Its value waits for it; from then on Prefect uses it.
 
-    Enter it before anything else imports Prefect. Exit handlers run in reverse order, so Prefect's own then still reach
-    the server before ours stops it. Raises InputError if the configured server does not answer.
+    What comes before that call takes place while the server starts. A server that was never waited for ends with the
+    block, others with this process. Enter it before anything else imports Prefect. Exit handlers run in reverse order,
+    so Prefect's own then still reach the server before ours stops it. Raises InputError if the configured server does
+    not answer.
     """
     atexit.register(_stop)
     from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -46,7 +55,7 @@ def prefect_server() -> Iterator[None]:
     configured: str | None = PREFECT_API_URL.value()
     if configured:
         _check_answers(configured)
-        yield
+        yield lambda: None
         return
     port = free_port()
     process = subprocess.Popen(
@@ -57,10 +66,15 @@ def prefect_server() -> Iterator[None]:
         env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"},
     )
     _private.append(process)
-    url = f"http://127.0.0.1:{port}/api"
-    _wait_until_healthy(url, process)
-    with temporary_settings(updates={PREFECT_API_URL: url}):
-        yield
+    with contextlib.ExitStack() as unused, contextlib.ExitStack() as settings:
+        unused.callback(_stop)
+
+        def wait() -> None:
+            _wait_until_healthy(port, process)
+            unused.pop_all()
+            settings.enter_context(temporary_settings(updates={PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}))
+
+        yield wait
 
 
 _private: list[subprocess.Popen[bytes]] = []
@@ -94,33 +108,49 @@ def free_port() -> int:
         return port
 
 
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
-    import httpx
-
+def _wait_until_healthy(port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the private Prefect server exited with code {process.returncode} while starting")
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK:
-                return
-        time.sleep(0.1)
+        if _is_healthy(port):
+            return
+        time.sleep(_POLL_SECONDS)
     raise RuntimeError(f"the private Prefect server was not healthy within {_START_SECONDS:.0f} s")
 
 
+def _is_healthy(port: int) -> bool:
+    # Not httpx: each of its clients loads all certificates, and this is asked often while both cores are busy.
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/api/health")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    return False
+
+
 def _serve(port: int) -> None:
+    # Nothing that is imported becomes garbage: looking for some takes an eighth of the time until the server listens.
+    gc.disable()
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    threading.Thread(target=_watch, name="lifeline", daemon=True).start()
     import uvicorn
     from prefect.server.api.server import create_app
+    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 
-    def watch() -> None:
-        while os.read(0, 1024):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
+    from flows.deployment.database import copy_template, user_cache
 
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
-    uvicorn.run(create_app(), host="127.0.0.1", port=port, log_level="error")
+    copy_template(str(PREFECT_API_DATABASE_CONNECTION_URL.value()), user_cache())
+    app = create_app()
+    gc.freeze()
+    gc.enable()
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
+
+
+def _watch() -> None:
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
