@@ -11,7 +11,7 @@ from pathlib import Path
 
 from millrace.errors import InputError
 from millrace.evaluation.promotion import check_empty
-from millrace.models.loading import start_folder
+from millrace.models.start_folder import start_folder
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import attempt_of_step, read_run
 from millrace.training.checkpoints.hugging_face import write_model_folder

@@ -21,7 +21,8 @@ import numpy.typing as npt
 import torch
 
 from millrace.errors import ReplayError
-from millrace.models.loading import load_model, start_folder
+from millrace.models.loading import load_model
+from millrace.models.start_folder import start_folder
 from millrace.replay.sources.source_run import SourceRun
 from millrace.replay.verdict import CheckpointVerdict, Difference, StepVerdict, Verdict
 from millrace.rollouts.scored_group import ScoredGroup

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from millrace.bootstrap.tiny_model import bootstrap
-from millrace.models.loading import store_start_model
+from millrace.models.start_folder import store_start_model
 from millrace.prompts.dataset import load_prompts
 from millrace.runtime.stage import Stage, run_stage
 from storage import layout

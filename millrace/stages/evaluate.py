@@ -23,7 +23,8 @@ from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.episodes import in_environment
 from millrace.generation.environments.factory import environment_class
-from millrace.models.loading import load_model, load_tokenizer, start_folder
+from millrace.models.loading import load_model, load_tokenizer
+from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
 from millrace.rewards.scorer import Scorer, make_scorer
 from millrace.runtime.arguments import EVALUATE_LATEST

@@ -31,7 +31,8 @@ from millrace.generation.engines.base import Engine
 from millrace.generation.engines.factory import make_engine
 from millrace.generation.environments.episodes import in_environment
 from millrace.generation.environments.factory import environment_class
-from millrace.models.loading import load_tokenizer, start_folder
+from millrace.models.loading import load_tokenizer
+from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import PromptOrder, load_prompts
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.device_sharing import DeviceTurns, open_device

@@ -15,9 +15,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
-from transformers import PreTrainedTokenizerBase
 
-from millrace.models.loading import load_tokenizer, start_folder
+from millrace.models.decoder import Decoder, load_decoder
+from millrace.models.start_folder import start_folder
 from millrace.replay.spec import read_spec
 from millrace.rewards.base import Score, failed
 from millrace.rewards.isolation.messages import TimedScore
@@ -38,12 +38,12 @@ def main(stage: Stage) -> None:
     """Scores until asked to drain; in a replay, until the end of the stored run."""
     with ExitStack() as stack:
         with stage.loading():
-            tokenizer = load_tokenizer(start_folder(stage.store, stage.config.model.path, stage.arguments.handover))
+            decode = load_decoder(start_folder(stage.store, stage.config.model.path, stage.arguments.handover))
             scorer = stack.enter_context(make_scorer(stage.config.scoring, stage.config.prompts))
-        _score_all(stage, scorer, tokenizer)
+        _score_all(stage, scorer, decode)
 
 
-def _score_all(stage: Stage, scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> None:
+def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     spec = read_spec(stage.store)
     source = stage.store if spec is None else open_store(spec.sources[0])
     streams = [_GeneratorStream(stage, generator, source) for generator in range(stage.config.generation.replicas)]
@@ -62,7 +62,7 @@ def _score_all(stage: Stage, scorer: Scorer, tokenizer: PreTrainedTokenizerBase)
             if stream.lost is not None:
                 _write_off(stage, stream, scorer.version)
             elif stream.part is not None:
-                _score(stage, stream, scorer, tokenizer)
+                _score(stage, stream, scorer, decode)
     stage.milestone(f"scorer {stage.replica} drained after {sum(stream.scores.rows for stream in streams)} scores")
 
 
@@ -93,10 +93,10 @@ class _GeneratorStream:
         return self.part is not None or self.lost is not None
 
 
-def _score(stage: Stage, stream: _GeneratorStream, scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> None:
+def _score(stage: Stage, stream: _GeneratorStream, scorer: Scorer, decode: Decoder) -> None:
     assert stream.part is not None
     with stage.busy("score"):
-        table = score_table(stream.part.table, scorer, tokenizer, each=stage.beat)
+        table = score_table(stream.part.table, scorer, decode, each=stage.beat)
     failpoint("score.before_commit")
     _commit(stage, stream, table, stream.part.record)
     stream.part = None
@@ -127,7 +127,7 @@ def _commit(stage: Stage, stream: _GeneratorStream, table: pa.Table, record: Rec
 def score_table(
     trajectories: pa.Table,
     scorer: Scorer,
-    tokenizer: PreTrainedTokenizerBase,
+    decode: Decoder,
     each: Callable[[], None] = lambda: None,
 ) -> pa.Table:
     """Rows of `SCORE`, one per row of `TRAJECTORY` and in its order. A failed reward is an error, not a reward of 0.
@@ -140,7 +140,7 @@ def score_table(
     prompts = [
         prompt_of(prompt_id, meta) for prompt_id, meta in zip(trajectories["prompt_id"].to_pylist(), metas, strict=True)
     ]
-    responses = tokenizer.batch_decode([tokens.tolist() for tokens in answers(trajectories)], skip_special_tokens=True)
+    responses = decode([tokens.tolist() for tokens in answers(trajectories)])
     whole = [row for row in range(len(metas)) if row not in errors]
     found = scorer.score_many([(prompts[row], responses[row]) for row in whole], each)
     judged = dict(zip(whole, found, strict=True))

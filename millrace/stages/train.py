@@ -13,7 +13,8 @@ import torch
 
 from configs.schema import RunConfig
 from millrace import parent_death
-from millrace.models.loading import load_model, load_tokenizer, start_folder
+from millrace.models.loading import load_model, load_tokenizer
+from millrace.models.start_folder import start_folder
 from millrace.preflight.parallel_layout import check_layout
 from millrace.prompts.dataset import load_prompts
 from millrace.replay.spec import read_spec
@@ -22,7 +23,6 @@ from millrace.runs.start_hashes import record_start_hashes
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import DeviceTurns, open_device
 from millrace.runtime.stage import Stage, run_follower, run_stage
-from millrace.stages.replay_loop import ReplayLoop
 from millrace.stages.train_loop import TrainLoop
 from millrace.stages.train_state import open_train_state
 from millrace.training.checkpoints.saving import AsyncCheckpoints
@@ -50,6 +50,9 @@ def main(stage: Stage) -> None:
         trainer = load_trainer(config, folder)
     with open_train_state(stage, trainer) as state:
         if (spec := read_spec(stage.store)) is not None:
+            # Imported late: a campaign needs no database to choose stored groups with.
+            from millrace.stages.replay_loop import ReplayLoop
+
             ReplayLoop(state, spec).run()
             return
         stop_at_step = read_attempt(stage.store, stage.arguments.attempt).stop_at_step

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from configs.replay import Selection
 from millrace.errors import InputError, ReplayError
-from millrace.models.loading import store_start_model
+from millrace.models.start_folder import store_start_model
 from millrace.replay.compare import compare
 from millrace.replay.comparison import Comparison, Row, comparison_schema
 from millrace.replay.sources.source_run import SourceRun

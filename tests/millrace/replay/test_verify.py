@@ -19,7 +19,7 @@ from support.replay.verdicts import parted
 from transformers import LlamaForCausalLM
 
 from millrace.errors import ReplayError, RunMissing
-from millrace.models.loading import store_start_model
+from millrace.models.start_folder import store_start_model
 from millrace.replay.sources.source_run import SourceRun
 from millrace.replay.verdict import StepVerdict
 from millrace.replay.verify import verify

@@ -1,5 +1,6 @@
 """A table of trajectories becomes a table of scores: row by row, and a reward that fails leaves no number behind."""
 
+import functools
 import json
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from configs.scoring import ScoringConfig
+from millrace.models.decoder import Decoder
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.seccomp import Limits
@@ -38,9 +40,13 @@ class LengthReward(Reward):
         return Score(reward=float(len(response)), components={"length": float(len(response))})
 
 
+def _decoder(tokenizer: PreTrainedTokenizerFast) -> Decoder:
+    return functools.partial(tokenizer.batch_decode, skip_special_tokens=True)
+
+
 def scored(trajectories: pa.Table, reward: Reward, tokenizer: PreTrainedTokenizerFast) -> pa.Table:
     with Scorer(reward) as scorer:
-        return score_table(trajectories, scorer, tokenizer)
+        return score_table(trajectories, scorer, _decoder(tokenizer))
 
 
 @pytest.fixture
@@ -149,7 +155,7 @@ def test_a_part_that_is_judged_by_other_processes_keeps_its_order(
         make_reward(ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:length")),
         Limits(workers=2),
     ) as scorer:
-        scores = score_table(trajectories, scorer, tokenizer, each=lambda: beats.append(None))
+        scores = score_table(trajectories, scorer, _decoder(tokenizer), each=lambda: beats.append(None))
     validate(scores, SCORE)
     assert scores["reward"].to_pylist() == [len(rollout.response.tokens) for rollout in rollouts]
     assert scores["verifier_version"].to_pylist()[0].startswith("tests.support.rewards.own_rewards:length ")

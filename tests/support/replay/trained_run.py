@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from configs.schema import RunConfig
-from millrace.models.loading import load_model, store_start_model
+from millrace.models.loading import load_model
+from millrace.models.start_folder import store_start_model
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.lineage import Lineage

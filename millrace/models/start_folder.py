@@ -1,0 +1,53 @@
+"""Where the base model's Hugging Face folder is: configured, or made by bootstrap and kept in the run."""
+
+import json
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from millrace.errors import ModelFolderError
+from storage import layout
+from storage.errors import NotInStore
+from storage.stores.base import Store
+from storage.streams.files import FileRef, get_file, put_file
+
+
+def start_folder(store: Store, path: str | None, cache: Path) -> Path:
+    """The folder of the base model: the configured one, or the one that bootstrap put into the run.
+
+    For a run in an object store, its files are copied into the folder `cache` once. Raises ModelFolderError if the run
+    has none yet, and StreamCorrupt if one of its files is damaged.
+    """
+    if path is not None:
+        return Path(path).expanduser()
+    try:
+        manifest = json.loads(bytes(store.get(layout.START_MANIFEST)))
+    except NotInStore as error:
+        raise ModelFolderError(f"{store.url}: the run has no start model yet") from error
+    files = {name: get_file(store, FileRef(**ref)) for name, ref in manifest["files"].items()}
+    return store.local_path(layout.START_MODEL) or _copied(files, cache / layout.START_MODEL)
+
+
+def store_start_model(store: Store, folder: Path) -> None:
+    """Puts the files of `folder` into the run as its start model. The manifest, written last, makes it whole."""
+    store.delete_tree(layout.START_MODEL)
+    files = {
+        file.name: asdict(put_file(store, f"{layout.START_MODEL}/{file.name}", file.read_bytes()))
+        for file in sorted(folder.iterdir())
+    }
+    store.put_if_absent(layout.START_MANIFEST, json.dumps({"files": files}, indent=1).encode())
+
+
+def _copied(files: dict[str, memoryview], folder: Path) -> Path:
+    """`files` as a folder, which other stages on this machine may be writing too."""
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            made = Path(temporary) / "made"
+            made.mkdir()
+            for name, data in files.items():
+                (made / name).write_bytes(data)
+            # Another stage may have been first, with the same files.
+            with suppress(OSError):
+                made.rename(folder)
+    return folder

@@ -1,0 +1,81 @@
+"""What a process imports, in real interpreters: seconds and hundreds of megabytes that a stage does not need."""
+
+import subprocess
+import sys
+
+import pytest
+from support.campaigns.campaigns import REPOSITORY
+
+_HEAVY = ("torch", "transformers", "vllm", "prefect", "duckdb", "dash", "pydantic", "pyarrow")
+_LIST = f"""
+import sys
+print(*(name for name in {_HEAVY} if name in sys.modules))
+"""
+_SCORER = """
+from pathlib import Path
+import millrace.stages.score
+from configs.load import load_config
+from millrace.rewards.scorer import make_scorer
+from millrace.types import Prompt
+config = load_config(Path("configs/presets/tiny-cpu.yaml"), [])
+with make_scorer(config.scoring, config.prompts) as scorer:
+    [scored] = scorer.score_many([(Prompt(prompt_id="p", text="1+1=", answer="2", source="s"), "2")])
+assert scored.score.reward == 1.0
+"""
+_CHECK = """
+from pathlib import Path
+import flows.cli.run
+from configs.load import load_config
+from flows.campaign.prepare import check
+check(load_config(Path("configs/presets/tiny-cpu.yaml"), ["storage.root=memory://test-imports"]), "r", resume="never")
+"""
+_HELP = """
+from flows.cli.main import main
+try:
+    main(["run", "--help"])
+except SystemExit:
+    print()
+"""
+_STATUS = """
+from flows.cli.main import main
+assert main(["status", "memory://test-imports/none"]) == 2
+"""
+
+
+def _imported(program: str) -> set[str]:
+    """Which heavy modules this program has imported at its end."""
+    ended = subprocess.run(
+        [sys.executable, "-c", program + _LIST], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return set(ended.stdout.splitlines()[-1].split())
+
+
+def test_the_scorer_of_exact_match_needs_neither_torch_nor_transformers() -> None:
+    assert _imported(_SCORER) == {"pydantic", "pyarrow"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "needed"),
+    [
+        ("promote", {"pydantic", "pyarrow"}),
+        ("sync_weights", {"pydantic", "pyarrow", "torch"}),
+        ("generate", {"pydantic", "pyarrow", "torch", "transformers"}),
+        ("train", {"pydantic", "pyarrow", "torch", "transformers"}),
+        ("evaluate", {"pydantic", "pyarrow", "torch", "transformers"}),
+        ("bootstrap", {"pydantic", "pyarrow", "torch", "transformers"}),
+    ],
+)
+def test_a_stage_imports_what_it_needs(stage: str, needed: set[str]) -> None:
+    assert _imported(f"import millrace.stages.{stage}") == needed
+
+
+def test_the_checks_before_a_run_need_neither_prefect_nor_torch() -> None:
+    assert _imported(_CHECK) == {"pydantic", "pyarrow"}
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert _imported(_HELP) == set()
+
+
+def test_status_needs_no_prefect() -> None:
+    assert not _imported(_STATUS) & {"prefect", "torch", "transformers", "duckdb"}
