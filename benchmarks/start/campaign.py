@@ -30,7 +30,7 @@ from storage.stores.base import Store
 from storage.stores.factory import open_store
 from storage.streams.stream import StreamReader
 
-CONTROLLER, SERVER, EVALUATE = "controller", "private server", "evaluate-0"
+CONTROLLER, SERVER, FORK_SERVER, EVALUATE = "controller", "private server", "fork server", "evaluate-0"
 PRESET = Path("configs/presets/tiny-cpu.yaml")
 
 _STEPS = 5
@@ -162,6 +162,8 @@ def _names(found: dict[int, Sampled], controller: int, records: dict[str, dict[s
             name = stages[sampled.pid]
         elif _is_server(sampled.command):
             name = SERVER
+        elif "millrace.runtime.fork_server" in sampled.command:
+            name = FORK_SERVER
         else:
             name = _module(sampled.command)
         names.setdefault(name, []).append(sampled)
@@ -169,10 +171,10 @@ def _names(found: dict[int, Sampled], controller: int, records: dict[str, dict[s
 
 
 def _module(command: list[str]) -> str:
-    """`python -m MODULE …` by its module, anything else by its program."""
+    """`python -m MODULE …` by its module, anything else by its program; a process that ended at once has neither."""
     if "-m" in command[:-1]:
         return command[command.index("-m") + 1]
-    return Path(command[0]).name if command else "?"
+    return Path(command[0]).name if command else "others"
 
 
 def _summed(names: dict[str, list[Sampled]], values: Mapping[int, Any]) -> dict[str, Any]:
