@@ -29,7 +29,7 @@ class Failpoint:
     """One failpoint of this process, armed."""
 
     process: str
-    """Which process it is for: a stage and its replica, or `controller`."""
+    """Which process it is for: a stage and its replica, `controller` or `fork_server`."""
     place: str
     """Name of the place, with `:` and a glob of store paths where the place has a path."""
     nth: int

