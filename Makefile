@@ -19,8 +19,8 @@ demo: install  ## runs a complete asynchronous campaign on this machine's CPU, i
 	$(BIN)/millrace run configs/presets/tiny-cpu.yaml
 
 # Two workers share the tests, a file at a time, in the order of the files. Each process gets one thread: more than one
-# per core crawl.
-TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# per core crawl. At the end, the slowest tests are named.
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 
 test: $(VENV)/test $(VENV)/vllm  ## runs what to run before a commit: all tests but the extended ones and the fault storms
 	$(TESTS) -m "not faults and not extended"

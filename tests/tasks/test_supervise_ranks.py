@@ -2,7 +2,6 @@
 
 import logging
 import re
-import signal
 import threading
 
 import pytest
@@ -10,14 +9,11 @@ from support.campaigns.campaigns import wait_until
 from support.stages.supervised import IMPATIENT, Supervised, is_gone
 
 from millrace.errors import StageDied
-from millrace.runtime.exit_codes import DRAINED, FENCED, MISCOUNTED, USER_ERROR
-from millrace.training.parallel.launcher import verdict
+from millrace.runtime.exit_codes import FENCED
 from storage.errors import Fenced
 from tasks.stop import STOP
 
 pytestmark = pytest.mark.parametrize("supervised", ["command"], indirect=True)
-
-SIGKILLED, TERMINATED, FAULT = -signal.SIGKILL, -signal.SIGTERM, 1
 
 
 def all_gone(supervised: Supervised) -> bool:
@@ -70,25 +66,3 @@ def test_ranks_that_hang_say_where_each_of_them_does_and_are_killed(supervised: 
     assert {"stuck_in_the_middle_of_a_step", "drain"} <= set(re.findall(r" in (\w+)", supervised.log.read_text()))
     assert len(supervised.said(logging.ERROR)) == 1
     wait_until(lambda: all_gone(supervised), "all ranks to be gone")
-
-
-@pytest.mark.parametrize(
-    ("codes", "expected"),
-    [
-        ({}, 0),
-        ({0: DRAINED}, DRAINED),
-        ({0: USER_ERROR, 1: TERMINATED}, USER_ERROR),
-        ({0: FAULT, 1: SIGKILLED, 2: TERMINATED}, SIGKILLED),
-        ({1: SIGKILLED, 0: DRAINED}, SIGKILLED),
-        ({2: SIGKILLED, 0: MISCOUNTED}, MISCOUNTED),
-        ({1: FAULT, 0: FENCED}, FENCED),
-        ({0: FAULT, 1: USER_ERROR}, USER_ERROR),
-        ({1: USER_ERROR, 0: FENCED}, FENCED),
-        ({1: 3, 0: TERMINATED}, 3),
-        ({1: TERMINATED}, TERMINATED),
-    ],
-)
-def test_a_stage_ends_of_what_a_rank_said_for_good_else_of_what_killed_one_else_of_the_first(
-    codes: dict[int, int], expected: int
-) -> None:
-    assert verdict(codes) == expected

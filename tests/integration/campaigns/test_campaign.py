@@ -89,6 +89,7 @@ def test_weights_can_travel_through_the_store(millrace: Millrace) -> None:
     assert_balanced(summary)
 
 
+@pytest.mark.extended
 def test_a_campaign_starts_from_a_named_model_and_learns_from_prompts_in_a_file(
     millrace: Millrace, tmp_path: Path
 ) -> None:

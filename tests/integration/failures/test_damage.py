@@ -92,6 +92,7 @@ def test_a_damaged_commit_record_stops_the_run_with_its_file_and_number(millrace
     assert "Traceback" not in ended.output
 
 
+@pytest.mark.extended
 def test_a_ledger_that_does_not_balance_stops_the_run_and_names_the_rows(millrace: Millrace, run: Path) -> None:
     trainer = CheckpointWriter(open_store(str(run)))
     assert trainer.latest is not None

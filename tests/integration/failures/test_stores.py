@@ -42,6 +42,7 @@ def memory_root() -> Iterator[str]:
     shutil.rmtree(store.root, ignore_errors=True)
 
 
+@pytest.mark.extended
 def test_a_run_in_memory_ends_as_the_one_on_disk_does(
     millrace: Millrace, memory_root: str, weights_on_disk: bytes
 ) -> None:
