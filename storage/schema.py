@@ -6,6 +6,7 @@ one value, or one list of numbers, per row. R is the number of response tokens o
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -139,8 +140,8 @@ METRIC: pa.Schema = pa.schema(
 )
 
 _PER_TOKEN = ("response_tokens", "rollout_logprobs", "loss_mask")
-_FINISH_REASONS = pa.array(["stop", "length"])
-_STATUSES = pa.array(["ok", "timeout", "error"])
+_FINISH_REASONS = ("stop", "length")
+_STATUSES = ("ok", "timeout", "error")
 
 
 def check_columns(found: pa.Schema, schema: pa.Schema, version: int = SCHEMA_VERSION) -> None:
@@ -287,9 +288,10 @@ def _check_scores(columns: dict[str, pa.Array]) -> None:
     _refuse(~np.isfinite(_numpy(rewards.fill_null(0.0))), "reward is not finite")
 
 
-def _check_known(columns: dict[str, pa.Array], name: str, known: pa.StringArray) -> None:
-    unknown = ~_numpy(pc.is_in(columns[name], value_set=known))
-    _refuse(unknown, f"{name} is none of {', '.join(known.to_pylist())}")
+def _check_known(columns: dict[str, pa.Array], name: str, known: Sequence[str]) -> None:
+    # Arrow imports pandas, if there is one, for the first list that it takes. So no list at import.
+    unknown = ~_numpy(pc.is_in(columns[name], value_set=pa.array(known)))
+    _refuse(unknown, f"{name} is none of {', '.join(known)}")
 
 
 def _refuse(bad: npt.NDArray[np.bool_], reason: str) -> None:

@@ -106,6 +106,11 @@ def _run(arguments: argparse.Namespace) -> int:
         raise InputError("--resume needs --run-id: which run should continue?")
     run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}" if arguments.run_id is None else arguments.run_id
 
+    from tasks.jobs import stages_here
+    from tasks.start import warm_up
+
+    # It imports what the stages need while this process imports what it needs itself, checks, and starts Prefect.
+    warm_up(stages_here(config))
     from flows.cli.run import run_campaign
 
     return run_campaign(config, run_id, resume=arguments.resume)

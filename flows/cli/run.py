@@ -12,8 +12,6 @@ from flows.campaign.prepare import Resume, check
 from flows.display.live_view import View, panel
 from storage import failpoints
 from storage.stores.base import Store
-from tasks.jobs import stages_here
-from tasks.start import warm_up
 
 INTERRUPTED, TERMINATED, CANCELLED = 130, 143, 4
 """Exit codes after Ctrl-C, SIGTERM and a cancellation in the Prefect UI. Every stage has drained by then."""
@@ -37,8 +35,6 @@ def run_campaign(config: RunConfig, run_id: str, *, resume: Resume) -> int:
     Raises the errors of `flows.campaign.prepare.check` before anything is created.
     """
     failpoints.arm("controller")
-    # It imports what the stages need while this process checks and starts Prefect.
-    warm_up(stages_here(config))
     # Imported late, because Prefect takes seconds to import: a mistake in the config's file is reported before that.
     from flows.deployment.server import prefect_server
 

@@ -19,6 +19,7 @@ import threading
 from contextlib import suppress
 from typing import NoReturn
 
+import pyarrow
 from setproctitle import setproctitle
 
 from millrace.forking.server import Order, control_socket, num_threads, read_recipe, reply, serve
@@ -35,6 +36,8 @@ def main() -> None:
     gc.disable()
     for module in read_recipe(control)["modules"]:
         importlib.import_module(module)
+    # Arrow imports pandas, if there is one, for the first list that it takes: once, and not in each stage.
+    pyarrow.array([0])
     gc.enable()
     threads = num_threads()
     failpoint("fork_server.loaded")
