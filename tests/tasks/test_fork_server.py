@@ -45,7 +45,9 @@ def fork(server: StageForkServer, *words: str, warnings: list[str] | None = None
 
 def servers_of(process: psutil.Process) -> list[psutil.Process]:
     """The fork servers among a process's children."""
-    return [child for child in process.children() if "millrace.runtime.fork_server" in child.cmdline()]
+    # A zombie, which another test may have left to this process, has no command line.
+    alive = [child for child in process.children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "millrace.runtime.fork_server" in child.cmdline()]
 
 
 def test_a_forked_stage_is_a_child_of_its_own_with_the_threads_and_the_name_it_would_have(
