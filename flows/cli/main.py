@@ -106,14 +106,16 @@ def _run(arguments: argparse.Namespace) -> int:
         raise InputError("--resume needs --run-id: which run should continue?")
     run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}" if arguments.run_id is None else arguments.run_id
 
+    # These two processes start while this one imports what it needs itself, and makes its checks.
+    from flows.deployment.server import prefect_server
     from tasks.jobs import stages_here
     from tasks.start import warm_up
 
-    # It imports what the stages need while this process imports what it needs itself, checks, and starts Prefect.
     warm_up(stages_here(config))
-    from flows.cli.run import run_campaign
+    with prefect_server() as wait_for_server:
+        from flows.cli.run import run_campaign
 
-    return run_campaign(config, run_id, resume=arguments.resume)
+        return run_campaign(config, run_id, arguments.resume, wait_for_server)
 
 
 def _status(arguments: argparse.Namespace) -> int:

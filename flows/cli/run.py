@@ -29,25 +29,16 @@ def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
     raise Terminated
 
 
-def run_campaign(config: RunConfig, run_id: str, *, resume: Resume) -> int:
+def run_campaign(config: RunConfig, run_id: str, resume: Resume, wait_for_server: Callable[[], None]) -> int:
     """Runs it to its end. Returns 0, or one of the exit codes above if it was stopped and every stage has drained.
 
-    Raises the errors of `flows.campaign.prepare.check` before anything is created.
+    `wait_for_server` is the value of `flows.deployment.server.prefect_server`. Raises the errors of
+    `flows.campaign.prepare.check` before anything is created.
     """
     failpoints.arm("controller")
-    # Imported late, because Prefect takes seconds to import: a mistake in the config's file is reported before that.
-    from flows.deployment.server import prefect_server
-
-    with prefect_server() as wait_for_server:
-        store = check(config, run_id, resume=resume)
-        console = Console()
-        _print(console, f"run {run_id} at {store.url}")
-        return _run(config, run_id, resume, store, console, wait_for_server)
-
-
-def _run(
-    config: RunConfig, run_id: str, resume: Resume, store: Store, console: Console, wait_for_server: Callable[[], None]
-) -> int:
+    store = check(config, run_id, resume=resume)
+    console = Console()
+    _print(console, f"run {run_id} at {store.url}")
     signal.signal(signal.SIGTERM, _terminate)
     # A shell script starts its background jobs with SIGINT ignored; this one has stages to drain.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -50,22 +50,18 @@ def prefect_server() -> Iterator[Callable[[], None]]:
     not answer.
     """
     atexit.register(_stop)
+    # At once, because importing Prefect takes as long as a third of the server's start. If it turns out that a profile
+    # names a server, this one ends again.
+    started = None if os.environ.get("PREFECT_API_URL") else _start()
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     configured: str | None = PREFECT_API_URL.value()
     if configured:
+        _stop()
         _check_answers(configured)
         yield lambda: None
         return
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows.deployment.server", str(port)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-        env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"},
-    )
-    _private.append(process)
+    port, process = started or _start()
     with contextlib.ExitStack() as unused, contextlib.ExitStack() as settings:
         unused.callback(_stop)
 
@@ -78,6 +74,20 @@ def prefect_server() -> Iterator[Callable[[], None]]:
 
 
 _private: list[subprocess.Popen[bytes]] = []
+
+
+def _start() -> tuple[int, subprocess.Popen[bytes]]:
+    """A private server that is starting, with its port."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.deployment.server", str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"},
+    )
+    _private.append(process)
+    return port, process
 
 
 def _stop() -> None:
