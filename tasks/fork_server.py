@@ -47,11 +47,13 @@ class StageForkServer:
         self._cause = ""
         """Why it died last, until somebody was told."""
         self._given_up = False
+        self._refusal = "" if sys.platform == "linux" else f"stages are not forked on {sys.platform}"
+        """Why it can't fork stages, if it can't."""
 
     def warm_up(self, modules: Sequence[str]) -> None:
         """Starts it unless it runs already. It imports these modules while the caller goes on."""
         with self._lock:
-            if self._server is None and not self._given_up and sys.platform == "linux":
+            if self._server is None and not self._given_up and not self._refusal:
                 self._modules = tuple(modules)
                 self._start()
 
@@ -68,16 +70,18 @@ class StageForkServer:
             process = None
             while self._server is not None and process is None:
                 try:
+                    self._wait_until_loaded(self._server)
                     process = self._fork(self._server, module, arguments, stderr, threads)
-                except ForkServerLost as error:
+                except (ForkServerLost, TimeoutError) as error:
                     self._replace(str(error))
+            if self._refusal:
+                raise CannotFork(self._refusal)
             if self._given_up:
                 raise StageDied(self._cause)
             if self._cause:
                 warn(f"the fork server ended: {self._cause}; it was started again")
                 self._cause = ""
-        if process is None:
-            raise CannotFork(f"stages are not forked on {sys.platform}")
+        assert process is not None, "neither refused nor given up"
         return process
 
     def close(self) -> None:
@@ -88,14 +92,21 @@ class StageForkServer:
             self._server, self._given_up, self._cause = None, False, ""
             self._deaths.clear()
 
+    def _wait_until_loaded(self, server: ForkServer) -> None:
+        """Raises CannotFork, and ends the fork server, if a child of it would not work."""
+        if self._loaded:
+            return
+        extra = server.loaded(_LOAD_SECONDS)["threads"] - 1
+        if extra:
+            self._refusal = f"importing its packages started {extra} thread{'s' * (extra > 1)}"
+            self._server = None
+            server.close()
+            raise CannotFork(self._refusal)
+        self._loaded = True
+
     def _fork(
         self, server: ForkServer, module: str, arguments: Sequence[str], stderr: IO[bytes], threads: int
     ) -> ForkedProcess:
-        if not self._loaded:
-            number = server.loaded(_LOAD_SECONDS)["threads"]
-            if number > 1:
-                raise CannotFork(f"importing its packages started {number - 1} thread{'s' * (number > 2)}")
-            self._loaded = True
         read_end, stdin = os.pipe()
         stdout, write_end = os.pipe()
         order = {"module": module, "arguments": list(arguments), "threads": threads}

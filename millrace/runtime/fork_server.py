@@ -42,8 +42,9 @@ def main() -> None:
     threads = num_threads()
     failpoint("fork_server.loaded")
     reply(control, {"threads": threads})
-    # Without it, a stage would start anyway, and might hang.
     if threads > 1:
+        # The client starts its stages in another way, and ends this process.
+        control.recv(1)
         return
     order = serve(control, adopted=True)
     if order is not None:

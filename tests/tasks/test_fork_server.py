@@ -111,8 +111,10 @@ def test_a_fork_server_that_dies_three_times_within_a_minute_is_given_up_with_it
 def test_a_module_whose_import_starts_a_thread_is_not_forked_with(
     make_server: Callable[[str], StageForkServer],
 ) -> None:
-    with pytest.raises(CannotFork, match=r"^importing its packages started 1 thread$"):
-        fork(make_server(starts_a_thread.__name__))
+    server = make_server(starts_a_thread.__name__)
+    for _ in range(2):
+        with pytest.raises(CannotFork, match=r"^importing its packages started 1 thread$"):
+            fork(server)
 
 
 @pytest.mark.parametrize("killed", ["controller", "fork server and controller"])
