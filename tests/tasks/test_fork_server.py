@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import pytest
@@ -37,10 +37,23 @@ def make_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Sta
         server.close()
 
 
-def fork(server: StageForkServer, *words: str, warnings: list[str] | None = None) -> ForkedProcess:
-    warn = pytest.fail if warnings is None else warnings.append
-    with Path(os.devnull).open("ab") as log:
-        return server.fork(fake_stage.__name__, words, log, 2, warn)
+class Fork(Protocol):
+    def __call__(self, server: StageForkServer, *words: str, warn: Callable[[str], None] = ...) -> ForkedProcess: ...
+
+
+@pytest.fixture
+def fork() -> Iterator[Fork]:
+    """`fork(server, word, …)`: a fake stage with these words; a warning fails the test."""
+    forked = []
+
+    def one(server: StageForkServer, *words: str, warn: Callable[[str], None] = pytest.fail) -> ForkedProcess:
+        with Path(os.devnull).open("ab") as log:
+            forked.append(server.fork(fake_stage.__name__, words, log, 2, warn))
+        return forked[-1]
+
+    yield one
+    for process in forked:
+        kill(process)
 
 
 def servers_of(process: psutil.Process) -> list[psutil.Process]:
@@ -51,7 +64,7 @@ def servers_of(process: psutil.Process) -> list[psutil.Process]:
 
 
 def test_a_forked_stage_is_a_child_of_its_own_with_the_threads_and_the_name_it_would_have(
-    make_server: Callable[[str], StageForkServer],
+    make_server: Callable[[str], StageForkServer], fork: Fork
 ) -> None:
     process = fork(make_server(fake_stage.__name__), "facts")
     facts: dict[str, Any] = json.loads(process.stdout.readline())
@@ -64,10 +77,9 @@ def test_a_forked_stage_is_a_child_of_its_own_with_the_threads_and_the_name_it_w
         "argv": ["facts"], "descriptors": [0, 1, 2, 3],
     }  # fmt: skip
     assert name[1:] == ["-m", fake_stage.__name__, "facts"]
-    kill(process)
 
 
-def test_nobody_is_adopted_but_forked_stages(make_server: Callable[[str], StageForkServer]) -> None:
+def test_nobody_is_adopted_but_forked_stages(make_server: Callable[[str], StageForkServer], fork: Fork) -> None:
     process = fork(make_server(fake_stage.__name__), "child", "drain")
     orphan = int(process.stdout.readline())
     os.kill(process.pid, signal.SIGKILL)
@@ -78,27 +90,26 @@ def test_nobody_is_adopted_but_forked_stages(make_server: Callable[[str], StageF
 
 
 def test_a_fork_server_that_is_killed_costs_no_stage_and_is_back_for_the_next(
-    make_server: Callable[[str], StageForkServer],
+    make_server: Callable[[str], StageForkServer], fork: Fork
 ) -> None:
+    others = set(servers_of(psutil.Process()))
     server = make_server(fake_stage.__name__)
     first = fork(server, "drain")
     first.stdout.readline()
-    (forks,) = [found for found in servers_of(psutil.Process()) if found.pid != first.pid]
+    (forks,) = set(servers_of(psutil.Process())) - others
     forks.kill()
-    wait_until(lambda: any(found != forks for found in servers_of(psutil.Process())), "another fork server")
+    wait_until(lambda: bool(set(servers_of(psutil.Process())) - others - {forks}), "another fork server")
     warnings: list[str] = []
-    second = fork(server, "exit:3", warnings=warnings)
+    second = fork(server, "exit:3", warn=warnings.append)
     assert warnings == ["the fork server ended: SIGKILL; it was started again"]
     assert second.wait() == 3
     assert first.poll() is None
     first.terminate()
     assert first.wait() == 75
-    for process in (first, second):
-        kill(process)
 
 
 def test_a_fork_server_that_dies_three_times_within_a_minute_is_given_up_with_its_cause(
-    make_server: Callable[[str], StageForkServer],
+    make_server: Callable[[str], StageForkServer], fork: Fork
 ) -> None:
     server = make_server("support.stages.no_such_module")
     with pytest.raises(StageDied) as died:
@@ -109,7 +120,7 @@ def test_a_fork_server_that_dies_three_times_within_a_minute_is_given_up_with_it
 
 
 def test_a_module_whose_import_starts_a_thread_is_not_forked_with(
-    make_server: Callable[[str], StageForkServer],
+    make_server: Callable[[str], StageForkServer], fork: Fork
 ) -> None:
     server = make_server(starts_a_thread.__name__)
     for _ in range(2):
