@@ -110,6 +110,7 @@ def test_an_argument_that_millrace_sets_is_refused(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.vllm
+@pytest.mark.extended
 def test_heads_that_vllms_attention_does_not_know_are_refused(capsys: pytest.CaptureFixture[str], root: Path) -> None:
     said = refused(capsys, root, "--set", "model.bootstrap.num_heads=6", config=VLLM_PRESET)
     assert "16 features" in said

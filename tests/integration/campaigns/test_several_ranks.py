@@ -19,6 +19,7 @@ ROLLOUTS_PER_STEP = 16 * 8
 TWO = {"training.parallel.data": 2}
 
 
+@pytest.mark.extended
 def test_a_campaign_on_two_ranks_outlives_one_of_them_drains_and_goes_on_with_one(
     millrace: Millrace, tmp_path: Path
 ) -> None:

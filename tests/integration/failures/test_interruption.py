@@ -62,6 +62,7 @@ def test_a_campaign_can_be_stopped_before_it_trains(millrace: Millrace) -> None:
     assert stages_of(millrace.root / "early") == []
 
 
+@pytest.mark.extended
 def test_a_killed_controller_leaves_no_stage_behind_and_its_run_can_be_resumed(millrace_alone: Millrace) -> None:
     process = millrace_alone.start(*millrace_alone.campaign("orphan", **ENDLESS))
     wait_for_step(millrace_alone, "orphan", 3)

@@ -22,9 +22,9 @@ from millrace.training.policy import PackedPolicy
 
 
 def spread(wanted: Callable[[Case], bool] = lambda case: True) -> list[Any]:
-    """Name and layout of each wanted case. Two ranks are `extended`: four are divided in the same two ways."""
+    """Name and layout of each wanted case. Four ranks are `extended`: two are divided in each of the two ways."""
     return [
-        pytest.param(name, f"{data}x{tensor}", marks=[pytest.mark.extended] if ranks == 2 else [])
+        pytest.param(name, f"{data}x{tensor}", marks=[pytest.mark.extended] if ranks == 4 else [])
         for ranks, layouts in LAYOUTS.items()
         for data, tensor in layouts
         for name, case in CASES.items()
