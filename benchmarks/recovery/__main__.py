@@ -3,7 +3,8 @@
     millrace run tiny ─► every stage process in turn: SIGKILL ─► its successor is ready ─► seconds, by stage
                      └─► after the last kill: SIGTERM, --resume to one more step ─► the ledger balances, no orphan
 
-A stage is killed twice a minute at most, because the third death within a minute ends a campaign.
+There are two generators and two scorers. A process is killed twice a minute at most, because the third death within a
+minute ends a campaign.
 """
 
 import itertools
@@ -31,9 +32,15 @@ from storage.stores.factory import open_store
 PRESET = Path(__file__).parents[2] / "configs" / "presets" / "tiny-cpu.yaml"
 TARGET_SECONDS = 0.5
 """Median of each stage, everything included."""
-_STAGES = ("score-0", "sync_weights-0", "generate-0", "train-0")
-_APART_SECONDS = 8.0
-"""Between two kills, so that each stage dies less than twice a minute."""
+_STAGES = ("score-0", "sync_weights-0", "generate-0", "score-1", "train-0", "generate-1")
+_SETTINGS = (
+    "generation.replicas=2",
+    "scoring.replicas=2",
+    # Deaths are counted within four times this, and at least within a minute.
+    "supervision.hang_seconds=15",
+)
+_APART_SECONDS = 5.0
+"""Between a recovery and the next kill, so that each process dies at most twice a minute."""
 _PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.02
 
@@ -55,7 +62,7 @@ def _campaign(run: Path, kills: int, settings: Sequence[str]) -> tuple[list[Reco
     """The recoveries of a campaign's stages, and the process ids that its end left behind."""
     seen: set[int] = set()
     killed: list[tuple[str, float]] = []
-    with RecoveryMonitor(str(run)) as monitor, _running(run, [*settings, "training.max_steps=100000"]) as controller:
+    with RecoveryMonitor(str(run)) as monitor, _running(run, [*_SETTINGS, *settings, "training.max_steps=100000"]) as controller:
         pids = _ready(run, {})
         for stage in itertools.islice(itertools.cycle(_STAGES), kills):
             seen |= set(pids.values())
@@ -66,7 +73,7 @@ def _campaign(run: Path, kills: int, settings: Sequence[str]) -> tuple[list[Reco
         seen |= set(pids.values()) | {child.pid for child in controller.children(recursive=True)}
     recoveries = monitor.recoveries(killed)
     steps = read_progress(open_store(str(run)))["train-0"]["policy_version"] + 1
-    with _running(run, [*settings, f"training.max_steps={steps}"], "--resume") as controller:
+    with _running(run, [*_SETTINGS, *settings, f"training.max_steps={steps}"], "--resume") as controller:
         controller.wait()
     return recoveries, [pid for pid in seen if psutil.pid_exists(pid)]
 
@@ -96,8 +103,8 @@ def _ready(run: Path, dead: Mapping[str, int]) -> dict[str, int]:
 
 def _report(recoveries: Sequence[Recovery], ledger: Mapping[str, Any], left: Sequence[int], path: Path | None) -> None:
     rows = {}
-    for stage in _STAGES:
-        found = [recovery for recovery in recoveries if recovery.stage == stage]
+    for stage in dict.fromkeys(name.rpartition("-")[0] for name in _STAGES):
+        found = [recovery for recovery in recoveries if recovery.stage.rpartition("-")[0] == stage]
         rows[stage] = {
             "kills": len(found),
             "median_seconds": statistics.median(recovery.total for recovery in found),
