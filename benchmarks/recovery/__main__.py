@@ -62,7 +62,10 @@ def _campaign(run: Path, kills: int, settings: Sequence[str]) -> tuple[list[Reco
     """The recoveries of a campaign's stages, and the process ids that its end left behind."""
     seen: set[int] = set()
     killed: list[tuple[str, float]] = []
-    with RecoveryMonitor(str(run)) as monitor, _running(run, [*_SETTINGS, *settings, "training.max_steps=100000"]) as controller:
+    with (
+        RecoveryMonitor(str(run)) as monitor,
+        _running(run, [*_SETTINGS, *settings, "training.max_steps=100000"]) as controller,
+    ):
         pids = _ready(run, {})
         for stage in itertools.islice(itertools.cycle(_STAGES), kills):
             seen |= set(pids.values())
