@@ -65,11 +65,6 @@ class ForkServer:
             )
         self._send(recipe)
 
-    @property
-    def pid(self) -> int:
-        """Process id of the fork server."""
-        return self._process.pid
-
     def loaded(self, seconds: float) -> dict[str, Any]:
         """The reply to the recipe. Raises TimeoutError after so many seconds, and ForkServerLost if it ended."""
         self._control.settimeout(seconds)

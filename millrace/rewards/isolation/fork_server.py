@@ -37,6 +37,7 @@ class RewardForkServer:
         """The worker being forked, or already there."""
         self.versions: dict[str, str] = {}
         """By the name of each reward."""
+        self._ready_seconds = _READY_SECONDS
         server = self._start(recipes, limits, late=False) or self._start(recipes, limits, late=True)
         assert server is not None, "late, nothing is loaded that could keep it from forking"
         self._forks = server
@@ -52,7 +53,7 @@ class RewardForkServer:
         assert self._pending is not None, "it was preforked"
         birth, self._pending = self._pending, None
         worker = RewardWorker(birth.wait(), birth.socket)
-        worker.await_ready()
+        worker.await_ready(self._ready_seconds)
         return worker
 
     def kill(self, worker: "RewardWorker") -> None:
@@ -88,6 +89,8 @@ class RewardForkServer:
             server.close()
             return None
         self.versions = reply["versions"]
+        # A worker that loads the rewards itself gets the time for it: it is not part of any response's deadline.
+        self._ready_seconds = _LOAD_SECONDS if late else _READY_SECONDS
         return server
 
     @staticmethod
@@ -130,9 +133,9 @@ class RewardWorker:
         """A task, and the processor seconds used when that task was first seen in front."""
         self._resident_at_start = 0
 
-    def await_ready(self) -> None:
-        """Wait until it has warmed up. A preforked worker usually has."""
-        self.socket.settimeout(_READY_SECONDS)
+    def await_ready(self, seconds: float) -> None:
+        """Wait until it has warmed up, for so many seconds at most. A preforked worker usually has."""
+        self.socket.settimeout(seconds)
         # A worker that never gets ready is killed when its first task is overdue.
         with suppress(TimeoutError, ConnectionResetError):
             self.socket.recv(len(READY))
