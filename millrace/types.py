@@ -9,7 +9,7 @@ natural logarithms (nats), float32.
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "unfinished"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +69,8 @@ class Response:
     version_spans: tuple[tuple[int, int], ...]
     """(policy version, index of its first token), ascending in both."""
     finish_reason: FinishReason
-    """`stop`: the policy or its environment ended it; `length`: it reached `max_new_tokens` or the limit of turns."""
+    """`stop`: the policy or its environment ended it; `length`: it reached `max_new_tokens` or the limit of turns;
+    `unfinished`: the engine was interrupted, and the response may be continued later. Such a one is never trained."""
     environment_spans: tuple[tuple[int, int], ...] = ()
     """(index of the first token, index after the last) of each run of tokens from an environment, ascending."""
     environment_error: str | None = None

@@ -8,7 +8,7 @@ from unittest.mock import patch
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.sleeping.pace import AGREED_LOGPROBS, Pace
-from millrace.generation.engines.base import Engine
+from millrace.generation.engines.base import Engine, unstarted
 from millrace.runtime.stage import run_stage
 from millrace.stages import generate
 from millrace.types import Request, Response, Sampling, Trajectory
@@ -49,8 +49,16 @@ class SleepingEngine(Engine):
         t_finished = time.time()
         return [Trajectory(request=r, response=response, t_started=t_started, t_finished=t_finished) for r in requests]
 
+    @property
+    def tokens_in_flight(self) -> int:
+        return 0
+
     def abort(self) -> None:
         self._waiting = []
+
+    def interrupt(self) -> list[Trajectory]:
+        requests, self._waiting = self._waiting, []
+        return [unstarted(request) for request in requests]
 
     def update_weights(self, weights: Weights) -> float:
         self.policy_version = weights.id.policy_version

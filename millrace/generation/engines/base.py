@@ -46,9 +46,22 @@ class Engine(ABC):
     def in_flight(self) -> int:
         """Requests submitted and not collected yet."""
 
+    @property
+    @abstractmethod
+    def tokens_in_flight(self) -> int:
+        """Response tokens sampled so far for the requests in flight, without those they were submitted with."""
+
     @abstractmethod
     def abort(self) -> None:
         """Drops every request in flight."""
+
+    @abstractmethod
+    def interrupt(self) -> list[Trajectory]:
+        """Ends every request in flight and returns each with the tokens sampled so far, in any order.
+
+        A response that is not at its end is `unfinished`. It may have no token yet, and then no version span. Responses
+        that had ended and were not collected are among them, as `collect` would have returned them.
+        """
 
     @abstractmethod
     def update_weights(self, weights: Weights) -> float:
@@ -98,6 +111,12 @@ class Engine(ABC):
         while self.in_flight:
             responses |= {done.request.group_id: done.response for done in self.collect(_WAIT_SECONDS)}
         return [responses[i] for i in range(len(prompts))]
+
+
+def unstarted(request: Request) -> Trajectory:
+    """What `Engine.interrupt` returns for a request of which no token was sampled."""
+    response = Response(tokens=(), rollout_logprobs=(), version_spans=(), finish_reason="unfinished")
+    return Trajectory(request=request, response=response, t_started=0.0, t_finished=0.0)
 
 
 def check_names(expected: Mapping[str, torch.Size], weights: Weights) -> None:

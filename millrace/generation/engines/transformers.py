@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from millrace.generation.engines.base import Engine, check_names
+from millrace.generation.engines.base import Engine, check_names, unstarted
 from millrace.generation.engines.stop_criteria import RowEnds
 from millrace.models.offload import move
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
@@ -68,8 +68,16 @@ class TransformersEngine(Engine):
             for request, response in zip(requests, responses, strict=True)
         ]
 
+    @property
+    def tokens_in_flight(self) -> int:
+        return 0
+
     def abort(self) -> None:
         self._waiting = []
+
+    def interrupt(self) -> list[Trajectory]:
+        requests, self._waiting = self._waiting, []
+        return [unstarted(request) for request in requests]
 
     def update_weights(self, weights: Weights) -> float:
         parameters = dict(self.model.named_parameters())

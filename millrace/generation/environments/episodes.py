@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from millrace.generation.engines.base import Engine
+from millrace.generation.engines.base import Engine, unstarted
 from millrace.generation.environments.base import Environment
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
@@ -154,9 +154,19 @@ class Episodes(Engine):
                 finished.append(episode.trajectory(turn.t_finished, *ended))
         return finished
 
+    @property
+    def tokens_in_flight(self) -> int:
+        return self._engine.tokens_in_flight + sum(len(episode.tokens) for episode in self._episodes.values())
+
     def abort(self) -> None:
         self._engine.abort()
         self._episodes.clear()
+
+    def interrupt(self) -> list[Trajectory]:
+        # The state of an environment can't be stored, so its trajectories begin again.
+        requests = [episode.request for episode in self._episodes.values()]
+        self.abort()
+        return [unstarted(request) for request in requests]
 
     def update_weights(self, weights: Weights) -> float:
         pause_seconds = self._engine.update_weights(weights)

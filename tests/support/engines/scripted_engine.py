@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from millrace.generation.engines.base import Engine
+from millrace.generation.engines.base import Engine, unstarted
 from millrace.generation.environments.base import Environment, Observation
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
@@ -38,8 +38,16 @@ class ScriptedEngine(Engine):
         waiting, self.waiting = self.waiting, []
         return [self._trajectory(request, sampling) for request, sampling in waiting]
 
+    @property
+    def tokens_in_flight(self) -> int:
+        return 0
+
     def abort(self) -> None:
         self.waiting = []
+
+    def interrupt(self) -> list[Trajectory]:
+        waiting, self.waiting = self.waiting, []
+        return [unstarted(request) for request, _ in waiting]
 
     def update_weights(self, weights: Weights) -> float:
         self.policy_version = weights.id.policy_version

@@ -19,7 +19,7 @@ from millrace.runtime.device_sharing import Device, DeviceTurns, SharedDevice
 from millrace.runtime.stage import Stage
 from millrace.stages.admission import Admission
 from millrace.stages.generate import Generator
-from millrace.types import Prompt, Request, Response, Sampling, Trajectory
+from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsReader
 from millrace.weights.fallback import FallbackReader
 from millrace.weights.fingerprint import fingerprint
@@ -112,8 +112,16 @@ class ObedientEngine(Engine):
         self.requests = [entry for entry in self.requests if entry[0].group_id not in self.finish]
         return [_trajectory(request, versions, self.environment_error) for request, versions in done]
 
+    @property
+    def tokens_in_flight(self) -> int:
+        return sum(len(versions) for _, versions in self.requests)
+
     def abort(self) -> None:
         self.requests = []
+
+    def interrupt(self) -> list[Trajectory]:
+        requests, self.requests = self.requests, []
+        return [_trajectory(request, versions, None, "unfinished") for request, versions in requests]
 
     def update_weights(self, weights: Weights) -> float:
         assert self.awake
@@ -139,12 +147,14 @@ class ObedientEngine(Engine):
         """Nothing is open."""
 
 
-def _trajectory(request: Request, versions: list[int], environment_error: str | None) -> Trajectory:
+def _trajectory(
+    request: Request, versions: list[int], environment_error: str | None, finish_reason: FinishReason = "length"
+) -> Trajectory:
     response = Response(
         tokens=(3,) * len(versions),
         rollout_logprobs=(-1.0,) * len(versions),
         version_spans=tuple((version, start) for start, version in enumerate(versions)),
-        finish_reason="length",
+        finish_reason=finish_reason,
         environment_error=environment_error,
     )
     return Trajectory(request=request, response=response, t_started=1.0, t_finished=2.0)

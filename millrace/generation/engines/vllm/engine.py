@@ -100,6 +100,13 @@ class VllmEngine(Engine):
         self._in_flight -= len(found)
         return found
 
+    @property
+    def tokens_in_flight(self) -> int:
+        return 0
+
+    def interrupt(self) -> list[Trajectory]:
+        raise NotImplementedError
+
     def abort(self) -> None:
         self._run(self._cancel())
         while not self._finished.empty():
