@@ -88,11 +88,13 @@ def _groups(config: RunConfig) -> Iterator[str]:
             f"training.groups_per_step is {training.groups_per_step} and generation.replicas is {generation.replicas}; "
             "expected groups_per_step to be a multiple of replicas, so that all generators make equally many groups"
         )
-    # With max_staleness 0, exactly one step of groups is admitted at a time, and a larger batch would never start.
-    if generation.groups_per_batch > training.groups_per_step:
+    # More are never on their way to the trainer, so the other places would stay empty.
+    admitted = (config.effective_max_staleness + 1) * training.groups_per_step
+    if generation.groups_per_batch > admitted:
         yield (
             f"generation.groups_per_batch is {generation.groups_per_batch} and training.groups_per_step is "
-            f"{training.groups_per_step}; expected groups_per_batch to be at most groups_per_step"
+            f"{training.groups_per_step}; expected groups_per_batch to be at most {admitted}, the groups that a "
+            f"staleness of up to {config.effective_max_staleness} allows"
         )
     if generation.max_new_tokens >= training.max_tokens_per_microbatch:
         yield (

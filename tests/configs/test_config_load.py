@@ -243,9 +243,9 @@ OVERRIDE_ERRORS = {
     ),
     "generation.engine_args=": "--set: generation.engine_args is empty; expected a section with names and values",
     "storage.root=": "--set: storage.root is empty; expected text of at least one character",
-    "generation.groups_per_batch=99": (
-        "FILE with --set: generation.groups_per_batch is 99 and training.groups_per_step is 64; "
-        "expected groups_per_batch to be at most groups_per_step"
+    "generation.groups_per_batch=999": (
+        "FILE with --set: generation.groups_per_batch is 999 and training.groups_per_step is 64; "
+        "expected groups_per_batch to be at most 320, the groups that a staleness of up to 4 allows"
     ),
 }
 
@@ -269,7 +269,7 @@ def test_every_error_is_reported_on_its_own_line(write: Write) -> None:
 
 
 def test_several_impossible_combinations_are_reported_one_a_line(write: Write) -> None:
-    sentences = validation_errors(write("training: {max_steps: 3}\ngeneration: {replicas: 3, groups_per_batch: 65}"))
+    sentences = validation_errors(write("training: {max_steps: 3}\ngeneration: {replicas: 3, groups_per_batch: 999}"))
     assert [sentence.split(" ")[1] for sentence in sentences] == [
         "training.groups_per_step",
         "generation.groups_per_batch",

@@ -135,7 +135,11 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         ("training.groups_per_step is 64", "generation.replicas is 3"),
     ),
     "batch": (
-        {"generation": {"groups_per_batch": 65}},
+        {"generation": {"groups_per_batch": 321}},
+        ("generation.groups_per_batch is 321", "training.groups_per_step is 64"),
+    ),
+    "batch in sync mode": (
+        {"generation": {"groups_per_batch": 65}, "pipeline": {"mode": "sync"}},
         ("generation.groups_per_batch is 65", "training.groups_per_step is 64"),
     ),
     "microbatch": (
@@ -212,7 +216,7 @@ def test_an_impossible_combination_is_refused_in_one_sentence_with_every_key(cas
         {"placement": {"train": {"work_pool": "hosts"}}, "weights": {"transport": "store"}},
         {"prompts": {"source": "a.parquet", "arithmetic": {"digits": 1, "max_sum": 1}}},
         {"prompts": {"num_eval": 54, "arithmetic": {"digits": 1, "max_sum": 9}}, "evaluation": {"num_prompts": 54}},
-        {"generation": {"replicas": 64, "groups_per_batch": 64, "max_new_tokens": 16383}},
+        {"generation": {"replicas": 64, "groups_per_batch": 320, "max_new_tokens": 16383}},
         {"staleness": {"max_staleness": 0}},
         {"environment": {"max_turns": 1}},
         {"placement": {"colocated": True}, "pipeline": {"mode": "sync"}},
