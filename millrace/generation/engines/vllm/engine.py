@@ -2,6 +2,7 @@
 
     submit ─► one asyncio task per request ─► AsyncLLM ─► engine core ─► workers (one per tensor-parallel rank)
     collect ◄─ queue ◄─ finished ◄──────────────┘                         ▲
+    interrupt: AsyncLLM ends each request with the tokens that the core has reported
     update_weights: pause, requests kept ─► caches cleared ─► workers load from shared memory ─► resume
 
 Weights change between two tokens of a request: its tokens are kept, and its key-value cache is computed again under the
@@ -18,7 +19,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millrace.generation.engines.base import Engine, check_names
+from millrace.generation.engines.base import Engine, check_names, unstarted
 from millrace.generation.engines.vllm.arguments import ENVIRONMENT, vllm_arguments
 from millrace.models.loading import empty_model
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
@@ -38,7 +39,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 _T = TypeVar("_T")
 _LOOK_SECONDS = 1.0
 """How often to check that vLLM is alive while waiting for it."""
-_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+_ABORT_SECONDS = 0.01
+"""How long to wait for aborted requests before looking for others to abort."""
+_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "unfinished"}
 
 
 class VllmEngine(Engine):
@@ -89,29 +92,35 @@ class VllmEngine(Engine):
         patience = seconds
         while len(found) < self._in_flight:
             try:
-                done = self._finished.get(timeout=patience) if patience else self._finished.get_nowait()
+                found.append(self._next(patience))
             except queue.Empty:
                 self._check_alive()
                 break
-            if isinstance(done, Exception):
-                raise done
-            found.append(done)
             patience = 0
+        if any(trajectory.response.finish_reason == "unfinished" for trajectory in found):
+            raise RuntimeError("vLLM ended a request that nobody interrupted")
         self._in_flight -= len(found)
         return found
 
     @property
     def tokens_in_flight(self) -> int:
-        return 0
-
-    def interrupt(self) -> list[Trajectory]:
-        raise NotImplementedError
+        states = list(self._llm.output_processor.request_states.values())
+        sampled: int = sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer)
+        with self._finished.mutex:
+            ended = list(self._finished.queue)
+        return sampled + sum(len(done.response.tokens) for done in ended if isinstance(done, Trajectory))
 
     def abort(self) -> None:
         self._run(self._cancel())
         while not self._finished.empty():
             self._finished.get_nowait()
         self._in_flight = 0
+
+    def interrupt(self) -> list[Trajectory]:
+        self._run(self._abort_all())
+        found = [self._next(0.0) for _ in range(self._in_flight)]
+        self._in_flight = 0
+        return [trajectory if trajectory.response.tokens else unstarted(trajectory.request) for trajectory in found]
 
     def update_weights(self, weights: Weights) -> float:
         check_names(self._shapes, weights)
@@ -163,6 +172,13 @@ class VllmEngine(Engine):
         if self._llm.errored:
             raise self._llm.dead_error
 
+    def _next(self, seconds: float) -> Trajectory:
+        """One that has ended. Raises queue.Empty if there is none within `seconds`, and what went wrong with it."""
+        done = self._finished.get(timeout=seconds) if seconds else self._finished.get_nowait()
+        if isinstance(done, Exception):
+            raise done
+        return done
+
     def _launch(self, requests: list[Request], sampling: Sampling) -> None:
         for request in requests:
             task = self._loop.create_task(self._sample(request, sampling))
@@ -204,6 +220,13 @@ class VllmEngine(Engine):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _abort_all(self) -> None:
+        # More than once: vLLM can't abort a request that is still on its way to it.
+        while tasks := set(self._tasks):
+            # Each gets its final output here, with the tokens that the core has reported. Any later ones are ignored.
+            await self._llm.abort(list(self._llm.output_processor.request_states), internal=True)
+            await asyncio.wait(tasks, timeout=_ABORT_SECONDS)
 
     def _parameters(self, sampling: Sampling, seed: int, logprobs: int, num_given: int = 0) -> SamplingParams:
         return SamplingParams(

@@ -15,6 +15,9 @@ from storage.stores.memory import memory_folder
 
 Offer = Callable[[PreTrainedModel, int], Weights]
 
+_LONGEST = 576
+"""Tokens of a prompt with its response."""
+
 
 @pytest.fixture
 def offer() -> Iterator[Offer]:
@@ -30,6 +33,7 @@ def make_policy(make_model: Callable[..., LlamaForCausalLM]) -> Callable[[int], 
 
     def make(seed: int) -> LlamaForCausalLM:
         model = make_model(seed, hidden_size=HIDDEN_SIZE)
+        model.config.max_position_embeddings = _LONGEST
         model.generation_config.do_sample = True
         model.generation_config.temperature = 0.1
         model.generation_config.top_k = 2
@@ -43,7 +47,8 @@ def make_policy(make_model: Callable[..., LlamaForCausalLM]) -> Callable[[int], 
 def _running(
     make_policy: Callable[[int], LlamaForCausalLM], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    with running_vllm(make_policy(0), tmp_path_factory.mktemp("policy")) as engine:
+    folder = tmp_path_factory.mktemp("policy")
+    with running_vllm(make_policy(0), folder, max_model_len=_LONGEST) as engine:
         yield engine
 
 
