@@ -24,26 +24,23 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-# For its settings of Prefect, which are those of `millrace run`; before anything imports Prefect.
-import flows.cli.main  # noqa: F401
 from benchmarks.async_vs_sync import step_times
 from benchmarks.report import make_parser, write_json
+from benchmarks.sleeping.campaign import sleepers
 from benchmarks.sleeping.pace import Pace
 from configs.schema import RunConfig
 from flows.deployment.server import prefect_server
-from millrace.forking.client import ForkedProcess
 from storage.progress import read_status
 from storage.stores.factory import open_store
 
@@ -52,7 +49,6 @@ TARGET = 1.03
 PHASES = ("start", "training", "end")
 
 _GROUP_SIZE, _GROUPS_PER_STEP = 2, 2
-_SLEEPERS = {f"millrace.stages.{stage}": f"benchmarks.sleeping.{stage}" for stage in ("generate", "score", "train")}
 _LOOK_SECONDS = 0.1
 _LOCKED_SECONDS = 30.0
 """How long to wait for the server's writes before counting its rows."""
@@ -118,7 +114,7 @@ def run(folder: Path, pace: Pace, steps: int) -> Campaign:
     pace.to_environment()
     run_url = folder / "sleeping"
     over = threading.Event()
-    with prefect_server() as wait_for_server, _sleepers(), ThreadPoolExecutor(1) as pool:
+    with prefect_server() as wait_for_server, sleepers(), ThreadPoolExecutor(1) as pool:
         # Imported late: the server must have been started before anything imports Prefect.
         from flows.campaign.flow import campaign
 
@@ -197,20 +193,6 @@ def _config(root: Path, steps: int) -> RunConfig:
             "storage": {"root": str(root)},
         }
     )  # fmt: skip
-
-
-@contextmanager
-def _sleepers() -> Iterator[None]:
-    """Inside the block, this process's tasks start the sleeping stages instead of the real ones."""
-    from tasks.fork_server import STAGES
-
-    fork = STAGES.fork
-
-    def fork_sleeper(module: str, *rest: Any) -> ForkedProcess:
-        return fork(_SLEEPERS.get(module, module), *rest)
-
-    with patch.object(STAGES, "fork", fork_sleeper):
-        yield
 
 
 def _server() -> psutil.Process:
