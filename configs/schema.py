@@ -95,7 +95,8 @@ class GenerationConfig(Section):
     group_size: Annotated[int, Field(ge=2)] = 8
     """Responses per prompt; advantages compare them with each other."""
     groups_per_batch: Count = 16
-    """Groups that a generator samples together; with vllm, the maximum in flight."""
+    """Places of a generator, in groups: it keeps groups_per_batch * group_size responses in flight. In `sync` mode all
+    groups of a step are sampled together."""
     temperature: Positive = 1.0
     """The logits are divided by this before sampling, no unit."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -143,6 +144,9 @@ class StorageConfig(Section):
     commit_max_ms: NonNegative = 10.0
     """A generator also commits once the oldest has waited this long, milliseconds; 0 commits each batch before the
     next."""
+    commit_unfinished_seconds: Positive | None = None
+    """How often a generator also stores its unfinished responses, seconds, to continue them after kill -9. Each time
+    the engine reads their tokens again. null: only when the generator drains."""
 
 
 class PromotionConfig(Section):

@@ -9,6 +9,7 @@ start/                                  the model at policy version 0, a Hugging
 start.json                              which files that folder has, with their checksums; written last
 start_hashes.json                       SHA-256 of the start model's files, wherever they are
 streams/trajectories/<g>/{seg,log}/     one writer per generator
+streams/unfinished/<g>/{seg,log}/       what a drained generator had in flight, for its successor
 streams/scores/<reward>/<g>/<s>-of-<S>/ aligned with the trajectories of generator g
 streams/metrics/<stage>-<r>/            one writer per stage replica
 streams/consumed/                       the trainer's: the outcome of each trajectory it took
@@ -77,6 +78,11 @@ def validate_run_id(run_id: str) -> str:
 def trajectories(generator: int) -> str:
     """The stream that generator number `generator` writes."""
     return f"streams/trajectories/{generator}"
+
+
+def unfinished(generator: int) -> str:
+    """The stream in which generator number `generator` stores its unfinished trajectories."""
+    return f"streams/unfinished/{generator}"
 
 
 def scores(reward: str, generator: int, scorer: int, num_scorers: int) -> str:

@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-SCHEMA_VERSION = 2
-"""Version 2: commit records carry their own checksum and the writer's guarantees about the rows. No new column."""
+SCHEMA_VERSION = 3
+"""Version 2: commit records carry their own checksum and the writer's guarantees about the rows. No new column.
+Version 3: commit records name the groups of a part, and those that are not committed yet. New stream: unfinished."""
 
 
 def column(
@@ -73,6 +74,33 @@ TRAJECTORY: pa.Schema = pa.schema(
         ),
     ]
 )
+
+UNFINISHED: pa.Schema = pa.schema(
+    [
+        column("group_id", pa.int64(), "group of the trajectory, which is not whole yet"),
+        column("sample_index", pa.int32(), "index of the trajectory in its group, from 0"),
+        column("response_tokens", pa.list_(pa.int32()), "[R] token ids so far"),
+        column(
+            "rollout_logprobs",
+            pa.list_(pa.float32()),
+            "[R] log-probability of each token under the policy that sampled it, after temperature and top-p, nats",
+        ),
+        column(
+            "loss_mask", pa.list_(pa.uint8()), "[R] 1 if the policy sampled the token, 0 if an environment wrote it"
+        ),
+        column("span_versions", pa.list_(pa.int64()), "[spans] policy version that sampled each span of tokens"),
+        column("span_starts", pa.list_(pa.int32()), "[spans] index of each span's first token in the response"),
+        column("min_policy_version", pa.int64(), "oldest policy version that sampled a token of the response"),
+        column("max_policy_version", pa.int64(), "newest policy version that sampled a token of the response"),
+        column("incarnation", pa.int32(), "incarnation of the trainer that made the newest of these weights"),
+        column("finish_reason", pa.string(), "as of a trajectory; null if the response is unfinished", nullable=True),
+        column("environment_error", pa.string(), "exception of the environment that ended it", nullable=True),
+        column("t_admitted", pa.float64(), "when the prompt was admitted, unix seconds"),
+        column("t_started", pa.float64(), "when its first token was requested, unix seconds"),
+        column("t_finished", pa.float64(), "when its last token was sampled, unix seconds; 0 if it is unfinished"),
+    ]
+)
+"""A part is all that one generator had in flight at one moment; only the newest part counts."""
 
 SCORE: pa.Schema = pa.schema(
     [
@@ -290,7 +318,7 @@ def _check_scores(columns: dict[str, pa.Array]) -> None:
 
 def _check_known(columns: dict[str, pa.Array], name: str, known: Sequence[str]) -> None:
     # Arrow imports pandas, if there is one, for the first list that it takes. So no list at import.
-    unknown = ~_numpy(pc.is_in(columns[name], value_set=pa.array(known)))
+    unknown = ~_numpy(pc.or_(pc.is_in(columns[name], value_set=pa.array(known)), pc.is_null(columns[name])))
     _refuse(unknown, f"{name} is none of {', '.join(known)}")
 
 

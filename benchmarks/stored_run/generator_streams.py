@@ -51,7 +51,7 @@ class StoredGeneratorStreams:
             chosen = rollouts.of("generator") == g
             if not chosen.any():
                 continue
-            amounts = {
+            amounts: dict[str, Any] = {
                 "tokens": int(rollouts.tokens[chosen].sum()),
                 "min_policy_version": int(rollouts.of("min_version")[chosen].min()),
                 "max_policy_version": int(rollouts.max_version[chosen].max()),
@@ -60,6 +60,7 @@ class StoredGeneratorStreams:
             writer.write(
                 trajectory_rows(rollouts, g, incarnation=incarnation, epoch=writer.epoch),
                 incarnation=incarnation,
+                group_ids=list(dict.fromkeys(rollouts.of("group_id")[chosen].tolist())),
                 last_group_id=int(rollouts.of("group_id")[chosen].max()),
                 **amounts,
             )

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -91,7 +92,7 @@ class StoredRun:
         found = self._checkpoints.latest
         self.policy_version = 0 if found is None else found.step
         self._account = Account() if found is None else Account.from_json(found.state["account"])
-        self._next_group = 0 if found is None else min(found.state["due"])
+        self._next_group = 0 if found is None else found.state["next_group"]
         self._lineage = Lineage.after(found, self._checkpoints.incarnation)
         self._measured: dict[str, float] = {}
         self._pending: dict[tuple[str, int], list[pa.Table]] = {replica: [] for replica in self._metrics}
@@ -187,7 +188,11 @@ class StoredRun:
         incarnation = self._checkpoints.incarnation
         rollouts = self._rollouts(random, steps)
         self._streams.write(rollouts, incarnation)
-        versions = {"min_policy_version": steps[0], "max_policy_version": steps[-1], "incarnation": incarnation}
+        versions: dict[str, Any] = {
+            "min_policy_version": steps[0],
+            "max_policy_version": steps[-1],
+            "incarnation": incarnation,
+        }
         trained = rollouts.tokens[rollouts.outcome == TRAINED]
         logprobs = logprob_rows(random, rollouts, incarnation=incarnation)
         self._logprobs.write(logprobs, tokens=int(trained.sum()), **versions)
@@ -238,12 +243,11 @@ class StoredRun:
             tables.clear()
 
     def _checkpoint(self) -> None:
-        generators = self.shape.generators
         self._streams.take()
         state = {
             "account": self._account.to_json(),
             "intake": self._streams.state(),
-            "due": [self._next_group + (g - self._next_group) % generators for g in range(generators)],
+            "next_group": self._next_group,
             "lineage": self._lineage.to_json(),
         }
         self._checkpoints.commit(self.policy_version, {"model.safetensors": b"made up"}, state)

@@ -38,7 +38,7 @@ def open_writer(store: Store, path: str) -> StreamWriter:
     return StreamWriter(store, path, TRAJECTORY, "benchmark", vocab_size=VOCAB_SIZE, group_size=GROUP_SIZE)
 
 
-def about(table: pa.Table) -> dict[str, int]:
+def about(table: pa.Table) -> dict[str, Any]:
     """What a generator records when it commits rows made by `benchmarks.streams.rows`."""
     return {
         "tokens": table.num_rows * RESPONSE_TOKENS,

@@ -129,9 +129,8 @@ class GroupReader:
             generator = group_id % self._num_generators
             stream = self._parts.index(layout.trajectories(generator), TRAJECTORY, [])
             for record in reversed(stream.records):
-                before = stream.records[record.part - 1].last_group_id if record.part else -1
-                # Group ids decrease where the generator was rolled back.
-                if record.last_group_id >= group_id and (before < group_id or before > record.last_group_id):
+                # Before schema version 3 a record does not name its groups.
+                if not record.group_ids or group_id in record.group_ids:
                     found = np.flatnonzero(self._parts.read(stream, record)["group_id"].to_numpy() == group_id)
                     if len(found):
                         return generator, record.first_row_id + int(found[0])

@@ -20,14 +20,14 @@ from millrace.runs.record import latest_attempt, read_run
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoint_of
 from storage.errors import StreamCorrupt
-from storage.schema import CONSUMED, METRIC, SCORE, TRAINER_LOGPROBS, TRAJECTORY
+from storage.schema import CONSUMED, METRIC, SCORE, TRAINER_LOGPROBS, TRAJECTORY, UNFINISHED
 from storage.stores.base import Entry, Store
 from storage.streams.log import LogCursor, LogReader
 from storage.streams.record import Record
 
 _IN_A_STREAM = re.compile(r"(streams/.+)/(?:log|seg)/[^/]+")
 
-Kind = Literal["consumed", "metrics", "scores", "trainer_logprobs", "trajectories"]
+Kind = Literal["consumed", "metrics", "scores", "trainer_logprobs", "trajectories", "unfinished"]
 """In the order in which the logs must be read: no stream refers to rows of a kind before its own."""
 _SCORES = r"streams/scores/(?P<reward>[^/]+)/(?P<generator>\d+)/(?P<scorer>\d+)-of-(?P<num_scorers>\d+)"
 _KINDS: dict[Kind, tuple[str, pa.Schema]] = {
@@ -36,6 +36,7 @@ _KINDS: dict[Kind, tuple[str, pa.Schema]] = {
     "scores": (_SCORES, SCORE),
     "trainer_logprobs": (layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS),
     "trajectories": (r"streams/trajectories/(?P<generator>\d+)", TRAJECTORY),
+    "unfinished": (r"streams/unfinished/(?P<generator>\d+)", UNFINISHED),
 }
 """Kind → the paths of its streams, whose named groups are fields of StoredStream, and their schema."""
 

@@ -35,15 +35,17 @@ def trajectory_table(
         "group_id": [request.group_id for request in requests],
         "prompt_id": [trajectory.prompt.prompt_id for trajectory in trajectories],
         "sample_index": [request.sample_index for request in requests],
-        "prompt_tokens": _lists([request.prompt_tokens for request in requests], np.int32),
-        "response_tokens": _lists([response.tokens for response in responses], np.int32),
-        "rollout_logprobs": _lists([response.rollout_logprobs for response in responses], np.float32),
-        "span_versions": _lists(versions, np.int64),
-        "span_starts": _lists([[start for _, start in response.version_spans] for response in responses], np.int32),
+        "prompt_tokens": column_of_lists([request.prompt_tokens for request in requests], np.int32),
+        "response_tokens": column_of_lists([response.tokens for response in responses], np.int32),
+        "rollout_logprobs": column_of_lists([response.rollout_logprobs for response in responses], np.float32),
+        "span_versions": column_of_lists(versions, np.int64),
+        "span_starts": column_of_lists(
+            [[start for _, start in response.version_spans] for response in responses], np.int32
+        ),
         "min_policy_version": [min(spans) for spans in versions],
         "max_policy_version": [max(spans) for spans in versions],
         "incarnation": [incarnation] * num,
-        "loss_mask": _lists([response.loss_mask for response in responses], np.uint8),
+        "loss_mask": column_of_lists([response.loss_mask for response in responses], np.uint8),
         "finish_reason": [response.finish_reason for response in responses],
         "temperature": [sampling.temperature] * num,
         "top_p": [sampling.top_p] * num,
@@ -100,7 +102,8 @@ def list_slices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
     return [values[start:end] for start, end in itertools.pairwise(offsets)]
 
 
-def _lists(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> pa.ListArray:
+def column_of_lists(rows: Sequence[Sequence[float]], dtype: type[np.generic]) -> pa.ListArray:
+    """A list column, from Python numbers."""
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
     flat = np.fromiter((value for row in rows for value in row), dtype=dtype, count=int(offsets[-1]))

@@ -1,22 +1,28 @@
 """Trajectories joined with their scores, handed to the trainer group by group, each exactly once.
 
     ║ trajectories/<g> ║ part k ─────────────────┐
-                                                 ├─► zip by row ─► groups, in stream order ─► take
+                                                 ├─► zip by row ─► groups of all parts ─► take: oldest weights first
     ║ scores/<reward>/<g>/<k mod S>-of-S ║ part ─┘
 
-The loader reads one `_GeneratorStream` per generator and takes, of the groups at their fronts, the one with the oldest
-weights. `state` holds the position as cursors for a checkpoint: a loader opened with it continues at the next group.
+Of all groups that are scored and not taken, `take` gives the one with the oldest weights. A group that took long comes
+late in its stream. It is taken before those that overtook it, because it would soon be too old. `state` holds the
+position for a checkpoint, the cursors before the first part with groups left and the groups taken beyond: a loader
+opened with it continues with the others.
 
 A part whose file is damaged, while its commit record is sound, comes out as a `LostPart`. Its record says how much is
 lost, and the parts after it are not held up.
 """
 
+import heapq
+import itertools
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.rollouts.group_sequence import committed_groups, pass_part
 from millrace.rollouts.ledger import Amount
+from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.scored_group import LostPart, ScoredGroup, zip_groups
 from storage import layout
 from storage.errors import PartCorrupt, StreamCorrupt
@@ -28,14 +34,40 @@ from storage.streams.stream import Part, StreamReader
 
 
 @dataclass(kw_only=True)
-class _OpenPart:
-    """A zipped part with groups left to take, and the position of its streams before it."""
+class _Taken:
+    """What was taken of one part."""
 
+    rows: list[int] | None = field(default_factory=list)
+    """First row of each group taken; None, from a checkpoint of an older version, for the first ones up to `amount`."""
+    amount: Amount = field(default_factory=Amount)
+
+    def add(self, group: ScoredGroup | LostPart) -> None:
+        self.amount += group.amount()
+        if self.rows is not None and isinstance(group, ScoredGroup):
+            self.rows.append(group.first_row_id)
+
+    def rest(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
+        """The groups of the part that were not taken."""
+        if self.rows is not None:
+            return [group for group in groups if group.first_row_id not in self.rows]
+        passed, rest = Amount(), list(groups)
+        while rest and passed != self.amount:
+            passed += rest.pop(0).amount()
+        self.rows = [group.first_row_id for group in groups[: len(groups) - len(rest)]]
+        return rest
+
+
+@dataclass(kw_only=True)
+class _OpenPart:
+    """A zipped part, and the position of its streams before it."""
+
+    number: int
     trajectories_before: LogCursor
     scores_before: LogCursor
     scorer: int
-    groups: deque[ScoredGroup | LostPart]
-    taken: Amount
+    taken: _Taken
+    waiting: int
+    """Groups left to take."""
 
 
 class _GeneratorStream:
@@ -46,104 +78,136 @@ class _GeneratorStream:
         store: Store,
         reward: str,
         generator: int,
+        num_generators: int,
         num_scorers: int,
         vocab_size: int,
+        lineage: Lineage,
         state: dict[str, Any] | None,
     ) -> None:
         self.generator = generator
         self._vocab_size = vocab_size
+        self._lineage = lineage
         state = state or {"trajectories": LogCursor().to_json(), "scores": [LogCursor().to_json()] * num_scorers}
-        self._trajectories = StreamReader(
-            store, layout.trajectories(generator), TRAJECTORY, LogCursor.from_json(state["trajectories"])
-        )
+        self._path = layout.trajectories(generator)
+        self._trajectories = StreamReader(store, self._path, TRAJECTORY, LogCursor.from_json(state["trajectories"]))
         self._score_paths = [layout.scores(reward, generator, s, num_scorers) for s in range(num_scorers)]
         self._scores = [
             StreamReader(store, path, SCORE, LogCursor.from_json(cursor))
             for path, cursor in zip(self._score_paths, state["scores"], strict=True)
         ]
-        self.parts: deque[_OpenPart] = deque()
-        self._skip = Amount.from_json(state["taken"]) if "taken" in state else Amount()
+        self._groups = committed_groups(store, generator, num_generators, lineage, self._trajectories.cursor)
+        # Parts of which something may be left, in the order of the stream.
+        self._parts: deque[_OpenPart] = deque()
+        # Part number → what was taken of it before this loader was opened; for parts that are not open yet.
+        self._before = _taken_of(state, self._trajectories.cursor.part)
 
-    def refill(self) -> None:
-        """Zips the parts scored since the last call."""
-        while (part := self._next()) is not None:
-            self._skip = Amount()
-            self.parts.append(part)
+    def refill(self) -> Iterator[tuple[_OpenPart, ScoredGroup | LostPart]]:
+        """Zips the parts scored since the last call; gives their groups that were not taken."""
+        while (found := self._next()) is not None:
+            part, groups = found
+            self._parts.append(part)
+            yield from ((part, group) for group in groups)
+        self._trim()
 
-    def _next(self) -> _OpenPart | None:
-        """The next part with its scores, without the groups taken from it before."""
+    def _next(self) -> tuple[_OpenPart, Sequence[ScoredGroup | LostPart]] | None:
+        """The next part with its scores, and its groups that were not taken."""
         number = self._trajectories.cursor.part
         scorer = layout.scorer_of_part(number, len(self._scores))
         before = {"trajectories_before": self._trajectories.cursor, "scores_before": self._scores[scorer].cursor}
-        groups: deque[ScoredGroup | LostPart]
+        groups: Sequence[ScoredGroup | LostPart]
+        group_ids: list[int] | None
         try:
             if (scores := self._scores[scorer].next()) is None:
                 return None
-            groups = deque(self._zip(self._trajectories.next(), scores, scorer))
+            whole, record = self._zip(self._trajectories.next(), scores, scorer)
+            taken = self._before.pop(number, _Taken())
+            groups, group_ids = taken.rest(whole), [group.group_id for group in whole]
         except PartCorrupt as error:
             if self._scores[scorer].cursor.part == before["scores_before"].part:
                 self._scores[scorer].next_record()
-            groups = deque([self._lost(self._trajectories.next_record(), number, str(error))])
-            return _OpenPart(**before, scorer=scorer, groups=groups, taken=self._skip)
-        part = _OpenPart(**before, scorer=scorer, groups=groups, taken=Amount())
-        while part.groups and part.taken != self._skip:
-            part.taken += part.groups.popleft().amount()
-        return part
+            record = self._found(self._trajectories.next_record(), number)
+            taken = self._before.pop(number, _Taken())
+            left = Amount(rollouts=record.rows, tokens=record.tokens) - taken.amount
+            lost = LostPart(generator=self.generator, record=record, left=left, reason=str(error))
+            groups, group_ids = [lost] if left.rollouts else [], None
+        if self._lineage.holds(record.incarnation, record.max_policy_version):
+            pass_part(self._groups, self._path, record, group_ids)
+        return _OpenPart(number=number, **before, scorer=scorer, taken=taken, waiting=len(groups)), groups
 
-    def _zip(self, trajectories: Part | None, scores: Part, scorer: int) -> list[ScoredGroup]:
+    def _zip(self, trajectories: Part | None, scores: Part, scorer: int) -> tuple[list[ScoredGroup], Record]:
         record = self._found(None if trajectories is None else trajectories.record, scores.record.part)
         assert trajectories is not None
         if record.vocab_size not in (0, self._vocab_size):
             raise StreamCorrupt(
-                f"{layout.trajectories(self.generator)}/{record.file}",
+                f"{self._path}/{record.file}",
                 f"its tokens are of a vocabulary of {record.vocab_size}, but the policy's has {self._vocab_size}",
                 record.seq,
             )
-        return zip_groups(trajectories, scores, self.generator, self._score_paths[scorer])
-
-    def _lost(self, record: Record | None, number: int, reason: str) -> LostPart:
-        record = self._found(record, number)
-        left = Amount(rollouts=record.rows, tokens=record.tokens) - self._skip
-        return LostPart(generator=self.generator, record=record, left=left, reason=reason)
+        return zip_groups(trajectories, scores, self.generator, self._score_paths[scorer]), record
 
     def _found(self, record: Record | None, number: int) -> Record:
         if record is None:
-            raise StreamCorrupt(layout.trajectories(self.generator), f"part {number} is missing, but it was scored")
+            raise StreamCorrupt(self._path, f"part {number} is missing, but it was scored")
         return record
 
-    def take(self) -> ScoredGroup | LostPart:
-        part = self.parts[0]
-        group = part.groups.popleft()
-        part.taken += group.amount()
-        if not part.groups:
-            self.parts.popleft()
-        return group
+    def take(self, part: _OpenPart, group: ScoredGroup | LostPart) -> None:
+        part.taken.add(group)
+        part.waiting -= 1
+        self._trim()
 
-    def head(self) -> ScoredGroup | LostPart | None:
-        return self.parts[0].groups[0] if self.parts else None
+    def _trim(self) -> None:
+        while self._parts and not self._parts[0].waiting:
+            self._parts.popleft()
 
     def consumed(self) -> Amount:
         """Everything taken from this generator since the run began, by the count of its cursors."""
-        if self.parts:
-            cursor, taken = self.parts[0].trajectories_before, self.parts[0].taken
-        else:
-            cursor, taken = self._trajectories.cursor, self._skip
-        return Amount(rollouts=cursor.rows, tokens=cursor.tokens) + taken
+        cursor = self._front()
+        return Amount(rollouts=cursor.rows, tokens=cursor.tokens) + self._beyond()
 
     def state(self) -> dict[str, Any]:
-        first = self.parts[0] if self.parts else None
         scores = [reader.cursor for reader in self._scores]
-        for part in reversed(self.parts):
+        for part in reversed(self._parts):
             scores[part.scorer] = part.scores_before
         return {
-            "trajectories": (first.trajectories_before if first else self._trajectories.cursor).to_json(),
+            "trajectories": self._front().to_json(),
             "scores": [cursor.to_json() for cursor in scores],
-            "taken": (first.taken if first else self._skip).to_json(),
+            "taken": self._beyond().to_json(),
+            "taken_of_parts": [
+                {"part": number, "rows": taken.rows, **taken.amount.to_json()}
+                for number, taken in self._taken_beyond()
+                if taken.amount.rollouts
+            ],
         }
+
+    def _front(self) -> LogCursor:
+        """The position before the first part with groups left."""
+        return self._parts[0].trajectories_before if self._parts else self._trajectories.cursor
+
+    def _beyond(self) -> Amount:
+        """What was taken after that position."""
+        return sum((taken.amount for _, taken in self._taken_beyond()), Amount())
+
+    def _taken_beyond(self) -> list[tuple[int, _Taken]]:
+        return [(part.number, part.taken) for part in self._parts] + list(self._before.items())
+
+
+def _taken_of(state: dict[str, Any], first: int) -> dict[int, _Taken]:
+    """What a state says was taken beyond its cursors, by part; `first` is the part after them."""
+    if "taken_of_parts" in state:
+        return {
+            entry["part"]: _Taken(rows=entry["rows"], amount=Amount(rollouts=entry["rollouts"], tokens=entry["tokens"]))
+            for entry in state["taken_of_parts"]
+        }
+    # Before groups could be taken out of order.
+    amount = Amount.from_json(state["taken"]) if "taken" in state else Amount()
+    return {first: _Taken(rows=None, amount=amount)} if amount.rollouts else {}
 
 
 class RolloutLoader:
-    """The scored groups of a run. `state` is what an earlier `state()` returned, or None at the beginning."""
+    """The scored groups of a run, for a trainer of this `lineage`.
+
+    `state` is what an earlier `state()` returned, or None at the beginning.
+    """
 
     def __init__(
         self,
@@ -153,37 +217,48 @@ class RolloutLoader:
         num_generators: int,
         num_scorers: int,
         vocab_size: int,
+        lineage: Lineage,
         state: list[dict[str, Any]] | None,
     ) -> None:
         states: Sequence[dict[str, Any] | None] = [None] * num_generators if state is None else state
+        self._lineage = lineage
         self._streams = [
-            _GeneratorStream(store, reward, g, num_scorers, vocab_size, states[g]) for g in range(num_generators)
+            _GeneratorStream(store, reward, g, num_generators, num_scorers, vocab_size, lineage, states[g])
+            for g in range(num_generators)
         ]
+        # (age, tie-breaker, its stream, its part, group): a heap.
+        self._waiting: list[tuple[tuple[int, int], int, _GeneratorStream, _OpenPart, ScoredGroup | LostPart]] = []
+        self._count = itertools.count()
 
     def take(self) -> ScoredGroup | LostPart | None:
-        """The next group or lost part: of all generators' next ones, the one with the oldest weights. None if none.
+        """Of all groups and lost parts that are there, the one with the oldest weights; None if there is none.
 
-        Raises StreamCorrupt where a commit record is damaged, or where the streams do not match each other or the
-        policy's vocabulary.
+        Groups whose weights do not exist any more come before all others. Raises StreamCorrupt where a commit record is
+        damaged, or where the streams do not match each other or the policy's vocabulary, and LedgerMismatch where a
+        prompt was skipped or repeated.
         """
         for stream in self._streams:
-            stream.refill()
-        heads = [(*_age(head), stream) for stream in self._streams if (head := stream.head())]
-        if not heads:
+            for part, group in stream.refill():
+                heapq.heappush(self._waiting, (self._age(group), next(self._count), stream, part, group))
+        if not self._waiting:
             return None
-        return min(heads, key=lambda entry: entry[:2])[2].take()
+        _, _, stream, part, group = heapq.heappop(self._waiting)
+        stream.take(part, group)
+        return group
 
     def consumed(self) -> list[Amount]:
         """Everything ever taken, by generator, by the count of the cursors."""
         return [stream.consumed() for stream in self._streams]
 
     def state(self) -> list[dict[str, Any]]:
-        """The position after the last group taken, as JSON for a checkpoint."""
+        """What was taken so far, as JSON for a checkpoint."""
         return [stream.state() for stream in self._streams]
 
-
-def _age(head: ScoredGroup | LostPart) -> tuple[int, int]:
-    """The order among generators: oldest weights, then group number."""
-    if isinstance(head, LostPart):
-        return head.record.min_policy_version, head.record.last_group_id
-    return head.min_policy_version, head.group_id
+    def _age(self, group: ScoredGroup | LostPart) -> tuple[int, int]:
+        """The order in which groups are taken: oldest weights, then group number."""
+        if isinstance(group, LostPart):
+            record = group.record
+            exists = self._lineage.holds(record.incarnation, record.max_policy_version)
+            return record.min_policy_version if exists else -1, record.last_group_id
+        exists = self._lineage.holds(group.incarnation, group.part_max_policy_version)
+        return group.min_policy_version if exists else -1, group.group_id

@@ -5,6 +5,8 @@ from types import TracebackType
 
 from configs.schema import StorageConfig
 from millrace.rollouts.arrow import trajectory_table
+from millrace.rollouts.group_sequence import GroupSet, committed_groups
+from millrace.rollouts.lineage import Lineage
 from millrace.types import Sampling, Trajectory
 from storage import layout
 from storage.schema import TRAJECTORY
@@ -25,8 +27,11 @@ class TrajectoryWriter:
         *,
         vocab_size: int,
         group_size: int,
+        num_generators: int,
     ) -> None:
+        self._store = store
         self._generator = generator
+        self._num_generators = num_generators
         self.sampling = sampling
         self._stream = StreamWriter(
             store,
@@ -43,40 +48,52 @@ class TrajectoryWriter:
             max_bytes=storage.commit_max_bytes,
             max_seconds=storage.commit_max_ms / 1000,
         )
-        # The trainer's incarnation of the last rows, and the newest policy version in its parts.
-        self._incarnation: int | None = None
+        # Known once the first weights are here; with the newest policy version in the parts of their incarnation.
+        self._incarnation = -1
         self._newest = 0
+        self.groups = GroupSet.empty(generator, num_generators)
+        """The groups committed and pending whose weights exist."""
 
     @property
     def rows(self) -> int:
         """Trajectories committed and pending."""
         return self._commits.rows
 
-    def append(self, trajectories: Sequence[Trajectory], incarnation: int) -> int:
-        """Adds whole groups in order, sampled under one incarnation. Returns the number of their response tokens."""
+    def restart(self, lineage: Lineage) -> None:
+        """Commits the pending rows, and goes on under weights of this lineage, behind the groups that it keeps."""
+        self.flush()
+        self._incarnation = lineage.incarnation
+        # Never below the version that this incarnation began with, for the reason given in `append`.
+        self._newest = max(lineage.until.values(), default=0)
+        self.groups = committed_groups(self._store, self._generator, self._num_generators, lineage)
+
+    def append(self, trajectories: Sequence[Trajectory]) -> int:
+        """Adds whole groups. Returns the number of their response tokens."""
         table = trajectory_table(
             trajectories,
             first_row_id=self.rows,
             sampling=self.sampling,
-            incarnation=incarnation,
+            incarnation=self._incarnation,
             generator=self._generator,
             epoch=self.epoch,
         )
         versions = [version for trajectory in trajectories for version, _ in trajectory.response.version_spans]
-        if incarnation != self._incarnation:
-            self._incarnation, self._newest = incarnation, 0
-        # A group that finished early and waited for its predecessor may be of older weights than it. After a rollback
-        # parts are accepted or refused by this number. It must never fall: otherwise a part would be accepted whose
-        # predecessor is refused and generated once more.
+        # After a rollback parts are accepted or refused by this number. It must never fall: otherwise a part would be
+        # accepted whose predecessor is refused, and its record would count groups that are generated once more.
         self._newest = max(self._newest, *versions)
+        group_ids = list(dict.fromkeys(trajectory.request.group_id for trajectory in trajectories))
+        for group_id in group_ids:
+            self.groups.add(group_id)
         num_tokens = sum(len(trajectory.response.tokens) for trajectory in trajectories)
         self._commits.append(
             table,
             tokens=num_tokens,
             min_policy_version=min(versions),
             max_policy_version=self._newest,
-            incarnation=incarnation,
-            last_group_id=trajectories[-1].request.group_id,
+            incarnation=self._incarnation,
+            group_ids=group_ids,
+            last_group_id=self.groups.last,
+            missing_groups=sorted(self.groups.missing),
         )
         return num_tokens
 

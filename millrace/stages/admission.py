@@ -1,17 +1,23 @@
-"""Which groups a generator puts in flight: its own, in order, as far as the staleness bound and its batch have room."""
+"""Which requests a generator gives its engine: of its own groups, as far as the staleness bound and its places reach.
+
+    missing groups, then new ones ─► under the bound? ─► requests of the group ─► a place free? ─► engine
+
+A place is that of one request in flight. A group that waits for its last response holds one place, so the engine stays
+full while a straggler is on its way.
+"""
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from millrace.prompts.dataset import PromptOrder
-from millrace.rollouts.group_sequence import next_group
-from millrace.rollouts.groups_in_flight import GroupsInFlight
-from millrace.rollouts.lineage import Lineage
+from millrace.rollouts.group_sequence import GroupSet
+from millrace.rollouts.groups_in_flight import GroupsInFlight, num_tokens
 from millrace.rollouts.staleness import admission_limit
 from millrace.runtime.stage import Stage
-from millrace.types import Request
+from millrace.types import Request, Trajectory
 from storage.progress import read_status
 
 
@@ -23,39 +29,74 @@ class Admission:
         self._stage = stage
         self._order = order
         self._tokenizer = tokenizer
-        self._replicas = config.generation.replicas
-        # Known once the first weights are here.
-        self._next_group = 0
         self.by_step = config.pipeline.mode == "sync"
         """Whether a part is a whole step's share: the barrier between generation and the other stages."""
-        self._most = config.training.groups_per_step if self.by_step else config.generation.groups_per_batch
+        # In sync mode the bound alone says how many: all groups of a step are decoded together.
+        groups = config.training.groups_per_step if self.by_step else config.generation.groups_per_batch
+        self._places = groups * config.generation.group_size
         self.groups = GroupsInFlight(config.generation.group_size, config.seed)
+        # Set by `restart`, once the first weights are here.
+        self._numbers: Iterator[int]
+        self._next: int
+        self._begun: dict[int, dict[int, Trajectory]] = {}
+        self._queue: deque[Request] = deque()
 
-    def restart(self, incarnation: int) -> None:
-        """Forgets the groups in flight, and goes back to the first group that this incarnation's trainer lacks."""
-        self.groups.clear()
-        store = self._stage.store
-        lineage = Lineage.of(store, incarnation)
-        self._next_group = next_group(store, self._stage.replica, self._replicas, lineage)
+    def restart(self, committed: GroupSet, begun: Sequence[Trajectory] = ()) -> tuple[int, int]:
+        """Goes on behind the committed groups, continuing the responses that had `begun`.
 
-    def admissible(self, policy_version: int) -> list[int]:
-        """The numbers of the groups that may be put in flight under this version."""
+        Nothing may be in flight. What belongs to a committed group is ignored. Returns how many are continued, and how
+        many tokens they have.
+        """
+        self._queue.clear()
+        self._numbers = committed.lacking()
+        self._next = next(self._numbers)
+        self._begun = {}
+        continued = [one for one in begun if one.request.group_id not in committed]
+        for one in continued:
+            self._begun.setdefault(one.request.group_id, {})[one.request.sample_index] = one
+        return len(continued), num_tokens(continued)
+
+    @property
+    def waiting(self) -> int:
+        """Requests of admitted groups that have no place yet."""
+        return len(self._queue)
+
+    def has_room(self, policy_version: int) -> bool:
+        """Whether the next group may be admitted under this version."""
+        return self._next < self._limit(policy_version)
+
+    def requests(self, policy_version: int, in_flight: int) -> list[Request]:
+        """The requests to submit now, while `in_flight` are."""
+        free = self._places - in_flight
+        if len(self._queue) < free:
+            limit = self._limit(policy_version)
+            while len(self._queue) < free and self._next < limit:
+                self._admit(policy_version)
+        return [self._queue.popleft() for _ in range(min(free, len(self._queue)))]
+
+    def take(self) -> list[Trajectory]:
+        """The trajectories of all whole groups."""
+        return self.groups.take()
+
+    def interrupted(self, from_engine: Sequence[Trajectory]) -> list[Trajectory]:
+        """Forgets all groups in flight; returns what their responses have, with what waits for its group's turn."""
+        waiting = [one for group in self._begun.values() for one in group.values()]
+        self._queue.clear()
+        self._begun = {}
+        return [*self.groups.interrupted(from_engine), *waiting]
+
+    def _limit(self, policy_version: int) -> int:
         config = self._stage.config
-        limit = admission_limit(
+        return admission_limit(
             policy_version,
             max_staleness=config.effective_max_staleness,
             groups_per_step=config.training.groups_per_step,
             groups_dropped=read_status(self._stage.store, "train", 0).get("groups_dropped", 0),
         )
-        room = max(0, self._most - len(self.groups))
-        first = self._next_group
-        return [n for n in range(first, first + room * self._replicas, self._replicas) if n < limit]
 
-    def admit(self, policy_version: int) -> Iterator[list[Request]]:
-        """Puts the admissible groups in flight; yields the requests of each."""
-        t_admitted = time.time()
-        for group_id in self.admissible(policy_version):
-            prompt = self._order.prompt_at(group_id)
-            tokens = tuple(self._tokenizer(prompt.text)["input_ids"])
-            self._next_group = group_id + self._replicas
-            yield self.groups.admit(group_id, prompt, tokens, t_admitted)
+    def _admit(self, policy_version: int) -> None:
+        prompt = self._order.prompt_at(self._next)
+        tokens = tuple(self._tokenizer(prompt.text)["input_ids"])
+        begun = self._begun.pop(self._next, None)
+        self._queue += self.groups.admit(self._next, prompt, tokens, policy_version, time.time(), begun)
+        self._next = next(self._numbers)

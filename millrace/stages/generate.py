@@ -3,19 +3,22 @@
     newest weights ◄── sync_weights          status record of the trainer: groups dropped
           │                                          │
           ▼                                          ▼
-    ┌► update weights ─► may group n be admitted? ──no──► wait ─┐
-    │                          │ yes                            │
-    │                          ▼                                │
-    │         prompts n, n+G, … ─► engine ─► in order ─► group commit ──► ║ trajectories/<generator> ║
-    └───────────────────────────────────────────────────────────┘
+    ┌► update weights ─► a place free, and group n under the bound? ──no──► wait ─┐
+    │                          │ yes                                              │
+    │                          ▼                                                  │
+    │         requests of n, n+G, … ─► engine ─► whole groups ─► group commit ──► ║ trajectories/<generator> ║
+    │                                     └─► drained ─► what the unfinished have so far ─► ║ unfinished/<generator> ║
+    └─────────────────────────────────────────────────────────────────────────────┘
 
-Consumes: weights, prompts. Waits for: its first weights, then room under the staleness bound. Produces: whole groups.
-Generator g of G makes the groups n with n mod G = g, in order, so the stream itself shows where to resume. Weights are
-updated while groups are in flight: those continue under the new weights, and their version spans name the first token
-of each version. If the run has an environment, the engine plays it, and a trajectory has several turns
-(`environments/episodes.py`). If trainer and generators share a device, the engine sleeps while there is no work
-(`runtime/device_sharing.py`). Weights of a new incarnation mean that the trainer was rolled back: the generator forgets
-what is in flight, and goes back to the first group that the trainer lacks.
+Consumes: weights, prompts, what a predecessor left unfinished. Waits for: its first weights, then room under the
+staleness bound. Produces: whole groups, as they finish. Generator g of G makes the groups n with n mod G = g, and its
+stream shows where to resume (`rollouts/group_sequence.py`). Weights are updated while groups are in flight: those
+continue under the new weights, and their version spans name the first token of each version. If the run has an
+environment, the engine plays it, and a trajectory has several turns (`environments/episodes.py`). If trainer and
+generators share a device, the engine sleeps while there is no work (`runtime/device_sharing.py`). Weights of a new
+incarnation mean that the trainer was rolled back: the generator goes back to the first group that the trainer lacks,
+and continues those responses in flight whose weights still exist. In sync mode it starts them anew, so that a step's
+responses do not depend on when something was killed.
 """
 
 import time
@@ -38,6 +41,7 @@ from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.device_sharing import DeviceTurns, open_device
 from millrace.runtime.stage import Stage, run_stage
 from millrace.stages.admission import Admission
+from millrace.stages.carry_over import CarryOver
 from millrace.types import Sampling
 from millrace.weights.base import Weights, WeightsId
 from millrace.weights.factory import generator_end
@@ -47,6 +51,8 @@ from storage.failpoints import failpoint
 
 _COLLECT_SECONDS = 0.02
 """How long to wait for a finished trajectory before looking for new weights again."""
+_SHOW_SECONDS = 0.2
+"""How often the status record says what is in flight."""
 
 
 def main(stage: Stage) -> None:
@@ -74,6 +80,7 @@ def main(stage: Stage) -> None:
         config.storage,
         vocab_size=engine.vocab_size,
         group_size=generation.group_size,
+        num_generators=generation.replicas,
     )
     stage.ready(
         f"generator {stage.replica} ready after {writer.rows} trajectories (epoch {writer.epoch}), "
@@ -81,8 +88,12 @@ def main(stage: Stage) -> None:
     )
     with closing(engine), closing(reader), writer:
         turns = DeviceTurns(stage, device, engine)
-        Generator(stage, engine, turns, Admission(stage, order, tokenizer), reader, writer).run()
-    stage.milestone(f"generator {stage.replica} drained after {writer.rows} trajectories")
+        admission = Admission(stage, order, tokenizer)
+        carry_over = CarryOver(stage, engine, admission, writer)
+        generator = Generator(stage, engine, turns, admission, reader, writer, carry_over)
+        generator.run()
+        stored = "" if generator.weights is None else carry_over.store(generator.weights.incarnation)
+    stage.milestone(f"generator {stage.replica} drained after {writer.rows} trajectories{stored}")
 
 
 def _engine(stage: Stage, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Engine:
@@ -119,6 +130,7 @@ class Generator:
         admission: Admission,
         reader: FallbackReader,
         writer: TrajectoryWriter,
+        carry_over: CarryOver,
     ) -> None:
         self.stage = stage
         self.engine = engine
@@ -126,25 +138,30 @@ class Generator:
         self.admission = admission
         self.reader = reader
         self.writer = writer
+        self.carry_over = carry_over
         self.weights: WeightsId | None = None
         # Newer weights that wait until this generator has the device.
         self.arrived: Weights | None = None
         self.environment_failed = False
+        # When the status record last got what is in flight.
+        self.t_shown = 0.0
 
     def run(self) -> None:
-        """Runs until asked to drain. What is in flight then is generated again later."""
+        """Runs until asked to drain."""
         # When draining, do not wait for in-flight requests: that may take minutes.
         while not self.stage.draining and self.stage.wait(
             self._ready, why="waiting for weights or room under max_staleness"
         ):
             with self.stage.busy("generate"):
-                self._admit()
+                self._submit()
                 self._collect()
             self._commit()
+            assert self.weights is not None
+            self.carry_over.store_if_due(self.weights.incarnation)
 
-    def _admit(self) -> None:
+    def _submit(self) -> None:
         assert self.weights is not None
-        for requests in self.admission.admit(self.weights.policy_version):
+        if requests := self.admission.requests(self.weights.policy_version, self.engine.in_flight):
             self.engine.submit(requests, self.writer.sampling)
 
     def _collect(self) -> None:
@@ -175,15 +192,29 @@ class Generator:
             return
         trajectories = self.admission.groups.take()
         if not trajectories:
+            self._show_in_flight()
             return
-        assert self.weights is not None
         failpoint("generate.before_commit")
         with self.stage.busy("commit"):
-            num_tokens = self.writer.append(trajectories, self.weights.incarnation)
+            num_tokens = self.writer.append(trajectories)
             if by_step:
                 # The other stages wait for this share of the step.
                 self.writer.flush()
         self.stage.progress(rollouts=self.writer.rows, tokens=self.stage.value("tokens") + num_tokens)
+        self._show_in_flight()
+
+    def _show_in_flight(self) -> None:
+        if time.monotonic() - self.t_shown < _SHOW_SECONDS:
+            return
+        self.t_shown = time.monotonic()
+        groups = self.admission.groups
+        self.stage.progress(
+            requests_in_flight=self.engine.in_flight,
+            groups_in_flight=len(groups),
+            tokens_in_flight=self.carry_over.tokens_in_flight,
+            oldest_version_in_flight=groups.oldest_version,
+            t_oldest_in_flight=groups.t_oldest,
+        )
 
     def _ready(self) -> bool:
         # An engine could take weights again and again and never finish a request. While it has requests in flight,
@@ -204,7 +235,9 @@ class Generator:
     def _has_work(self) -> bool:
         if self.weights is None:
             return False
-        return bool(self.engine.in_flight or self.admission.admissible(self.weights.policy_version))
+        if self.engine.in_flight or self.admission.waiting:
+            return True
+        return self.admission.has_room(self.weights.policy_version)
 
     def _look_for_weights(self) -> None:
         if self.arrived is not None:
@@ -217,9 +250,8 @@ class Generator:
 
     def _update_weights(self, weights: Weights) -> None:
         if self.weights is None or self.weights.incarnation != weights.id.incarnation:
-            self.engine.abort()
-            self.writer.flush()
-            self.admission.restart(weights.id.incarnation)
+            previous = None if self.weights is None else self.weights.incarnation
+            self.carry_over.begin(weights.id.incarnation, previous)
         with self.stage.busy("update_weights"):
             pause_seconds = self.engine.update_weights(weights)
         failpoint("generate.before_acknowledgement")

@@ -20,7 +20,6 @@ import math
 import time
 from typing import Any
 
-from millrace.rollouts.group_sequence import GroupSequence
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
 from millrace.rollouts.loader import RolloutLoader
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
@@ -66,9 +65,12 @@ class TrainLoop:
             "num_scorers": self.config.scoring.replicas,
         }
         self.loader = RolloutLoader(
-            self.stage.store, vocab_size=self.trainer.vocab_size, state=found.get("intake"), **streams
+            self.stage.store,
+            vocab_size=self.trainer.vocab_size,
+            lineage=self.lineage,
+            state=found.get("intake"),
+            **streams,
         )
-        self.group_sequence = GroupSequence(self.config.generation.replicas, found.get("due"))
         self.committed = CommittedAmounts(self.stage.store, **streams)
         self.account = Account.from_json(found["account"]) if found else Account()
         # Position of the cursors when the ledger was last found balanced.
@@ -118,7 +120,6 @@ class TrainLoop:
             # Its generator makes it again under weights that exist, so it makes no room for another.
             self._drop(group, "rolled_back")
             return
-        self.group_sequence.pass_group(group)
         if staleness(self.trainer.policy_version, group.min_policy_version) > self.config.effective_max_staleness:
             self._drop(group, "stale")
             self._publish_stale(len(group.rewards))
@@ -148,7 +149,6 @@ class TrainLoop:
         self._drop(part, "corrupt" if exists else "rolled_back")
         if exists:
             num_groups = part.left.rollouts // self.config.generation.group_size
-            self.group_sequence.pass_lost(part, num_groups)
             self.account.groups_dropped += num_groups
 
     def _step(self) -> None:
@@ -211,7 +211,6 @@ class TrainLoop:
         return {
             "account": self.account.to_json(),
             "intake": self.loader.state(),
-            "due": list(self.group_sequence.next_expected),
             "lineage": self.lineage.to_json(),
         }
 

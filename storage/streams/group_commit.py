@@ -6,6 +6,7 @@
 Rows that are pending when the process dies are lost: the caller continues from the committed rows.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Condition, Thread
@@ -30,7 +31,9 @@ class _Pending:
     bytes: int = 0
     tokens: int = 0
     versions: list[int] = field(default_factory=list)
+    group_ids: list[int] = field(default_factory=list)
     last_group_id: int = -1
+    missing_groups: Sequence[int] = ()
 
 
 class GroupCommit:
@@ -71,7 +74,9 @@ class GroupCommit:
         min_policy_version: int = NO_VERSION,
         max_policy_version: int = NO_VERSION,
         incarnation: int = -1,
+        group_ids: Sequence[int] = (),
         last_group_id: int = -1,
+        missing_groups: Sequence[int] = (),
     ) -> None:
         """Add rows; they are durable and visible once their part is committed. See `StreamWriter.write`.
 
@@ -97,7 +102,8 @@ class GroupCommit:
             pending.versions += [
                 version for version in (min_policy_version, max_policy_version) if version != NO_VERSION
             ]
-            pending.last_group_id = last_group_id
+            pending.group_ids += group_ids
+            pending.last_group_id, pending.missing_groups = last_group_id, missing_groups
             if pending.rows >= self._max_rows or pending.bytes >= self._max_bytes or self._max_seconds <= 0:
                 self._commit()
 
@@ -145,7 +151,9 @@ class GroupCommit:
                 min_policy_version=min(pending.versions, default=NO_VERSION),
                 max_policy_version=max(pending.versions, default=NO_VERSION),
                 incarnation=pending.incarnation,
+                group_ids=pending.group_ids,
                 last_group_id=pending.last_group_id,
+                missing_groups=pending.missing_groups,
             )
         except BaseException as error:
             # Whether the part was committed may be unknown; committing it again might store it twice.

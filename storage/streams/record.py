@@ -1,6 +1,7 @@
 """One commit record: the small JSON object that makes data part of a stream, and its strict reading.
 
 today's            sealed: contains its own checksum; any damage is found
+schema version 2   sealed, without the groups of a part
 schema version 1   no checksum, fewer fields; the next record's sha256 reveals damage
 a newer Millrace's sealed, with fields unknown here: SchemaUnknown, which is not damage
 """
@@ -57,8 +58,12 @@ class Record:
     """data: version of the schema the Arrow file was written with."""
     incarnation: int = -1
     """data: incarnation of the trainer that made the weights behind the rows; -1 where there is none or several."""
+    group_ids: list[int] = field(default_factory=list)
+    """data: the groups in the rows, in their order; empty where rows have no group, and before schema version 3."""
     last_group_id: int = -1
-    """data: group_id of the last row; -1 where rows have no group."""
+    """data: the highest group in the stream up to here that counts; -1 where rows have no group."""
+    missing_groups: list[int] = field(default_factory=list)
+    """data: the writer's groups before `last_group_id` that are not in the stream yet, ascending."""
     group_size: int = 0
     """data: promise that every group in the rows is complete and has that many rows; 0: no promise."""
     vocab_size: int = 0
@@ -73,7 +78,8 @@ _DATA_1 = (
     "part", "seg", "bytes", "checksum", "rows", "first_row_id", "tokens", "min_policy_version", "max_policy_version",
     "schema_version",
 )  # fmt: skip
-_DATA = (*_DATA_1, "incarnation", "last_group_id", "group_size", "vocab_size")
+_DATA_2 = (*_DATA_1, "incarnation", "last_group_id", "group_size", "vocab_size")
+_DATA = (*_DATA_2, "group_ids", "missing_groups")
 _NAMES: dict[str, tuple[str, ...]] = {
     "fence": _COMMON,
     "data": _COMMON + _DATA,
@@ -81,6 +87,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "checkpoint": (*_COMMON, "body"),
 }
 _NAMES_1 = _NAMES | {"data": _COMMON + _DATA_1}
+_NAMES_2 = _NAMES | {"data": _COMMON + _DATA_2}
 _TYPES = {name: get_origin(hint) or hint for name, hint in get_type_hints(Record).items()}
 
 
@@ -108,8 +115,10 @@ def decode(data: bytes, file: str) -> Record:
     except ValueError as error:
         raise StreamCorrupt(file, f"the record is {error}") from error
     kind = values.get("kind")
-    known = (_NAMES if sealed else _NAMES_1).get(kind, ()) if isinstance(kind, str) else ()
-    if set(values) - set(known) and (sealed or _version(values) > SCHEMA_VERSION):
+    version = _version(values)
+    names = _NAMES_1 if not sealed else _NAMES_2 if version == 2 and "group_ids" not in values else _NAMES
+    known = names.get(kind, ()) if isinstance(kind, str) else ()
+    if set(values) - set(known) and (sealed or version > SCHEMA_VERSION):
         unknown = f"fields {sorted(set(values) - set(known))}" if known else f"kind {kind!r}"
         raise SchemaUnknown(f"{file}: written by a newer Millrace: {unknown} not known here (schema {SCHEMA_VERSION})")
     if not known:
@@ -119,8 +128,10 @@ def decode(data: bytes, file: str) -> Record:
     for name in known:
         if name != "kind" and type(values[name]) is not _TYPES[_field(name)]:
             raise StreamCorrupt(file, f"{name} is {values[name]!r}, expected {_TYPES[_field(name)].__name__}")
-    if not sealed and _version(values) > 1:
-        raise StreamCorrupt(file, f"the record of schema version {_version(values)} lacks its checksum")
+        if isinstance(values[name], list) and not all(type(item) is int for item in values[name]):
+            raise StreamCorrupt(file, f"{name} is {values[name]!r}, expected a list of int")
+    if not sealed and version > 1:
+        raise StreamCorrupt(file, f"the record of schema version {version} lacks its checksum")
     return Record(**{_field(name): value for name, value in values.items()})
 
 

@@ -83,12 +83,14 @@ class StreamWriter:
         min_policy_version: int = NO_VERSION,
         max_policy_version: int = NO_VERSION,
         incarnation: int = -1,
+        group_ids: Sequence[int] = (),
         last_group_id: int = -1,
+        missing_groups: Sequence[int] = (),
     ) -> Record:
         """Commit `table` as the next part; on return it is durable and visible.
 
         `tokens` counts the response tokens that the rows stand for; the versions bound those behind the rows, of the
-        weights that trainer `incarnation` made; `last_group_id` is the last row's. The last four are -1 where unknown.
+        weights that trainer `incarnation` made; they are -1 where unknown. For the groups see `Record`.
         Raises ValueError for an invalid table (see `validate`) and Fenced if a newer writer took over; then nothing
         was committed.
         """
@@ -112,7 +114,9 @@ class StreamWriter:
             max_policy_version=max_policy_version,
             schema_version=SCHEMA_VERSION,
             incarnation=incarnation,
+            group_ids=list(group_ids),
             last_group_id=last_group_id,
+            missing_groups=list(missing_groups),
             group_size=self._group_size,
             vocab_size=self._vocab_size,
         )

@@ -5,6 +5,7 @@ from support.stores.dict_store import DictStore
 
 from benchmarks.stored_run.run import Shape, StoredRun, make_run
 from millrace.maintenance.fsck import fsck
+from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.loader import RolloutLoader
 from millrace.runs.status import StatusReader
 from storage import layout
@@ -60,10 +61,16 @@ def test_an_intake_opens_at_its_checkpoint_and_finds_what_nobody_took() -> None:
     run.finish()
     latest = read_latest(store)
     assert latest is not None
-    intake = RolloutLoader(
-        store, reward="exact_match", num_generators=2, num_scorers=2, vocab_size=128, state=latest.state["intake"]
+    loader = RolloutLoader(
+        store,
+        reward="exact_match",
+        num_generators=2,
+        num_scorers=2,
+        vocab_size=128,
+        lineage=Lineage.after(latest, 1),
+        state=latest.state["intake"],
     )
-    group = intake.take()
+    group = loader.take()
     assert group is not None
     assert group.generator == 0, "what the last generator made was left unscored"
 

@@ -10,7 +10,6 @@ environment belong to the current span. Nothing waits: one trajectory may be at 
 first.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from millrace.generation.engines.base import Engine, unstarted
 from millrace.generation.environments.base import Environment
+from millrace.rollouts.groups_in_flight import derived_seed
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 
@@ -216,5 +216,4 @@ class Episodes(Engine):
 
 def turn_seed(seed: int, turn: int) -> int:
     """63 bits for turn number `turn` ≥ 1 of a trajectory; its first turn, number 0, uses `seed` itself."""
-    digest = hashlib.sha256(f"{seed}:{turn}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    return derived_seed(seed, turn)

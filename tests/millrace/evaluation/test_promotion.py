@@ -30,6 +30,7 @@ from millrace.evaluation.promotion import (
 from millrace.maintenance.fsck import fsck
 from millrace.maintenance.gc import Retention, carry_out, plan
 from millrace.rollouts.ledger import Account
+from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.loader import RolloutLoader
 from millrace.runs.record import create_run, resume_run
 from millrace.runtime.arguments import StageArguments
@@ -201,6 +202,7 @@ class Run:
             num_generators=1,
             num_scorers=1,
             vocab_size=self.trainer.vocab_size,
+            lineage=Lineage.after(None, 0),
             state=None,
         )
         state = {"account": Account().to_json(), "intake": intake.state()}

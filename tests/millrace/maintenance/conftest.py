@@ -13,6 +13,7 @@ from support.stores.dict_store import DictStore
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.ledger import Account
+from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.loader import RolloutLoader
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.record import create_run
@@ -61,6 +62,7 @@ class SmallRun:
             num_generators=GENERATORS,
             num_scorers=SCORERS,
             vocab_size=VOCAB_SIZE,
+            lineage=Lineage.after(None, 0),
             state=state,
         )
 

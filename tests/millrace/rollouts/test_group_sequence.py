@@ -1,38 +1,41 @@
-"""Where generators go on after trainers were rolled back: no prompt skipped, none repeated."""
+"""Where generators go on after kills and rollbacks, with groups in any order: no prompt skipped, none repeated."""
 
+import itertools
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.stores.memory import unused_name
 
+from configs.schema import StorageConfig
 from millrace.errors import LedgerMismatch
-from millrace.rollouts.arrow import trajectory_table
-from millrace.rollouts.group_sequence import GroupSequence, next_group
+from millrace.rollouts.group_sequence import GroupSet, committed_groups, pass_part
 from millrace.rollouts.lineage import Lineage
-from millrace.rollouts.scored_group import ScoredGroup
+from millrace.rollouts.writer import TrajectoryWriter
 from millrace.types import Sampling, Trajectory
 from storage import layout
 from storage.checkpoints import CheckpointWriter
 from storage.schema import TRAJECTORY
 from storage.stores.memory import MemoryStore
-from storage.streams.stream import StreamReader, StreamWriter
+from storage.streams.record import Record
+from storage.streams.stream import StreamReader
 
 MakeTrajectories = Callable[..., list[Trajectory]]
 
-GENERATORS, GROUP_SIZE = 2, 2
+GENERATORS, GROUP_SIZE, PLACES = 2, 2, 3
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4)
 
 
 class Campaign:
-    """A trainer and generator number 1 of 2, as far as sequence go."""
+    """A trainer and generator number 1 of 2, as far as their groups go; up to `PLACES` groups are in flight."""
 
     def __init__(self, make_trajectories: MakeTrajectories) -> None:
         self.store = MemoryStore(unused_name())
         self.make_trajectories = make_trajectories
         self.version = -1
         self.start_trainer()
+        self.start_generator()
 
     def start_trainer(self) -> None:
         self.checkpoints = CheckpointWriter(self.store)
@@ -46,88 +49,98 @@ class Campaign:
         self.checkpoints.commit(self.version, {}, {"lineage": self.lineage.to_json()})
 
     def start_generator(self) -> None:
-        self.stream = StreamWriter(self.store, layout.trajectories(1), TRAJECTORY, "generate-1")
+        self.writer = TrajectoryWriter(
+            self.store,
+            1,
+            SAMPLING,
+            StorageConfig(commit_max_ms=0),
+            vocab_size=64,
+            group_size=GROUP_SIZE,
+            num_generators=GENERATORS,
+        )
+        self.incarnation = -1
         self.take_weights()
 
     def take_weights(self) -> None:
-        """The generator hears of the trainer's newest weights."""
-        self.weights = (self.checkpoints.incarnation, self.version)
-        self.position = next_group(self.store, 1, GENERATORS, Lineage.of(self.store, self.weights[0]))
+        """The generator hears of the trainer's newest weights; what is in flight goes on, or is asked again."""
+        self.sampled_by = self.version
+        if self.incarnation != self.checkpoints.incarnation:
+            self.incarnation = self.checkpoints.incarnation
+            self.writer.restart(Lineage.of(self.store, self.incarnation))
+            self.in_flight: dict[int, int] = {}
+            self.numbers = self.writer.groups.lacking()
+        # Group → the oldest weights that sampled it.
+        while len(self.in_flight) < PLACES:
+            self.in_flight[next(self.numbers)] = self.version
 
-    def generate(self, num_groups: int) -> None:
-        incarnation, version = self.weights
-        group_ids = [self.position + GENERATORS * i for i in range(num_groups)]
-        trajectories = self.make_trajectories(group_ids, GROUP_SIZE, version)
-        table = trajectory_table(
-            trajectories,
-            first_row_id=self.stream.rows,
-            sampling=Sampling(temperature=1.0, top_p=1.0, max_new_tokens=4),
-            incarnation=incarnation,
-            generator=1,
-            epoch=self.stream.epoch,
-        )
-        self.stream.write(
-            table,
-            tokens=sum(len(trajectory.response.tokens) for trajectory in trajectories),
-            min_policy_version=version,
-            max_policy_version=version,
-            incarnation=incarnation,
-            last_group_id=group_ids[-1],
-        )
-        self.position = group_ids[-1] + GENERATORS
+    def finish(self, place: int) -> None:
+        """One of the groups in flight is whole, and another takes its place."""
+        group_id = sorted(self.in_flight)[place]
+        oldest = self.in_flight.pop(group_id)
+        self.writer.append(self.make_trajectories([group_id], GROUP_SIZE, oldest))
+        self.in_flight[next(self.numbers)] = self.sampled_by
 
     def accepted(self) -> list[int]:
-        """The groups whose weights exist for the present trainer, in stream order."""
-        reader, groups = StreamReader(self.store, layout.trajectories(1), TRAJECTORY), []
+        """The groups whose weights exist for the present trainer, in stream order, as it checks them."""
+        path, groups, found = layout.trajectories(1), GroupSet.empty(1, GENERATORS), []
+        reader = StreamReader(self.store, path, TRAJECTORY)
         while (part := reader.next()) is not None:
             if self.lineage.holds(part.record.incarnation, part.record.max_policy_version):
-                groups += list(dict.fromkeys(part.table["group_id"].to_pylist()))
-        return groups
+                group_ids = list(dict.fromkeys(part.table["group_id"].to_pylist()))
+                pass_part(groups, path, part.record, group_ids)
+                found += group_ids
+                assert committed_groups(self.store, 1, GENERATORS, self.lineage, reader.cursor) == groups
+        return found
 
 
 @pytest.fixture
 def campaign(make_trajectories: MakeTrajectories) -> Campaign:
-    campaign = Campaign(make_trajectories)
-    campaign.start_generator()
-    return campaign
+    return Campaign(make_trajectories)
 
 
 def test_a_generator_begins_with_its_own_number(campaign: Campaign) -> None:
-    assert campaign.position == 1
+    assert sorted(campaign.in_flight) == [1, 3, 5]
 
 
-def test_a_restarted_generator_goes_on_behind_what_it_committed(campaign: Campaign) -> None:
-    campaign.generate(3)
+def test_a_restarted_generator_asks_for_what_is_missing_and_then_goes_on(campaign: Campaign) -> None:
+    campaign.finish(1)
+    campaign.finish(2)
+    assert campaign.accepted() == [3, 7]
     campaign.start_generator()
-    assert campaign.position == 1 + 3 * GENERATORS
+    assert sorted(campaign.in_flight) == [1, 5, 9]
 
 
 def test_groups_of_a_lost_future_are_made_once_more(campaign: Campaign) -> None:
-    campaign.generate(1)
+    campaign.finish(0)
     campaign.version = 1
     campaign.checkpoint()
     campaign.take_weights()
-    campaign.generate(1)
+    campaign.finish(1)
     campaign.version = 2
     campaign.take_weights()
-    campaign.generate(2)
+    campaign.in_flight = dict.fromkeys(campaign.in_flight, 2)
+    campaign.finish(0)
+    assert campaign.accepted() == [1, 5, 3]
     campaign.start_trainer()
+    assert campaign.accepted() == [1, 5], "group 3 was sampled by version 2, which is lost"
     campaign.take_weights()
-    assert campaign.position == 1 + 2 * GENERATORS
-    campaign.generate(2)
-    assert campaign.accepted() == [1, 3, 5, 7]
+    assert sorted(campaign.in_flight) == [3, 7, 9]
+    campaign.finish(0)
+    assert campaign.accepted() == [1, 5, 3]
 
 
-actions = st.sampled_from(["step", "step", "checkpoint", "kill trainer", "kill generator", "take", "generate"])
+events = st.one_of(
+    st.sampled_from(["step", "checkpoint", "kill trainer", "kill generator", "take"]),
+    st.integers(0, PLACES - 1),
+)
 
 
-@settings(deadline=None, max_examples=60)
-@given(story=st.lists(actions, max_size=30))
-def test_whatever_is_killed_the_groups_that_count_are_gapless_and_each_there_once(
-    story: list[str], make_trajectories: MakeTrajectories
+@settings(deadline=None, max_examples=100)
+@given(story=st.lists(events, max_size=40))
+def test_whatever_is_killed_and_whatever_finishes_first_each_group_that_counts_is_there_once(
+    story: list[str | int], make_trajectories: MakeTrajectories
 ) -> None:
     campaign = Campaign(make_trajectories)
-    campaign.start_generator()
     for event in story:
         match event:
             case "step":
@@ -140,38 +153,62 @@ def test_whatever_is_killed_the_groups_that_count_are_gapless_and_each_there_onc
                 campaign.start_generator()
             case "take":
                 campaign.take_weights()
-            case "generate":
-                campaign.generate(2)
+            case int(place):
+                campaign.finish(place)
+        # Raises if one is there twice, or if a record tells another story than the parts.
         accepted = campaign.accepted()
-        assert accepted == [1 + GENERATORS * i for i in range(len(accepted))]
+        assert len(set(accepted)) == len(accepted)
+    # In the end nothing is missing: a generator that goes on asks for every group that is not there.
+    campaign.start_generator()
+    lacking = set(range(1, max(campaign.accepted(), default=1) + 1, GENERATORS)) - set(campaign.accepted())
+    assert lacking <= set(itertools.islice(campaign.writer.groups.lacking(), len(lacking)))
 
 
-def test_a_skipped_and_a_repeated_prompt_are_told_by_their_rows() -> None:
-    def group(group_id: int) -> ScoredGroup:
-        return ScoredGroup(
-            group_id=group_id,
-            generator=1,
-            first_row_id=40,
-            prompt_tokens=[],
-            response_tokens=[],
-            rollout_logprobs=[],
-            loss_mask=[],
-            temperature=1.0,
-            rewards=[1.0, 0.0],
-            min_policy_versions=np.zeros(2, dtype=np.int64),
-            max_policy_versions=np.zeros(2, dtype=np.int64),
-            part_max_policy_version=0,
-            incarnation=0,
-        )
+@given(group_ids=st.permutations(range(1, 40, 2)), first=st.integers(0, 20))
+def test_groups_in_any_order_leave_the_same_set_and_the_same_to_do(group_ids: list[int], first: int) -> None:
+    groups = GroupSet.empty(1, 2)
+    for group_id in group_ids[:first]:
+        groups.add(group_id)
+    assert [group_id in groups for group_id in group_ids] == [i < first for i in range(20)]
+    lacking = groups.lacking()
+    for group_id in group_ids[first:]:
+        groups.add(group_id)
+    # As of when it was asked, whatever is added meanwhile.
+    assert list(itertools.islice(lacking, 20 - first)) == sorted(group_ids[first:])
+    assert groups == GroupSet(num_generators=2, last=39)
 
-    sequence = GroupSequence(GENERATORS, None)
-    sequence.pass_group(group(1))
-    sequence.pass_group(group(3))
-    with pytest.raises(
-        LedgerMismatch, match=r"trajectories/1, rows 40 to 41: found group 7, expected group 5.*skipped"
-    ):
-        sequence.pass_group(group(7))
-    with pytest.raises(LedgerMismatch, match=r"found group 3, expected group 5: a prompt was repeated"):
-        sequence.pass_group(group(3))
-    resumed = GroupSequence(GENERATORS, list(sequence.next_expected))
-    resumed.pass_group(group(5))
+
+def record(
+    first_row: int, last: int, missing: list[int], *, version: int = 3, group_ids: list[int] | None = None
+) -> Record:
+    """Of a part of two groups."""
+    return Record(
+        seq=0, kind="data", epoch=0, nonce="", writer="", prev="", rows=4, first_row_id=first_row, group_size=2,
+        last_group_id=last, missing_groups=missing, group_ids=group_ids or [], schema_version=version,
+    )  # fmt: skip
+
+
+def test_a_repeated_and_a_skipped_prompt_are_told_by_their_rows() -> None:
+    groups = GroupSet.empty(1, 2)
+    pass_part(groups, "streams/trajectories/1", record(0, 5, [1]), [5, 3])
+    with pytest.raises(LedgerMismatch, match=r"trajectories/1, rows 4 to 7: group 3 is there a second time"):
+        pass_part(groups, "streams/trajectories/1", record(4, 5, []), [1, 3])
+    groups = GroupSet(num_generators=2, last=5, missing={1})
+    with pytest.raises(LedgerMismatch, match=r"rows 4 to 7: .*disagree about groups \[1\]: a prompt was skipped"):
+        pass_part(groups, "streams/trajectories/1", record(4, 9, []), [7, 9])
+    with pytest.raises(LedgerMismatch, match="group 8 belongs to another generator"):
+        pass_part(GroupSet.empty(1, 2), "streams/trajectories/1", record(0, 8, []), [8])
+
+
+def test_a_part_that_can_not_be_read_is_passed_by_its_record() -> None:
+    groups = GroupSet(num_generators=2, last=5, missing={1})
+    pass_part(groups, "s", record(4, 9, [7], group_ids=[9, 1]), None)
+    assert groups == GroupSet(num_generators=2, last=9, missing={7})
+
+
+def test_parts_of_schema_version_2_came_in_order_and_a_gap_between_them_is_a_skipped_prompt() -> None:
+    groups = GroupSet(num_generators=2, last=3)
+    pass_part(groups, "s", record(4, 7, [], version=2), None)
+    assert groups == GroupSet(num_generators=2, last=7)
+    with pytest.raises(LedgerMismatch, match=r"groups \[9\] are missing before it: a prompt was skipped"):
+        pass_part(groups, "s", record(8, 13, [], version=2), [11, 13])

@@ -1,11 +1,12 @@
-"""Groups are admitted in order, finished in any order, and handed on in order."""
+"""Groups are admitted in order, finished in any order, and handed on when they are whole; interrupted ones go on."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from millrace.rollouts.groups_in_flight import GroupsInFlight, trajectory_seed
-from millrace.types import Prompt, Request, Response, Trajectory
+from millrace.rollouts.groups_in_flight import GroupsInFlight, derived_seed, num_tokens, trajectory_seed
+from millrace.types import FinishReason, Prompt, Request, Response, Trajectory
 
 GROUP_SIZE = 3
 
@@ -14,8 +15,10 @@ def prompt(group_id: int) -> Prompt:
     return Prompt(prompt_id=f"p{group_id}", text=f"{group_id}+1=", answer=str(group_id + 1), source="test")
 
 
-def admit(groups: GroupsInFlight, group_id: int) -> list[Request]:
-    return groups.admit(group_id, prompt(group_id), (1, group_id), t_admitted=group_id + 0.5)
+def admit(
+    groups: GroupsInFlight, group_id: int, begun: dict[int, Trajectory] | None = None, policy_version: int = 0
+) -> list[Request]:
+    return groups.admit(group_id, prompt(group_id), (1, group_id), policy_version, group_id + 0.5, begun)
 
 
 def finished(request: Request) -> Trajectory:
@@ -26,40 +29,102 @@ def finished(request: Request) -> Trajectory:
     return Trajectory(request=request, response=response, t_started=token + 0.25, t_finished=token + 0.75)
 
 
-def test_a_group_that_is_whole_waits_for_the_one_before_it() -> None:
+def test_a_group_that_is_whole_waits_for_no_other() -> None:
     groups = GroupsInFlight(GROUP_SIZE, run_seed=0)
     first, second, third = (admit(groups, group_id) for group_id in (4, 6, 8))
     for request in [*second, *first[1:], *third[:2]]:
         groups.add(finished(request))
-        assert groups.take() == [], "group 4 has one to come"
-    groups.add(finished(first[0]))
-    assert [trajectory.request.group_id for trajectory in groups.take()] == [4] * GROUP_SIZE + [6] * GROUP_SIZE
+    assert [trajectory.request.group_id for trajectory in groups.take()] == [6] * GROUP_SIZE
     assert groups.take() == []
-    assert len(groups) == 1
+    assert len(groups) == 2
     groups.add(finished(third[2]))
-    assert [trajectory.request.group_id for trajectory in groups.take()] == [8] * GROUP_SIZE
+    groups.add(finished(first[0]))
+    assert [trajectory.request.group_id for trajectory in groups.take()] == [4] * GROUP_SIZE + [8] * GROUP_SIZE
     assert len(groups) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_finished_first_all_trajectories_come_once_and_in_order(seed: int) -> None:
+def test_whatever_is_finished_first_all_trajectories_come_once_and_groups_are_whole(seed: int) -> None:
     chance = random.Random(seed)
     groups = GroupsInFlight(GROUP_SIZE, run_seed=seed)
     to_admit = list(range(seed, seed + 40, 2))
     expected = [(group_id, index) for group_id in to_admit for index in range(GROUP_SIZE)]
     in_flight: list[Request] = []
     taken: list[tuple[int, int]] = []
-    waited = 0
     while to_admit or in_flight:
         if to_admit and chance.random() < 0.4:
             in_flight += admit(groups, to_admit.pop(0))
         elif in_flight:
             groups.add(finished(in_flight.pop(chance.randrange(len(in_flight)))))
-        trajectories = groups.take()
-        waited += bool(in_flight) and not trajectories
-        taken += [(trajectory.request.group_id, trajectory.request.sample_index) for trajectory in trajectories]
-    assert taken == expected, f"seed {seed}"
-    assert waited, f"seed {seed}: nothing was ever out of order"
+        taken += [(one.request.group_id, one.request.sample_index) for one in groups.take()]
+    assert sorted(taken) == expected, f"seed {seed}"
+    assert taken != expected, f"seed {seed}: nothing was ever out of order"
+    assert [index for _, index in taken] == list(range(GROUP_SIZE)) * 20
+
+
+def partly(request: Request, tokens: int, version: int, finish_reason: FinishReason = "unfinished") -> Trajectory:
+    """What an engine returns: `tokens` more, all of one version."""
+    start = len(request.response_tokens)
+    response = Response(
+        tokens=tuple(range(start, start + tokens)),
+        rollout_logprobs=tuple(-float(i) for i in range(start, start + tokens)),
+        version_spans=((version, 0),) if tokens else (),
+        finish_reason=finish_reason,
+    )
+    return Trajectory(request=request, response=response, t_started=100.0 + version, t_finished=200.0 + version)
+
+
+def test_interrupted_responses_go_on_where_they_were_and_are_joined() -> None:
+    groups = GroupsInFlight(GROUP_SIZE, run_seed=7)
+    requests = admit(groups, 5, policy_version=3)
+    groups.add(partly(requests[0], 2, 3, "length"))
+    interrupted = groups.interrupted([partly(requests[1], 4, 3), partly(requests[2], 0, 3)])
+    assert len(groups) == 0
+    assert num_tokens(interrupted) == 6
+    assert {one.request.sample_index for one in interrupted} == {0, 1}, "the third had no token yet"
+
+    # In another process, whose requests know nothing of the first one's.
+    later = GroupsInFlight(GROUP_SIZE, run_seed=7)
+    bare = {one.request.sample_index: replace(one, request=replace(one.request, seed=0)) for one in interrupted}
+    asked = admit(later, 5, bare, policy_version=4)
+    assert [(r.sample_index, r.response_tokens) for r in asked] == [(1, (0, 1, 2, 3)), (2, ())]
+    assert asked[0].seed == derived_seed(requests[1].seed, 4), "other draws than its first tokens had"
+    assert asked[1].seed == requests[2].seed
+    assert (later.tokens, later.oldest_version, later.t_oldest) == (6, 3, 5.5)
+    again = later.interrupted([partly(asked[0], 2, 4), partly(asked[1], 1, 4)])
+    last = GroupsInFlight(GROUP_SIZE, run_seed=7)
+    asked = admit(last, 5, {one.request.sample_index: one for one in again}, policy_version=6)
+    for request in asked:
+        last.add(partly(request, 1, 6, "stop"))
+    whole = last.take()
+    assert [one.response.tokens for one in whole] == [(0, 1), tuple(range(7)), (0, 1)]
+    assert [one.response.rollout_logprobs[-1] for one in whole] == [-1.0, -6.0, -1.0]
+    assert [one.response.version_spans for one in whole] == [
+        ((3, 0),),
+        ((3, 0), (4, 4), (6, 6)),
+        ((4, 0), (6, 1)),
+    ]
+    assert [one.response.finish_reason for one in whole] == ["length", "stop", "stop"]
+    assert [one.request for one in whole] == requests, "as if it had been asked for once"
+    assert [(one.t_started, one.t_finished) for one in whole] == [(103.0, 203.0), (103.0, 206.0), (104.0, 206.0)]
+
+
+def test_what_goes_on_under_the_same_version_is_one_span() -> None:
+    groups = GroupsInFlight(1, run_seed=0)
+    (request,) = admit(groups, 0)
+    (begun,) = groups.interrupted([partly(request, 3, 2)])
+    (request,) = admit(groups, 0, {0: begun})
+    groups.add(partly(request, 2, 2, "stop"))
+    assert groups.take()[0].response.version_spans == ((2, 0),)
+
+
+def test_what_waits_for_its_turn_keeps_what_it_had_when_it_is_interrupted_again() -> None:
+    groups = GroupsInFlight(GROUP_SIZE, run_seed=0)
+    requests = admit(groups, 2)
+    begun = groups.interrupted([partly(request, 2, 1) for request in requests])
+    admit(groups, 2, {one.request.sample_index: one for one in begun})
+    # The engine got none of them.
+    assert groups.interrupted([]) == begun
 
 
 def test_a_trajectory_is_what_was_admitted_and_what_came_back_for_it() -> None:
@@ -76,17 +141,6 @@ def test_a_trajectory_is_what_was_admitted_and_what_came_back_for_it() -> None:
         assert trajectory.request.seed == trajectory_seed(11, 7, index)
         times = (trajectory.request.t_admitted, trajectory.t_started, trajectory.t_finished)
         assert times == (7.5, sampled.t_started, sampled.t_finished)
-
-
-def test_what_was_cleared_never_comes_and_the_same_groups_can_be_admitted_again() -> None:
-    groups = GroupsInFlight(GROUP_SIZE, run_seed=0)
-    for request in admit(groups, 4)[:2]:
-        groups.add(finished(request))
-    groups.clear()
-    assert (len(groups), groups.take()) == (0, [])
-    again = admit(groups, 4)
-    groups.add(finished(again[2]))
-    assert groups.take() == [], "the two of before do not count"
 
 
 def test_a_trajectory_that_is_asked_for_again_gets_the_seed_it_had() -> None:

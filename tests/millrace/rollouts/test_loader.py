@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from support.replay.trained_run import score_rows
 from support.stores.memory import unused_name
 
+from millrace.errors import LedgerMismatch
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.ledger import Amount, CommittedAmounts
+from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.loader import RolloutLoader
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
 from millrace.types import Sampling, Trajectory
@@ -26,6 +28,7 @@ from storage.streams.stream import StreamWriter
 MakeTrajectories = Callable[..., list[Trajectory]]
 
 GENERATORS, SCORERS, GROUP_SIZE, VOCAB_SIZE = 2, 2, 2, 15
+LINEAGE = Lineage(1, {})
 SHAPE: dict[str, Any] = {"reward": "r", "num_generators": GENERATORS, "num_scorers": SCORERS}
 
 
@@ -74,6 +77,7 @@ class StoredRun:
             min_policy_version=policy_version,
             max_policy_version=policy_version,
             incarnation=1,
+            group_ids=group_ids,
             last_group_id=group_ids[-1],
         )
         self.parts[generator].append(trajectories)
@@ -104,9 +108,13 @@ class StoredRun:
         return next(row for row, trajectory in enumerate(trajectories) if trajectory.request.group_id == group.group_id)
 
     def next_group(self) -> int | None:
-        """The group that a loader should hand out now: of all generators' next ones, that with the oldest weights."""
-        fronts = [(self.versions[groups[0]], groups[0], groups) for groups in self.waiting if groups]
-        return min(fronts)[2].popleft() if fronts else None
+        """The group that a loader should hand out now: that with the oldest weights, wherever it is."""
+        there = [(self.versions[group], group, groups) for groups in self.waiting for group in groups]
+        if not there:
+            return None
+        _, group, groups = min(there)
+        groups.remove(group)
+        return group
 
     def amounts(self) -> tuple[Amount, Amount]:
         """(generated, scored)."""
@@ -122,7 +130,7 @@ class StoredRun:
         return amount_of(generated), amount_of([trajectory for part in scored for trajectory in part])
 
     def loader(self, state: list[dict[str, Any]] | None = None) -> RolloutLoader:
-        return RolloutLoader(self.store, **SHAPE, vocab_size=VOCAB_SIZE, state=state)
+        return RolloutLoader(self.store, **SHAPE, vocab_size=VOCAB_SIZE, lineage=LINEAGE, state=state)
 
 
 def reward_of(trajectory: Trajectory) -> float | None:
@@ -227,7 +235,8 @@ def test_whatever_happens_in_whatever_order_each_group_comes_out_once_and_every_
     loader, look, taken = run.loader(), CommittedAmounts(run.store, **SHAPE), Amount()
     for time, (action, first, second) in enumerate(data):
         if action == "generate":
-            run.generate(first, second, policy_version=time // 4)
+            # A part may be of older weights than the one before it.
+            run.generate(first, second, policy_version=(7 * time) % 5 + time // 8)
         elif action == "score":
             run.score(first, second)
         elif action == "resume":
@@ -242,7 +251,7 @@ def test_whatever_happens_in_whatever_order_each_group_comes_out_once_and_every_
 
 
 def test_there_is_nothing_to_take_of_a_run_that_has_not_begun() -> None:
-    loader = RolloutLoader(MemoryStore(unused_name()), **SHAPE, vocab_size=VOCAB_SIZE, state=None)
+    loader = RolloutLoader(MemoryStore(unused_name()), **SHAPE, vocab_size=VOCAB_SIZE, lineage=LINEAGE, state=None)
     assert loader.take() is None
     assert loader.consumed() == [Amount()] * GENERATORS
 
@@ -308,6 +317,76 @@ def test_of_a_part_that_was_taken_in_part_only_the_rest_is_lost(run: StoredRun) 
     )
     assert [group.group_id for group in rest if isinstance(group, ScoredGroup)] == [9, 11, 6, 8, 10]
     assert resumed.consumed() == [amount_of([each for part in parts for each in part]) for parts in run.parts]
+
+
+def test_a_late_group_of_old_weights_is_taken_before_those_that_overtook_it(
+    make_trajectories: MakeTrajectories,
+) -> None:
+    run = StoredRun(make_trajectories)
+    for policy_version in (5, 6, 2):
+        run.generate(0, num_groups=2, policy_version=policy_version)
+    for scorer in (0, 1, 0):
+        run.score(0, scorer)
+    loader = run.loader()
+    taken = [group.group_id for group in iter(loader.take, None) if isinstance(group, ScoredGroup)]
+    assert taken == [8, 10, 0, 2, 4, 6]
+
+
+def test_groups_taken_out_of_order_are_not_taken_again_after_a_restart(make_trajectories: MakeTrajectories) -> None:
+    run = StoredRun(make_trajectories)
+    for policy_version in (5, 2, 6):
+        run.generate(0, num_groups=2, policy_version=policy_version)
+    for scorer in (0, 1, 0):
+        run.score(0, scorer)
+    loader = run.loader()
+    for _ in range(3):
+        loader.take()
+    # Before its first look a resumed loader knows what was taken, too.
+    resumed = run.loader(through_json(loader.state()))
+    assert resumed.consumed() == loader.consumed()
+    assert resumed.state() == loader.state()
+    damage(run.store, layout.trajectories(0), part=1)
+    taken = [group.group_id for group in iter(resumed.take, None) if isinstance(group, ScoredGroup)]
+    assert taken == [2, 8, 10], "of the damaged part nothing is left to lose"
+    assert sum(resumed.consumed(), Amount()) == run.amounts()[1]
+
+
+def test_the_state_of_an_older_version_is_understood(run: StoredRun) -> None:
+    loader = run.loader()
+    taken = [loader.take() for _ in range(3)]
+    assert [group.group_id for group in taken if isinstance(group, ScoredGroup)] == [0, 1, 2]
+    state = through_json(loader.state())
+    for one in state:
+        # It could only say how much of the first part was taken.
+        del one["taken_of_parts"]
+    resumed = run.loader(state)
+    assert resumed.consumed() == loader.consumed()
+    assert [group.group_id for group in iter(resumed.take, None) if isinstance(group, ScoredGroup)] == [
+        group.group_id for group in iter(loader.take, None) if isinstance(group, ScoredGroup)
+    ]
+    assert resumed.consumed() == loader.consumed()
+
+
+def test_groups_of_lost_versions_come_first_and_are_no_repetition(make_trajectories: MakeTrajectories) -> None:
+    run = StoredRun(make_trajectories)
+    run.generate(0, num_groups=2, policy_version=3)
+    run.score(0, 0)
+    run.parts[0] = []
+    run.generate(0, num_groups=1, policy_version=1)
+    loader = RolloutLoader(run.store, **SHAPE, vocab_size=VOCAB_SIZE, lineage=Lineage(2, {1: 1}), state=None)
+    assert [group.group_id for group in iter(loader.take, None) if isinstance(group, ScoredGroup)] == [0, 2]
+
+
+def test_a_prompt_that_was_asked_twice_is_a_mismatch(make_trajectories: MakeTrajectories) -> None:
+    run = StoredRun(make_trajectories)
+    run.generate(0, num_groups=2, policy_version=3)
+    run.score(0, 0)
+    run.parts[0].append(run.parts[0].pop()[:2])
+    run.generate(0, num_groups=1, policy_version=3)
+    run.scores[0][1].write(score_rows(4, [1.0] * 2), tokens=0)
+    loader = run.loader()
+    with pytest.raises(LedgerMismatch, match="rows 4 to 5: group 2 is there a second time"):
+        loader.take()
 
 
 def test_tokens_of_another_vocabulary_are_refused_by_name(make_trajectories: MakeTrajectories) -> None:

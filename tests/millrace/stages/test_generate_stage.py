@@ -2,10 +2,12 @@
 
 import re
 
+import pyarrow as pa
 import pytest
-from support.stages.workshop import TENSORS, Workshop, weights
+from support.stages.workshop import CONFIG, TENSORS, Workshop, answer, weights
 from transformers import PreTrainedTokenizerFast
 
+from configs.schema import PipelineConfig
 from millrace.errors import WeightsCorrupt
 from millrace.rollouts.arrow import environment_error_of
 from millrace.runtime.messages import Heartbeat, read_line
@@ -18,6 +20,12 @@ from storage.stores.memory import MemoryStore
 from storage.streams.stream import StreamReader
 
 NOTHING_FINISHES: list[int] = []
+
+
+def rows(workshop: Workshop) -> list[pa.Table]:
+    """The parts that its generator committed."""
+    reader = StreamReader(workshop.store, layout.trajectories(0), TRAJECTORY)
+    return [part.table for part in iter(reader.next, None)]
 
 
 @pytest.fixture
@@ -37,13 +45,31 @@ def test_as_many_groups_are_in_flight_as_a_batch_holds_and_whole_ones_make_room(
     assert workshop.in_flight == {1, 2, 3}
 
 
-def test_a_group_that_is_whole_early_waits_for_its_predecessor_and_keeps_its_place_in_flight(
-    workshop: Workshop,
-) -> None:
+def test_a_whole_group_is_committed_at_once_and_the_record_says_which_are_missing(workshop: Workshop) -> None:
     workshop.turn([1, 2], new=weights(0))
-    assert (workshop.in_flight, workshop.committed()) == ({0}, [])
+    assert (workshop.in_flight, workshop.committed()) == ({0}, [([1, 2], 0)])
+    record = StreamReader(workshop.store, layout.trajectories(0), TRAJECTORY).next_record()
+    assert record is not None
+    assert (record.group_ids, record.last_group_id, record.missing_groups) == ([1, 2], 2, [0])
     workshop.turn([0])
-    assert workshop.committed() == [([0, 1, 2], 0)]
+    assert workshop.committed()[1:] == [([0], 0)]
+
+
+def test_places_are_of_requests_so_that_stragglers_leave_room_for_others(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    stragglers = [workshop.engine.requests[0], workshop.engine.requests[2]]
+    for request, versions in workshop.engine.requests:
+        if request.sample_index == 1:
+            workshop.generator.admission.groups.add(answer(request, versions))
+    workshop.engine.requests = [entry for entry in workshop.engine.requests if entry[0].sample_index == 0]
+    workshop.turn(NOTHING_FINISHES)
+    # Six places: three stragglers, a whole group more, and the first of the next.
+    assert [(r.group_id, r.sample_index) for r, _ in workshop.engine.requests[3:]] == [(3, 0), (3, 1), (4, 0)]
+    assert stragglers[0] in workshop.engine.requests
+    workshop.turn([0])
+    assert workshop.committed() == [([0], 0)]
+    workshop.turn(NOTHING_FINISHES)
+    assert [(r.group_id, r.sample_index) for r, _ in workshop.engine.requests[5:]] == [(4, 1)]
 
 
 def test_what_is_in_flight_goes_on_under_new_weights_and_its_spans_say_so(workshop: Workshop) -> None:
@@ -56,21 +82,96 @@ def test_what_is_in_flight_goes_on_under_new_weights_and_its_spans_say_so(worksh
 
 
 def test_the_newest_version_that_records_name_never_falls(workshop: Workshop) -> None:
-    workshop.turn([1, 2], new=weights(0))
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
     workshop.turn([0], new=weights(5))
-    workshop.turn(NOTHING_FINISHES)
-    # Groups 1 and 2 are of version 0 alone, and in the same part; 3 was admitted after it.
-    workshop.turn([3])
-    assert workshop.committed() == [([0, 1, 2], 5), ([3], 5)]
+    # Group 1 was whole before the update, as far as the engine knows.
+    workshop.engine.requests = [(request, [0]) for request, _ in workshop.engine.requests]
+    workshop.turn([1])
+    assert workshop.committed() == [([0], 5), ([1], 5)]
 
 
-def test_weights_of_another_incarnation_throw_away_what_is_in_flight_and_it_is_asked_again(
+def test_responses_in_flight_go_on_under_weights_of_another_incarnation_if_their_own_exist(
     workshop: Workshop,
 ) -> None:
     workshop.turn([0, 2], new=weights(0))
-    workshop.turn([1, 2, 3], new=weights(0, incarnation=1))
-    assert workshop.committed() == [([0], 0), ([1, 2, 3], 0)]
-    assert workshop.in_flight == set()
+    workshop.turn(NOTHING_FINISHES, new=weights(0, incarnation=1))
+    assert workshop.heard == ["generator 0 continues 2 unfinished responses (2 tokens)"]
+    workshop.turn([1, 3])
+    assert workshop.committed() == [([0, 2], 0), ([1, 3], 0)]
+    part = rows(workshop)[1]
+    assert part["incarnation"].to_pylist() == [1] * 4
+    # One token before, one after; group 3 was admitted later.
+    assert [len(tokens) for tokens in part["response_tokens"].to_pylist()] == [2, 2, 1, 1]
+    assert part["span_versions"].to_pylist() == [[0]] * 4
+
+
+def test_responses_of_lost_versions_are_thrown_away_and_asked_again(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(4))
+    workshop.turn(NOTHING_FINISHES, new=weights(0, incarnation=1))
+    assert workshop.heard == []
+    assert all(request.response_tokens == () for request, _ in workshop.engine.requests)
+    workshop.turn([1])
+    assert workshop.committed() == [([1], 0)]
+    workshop.stage.progress(now=True)
+    assert read_status(workshop.store, "generate", 0)["tokens_discarded"] == 6
+
+
+def test_in_sync_mode_what_was_in_flight_begins_anew(
+    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    config = CONFIG.model_copy(update={"pipeline": PipelineConfig(mode="sync")})
+    workshop = Workshop(memory_store, tokenizer, config)
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    workshop.turn(NOTHING_FINISHES, new=weights(0, incarnation=1))
+    assert all(request.response_tokens == () for request, _ in workshop.engine.requests)
+    assert workshop.carry_over.store(1) == ""
+    workshop.turn([0, 2])
+    assert workshop.committed() == [], "the step's share is not whole"
+    workshop.turn([1, 3])
+    assert workshop.committed() == [([0, 1, 2, 3], 0)], "in the order of admission"
+
+
+def test_a_drained_generator_stores_what_is_in_flight_and_its_successor_continues_it(
+    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    first = Workshop(memory_store, tokenizer)
+    first.turn([1], new=weights(0))
+    first.turn(NOTHING_FINISHES, new=weights(1))
+    assert first.carry_over.store(0) == "; stored 6 unfinished responses (10 tokens)"
+    assert first.in_flight == set()
+    second = Workshop(memory_store, tokenizer)
+    second.turn(NOTHING_FINISHES, new=weights(1, incarnation=0))
+    assert second.heard == ["generator 0 continues 6 unfinished responses (10 tokens)"]
+    assert [(r.group_id, r.response_tokens) for r, _ in second.engine.requests] == [
+        (0, (3, 3)), (0, (3, 3)), (2, (3, 3)), (2, (3, 3)), (3, (3,)), (3, (3,)),
+    ]  # fmt: skip
+    second.turn([0, 2, 3])
+    part = rows(second)[1]
+    assert part["span_versions"].to_pylist() == [[0, 1]] * 4 + [[1]] * 2
+    assert part["span_starts"].to_pylist() == [[0, 1]] * 4 + [[0]] * 2
+    second.stage.progress(now=True)
+    status = read_status(memory_store, "generate", 0)
+    assert (status["tokens_continued"], status["tokens_discarded"]) == (10, 0)
+
+
+def test_a_killed_generator_s_successor_continues_what_was_stored_last_and_counts_the_rest_as_lost(
+    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    config = CONFIG.model_copy(
+        update={"storage": CONFIG.storage.model_copy(update={"commit_unfinished_seconds": 1e-9})}
+    )
+    first = Workshop(memory_store, tokenizer, config)
+    first.turn(NOTHING_FINISHES, new=weights(0))
+    assert first.in_flight == set()
+    first.turn([0])
+    assert first.committed() == [([0], 0)]
+    # Four responses with two tokens each were stored, and then the engine sampled nine more.
+    first.stage.progress(now=True, tokens_in_flight=17)
+    second = Workshop(memory_store, tokenizer)
+    second.turn(NOTHING_FINISHES, new=weights(0))
+    assert second.heard == ["generator 0 continues 4 unfinished responses (8 tokens)"]
+    second.stage.progress(now=True)
+    assert read_status(memory_store, "generate", 0)["tokens_discarded"] == 9
 
 
 def test_a_stage_that_is_asked_to_drain_does_not_wait_for_what_is_in_flight(workshop: Workshop) -> None:

@@ -267,13 +267,14 @@ def test_a_record_of_schema_version_1_is_read_without_checksum() -> None:
 NEWER = SCHEMA_VERSION + 1
 DATA_1 = VERSION_1 | STORED_DATA | VERSIONS | {"seq": 3, "kind": "data", "part": 2}
 DATA_2 = DATA_1 | {"incarnation": 0, "last_group_id": 1, "group_size": 4, "vocab_size": 9}
+DATA_3 = DATA_2 | {"schema_version": 3, "group_ids": [0, 1], "missing_groups": []}
 
 
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        (seal(DATA_2 | {"schema_version": NEWER, "colour": "red"}), r"fields \['colour'\]"),
-        (seal(DATA_2 | {"colour": "red"}), r"fields \['colour'\]"),
+        (seal(DATA_3 | {"schema_version": NEWER, "colour": "red"}), r"fields \['colour'\]"),
+        (seal(DATA_3 | {"colour": "red"}), r"fields \['colour'\]"),
         (seal(VERSION_1 | {"seq": 3, "kind": "weird"}), "kind 'weird'"),
         (seal(VERSION_1 | {"seq": 3, "kind": "fence", "format": 9}), r"fields \['format'\]"),
         (json.dumps(DATA_1 | {"schema_version": NEWER, "colour": "red"}).encode(), r"fields \['colour'\]"),
@@ -285,7 +286,17 @@ def test_a_newer_millrace_s_record_is_told_from_damage(data: bytes, what: str) -
 
 
 def test_a_newer_schema_s_part_is_still_counted_where_the_record_is_understood() -> None:
-    assert decode(seal(DATA_2 | {"schema_version": NEWER}), "log/3").rows == 4
+    assert decode(seal(DATA_3 | {"schema_version": NEWER}), "log/3").rows == 4
+
+
+def test_a_record_of_schema_version_2_does_not_name_its_groups_and_a_later_one_has_to() -> None:
+    record = decode(seal(DATA_2 | {"schema_version": 2}), "log/3")
+    assert (record.group_ids, record.last_group_id, record.missing_groups) == ([], 1, [])
+    assert decode(seal(DATA_3), "log/3").group_ids == [0, 1]
+    with pytest.raises(StreamCorrupt, match="the data record has the fields"):
+        decode(seal(DATA_2 | {"schema_version": 3}), "log/3")
+    with pytest.raises(StreamCorrupt, match=r"missing_groups is \['x'\], expected a list of int"):
+        decode(seal(DATA_3 | {"missing_groups": ["x"]}), "log/3")
 
 
 def test_records_are_read_backwards_from_any_cursor(store: Store) -> None:

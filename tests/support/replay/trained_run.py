@@ -22,6 +22,7 @@ from millrace.models.loading import load_model
 from millrace.models.start_folder import store_start_model
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.consumed import ConsumedWriter
+from millrace.rollouts.group_sequence import committed_groups
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.loader import RolloutLoader
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
@@ -118,6 +119,8 @@ class _Maker:
             self.trainer.restore(found.step, {name: load_file(self.store, ref) for name, ref in found.files.items()})
         self.incarnation = self.checkpoints.incarnation
         self.lineage = Lineage.after(found, self.incarnation)
+        # Groups of lost versions are not made again here, so they stay missing.
+        self.groups = [committed_groups(self.store, g, GENERATORS, self.lineage) for g in range(GENERATORS)]
         self.consumed = ConsumedWriter(self.store, self.incarnation)
         self.intake = RolloutLoader(
             self.store,
@@ -125,6 +128,7 @@ class _Maker:
             num_generators=GENERATORS,
             num_scorers=SCORERS,
             vocab_size=self.vocab_size,
+            lineage=self.lineage,
             state=None if found is None else found.state["intake"],
         )
 
@@ -175,6 +179,9 @@ class _Maker:
             ]
             self.made[generator] += len(rollouts) // GROUP_SIZE
             tokens = sum(len(rollout.response.tokens) for rollout in rollouts)
+            group_ids = list(dict.fromkeys(rollout.request.group_id for rollout in rollouts))
+            for group_id in group_ids:
+                self.groups[generator].add(group_id)
             record = self.trajectories[generator].write(
                 trajectory_table(
                     rollouts,
@@ -188,7 +195,9 @@ class _Maker:
                 min_policy_version=sampled_by,
                 max_policy_version=sampled_by,
                 incarnation=self.incarnation,
-                last_group_id=rollouts[-1].request.group_id,
+                group_ids=group_ids,
+                last_group_id=self.groups[generator].last,
+                missing_groups=sorted(self.groups[generator].missing),
             )
             rewards = [self._reward(rollout) for rollout in rollouts]
             self.scores[generator][record.part % SCORERS].write(score_rows(first, rewards), tokens=tokens)

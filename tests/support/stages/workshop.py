@@ -18,6 +18,7 @@ from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import Device, DeviceTurns, SharedDevice
 from millrace.runtime.stage import Stage
 from millrace.stages.admission import Admission
+from millrace.stages.carry_over import CarryOver
 from millrace.stages.generate import Generator
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsReader
@@ -110,7 +111,7 @@ class ObedientEngine(Engine):
         self.stage.draining = True
         done = [entry for entry in self.requests if entry[0].group_id in self.finish]
         self.requests = [entry for entry in self.requests if entry[0].group_id not in self.finish]
-        return [_trajectory(request, versions, self.environment_error) for request, versions in done]
+        return [answer(request, versions, self.environment_error) for request, versions in done]
 
     @property
     def tokens_in_flight(self) -> int:
@@ -121,7 +122,7 @@ class ObedientEngine(Engine):
 
     def interrupt(self) -> list[Trajectory]:
         requests, self.requests = self.requests, []
-        return [_trajectory(request, versions, None, "unfinished") for request, versions in requests]
+        return [answer(request, versions, finish_reason="unfinished") for request, versions in requests]
 
     def update_weights(self, weights: Weights) -> float:
         assert self.awake
@@ -147,9 +148,13 @@ class ObedientEngine(Engine):
         """Nothing is open."""
 
 
-def _trajectory(
-    request: Request, versions: list[int], environment_error: str | None, finish_reason: FinishReason = "length"
+def answer(
+    request: Request,
+    versions: list[int],
+    environment_error: str | None = None,
+    finish_reason: FinishReason = "length",
 ) -> Trajectory:
+    """A response with one token of each version."""
     response = Response(
         tokens=(3,) * len(versions),
         rollout_logprobs=(-1.0,) * len(versions),
@@ -184,6 +189,7 @@ class Workshop:
             StorageConfig(commit_max_ms=0),
             vocab_size=16,
             group_size=config.generation.group_size,
+            num_generators=config.generation.replicas,
         )
         prompts = [Prompt(prompt_id=f"p{i}", text=f"{i}+1=", answer="", source="test") for i in range(9)]
         order = PromptOrder(prompts, seed=0, shuffle=False)
@@ -193,7 +199,8 @@ class Workshop:
         self.device.take()
         turns = DeviceTurns(self.stage, self.device, self.engine)
         admission = Admission(self.stage, order, tokenizer)
-        self.generator = Generator(self.stage, self.engine, turns, admission, reader, writer)
+        self.carry_over = CarryOver(self.stage, self.engine, admission, writer)
+        self.generator = Generator(self.stage, self.engine, turns, admission, reader, writer, self.carry_over)
 
     @property
     def heard(self) -> list[str]:
