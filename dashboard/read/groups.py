@@ -129,8 +129,10 @@ class GroupReader:
             generator = group_id % self._num_generators
             stream = self._parts.index(layout.trajectories(generator), TRAJECTORY, [])
             for record in reversed(stream.records):
-                # Before schema version 3 a record does not name its groups.
-                if not record.group_ids or group_id in record.group_ids:
+                before = stream.records[record.part - 1].last_group_id if record.part else -1
+                # Before schema version 3 groups were in order, except where the generator was rolled back.
+                in_order = record.last_group_id >= group_id and (before < group_id or before > record.last_group_id)
+                if group_id in record.group_ids or (in_order and not record.group_ids):
                     found = np.flatnonzero(self._parts.read(stream, record)["group_id"].to_numpy() == group_id)
                     if len(found):
                         return generator, record.first_row_id + int(found[0])

@@ -86,7 +86,9 @@ def write_trajectories(store: Store) -> Rows:
                 min_policy_version=part[0]["min_policy_version"],
                 max_policy_version=part[-1]["max_policy_version"],
                 incarnation=part[0]["incarnation"],
+                group_ids=[part[-1]["group_id"]],
                 last_group_id=part[-1]["group_id"],
+                missing_groups=[part[-1]["group_id"] - 1],
             )
             rows += part
         if num_parts == 2:
