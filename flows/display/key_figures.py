@@ -49,11 +49,17 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("ledger", f"{ledger['generated']['rollouts']} generated = {ledger['trained']['rollouts']} trained"),
         ("", f"+ {ledger['buffered']['rollouts']} buffered + {ledger['in_flight']['rollouts']} in flight"),
         ("", f"+ dropped: {dropped}"),
+        *_repeated(ledger),
         ("weight sync", f"{sync['count']} by {sync['transport']}, median {number(sync['p50_seconds'], 4)} s"),
     ]
     for name, result in status["eval"].items():
         found += _measured(name, result)
     return found
+
+
+def _repeated(ledger: dict[str, Any]) -> list[tuple[str, str]]:
+    tokens = ledger.get("generated_twice", {}).get("tokens", 0)
+    return [("", f"{tokens} tokens were generated twice")] if tokens else []
 
 
 def _measured(name: str, result: dict[str, Any]) -> list[tuple[str, str]]:

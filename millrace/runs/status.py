@@ -77,7 +77,7 @@ class StatusReader:
             "doing": {name: record["doing"] for name, record in records.items()},
             "policy_versions_used": len(self._versions_used),
             "staleness": {**staleness_trained(account), "bound": self._attempt.max_staleness},
-            "ledger": ledger.to_json(),
+            "ledger": {**ledger.to_json(), "generated_twice": _generated_twice(ledger, records)},
             "seconds": _seconds(records),
             "tokens": _tokens(records),
             "weight_sync": self._weight_sync(),
@@ -162,6 +162,13 @@ def _seconds(records: dict[str, dict[str, Any]]) -> dict[str, float]:
         totals[short] = sum(s for seconds in replicas for what, s in seconds.items() if what != "idle")
         totals[f"idle_{short}"] = sum(seconds.get("idle", 0.0) for seconds in replicas)
     return totals
+
+
+def _generated_twice(ledger: Ledger, records: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Response tokens that had to be sampled again: of rolled-back trajectories, and of responses that were lost in
+    flight with their generator, as far as its last status record knew of them."""
+    lost = sum(record.get("tokens_discarded", 0) for name, record in records.items() if _stage(name) == "generate")
+    return {"tokens": ledger.dropped.get("rolled_back", Amount()).tokens + lost}
 
 
 def _tokens(records: dict[str, dict[str, Any]]) -> dict[str, int]:

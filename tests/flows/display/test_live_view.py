@@ -76,6 +76,13 @@ def test_the_figures_hold_the_ledger_and_the_accuracy() -> None:
         assert said in told
 
 
+@pytest.mark.parametrize(("tokens", "said"), [(0, False), (48, True)])
+def test_tokens_that_were_generated_twice_are_told_if_there_are_any(tokens: int, said: bool) -> None:
+    ledger = {**STATUS["ledger"], "generated_twice": {"tokens": tokens}}
+    told = " ".join(value for _, value in figures(status(ledger=ledger)))
+    assert (f"{tokens} tokens were generated twice" in told) is said
+
+
 SAMPLED: dict[str, Any] = {
     "accuracy": 0.5,
     "accuracy_interval": [0.4567, 0.5433],
