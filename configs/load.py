@@ -20,8 +20,9 @@ _MAPPINGS = frozenset(key for key, field in dotted_fields().items() if is_mappin
 
 # How long, where and how fast a run continues. None of these changes what a committed trajectory or step means. The
 # number of ranks and the size of microbatches change only the last bits of a gradient; its number format changes more.
+# What became of tokens that were too old is stored with each step.
 _FREE_KEYS = {
-    "scoring.workers", "training.max_steps", "training.checkpoint_every", "training.device",
+    "scoring.workers", "staleness.too_old", "training.max_steps", "training.checkpoint_every", "training.device",
     "training.activation_checkpointing", "training.max_tokens_per_microbatch",
 }  # fmt: skip
 _FREE_SECTIONS = (

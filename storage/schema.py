@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 SCHEMA_VERSION = 3
 """Version 2: commit records carry their own checksum and the writer's guarantees about the rows. No new column.
-Version 3: commit records name the groups of a part, and those that are not committed yet. New stream: unfinished."""
+Version 3: commit records name the groups of a part, and those that are not committed yet. New stream: unfinished. New
+column: `masked_tokens` of consumed trajectories."""
 
 
 def column(
@@ -127,7 +128,8 @@ CONSUMED: pa.Schema = pa.schema(
         column(
             "staleness",
             pa.int32(),
-            "of its group, policy versions: the trainer's when it took the group, minus the oldest one that sampled it",
+            "of its group, policy versions: the trainer's when it took the group, minus the oldest one that sampled it "
+            "(masked tokens aside)",
         ),
         column(
             "staleness_in_flight",
@@ -139,6 +141,13 @@ CONSUMED: pa.Schema = pa.schema(
         column("tokens", pa.int32(), "number of response tokens; an equal share of the part's if that can't be read"),
         column("reward", pa.float32(), "reward of the whole response; null if the verifier failed", nullable=True),
         column("advantage", pa.float32(), "advantage of its tokens; null unless trained", nullable=True),
+        column(
+            "masked_tokens",
+            pa.int32(),
+            "response tokens without loss because they were too old, the oldest ones; 0 if its group was dropped",
+            since=3,
+            default=0,
+        ),
     ]
 )
 

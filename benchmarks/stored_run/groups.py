@@ -230,6 +230,7 @@ def consumed_rows(rollouts: Rollouts, *, incarnation: int, t_step: Numbers) -> p
         tokens=rollouts.tokens,
         reward=pa.array(rollouts.reward, from_pandas=True),
         advantage=pa.array(rollouts.advantage, from_pandas=True),
+        masked_tokens=np.zeros(len(rollouts.group)),
     )
 
 

@@ -50,6 +50,7 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("", f"+ {ledger['buffered']['rollouts']} buffered + {ledger['in_flight']['rollouts']} in flight"),
         ("", f"+ dropped: {dropped}"),
         *_repeated(ledger),
+        *_masked(ledger),
         ("weight sync", f"{sync['count']} by {sync['transport']}, median {number(sync['p50_seconds'], 4)} s"),
     ]
     for name, result in status["eval"].items():
@@ -60,6 +61,15 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
 def _repeated(ledger: dict[str, Any]) -> list[tuple[str, str]]:
     tokens = ledger.get("generated_twice", {}).get("tokens", 0)
     return [("", f"{tokens} tokens were generated twice")] if tokens else []
+
+
+def _masked(ledger: dict[str, Any]) -> list[tuple[str, str]]:
+    """The tokens that were too old to train on, if there were any."""
+    masked, trained = ledger["masked"], ledger["trained"]
+    if not masked["tokens"]:
+        return []
+    share = masked["tokens"] / trained["tokens"]
+    return [("masked", f"{masked['tokens']:,} tokens in {masked['rollouts']:,} rollouts, {share:.1%} of those trained")]
 
 
 def _measured(name: str, result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -4,13 +4,14 @@ records ─► true cursor at the same place ─┐
                                           ├─ equal? ─► consumed = trained + dropped ≤ scored ≤ generated?
 checkpoint ─► its cursor ─────────────────┘
            ─► its account ───────────────────────────┐
-                                                     ├─ equal? by outcome, by generator, by staleness
+                                                     ├─ equal? by outcome, by generator, by staleness; masked
 ║ consumed ║ ─► rows not rolled back, up to its version
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,7 +27,7 @@ from storage.stores.base import Store
 from storage.streams.log import LogCursor
 from storage.streams.stream import StreamReader
 
-_COLUMNS = ("incarnation", "policy_version", "generator", "outcome", "staleness", "tokens")
+_COLUMNS = ("incarnation", "policy_version", "generator", "outcome", "staleness", "tokens", "masked_tokens")
 
 
 class CheckpointAudit:
@@ -93,12 +94,19 @@ def _check_consumed(store: Store, step: int, account: Account) -> None:
     rows = rows.filter(pa.array(surviving(rows["incarnation"].to_numpy(), versions) & (versions <= step)))
     _compare("of outcome", _sums(rows, "outcome"), {TRAINED: account.trained} | account.dropped)
     _compare("of generator", _sums(rows, "generator"), account.by_generator)
-    trained = _sums(rows.filter(pc.equal(rows["outcome"], TRAINED)), "staleness")
-    by_staleness = {staleness: amount.rollouts for staleness, amount in trained.items()}
+    trained = rows.filter(pc.equal(rows["outcome"], TRAINED))
+    by_staleness = {staleness: amount.rollouts for staleness, amount in _sums(trained, "staleness").items()}
     if by_staleness != dict(+account.staleness):
         raise LedgerMismatch(
             f"{layout.CONSUMED} has trained trajectories by staleness {by_staleness}, "
             f"but its account has {dict(+account.staleness)}"
+        )
+    masked = trained["masked_tokens"].to_numpy()
+    found = Amount(rollouts=int(np.count_nonzero(masked)), tokens=int(masked.sum()))
+    if found != account.masked:
+        raise LedgerMismatch(
+            f"{layout.CONSUMED} has {found.tokens} masked tokens in {found.rollouts} trained trajectories, "
+            f"but its account has {account.masked.tokens} in {account.masked.rollouts}"
         )
 
 

@@ -32,10 +32,8 @@ class TrainedGroup:
     rewards: list[float | None]
     """[G] as the trainer saw them; None where the verifier had failed."""
 
-    @property
-    def trained(self) -> list[int]:
-        """Members that the step used."""
-        return [member for member, reward in enumerate(self.rewards) if reward is not None]
+    trained: list[int]
+    """Members that the step used."""
 
 
 def trained_groups(run: SourceRun, rows: Sequence[int]) -> Iterator[TrainedGroup]:
@@ -49,9 +47,10 @@ def trained_groups(run: SourceRun, rows: Sequence[int]) -> Iterator[TrainedGroup
         groups = run.read(rows)
     else:
         generators, first_rows = (run.groups[name].to_numpy() for name in ("generator", "first_row_id"))
-        groups = (source.parts.group(int(generators[row]), int(first_rows[row])) for row in rows)
+        stored = ((row, source.parts.group(int(generators[row]), int(first_rows[row]))) for row in rows)
+        groups = (run.masked(row, group) for row, group in stored)
     for row, group in zip(rows, groups, strict=True):
-        yield TrainedGroup(group=group, rewards=run.rewards(row))
+        yield TrainedGroup(group=group, rewards=run.rewards(row), trained=run.trained(row))
 
 
 def prompts(run: SourceRun, rows: Sequence[int]) -> list[Prompt]:

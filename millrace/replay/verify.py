@@ -269,7 +269,7 @@ def _data_differs(step: int, group: ScoredGroup, index: int, sentence: str) -> _
 
 def _members(groups: Sequence[ScoredGroup]) -> list[tuple[ScoredGroup, int]]:
     """(group, index in it) of each trained trajectory, in the order of the batch."""
-    return [(group, index) for group in groups for index in group.verified]
+    return [(group, index) for group in groups for index in group.trained]
 
 
 def _where(group: ScoredGroup, index: int) -> str:

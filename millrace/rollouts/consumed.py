@@ -53,12 +53,12 @@ class ConsumedWriter:
         groups: Sequence[ScoredGroup],
         advantages: Iterable[float],
         trainer_logprobs: Sequence[npt.NDArray[np.float32]],
-        staleness: Sequence[int] | None = None,
+        trainer_versions: Sequence[int] | None = None,
     ) -> None:
-        """Writes the step that made `policy_version` and trained the verified members of `groups`, in this order.
+        """Writes the step that made `policy_version` and trained `groups`, in this order.
 
-        `advantages` and `trainer_logprobs` have one item per trained trajectory. `staleness` has one per group; by
-        default it is the previous version minus the group's oldest.
+        `advantages` and `trainer_logprobs` have one item per trained trajectory. `trainer_versions` has the version of
+        the trainer that took it per group; by default the previous one.
         """
         now = time.time()
         stamp = {"t": now, "incarnation": self._incarnation, "policy_version": policy_version}
@@ -68,11 +68,11 @@ class ConsumedWriter:
             for group, reason, version in self._dropped
             for row in (_lost(group, reason) if isinstance(group, LostPart) else _dropped(group, reason, version))
         ]
-        ahead = [policy_version - 1 - group.min_policy_version for group in groups] if staleness is None else staleness
+        took = [policy_version - 1] * len(groups) if trainer_versions is None else trainer_versions
         rows += [
             {**stamp, **row}
-            for group, lag in zip(groups, ahead, strict=True)
-            for row in _trained(group, group.min_policy_version + lag, of_trained)
+            for group, version in zip(groups, took, strict=True)
+            for row in _trained(group, version, of_trained)
         ]
         self._dropped = []
         keys = [row for row in rows if row["outcome"] == TRAINED]
@@ -101,13 +101,15 @@ class ConsumedWriter:
 
 
 def _trained(group: ScoredGroup, trainer_version: int, advantages: Iterable[float]) -> list[dict[str, object]]:
-    verified = set(group.verified)
     of_trained = iter(advantages)
+    trained, verified = set(group.trained), set(group.verified)
     return [
         {
             **row,
-            "outcome": TRAINED if i in verified else "error",
-            "advantage": next(of_trained) if i in verified else None,
+            "outcome": TRAINED if i in trained else "stale" if i in verified else "error",
+            "staleness": group.staleness(trainer_version),
+            "advantage": next(of_trained) if i in trained else None,
+            "masked_tokens": group.masked_tokens[i],
         }
         for i, row in enumerate(_dropped(group, "", trainer_version))
     ]
@@ -129,6 +131,7 @@ def _dropped(group: ScoredGroup, reason: str, trainer_version: int) -> list[dict
             "tokens": len(group.response_tokens[i]),
             "reward": reward,
             "advantage": None,
+            "masked_tokens": 0,
         }
         for i, reward in enumerate(group.rewards)
     ]
@@ -153,6 +156,7 @@ def _lost(part: LostPart, reason: str) -> list[dict[str, object]]:
             "tokens": each + (rest if i == 0 else 0),
             "reward": None,
             "advantage": None,
+            "masked_tokens": 0,
         }
         for i in range(left.rollouts)
     ]

@@ -5,6 +5,8 @@
     ║ trajectories ║ ──in flight──► ║ scores ║ ──buffered──► consumed ─┬─► trained
                                                                        └─► dropped, by reason
 
+Of the tokens trained, those too old to carry loss are counted as `masked` too.
+
 `generated` and `scored` are sums over commit records. What the trainer consumed is counted twice: by the position of
 its stream cursors, and by the `Account` that it keeps trajectory by trajectory. The two must agree at every step and
 after every restart. Otherwise the run stops and names the rows that they disagree about.
@@ -55,15 +57,20 @@ class Account:
     """Whole groups dropped for good. Each makes room for another under the staleness bound."""
     by_generator: dict[int, Amount] = field(default_factory=dict)
     """Everything consumed, by generator."""
+    masked: Amount = field(default_factory=Amount)
+    """Of the trained trajectories, those with tokens too old to carry loss, and these tokens alone."""
     staleness: Counter[int] = field(default_factory=Counter)
     """Trained trajectories by their staleness when consumed, policy versions."""
     reward_sums: dict[str, float] = field(default_factory=dict)
     """Sum of the known rewards, by drop_reason or `trained`: shows whether drops are biased."""
 
-    def train(self, amount: Amount, *, generator: int, staleness: int, reward_sum: float) -> None:
-        """Counts trajectories of one staleness that an optimizer step used."""
+    def train(
+        self, amount: Amount, *, generator: int, staleness: int, reward_sum: float, masked: Amount | None = None
+    ) -> None:
+        """Counts trajectories of one staleness that an optimizer step used; `masked` is part of them."""
         self._take(generator, amount)
         self.trained += amount
+        self.masked += masked or Amount()
         self.staleness[staleness] += amount.rollouts
         self.reward_sums["trained"] = self.reward_sums.get("trained", 0.0) + reward_sum
 
@@ -86,6 +93,7 @@ class Account:
             "trained": self.trained.to_json(),
             "dropped": {reason: amount.to_json() for reason, amount in sorted(self.dropped.items())},
             "groups_dropped": self.groups_dropped,
+            "masked": self.masked.to_json(),
             "by_generator": {str(g): amount.to_json() for g, amount in sorted(self.by_generator.items())},
             "staleness": {str(staleness): count for staleness, count in sorted(self.staleness.items())},
             "reward_sums": dict(sorted(self.reward_sums.items())),
@@ -98,6 +106,8 @@ class Account:
             trained=Amount.from_json(values["trained"]),
             dropped={reason: Amount.from_json(amount) for reason, amount in values["dropped"].items()},
             groups_dropped=values["groups_dropped"],
+            # Older checkpoints lack it.
+            masked=Amount.from_json(values.get("masked", {})),
             by_generator={int(g): Amount.from_json(amount) for g, amount in values["by_generator"].items()},
             staleness=Counter({int(staleness): count for staleness, count in values["staleness"].items()}),
             reward_sums=dict(values["reward_sums"]),
@@ -111,6 +121,8 @@ class Ledger:
     generated: Amount
     """Committed to trajectory streams."""
     trained: Amount
+    masked: Amount
+    """Part of the trained ones: see `Account.masked`."""
     dropped: dict[str, Amount]
     """By drop_reason."""
     buffered: Amount
@@ -123,6 +135,7 @@ class Ledger:
         return {
             "generated": self.generated.to_json(),
             "trained": self.trained.to_json(),
+            "masked": self.masked.to_json(),
             "buffered": self.buffered.to_json(),
             "in_flight": self.in_flight.to_json(),
             "dropped": {reason: amount.to_json() for reason, amount in sorted(self.dropped.items())},
@@ -155,6 +168,7 @@ def balance(
     ledger = Ledger(
         generated=generated,
         trained=account.trained,
+        masked=account.masked,
         dropped=dict(account.dropped),
         buffered=scored - total,
         in_flight=generated - scored,

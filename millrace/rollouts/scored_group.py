@@ -28,7 +28,13 @@ class ScoredGroup:
     rollout_logprobs: list[npt.NDArray[np.float32]]
     """[G] of [R] log μ of the behaviour policy, nats."""
     loss_mask: list[npt.NDArray[np.uint8]]
-    """[G] of [R]."""
+    """[G] of [R] 1 where a token carries loss."""
+    span_versions: list[npt.NDArray[np.int64]]
+    """[G] of [spans] the policy version that sampled each span of tokens."""
+    span_starts: list[npt.NDArray[np.int32]]
+    """[G] of [spans] index of each span's first token, ascending from 0."""
+    masked_tokens: list[int]
+    """[G] tokens that carry no loss because they are too old: see `millrace.rollouts.masking`."""
     temperature: float
     rewards: list[float | None]
     """[G]; None where the reward failed."""
@@ -43,8 +49,34 @@ class ScoredGroup:
 
     @property
     def min_policy_version(self) -> int:
-        """Oldest version that sampled a token of the group."""
+        """Oldest version that sampled a token of the group, masked ones included."""
         return int(self.min_policy_versions.min())
+
+    @property
+    def oldest_versions(self) -> npt.NDArray[np.int64]:
+        """[G] oldest version that sampled a token with loss of each; of those without any, as `min_policy_versions`."""
+        oldest = self.min_policy_versions.copy()
+        for i, versions in enumerate(self.span_versions):
+            if len(versions) > 1 and self.loss_mask[i].any():
+                oldest[i] = self.token_versions(i)[self.loss_mask[i] > 0].min()
+        return oldest
+
+    def token_versions(self, member: int) -> npt.NDArray[np.int64]:
+        """[R] the policy version that sampled each token of a member's response."""
+        lengths = np.diff(self.span_starts[member], append=len(self.response_tokens[member]))
+        return np.repeat(self.span_versions[member], lengths)
+
+    def is_masked(self, member: int) -> bool:
+        """Whether no token of a member is left to train on."""
+        return self.masked_tokens[member] > 0 and not self.loss_mask[member].any()
+
+    def staleness(self, trainer_version: int) -> int:
+        """Policy versions by which `trainer_version` is ahead of the oldest token with loss.
+
+        If no token carries loss, ahead of the oldest one.
+        """
+        left = [bool(mask.any()) for mask in self.loss_mask]
+        return trainer_version - int(self.oldest_versions[left].min() if any(left) else self.min_policy_version)
 
     @property
     def max_policy_version(self) -> int:
@@ -56,10 +88,27 @@ class ScoredGroup:
         """Members with a reward. A failed reward is an error, not a 0."""
         return [i for i, reward in enumerate(self.rewards) if reward is not None]
 
+    @property
+    def trained(self) -> list[int]:
+        """Members that a step trains: the verified ones with a token left. The others' rewards count all the same."""
+        return [i for i in self.verified if not self.is_masked(i)]
+
+    @property
+    def drop_reason(self) -> str | None:
+        """Why no step can train the group; None if one can."""
+        if len(self.verified) < 2:
+            return "error"
+        return None if self.trained else "stale"
+
     def amount(self, members: list[int] | None = None) -> Amount:
         """The amount of some members, or of all."""
         chosen = range(len(self.rewards)) if members is None else members
         return Amount(rollouts=len(chosen), tokens=sum(len(self.response_tokens[i]) for i in chosen))
+
+    def masked_amount(self) -> Amount:
+        """Of the trained members, those with masked tokens, and these tokens."""
+        counts = [self.masked_tokens[i] for i in self.trained if self.masked_tokens[i]]
+        return Amount(rollouts=len(counts), tokens=sum(counts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +158,14 @@ class _Columns:
     def __init__(self, table: pa.Table, scored: pa.Table) -> None:
         self._lists = {
             name: list_slices(table[name])
-            for name in ("prompt_tokens", "response_tokens", "rollout_logprobs", "loss_mask")
+            for name in (
+                "prompt_tokens",
+                "response_tokens",
+                "rollout_logprobs",
+                "loss_mask",
+                "span_versions",
+                "span_starts",
+            )
         }
         self._numbers = {
             name: table[name].to_numpy()
@@ -127,6 +183,9 @@ class _Columns:
             response_tokens=lists["response_tokens"][start:end],
             rollout_logprobs=lists["rollout_logprobs"][start:end],
             loss_mask=lists["loss_mask"][start:end],
+            span_versions=lists["span_versions"][start:end],
+            span_starts=lists["span_starts"][start:end],
+            masked_tokens=[0] * (end - start),
             temperature=float(numbers["temperature"][start]),
             rewards=self._rewards[start:end],
             min_policy_versions=numbers["min_policy_version"][start:end],

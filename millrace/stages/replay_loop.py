@@ -28,7 +28,7 @@ from storage.schema import TRAJECTORY
 from storage.stores.factory import open_store
 
 StoredBatch = list[tuple[ScoredGroup, int]]
-"""The groups of a step in the order of the batch, each with its staleness when the source trained it."""
+"""The groups of a step in the order of the batch, each with the version of the source's trainer that took it."""
 
 
 class ReplayLoop:
@@ -66,12 +66,12 @@ class ReplayLoop:
 
     def _step(self, batch: StoredBatch) -> None:
         # Another reward than the source's may fail where that one did not.
-        for group, lag in batch:
-            if len(group.verified) < 2:
-                self.state.consumed.drop(group, "error", group.min_policy_version + lag)
-        trained = [(group, lag) for group, lag in batch if len(group.verified) >= 2]
-        groups, lags = [group for group, _ in trained], [lag for _, lag in trained]
-        versions = [group.min_policy_version + lag for group, lag in trained]
+        for group, taken_at in batch:
+            if group.drop_reason is not None:
+                self.state.consumed.drop(group, group.drop_reason, taken_at)
+        trained = [(group, taken_at) for group, taken_at in batch if group.drop_reason is None]
+        groups, versions = [group for group, _ in trained], [taken_at for _, taken_at in trained]
+        lags = [group.staleness(taken_at) for group, taken_at in trained]
         samples = samples_of(groups, self.stage.config.training.advantage, versions)
         if not samples:
             raise ReplayError(
@@ -81,7 +81,7 @@ class ReplayLoop:
             report = self.trainer.step(samples)
         version = self.trainer.policy_version
         advantages = (sample.advantage for sample in samples)
-        self.state.consumed.step(version, groups, advantages, report.trainer_logprobs, lags)
+        self.state.consumed.step(version, groups, advantages, report.trainer_logprobs, versions)
         self.rollouts += len(samples)
         self.tokens += sum(len(sample.response_tokens) for sample in samples)
         self._publish(report)
@@ -111,10 +111,10 @@ def _read_ahead(runs: Sequence[SourceRun], batches: Sequence[Batch]) -> Iterator
     # One pass over each source, so that each part is opened once.
     flat = [group for batch in batches for group in batch]
     groups = [run.read([row for source, row in flat if source == number]) for number, run in enumerate(runs)]
-    staleness = [run.groups["staleness"].to_numpy() for run in runs]
+    steps = [run.groups["step"].to_numpy() for run in runs]
 
     def read(batch: Batch) -> StoredBatch:
-        return [(next(groups[number]), int(staleness[number][row])) for number, row in batch]
+        return [(next(groups[number]), int(steps[number][row]) - 1) for number, row in batch]
 
     with ThreadPoolExecutor(1, "read ahead") as thread:
         following = thread.submit(read, batches[0]) if batches else None

@@ -18,12 +18,13 @@ hand-over of a version until a step's worth of groups is there (`millrace/runtim
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
 from millrace.rollouts.loader import RolloutLoader
+from millrace.rollouts.masking import mask_too_old
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
-from millrace.rollouts.staleness import staleness
 from millrace.runtime.device_sharing import DeviceTurns
 from millrace.stages.train_state import TrainState
 from millrace.training.samples import samples_of
@@ -120,19 +121,20 @@ class TrainLoop:
             # Its generator makes it again under weights that exist, so it makes no room for another.
             self._drop(group, "rolled_back")
             return
-        if staleness(self.trainer.policy_version, group.min_policy_version) > self.config.effective_max_staleness:
-            self._drop(group, "stale")
-            self._publish_stale(len(group.rewards))
-        elif len(group.verified) < 2:
-            self._drop(group, "error")
-        else:
+        version, bound = self.trainer.policy_version, self.config.effective_max_staleness
+        if self.config.staleness.too_old == "mask":
+            group = mask_too_old(group, version, bound)
+        reason = "stale" if group.staleness(version) > bound else group.drop_reason
+        if reason is None:
             self.groups.append(group)
             return
+        self._drop(group, reason)
         self.account.groups_dropped += 1
+        if reason == "stale":
+            self._publish_stale(len(group.rewards))
 
     def _drop(self, group: ScoredGroup | LostPart, reason: str) -> None:
-        rewards = group.rewards if isinstance(group, ScoredGroup) else []
-        reward_sum = float(sum(reward for reward in rewards if reward is not None))
+        reward_sum = _reward_sum(group, group.verified) if isinstance(group, ScoredGroup) else 0.0
         self.consumed.drop(group, reason, self.trainer.policy_version)
         self.account.drop(reason, group.amount(), generator=group.generator, reward_sum=reward_sum)
 
@@ -165,11 +167,11 @@ class TrainLoop:
         self.turns.end()
         failpoint("train.after_handover")
         version = self.trainer.policy_version
-        lags = [staleness(version - 1, group.min_policy_version) for group in groups]
+        lags = [group.staleness(version - 1) for group in groups]
         for group, lag in zip(groups, lags, strict=True):
             self._account_for(group, lag)
         advantages = (sample.advantage for sample in samples)
-        self.consumed.step(version, groups, advantages, report.trainer_logprobs, lags)
+        self.consumed.step(version, groups, advantages, report.trainer_logprobs)
         self.groups = []
         self._check_ledger()
         self.settled = self._settle()
@@ -186,16 +188,19 @@ class TrainLoop:
             self.stage.milestone(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
 
     def _account_for(self, group: ScoredGroup, lag: int) -> None:
-        account, verified = self.account, group.verified
-        account.train(
-            group.amount(verified),
+        self.account.train(
+            group.amount(group.trained),
             generator=group.generator,
             staleness=lag,
-            reward_sum=sum(group.rewards[i] or 0.0 for i in verified),
+            reward_sum=_reward_sum(group, group.trained),
+            masked=group.masked_amount(),
         )
-        failed = [i for i in range(len(group.rewards)) if i not in verified]
-        if failed:
-            account.drop("error", group.amount(failed), generator=group.generator, reward_sum=0.0)
+        masked = [i for i in group.verified if group.is_masked(i)]
+        failed = [i for i, reward in enumerate(group.rewards) if reward is None]
+        for reason, members in (("stale", masked), ("error", failed)):
+            if members:
+                amount, reward_sum = group.amount(members), _reward_sum(group, members)
+                self.account.drop(reason, amount, generator=group.generator, reward_sum=reward_sum)
 
     def _hand_over(self) -> None:
         weights_id = WeightsId(
@@ -233,3 +238,7 @@ class TrainLoop:
             consumed=[amount.to_json() for amount in self.loader.consumed()],
             account=self.settled["account"],
         )
+
+
+def _reward_sum(group: ScoredGroup, members: Sequence[int]) -> float:
+    return float(sum(group.rewards[i] or 0.0 for i in members))

@@ -35,7 +35,7 @@ class Sample:
     """Of the behaviour policy; the trainer divides its logits by it too, so that π and μ are comparable."""
     advantage: float
     staleness: int
-    """Policy versions by which the trainer is ahead of the oldest one that sampled any of the response."""
+    """Policy versions by which the trainer is ahead of the oldest one that sampled a token, of those not masked."""
 
     @property
     def num_tokens(self) -> int:

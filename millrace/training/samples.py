@@ -1,6 +1,7 @@
-"""Samples out of scored groups: their verified members, each with its advantage.
+"""Samples out of scored groups: the members that are trained, each with its advantage.
 
-The advantage says how much better a response did than others, from the rewards of all the batch's groups:
+The advantage says how much better a response did than others, from the rewards of all the batch's groups, including
+those of members whose tokens are all too old to train on:
 
     r reward; r̄, s mean and standard deviation in its group of n; b̄, t those over the whole batch
 
@@ -18,7 +19,7 @@ Each estimator takes the rewards per group and returns one advantage per reward,
 for a reward that is not finite.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import hypot, isfinite, sqrt
 
 from millrace.errors import InputError
@@ -35,7 +36,7 @@ Estimator = Callable[[Rewards], list[list[float]]]
 
 
 def samples_of(groups: Sequence[ScoredGroup], advantage: str, policy_versions: int | Sequence[int]) -> list[Sample]:
-    """One sample per verified member of a batch's `groups`, in their order; `advantage` is a key of `ADVANTAGES`.
+    """One sample per trained member of a batch's `groups`, in their order; `advantage` is a key of `ADVANTAGES`.
 
     `policy_versions` is the trainer's before the step: one for all groups, or one per group. Raises what the estimator
     raises.
@@ -43,18 +44,24 @@ def samples_of(groups: Sequence[ScoredGroup], advantage: str, policy_versions: i
     versions = [policy_versions] * len(groups) if isinstance(policy_versions, int) else policy_versions
     rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
     return [
-        Sample(
+        sample
+        for group, version, values in zip(groups, versions, ADVANTAGES[advantage](rewards), strict=True)
+        for sample in _of_group(group, version, dict(zip(group.verified, values, strict=True)))
+    ]
+
+
+def _of_group(group: ScoredGroup, policy_version: int, advantages: Mapping[int, float]) -> Iterator[Sample]:
+    oldest = group.oldest_versions
+    for i in group.trained:
+        yield Sample(
             prompt_tokens=group.prompt_tokens[i],
             response_tokens=group.response_tokens[i],
             rollout_logprobs=group.rollout_logprobs[i],
             loss_mask=group.loss_mask[i],
             temperature=group.temperature,
-            advantage=value,
-            staleness=staleness(version, int(group.min_policy_versions[i])),
+            advantage=advantages[i],
+            staleness=staleness(policy_version, int(oldest[i])),
         )
-        for group, version, values in zip(groups, versions, ADVANTAGES[advantage](rewards), strict=True)
-        for i, value in zip(group.verified, values, strict=True)
-    ]
 
 
 def group_mean(groups: Rewards) -> list[list[float]]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from millrace.rollouts.ledger import Amount
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.losses.base import TokenLosses
@@ -72,10 +73,13 @@ class StepReport:
         """
         rewards = [reward for group in groups for reward in group.rewards if reward is not None]
         lengths = [len(tokens) for group in groups for tokens in group.response_tokens]
+        trained = sum((group.amount(group.trained) for group in groups), Amount())
+        masked = sum((group.masked_amount() for group in groups), Amount())
         return {
             "reward_mean": sum(rewards) / len(rewards),
             "staleness_mean": sum(lags) / len(lags),
             "staleness_max": max(lags),
+            "masked_token_share": masked.tokens / trained.tokens,
             "response_length_mean_tokens": sum(lengths) / len(lengths),
             **self.measured(),
         }

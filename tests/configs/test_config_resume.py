@@ -68,7 +68,7 @@ def test_an_engine_and_its_arguments_stay_as_what_a_rollout_means_may_hang_on_th
         {"storage": {"root": "elsewhere", "fsync": False}},
         {"evaluation": {"num_prompts": 9, "batch_size": 9}},
         {"promotion": {"margin": None}, "budget": {"max_steps": 9}, "supervision": {"hang_seconds": 9}},
-        {"placement": {"score": {"work_pool": "hosts"}}},
+        {"placement": {"score": {"work_pool": "hosts"}}, "staleness": {"too_old": "drop"}},
     ],
 )
 def test_a_resumed_run_may_go_on_longer_faster_and_elsewhere(change: dict[str, dict[str, object]]) -> None:
@@ -91,6 +91,7 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
         "generation.threads",
         "scoring.threads",
         "scoring.workers",
+        "staleness.too_old",
         "training.threads",
         "weights.transport",
         "weights.host",

@@ -22,7 +22,9 @@ GROUPS: pa.Schema = pa.schema(
         column("verified", pa.int32(), "of these, those with a reward"),
         column("group_id", pa.int64(), "its number; -1 where a part could not be read"),
         column("outcome", pa.string(), "trained, or the drop_reason: stale, error, corrupt, rolled_back"),
-        column("staleness", pa.int32(), "the trainer's version at that time minus the oldest that sampled any of it"),
+        column(
+            "staleness", pa.int32(), "the trainer's version at that time minus the oldest of it that was not masked"
+        ),
         column("staleness_in_flight", pa.int32(), "the part of it that arose during sampling, policy versions"),
         column("min_policy_version", pa.int64(), "oldest policy version that sampled a token of it"),
         column("max_policy_version", pa.int64(), "newest policy version that sampled a token of it"),

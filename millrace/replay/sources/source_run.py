@@ -23,6 +23,7 @@ from millrace.replay.sources.parts import ScoredParts, Scores, data_records
 from millrace.rollouts.arrow import list_slices
 from millrace.rollouts.consumed import TRAINED
 from millrace.rollouts.lineage import surviving
+from millrace.rollouts.masking import mask_as_stored
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.record import latest_attempt, read_run
 from storage import layout
@@ -99,7 +100,7 @@ class SourceRun:
         return rows
 
     def read(self, rows: Sequence[int]) -> Iterator[ScoredGroup]:
-        """These rows of `groups`, in this order, verified. Near the stream's order, each part is read once.
+        """These rows of `groups`, in this order, verified and masked. Near the stream's order, each part is read once.
 
         Raises StreamCorrupt for damage, PartRemoved, and ReplayError for missing scores.
         """
@@ -112,7 +113,18 @@ class SourceRun:
                     layout.trajectories(generator),
                     f"row {first_row_id} is of group {group.group_id}, but the trainer took it as {group_id}",
                 )
-            yield group
+            yield self.masked(row, group)
+
+    def masked(self, row: int, group: ScoredGroup) -> ScoredGroup:
+        """`group`, which is that row of `groups`, without loss on the tokens that the step masked.
+
+        Raises StreamCorrupt if no bound masks them.
+        """
+        size = self.groups["rollouts"][row].as_py()
+        try:
+            return mask_as_stored(group, self._rows["masked_tokens"].slice(self._starts[row], size).to_pylist())
+        except ValueError as error:
+            raise StreamCorrupt(layout.CONSUMED, str(error)) from error
 
     def check_stored(self, rows: npt.NDArray[np.int64]) -> None:
         """Raises ReplayError unless the trajectories and scores of these rows of `groups` still exist."""
@@ -138,6 +150,12 @@ class SourceRun:
         size = self.groups["rollouts"][row].as_py()
         found: list[float | None] = self._rows["reward"].slice(self._starts[row], size).to_pylist()
         return found
+
+    def trained(self, row: int) -> list[int]:
+        """Members of that row of `groups` that its step trained."""
+        size = self.groups["rollouts"][row].as_py()
+        outcomes = self._rows["outcome"].slice(self._starts[row], size).to_pylist()
+        return [member for member, outcome in enumerate(outcomes) if outcome == TRAINED]
 
     def trainer_logprobs(self, step: int) -> list[npt.NDArray[np.float32]]:
         """[trained trajectories] of [R] log π before the step, nats, in the order of the batch.

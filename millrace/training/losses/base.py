@@ -33,7 +33,8 @@ class LossTokens:
     num_responses: int
     """Responses of the microbatch; a response may have no token here."""
     staleness_N: torch.Tensor
-    """[N] int64: policy versions by which the trainer is ahead of the oldest one that sampled any of the response."""
+    """[N] int64: policy versions by which the trainer is ahead of the oldest one that sampled any of the response's
+    tokens, without those too old to carry loss."""
 
 
 class TokenLosses(NamedTuple):

@@ -56,6 +56,7 @@ class Stored:
             "tokens": 3,
             "reward": None if version % 2 else 1.0,
             "advantage": 0.5,
+            "masked_tokens": 0,
         }
         table = pa.Table.from_pylist([row, row], schema=CONSUMED)
         self._consumed.write(

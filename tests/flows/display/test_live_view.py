@@ -25,6 +25,7 @@ STATUS: dict[str, Any] = {
     "ledger": {
         "generated": {"rollouts": 100, "tokens": 300},
         "trained": {"rollouts": 64, "tokens": 190},
+        "masked": {"rollouts": 0, "tokens": 0},
         "buffered": {"rollouts": 20, "tokens": 60},
         "in_flight": {"rollouts": 8, "tokens": 25},
         "dropped": {"stale": {"rollouts": 8, "tokens": 25}},
@@ -118,3 +119,10 @@ def test_rates_are_tokens_between_two_looks_and_never_negative() -> None:
     assert later["generate"] > 0
     assert later["score"] == 0
     assert later["train"] == 0, "a trainer that was rolled back"
+
+
+def test_masked_tokens_are_a_figure_once_there_are_any() -> None:
+    assert "masked" not in dict(figures(STATUS))
+    changed = status()
+    changed["ledger"]["masked"] = {"rollouts": 7, "tokens": 19}
+    assert dict(figures(changed))["masked"] == "19 tokens in 7 rollouts, 10.0% of those trained"

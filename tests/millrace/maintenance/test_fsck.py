@@ -188,6 +188,10 @@ def tell_another(name: str, value: object) -> Callable[[list[dict[str, Any]]], l
         (tell_another("tokens", 99), r"has \d+ trajectories \(\d+ tokens\) of outcome trained, but its account has"),
         (tell_another("outcome", "stale"), r"of outcome stale, but its account has 0 \(0\)"),
         (tell_another("generator", 7), r"of generator 0, but its account has"),
+        (
+            tell_another("masked_tokens", 1),
+            r"has 1 masked tokens in 1 trained trajectories, but its account has 0 in 0",
+        ),
         (tell_another("staleness", 9), r"has trained trajectories by staleness \{.*9: 1\}, but its account has"),
     ],
 )

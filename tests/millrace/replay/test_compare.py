@@ -47,16 +47,19 @@ def test_each_loss_is_asked_at_the_weights_that_the_run_had_bit_for_bit(whole: C
 def test_the_rows_of_the_runs_own_loss_are_what_its_trainer_measured(whole: Comparison, unchanged: TrainedRun) -> None:
     rows = [row for row in whole.table.to_pylist() if row["loss"] == "aipo"]
     assert [row["tokens"] for row in rows] == [
-        sum(len(sample.response_tokens) for sample in unchanged.told[step].samples) for step in range(1, LAST_STEP + 1)
+        sum(int(sample.loss_mask.sum()) for sample in unchanged.told[step].samples) for step in range(1, LAST_STEP + 1)
     ]
     for row in rows:
         told = unchanged.told[row["step"]]
         mismatch = np.concatenate(
-            [sample.rollout_logprobs - now for sample, now in zip(told.samples, told.logprobs, strict=True)]
+            [
+                (sample.rollout_logprobs - now)[sample.loss_mask.astype(bool)]
+                for sample, now in zip(told.samples, told.logprobs, strict=True)
+            ]
         )
         assert row["mismatch_kl"] == pytest.approx(mismatch.mean(), rel=1e-5)
         assert row["weight_max"] == pytest.approx(min(np.exp(-mismatch).max(), 4.0), rel=1e-5)
-        staleness = [row["step"] - 1 - group.min_policy_version for group in told.groups]
+        staleness = [group.staleness(row["step"] - 1) for group in told.groups]
         assert row["staleness_mean"] == sum(staleness) / len(staleness)
 
 

@@ -173,3 +173,35 @@ def test_a_flipped_bit_in_the_stored_log_probabilities_is_reported_with_its_reco
     step, what, sentence = parted(verify(trained.store))
     assert (what, step) == ("damage", record.min_policy_version)
     assert f"{record.file} (named by record {record.seq})" in sentence
+
+
+def test_a_run_that_masked_tokens_is_reproduced_with_the_same_masks(unchanged: TrainedRun) -> None:
+    run = SourceRun(unchanged.store)
+    masked = [sum(sum(group.masked_tokens) for group in told.groups) for told in unchanged.told.values()]
+    assert sum(masked) > 0, "witness: tokens were masked"
+    stale = [group for told in unchanged.told.values() for group in told.groups if group.trained != group.verified]
+    assert stale, "witness: all tokens of some members were"
+    for step, told in unchanged.told.items():
+        for found, group in zip(run.read(run.batch(step).tolist()), told.groups, strict=True):
+            assert found.masked_tokens == group.masked_tokens
+            assert [mask.tolist() for mask in found.loss_mask] == [mask.tolist() for mask in group.loss_mask]
+
+
+def test_a_count_of_masked_tokens_that_no_bound_explains_is_damage_of_that_step(trained: TrainedRun) -> None:
+    step, group = next(
+        (step, group)
+        for step, told in trained.told.items()
+        for group in told.groups
+        if any(count >= 2 and not group.is_masked(i) for i, count in enumerate(group.masked_tokens))
+    )
+    index = next(i for i, count in enumerate(group.masked_tokens) if count >= 2 and not group.is_masked(i))
+
+    def change(table: pa.Table) -> pa.Table:
+        keys = zip(table["generator"].to_pylist(), table["trajectory_row_id"].to_pylist(), strict=True)
+        is_it = [key == (group.generator, group.first_row_id + index) for key in keys]
+        return with_value(table, is_it.index(True), "masked_tokens", 1) if any(is_it) else table
+
+    rewrite(trained, layout.CONSUMED, CONSUMED, change)
+    found_at, what, sentence = parted(verify(trained.store))
+    assert (found_at, what) == (step, "damage")
+    assert f"tokens of the members of group {group.group_id}" in sentence

@@ -3,9 +3,11 @@
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from support.streams.scored_groups import scored_group
 
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.ledger import Amount
+from millrace.rollouts.masking import mask_too_old
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
 from storage import layout
 from storage.schema import CONSUMED, TRAINER_LOGPROBS
@@ -20,23 +22,11 @@ def group(
     rewards: tuple[float | None, ...] = (1.0, 0.0),
     **versions: list[int],
 ) -> ScoredGroup:
-    """Group `number`, the first row of which is ten times that."""
+    """Group `number`, the first row of which is ten times that; the last token of each is of the newest version."""
     oldest = versions.get("oldest", [4] * len(lengths))
-    return ScoredGroup(
-        group_id=number,
-        generator=number % 2,
-        first_row_id=10 * number,
-        prompt_tokens=[np.array([1], dtype=np.int32) for _ in lengths],
-        response_tokens=[np.zeros(length, dtype=np.int32) for length in lengths],
-        rollout_logprobs=[np.zeros(length, dtype=np.float32) for length in lengths],
-        loss_mask=[np.ones(length, dtype=np.uint8) for length in lengths],
-        temperature=1.0,
-        rewards=list(rewards),
-        min_policy_versions=np.array(oldest, dtype=np.int64),
-        max_policy_versions=np.array(versions.get("newest", oldest), dtype=np.int64),
-        part_max_policy_version=9,
-        incarnation=0,
-    )
+    newest = versions.get("newest", oldest)
+    members = [[old] * (length - 1) + [new] for length, old, new in zip(lengths, oldest, newest, strict=True)]
+    return scored_group(number, members, rewards)
 
 
 def logprobs(*lengths: int) -> list[npt.NDArray[np.float32]]:
@@ -71,6 +61,7 @@ def test_a_trained_group_is_told_row_by_row_with_its_versions_reward_and_advanta
         "tokens": 2,
         "reward": 1.0,
         "advantage": 0.5,
+        "masked_tokens": 0,
     }
     assert (second["trajectory_row_id"], second["advantage"], second["min_policy_version"]) == (51, -0.5, 6)
 
@@ -97,6 +88,34 @@ def test_a_member_whose_verifier_failed_is_an_error_without_a_reward(memory_stor
         ("trained", 0.0, -0.5),
     ]
     assert len(stored(memory_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)) == 2
+
+
+def test_a_masked_group_is_told_with_what_was_masked_and_the_staleness_of_what_was_left(
+    memory_store: MemoryStore,
+) -> None:
+    group = scored_group(5, [[1, 1, 6], [1, 1], [6], [1, 5]], [1.0, 0.5, 0.0, None])
+    writer = ConsumedWriter(memory_store, incarnation=0)
+    writer.step(8, [mask_too_old(group, 7, 4)], [0.5, -0.5], logprobs(3, 1))
+    writer.close()
+    rows = stored(memory_store, layout.CONSUMED, CONSUMED)
+    assert [(row["outcome"], row["masked_tokens"], row["advantage"], row["reward"]) for row in rows] == [
+        ("trained", 2, 0.5, 1.0),
+        ("stale", 2, None, 0.5),
+        ("trained", 0, -0.5, 0.0),
+        # Another reward may know it, and then a replay has to mask it too.
+        ("error", 1, None, None),
+    ]
+    assert {(row["staleness"], row["staleness_in_flight"]) for row in rows} == {(2, 5)}
+    told = stored(memory_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS)
+    assert [row["trajectory_row_id"] for row in told] == [50, 52]
+
+
+def test_a_groups_staleness_is_that_of_the_trainer_which_took_it(memory_store: MemoryStore) -> None:
+    writer = ConsumedWriter(memory_store, incarnation=0)
+    writer.step(8, [group(5), group(6)], [0.5, -0.5] * 2, logprobs(2, 3, 2, 3), trainer_versions=[5, 4])
+    writer.close()
+    rows = stored(memory_store, layout.CONSUMED, CONSUMED)
+    assert [row["staleness"] for row in rows] == [1, 1, 0, 0]
 
 
 def test_what_was_dropped_counts_once_the_next_step_is_done(memory_store: MemoryStore) -> None:

@@ -59,6 +59,23 @@ def test_an_account_has_taken_what_it_trained_and_what_it_dropped(story: list[tu
     assert account.groups_dropped == sum(what != "train" for what, _, _ in story)
 
 
+def test_what_is_masked_is_part_of_what_was_trained_and_balances_nothing() -> None:
+    account = Account()
+    account.train(amount(4, 40), generator=0, staleness=2, reward_sum=1.0, masked=amount(2, 9))
+    account.train(amount(4, 30), generator=0, staleness=0, reward_sum=1.0)
+    assert (account.masked, account.trained, account.taken()) == (amount(2, 9), amount(8, 70), amount(8, 70))
+    ledger = balance(generated=amount(8, 70), scored=amount(8, 70), consumed=[amount(8, 70)], account=account)
+    assert ledger.to_json()["masked"] == {"rollouts": 2, "tokens": 9}
+    assert Account.from_json(json.loads(json.dumps(account.to_json()))) == account
+
+
+def test_an_account_from_before_tokens_were_masked_has_none() -> None:
+    stored = account_of([("train", amount(8, 80), 0), ("stale", amount(8, 90), 1)]).to_json()
+    del stored["masked"]
+    assert Account.from_json(stored).masked == Amount()
+    assert Account.from_json(stored).taken() == amount(16, 170)
+
+
 def test_an_account_tells_what_it_did_by_staleness_and_by_reason() -> None:
     account = Account()
     account.train(amount(8, 80), generator=0, staleness=0, reward_sum=6.0)
@@ -90,6 +107,7 @@ def test_a_ledger_shows_its_places_as_plain_numbers() -> None:
     assert json.loads(json.dumps(ledger.to_json())) == {
         "generated": {"rollouts": 20, "tokens": 200},
         "trained": {"rollouts": 8, "tokens": 80},
+        "masked": {"rollouts": 0, "tokens": 0},
         "buffered": {"rollouts": 4, "tokens": 40},
         "in_flight": {"rollouts": 6, "tokens": 60},
         "dropped": {"error": {"rollouts": 2, "tokens": 20}},

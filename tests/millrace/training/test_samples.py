@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support.streams.scored_groups import scored_group
 
 from configs.training import AdvantageName
 from millrace.errors import InputError
+from millrace.rollouts.masking import mask_too_old
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.samples import (
     ADVANTAGES,
@@ -26,22 +29,13 @@ from millrace.training.samples import (
 
 
 def group(number: int, rewards: Sequence[float | None], versions: Sequence[int]) -> ScoredGroup:
-    """A group whose i-th response is i + 1 tokens of its number."""
-    size = len(rewards)
-    return ScoredGroup(
-        group_id=number,
-        generator=0,
-        first_row_id=0,
-        prompt_tokens=[np.array([1, number], dtype=np.int32)] * size,
-        response_tokens=[np.full(i + 1, number, dtype=np.int32) for i in range(size)],
-        rollout_logprobs=[np.full(i + 1, -0.5, dtype=np.float32) for i in range(size)],
-        loss_mask=[np.ones(i + 1, dtype=np.uint8) for i in range(size)],
+    """A group whose i-th response is i + 1 tokens of its number, all of one version."""
+    members = [[version] * (i + 1) for i, version in enumerate(versions)]
+    return replace(
+        scored_group(number, members, rewards),
+        prompt_tokens=[np.array([1, number], dtype=np.int32)] * len(versions),
+        response_tokens=[np.full(len(member), number, dtype=np.int32) for member in members],
         temperature=0.5 + number,
-        rewards=list(rewards),
-        min_policy_versions=np.array(versions),
-        max_policy_versions=np.array(versions),
-        part_max_policy_version=max(versions),
-        incarnation=0,
     )
 
 
@@ -64,6 +58,17 @@ def test_an_advantage_may_be_of_the_whole_batch() -> None:
 @pytest.mark.parametrize(("versions", "staleness"), [(5, [1, 2, 3, 3, 4]), ([5, 2], [1, 2, 0, 0, 1])])
 def test_each_response_lags_behind_the_trainer_of_its_group(versions: int | list[int], staleness: list[int]) -> None:
     assert [sample.staleness for sample in samples_of(GROUPS, "group_mean", versions)] == staleness
+
+
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+def test_every_reward_makes_the_baseline_and_what_is_left_of_each_member_is_a_sample(advantage: str) -> None:
+    rewards = [1.0, 0.5, 0.25, 0.0]
+    whole = scored_group(0, [[6, 6], [1, 1], [1, 1, 5], [6]], rewards)
+    samples = samples_of([mask_too_old(whole, 7, 2), GROUPS[1]], advantage, 7)
+    expected = ADVANTAGES[advantage]([rewards, [2.0, 2.0, 5.0]])
+    assert [sample.advantage for sample in samples] == [expected[0][i] for i in (0, 2, 3)] + expected[1]
+    assert [sample.loss_mask.tolist() for sample in samples[:3]] == [[1, 1], [0, 0, 1], [1]]
+    assert [sample.staleness for sample in samples[:3]] == [1, 2, 1]
 
 
 def test_no_groups_are_no_samples() -> None:

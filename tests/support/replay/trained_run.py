@@ -4,7 +4,8 @@
     incarnation 1             └─ v7' ─ … ─ v12                      v7 and v8 are a future that is lost
 
 Two generators with parts of one to three groups, two scorers; a part is stale, a group has no rewards, and some single
-rewards are missing.
+rewards are missing. Some responses of the second generator began under weights that are too old: the trainer masked
+these tokens.
 """
 
 import shutil
@@ -25,8 +26,8 @@ from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.group_sequence import committed_groups
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.loader import RolloutLoader
+from millrace.rollouts.masking import mask_too_old
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
-from millrace.rollouts.staleness import staleness
 from millrace.runs.record import create_run, resume_run
 from millrace.training.batch import Sample
 from millrace.training.samples import samples_of
@@ -40,6 +41,8 @@ from storage.streams.stream import StreamReader, StreamWriter
 
 GENERATORS, SCORERS, GROUP_SIZE, GROUPS_PER_STEP, MAX_STALENESS = 2, 2, 4, 4, 2
 LAST_STEP, KILLED_AT, CHECKPOINT_EVERY = 12, 8, 3
+BEGAN_EARLY = 5
+"""From this version on, the first half of the second generator's responses is three versions older."""
 
 
 @dataclass
@@ -149,6 +152,7 @@ class _Maker:
                 self._generate(version)
                 continue
             assert not isinstance(group, LostPart)
+            group = mask_too_old(group, version, MAX_STALENESS)
             if reason := self._refused(group):
                 self.consumed.drop(group, reason, version)
                 told.dropped.append((group.group_id, reason))
@@ -163,17 +167,16 @@ class _Maker:
     def _refused(self, group: ScoredGroup) -> str | None:
         if not self.lineage.holds(group.incarnation, group.part_max_policy_version):
             return "rolled_back"
-        if staleness(self.trainer.policy_version, group.min_policy_version) > MAX_STALENESS:
-            return "stale"
-        return "error" if len(group.verified) < 2 else None
+        return "stale" if group.staleness(self.trainer.policy_version) > MAX_STALENESS else group.drop_reason
 
     def _generate(self, version: int) -> None:
         """A part of each generator, with its scores; the second generator is once far behind."""
         for generator in range(GENERATORS):
             sampled_by = 0 if generator == 1 and version == 4 else version
+            began = version - 3 if generator == 1 and version >= BEGAN_EARLY else sampled_by
             first = self.trajectories[generator].rows
             rollouts = [
-                self._rollout(generator + GENERATORS * (self.made[generator] + i), index, sampled_by)
+                self._rollout(generator + GENERATORS * (self.made[generator] + i), index, (began, sampled_by))
                 for i in range(int(self.random.integers(1, 4)))
                 for index in range(GROUP_SIZE)
             ]
@@ -192,7 +195,7 @@ class _Maker:
                     epoch=0,
                 ),
                 tokens=tokens,
-                min_policy_version=sampled_by,
+                min_policy_version=began,
                 max_policy_version=sampled_by,
                 incarnation=self.incarnation,
                 group_ids=group_ids,
@@ -202,8 +205,9 @@ class _Maker:
             rewards = [self._reward(rollout) for rollout in rollouts]
             self.scores[generator][record.part % SCORERS].write(score_rows(first, rewards), tokens=tokens)
 
-    def _rollout(self, group_id: int, index: int, version: int) -> Trajectory:
+    def _rollout(self, group_id: int, index: int, versions: tuple[int, int]) -> Trajectory:
         length = int(self.random.integers(1, 7))
+        spans = tuple(zip(versions, (0, length // 2), strict=True))
         return Trajectory(
             request=Request(
                 group_id=group_id,
@@ -215,7 +219,7 @@ class _Maker:
             response=Response(
                 tokens=tuple(self.random.integers(3, self.vocab_size, length).tolist()),
                 rollout_logprobs=tuple((-self.random.exponential(2.0, length)).tolist()),
-                version_spans=((version, 0),),
+                version_spans=spans if length > 1 and versions[0] != versions[1] else spans[:1],
                 finish_reason="stop",
             ),
             t_started=0.0,

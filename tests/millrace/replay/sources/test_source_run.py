@@ -12,6 +12,7 @@ from support.replay.trained_run import (
     GROUPS_PER_STEP,
     KILLED_AT,
     LAST_STEP,
+    MAX_STALENESS,
     SCORERS,
     TrainedRun,
     flip_a_bit,
@@ -87,7 +88,7 @@ def test_a_group_is_described_by_what_its_trajectories_have_in_common_and_their_
             assert (row["verified"], row["reward_mean"]) == (len(known), pytest.approx(sum(known) / len(known)))
             assert (row["reward_min"], row["reward_max"]) == (min(known), max(known))
             assert row["tokens"] == group.amount().tokens == row["length_mean"] * row["rollouts"]
-            assert row["staleness"] == step - 1 - group.min_policy_version
+            assert row["staleness"] == group.staleness(step - 1) <= MAX_STALENESS
             assert (row["min_policy_version"], row["max_policy_version"]) == (
                 group.min_policy_version,
                 group.max_policy_version,

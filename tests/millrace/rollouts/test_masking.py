@@ -1,0 +1,110 @@
+"""Tokens beyond the staleness bound carry no loss, and nothing else changes; a replay finds the same ones."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.streams.scored_groups import scored_group
+
+from millrace.rollouts.ledger import Amount
+from millrace.rollouts.masking import mask_as_stored, mask_too_old
+from millrace.rollouts.scored_group import ScoredGroup
+
+versions_of_a_member = st.lists(st.integers(0, 8), min_size=1, max_size=12)
+rewards = st.one_of(st.none(), st.floats(0, 1))
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> ScoredGroup:
+    """Groups whose responses changed weights anywhere, some tokens written by an environment, some rewards missing."""
+    versions = draw(st.lists(versions_of_a_member, min_size=1, max_size=5))
+    masks = [[draw(st.integers(0, 1)) for _ in one] for one in versions]
+    return scored_group(3, versions, [draw(rewards) for _ in versions], masks)
+
+
+trainers = st.integers(8, 14)
+bounds = st.integers(0, 8)
+
+
+def lists(arrays: list[np.ndarray]) -> list[list[int]]:
+    return [array.tolist() for array in arrays]
+
+
+@given(groups(), trainers, bounds)
+def test_a_token_carries_loss_if_the_policy_sampled_it_and_its_version_is_within_the_bound(
+    group: ScoredGroup, trainer: int, bound: int
+) -> None:
+    found = mask_too_old(group, trainer, bound)
+    for i, mask in enumerate(group.loss_mask):
+        fresh = trainer - group.token_versions(i) <= bound
+        assert found.loss_mask[i].tolist() == [int(old and new) for old, new in zip(mask, fresh, strict=True)]
+        assert found.loss_mask[i].dtype == mask.dtype
+        assert found.masked_tokens[i] == sum(int(old and not new) for old, new in zip(mask, fresh, strict=True))
+    assert found.rewards == group.rewards
+
+
+@given(groups(), trainers, bounds)
+def test_what_is_left_is_never_older_than_the_bound(group: ScoredGroup, trainer: int, bound: int) -> None:
+    found = mask_too_old(group, trainer, bound)
+    with_loss = [i for i, mask in enumerate(found.loss_mask) if mask.any()]
+    assert all(trainer - found.oldest_versions[i] <= bound for i in with_loss)
+    if with_loss:
+        assert found.staleness(trainer) == max(trainer - found.oldest_versions[i] for i in with_loss)
+
+
+@given(groups(), trainers, bounds)
+def test_every_member_is_trained_or_masked_or_has_no_reward(group: ScoredGroup, trainer: int, bound: int) -> None:
+    found = mask_too_old(group, trainer, bound)
+    masked = [i for i in found.verified if found.is_masked(i)]
+    failed = [i for i, reward in enumerate(found.rewards) if reward is None]
+    assert sorted([*found.trained, *masked, *failed]) == list(range(len(found.rewards)))
+    assert found.amount(found.trained) + found.amount(masked) + found.amount(failed) == group.amount()
+    assert found.masked_amount() == Amount(
+        rollouts=sum(found.masked_tokens[i] > 0 for i in found.trained),
+        tokens=sum(found.masked_tokens[i] for i in found.trained),
+    )
+
+
+@given(groups(), trainers, bounds)
+def test_the_stored_counts_are_enough_to_mask_the_same_tokens(group: ScoredGroup, trainer: int, bound: int) -> None:
+    trained = mask_too_old(group, trainer, bound)
+    replayed = mask_as_stored(group, trained.masked_tokens)
+    assert lists(replayed.loss_mask) == lists(trained.loss_mask)
+    assert replayed.masked_tokens == trained.masked_tokens
+    assert replayed.oldest_versions.tolist() == trained.oldest_versions.tolist()
+    assert replayed.staleness(trainer) == trained.staleness(trainer)
+    assert (replayed.trained, replayed.drop_reason) == (trained.trained, trained.drop_reason)
+
+
+def test_a_group_within_the_bound_stays_as_it_is() -> None:
+    group = scored_group(0, [[4, 5], [5, 5]], [1.0, 0.0])
+    assert mask_too_old(group, 8, 4) is group
+    assert mask_as_stored(group, [0, 0]) is group
+
+
+def test_a_member_that_is_all_too_old_is_not_trained_and_its_reward_stays() -> None:
+    group = mask_too_old(scored_group(0, [[1, 1], [1, 6], [6]], [1.0, 0.0, 0.5]), 7, 2)
+    assert (group.verified, group.trained, group.drop_reason) == ([0, 1, 2], [1, 2], None)
+    assert (group.rewards, group.masked_tokens) == ([1.0, 0.0, 0.5], [2, 1, 0])
+    assert group.staleness(7) == 1
+
+
+def test_a_group_that_is_all_too_old_is_stale() -> None:
+    group = mask_too_old(scored_group(0, [[1, 1], [1]], [1.0, 0.0]), 7, 2)
+    assert (group.trained, group.drop_reason, group.staleness(7)) == ([], "stale", 6)
+
+
+def test_a_group_whose_fresh_members_have_no_reward_is_stale() -> None:
+    group = mask_too_old(scored_group(0, [[1], [1], [6]], [1.0, 0.0, None]), 7, 2)
+    assert group.drop_reason == "stale"
+
+
+def test_without_two_rewards_a_group_is_an_error_however_fresh() -> None:
+    assert scored_group(0, [[6], [6]], [1.0, None]).drop_reason == "error"
+
+
+@pytest.mark.parametrize("counts", [[1, 0], [3, 0], [-1, 0]])
+def test_counts_that_no_bound_explains_are_refused(counts: list[int]) -> None:
+    group = scored_group(5, [[1, 1], [6]], [1.0, 0.0])
+    with pytest.raises(ValueError, match=r"^no bound masks .* tokens of the members of group 5$"):
+        mask_as_stored(group, counts)

@@ -1,0 +1,40 @@
+"""Scored groups as the loader hands them on, made by hand from the version of each token."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from millrace.rollouts.scored_group import ScoredGroup
+
+
+def scored_group(
+    number: int,
+    versions: Sequence[Sequence[int]],
+    rewards: Sequence[float | None],
+    loss_masks: Sequence[Sequence[int]] | None = None,
+) -> ScoredGroup:
+    """Group `number`, of generator number mod 2, its first row ten times that.
+
+    `versions` are those that sampled each token of each member; `loss_masks` has 1 for each token of the policy, by
+    default all.
+    """
+    starts = [[t for t, version in enumerate(one) if t == 0 or version != one[t - 1]] for one in versions]
+    spans = [[one[start] for start in starts_of] for one, starts_of in zip(versions, starts, strict=True)]
+    return ScoredGroup(
+        group_id=number,
+        generator=number % 2,
+        first_row_id=10 * number,
+        prompt_tokens=[np.array([1], dtype=np.int32) for _ in versions],
+        response_tokens=[np.zeros(len(one), dtype=np.int32) for one in versions],
+        rollout_logprobs=[np.full(len(one), -0.5, dtype=np.float32) for one in versions],
+        loss_mask=[np.array(mask, dtype=np.uint8) for mask in loss_masks or [[1] * len(one) for one in versions]],
+        span_versions=[np.array(one, dtype=np.int64) for one in spans],
+        span_starts=[np.array(one, dtype=np.int32) for one in starts],
+        masked_tokens=[0] * len(versions),
+        temperature=1.0,
+        rewards=list(rewards),
+        min_policy_versions=np.array([min(one) for one in versions], dtype=np.int64),
+        max_policy_versions=np.array([max(one) for one in versions], dtype=np.int64),
+        part_max_policy_version=max(max(one) for one in versions),
+        incarnation=0,
+    )
