@@ -102,6 +102,7 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
         "storage.commit_max_rows",
         "storage.commit_max_bytes",
         "storage.commit_max_ms",
+        "storage.commit_unfinished_seconds",
         "evaluation.num_prompts",
         "evaluation.samples",
         "evaluation.batch_size",
