@@ -36,10 +36,16 @@ def _prompts(config: RunConfig) -> Iterator[str]:
     prompts, num_prompts = config.prompts, config.evaluation.num_prompts
     sources = [source for source in (prompts.source, prompts.eval_source) if source is not None]
     yield from _listed_prompts(config, sources)
-    if prompts.template is not None and "arithmetic" in sources:
+    built_in = next((source for source in sources if source in ("arithmetic", "chains")), None)
+    if prompts.template is not None and built_in is not None:
         yield (
-            "prompts.template is set and prompts are from arithmetic; "
+            f"prompts.template is set and prompts are from {built_in}; "
             "expected null, because demonstrations of the built-in prompts have no template"
+        )
+    if "chains" in sources and prompts.chains.median_sums > prompts.chains.max_sums:
+        yield (
+            f"prompts.chains.median_sums is {prompts.chains.median_sums:g} and prompts.chains.max_sums is "
+            f"{prompts.chains.max_sums}; expected median_sums to be at most max_sums"
         )
     if prompts.eval_source is not None:
         if prompts.eval_source == prompts.source:

@@ -16,6 +16,19 @@ class ArithmeticConfig(Section):
     """Largest sum; answers are zero-padded to its number of digits."""
 
 
+class ChainsConfig(Section):
+    """The built-in prompts with long responses: chains of sums, whose number is log-normal."""
+
+    num_drawn: Count = 1000
+    """Chains drawn; equal ones count once."""
+    median_sums: Annotated[float, Field(ge=2, le=99)] = 4.0
+    """Median number of sums in a chain."""
+    spread: Annotated[float, Field(ge=0, le=2)] = 0.9
+    """Standard deviation of the natural logarithm of the number of sums."""
+    max_sums: Annotated[int, Field(ge=2, le=99)] = 40
+    """Most sums in a chain; a response has 9 tokens for each."""
+
+
 class ReasoningGymConfig(Section):
     """How `reasoning_gym:TASK` makes problems. Nothing is downloaded."""
 
@@ -38,8 +51,8 @@ class PromptsConfig(Section):
     """What the policy is asked."""
 
     source: Text = "arithmetic"
-    """Training prompts: `arithmetic`; the path or URL of a .jsonl or .parquet file, or of a folder saved by `datasets`;
-    `reasoning_gym:TASK,…`; or `verifiers:ENVIRONMENT`, with `#eval` appended for its evaluation set."""
+    """Training prompts: `arithmetic` or `chains`; the path or URL of a .jsonl or .parquet file, or of a folder saved by
+    `datasets`; `reasoning_gym:TASK,…`; or `verifiers:ENVIRONMENT`, with `#eval` appended for its evaluation set."""
     eval_source: Text | None = None
     """Evaluation prompts, in the same form as `source`; null: `num_eval` prompts of `source` are held out of
     training."""
@@ -59,6 +72,8 @@ class PromptsConfig(Section):
     """Whether each epoch visits the training prompts in a new order, drawn from the run's `seed`."""
     arithmetic: ArithmeticConfig = Field(default_factory=ArithmeticConfig)
     """Limits of the built-in prompts."""
+    chains: ChainsConfig = Field(default_factory=ChainsConfig)
+    """How many sums the built-in chains have."""
     reasoning_gym: ReasoningGymConfig = Field(default_factory=ReasoningGymConfig)
     """How `reasoning_gym:TASK` makes problems."""
     verifiers: VerifiersConfig = Field(default_factory=VerifiersConfig)

@@ -52,7 +52,8 @@ class BootstrapConfig(Section):
     intermediate_size: Count = 256
     """Width of each feed-forward block, features."""
     error_rate: Annotated[float, Field(ge=0, le=1)] = 0.65
-    """Fraction of arithmetic demonstrations with a wrong carry; demonstrations of other prompts are all right."""
+    """Fraction of arithmetic demonstrations with a wrong carry, and of the carries in a demonstrated chain of sums;
+    demonstrations of other prompts are all right."""
     target_imitation_rate: Annotated[float, Field(gt=0, le=1)] = 0.95
     """The warm start ends once this fraction of greedy answers could be a demonstration."""
     max_accuracy: Annotated[float, Field(ge=0, le=1)] = 1.0

@@ -23,7 +23,8 @@ class Prompt:
     answer: str
     """The reference answer that the reward compares with."""
     source: str
-    """Where the prompt came from: `arithmetic`, the name of a file, or a package with the arguments it was given."""
+    """Where the prompt came from: `arithmetic`, `chains`, the name of a file, or a package with the arguments it
+    was given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

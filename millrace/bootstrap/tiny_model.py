@@ -5,11 +5,12 @@
                                                      ▲                      │ no
                                                      └──────────────────────┘
 
-The demonstrations of arithmetic are like people's: many get the carry wrong. A policy that has learnt to imitate them
+The demonstrations of sums are like people's: many get the carry wrong. A policy that has learnt to imitate them
 is confident and often wrong, and learns from rewards alone what the right answers have in common. It never sees a
 held-out prompt. In an environment, demonstrators who are right have used it, and those who are wrong have not.
 """
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from configs.environment import EnvironmentConfig
 from configs.schema import BootstrapConfig
-from millrace.bootstrap.demonstrations import carry_error, dialogue
+from millrace.bootstrap.demonstrations import could_be_demonstrated, dialogue, is_right, right_response
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.base import Environment
@@ -33,10 +34,14 @@ from millrace.types import Prompt, Sampling
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 CHECK_EVERY = 10
-"""Supervised steps between two measurements of the accuracy."""
+"""Least number of supervised steps between two measurements of the accuracy."""
 CHECK_PROMPTS = 512
 """Most training prompts decoded per measurement."""
+CHECK_TOKENS = 2**15
+"""Most tokens decoded per measurement: of long responses, fewer are decoded."""
 _NO_ENVIRONMENT = EnvironmentConfig()
+_Row = list[tuple[int, bool]]
+"""The tokens of a prompt with its response, and whether the policy is to learn each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +116,9 @@ def bootstrap(
         max_turns=environment.max_turns,
     )
     demonstrated = None if played is None else played()
-    checked = rng.sample(list(prompts), min(CHECK_PROMPTS, len(prompts)))
+    checked = rng.sample(list(prompts), min(CHECK_PROMPTS, max(1, CHECK_TOKENS // max_new_tokens), len(prompts)))
+    # A measurement samples token after token; the longer the responses, the more supervised steps it costs.
+    check_every = max(CHECK_EVERY, max_new_tokens // 4)
     imitation_rate = accuracy = 0.0
     step = 0
     while step < shape.max_steps and not (
@@ -125,7 +132,7 @@ def bootstrap(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        if step % CHECK_EVERY == 0:
+        if step % check_every == 0:
             imitation_rate, accuracy = _measure(engine, tokenizer, checked, max_new_tokens)
             report(
                 f"warm start step {step}: loss {loss.item():.3f}, answers like a demonstrator {imitation_rate:.2f}, "
@@ -146,9 +153,9 @@ def _fresh(
     prompts: Sequence[Prompt], shape: BootstrapConfig, environment: type[Environment] | None, max_new_tokens: int
 ) -> tuple[PreTrainedTokenizerFast, LlamaForCausalLM]:
     """A tokenizer of all prompts and answers, and an untrained model."""
-    texts = [text for prompt in prompts for text in (prompt.text, prompt.answer)]
+    texts = [text for prompt in prompts for text in (prompt.text, right_response(prompt))]
     tokenizer = character_tokenizer(texts if environment is None else [*texts, environment.alphabet])
-    longest = max(len(prompt.text) + len(prompt.answer) for prompt in prompts) + 2
+    longest = max(len(prompt.text) + len(right_response(prompt)) for prompt in prompts) + 2
     # A whole response of several turns has to fit behind its prompt.
     room = longest if environment is None else max_new_tokens
     return tokenizer, tiny_llama(shape, tokenizer, context=max(64, longest + room))
@@ -166,13 +173,31 @@ def _supervised_loss(
         for text, own in pieces:
             row += [(token, own) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
         rows.append([*row, (tokenizer.eos_token_id, True)])
+    num_own = sum(own for row in rows for _, own in row)
+    loss = torch.zeros(())
+    for alike in _of_similar_length(rows):
+        share = sum(own for row in alike for _, own in row) / num_own
+        loss = loss + share * _padded_loss(model, alike, tokenizer.pad_token_id)
+    return loss
+
+
+def _of_similar_length(rows: Sequence[_Row]) -> list[list[_Row]]:
+    """The rows in classes by length, none four times as long as another of its class: padding costs time."""
+    shortest = min(map(len, rows))
+    classes: dict[int, list[_Row]] = {}
+    for row in rows:
+        classes.setdefault(int(math.log(len(row) / shortest, 4)), []).append(row)
+    return list(classes.values())
+
+
+def _padded_loss(model: LlamaForCausalLM, rows: Sequence[_Row], pad: int) -> torch.Tensor:
     length = max(len(row) for row in rows)
-    input_ids_BT = torch.full((len(batch), length), tokenizer.pad_token_id)
-    labels_BT = torch.full((len(batch), length), -100)
+    input_ids_BT = torch.full((len(rows), length), pad)
+    labels_BT = torch.full((len(rows), length), -100)
     for i, row in enumerate(rows):
         input_ids_BT[i, : len(row)] = torch.tensor([token for token, _ in row])
         labels_BT[i, : len(row)] = torch.tensor([token if own else -100 for token, own in row])
-    logits_BTV = model(input_ids=input_ids_BT, attention_mask=input_ids_BT != tokenizer.pad_token_id).logits
+    logits_BTV = model(input_ids=input_ids_BT, attention_mask=input_ids_BT != pad).logits
     loss: torch.Tensor = torch.nn.functional.cross_entropy(
         logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=-100
     )
@@ -185,7 +210,7 @@ def _measure(
     """(imitation rate, accuracy) of greedy answers."""
     greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=max_new_tokens)
     responses = engine.generate([tokenizer(p.text)["input_ids"] for p in prompts], greedy, seed=0, asked=prompts)
-    texts = [tokenizer.decode(list(response.answer_tokens), skip_special_tokens=True) for response in responses]
-    right = sum(text == prompt.answer for text, prompt in zip(texts, prompts, strict=True))
-    wrong = sum(text == carry_error(prompt) for text, prompt in zip(texts, prompts, strict=True))
-    return (right + wrong) / len(prompts), right / len(prompts)
+    texts = [str(tokenizer.decode(list(one.answer_tokens), skip_special_tokens=True)) for one in responses]
+    answered = list(zip(prompts, texts, strict=True))
+    imitated = sum(could_be_demonstrated(prompt, text) for prompt, text in answered)
+    return imitated / len(prompts), sum(is_right(prompt, text) for prompt, text in answered) / len(prompts)

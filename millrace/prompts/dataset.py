@@ -1,9 +1,9 @@
 """The prompts of a run: loaded from their source, split into training and evaluation, and put in order.
 
-arithmetic ─────┐                               ┌─► train ─► PromptOrder: group number n ─► prompt
-a file ─────────┤                               │            (a permutation of train per epoch, from the seed)
-reasoning_gym ──┼─► prompts ─► split ─► template┤
-verifiers ──────┘                               └─► eval     (no text of it is in train)
+arithmetic, chains ──┐                               ┌─► train ─► PromptOrder: group number n ─► prompt
+a file ──────────────┤                               │            (a permutation of train per epoch, from the seed)
+reasoning_gym ───────┼─► prompts ─► split ─► template┤
+verifiers ───────────┘                               └─► eval     (no text of it is in train)
 """
 
 import hashlib
@@ -15,6 +15,7 @@ import numpy as np
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.arithmetic import ARITHMETIC, arithmetic_prompts, commuted
+from millrace.prompts.chains import CHAINS, chain_prompts
 from millrace.prompts.extras import package_of, package_options
 from millrace.prompts.files import read_prompts
 from millrace.prompts.listing import listed_prompts
@@ -91,6 +92,8 @@ def _prompts_of(source: str, config: PromptsConfig) -> list[Prompt]:
         return listed_prompts(source, package_options(config, package))
     if source == ARITHMETIC:
         return arithmetic_prompts(config.arithmetic.digits, config.arithmetic.max_sum)
+    if source == CHAINS:
+        return chain_prompts(config.chains)
     return read_prompts(source, config)
 
 

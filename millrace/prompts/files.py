@@ -67,8 +67,8 @@ def _records(source: str, fields: tuple[str, ...]) -> Iterator[tuple[str, int, o
     saved = saved_records(source, fields)
     if saved is None:
         raise PromptsError(
-            f'prompts source "{source}"; expected arithmetic, reasoning_gym:TASK, verifiers:ENVIRONMENT, a .jsonl or '
-            ".parquet file, or a folder that `datasets` saved"
+            f'prompts source "{source}"; expected arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, a '
+            ".jsonl or .parquet file, or a folder that `datasets` saved"
         )
     return (("row", number, record) for number, record in enumerate(saved, start=1))
 

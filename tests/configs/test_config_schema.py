@@ -118,6 +118,14 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"prompts": {"template": "<{prompt}>"}},
         ("prompts.template is set", "prompts are from arithmetic"),
     ),
+    "a template around chains": (
+        {"prompts": {"source": "chains", "template": "<{prompt}>"}},
+        ("prompts.template is set", "prompts are from chains"),
+    ),
+    "chains above their limit": (
+        {"prompts": {"source": "chains", "chains": {"median_sums": 9.0, "max_sums": 8}}},
+        ("prompts.chains.median_sums is 9", "prompts.chains.max_sums is 8"),
+    ),
     "arguments of another task": (
         {"prompts": {"source": "reasoning_gym:gcd", "reasoning_gym": {"config": {"lcm": {}}}}},
         ("prompts.reasoning_gym.config has arguments of lcm", "prompts are from reasoning_gym:gcd"),
@@ -215,6 +223,8 @@ def test_an_impossible_combination_is_refused_in_one_sentence_with_every_key(cas
         {"placement": {"score": {"work_pool": "hosts"}}},
         {"placement": {"train": {"work_pool": "hosts"}}, "weights": {"transport": "store"}},
         {"prompts": {"source": "a.parquet", "arithmetic": {"digits": 1, "max_sum": 1}}},
+        {"prompts": {"source": "chains", "chains": {"median_sums": 8.0, "max_sums": 8}}},
+        {"prompts": {"source": "a.parquet", "chains": {"median_sums": 9.0, "max_sums": 8}}},
         {"prompts": {"num_eval": 54, "arithmetic": {"digits": 1, "max_sum": 9}}, "evaluation": {"num_prompts": 54}},
         {"generation": {"replicas": 64, "groups_per_batch": 320, "max_new_tokens": 16383}},
         {"staleness": {"max_staleness": 0}},

@@ -5,9 +5,18 @@ import random
 import pytest
 
 from configs.prompts import ArithmeticConfig, PromptsConfig
-from millrace.bootstrap.demonstrations import carry_error, demonstration, dialogue
+from millrace.bootstrap.demonstrations import (
+    carry_error,
+    could_be_demonstrated,
+    demonstration,
+    dialogue,
+    is_right,
+    misplaced_carry,
+    right_response,
+)
 from millrace.generation.environments.calculator import Calculator
 from millrace.prompts.arithmetic import ARITHMETIC
+from millrace.prompts.chains import CHAINS
 from millrace.prompts.dataset import load_prompts
 from millrace.types import Prompt
 
@@ -15,6 +24,10 @@ from millrace.types import Prompt
 def arithmetic(digits: int, max_sum: int) -> list[Prompt]:
     prompts = load_prompts(PromptsConfig(arithmetic=ArithmeticConfig(digits=digits, max_sum=max_sum), num_eval=1))
     return [*prompts.train, *prompts.eval]
+
+
+def chain(text: str, answer: str) -> Prompt:
+    return Prompt(prompt_id=f"chain-{text}", text=text, answer=answer, source=CHAINS)
 
 
 def added_by_hand(prompt: Prompt, *, first_carry_wrong: bool) -> str:
@@ -70,3 +83,66 @@ def test_without_an_environment_or_an_example_of_its_use_a_demonstration_is_the_
     assert dialogue(sums, random.Random(0), 0.0, None) == [("42", True)]
     words = Prompt(prompt_id="p", text="how many?", answer="42", source="words.jsonl")
     assert dialogue(words, random.Random(0), 0.0, Calculator()) == [("42", True)]
+
+
+# --- chains of sums
+
+
+def test_a_carry_is_misplaced_into_the_last_digit_and_a_sum_without_one_is_right() -> None:
+    assert [misplaced_carry(*digits) for digits in ((3, 4), (4, 5), (5, 5), (7, 8), (9, 9))] == [7, 9, 1, 6, 9]
+
+
+@pytest.mark.parametrize(
+    ("error_rate", "expected"),
+    [
+        (0.0, {"2 02:5+2=7 01:2+7=9"}),
+        (1.0, {"3 02:5+3=8 01:3+8=2"}),
+        (0.5, {"2 02:5+2=7 01:2+7=9", "3 02:5+3=8 01:3+8=1", "3 02:5+3=8 01:3+8=2"}),
+    ],
+)
+def test_each_carry_of_a_chain_is_wrong_at_the_error_rate(error_rate: float, expected: set[str]) -> None:
+    prompt = chain("03:7+5=", "2+7=9")
+    assert {demonstration(prompt, random.Random(seed), error_rate) for seed in range(50)} == expected
+
+
+def test_the_right_response_is_a_chain_written_out_or_the_answer() -> None:
+    assert right_response(chain("03:7+5=", "2+7=9")) == "2 02:5+2=7 01:2+7=9"
+    assert right_response(Prompt(prompt_id="p", text="12+30=", answer="42", source=ARITHMETIC)) == "42"
+
+
+def test_every_demonstration_of_a_chain_is_recognised() -> None:
+    for seed in range(50):
+        prompt = chain("12:7+8=", "")
+        assert could_be_demonstrated(prompt, demonstration(prompt, random.Random(seed), error_rate=0.5))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "2",
+        "4 02:5+4=9 01:4+9=3",  # neither 12 nor a misplaced carry
+        "2 02:5+2=8 01:2+8=0",  # an error where nothing is carried
+        "2 02:5+3=8 01:3+8=1",  # copied wrong
+        "2 01:5+2=7 01:2+7=9",  # counted wrong
+        "2 02:5+2=7 01:2+7=9 00:7+9=6",
+        "2 02:5+2=7 01:2+7=",
+        "x 02:5+x=7 01:x+7=9",
+    ],
+)
+def test_what_no_demonstrator_writes_is_recognised_too(text: str) -> None:
+    assert not could_be_demonstrated(chain("03:7+5=", "2+7=9"), text)
+
+
+def test_a_chain_is_right_if_its_last_sum_is_and_any_other_answer_if_all_of_it_is() -> None:
+    assert is_right(chain("02:7+5=", "5+2=7"), "2 01:5+2=7")
+    assert not is_right(chain("02:7+5=", "5+2=7"), "3 01:5+3=8")
+    assert not is_right(chain("02:7+5=", "5+2=7"), "")
+    sums = Prompt(prompt_id="p", text="12+30=", answer="42", source=ARITHMETIC)
+    assert is_right(sums, "42")
+    assert not is_right(sums, "142")
+
+
+def test_an_answer_of_arithmetic_is_demonstrated_if_it_is_right_or_its_carry_is_wrong() -> None:
+    sums = Prompt(prompt_id="p", text="12+30=", answer="42", source=ARITHMETIC)
+    assert [text for text in ("42", "52", "32", "") if could_be_demonstrated(sums, text)] == ["42", "52"]

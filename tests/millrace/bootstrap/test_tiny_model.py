@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from configs.environment import EnvironmentConfig
-from configs.prompts import ArithmeticConfig, PromptsConfig
+from configs.prompts import ArithmeticConfig, ChainsConfig, PromptsConfig
 from configs.schema import BootstrapConfig
-from millrace.bootstrap.tiny_model import CHECK_EVERY, bootstrap, character_tokenizer
+from millrace.bootstrap.tiny_model import CHECK_EVERY, _of_similar_length, bootstrap, character_tokenizer
 from millrace.generation.environments.calculator import Calculator
 from millrace.models.loading import load_model, load_tokenizer
 from millrace.prompts.dataset import load_prompts
@@ -111,3 +111,22 @@ def test_in_an_environment_it_learns_what_the_demonstrators_wrote_and_not_what_t
     assert likeliest("12+07=<12+07>19|19") == "<eos>"
     # Only the calculator ever writes it.
     assert likeliest("12+07=<12+07>19") != "|"
+
+
+def test_it_learns_chains_of_sums_with_every_character_they_are_written_in(tmp_path: Path) -> None:
+    config = PromptsConfig(source="chains", num_eval=10, chains=ChainsConfig(num_drawn=100, max_sums=12))
+    lines: list[str] = []
+    shape = SHAPE.model_copy(update={"max_steps": 100, "learning_rate": 1e-2})
+    bootstrap(load_prompts(config).train, shape, tmp_path / "start", seed=0, max_new_tokens=100, report=lines.append)
+    # A measurement samples 100 tokens one by one: the longer the responses, the rarer it is.
+    assert [line.split(":")[0] for line in lines] == [f"warm start step {step}" for step in (25, 50, 75, 100)]
+    model, tokenizer = load_model(tmp_path / "start", "float32"), load_tokenizer(tmp_path / "start")
+    assert set(tokenizer.get_vocab()) == {"<pad>", "<bos>", "<eos>", *"0123456789", "+", "=", ":", " "}
+    logits = model(input_ids=torch.tensor([tokenizer("03:7+5=2 02:5")["input_ids"]])).logits
+    assert tokenizer.decode([int(logits[0, -1].argmax())]) == "+"
+    assert model.config.max_position_embeddings >= len("12:7+5=") + 100
+
+
+def test_rows_are_padded_together_with_rows_of_similar_length_only() -> None:
+    rows = [[(0, True)] * length for length in (40, 10, 39, 200, 11)]
+    assert [[len(row) for row in alike] for alike in _of_similar_length(rows)] == [[40], [10, 39, 11], [200]]

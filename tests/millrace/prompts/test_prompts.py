@@ -380,6 +380,6 @@ def test_a_missing_file_an_unknown_protocol_and_an_unknown_format_are_named(tmp_
     with pytest.raises(PromptsError) as caught:
         load(source="prompts.csv")
     assert str(caught.value) == (
-        'prompts source "prompts.csv"; expected arithmetic, reasoning_gym:TASK, verifiers:ENVIRONMENT, a .jsonl or '
-        ".parquet file, or a folder that `datasets` saved"
+        'prompts source "prompts.csv"; expected arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, a '
+        ".jsonl or .parquet file, or a folder that `datasets` saved"
     )

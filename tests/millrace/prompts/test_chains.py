@@ -1,0 +1,77 @@
+"""Chains of sums: each is written out step by step, and a few are many times as long as most."""
+
+import statistics
+from typing import Any
+
+import pytest
+
+from configs.prompts import ChainsConfig, PromptsConfig
+from millrace.errors import PromptsError
+from millrace.prompts.chains import CHARACTERS_PER_SUM, chain_prompts, last_digit, written_out
+from millrace.prompts.dataset import load_prompts
+from millrace.types import Prompt
+
+
+def chains(**options: Any) -> list[Prompt]:
+    return chain_prompts(ChainsConfig(**options))
+
+
+def num_sums(prompt: Prompt) -> int:
+    return int(prompt.text.partition(":")[0])
+
+
+def test_a_chain_is_written_out_sum_by_sum_and_counts_down() -> None:
+    assert written_out("04:7+5=", last_digit) == "2 03:5+2=7 02:2+7=9 01:7+9=6"
+
+
+def test_a_wrong_sum_is_carried_on() -> None:
+    assert written_out("03:7+5=", lambda a, b: 1) == "1 02:5+1=1 01:1+1=1"
+
+
+def test_a_prompt_has_its_chains_last_digit_as_its_answer() -> None:
+    for prompt in chains(num_drawn=50):
+        numbers = [int(digit) for digit in prompt.text.rstrip("=").partition(":")[2].split("+")]
+        for _ in range(num_sums(prompt)):
+            numbers.append((numbers[-2] + numbers[-1]) % 10)
+        assert prompt.answer == "{}+{}={}".format(*numbers[-3:])
+        assert prompt.prompt_id == f"chain-{prompt.text}"
+        assert prompt.source == "chains"
+
+
+def test_each_sum_but_the_last_takes_as_many_characters() -> None:
+    for text in ("02:9+9=", "45:3+4="):
+        length = len(written_out(text, last_digit))
+        assert length == (int(text[:2]) - 1) * CHARACTERS_PER_SUM + 1
+
+
+def test_lengths_have_a_long_tail() -> None:
+    prompts = chains(num_drawn=2000, median_sums=3.0, spread=1.0)
+    lengths = [len(written_out(prompt.text, last_digit)) for prompt in prompts]
+    assert max(lengths) >= 5 * statistics.fmean(lengths)
+    assert statistics.median(lengths) < statistics.fmean(lengths)
+    assert max(lengths) > 300
+
+
+def test_no_chain_is_longer_than_the_limit_or_a_single_sum_and_none_is_there_twice() -> None:
+    prompts = chains(median_sums=2.0, spread=2.0, max_sums=5)
+    assert {num_sums(prompt) for prompt in prompts} == {2, 3, 4, 5}
+    assert len({prompt.prompt_id for prompt in prompts}) == len(prompts)
+
+
+def test_without_spread_all_chains_are_as_long_as_the_median() -> None:
+    assert {num_sums(prompt) for prompt in chains(median_sums=7.0, spread=0.0)} == {7}
+
+
+def test_the_chains_are_the_ones_that_stored_runs_were_made_with() -> None:
+    assert [prompt.text for prompt in chains()[:4]] == ["03:8+7=", "02:4+7=", "02:3+8=", "02:1+9="]
+
+
+def test_held_out_chains_are_not_trained_on() -> None:
+    prompts = load_prompts(PromptsConfig(source="chains", num_eval=100))
+    assert len(prompts.eval) == 100
+    assert not {prompt.text for prompt in prompts.eval} & {prompt.text for prompt in prompts.train}
+
+
+def test_too_few_chains_are_refused() -> None:
+    with pytest.raises(PromptsError, match=r"^chains: 7 prompts; expected more than the 10 held out of them$"):
+        load_prompts(PromptsConfig(source="chains", num_eval=10, chains=ChainsConfig(num_drawn=7)))
