@@ -24,6 +24,7 @@ from typing import Any
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
 from millrace.rollouts.loader import RolloutLoader
 from millrace.rollouts.masking import mask_too_old
+from millrace.rollouts.overtaking import Overtaking
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
 from millrace.runtime.device_sharing import DeviceTurns
 from millrace.stages.train_state import TrainState
@@ -78,8 +79,10 @@ class TrainLoop:
         self.balanced: list[Amount] = []
         # Rollouts dropped as stale since the last event about them, and the time of that event.
         self.stale_rollouts, self.t_stale_event = 0, -math.inf
-        # Groups of the next step.
+        # Groups of the next step, and how many later ones had been taken before each.
         self.groups: list[ScoredGroup] = []
+        self.overtaken: list[int] = []
+        self.overtaking = Overtaking(self.config.generation.replicas)
         # As of the last finished step: what a checkpoint may hold.
         self.settled = self._settle()
         state.adopt(self.settled)
@@ -121,12 +124,14 @@ class TrainLoop:
             # Its generator makes it again under weights that exist, so it makes no room for another.
             self._drop(group, "rolled_back")
             return
+        overtaken = self.overtaking.take(group.group_id)
         version, bound = self.trainer.policy_version, self.config.effective_max_staleness
         if self.config.staleness.too_old == "mask":
             group = mask_too_old(group, version, bound)
         reason = "stale" if group.staleness(version) > bound else group.drop_reason
         if reason is None:
             self.groups.append(group)
+            self.overtaken.append(overtaken)
             return
         self._drop(group, reason)
         self.account.groups_dropped += 1
@@ -182,7 +187,10 @@ class TrainLoop:
             lags,
             buffered_rollouts=self.ledger.buffered.rollouts,
             in_flight_rollouts=self.ledger.in_flight.rollouts,
+            overtaken_groups_max=max(self.overtaken),
+            overtaken_groups_mean=sum(self.overtaken) / len(self.overtaken),
         )
+        self.overtaken = []
         if version % 10 == 0:
             reward = measures["reward_mean"]
             self.stage.milestone(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
