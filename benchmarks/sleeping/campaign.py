@@ -10,20 +10,30 @@ from unittest.mock import patch
 import flows.cli.main
 from millrace.forking.client import ForkedProcess
 
-_SLEEPERS = {f"millrace.stages.{stage}": f"benchmarks.sleeping.{stage}" for stage in ("generate", "score", "train")}
-
 
 @contextmanager
-def sleepers() -> Iterator[None]:
-    """Inside the block, this process's tasks start the sleeping stages instead of the real ones."""
+def sleepers(generate: str = "benchmarks.sleeping.generate") -> Iterator[None]:
+    """Inside the block, this process's tasks start the sleeping stages instead of the real ones.
+
+    `generate` is the module of the generate stage.
+    """
+    from tasks import start
     from tasks.fork_server import STAGES
 
-    fork = STAGES.fork
+    fork, start_command = STAGES.fork, start.start_command
+    modules = {
+        "millrace.stages.generate": generate,
+        "millrace.stages.score": "benchmarks.sleeping.score",
+        "millrace.stages.train": "benchmarks.sleeping.train",
+    }
 
     def fork_sleeper(module: str, *rest: Any) -> ForkedProcess:
-        return fork(_SLEEPERS.get(module, module), *rest)
+        return fork(modules.get(module, module), *rest)
 
-    with patch.object(STAGES, "fork", fork_sleeper):
+    def start_sleeper(command: list[str], *rest: Any) -> start.Process:
+        return start_command([modules.get(word, word) for word in command], *rest)
+
+    with patch.object(STAGES, "fork", fork_sleeper), patch.object(start, "start_command", start_sleeper):
         yield
 
 

@@ -7,15 +7,13 @@ model ─► ReceiveBuffer ─► Weights ─► update_weights
 from collections.abc import Mapping, Sequence
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from millrace.types import Response
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.fingerprint import fingerprint
 from millrace.weights.receive_buffer import ReceiveBuffer
 from millrace.weights.shared_tensors import shapes_of
-
-_SEPARATION = 16.0
 
 
 def offered(model: PreTrainedModel, policy_version: int, buffer: ReceiveBuffer) -> Weights:
@@ -28,21 +26,6 @@ def offered(model: PreTrainedModel, policy_version: int, buffer: ReceiveBuffer) 
         id=WeightsId(incarnation=0, policy_version=policy_version, t_offered=0.5), fingerprint=fingerprint(tensors)
     )
     return Weights(manifest=manifest, tensors=tensors, shared=buffer.shared)
-
-
-def endless(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The model, changed so that it never samples its end token. Its output layer must be its embedding.
-
-    One feature, which no layer changes, separates that token from all others.
-    """
-    embedding = model.get_input_embeddings().weight
-    with torch.no_grad():
-        embedding[:, 0] = _SEPARATION
-        embedding[model.config.eos_token_id, 0] = -_SEPARATION
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight[0] = 0.0
-            layer.mlp.down_proj.weight[0] = 0.0
-    return model
 
 
 def response_logits(model: PreTrainedModel, prompt: Sequence[int], response: Response) -> torch.Tensor:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from support.engines.policies import endless, largest_mismatch
+from support.engines.policies import largest_mismatch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.engine_share.model import endless
 from millrace.generation.engines.base import unstarted
 from millrace.generation.environments.episodes import turn_seed
 from millrace.types import Request, Response, Sampling, Trajectory
