@@ -230,16 +230,22 @@ class RolloutLoader:
         self._waiting: list[tuple[tuple[int, int], int, _GeneratorStream, _OpenPart, ScoredGroup | LostPart]] = []
         self._count = itertools.count()
 
-    def take(self) -> ScoredGroup | LostPart | None:
-        """Of all groups and lost parts that are there, the one with the oldest weights; None if there is none.
+    def refill(self) -> None:
+        """Reads what was scored since the last call.
 
-        Groups whose weights do not exist any more come before all others. Raises StreamCorrupt where a commit record is
-        damaged, or where the streams do not match each other or the policy's vocabulary, and LedgerMismatch where a
-        prompt was skipped or repeated.
+        Raises StreamCorrupt where a commit record is damaged, or where the streams do not match each other or the
+        policy's vocabulary, and LedgerMismatch where a prompt was skipped or repeated.
         """
         for stream in self._streams:
             for part, group in stream.refill():
                 heapq.heappush(self._waiting, (self._age(group), next(self._count), stream, part, group))
+
+    def take(self) -> ScoredGroup | LostPart | None:
+        """Of all groups and lost parts that are there, the one with the oldest weights; None if there is none.
+
+        Groups whose weights do not exist any more come before all others. Raises as `refill`.
+        """
+        self.refill()
         if not self._waiting:
             return None
         _, _, stream, part, group = heapq.heappop(self._waiting)
