@@ -11,6 +11,7 @@ from configs.schema import RunConfig
 from flows.campaign.prepare import Resume, check
 from flows.display.live_view import View, panel
 from storage import failpoints
+from storage.progress import read_progress
 from storage.stores.base import Store
 
 INTERRUPTED, TERMINATED, CANCELLED = 130, 143, 4
@@ -54,10 +55,17 @@ def run_campaign(config: RunConfig, run_id: str, resume: Resume, wait_for_server
         console.print(panel(status, {}))
         _print(console, f"summary at {store.url}/summary.json")
         if status["state"] != "finished":
-            _print(console, f"this attempt's budget is spent; continue with --run-id {run_id} --resume")
+            _print(console, f"this attempt's budget is spent{_stored(store)}; continue with --run-id {run_id} --resume")
         return 0
-    _print(console, f"stopped; continue with --run-id {run_id} --resume")
+    _print(console, f"stopped{_stored(store)}; continue with --run-id {run_id} --resume")
     return code
+
+
+def _stored(store: Store) -> str:
+    """What the generators stored of responses that the next attempt continues."""
+    records = read_progress(store)
+    tokens = sum(record.get("tokens_stored", 0) for name, record in records.items() if name.startswith("generate-"))
+    return f", with {tokens} tokens of unfinished responses stored" if tokens else ""
 
 
 def _campaign(

@@ -50,6 +50,7 @@ class CarryOver:
         num_continued, tokens = self._admission.restart(self._writer.groups, begun)
         self._stage.progress(
             tokens_in_flight=tokens,
+            tokens_stored=0,
             tokens_continued=self._stage.value("tokens_continued") + tokens,
             tokens_discarded=self._stage.value("tokens_discarded") + max(0, lost - tokens),
         )
@@ -80,7 +81,7 @@ class CarryOver:
             self._writer.flush()
             if interrupted:
                 self._unfinished.write(interrupted, incarnation)
-        self._stage.progress(now=True, tokens_in_flight=num_tokens(interrupted))
+        self._stage.progress(now=True, tokens_in_flight=num_tokens(interrupted), tokens_stored=num_tokens(interrupted))
         return interrupted
 
     @property

@@ -1,13 +1,18 @@
 """Campaigns that are stopped, lose their controller or get a second one. Killed stages: see the kill matrix."""
 
+import re
 import signal
 
 import psutil
 import pytest
 from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced, send, stages_of, wait_until
 
+from benchmarks.sleeping.pace import VARIABLE, LongTail, Pace
+from storage import layout
 from storage.checkpoints import read_latest
+from storage.schema import TRAJECTORY
 from storage.stores.factory import open_store
+from storage.streams.stream import StreamReader
 
 pytestmark = pytest.mark.campaign
 
@@ -49,6 +54,46 @@ def test_a_stopped_campaign_drains_says_so_and_can_be_resumed_with_the_ledger_ex
     assert summary["ledger"]["trained"]["rollouts"] == summary["steps"] * 16 * 8
     assert summary["ledger"]["generated"]["rollouts"] > stopped["ledger"]["generated"]["rollouts"]
     assert summary["staleness"]["max"] <= summary["staleness"]["bound"] == 2
+
+
+def test_attempts_shorter_than_a_response_still_get_on_and_no_token_is_sampled_twice(millrace: Millrace) -> None:
+    # Eight responses of 512 tokens, which take 6 s.
+    tail = LongTail(sigma=0.0, mean_tokens=512, seconds_per_token=6 / 512, places=8)
+    pace = Pace(generate=0.0, score=0.0, train=0.1, rollouts_per_step=8, long_tail=tail)
+    millrace.environment[VARIABLE] = pace.to_json()
+    settings = {
+        "generation.group_size": 4,
+        "generation.groups_per_batch": 2,
+        "generation.max_new_tokens": 512,
+        "training.groups_per_step": 2,
+        "training.max_tokens_per_microbatch": 1024,
+        "training.max_steps": 1,
+    }
+    arguments = millrace.campaign("short", "--resume", "latest", **settings)
+    sleeping = "benchmarks.sleeping.campaign"
+    carried_over = []
+    for tokens in (8 * 100, 8 * 250):
+        process = millrace.start(*arguments, module=sleeping)
+        wait_until(
+            lambda: millrace.status_record("short", "generate-0").get("tokens_in_flight", 0) >= tokens,  # noqa: B023
+            f"{tokens} tokens in flight",
+        )
+        ended = send(process, signal.SIGTERM)
+        assert ended.code == 143, ended.output
+        found = re.search(r"stopped, with (\d+) tokens of unfinished responses stored", ended.output)
+        assert found is not None, ended.output
+        carried_over.append(int(found[1]))
+        assert millrace.status("short")["ledger"]["generated"]["tokens"] == 0
+    ended = millrace.run(*arguments, module=sleeping)
+    assert ended.code == 0, ended.output
+    summary = millrace.summary("short")
+    assert (summary["state"], summary["steps"]) == ("finished", 1)
+    assert_balanced(summary)
+    assert summary["ledger"]["generated_twice"] == {"tokens": 0}
+    assert millrace.status_record("short", "generate-0")["tokens_continued"] == sum(carried_over)
+    reader = StreamReader(open_store(str(millrace.root / "short")), layout.trajectories(0), TRAJECTORY)
+    lengths = [len(tokens) for part in iter(reader.next, None) for tokens in part.table["response_tokens"].to_pylist()]
+    assert set(lengths) == {512}
 
 
 @pytest.mark.extended

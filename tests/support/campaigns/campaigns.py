@@ -69,9 +69,9 @@ class Millrace:
         self.environment = environment
         self._started: list[subprocess.Popen[str]] = []
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, module: str = "flows.cli.main") -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli.main", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=REPOSITORY,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -89,8 +89,8 @@ class Millrace:
                 process.kill()
                 process.communicate()
 
-    def run(self, *arguments: str) -> Ended:
-        process = self.start(*arguments)
+    def run(self, *arguments: str, module: str = "flows.cli.main") -> Ended:
+        process = self.start(*arguments, module=module)
         output, _ = process.communicate(timeout=400)
         return Ended(process.returncode, output)
 
