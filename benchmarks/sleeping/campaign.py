@@ -25,6 +25,7 @@ def sleepers(generate: str = "benchmarks.sleeping.generate") -> Iterator[None]:
         "millrace.stages.generate": generate,
         "millrace.stages.score": "benchmarks.sleeping.score",
         "millrace.stages.train": "benchmarks.sleeping.train",
+        "millrace.stages.evaluate": "benchmarks.sleeping.evaluate",
     }
 
     def fork_sleeper(module: str, *rest: Any) -> ForkedProcess:
