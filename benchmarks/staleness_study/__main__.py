@@ -11,29 +11,20 @@ Seeds change the order of prompts and the responses.
     python -m benchmarks.staleness_study --root FOLDER [--steps 150] [--losses aipo,…] [--bounds 0,1,…] [--seeds 3]
 """
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from benchmarks.report import machine, make_parser, make_table, write_json
+from benchmarks.staleness_study.campaigns import OVER_STEPS, Row, measured, run_campaign, start_model
 from benchmarks.staleness_study.plots import write_plots
-from millrace.runs.history import read_steps
-from storage import layout
-from storage.stores.factory import open_store
 
 _PRESET = Path("configs/presets/tiny-cpu.yaml")
 _LOSSES = "aipo,ppo_clip,decoupled_ppo,reinforce"
 _BOUNDS = "0,1,2,4,8,16"
-_OVER_STEPS = ("staleness_mean", "effective_sample_size", "chi_square")
-_MEDIANS = ("accuracy", *_OVER_STEPS, "seconds_per_step")
-
-Row = dict[str, Any]
+_MEDIANS = ("accuracy", *OVER_STEPS, "seconds_per_step")
 
 
 def main() -> None:
@@ -64,7 +55,7 @@ def main() -> None:
 
 def _study(root: Path, losses: Sequence[str], bounds: Sequence[int], seeds: range, steps: int) -> Iterator[Row]:
     """One row per campaign; seeds outermost, so that a study stopped early has every combination once."""
-    start = _start_model(root)
+    start = start_model(root, _PRESET)
     for seed in seeds:
         for bound in bounds:
             for loss in losses:
@@ -79,54 +70,8 @@ def _study(root: Path, losses: Sequence[str], bounds: Sequence[int], seeds: rang
                     "promotion.margin": None,
                     "evaluation.num_prompts": 512,
                 }
-                ended = _campaign(run, settings)
+                ended = run_campaign(run, _PRESET, settings)
                 yield {"loss": loss, "max_staleness": bound, "seed": seed, **measured(run, ended)}
-
-
-def _start_model(root: Path) -> Path:
-    """The preset's own start model, made once for all campaigns."""
-    donor = root / "start"
-    ended = _campaign(donor, {"training.max_steps": 1, "promotion.margin": None})
-    if ended:
-        raise RuntimeError(f"{donor}: the campaign that makes the start model ended with exit code {ended}")
-    return donor / layout.START_MODEL
-
-
-def _campaign(run: Path, settings: dict[str, object]) -> int:
-    """Its exit code; a finished campaign is not run again."""
-    if (run / layout.SUMMARY).exists():
-        return 0
-    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]
-    command = [
-        sys.executable,
-        "-m",
-        "flows.cli.main",
-        "run",
-        str(_PRESET),
-        "--root",
-        str(run.parent),
-        "--run-id",
-        run.name,
-    ]
-    command += ["--resume"] if (run / layout.RUN).exists() else []
-    return subprocess.run([*command, *sets], stdout=sys.stderr, check=False).returncode
-
-
-def measured(run: Path, exit_code: int = 0) -> Row:
-    """The figures of a campaign; `accuracy` is None if it ended before its last step."""
-    steps = [step for step in read_steps(open_store(str(run))) if "effective_sample_size" in step.values]
-    done = exit_code == 0
-    summary = json.loads((run / layout.SUMMARY).read_text()) if done else {}
-    seconds = [step.t for step in steps]
-    return {
-        "exit_code": exit_code,
-        "steps": len(steps),
-        "accuracy": summary["eval"]["end"]["accuracy"] if done else None,
-        "start_accuracy": summary["eval"]["start"]["accuracy"] if done else None,
-        **{name: statistics.fmean(step.values[name] for step in steps) if steps else None for name in _OVER_STEPS},
-        "seconds_per_step": (seconds[-1] - seconds[0]) / (len(seconds) - 1) if len(seconds) > 1 else None,
-        "reward_mean": [step.values["reward_mean"] for step in steps],
-    }
 
 
 def medians(rows: Sequence[Row]) -> list[Row]:
