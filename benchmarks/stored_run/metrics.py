@@ -45,6 +45,11 @@ def of_trainer(random: np.random.Generator, rollouts: Rollouts, step: int) -> di
         "clip_fraction": 0.001 * random.random(),
         "effective_sample_size": 1.0 - spread,
         "mismatch_kl": spread**2,
+        "overtaken_groups_mean": float(random.gamma(1.0, 2.0)),
+        "overtaken_groups_max": float(random.integers(4, 20)),
+        "masked_token_share": 0.02 * float(random.beta(2, 8)),
+        "length_ratio": 1.0 + 0.01 * random.normal(),
+        "reward_ratio": 1.0 + 0.02 * random.normal(),
         "entropy": 0.2 + 0.8 / (1 + step / 200),
         "tokens": float(rollouts.tokens[in_step & (rollouts.outcome == TRAINED)].sum()),
     }
@@ -56,6 +61,20 @@ def of_generator(random: np.random.Generator) -> dict[str, float]:
         "pause_seconds": 0.01 + 0.01 * random.random(),
         "delivery/shm/seconds": 0.05 + 0.05 * random.random(),
         "probe_difference": 1e-6 * random.random(),
+    }
+
+
+def in_flight(random: np.random.Generator, policy_version: int, *, t: float) -> dict[str, object]:
+    """Of a generator's status record at time `t`, unix seconds."""
+    groups = int(random.integers(2, 8))
+    return {
+        "requests_in_flight": 2 * groups,
+        "groups_in_flight": groups,
+        "tokens_in_flight": 100 * groups,
+        "oldest_version_in_flight": max(0, policy_version - int(random.integers(1, 4))),
+        "t_oldest_in_flight": t - 10 * random.random(),
+        "tokens_continued": 0,
+        "tokens_discarded": 0,
     }
 
 

@@ -32,7 +32,7 @@ from benchmarks.stored_run.groups import (
     make_groups,
     make_rollouts,
 )
-from benchmarks.stored_run.metrics import metric_rows, of_generator, of_sync_weights, of_trainer, stage_time
+from benchmarks.stored_run.metrics import in_flight, metric_rows, of_generator, of_sync_weights, of_trainer, stage_time
 from configs.load import load_config
 from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.lineage import Lineage
@@ -269,6 +269,8 @@ class StoredRun:
             "tokens": self._account.taken().tokens,
             "rollouts": self._account.taken().rollouts,
         }
+        if stage == "generate":
+            return status | in_flight(self._random(), self.policy_version, t=time.time())
         if stage != "train":
             return status
         return status | {

@@ -122,7 +122,7 @@ def _moment(t: float) -> str:
 def _view(view: View, runs: Sequence[RunData]) -> Iterator[str]:
     yield f'<section id="{escape(view.name)}">\n<h1>{escape(view.title)}</h1>'
     yield f'<p class="sentence">{escape(view.sentence)}</p>\n<div class="grid">'
-    for block in view.blocks:
+    for block in view.blocks_for(runs):
         yield _block(block, runs)
     yield "</div>\n</section>"
 

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dashboard.queries.series import metric
+from dashboard.queries.stragglers import InFlight, in_flight
 from dashboard.read.model import RunData
 from dashboard.read.runs import OverviewRow, Runs
 from millrace.errors import MillraceError
@@ -72,12 +73,30 @@ FAMILIES: Mapping[str, Family] = {
         doc="age of the status of a stage's process; absent once it has stopped",
         labels=("stage", "replica"),
     ),
+    "millrace_generating_requests": Family(doc="requests that a generator's engine works on", labels=("replica",)),
+    "millrace_generating_groups": Family(doc="groups admitted and not committed yet", labels=("replica",)),
+    "millrace_generating_tokens": Family(doc="response tokens that these groups have so far", labels=("replica",)),
+    "millrace_oldest_group_seconds": Family(doc="since the oldest of them was admitted", labels=("replica",)),
+    "millrace_oldest_group_versions": Family(
+        doc="how far the trainer is ahead of its oldest weights, policy versions", labels=("replica",)
+    ),
+    "millrace_continued_tokens": Family(
+        doc="response tokens taken over from earlier processes", labels=("replica",), counts=True
+    ),
+    "millrace_discarded_tokens": Family(
+        doc="response tokens lost with earlier processes and generated again", labels=("replica",), counts=True
+    ),
     "millrace_push_seconds": _newest("push_seconds", "until all generators had the last version", "sync_weights-0"),
     "millrace_generator_pause_seconds": _newest(
         "generator_pause_seconds_max", "longest pause of a generator for the last policy version", "sync_weights-0"
     ),
     "millrace_step_staleness_mean": _newest("staleness_mean", "mean staleness of the last step, policy versions"),
     "millrace_step_staleness_max": _newest("staleness_max", "largest staleness of the last step, policy versions"),
+    "millrace_overtaken_groups_mean": _newest("overtaken_groups_mean", "later groups taken before those of the step"),
+    "millrace_overtaken_groups_max": _newest("overtaken_groups_max", "the largest number of later groups taken before"),
+    "millrace_masked_token_share": _newest("masked_token_share", "share of the last step's tokens beyond the bound"),
+    "millrace_length_ratio": _newest("length_ratio", "mean length over the last steps, trained over taken"),
+    "millrace_reward_ratio": _newest("reward_ratio", "mean reward over the last steps, trained over taken"),
     "millrace_response_length_mean_tokens": _newest("response_length_mean_tokens", "mean length of the last step"),
     "millrace_loss": _newest("loss", "loss of the last step"),
     "millrace_entropy": _newest("entropy", "entropy of the policy at the last step, nats per token"),
@@ -155,10 +174,23 @@ def _of_run(run: RunData) -> Iterator[Sample]:
         stage, _, replica = name.rpartition("-")
         if stage in STAGES and status["doing"] != STOPPED:
             yield "millrace_last_status_seconds", (stage, replica), max(0.0, run.t - status["t"])
+    for one in in_flight(run):
+        yield from _of_generator(one)
     for name, family in FAMILIES.items():
         if family.newest_of is not None:
             values = metric(run, *family.newest_of)["value"]
             yield name, (), values[-1] if len(values) else None
+
+
+def _of_generator(one: InFlight) -> Iterator[Sample]:
+    labels = (str(one.generator),)
+    yield "millrace_generating_requests", labels, one.requests
+    yield "millrace_generating_groups", labels, one.groups
+    yield "millrace_generating_tokens", labels, one.tokens
+    yield "millrace_oldest_group_seconds", labels, one.seconds
+    yield "millrace_oldest_group_versions", labels, one.versions
+    yield "millrace_continued_tokens", labels, one.continued
+    yield "millrace_discarded_tokens", labels, one.discarded
 
 
 def _of_status(status: Mapping[str, Any]) -> Iterator[Sample]:

@@ -8,6 +8,7 @@ from dash.development.base_component import Component
 
 from dashboard.pages import address
 from dashboard.pages.draw import facts, problem_box
+from dashboard.queries.stragglers import BAND, biased_length
 from dashboard.read.model import RunData
 from dashboard.views.blocks import View
 
@@ -48,6 +49,10 @@ def run_facts(run: RunData) -> Component:
             "reward": number(status["reward_mean"]),
             "staleness": f"mean {mean}, largest {largest}, bound {staleness['bound']}",
         }
+    if (ratio := biased_length(run)) is not None:
+        low, high = BAND
+        text = f"trained ÷ taken length {ratio:.3f}, outside {low} to {high}"
+        state.append(html.Span(text, className="problem"))
     started = max(attempt.t_started for attempt in run.info.attempts)
     newest = max((float(record["t"]) for record in run.stage_status.values()), default=started)
     return facts({**named, "updated": f"{duration(time.time() - newest)} ago"}, state)

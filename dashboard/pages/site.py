@@ -18,6 +18,7 @@ from dashboard.pages import address, overview
 from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.draw import draw, redraw, sums, table
 from dashboard.pages.frame import frame
+from dashboard.queries.stragglers import in_flight
 from dashboard.read.model import RunData
 from dashboard.read.runs import OverviewRow, Runs
 from dashboard.views.blocks import Rows, View
@@ -86,7 +87,7 @@ class Site:
     def show(self, path: str, search: str) -> Shown:
         look = self._look(path, search)
         built = self._built(look)
-        drawn_from = {**_drawn_from(path, look), "figures": _sums(built)}
+        drawn_from = {**_drawn_from(path, look), "blocks": [*built], "figures": _sums(built)}
         return Shown(frame=self._frame(look), body=self._body(look, built), drawn_from=drawn_from)
 
     def refresh(
@@ -107,6 +108,8 @@ class Site:
         if now.items() <= drawn_from.items() or len(look.found) < len(drawn_from["found"]):
             return rest
         built = self._built(look)
+        if drawn_from.get("path") == path and drawn_from.get("blocks") != [*built]:
+            return replace(rest, again=True)
         drawn = drawn_from.get("figures", {})
         # Blocks of another view are left alone: the user has changed pages in the meantime.
         figures = {name: redraw(new, drawn.get(name, {})) for name, new in built.items() if isinstance(new, go.Figure)}
@@ -115,7 +118,7 @@ class Site:
             rest,
             figures=[figures.get(block, no_update) for block in charts],
             texts=[tables.get(block, no_update) for block in texts],
-            drawn_from={**now, "figures": _sums(built)},
+            drawn_from={**now, "blocks": [*built], "figures": _sums(built)},
         )
 
     def is_not_found(self, path: str, search: str) -> bool:
@@ -156,7 +159,7 @@ class Site:
         """The current content of every block of the page's view, by id."""
         if not look.found or not isinstance(look.at, address.RunPage):
             return {}
-        return {block.id: block.build(look.found) for block in self._view(look.at).blocks}
+        return {block.id: block.build(look.found) for block in self._view(look.at).blocks_for(look.found)}
 
     def _body(self, look: _Look, built: Mapping[str, go.Figure | Rows]) -> Component:
         match look.at:
@@ -171,7 +174,7 @@ class Site:
                 view = self._view(at)
                 if view is TRAJECTORIES:
                     return html.Div(trajectories_page.layout(at.run_ids[0]), className="trajectories")
-                blocks = [draw(block, built[block.id]) for block in view.blocks]
+                blocks = [draw(block, built[block.id]) for block in view.blocks if block.id in built]
                 return html.Div([html.P(view.sentence, className="sentence"), html.Div(blocks, className="grid")])
 
 
@@ -199,6 +202,7 @@ def _seen(run: RunData) -> int:
         float(times[-1]) if len(times) else None,
         {stage: {name: len(rows["t"]) for name, rows in names.items()} for stage, names in run.metrics.items()},
         len(run.evaluations["policy_version"]),
+        [(one.requests, one.groups, one.tokens, one.versions) for one in in_flight(run)],
         [status.get(name) for name in ("state", "steps", "ledger")],
         run.problems,
     ]

@@ -28,7 +28,7 @@ _SHORTEST_BIN = 2.0
 _SECONDS = "/seconds"
 _OWN = {"sync_weights": "sync"}
 """The name of a stage's main work, if it is not the stage's name."""
-_LABELS = {"update_weights": "paused for weights"}
+_LABELS = {"update_weights": "paused for weights", "store_unfinished": "store unfinished responses"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The trainer's metrics of each step, and evaluation results, over policy versions."""
 
-from dashboard.queries.series import Line, ascending, over_versions, thin
+from dashboard.queries.series import Line, ascending, metric, over_versions, thin
 from dashboard.read.model import RunData
 
 TRAINER = "train-0"
@@ -11,6 +11,11 @@ RATIO_QUANTILES = ("p05", "p50", "p95", "max")
 def measured(run: RunData, name: str) -> Line:
     """One of the trainer's metrics, in the unit of its name. Thinning averages neighbours, but keeps maxima."""
     return thin(over_versions(run, TRAINER, name), largest=name.endswith("_max"))
+
+
+def is_measured(run: RunData, name: str) -> bool:
+    """Whether the trainer has measured it; trainers of older versions measure less."""
+    return len(metric(run, TRAINER, name)["value"]) > 0
 
 
 def accuracy(run: RunData) -> Line:

@@ -23,6 +23,8 @@ class Chart:
     build: Callable[[Sequence[RunData]], go.Figure]
     wide: bool = False
     """Takes the whole width of the page."""
+    requires: Callable[[RunData], bool] | None = None
+    """Whether a run has what this shows. A page leaves the block out if none of its runs has it. None: all have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class Table:
     sentence: str
     build: Callable[[Sequence[RunData]], Rows]
     wide: bool = False
+    requires: Callable[[RunData], bool] | None = None
+    """As of a chart."""
 
 
 Block = Chart | Table
@@ -60,3 +64,7 @@ class View:
     title: str
     sentence: str
     blocks: Sequence[Block]
+
+    def blocks_for(self, runs: Sequence[RunData]) -> list[Block]:
+        """The blocks that have something to show for at least one of the runs."""
+        return [block for block in self.blocks if block.requires is None or any(map(block.requires, runs))]

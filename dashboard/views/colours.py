@@ -31,10 +31,12 @@ MEANINGS: Mapping[str, str] = {
     "checkpoint": VIOLET,
     "handover": OLIVE,
     "probe": BROWN,
+    "store unfinished responses": PINK,
     "loading": TEAL,
     "serve the late": "#6e5bbe",
     # Waiting is grey, with a tint of the stage that waits.
     "waiting for scored groups": "#7e9a8c",
+    "waiting for groups that the step would leave too old": "#6f8f9f",
     "waiting for weights or room under max_staleness": "#8a8fa3",
     "waiting for trajectories": "#9c8f7e",
     "waiting for a new policy version": "#a08a95",

@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dashboard.queries.series import Heat, Line, Track
-from dashboard.views.colours import SCALE, colour_of
+from dashboard.views.colours import GREEN, SCALE, colour_of
 
 _DOTS = 30
 """Lines of at most this many points get markers: a line alone hides how few they are, and one point makes no line."""
@@ -57,8 +57,12 @@ def line_chart(
     from_zero: bool = False,
     logarithmic: bool = False,
     legend: bool = True,
+    band: tuple[float, float] | None = None,
 ) -> go.Figure:
-    """Lines; `x` and `y` are axis titles with units, `empty` is shown if no series has a point."""
+    """Lines; `x` and `y` are axis titles with units, `empty` is shown if no series has a point.
+
+    `band` are the lowest and the highest y that are as they should be.
+    """
     found = [one for one in series if len(one.line.x)]
     if not found:
         return nothing(empty)
@@ -68,6 +72,8 @@ def line_chart(
         figure.update_yaxes(rangemode="tozero")
     if logarithmic:
         figure.update_yaxes(type="log", dtick=1 if _decades(found) > 2 else None)
+    if band is not None:
+        figure.add_hrect(y0=band[0], y1=band[1], fillcolor=GREEN, opacity=0.15, line_width=0, layer="below")
     return figure
 
 

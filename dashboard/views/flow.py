@@ -6,11 +6,13 @@ from dataclasses import replace
 import plotly.graph_objects as go
 
 from dashboard.queries import flow as queries
+from dashboard.queries.learning import is_measured, measured
 from dashboard.queries.series import NO_LINE, Line, averaged, thin
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, Table, View
-from dashboard.views.colours import BLUE, ORANGE, colour_number, colour_of
+from dashboard.views.colours import BLUE, ORANGE, SKY, colour_number, colour_of
 from dashboard.views.figures import Series, tracks_chart
+from dashboard.views.in_flight import IN_FLIGHT
 from dashboard.views.per_run import MINUTES, VERSIONS, Build, lines, number, rows_per_run
 
 _NO_TIME = "No stage has recorded its time yet: each does so every two seconds."
@@ -93,6 +95,14 @@ def _overlap(run: RunData) -> list[tuple[str, ...]]:
     ]
 
 
+def _overtaken(run: RunData) -> list[Series]:
+    mean, largest = (measured(run, f"overtaken_groups_{name}") for name in ("mean", "max"))
+    return [
+        Series(name="mean", line=mean, colour=BLUE),
+        Series(name="largest", line=largest, colour=SKY, dash="dot"),
+    ]
+
+
 VIEW = View(
     name="flow",
     title="Flow",
@@ -106,12 +116,23 @@ VIEW = View(
             build=_tracks,
             wide=True,
         ),
+        IN_FLIGHT,
         Chart(
             id="flow-queues",
             title="Queues",
             sentence="Committed rollouts that wait to be scored, or to be taken by the trainer, as of each step. For "
             "several runs: those scored and not taken.",
             build=lines(_queues, lambda run: queries.queue(run, "buffered_rollouts"), x=MINUTES, y="rollouts"),
+        ),
+        Chart(
+            id="flow-overtaken",
+            title="Overtaken groups",
+            sentence="How many later groups of the same generator the trainer had taken before a group of this step: "
+            "in the order of admission, each of these would have had to wait for it. For several runs: the largest.",
+            build=lines(
+                _overtaken, lambda run: measured(run, "overtaken_groups_max"), x=VERSIONS, y="groups taken before"
+            ),
+            requires=lambda run: is_measured(run, "overtaken_groups_max"),
         ),
         Chart(
             id="flow-throughput",

@@ -26,12 +26,13 @@ def lines(
     y: str,
     empty: str = NO_STEP,
     from_zero: bool = True,
+    band: tuple[float, float] | None = None,
 ) -> Build:
     """Builds a line chart: all series of a single run, or one line per run if several are compared."""
 
     def build(runs: Sequence[RunData]) -> go.Figure:
         series = single(runs[0]) if len(runs) == 1 else line_per_run(runs, compared)
-        return line_chart(series, x=x, y=y, empty=empty, from_zero=from_zero)
+        return line_chart(series, x=x, y=y, empty=empty, from_zero=from_zero, band=band)
 
     return build
 

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from dashboard.queries import staleness as queries
 from dashboard.queries.series import Line
 from dashboard.read.model import RunData
+from dashboard.views import bias
 from dashboard.views.blocks import Chart, Table, View
 from dashboard.views.colours import BLUE, GREY, SEQUENCE, SKY, VERMILION, colour_number, colour_of
 from dashboard.views.figures import Series, area_chart, bar_chart, heat_maps, line_chart
@@ -153,5 +154,6 @@ VIEW = View(
             "trained ones, dropping favours long or short responses.",
             build=lambda runs: rows_per_run(runs, _OUTCOMES, _outcomes),
         ),
+        *bias.BLOCKS,
     ),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.pages.run_data import measured, run_data
+from support.pages.run_data import T, generating, measured, run_data
 
 from dashboard.integrations.prometheus import FAMILIES, MOST_DETAILED, expose, exposition
 from dashboard.read.runs import OverviewRow, Runs
@@ -82,6 +82,29 @@ def test_every_number_of_a_run_is_exposed_under_its_name_and_labels() -> None:
         _key("millrace_push_seconds"): 0.04,
         _key("millrace_step_staleness_mean"): 1.5,
         _key("millrace_loss"): -0.125,
+    }
+
+
+def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
+    statuses = {
+        "train-0": {"t": T, "doing": "train", "policy_version": 9},
+        "generate-1": generating(),
+        "generate-2": generating(doing="stopped"),
+    }
+    found = _samples(expose([_ROW], [run_data(stage_status=statuses)]))
+    of_generators = {key: value for key, value in found.items() if dict(key[1]).keys() == {"run", "replica"}}
+    assert of_generators == {
+        _key("millrace_generating_requests", replica="1"): 12,
+        _key("millrace_generating_groups", replica="1"): 5,
+        _key("millrace_generating_tokens", replica="1"): 700,
+        _key("millrace_oldest_group_seconds", replica="1"): 2.5,
+        _key("millrace_oldest_group_versions", replica="1"): 3,
+        _key("millrace_continued_tokens_total", replica="1"): 40,
+        _key("millrace_discarded_tokens_total", replica="1"): 7,
+        # It was drained: what it left is stored.
+        _key("millrace_generating_tokens", replica="2"): 700,
+        _key("millrace_continued_tokens_total", replica="2"): 40,
+        _key("millrace_discarded_tokens_total", replica="2"): 7,
     }
 
 

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from dash import no_update
 from dash._utils import to_json
 from flask.testing import FlaskClient
 
+from benchmarks.stored_run.metrics import metric_rows
 from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.pages import address
 from dashboard.pages.draw import CHART, TEXT
@@ -20,8 +22,11 @@ from dashboard.views.blocks import Chart
 from dashboard.views.registry import VIEWS
 from millrace.runs.record import end_attempt
 from storage import layout
+from storage.progress import read_status, write_progress
+from storage.schema import METRIC
 from storage.stores.local import LocalStore
 from storage.streams.log import LogReader
+from storage.streams.stream import StreamWriter
 
 SHAPE = Shape(steps=6)
 NAMES = [view.name for view in VIEWS]
@@ -138,6 +143,34 @@ def test_blocks_that_are_on_the_page_no_longer_are_left_alone(root: Path) -> Non
         "/run/live/flow", "", {"page": "RunPage", "found": ["live"], "seen": []}, ["staleness-over-time"], ["overview"]
     )
     assert [*fresh.figures, *fresh.texts] == [no_update, no_update]
+
+
+def test_blocks_of_what_a_run_did_not_measure_are_left_out_until_it_does(root: Path) -> None:
+    run = stored(root, "growing")
+    records = {g: read_status(run.store, "generate", g) for g in range(SHAPE.generators)}
+    for g, record in records.items():
+        older = {name: value for name, value in record.items() if not name.endswith("_in_flight")}
+        write_progress(run.store, "generate", g, older)
+    shown = site(root).show("/run/growing/flow", "")
+    charts, tables = blocks_on(plain(shown.body), CHART), blocks_on(plain(shown.body), TEXT)
+    assert "flow-times" in tables
+    assert "flow-in-flight" not in tables
+    for g, record in records.items():
+        write_progress(run.store, "generate", g, record)
+    assert site(root).refresh("/run/growing/flow", "", shown.drawn_from, charts, tables).again
+    assert "flow-in-flight" in blocks_on(plain(site(root).show("/run/growing/flow", "").body), TEXT)
+
+
+def test_the_top_of_every_page_says_that_the_length_is_biased(root: Path) -> None:
+    run = stored(root, "biased")
+    metrics = StreamWriter(run.store, layout.metrics("train", 0), METRIC, "train-0")
+    for ratio, told in ((1.02, False), (0.9, True)):
+        at = {"t": run.t_now, "policy_version": run.policy_version}
+        rows = metric_rows({"length_ratio": ratio}, incarnation=0, **at)
+        metrics.write(pa.concat_tables([rows] * 20), tokens=0)
+        for view in NAMES:
+            top = texts(plain(site(root).show(f"/run/biased/{view}", "").frame))
+            assert ("trained ÷ taken length 0.900, outside 0.97 to 1.03" in top) == told
 
 
 def test_a_damaged_part_is_named_above_the_page_and_the_rest_is_drawn(root: Path) -> None:

@@ -1,12 +1,13 @@
 """Views: every block of them, over one run, several, and one that has hardly begun."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 from support.pages.consumed_rows import consumed_rows
-from support.pages.run_data import measured, run_data
+from support.pages.run_data import T, generating, measured, run_data
 
 from dashboard.queries.flow import SYNC
 from dashboard.queries.learning import RATIO_QUANTILES
@@ -23,6 +24,7 @@ _STEP = (
     *("reward_mean", "response_length_mean_tokens", "buffered_rollouts", "in_flight_rollouts"),
     *("loss", "grad_norm", "entropy", "clip_fraction", "effective_sample_size", "mismatch_kl", "importance_ratio_mean"),
     *("chi_square", "kl_to_reference"),
+    *("overtaken_groups_mean", "overtaken_groups_max", "masked_token_share", "length_ratio", "reward_ratio"),
     *(f"importance_ratio_{quantile}" for quantile in RATIO_QUANTILES),
 )
 
@@ -52,7 +54,9 @@ def _run(run_id: str = "mine", **changes: Any) -> RunData:
             "train-0": {
                 "account": account.to_json(), "policy_version": 2, "seconds": {"train": 6.0, "idle": 2.0},
             },
-            "generate-0": {"seconds": {"generate": 3.0, "idle": 5.0}},
+            "generate-0": generating(
+                seconds={"generate": 3.0, "idle": 5.0}, oldest_version_in_flight=1, t_oldest_in_flight=T - 65.0
+            ),
         },
     }  # fmt: skip
     return run_data(run_id, **{**values, **changes})
@@ -111,6 +115,75 @@ def test_every_block_can_be_made_of_a_run_that_has_hardly_begun(block: Block) ->
 @pytest.mark.parametrize("block", _CHARTS.values(), ids=_CHARTS)
 def test_one_that_has_hardly_begun_does_not_hide_another(block: Chart) -> None:
     assert block.build([_JUST_BEGUN, _run("b")]).data
+
+
+def test_an_older_run_has_every_block_but_those_of_what_it_did_not_measure() -> None:
+    newer = _run()
+    older = _run(
+        "older",
+        metrics={name: {} for name in newer.metrics},
+        stage_status={"generate-0": {"doing": "generate", "t": T, "seconds": {}}},
+    )
+    left_out = {block.id for view in VIEWS for block in view.blocks if block not in view.blocks_for([older])}
+    assert left_out == {
+        "flow-in-flight", "flow-overtaken", "staleness-masked", "staleness-ratios", "staleness-bias",
+    }  # fmt: skip
+    assert all([*view.blocks_for([older, newer])] == [*view.blocks] for view in VIEWS)
+    assert _table("flow-in-flight", older, newer).rows[0][:2] == ["mine", "generate-0"]
+    assert [row[0] for row in _table("staleness-bias", older, newer).rows] == ["mine", "mine"]
+
+
+def test_what_is_in_flight_is_shown_with_its_age_and_the_bound() -> None:
+    table = _table("flow-in-flight", _run())
+    assert table.rows == [("generate-0", "12", "5", "700", "65.0", "1 of 4", "40", "7")]
+    assert (table.verdict, table.note) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("staleness", "consequence"),
+    [
+        ({}, "the trainer drops a group that is older than the bound"),
+        ({"too_old": "drop"}, "the trainer drops a group that is older than the bound"),
+        ({"too_old": "mask"}, "tokens that are older than the bound carry no loss"),
+    ],
+)
+def test_a_straggler_beyond_the_bound_is_named_with_what_becomes_of_it(
+    staleness: dict[str, str], consequence: str
+) -> None:
+    run = _run()
+    statuses = {**run.stage_status, "train-0": {**run.stage_status["train-0"], "policy_version": 6}}
+    late = _run(stage_status=statuses, info=replace(run.info, config={"staleness": staleness}))
+    table = _table("flow-in-flight", late)
+    assert table.verdict == "bad"
+    assert table.note == (
+        f"mine: the oldest group of generate-0 is 5 policy versions old, beyond the bound of 4: {consequence}."
+    )
+    assert table.rows[0][5] == "5 of 4"
+
+
+def _with_lengths(run_id: str, *ratios: float) -> RunData:
+    return _run(run_id, metrics={"train-0": {"length_ratio": measured([*ratios])}})
+
+
+def test_the_length_bias_is_good_within_the_band() -> None:
+    table = _table("staleness-bias", _with_lengths("mine", 0.9, *[1.02] * 24))
+    assert (table.verdict, table.note) == ("good", "")
+    assert table.rows == [("mean length", "1.020", "1.015", "0.900", "1.020", "1 of 25")]
+
+
+def test_the_length_bias_is_bad_outside_the_band_and_says_which_way() -> None:
+    biased = [_with_lengths(name, *[ratio] * 20) for name, ratio in (("a", 0.9), ("b", 1.04), ("c", 1.0))]
+    table = _table("staleness-bias", *biased)
+    assert table.verdict == "bad"
+    assert table.note == (
+        "a: the responses trained are shorter than all that were taken, 0.900 of their length, outside 0.97 to 1.03. "
+        "b: the responses trained are longer than all that were taken, 1.040 of their length, outside 0.97 to 1.03."
+    )
+
+
+def test_the_band_is_marked_behind_the_ratios() -> None:
+    (band,) = _CHARTS["staleness-ratios"].build([_run()]).layout.shapes
+    assert (band.y0, band.y1, band.layer) == (0.97, 1.03, "below")
 
 
 def test_compared_runs_are_named_and_keep_their_colours() -> None:

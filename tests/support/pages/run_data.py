@@ -41,6 +41,22 @@ def measured(values: list[float]) -> Columns:
     }
 
 
+def generating(**changes: Any) -> dict[str, Any]:
+    """The status record of a generator at work; `changes` are fields of it."""
+    return {
+        "t": T - 5,
+        "doing": "generate",
+        "requests_in_flight": 12,
+        "groups_in_flight": 5,
+        "tokens_in_flight": 700,
+        "oldest_version_in_flight": 6,
+        "t_oldest_in_flight": T - 2.5,
+        "tokens_continued": 40,
+        "tokens_discarded": 7,
+        **changes,
+    }
+
+
 def run_data(run_id: str = "mine", **changes: Any) -> RunData:
     """A run after three of ten steps; `changes` are fields of RunData."""
     attempt = AttemptInfo(

@@ -1,0 +1,95 @@
+"""What waits for whom, from the generators' status records and the trainer's metrics."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.pages.run_data import STATUS, T, generating, measured, run_data
+
+from dashboard.queries.stragglers import Bias, InFlight, biased_length, biases, in_flight
+from dashboard.read.model import RunData
+from millrace.runtime.messages import LOADING, STOPPED
+
+_TRAINER = {"train-0": {"t": T, "doing": "train", "policy_version": 9}}
+_ONE = InFlight(
+    generator=0, requests=12, groups=5, tokens=700, seconds=2.5, versions=3, bound=4, continued=40, discarded=7
+)
+
+
+def _run(*, state: str = "running", **generators: Any) -> RunData:
+    statuses = {name.replace("_", "-"): status for name, status in generators.items()}
+    return run_data(status={**STATUS, "state": state}, stage_status={**_TRAINER, **statuses})
+
+
+def test_what_is_in_flight_is_as_old_as_the_trainer_is_ahead_of_its_oldest_weights() -> None:
+    assert in_flight(_run(generate_0=generating())) == [_ONE]
+    assert not _ONE.beyond_bound
+
+
+@pytest.mark.parametrize(("oldest", "beyond"), [(5, False), (4, True)])
+def test_beyond_the_bound_is_more_than_the_bound(oldest: int, beyond: bool) -> None:
+    (one,) = in_flight(_run(generate_0=generating(oldest_version_in_flight=oldest)))
+    assert (one.versions, one.beyond_bound) == (9 - oldest, beyond)
+
+
+def test_generators_come_by_number() -> None:
+    found = in_flight(_run(generate_10=generating(), generate_2=generating(), generate_0=generating()))
+    assert [one.generator for one in found] == [0, 2, 10]
+
+
+def test_where_nothing_is_in_flight_nothing_has_an_age() -> None:
+    idle = generating(requests_in_flight=0, groups_in_flight=0, oldest_version_in_flight=None, t_oldest_in_flight=None)
+    (one,) = in_flight(_run(generate_0=idle))
+    assert (one.requests, one.seconds, one.versions, one.beyond_bound) == (0, None, None, False)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        _run(generate_0=generating(doing=STOPPED, oldest_version_in_flight=0)),
+        _run(generate_0=generating(doing=LOADING, oldest_version_in_flight=0)),
+        _run(generate_0=generating(oldest_version_in_flight=0), state="stopped"),
+    ],
+    ids=["drained", "loading its model", "killed with its run"],
+)
+def test_a_generator_that_is_not_at_work_has_only_what_it_left(run: RunData) -> None:
+    (one,) = in_flight(run)
+    assert (one.requests, one.groups, one.seconds, one.versions, one.beyond_bound) == (None, None, None, None, False)
+    assert (one.tokens, one.continued, one.discarded) == (700, 40, 7)
+
+
+def test_generators_of_older_versions_do_not_say_what_is_in_flight() -> None:
+    assert in_flight(_run(generate_0={"t": T, "doing": "generate"})) == []
+
+
+def _ratios(**values: list[float]) -> RunData:
+    return run_data(metrics={"train-0": {f"{name}_ratio": measured(ratios) for name, ratios in values.items()}})
+
+
+def test_a_bias_is_told_by_its_last_step_and_by_all_of_them() -> None:
+    assert biases(_ratios(length=[1.0, 1.04, np.nan, 0.96])) == [
+        Bias(name="length", last=0.96, mean=1.0, lowest=0.96, highest=1.04, outside=2, steps=3)
+    ]
+
+
+def test_length_and_reward_are_told_as_far_as_they_are_measured() -> None:
+    assert [bias.name for bias in biases(_ratios(length=[1.0], reward=[1.0]))] == ["length", "reward"]
+    assert biases(_ratios(length=[np.nan])) == []
+    assert biases(run_data()) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "biased"), [(0.969, 0.969), (1.031, 1.031), (0.97, None), (1.03, None), (1.0, None), (np.nan, None)]
+)
+@pytest.mark.parametrize("before", [0.5, 1.0])
+def test_the_last_step_says_whether_the_length_is_biased(before: float, last: float, biased: float | None) -> None:
+    assert biased_length(_ratios(length=[before] * 19 + [last], reward=[0.1] * 20)) == biased
+
+
+def test_the_length_is_not_called_biased_in_the_first_steps_of_a_trainer() -> None:
+    assert biased_length(run_data()) is None
+    assert biased_length(_ratios(length=[0.5] * 19)) is None
+    rows = dict(measured([0.5] * 30))
+    restarted = {**rows, "incarnation": np.array([0] * 11 + [1] * 19)}
+    assert biased_length(run_data(metrics={"train-0": {"length_ratio": restarted}})) is None
+    assert biased_length(run_data(metrics={"train-0": {"length_ratio": rows}})) == 0.5
