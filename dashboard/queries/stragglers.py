@@ -81,7 +81,7 @@ def in_flight(run: RunData) -> list[InFlight]:
                 groups=status["groups_in_flight"] if at_work else None,
                 tokens=status["tokens_in_flight"],
                 seconds=max(0.0, run.t - t_oldest) if at_work and t_oldest is not None else None,
-                versions=max(0, version - oldest) if at_work and None not in (version, oldest) else None,
+                versions=max(0, version - oldest) if at_work and version is not None and oldest is not None else None,
                 bound=run.info.max_staleness,
                 continued=status.get("tokens_continued", 0),
                 discarded=status.get("tokens_discarded", 0),

@@ -17,10 +17,6 @@ _HEADER = (
     "tokens continued",
     "tokens discarded",
 )
-_CONSEQUENCES = {
-    "drop": "the trainer drops a group that is older than the bound",
-    "mask": "tokens that are older than the bound carry no loss",
-}
 
 
 def _table(runs: Sequence[RunData]) -> Rows:
@@ -31,11 +27,11 @@ def _table(runs: Sequence[RunData]) -> Rows:
 
 
 def _note(run: RunData, one: InFlight) -> str:
-    what = _CONSEQUENCES.get(run.info.config.get("staleness", {}).get("too_old", "drop"))
-    consequence = "" if what is None else f": {what}"
+    masked = run.info.config.get("staleness", {}).get("too_old") == "mask"
+    consequence = "tokens that are older carry no loss" if masked else "the trainer drops a group that is older"
     return (
         f"{run.info.run_id}: the oldest group of generate-{one.generator} is {one.versions} policy versions old, "
-        f"beyond the bound of {one.bound}{consequence}."
+        f"beyond the bound of {one.bound}: {consequence}."
     )
 
 
@@ -46,7 +42,7 @@ def _row(one: InFlight) -> tuple[str, ...]:
         _count(one.groups),
         _count(one.tokens),
         "–" if one.seconds is None else f"{one.seconds:,.1f}",
-        f"{_count(one.versions)} of {one.bound}",
+        "–" if one.versions is None else f"{one.versions} of {one.bound}",
         _count(one.continued),
         _count(one.discarded),
     )

@@ -204,7 +204,8 @@ class Generator:
         self._show_in_flight()
 
     def _show_in_flight(self) -> None:
-        if time.monotonic() - self.t_shown < _SHOW_SECONDS:
+        # That nothing is in flight is shown at once: the generator may wait for the trainer next.
+        if self.engine.in_flight and time.monotonic() - self.t_shown < _SHOW_SECONDS:
             return
         self.t_shown = time.monotonic()
         groups = self.admission.groups

@@ -137,14 +137,17 @@ def test_what_is_in_flight_is_shown_with_its_age_and_the_bound() -> None:
     table = _table("flow-in-flight", _run())
     assert table.rows == [("generate-0", "12", "5", "700", "65.0", "1 of 4", "40", "7")]
     assert (table.verdict, table.note) == (None, "")
+    drained = _run(stage_status={"generate-0": generating(doing="stopped")})
+    assert _table("flow-in-flight", drained).rows == [("generate-0", "–", "–", "700", "–", "–", "40", "7")]
 
 
 @pytest.mark.parametrize(
     ("staleness", "consequence"),
     [
-        ({}, "the trainer drops a group that is older than the bound"),
-        ({"too_old": "drop"}, "the trainer drops a group that is older than the bound"),
-        ({"too_old": "mask"}, "tokens that are older than the bound carry no loss"),
+        ({}, "the trainer drops a group that is older"),
+        ({"too_old": "drop"}, "the trainer drops a group that is older"),
+        ({"too_old": "wait"}, "the trainer drops a group that is older"),
+        ({"too_old": "mask"}, "tokens that are older carry no loss"),
     ],
 )
 def test_a_straggler_beyond_the_bound_is_named_with_what_becomes_of_it(

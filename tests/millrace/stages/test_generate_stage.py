@@ -254,6 +254,15 @@ def test_while_something_is_in_flight_only_what_the_engine_returns_is_progress(
     assert "commit" in beats(capsys)
 
 
+def test_the_status_record_says_at_once_that_nothing_is_in_flight_any_more(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    shown = ("requests_in_flight", "groups_in_flight", "tokens_in_flight")
+    assert workshop.stage.value("requests_in_flight") > 0
+    while workshop.in_flight:
+        workshop.turn(range(1000))
+    assert [workshop.stage.value(name) for name in shown] == [0, 0, 0]
+
+
 def test_a_generator_that_waits_for_room_with_nothing_in_flight_shows_progress(
     workshop: Workshop, capsys: pytest.CaptureFixture[str]
 ) -> None:
