@@ -1,0 +1,65 @@
+"""Draws the next token of many rows at once, each with its own random numbers.
+
+logits ─► softmax ─► the smallest set with mass top_p ─► cumulative sum ─► where the row's uniform number falls
+
+A row needs one uniform number per token. It is a hash of the request's seed and of the token's place in the response.
+So it depends neither on the rows beside it nor on when they came.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from millrace.types import Sampling
+
+# SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+    """[B] float64 in [0, 1): row b's number for the token at `positions[b]` of the response with `seeds[b]`."""
+    # Hashed first, so that neighbouring seeds have unrelated streams.
+    streams_B = _mixed(np.array(seeds, dtype=np.uint64))
+    counters_B = np.array(positions, dtype=np.uint64) + np.uint64(1)
+    bits_B = _mixed(streams_B + counters_B * _GAMMA) >> np.uint64(11)
+    return torch.from_numpy(bits_B.astype(np.float64) * 2.0**-53)
+
+
+def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """([B] tokens, [B] their log-probabilities in nats, after temperature and top-p).
+
+    Temperature 0 takes the likeliest token and gives its unscaled log-probability.
+    """
+    if sampling.temperature == 0:
+        best_B = torch.log_softmax(logits_BV.float(), dim=-1).max(dim=-1)
+        return best_B.indices, best_B.values
+    probabilities_BV = torch.softmax(logits_BV.float() / sampling.temperature, dim=-1)
+    if sampling.top_p == 1:
+        # In float64: in float32, steps of 6e-8 would round the probabilities of unlikely tokens.
+        mass_BV = probabilities_BV.cumsum(dim=-1, dtype=torch.float64)
+        tokens_B1 = _first_above(mass_BV, mass_BV[:, -1:], uniforms_B)
+        return tokens_B1.squeeze(1), probabilities_BV.gather(1, tokens_B1).log().squeeze(1)
+    sorted_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True, stable=True)
+    mass_BV = sorted_BV.cumsum(dim=-1, dtype=torch.float64)
+    # A token stays if the likelier ones have less mass than top_p. So the likeliest always stays.
+    num_kept_B1 = (mass_BV - sorted_BV < sampling.top_p).sum(dim=-1, keepdim=True)
+    kept_B1 = mass_BV.gather(1, num_kept_B1 - 1)
+    ranks_B1 = _first_above(mass_BV, kept_B1, uniforms_B)
+    logprobs_B1 = (sorted_BV.gather(1, ranks_B1) / kept_B1).log().float()
+    return order_BV.gather(1, ranks_B1).squeeze(1), logprobs_B1.squeeze(1)
+
+
+def _first_above(mass_BV: torch.Tensor, total_B1: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:
+    """[B, 1] the first index whose cumulated mass is above the uniform share of the total."""
+    targets_B1 = uniforms_B.to(mass_BV.device)[:, None] * total_B1
+    return torch.searchsorted(mass_BV, targets_B1, right=True)
+
+
+def _mixed(values_N: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The output function of SplitMix64; arithmetic is modulo 2^64."""
+    values_N = (values_N ^ (values_N >> np.uint64(30))) * _MULTIPLIERS[0]
+    values_N = (values_N ^ (values_N >> np.uint64(27))) * _MULTIPLIERS[1]
+    return values_N ^ (values_N >> np.uint64(31))
