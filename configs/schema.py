@@ -113,9 +113,10 @@ class StalenessConfig(Section):
 
     max_staleness: Annotated[int, Field(ge=0)] = 4
     """Maximum policy versions by which the trainer is ahead of the oldest one in a trajectory; 0 in `sync` mode."""
-    too_old: Literal["drop", "mask"] = "mask"
-    """What happens to a group with tokens older than that. `drop`: the whole group is dropped; `mask`: these tokens
-    carry no loss, and the rest of the group is trained on. No effect in `sync` mode."""
+    too_old: Literal["drop", "wait", "mask"] = "mask"
+    """What happens to a group with tokens older than that. `drop`: the whole group is dropped; `wait`: no step
+    is made that would leave a group in flight too old; `mask`: these tokens carry no loss, and the rest of the group is
+    trained on. No effect in `sync` mode."""
 
 
 class WeightsConfig(Section):

@@ -37,6 +37,18 @@ def with_current_keys(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """One sentence per key that differs between two stored configs; a key that only one of them has is left out."""
+    found: list[str] = []
+    for name in sorted(before.keys() & after.keys()):
+        old, new = before[name], after[name]
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += changed_keys(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append(f"{prefix}{name} was {json.dumps(old)} and is {json.dumps(new)}")
+    return found
+
+
 def put_key(config: dict[str, Any], key: str, value: object) -> None:
     """Set a dotted key. Where something else than a section is in its way, that stays for the validation to report."""
     section, _, name = key.rpartition(".")

@@ -33,7 +33,7 @@ from flows.campaign.stage_group import StageGroup
 from flows.display.artifacts import show
 from flows.display.ui_reporter import Reporter
 from millrace.errors import MillraceError
-from millrace.runs.record import end_attempt
+from millrace.runs.record import end_attempt, read_attempt
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.heartbeat import CONTROLLER, HeartbeatPublisher
 from storage.checkpoints import read_latest
@@ -97,6 +97,8 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] |
     run = prepare(config, run_id, resume=resume)
     arguments = StageArguments(run_url=run.run_url, attempt=run.attempt, replica=0, handover=run.handover)
     store = open_store(run.run_url)
+    for change in read_attempt(store, run.attempt).changes:
+        get_run_logger().info("attempt %s: %s", run.attempt, change)
     try:
         with Reporter(run.run_url), Cancellation() as cancellation:
             failpoint("controller.prepared")

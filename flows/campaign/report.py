@@ -59,6 +59,7 @@ def _report(store: Store, attempt: int, outcome: Outcome) -> str:
         [
             f"# {status['run_id']}, attempt {attempt}: {outcome}",
             _sentence(store, attempt, outcome, status),
+            *_changes(store, attempt),
             gate,
             f"| figure | value |\n|---|---|\n{rows}",
             *_plots(store),
@@ -73,6 +74,12 @@ def _sentence(store: Store, attempt: int, outcome: Outcome, status: dict[str, An
         f"In {status['wall_seconds'] / 60:.1f} minutes this attempt made {done:,} optimizer steps, to version "
         f"{status['steps']:,} of {status['max_steps']:,}: {_SENTENCES[outcome]}."
     )
+
+
+def _changes(store: Store, attempt: int) -> list[str]:
+    """A paragraph on the settings that differ from the attempt before it; none if none do."""
+    changes = read_attempt(store, attempt).changes
+    return [f"Other settings than in the attempt before it: {'; '.join(changes)}."] if changes else []
 
 
 def _busy(status: dict[str, Any]) -> list[tuple[str, str]]:

@@ -10,7 +10,8 @@ from rich.console import Console
 from configs.schema import RunConfig
 from flows.campaign.prepare import Resume, check
 from flows.display.live_view import View, panel
-from storage import failpoints
+from millrace.runs.record import changed_settings, latest_attempt
+from storage import failpoints, layout
 from storage.progress import read_progress
 from storage.stores.base import Store
 
@@ -40,6 +41,9 @@ def run_campaign(config: RunConfig, run_id: str, resume: Resume, wait_for_server
     store = check(config, run_id, resume=resume)
     console = Console()
     _print(console, f"run {run_id} at {store.url}")
+    if store.exists(layout.RUN):
+        for change in changed_settings(latest_attempt(store), config.model_dump(mode="json")):
+            _print(console, f"resumed with another setting: {change}")
     signal.signal(signal.SIGTERM, _terminate)
     # A shell script starts its background jobs with SIGINT ignored; this one has stages to drain.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -45,6 +45,7 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("reward", number(status["reward_mean"])),
         ("staleness", f"mean {number(staleness['mean'])}, max {number(staleness['max'])} of {staleness['bound']}"),
         ("rollouts by staleness", histogram),
+        ("trained to taken", trained_to_taken(status)),
         ("queue", f"{queue_length(ledger)} rollouts on their way to the trainer"),
         ("ledger", f"{ledger['generated']['rollouts']} generated = {ledger['trained']['rollouts']} trained"),
         ("", f"+ {ledger['buffered']['rollouts']} buffered + {ledger['in_flight']['rollouts']} in flight"),
@@ -61,6 +62,12 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
 def _repeated(ledger: dict[str, Any]) -> list[tuple[str, str]]:
     tokens = ledger.get("generated_twice", {}).get("tokens", 0)
     return [("", f"{tokens} tokens were generated twice")] if tokens else []
+
+
+def trained_to_taken(status: dict[str, Any]) -> str:
+    """The length and reward of what was trained, as ratios to those of all that was taken; of the last steps."""
+    ratios = status["trained_to_taken"]
+    return f"length {number(ratios['length'], 3)}, reward {number(ratios['reward'], 3)}"
 
 
 def _masked(ledger: dict[str, Any]) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from flows.display.key_figures import TRAINING, Rates, figures, number, phase, queue_length
+from flows.display.key_figures import TRAINING, Rates, figures, number, phase, queue_length, trained_to_taken
 from millrace.errors import MillraceError
 from millrace.runs.status import StatusReader
 from millrace.runtime.background import Background
@@ -80,6 +80,7 @@ def plain_line(status: dict[str, Any], rates: dict[str, float]) -> str:
     return (
         f"{now} | step {status['steps']}/{status['max_steps']} | reward {number(status['reward_mean'])} | "
         f"staleness mean {number(staleness['mean'])} max {number(staleness['max'])} of {staleness['bound']} | "
+        f"trained to taken: {trained_to_taken(status)} | "
         f"queue {queue_length(ledger)} | " + " ".join(f"{stage} {rate:,.0f} tok/s" for stage, rate in rates.items())
     )
 

@@ -28,7 +28,7 @@ from storage import layout
 from storage.errors import PartCorrupt, StreamCorrupt
 from storage.schema import SCORE, TRAJECTORY
 from storage.stores.base import Store
-from storage.streams.log import LogCursor
+from storage.streams.log import LogCursor, LogReader
 from storage.streams.record import Record
 from storage.streams.stream import Part, StreamReader
 
@@ -85,6 +85,7 @@ class _GeneratorStream:
         state: dict[str, Any] | None,
     ) -> None:
         self.generator = generator
+        self._store = store
         self._vocab_size = vocab_size
         self._lineage = lineage
         state = state or {"trajectories": LogCursor().to_json(), "scores": [LogCursor().to_json()] * num_scorers}
@@ -100,6 +101,9 @@ class _GeneratorStream:
         self._parts: deque[_OpenPart] = deque()
         # Part number → what was taken of it before this loader was opened; for parts that are not open yet.
         self._before = _taken_of(state, self._trajectories.cursor.part)
+        # Reads the log ahead of the scores, once it is asked for; with the records of parts that are not zipped.
+        self._ahead: LogReader | None = None
+        self._unscored: list[Record] = []
 
     def refill(self) -> Iterator[tuple[_OpenPart, ScoredGroup | LostPart]]:
         """Zips the parts scored since the last call; gives their groups that were not taken."""
@@ -149,6 +153,20 @@ class _GeneratorStream:
         if record is None:
             raise StreamCorrupt(self._path, f"part {number} is missing, but it was scored")
         return record
+
+    def oldest_unscored(self) -> int | None:
+        """Oldest version in the parts that were committed and not zipped yet, whose weights exist; None if none."""
+        if self._ahead is None:
+            self._ahead = LogReader(self._store, self._path, self._trajectories.cursor)
+        self._unscored += [record for record in iter(self._ahead.next, None) if record.kind == "data"]
+        first = self._trajectories.cursor.part
+        self._unscored = [record for record in self._unscored if record.part >= first]
+        versions = [
+            record.min_policy_version
+            for record in self._unscored
+            if self._lineage.holds(record.incarnation, record.max_policy_version)
+        ]
+        return min(versions, default=None)
 
     def take(self, part: _OpenPart, group: ScoredGroup | LostPart) -> None:
         part.taken.add(group)
@@ -251,6 +269,12 @@ class RolloutLoader:
         _, _, stream, part, group = heapq.heappop(self._waiting)
         stream.take(part, group)
         return group
+
+    def oldest_unscored(self) -> int | None:
+        """Oldest version in what is committed and not scored yet; None if all of it is. Raises as `refill`."""
+        self.refill()
+        found = [version for stream in self._streams if (version := stream.oldest_unscored()) is not None]
+        return min(found, default=None)
 
     def consumed(self) -> list[Amount]:
         """Everything ever taken, by generator, by the count of the cursors."""

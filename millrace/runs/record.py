@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.stored import config_hash, staleness_bound, with_current_keys
+from configs.stored import changed_keys, config_hash, staleness_bound, with_current_keys
 from millrace.errors import RunExists, RunMissing
 from storage import layout
 from storage.checkpoints import read_latest
@@ -57,6 +57,8 @@ class Attempt:
     """Unix seconds."""
     first_step: int = 0
     """Policy version of the checkpoint it resumed from."""
+    changes: list[str] = field(default_factory=list)
+    """Settings that differ from those of the start before it, a sentence each."""
     provenance: Provenance = field(default_factory=lambda: provenance())
     """Of the controller's process."""
 
@@ -83,17 +85,32 @@ def create_run(store: Store, run_id: str, config: dict[str, Any]) -> Attempt:
 
 def resume_run(store: Store, config: dict[str, Any]) -> Attempt:
     """Records another start of an existing run. Raises StreamCorrupt if its log of checkpoints is damaged."""
-    number = latest_attempt(store).number
+    before = latest_attempt(store)
+    number, changes = before.number, changed_settings(before, config)
     checkpoint = read_latest(store)
     first_step = 0 if checkpoint is None else checkpoint.step
     made_by = provenance(config)
     while True:
         number += 1
         attempt = Attempt(
-            number=number, config=config, t_started=time.time(), first_step=first_step, provenance=made_by
+            number=number,
+            config=config,
+            t_started=time.time(),
+            first_step=first_step,
+            changes=changes,
+            provenance=made_by,
         )
         if _claim(store, layout.attempt(number), _dump(asdict(attempt))):
             return attempt
+
+
+def changed_settings(before: Attempt, config: Mapping[str, Any]) -> list[str]:
+    """One sentence per setting in which `config` differs from that of an earlier start."""
+    old = dict(before.config)
+    if "staleness" in old:
+        # What an older Millrace did, which had no such setting.
+        old["staleness"] = {"too_old": "drop", **old["staleness"]}
+    return changed_keys(old, config)
 
 
 def _claim(store: Store, path: str, record: bytes) -> bool:

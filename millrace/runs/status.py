@@ -77,6 +77,7 @@ class StatusReader:
             "doing": {name: record["doing"] for name, record in records.items()},
             "policy_versions_used": len(self._versions_used),
             "staleness": {**staleness_trained(account), "bound": self._attempt.max_staleness},
+            "trained_to_taken": {"length": trainer.get("length_ratio"), "reward": trainer.get("reward_ratio")},
             "ledger": {**ledger.to_json(), "generated_twice": _generated_twice(ledger, records)},
             "seconds": _seconds(records),
             "tokens": _tokens(records),

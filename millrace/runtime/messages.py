@@ -19,6 +19,7 @@ EventKind = Literal[
     "stage.restarted",
     "stage.hung",
     "staleness.bound-hit",
+    "staleness.length-bias",
     "reward.collapsed",
     "pipeline.stalled",
     "placement.waiting",

@@ -19,13 +19,16 @@ hand-over of a version until a step's worth of groups is there (`millrace/runtim
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
+from millrace.rollouts.length_bias import LengthBias
 from millrace.rollouts.loader import RolloutLoader
 from millrace.rollouts.masking import mask_too_old
 from millrace.rollouts.overtaking import Overtaking
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
+from millrace.rollouts.stragglers import Stragglers
 from millrace.runtime.device_sharing import DeviceTurns
 from millrace.stages.read_ahead import ReadAhead
 from millrace.stages.train_state import TrainState
@@ -74,12 +77,20 @@ class TrainLoop:
             state=found.get("intake"),
             **streams,
         )
+        self.stragglers = Stragglers(
+            self.stage.store,
+            self.loader,
+            num_generators=self.config.generation.replicas,
+            max_staleness=self.config.effective_max_staleness,
+            silent_seconds=self.config.supervision.hang_seconds,
+        )
         self.committed = CommittedAmounts(self.stage.store, **streams)
         self.account = Account.from_json(found["account"]) if found else Account()
         # Position of the cursors when the ledger was last found balanced.
         self.balanced: list[Amount] = []
         # Rollouts dropped as stale since the last event about them, and the time of that event.
         self.stale_rollouts, self.t_stale_event = 0, -math.inf
+        self.length_bias = LengthBias()
         # Groups of the next step, and how many later ones had been taken before each.
         self.groups: list[ScoredGroup] = []
         self.overtaken: list[int] = []
@@ -95,6 +106,8 @@ class TrainLoop:
         self.turns.end()
         self._publish(None)
         while self.trainer.policy_version < self.stop_at_step:
+            if not self.stage.wait(self._stragglers_in, why="waiting for groups that the step would leave too old"):
+                break
             if not self.stage.wait(self._collect, why="waiting for scored groups"):
                 break
             if not self.stage.wait(self.turns.begin, why="waiting for generators to give the device back"):
@@ -102,6 +115,12 @@ class TrainLoop:
             self._step()
             self.state.save_if_due(self.settled)
         self.state.finish(self.settled)
+
+    def _stragglers_in(self) -> bool:
+        self.state.checkpoints.check()
+        # In sync mode nothing is ever too old.
+        waits = self.config.staleness.too_old == "wait" and self.config.pipeline.mode == "async"
+        return not waits or self.stragglers.are_in(self.trainer.policy_version)
 
     def _collect(self) -> bool:
         """Takes scored groups; returns whether there are enough for a step."""
@@ -142,6 +161,8 @@ class TrainLoop:
     def _drop(self, group: ScoredGroup | LostPart, reason: str) -> None:
         reward_sum = _reward_sum(group, group.verified) if isinstance(group, ScoredGroup) else 0.0
         self.consumed.drop(group, reason, self.trainer.policy_version)
+        if reason != "rolled_back":
+            self.length_bias.take(group)
         self.account.drop(reason, group.amount(), generator=group.generator, reward_sum=reward_sum)
 
     def _publish_stale(self, rollouts: int) -> None:
@@ -186,6 +207,7 @@ class TrainLoop:
             report,
             groups,
             lags,
+            **self._watch_length_bias(groups),
             buffered_rollouts=self.ledger.buffered.rollouts,
             in_flight_rollouts=self.ledger.in_flight.rollouts,
             overtaken_groups_max=max(self.overtaken),
@@ -195,6 +217,17 @@ class TrainLoop:
         if version % 10 == 0:
             reward = measures["reward_mean"]
             self.stage.milestone(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
+
+    def _watch_length_bias(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        """Returns the metrics of a step on `groups`."""
+        for group in groups:
+            self.length_bias.take(group, group.trained)
+        ratios = self.length_bias.step()
+        if self.length_bias.has_left(ratios):
+            self.stage.tell("staleness.length-bias", **asdict(ratios), sentence=ratios.sentence)
+            self.stage.milestone(ratios.sentence)
+        self.stage.progress(length_ratio=ratios.length_ratio, reward_ratio=ratios.reward_ratio)
+        return ratios.metrics()
 
     def _account_for(self, group: ScoredGroup, lag: int) -> None:
         self.account.train(

@@ -22,6 +22,7 @@ STATUS: dict[str, Any] = {
     "doing": {"bootstrap-0": "stopped", "train-0": "train", "generate-0": "waiting for [room]"},
     "policy_versions_used": 8,
     "staleness": {"histogram": {"0": 16, "2": 48}, "mean": 1.5, "max": 2, "bound": 4},
+    "trained_to_taken": {"length": 0.9912, "reward": None},
     "ledger": {
         "generated": {"rollouts": 100, "tokens": 300},
         "trained": {"rollouts": 64, "tokens": 190},
@@ -41,7 +42,14 @@ def status(**changes: object) -> dict[str, Any]:
 
 def test_a_plain_line_says_step_reward_staleness_queue_and_speed() -> None:
     line = plain_line(STATUS, {"generate": 1234.5})
-    for said in ("step 7/40", "reward 0.44", "mean 1.50 max 2 of 4", "queue 28", "generate 1,234 tok/s"):
+    for said in (
+        "step 7/40",
+        "reward 0.44",
+        "mean 1.50 max 2 of 4",
+        "length 0.991, reward –",
+        "queue 28",
+        "generate 1,234 tok/s",
+    ):
         assert said in line
 
 

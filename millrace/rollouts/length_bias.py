@@ -1,0 +1,116 @@
+"""Whether the trainer favours short or long responses: what it trained against all that it took, over the last steps.
+
+    the last `STEPS` steps    trained  ║ mean length, mean reward ║ ─┐
+                              taken    ║ mean length, mean reward ║ ─┴─► trained ÷ taken
+
+Taken is what was trained or dropped, except `rolled_back`, which is generated again. It is the long responses that get
+too old. If they are dropped, the policy learns from the short ones, and from the rewards that these earn.
+
+A trainer that was restarted begins a new window.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from millrace.rollouts.ledger import Amount
+from millrace.rollouts.scored_group import LostPart, ScoredGroup
+
+STEPS = 20
+"""Length of the window."""
+LOW, HIGH = 0.97, 1.03
+"""Length ratios outside are a bias."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sums:
+    """Of some trajectories."""
+
+    amount: Amount = field(default_factory=Amount)
+    rewards: float = 0.0
+    num_rewards: int = 0
+
+    def __add__(self, other: "_Sums") -> "_Sums":
+        return _Sums(
+            amount=self.amount + other.amount,
+            rewards=self.rewards + other.rewards,
+            num_rewards=self.num_rewards + other.num_rewards,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratios:
+    """Trained ÷ taken, over the window."""
+
+    length_ratio: float
+    """Of the mean response lengths."""
+    reward_ratio: float | None
+    """Of the mean rewards; None where the mean of what was taken is not above 0."""
+    trained_length: float
+    """Mean response length of what was trained, tokens."""
+    taken_length: float
+
+    def metrics(self) -> dict[str, float]:
+        """By name, as far as they are known."""
+        found = {"length_ratio": self.length_ratio, "reward_ratio": self.reward_ratio}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        return (
+            f"over the last {STEPS} steps the responses trained have {self.trained_length:.1f} tokens in the mean, "
+            f"all that were taken {self.taken_length:.1f}: a ratio of {self.length_ratio:.3f}, expected {LOW} to {HIGH}"
+        )
+
+
+class LengthBias:
+    """The sums over the last steps."""
+
+    def __init__(self) -> None:
+        # (trained, taken) by step; the last entry is of the step to come.
+        self._steps: deque[tuple[_Sums, _Sums]] = deque([(_Sums(), _Sums())], maxlen=STEPS + 1)
+        self._biased = False
+
+    def take(self, group: ScoredGroup | LostPart, trained: Sequence[int] = ()) -> None:
+        """Counts a group for the step to come; `trained` are the members that it trains."""
+        before_trained, before_taken = self._steps[-1]
+        everything = _Sums(amount=group.amount()) if isinstance(group, LostPart) else _sums(group)
+        some = _sums(group, trained) if isinstance(group, ScoredGroup) else _Sums()
+        self._steps[-1] = before_trained + some, before_taken + everything
+
+    def step(self) -> Ratios:
+        """The step, which trained something, is done."""
+        while len(self._steps) > STEPS:
+            self._steps.popleft()
+        trained = sum((step[0] for step in self._steps), _Sums())
+        taken = sum((step[1] for step in self._steps), _Sums())
+        self._steps.append((_Sums(), _Sums()))
+        length, taken_length = _length(trained), _length(taken)
+        reward, taken_reward = _reward(trained), _reward(taken)
+        return Ratios(
+            length_ratio=length / taken_length,
+            reward_ratio=reward / taken_reward if taken_reward > 0 else None,
+            trained_length=length,
+            taken_length=taken_length,
+        )
+
+    def has_left(self, ratios: Ratios) -> bool:
+        """Whether the length ratio has just left its bounds; not again before it was back, nor in the first steps."""
+        was_biased = self._biased
+        self._biased = len(self._steps) > STEPS and not LOW <= ratios.length_ratio <= HIGH
+        return self._biased and not was_biased
+
+
+def _sums(group: ScoredGroup, members: Sequence[int] | None = None) -> _Sums:
+    chosen = range(len(group.rewards)) if members is None else members
+    rewards = [reward for i in chosen if (reward := group.rewards[i]) is not None]
+    return _Sums(amount=group.amount(list(chosen)), rewards=sum(rewards), num_rewards=len(rewards))
+
+
+def _length(sums: _Sums) -> float:
+    return sums.amount.tokens / sums.amount.rollouts
+
+
+def _reward(sums: _Sums) -> float:
+    return sums.rewards / sums.num_rewards

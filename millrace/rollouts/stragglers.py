@@ -1,0 +1,48 @@
+"""Groups that the next step would leave too old, which the trainer waits for: `staleness.too_old: wait`.
+
+    trainer at t, about to make t + 1; bound η       a group admitted under version v is trained at t + 1 or later,
+                                                     so it would be too old if t + 1 − v > η
+    in flight    status records of the generators ─┐
+    unscored     commit records ahead of the scores ┴─► the oldest v ─► wait?
+
+The trainer takes nothing while it waits, and then the oldest groups first. So all that must not wait longer is in the
+next step: admission leaves at most a step's worth of them.
+
+A status record may be late, so a group can be too old all the same; then it is dropped. A generator that was killed
+keeps its last record until its successor writes one. A generator that has been silent for `silent_seconds` counts as one
+with nothing in flight: one that never returns must not hold the trainer for ever.
+"""
+
+import time
+
+from millrace.rollouts.loader import RolloutLoader
+from storage.progress import read_status
+from storage.stores.base import Store
+
+
+class Stragglers:
+    """What `loader` will hand on later, by generators whose status records are in `store`."""
+
+    def __init__(
+        self, store: Store, loader: RolloutLoader, *, num_generators: int, max_staleness: int, silent_seconds: float
+    ) -> None:
+        self._store = store
+        self._loader = loader
+        self._num_generators = num_generators
+        self._max_staleness = max_staleness
+        self._silent_seconds = silent_seconds
+
+    def are_in(self, trainer_version: int) -> bool:
+        """Whether a step from `trainer_version` leaves no group too old. Raises as `RolloutLoader.refill`."""
+        # Generators first: a group that is no longer in flight is committed already.
+        versions = [self._oldest_in_flight(generator) for generator in range(self._num_generators)]
+        versions.append(self._loader.oldest_unscored())
+        oldest = trainer_version + 1 - self._max_staleness
+        return all(version is None or version >= oldest for version in versions)
+
+    def _oldest_in_flight(self, generator: int) -> int | None:
+        record = read_status(self._store, "generate", generator)
+        if time.time() - record.get("t", 0.0) > self._silent_seconds:
+            return None
+        version: int | None = record.get("oldest_version_in_flight")
+        return version

@@ -1,0 +1,190 @@
+"""The trainer's loop, step by step on committed trajectories: what is too old, what it waits for, what it watches."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.stages.trainer_bench import TrainerBench
+from transformers import LlamaForCausalLM
+
+from millrace.models.start_folder import store_start_model
+from millrace.replay.verify import verify
+from millrace.rollouts.ledger import Amount
+from storage.stores.memory import MemoryStore
+
+STRAGGLERS = "waiting for groups that the step would leave too old"
+
+
+@pytest.fixture
+def make_bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]) -> Callable[..., TrainerBench]:
+    """`make(**config)`: a trainer in a store of its own."""
+    return lambda **config: TrainerBench(memory_store, make_model, **config)
+
+
+def fresh_steps(bench: TrainerBench, first_group: int, last_version: int) -> int:
+    """Two groups of the newest version for each step to that version; returns the next group's number."""
+    for version in range(last_version):
+        for group in (first_group + 2 * version, first_group + 2 * version + 1):
+            bench.commit(group, [[version] * 4, [version] * 4])
+    return first_group + 2 * last_version
+
+
+def test_tokens_beyond_the_bound_are_masked_and_the_account_counts_them(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench(staleness={"too_old": "mask"})
+    group = fresh_steps(bench, 0, 4)
+    bench.train()
+    # The trainer is at version 4, and 2 is the oldest that it may train.
+    bench.commit(group, [[0, 0, 3], [1, 1], [4]], [1.0, 0.0, 0.5])
+    bench.commit(group + 1, [[4], [4]])
+    assert bench.train() == 5
+    assert bench.outcomes()[group] == ["trained", "stale", "trained"]
+    account = bench.account
+    assert account.dropped == {"stale": Amount(rollouts=1, tokens=2)}
+    assert account.masked == Amount(rollouts=1, tokens=2)
+    assert account.trained == Amount(rollouts=16 + 4, tokens=64 + 6)
+    assert account.groups_dropped == 0
+    assert max(account.staleness) <= 2
+    rows = [row for row in bench.consumed() if row["group_id"] == group]
+    assert [(row["masked_tokens"], row["staleness"]) for row in rows] == [(2, 1), (2, 1), (0, 1)]
+    # All three rewards make the baseline, 0.5.
+    assert [row["advantage"] for row in rows] == [0.5, None, 0.0]
+    assert bench.metric("masked_token_share")[-1] == pytest.approx(2 / 6)
+    assert bench.status["account"] == account.to_json()
+
+
+def test_a_group_with_no_token_left_is_dropped_and_makes_room(make_bench: Callable[..., TrainerBench]) -> None:
+    bench = make_bench(staleness={"too_old": "mask"})
+    group = fresh_steps(bench, 0, 4)
+    bench.train()
+    bench.commit(group, [[0, 0], [1]])
+    for number in (1, 2):
+        bench.commit(group + number, [[4], [4]])
+    assert bench.train() == 5
+    assert bench.outcomes()[group] == ["stale", "stale"]
+    assert bench.account.dropped == {"stale": Amount(rollouts=2, tokens=3)}
+    assert (bench.account.groups_dropped, bench.account.masked) == (1, Amount())
+    assert [kind for kind, _ in bench.stage.told] == ["staleness.bound-hit"]
+
+
+def test_where_what_is_too_old_is_dropped_one_old_token_drops_the_group(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench(staleness={"too_old": "drop"})
+    group = fresh_steps(bench, 0, 4)
+    bench.train()
+    bench.commit(group, [[1, 4, 4, 4], [4]])
+    for number in (1, 2):
+        bench.commit(group + number, [[4], [4]])
+    assert bench.train() == 5
+    assert bench.outcomes()[group] == ["stale", "stale"]
+    assert (bench.account.groups_dropped, bench.account.masked) == (1, Amount())
+
+
+@pytest.mark.parametrize("first", ["drop", "mask"])
+def test_another_trainer_with_another_setting_counts_on_and_every_step_is_replayed_as_it_was(
+    make_bench: Callable[..., TrainerBench], make_model: Callable[..., LlamaForCausalLM], tmp_path: Path, first: str
+) -> None:
+    bench = make_bench(training={"groups_per_step": 1})
+    make_model().save_pretrained(tmp_path)
+    store_start_model(bench.store, tmp_path)
+    numbers = itertools.count()
+    version = bench.train()
+    for setting, last_version in ((first, 5), ({"drop": "mask", "mask": "drop"}[first], 10)):
+        while version < last_version:
+            # The first member of one group began three versions ago.
+            bench.commit(next(numbers), [[max(0, version - 3), version, version], [version] * 2])
+            bench.commit(next(numbers), [[version], [version] * 5])
+            version = bench.train(too_old=setting)
+    account = bench.account
+    assert account.masked.tokens > 0, "witness: some tokens were masked"
+    assert account.groups_dropped > 0, "witness: some groups were dropped"
+    assert sum(row["masked_tokens"] for row in bench.consumed() if row["outcome"] == "trained") == account.masked.tokens
+    verdict = verify(bench.store)
+    assert verdict.difference is None
+    assert verdict.steps == version
+
+
+def test_the_trainer_waits_for_a_group_in_flight_that_the_step_would_leave_too_old(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench(staleness={"too_old": "wait"})
+    bench.generator(0)
+    fresh_steps(bench, 1, 3)
+    # A group of version 0 may be trained by the trainer of version 2, and no later.
+    assert bench.train() == 2
+    assert bench.stage.waited == [STRAGGLERS]
+    assert bench.train() == 2, "a trainer that was restarted waits as well"
+    bench.commit(0, [[0, 0, 2], [1]], scored=False)
+    bench.generator(2)
+    assert bench.train() == 2, "committed, and not scored yet"
+    assert bench.stage.waited == [STRAGGLERS]
+    bench.score()
+    assert bench.train() == 3
+    steps = {row["group_id"]: row["policy_version"] for row in bench.consumed()}
+    assert steps == {1: 1, 2: 1, 3: 2, 4: 2, 0: 3, 5: 3}, "it came last, and goes before group 6"
+    assert bench.account.dropped == {}
+    assert max(bench.account.staleness) == 2
+
+
+@pytest.mark.parametrize("record", [{"t": 0.0}, {"oldest_version_in_flight": None}], ids=["silent", "idle"])
+def test_a_generator_without_anything_in_flight_or_that_never_returns_holds_nobody_up(
+    make_bench: Callable[..., TrainerBench], record: dict[str, object]
+) -> None:
+    bench = make_bench(staleness={"too_old": "wait"})
+    bench.generator(**{"oldest_version_in_flight": 0, **record})
+    fresh_steps(bench, 0, 4)
+    assert bench.train() == 4
+
+
+@pytest.mark.parametrize("config", [{"staleness": {"too_old": "mask"}}, {"pipeline": {"mode": "sync"}}])
+def test_no_other_trainer_waits_for_groups_in_flight(
+    make_bench: Callable[..., TrainerBench], config: dict[str, dict[str, str]]
+) -> None:
+    bench = make_bench(**{"staleness": {"too_old": "wait"}, **config})
+    bench.generator(0)
+    fresh_steps(bench, 0, 4)
+    assert bench.train() == 4
+
+
+def test_what_was_too_old_all_the_same_is_dropped_where_the_trainer_waits(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench(staleness={"too_old": "wait"})
+    group = fresh_steps(bench, 0, 4)
+    bench.train()
+    bench.commit(group, [[0, 4], [4]])
+    for number in (1, 2):
+        bench.commit(group + number, [[4], [4]])
+    assert bench.train() == 5
+    assert bench.outcomes()[group] == ["stale", "stale"]
+
+
+def test_the_length_bias_of_dropped_groups_is_logged_and_told_whenever_it_begins(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench(training={"groups_per_step": 1}, staleness={"too_old": "drop"})
+    numbers = itertools.count()
+
+    def commit(version: int) -> None:
+        if version in (5, 28):
+            bench.commit(next(numbers), [[0] * 40, [0] * 40], [1.0, 1.0])
+        bench.commit(next(numbers), [[version] * 8, [version] * 8], [0.0, 0.5])
+
+    for version in range(30):
+        bench.later(partial(commit, version))
+    assert bench.train() == 30
+    ratios = bench.metric("length_ratio")
+    assert ratios[:5] == [1.0] * 5
+    # One group of 40 tokens a member was dropped among twenty of 8.
+    assert ratios[19] == pytest.approx(8 / ((20 * 8 + 40) / 21))
+    assert bench.metric("reward_ratio")[19] == pytest.approx(0.25 / ((20 * 0.25 + 1.0) / 21))
+    told = [payload for kind, payload in bench.stage.told if kind == "staleness.length-bias"]
+    # Once the window is full, and again after it was back.
+    assert [event["length_ratio"] for event in told] == [ratios[19], ratios[28]]
+    assert "a ratio of 0.840, expected 0.97 to 1.03" in told[0]["sentence"]
+    assert told[0]["sentence"] in bench.stage.heard
+    assert bench.status["length_ratio"] == ratios[-1]
