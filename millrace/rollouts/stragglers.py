@@ -9,8 +9,8 @@ The trainer takes nothing while it waits, and then the oldest groups first. So a
 next step: admission leaves at most a step's worth of them.
 
 A status record may be late, so a group can be too old all the same; then it is dropped. A generator that was killed
-keeps its last record until its successor writes one. A generator that has been silent for `silent_seconds` counts as one
-with nothing in flight: one that never returns must not hold the trainer for ever.
+keeps its last record until its successor writes one. A generator that has been silent for `silent_seconds` counts as
+idle: one that never returns must not hold the trainer for ever.
 """
 
 import time

@@ -18,7 +18,7 @@ from flows.display.progress_table import EVERY_SECONDS, CampaignTable, Row, rows
 from millrace.evaluation.promotion import Decision, write_decision
 from millrace.evaluation.results import write_result
 from millrace.runs.history import Point
-from millrace.runs.record import create_run
+from millrace.runs.record import create_run, resume_run
 from storage import layout
 from storage.progress import write_progress
 from storage.schema import METRIC
@@ -230,3 +230,13 @@ def test_an_attempt_that_came_to_nothing_has_a_report_without_plots(tmp_path: Pa
     assert "this attempt made 0 optimizer steps, to version 0 of 9" in markdown
     assert "No checkpoint was judged for promotion." in markdown
     assert "![" not in markdown
+
+
+def test_the_report_of_a_resumed_run_says_which_settings_changed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "resumed")
+    configs = [RunConfig(training=TrainingConfig(max_steps=steps)).model_dump(mode="json") for steps in (9, 12)]
+    create_run(store, "resumed", configs[0])
+    assert "Other settings" not in write_report(store, 0, "stopped")
+    resume_run(store, configs[1])
+    said = "Other settings than in the attempt before it: training.max_steps was 9 and is 12."
+    assert said in write_report(store, 1, "stopped")

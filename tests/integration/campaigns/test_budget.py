@@ -9,15 +9,19 @@ pytestmark = pytest.mark.campaign
 
 
 def test_each_attempt_takes_the_steps_of_its_budget_and_the_last_one_finishes_the_run(millrace: Millrace) -> None:
-    settings = {"budget.max_steps": 4, "training.max_steps": 6}
+    settings = {"budget.max_steps": 4, "training.max_steps": 6, "staleness.too_old": "mask"}
     first = millrace.run(*millrace.campaign("nights", "--resume", "latest", **settings))
     assert first.code == 0, first.output
     assert "budget is spent" in first.output
     summary = millrace.summary("nights")
     assert (summary["state"], summary["steps"], summary["eval"]["end"]["policy_version"]) == ("stopped", 4, 4)
 
+    settings["staleness.too_old"] = "drop"
     second = millrace.run(*millrace.campaign("nights", "--resume", "latest", **settings))
     assert second.code == 0, second.output
+    changed = 'staleness.too_old was "mask" and is "drop"'
+    assert f"resumed with another setting: {changed}" in second.output
+    assert changed in (millrace.root / "nights" / "reports" / "0001.md").read_text()
     summary = millrace.summary("nights")
     assert (summary["state"], summary["steps"], summary["attempt"]) == ("finished", 6, 1)
     assert summary["eval"]["end"]["policy_version"] == 6

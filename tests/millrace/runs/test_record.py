@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.stores.memory import unused_name
@@ -42,6 +43,29 @@ def test_each_start_is_an_attempt_of_its_own_and_reads_back_as_it_was(memory_sto
     assert [attempt.number for attempt in attempts] == [0, 1, 2]
     assert [read_attempt(memory_store, number) for number in range(3)] == attempts
     assert latest_attempt(memory_store) == attempts[2]
+
+
+def test_an_attempt_says_which_settings_differ_from_those_of_the_one_before(memory_store: Store) -> None:
+    def config(steps: int, too_old: str) -> dict[str, Any]:
+        values = {"training": {"max_steps": steps}, "staleness": {"too_old": too_old}}
+        return RunConfig.model_validate(values).model_dump(mode="json")
+
+    create_run(memory_store, "mine", config(3, "drop"))
+    resume_run(memory_store, config(3, "drop"))
+    resume_run(memory_store, config(4, "mask"))
+    assert [read_attempt(memory_store, number).changes for number in range(3)] == [
+        [],
+        [],
+        ['staleness.too_old was "drop" and is "mask"', "training.max_steps was 3 and is 4"],
+    ]
+
+
+def test_a_run_from_before_tokens_were_masked_dropped_what_was_too_old(memory_store: Store) -> None:
+    values = RunConfig.model_validate({"training": {"max_steps": 3}}).model_dump(mode="json")
+    values["staleness"]["too_old"] = "wait"
+    old = {**values, "staleness": {"max_staleness": values["staleness"]["max_staleness"]}}
+    create_run(memory_store, "mine", old)
+    assert resume_run(memory_store, values).changes == ['staleness.too_old was "drop" and is "wait"']
 
 
 def test_an_attempt_says_what_made_its_numbers(memory_store: Store) -> None:
