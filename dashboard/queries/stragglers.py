@@ -11,12 +11,11 @@ import numpy as np
 from dashboard.queries.learning import TRAINER
 from dashboard.queries.series import metric
 from dashboard.read.model import RunData
+from millrace.rollouts.length_bias import HIGH, LOW, STEPS
 from millrace.runtime.messages import LOADING, STARTING, STOPPED
 
-BAND = (0.97, 1.03)
+BAND = (LOW, HIGH)
 """Within this, responses that are trained are as long as all that were taken."""
-STEPS = 20
-"""The trainer's ratios are over so many steps, and say nothing before."""
 
 
 @dataclass(frozen=True, kw_only=True)

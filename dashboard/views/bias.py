@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from dashboard.queries.learning import is_measured, measured
-from dashboard.queries.stragglers import BAND, STEPS, biased_length, biases
+from dashboard.queries.stragglers import BAND, biased_length, biases
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, Rows, Table
 from dashboard.views.colours import BLUE, ORANGE
 from dashboard.views.figures import Series
 from dashboard.views.per_run import VERSIONS, lines, number, rows_per_run
+from millrace.rollouts.length_bias import STEPS
 
 _HEADER = ("trained ÷ taken", "last step", "mean", "lowest", "highest", "steps outside the band")
 
