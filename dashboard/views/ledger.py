@@ -26,7 +26,7 @@ def _balance(runs: Sequence[RunData]) -> Rows:
     return replace(table, verdict="bad" if notes else "good", note=" ".join(notes))
 
 
-def _parts(ledger: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _parts(ledger: Mapping[str, Any]) -> list[tuple[str, ...]]:
     dropped = {f"dropped: {reason}": amount for reason, amount in ledger["dropped"].items()}
     amounts = {
         "generated": ledger["generated"],
@@ -35,8 +35,13 @@ def _parts(ledger: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         "buffered: scored, not taken": ledger["buffered"],
         "in flight: made, not scored": ledger["in_flight"],
         "sum of the parts": _sum(ledger).to_json(),
+        "of the trained: masked, too old": ledger.get("masked", {}),
+        "generated twice": ledger.get("generated_twice", {}),
     }
-    return [(name, f"{amount['rollouts']:,}", f"{amount['tokens']:,}") for name, amount in amounts.items()]
+    return [
+        (name, *(f"{amount[unit]:,}" if unit in amount else "–" for unit in ("rollouts", "tokens")))
+        for name, amount in amounts.items()
+    ]
 
 
 def _sum(ledger: Mapping[str, Any]) -> Amount:

@@ -215,7 +215,8 @@ def test_what_was_dropped_stands_beside_what_was_trained() -> None:
 def test_the_balance_is_good_where_the_parts_add_up() -> None:
     table = _table("ledger-balance", _run())
     assert table.verdict == "good"
-    assert (table.rows[0], table.rows[-1]) == (("generated", "30", "90"), ("sum of the parts", "30", "90"))
+    assert (table.rows[0], table.rows[-3]) == (("generated", "30", "90"), ("sum of the parts", "30", "90"))
+    assert [row[0] for row in table.rows[-2:]] == ["of the trained: masked, too old", "generated twice"]
     assert len(table.rows) == 7
 
 
