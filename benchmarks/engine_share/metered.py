@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import psutil
+
 from benchmarks.sleeping.pace import AGREED_LOGPROBS, LongTail
 from millrace.generation.engines.base import Engine
 from millrace.types import Request, Sampling, Trajectory
@@ -36,6 +38,8 @@ class Reading:
     """In `next_logprobs`."""
     outside_seconds: float
     """Between two calls: the caller commits, admits and looks for weights."""
+    cpu_seconds: float
+    """Of this process and the engine's own."""
 
 
 class MeteredEngine(Engine):
@@ -131,4 +135,11 @@ class MeteredEngine(Engine):
             update_seconds=self._seconds["update"],
             probe_seconds=self._seconds["probe"],
             outside_seconds=self._seconds["outside"],
+            cpu_seconds=_cpu_seconds(),
         )
+
+
+def _cpu_seconds() -> float:
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(one.user + one.system for one in times)

@@ -23,7 +23,7 @@ def metered() -> tuple[MeteredEngine, list[Reading]]:
 
 
 def reading(seconds: float, tokens: float) -> Reading:
-    """Of an engine with 8 requests in flight, which spends 5 % of its time on updates and 10 % outside."""
+    """Of an engine with 8 requests in flight, with 5 % of the time for updates, 10 % outside, and two busy cores."""
     return Reading(
         t=1000.0 + seconds,
         tokens=tokens,
@@ -32,6 +32,7 @@ def reading(seconds: float, tokens: float) -> Reading:
         update_seconds=0.05 * seconds,
         probe_seconds=0.0,
         outside_seconds=0.1 * seconds,
+        cpu_seconds=2 * seconds,
     )
 
 
@@ -69,5 +70,6 @@ def test_what_lies_outside_the_window_counts_for_nothing() -> None:
     assert found["tokens_per_second"] == 100
     assert found["updates"] == 5
     assert found["in_flight"] == 8
+    assert found["cpu_ms_per_token"] == pytest.approx(20)
     assert found["update_share"] == pytest.approx(0.05)
     assert found["outside_share"] == pytest.approx(0.1)
