@@ -34,6 +34,8 @@ class _Row:
     """A request in flight."""
 
     request: Request
+    limit: int
+    """New tokens at most."""
     t_started: float
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -101,11 +103,14 @@ class TransformersEngine(Engine):
         return sum(len(row.tokens) for row in self._rows + self._waiting)
 
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        if self.in_flight and sampling != self._sampling:
-            raise ValueError("requests that are decoded together need the same sampling")
+        own, others = ((one.temperature, one.top_p) for one in (sampling, self._sampling))
+        if self.in_flight and own != others:
+            raise ValueError("requests that are decoded together need the same temperature and top_p")
         self._sampling = sampling
         now = time.time()
-        self._waiting += [_Row(request=request, t_started=now) for request in requests]
+        for request in requests:
+            limit = sampling.max_new_tokens - len(request.response_tokens)
+            self._waiting.append(_Row(request=request, limit=limit, t_started=now))
 
     def collect(self, seconds: float) -> list[Trajectory]:
         # Not at the start: whoever trains the model may have changed it since.
@@ -178,8 +183,7 @@ class TransformersEngine(Engine):
         ended: dict[int, Trajectory] = {}
         for i, (row, token, logprob) in enumerate(zip(rows, tokens_B.tolist(), logprobs_B.tolist(), strict=True)):
             row.add(token, logprob, self.policy_version)
-            limit = self._sampling.max_new_tokens - len(row.request.response_tokens)
-            finish_reason = self._criteria.end(row.tokens, limit)
+            finish_reason = self._criteria.end(row.tokens, row.limit)
             if finish_reason is not None:
                 ended[i] = row.trajectory(finish_reason)
         if ended:

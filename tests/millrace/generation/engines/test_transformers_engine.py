@@ -250,10 +250,18 @@ def test_top_p_and_temperature_hold_while_requests_come_and_go(make_engine: Make
             assert trajectory.response.rollout_logprobs[r] == pytest.approx(expected, abs=TOLERANCE)
 
 
+def test_requests_in_flight_may_have_limits_of_their_own(make_engine: MakeEngine) -> None:
+    engine = make_engine(endless=True)
+    for i in range(6):
+        engine.submit(requests(1, first=i), replace(SAMPLING, max_new_tokens=1 + i))
+    lengths = {one.request.group_id: len(one.response.tokens) for one in all_of(engine)}
+    assert lengths == {i: 1 + i for i in range(6)}
+
+
 def test_requests_with_other_sampling_are_refused_while_some_are_in_flight(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.submit(requests(1), SAMPLING)
-    with pytest.raises(ValueError, match="need the same sampling"):
+    with pytest.raises(ValueError, match="need the same temperature and top_p"):
         engine.submit(requests(1, first=1), replace(SAMPLING, temperature=0.5))
     all_of(engine)
     engine.submit(requests(1, first=1), replace(SAMPLING, temperature=0.5))
