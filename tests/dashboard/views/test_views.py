@@ -217,7 +217,7 @@ def test_the_balance_is_good_where_the_parts_add_up() -> None:
     assert table.verdict == "good"
     assert (table.rows[0], table.rows[-3]) == (("generated", "30", "90"), ("sum of the parts", "30", "90"))
     assert [row[0] for row in table.rows[-2:]] == ["of the trained: masked, too old", "generated twice"]
-    assert len(table.rows) == 7
+    assert len(table.rows) == 9
 
 
 def test_the_balance_is_bad_where_they_do_not() -> None:
