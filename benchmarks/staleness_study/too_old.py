@@ -5,7 +5,8 @@
                    └─► …                     ─┘
 
 Each campaign is a real one, in its own folder under --root, so an interrupted study can be continued. Only the mode and
-the seed differ: start model, prompts and learning rate are those of the preset. A campaign that diverged is a row too.
+the seed differ: start model, prompts and learning rate are those of the preset. The generator has places for all groups
+that the bound admits, so that it stays full behind a straggler. A campaign that diverged is a row too.
 
     python -m benchmarks.staleness_study.too_old --root FOLDER [--steps 60] [--modes drop,wait,mask] [--seeds 3]
 """
@@ -20,6 +21,7 @@ from rich.console import Console
 
 from benchmarks.report import machine, make_parser, make_table, write_json
 from benchmarks.staleness_study.campaigns import Row, measured, run_campaign, start_model
+from configs.load import load_config
 from millrace.rollouts.ledger import Amount
 from storage import layout
 
@@ -57,6 +59,7 @@ def main() -> None:
 def _study(root: Path, modes: Sequence[str], bound: int, seeds: range, steps: int) -> Iterator[Row]:
     """One row per campaign; seeds outermost, so that a study stopped early has every mode once."""
     start = start_model(root, _PRESET)
+    admitted = (bound + 1) * load_config(_PRESET).training.groups_per_step
     for seed in seeds:
         for mode in modes:
             run = root / f"{mode}-{bound}-{seed}"
@@ -65,6 +68,7 @@ def _study(root: Path, modes: Sequence[str], bound: int, seeds: range, steps: in
                 "model.path": str(start),
                 "training.max_steps": steps,
                 "training.checkpoint_every": steps,
+                "generation.groups_per_batch": admitted,
                 "staleness.max_staleness": bound,
                 "staleness.too_old": mode,
                 "promotion.margin": None,
