@@ -53,7 +53,7 @@ class Case:
 def all_cases(groups: int) -> list[Case]:
     """The table, with `groups` per optimizer step."""
     rows = [(0.3, 4, 1), (0.6, 4, 1), (1.0, 4, 1), (0.6, 4, 2), (1.0, 4, 2), (1.0, 8, 2)]
-    modes: tuple[Mode, ...] = ("drop", "mask")
+    modes: tuple[Mode, ...] = ("drop", "wait", "mask")
     return [
         Case(
             sigma=sigma,
