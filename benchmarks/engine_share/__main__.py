@@ -8,7 +8,7 @@ The policy is small and random and never ends a response; log-normal lengths are
 has the same number of places. It is measured between two numbers of tokens, which leave out the start, when all
 responses are short, and the end, when the engine runs empty.
 
-    python -m benchmarks.engine_share [--engine vllm] [--places 64] [--steps 8] [--json PATH]
+    python -m benchmarks.engine_share [--engine vllm] [--places 64] [--steps 8] [--groups 64] [--json PATH]
 """
 
 import json
@@ -33,7 +33,7 @@ from storage.stores.factory import open_store
 from storage.streams.stream import StreamReader
 
 TARGET = 0.90
-_GROUP_SIZE, _GROUPS_PER_STEP = 4, 64
+_GROUP_SIZE = 4
 _LONGEST, _LONGEST_PROMPT = 512, 16
 _FIRST, _LAST = 0.2, 0.85
 """Shares of all tokens between which it is measured."""
@@ -45,34 +45,38 @@ def main() -> None:
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")
     parser.add_argument("--places", type=int, default=64, help="requests in flight (default: 64)")
     parser.add_argument("--steps", type=int, default=8, help="optimizer steps of the campaign (default: 8)")
+    parser.add_argument("--groups", type=int, default=64, help=f"groups of {_GROUP_SIZE} per step (default: 64)")
     parser.add_argument("--sigma", type=float, default=1.0, help="spread of the logarithm of the lengths (default: 1)")
     parser.add_argument("--mean", type=float, default=105.0, help="mean length before the limits, tokens")
     arguments = parser.parse_args()
     tail = LongTail(sigma=arguments.sigma, mean_tokens=arguments.mean, seconds_per_token=0.0, places=arguments.places)
     with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as folder:
-        result = measure(Path(folder), arguments.engine, tail, arguments.steps)
+        result = measure(Path(folder), arguments.engine, tail, arguments.steps, arguments.groups)
     _print(result)
     write_json(arguments.json, result)
 
 
-def measure(root: Path, engine: str, tail: LongTail, steps: int) -> dict[str, Any]:
+def measure(root: Path, engine: str, tail: LongTail, steps: int, groups_per_step: int) -> dict[str, Any]:
     """The figures, plain JSON."""
     save_model(root / "model", _LONGEST_PROMPT + _LONGEST)
     config = root / "config.json"
-    config.write_text(json.dumps(_config(root, engine, tail.places, steps)))
-    groups = steps * _GROUPS_PER_STEP
+    config.write_text(json.dumps(_config(root, engine, tail.places, steps, groups_per_step)))
+    groups = steps * groups_per_step
     lengths = [min(tail.tokens(n, i), _LONGEST) for n in range(groups) for i in range(_GROUP_SIZE)]
     window = (_FIRST * sum(lengths), _LAST * sum(lengths))
-    pace = Pace(generate=0.0, score=0.0, train=0.0, rollouts_per_step=_GROUPS_PER_STEP * _GROUP_SIZE, long_tail=tail)
+    pace = Pace(generate=0.0, score=0.0, train=0.0, rollouts_per_step=groups_per_step * _GROUP_SIZE, long_tail=tail)
 
     campaign = between(_campaign(root, config, pace), *window)
     alone = between(_alone(root, config, pace, groups), *window)
-    updated = between(_alone(root, config, pace, groups, campaign["seconds"] / campaign["updates"]), *window)
-    rows = {"alone": alone, "updated": updated, "campaign": campaign}
+    rows = {"alone": alone, "campaign": campaign}
+    if campaign["updates"]:
+        every = campaign["seconds"] / campaign["updates"]
+        rows["updated"] = between(_alone(root, config, pace, groups, every), *window)
     return {
         "engine": engine,
         "places": tail.places,
         "requests": len(lengths),
+        "requests_per_step": pace.rollouts_per_step,
         "tokens_per_response": sum(lengths) / len(lengths),
         "measured": rows,
         "share": {name: row["tokens_per_second"] / alone["tokens_per_second"] for name, row in rows.items()},
@@ -98,7 +102,7 @@ def between(readings: Iterable[Reading], first: float, last: float) -> dict[str,
     }
 
 
-def _config(root: Path, engine: str, places: int, steps: int) -> dict[str, Any]:
+def _config(root: Path, engine: str, places: int, steps: int, groups_per_step: int) -> dict[str, Any]:
     generation: dict[str, Any] = {
         "engine": engine,
         "group_size": _GROUP_SIZE,
@@ -116,7 +120,7 @@ def _config(root: Path, engine: str, places: int, steps: int) -> dict[str, Any]:
         "model": {"path": str(root / "model")},
         "prompts": {"num_eval": 1},
         "generation": generation,
-        "training": {"max_steps": steps, "groups_per_step": _GROUPS_PER_STEP},
+        "training": {"max_steps": steps, "groups_per_step": groups_per_step},
         "evaluation": {"num_prompts": 1},
         "promotion": {"margin": None},
         "storage": {"root": str(root / "runs")},
@@ -167,7 +171,7 @@ def _call(command: Sequence[str], pace: Pace, log: Path, **environment: str) -> 
 
 
 def _print(result: Mapping[str, Any]) -> None:
-    headings = ("", "tokens/s", "share", "CPU ms", "places", "updates", "updating", "probing", "outside")
+    headings = ("", "tokens/s", "share", "CPU ms", "places", "updating", "probing", "outside")
     title = f"{result['engine']}, {result['places']} places, {result['tokens_per_response']:.0f} tokens a response"
     table = make_table(title, headings)
     for name, row in result["measured"].items():
@@ -178,8 +182,7 @@ def _print(result: Mapping[str, Any]) -> None:
             f"{row['cpu_ms_per_token']:.3f}",
             # Alone, it was given all requests at once: most of the time they wait for a place.
             f"{min(row['in_flight'], result['places']) / result['places']:.3f}",
-            f"{row['updates']:.0f}",
-            *(f"{100 * row[f'{what}_share']:.1f} %" for what in ("update", "probe", "outside")),
+            *(f"{row[f'{what}_share']:.3f}" for what in ("update", "probe", "outside")),
         )
     console = Console()
     console.print(table)
