@@ -14,22 +14,39 @@ that the bound admits, so that it stays full behind a straggler. A campaign that
 import json
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.report import machine, make_parser, make_table, write_json
 from benchmarks.staleness_study.campaigns import Row, measured, run_campaign, start_model
+from benchmarks.staleness_study.lengths import CLASSES, mean_by_length, of_last_steps
 from configs.load import load_config
+from millrace.rollouts.consumed import read_consumed
 from millrace.rollouts.ledger import Amount
 from storage import layout
+from storage.stores.factory import open_store
 
 _PRESET = Path("configs/presets/chain-cpu.yaml")
 _MODES = "drop,wait,mask"
 _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """97.5 % quantile of Student's t for the mean of so many seeds."""
-_MEANS = ("staleness_mean", "dropped_share", "masked_token_share", "length_ratio", "seconds", "seconds_per_step")
+_MEANS = (
+    *("staleness_mean", "dropped_share", "masked_token_share", "length_ratio"),
+    *("reward_taken", "seconds", "seconds_per_step"),
+)
+_LAST = 10
+"""Steps at the end, over which rewards are averaged."""
+_OF_A_MODE = {
+    "reward_taken": ".3f",
+    "length_ratio": ".3f",
+    "dropped_share": ".1%",
+    "masked_token_share": ".1%",
+    "staleness_mean": ".2f",
+    "seconds": ".0f",
+}
+_OF_A_CLASS = {"trained_share": ".0%", "masked_token_share": ".0%", "reward": ".3f"}
 
 
 def main() -> None:
@@ -75,7 +92,15 @@ def _study(root: Path, modes: Sequence[str], bound: int, seeds: range, steps: in
             }
             ended = run_campaign(run, _PRESET, settings)
             summary = json.loads((run / layout.SUMMARY).read_text()) if ended == 0 else None
-            yield {"too_old": mode, "max_staleness": bound, "seed": seed, **measured(run, ended), **taken(summary)}
+            consumed = read_consumed(open_store(str(run))).to_pylist()
+            yield {
+                "too_old": mode,
+                "max_staleness": bound,
+                "seed": seed,
+                **measured(run, ended),
+                **taken(summary),
+                **of_last_steps(consumed, _LAST),
+            }
 
 
 def taken(summary: Row | None) -> Row:
@@ -110,12 +135,10 @@ def summarised(rows: Sequence[Row]) -> list[Row]:
         cell: Row = {"too_old": mode, "seeds": len(mine), "accuracies": accuracies}
         cell["accuracy"] = statistics.fmean(accuracies)
         cell["accuracy_interval"] = interval(accuracies, prompts)
-        cell["reward_mean_last_10"] = statistics.fmean(
-            statistics.fmean(row["reward_mean"][-10:]) if row["reward_mean"] else 0.0 for row in mine
-        )
         for name in _MEANS:
             found = [row[name] for row in mine if row[name] is not None]
             cell[name] = statistics.fmean(found) if found else None
+        cell["by_length"] = mean_by_length([row["by_length"] for row in mine])
         if mode != rows[0]["too_old"] and len(accuracies) == len(first):
             differences = [here - there for here, there in zip(accuracies, first, strict=True)]
             cell["difference"] = statistics.fmean(differences)
@@ -141,13 +164,18 @@ def _print(cells: Sequence[Row]) -> None:
     table = make_table(
         "What each staleness.too_old costs",
         [
-            *("", "accuracy at the end", f"to {cells[0]['too_old']}", "reward, last 10"),
+            *("", "accuracy at the end", f"to {cells[0]['too_old']}", f"reward, last {_LAST}"),
             *("trained ÷ taken length", "dropped", "tokens masked", "staleness", "seconds"),
         ],
     )
     for cell in cells:
         table.add_row(cell["too_old"], *shown(cell))
-    Console(width=160).print(table)
+    lengths = make_table(f"By number of sums, last {_LAST} steps", ["", "", "trained", "tokens masked", "reward"])
+    for cell in cells:
+        for name in CLASSES:
+            lengths.add_row(cell["too_old"], name, *_formatted(cell["by_length"][name], _OF_A_CLASS))
+    for printed in (table, lengths):
+        Console(width=160).print(printed)
 
 
 def shown(cell: Row) -> list[str]:
@@ -159,16 +187,11 @@ def shown(cell: Row) -> list[str]:
         texts.append(f"{cell['difference']:+.3f} ({low:+.3f} to {high:+.3f})")
     else:
         texts.append("–")
-    texts.append(f"{cell['reward_mean_last_10']:.3f}")
-    for name, form in (
-        ("length_ratio", ".3f"),
-        ("dropped_share", ".1%"),
-        ("masked_token_share", ".1%"),
-        ("staleness_mean", ".2f"),
-        ("seconds", ".0f"),
-    ):
-        texts.append("–" if cell[name] is None else format(cell[name], form))
-    return texts
+    return [*texts, *_formatted(cell, _OF_A_MODE)]
+
+
+def _formatted(figures: Row, forms: Mapping[str, str]) -> list[str]:
+    return ["–" if figures[name] is None else format(figures[name], form) for name, form in forms.items()]
 
 
 if __name__ == "__main__":

@@ -15,16 +15,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millrace.rollouts.lineage import surviving
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
 from storage import layout
 from storage.schema import CONSUMED, TRAINER_LOGPROBS
 from storage.stores.base import Store
 from storage.streams.group_commit import GroupCommit
-from storage.streams.stream import StreamWriter
+from storage.streams.stream import StreamReader, StreamWriter
 
 TRAINED = "trained"
 """The outcome of a trajectory that was not dropped."""
 _SECONDS, _ROWS, _BYTES = 1.0, 1 << 16, 8 << 20
+
+
+def read_consumed(store: Store) -> pa.Table:
+    """The rows of CONSUMED that were not rolled back, in the order of the stream. Raises StreamCorrupt."""
+    reader = StreamReader(store, layout.CONSUMED, CONSUMED)
+    rows = pa.concat_tables([CONSUMED.empty_table(), *(part.table for part in iter(reader.next, None))])
+    incarnations, versions = (rows[name].to_numpy() for name in ("incarnation", "policy_version"))
+    return rows.filter(pa.array(surviving(incarnations, versions))).combine_chunks()
 
 
 class ConsumedWriter:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.staleness_study.lengths import mean_by_length, of_last_steps
 from benchmarks.staleness_study.too_old import interval, shown, summarised, taken
 
 
@@ -17,10 +18,17 @@ def row(mode: str, seed: int, accuracy: float | None, **figures: object) -> dict
         "dropped_share": 0.25 if done else None,
         "masked_token_share": 0.0 if done else None,
         "length_ratio": 0.8 if done else None,
+        **of_last_steps([trajectory(39, 18)] if done else [], 10),
         "seconds": 60.0 if done else None,
         "seconds_per_step": 1.0 if done else None,
         **figures,
     }
+
+
+def trajectory(policy_version: int, tokens: int, **columns: object) -> dict[str, object]:
+    """A row of the stream `consumed`."""
+    stored = {"policy_version": policy_version, "tokens": tokens, "outcome": "trained", "masked_tokens": 0}
+    return {**stored, "reward": 0.5, **columns}
 
 
 def amounts(
@@ -64,7 +72,6 @@ def test_a_mode_is_compared_with_the_first_seed_by_seed() -> None:
     assert drop["accuracy"] == pytest.approx(0.6)
     assert mask["difference"] == pytest.approx(0.1)
     assert mask["difference_interval"] == pytest.approx((0.1, 0.1))
-    assert drop["reward_mean_last_10"] == pytest.approx(0.3)
 
 
 def test_a_mode_with_fewer_seeds_than_the_first_is_not_compared_with_it() -> None:
@@ -83,5 +90,34 @@ def test_the_interval_grows_with_the_spread_over_seeds_and_shrinks_with_the_numb
 
 def test_a_line_of_the_table_has_every_figure() -> None:
     first, second = summarised([row("drop", 0, 0.5), row("mask", 0, 0.75, dropped_share=None)])
-    assert shown(first) == ["0.500 (0.402–0.598)", "–", "0.300", "0.800", "25.0%", "0.0%", "1.50", "60"]
-    assert shown(second)[1:5] == ["+0.250 (+0.250 to +0.250)", "0.300", "0.800", "–"]
+    assert shown(first) == ["0.500 (0.402–0.598)", "–", "0.500", "0.800", "25.0%", "0.0%", "1.50", "60"]
+    assert shown(second)[1:5] == ["+0.250 (+0.250 to +0.250)", "0.500", "0.800", "–"]
+
+
+def test_the_reward_is_of_all_that_was_taken_in_the_last_steps_dropped_or_not() -> None:
+    rows = [
+        trajectory(30, 18, reward=1.0),
+        trajectory(31, 18, reward=1.0),
+        trajectory(40, 18, reward=0.0, outcome="stale"),
+        trajectory(40, 18, reward=None, outcome="error"),
+    ]
+    assert of_last_steps(rows, 10)["reward_taken"] == pytest.approx(0.5)
+
+
+def test_responses_are_told_apart_by_their_length() -> None:
+    rows = [
+        trajectory(40, 54, reward=1.0),
+        trajectory(40, 55, masked_tokens=11),
+        trajectory(40, 135, outcome="stale"),
+        trajectory(40, 136, reward=0.0, outcome="stale"),
+    ]
+    found = of_last_steps(rows, 10)["by_length"]
+    assert found["up to 6"] == {"taken": 1, "trained_share": 1.0, "masked_token_share": 0.0, "reward": 1.0}
+    assert found["7 to 15"] == {"taken": 2, "trained_share": 0.5, "masked_token_share": 0.2, "reward": 0.5}
+    assert found["more"] == {"taken": 1, "trained_share": 0.0, "masked_token_share": None, "reward": 0.0}
+
+
+def test_the_mean_by_length_is_over_the_campaigns_that_have_the_figure() -> None:
+    long, short = (of_last_steps([trajectory(40, tokens)], 10)["by_length"] for tokens in (200, 20))
+    assert mean_by_length([long, short])["more"] == {"trained_share": 1.0, "masked_token_share": 0.0, "reward": 0.5}
+    assert mean_by_length([short])["more"]["reward"] is None

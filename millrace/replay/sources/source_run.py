@@ -21,18 +21,17 @@ from millrace.errors import ReplayError
 from millrace.replay.sources.groups import group_table
 from millrace.replay.sources.parts import ScoredParts, Scores, data_records
 from millrace.rollouts.arrow import list_slices
-from millrace.rollouts.consumed import TRAINED
-from millrace.rollouts.lineage import surviving
+from millrace.rollouts.consumed import TRAINED, read_consumed
 from millrace.rollouts.masking import mask_as_stored
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.record import latest_attempt, read_run
 from storage import layout
 from storage.checkpoints import Checkpoint, stored_checkpoints
 from storage.errors import StreamCorrupt
-from storage.schema import CONSUMED, TRAINER_LOGPROBS
+from storage.schema import TRAINER_LOGPROBS
 from storage.stores.base import Store
 from storage.streams.record import Record
-from storage.streams.stream import StreamReader, read_part, read_removed
+from storage.streams.stream import read_part, read_removed
 
 
 class SourceRun:
@@ -51,7 +50,7 @@ class SourceRun:
         """As JSON."""
         scoring = self.config["scoring"]
         self._scores = scores or Scores(store=store, reward=scoring["reward"], num_scorers=scoring["replicas"])
-        self._rows = _read_consumed(store)
+        self._rows = read_consumed(store)
         if self._rows.num_rows == 0:
             raise ReplayError(
                 f"{self.url}: the run does not say what its trainer took ({layout.CONSUMED} has no rows): it has not "
@@ -210,11 +209,3 @@ class SourceRun:
             its_rows = generators == generator
             found[its_rows] = self.parts.rewards(generator)[row_ids[its_rows]]
         return found
-
-
-def _read_consumed(store: Store) -> pa.Table:
-    """The rows of CONSUMED that were not rolled back, in the order of the stream. Raises StreamCorrupt."""
-    reader = StreamReader(store, layout.CONSUMED, CONSUMED)
-    rows = pa.concat_tables([CONSUMED.empty_table(), *(part.table for part in iter(reader.next, None))])
-    incarnations, versions = (rows[name].to_numpy() for name in ("incarnation", "policy_version"))
-    return rows.filter(pa.array(surviving(incarnations, versions))).combine_chunks()
