@@ -60,7 +60,7 @@ class MathReward(Reward):
         gold = self._parse(prompt.answer if r"\boxed" in prompt.answer else rf"\boxed{{{prompt.answer}}}")
         if not gold:
             raise ValueError(f"the prompt's answer {prompt.answer!r} can't be read; expected an expression")
-        found = self._parse(response)
+        found = self._parse_response(response)
         equal = bool(found) and self._equal(gold, found)
         return Score(reward=float(equal), components={"math": float(equal), "extracted": float(bool(found))})
 
@@ -72,6 +72,15 @@ class MathReward(Reward):
         if len(found) == 1 and isinstance(found[0], str):
             _raise_if_exhausted(found[0])
         return found
+
+    def _parse_response(self, response: str) -> list[object]:
+        from sympy import SympifyError
+
+        try:
+            return self._parse(response)
+        except SympifyError:
+            # A bare "-07", which sympy refuses: a wrong answer, not a failure of the judge.
+            return []
 
     def _equal(self, gold: list[object], found: list[object]) -> bool:
         before = sys.getrecursionlimit()

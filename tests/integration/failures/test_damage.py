@@ -33,8 +33,9 @@ def next_part(run: Path) -> Record:
     """The first part of trajectories that the trainer has not touched."""
     checkpoint = read_latest(open_store(str(run)))
     assert checkpoint is not None
-    lane: dict[str, Any] = checkpoint.state["intake"][0]
-    wanted = lane["trajectories"]["part"] + (lane["taken"]["rollouts"] > 0)
+    stream: dict[str, Any] = checkpoint.state["intake"][0]
+    touched = [entry["part"] for entry in stream["taken_of_parts"]]
+    wanted = max(touched, default=stream["trajectories"]["part"] - 1) + 1
     (record,) = [r for r in records(run, layout.trajectories(0)) if r.kind == "data" and r.part == wanted]
     return record
 

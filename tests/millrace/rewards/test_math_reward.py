@@ -51,6 +51,7 @@ def test_what_equals_the_answer_earns_one(math: Reward, answer: str, response: s
         ("42", "\\boxed{41, 42}", 1.0),
         ("42", "42 is wrong, it is \\boxed{7}", 1.0),
         ("42", "forty-two", 0.0),
+        ("42", "-07", 0.0),
         ("42", "\\boxed{}", 0.0),
         ("42", "", 0.0),
     ],
