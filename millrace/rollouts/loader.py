@@ -248,12 +248,8 @@ class RolloutLoader:
         self._waiting: list[tuple[tuple[int, int], int, _GeneratorStream, _OpenPart, ScoredGroup | LostPart]] = []
         self._count = itertools.count()
 
-    def refill(self) -> None:
-        """Reads what was scored since the last call.
-
-        Raises StreamCorrupt where a commit record is damaged, or where the streams do not match each other or the
-        policy's vocabulary, and LedgerMismatch where a prompt was skipped or repeated.
-        """
+    def _refill(self) -> None:
+        """Reads what was scored since the last call."""
         for stream in self._streams:
             for part, group in stream.refill():
                 heapq.heappush(self._waiting, (self._age(group), next(self._count), stream, part, group))
@@ -261,9 +257,11 @@ class RolloutLoader:
     def take(self) -> ScoredGroup | LostPart | None:
         """Of all groups and lost parts that are there, the one with the oldest weights; None if there is none.
 
-        Groups whose weights do not exist any more come before all others. Raises as `refill`.
+        Groups whose weights do not exist any more come before all others. Raises StreamCorrupt where a commit record is
+        damaged, or where the streams do not match each other or the policy's vocabulary, and LedgerMismatch where a
+        prompt was skipped or repeated.
         """
-        self.refill()
+        self._refill()
         if not self._waiting:
             return None
         _, _, stream, part, group = heapq.heappop(self._waiting)
@@ -271,8 +269,8 @@ class RolloutLoader:
         return group
 
     def oldest_unscored(self) -> int | None:
-        """Oldest version in what is committed and not scored yet; None if all of it is. Raises as `refill`."""
-        self.refill()
+        """Oldest version in what is committed and not scored yet; None if all of it is. Raises as `take`."""
+        self._refill()
         found = [version for stream in self._streams if (version := stream.oldest_unscored()) is not None]
         return min(found, default=None)
 

@@ -30,7 +30,6 @@ from millrace.rollouts.overtaking import Overtaking
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
 from millrace.rollouts.stragglers import Stragglers
 from millrace.runtime.device_sharing import DeviceTurns
-from millrace.stages.read_ahead import ReadAhead
 from millrace.stages.train_state import TrainState
 from millrace.training.samples import samples_of
 from millrace.training.step_report import StepReport
@@ -185,7 +184,7 @@ class TrainLoop:
         # Arrival order varies from run to run; the order in the batch must not.
         groups = sorted(self.groups, key=lambda group: group.group_id)
         samples = samples_of(groups, self.config.training.advantage, self.trainer.policy_version)
-        with self.stage.busy("train"), ReadAhead(self.loader):
+        with self.stage.busy("train"):
             report = self.trainer.step(samples)
         failpoint("train.before_handover")
         with self.stage.busy("handover"):
