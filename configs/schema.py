@@ -151,7 +151,7 @@ class StorageConfig(Section):
     next."""
     commit_unfinished_seconds: Positive | None = None
     """How often a generator also stores its unfinished responses, seconds, to continue them after kill -9. Each time
-    the engine reads their tokens again. null: only when the generator drains."""
+    the engine reads their tokens again. null: only when the generator drains. No effect in `sync` mode."""
 
 
 class PromotionConfig(Section):

@@ -33,7 +33,7 @@ class Stragglers:
         self._silent_seconds = silent_seconds
 
     def are_in(self, trainer_version: int) -> bool:
-        """Whether a step from `trainer_version` leaves no group too old. Raises as `RolloutLoader.refill`."""
+        """Whether a step from `trainer_version` leaves no group too old. Raises as `RolloutLoader.take`."""
         # Generators first: a group that is no longer in flight is committed already.
         versions = [self._oldest_in_flight(generator) for generator in range(self._num_generators)]
         versions.append(self._loader.oldest_unscored())

@@ -74,10 +74,6 @@ class Admission:
                 self._admit(policy_version)
         return [self._queue.popleft() for _ in range(min(free, len(self._queue)))]
 
-    def take(self) -> list[Trajectory]:
-        """The trajectories of all whole groups."""
-        return self.groups.take()
-
     def interrupted(self, from_engine: Sequence[Trajectory]) -> list[Trajectory]:
         """Forgets all groups in flight; returns what their responses have, with what waits for its group's turn."""
         waiting = [one for group in self._begun.values() for one in group.values()]

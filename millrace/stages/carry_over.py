@@ -67,8 +67,10 @@ class CarryOver:
         return f"; stored {len(interrupted)} unfinished responses ({num_tokens(interrupted)} tokens)"
 
     def store_if_due(self, incarnation: int) -> None:
-        """Every `commit_unfinished_seconds`: stores what is in flight, and goes on with it."""
-        if self._seconds is not None and time.monotonic() - self._t_stored >= self._seconds:
+        """Every `commit_unfinished_seconds`: stores what is in flight, and goes on with it. Not in sync mode."""
+        if self._unfinished is None or self._seconds is None:
+            return
+        if time.monotonic() - self._t_stored >= self._seconds:
             self._admission.restart(self._writer.groups, self._store(incarnation))
 
     def _store(self, incarnation: int) -> list[Trajectory]:

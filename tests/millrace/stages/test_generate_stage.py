@@ -131,6 +131,20 @@ def test_in_sync_mode_what_was_in_flight_begins_anew(
     assert workshop.committed() == [([0, 1, 2, 3], 0)], "in the order of admission"
 
 
+def test_in_sync_mode_nothing_is_interrupted_from_time_to_time(
+    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    storage = CONFIG.storage.model_copy(update={"commit_unfinished_seconds": 1e-9})
+    config = CONFIG.model_copy(update={"pipeline": PipelineConfig(mode="sync"), "storage": storage})
+    workshop = Workshop(memory_store, tokenizer, config)
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    workshop.turn([0])
+    workshop.turn(NOTHING_FINISHES)
+    assert workshop.in_flight == {1, 2, 3}, "no group is asked for twice"
+    workshop.turn([1, 2, 3])
+    assert workshop.committed() == [([0, 1, 2, 3], 0)]
+
+
 def test_a_drained_generator_stores_what_is_in_flight_and_its_successor_continues_it(
     memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
 ) -> None:
