@@ -6,12 +6,13 @@ samples ──longest first, each into the emptiest──► microbatches of at 
     cu_seqlens        0           5         9       12    where each begins; attention stays between two of them
     predicts          2 3         5 6 7     10            position whose hidden state predicts each response token
 
-Shapes: S positions, Q sequences, N response tokens of the microbatch, including those without loss.
+Shapes: S positions, Q sequences, N response tokens of the microbatch, including those without loss; K token ids that
+truncated sampling kept, of all response tokens together.
 """
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -36,6 +37,11 @@ class Sample:
     advantage: float
     staleness: int
     """Policy versions by which the trainer is ahead of the oldest one that sampled a token, of those not masked."""
+    kept_tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[K] token ids that truncated sampling could draw from, token by token; empty if nothing was truncated. The
+    trainer renormalises π over the same tokens, so that π and μ are comparable."""
+    kept_counts: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    """[R] how many of them belong to each token, 0 if it was not truncated; empty if no token was."""
 
     @property
     def num_tokens(self) -> int:
@@ -73,6 +79,10 @@ class Microbatch:
     """[N] int64, ascending: index of the token's response in this microbatch."""
     in_batch_N: torch.Tensor
     """[N] int64: index of the token among all response tokens of the batch, in the order of its samples."""
+    kept_tokens_K: torch.Tensor | None
+    """[K] int64, token ids that truncated sampling could draw from, token by token; None if nothing was truncated."""
+    kept_counts_N: torch.Tensor | None
+    """[N] int64, how many of them belong to each token, 0 if it was not truncated; None if no token was."""
     places: tuple[int, ...]
     """[Q] indices of the samples in the batch; empty in a spare rank's dummy batch."""
 
@@ -138,6 +148,8 @@ def _pack(samples: Sequence[Sample], places: tuple[int, ...], firsts: Sequence[i
     def of_responses(values: Sequence[float], dtype: npt.DTypeLike) -> torch.Tensor:
         return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), sizes))
 
+    truncated = any(len(one.kept_counts) for one in samples)
+    counts = [one.kept_counts if len(one.kept_counts) else np.zeros(len(one.response_tokens)) for one in samples]
     return Microbatch(
         input_ids_S=torch.from_numpy(np.concatenate(sequences).astype(np.int64)),
         positions_S=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])),
@@ -152,5 +164,7 @@ def _pack(samples: Sequence[Sample], places: tuple[int, ...], firsts: Sequence[i
         staleness_N=of_responses([one.staleness for one in samples], np.int64),
         response_N=of_responses(range(len(samples)), np.int64),
         in_batch_N=of_tokens([np.arange(r) + first for first, r in zip(firsts, sizes, strict=True)], np.int64),
+        kept_tokens_K=of_tokens([one.kept_tokens for one in samples], np.int64) if truncated else None,
+        kept_counts_N=of_tokens(counts, np.int64) if truncated else None,
         places=places,
     )

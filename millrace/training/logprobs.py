@@ -7,14 +7,27 @@
 For a batch of 32 k tokens and a vocabulary of 128 k the whole matrix takes 16 GiB in float32, and its softmax and its
 gradient take as much again. Here all three exist for one chunk at a time. That costs one more product with the output
 layer's weight, a third more work in that layer (cf. Cut Cross-Entropy, arXiv 2411.09009, whose kernel goes further).
+
+Truncated sampling (top-p) draws a token from few of the vocabulary. π is then renormalised over the same tokens as μ:
+the logits of all others are masked before the softmax, in the forward and in the backward pass, chunk by chunk.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 
 CHUNK_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 28}
 """Default maximum number of logits at a time, by kind of device: as few as keep it busy."""
+
+
+class KeptTokens(NamedTuple):
+    """What each token could be drawn from."""
+
+    tokens_K: torch.Tensor
+    """[K] int64 token ids: those of the first token, then those of the second, …; no id twice for one token."""
+    counts_N: torch.Tensor
+    """[N] int64, how many of them belong to each token, K in all; 0 stands for the whole vocabulary."""
 
 
 def chunked_logprobs(
@@ -24,18 +37,21 @@ def chunked_logprobs(
     targets_N: torch.Tensor,
     temperatures_N: torch.Tensor,
     *,
+    kept: KeptTokens | None = None,
     chunk: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[N] log π of each target, nats, with gradient, and [N] entropy of π there, nats, without.
 
-    π is the softmax of (hidden · weightᵀ + bias) / temperature. Both results are float32, or float64 if the hidden
-    states are; so are the softmax and the sum of the weight's gradient over chunks. `targets_N` is int64; `chunk` is
-    the number of tokens per chunk.
+    π is the softmax of (hidden · weightᵀ + bias) / temperature over the tokens in `kept`, or over the whole vocabulary.
+    A target is one of its kept tokens. Both results are float32, or float64 if the hidden states are; so are the
+    softmax and the sum of the weight's gradient over chunks. `targets_N` is int64; `chunk` is the number of tokens per
+    chunk.
     """
     if chunk is None:
         chunk = max(1, CHUNK_ELEMENTS[hidden_NH.device.type] // len(weight_VH))
+    tokens_K, counts_N = (None, None) if kept is None else kept
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, chunk
+        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N, chunk
     )
     return logprobs_N, entropy_N
 
@@ -49,31 +65,33 @@ class _ChunkedLogprobs(torch.autograd.Function):
         bias_V: torch.Tensor | None,
         targets_N: torch.Tensor,
         temperatures_N: torch.Tensor,
+        tokens_K: torch.Tensor | None,
+        counts_N: torch.Tensor | None,
         chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs_N = hidden_NH.new_empty(len(hidden_NH), dtype=_wide(hidden_NH))
         entropy_N = torch.empty_like(logprobs_N)
-        for part in _parts(len(hidden_NH), chunk):
-            logits_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperatures_N[part])
+        for part, kept in _chunks(len(hidden_NH), chunk, tokens_K, counts_N):
+            logits_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperatures_N[part], kept)
             log_sum_C = logits_CV.logsumexp(dim=-1)
             logprobs_N[part] = logits_CV.gather(1, targets_N[part, None]).squeeze(1) - log_sum_C
             probs_CV = logits_CV.softmax(dim=-1)
             entropy_N[part] = log_sum_C - torch.linalg.vecdot(probs_CV, logits_CV)
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperatures_N)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N)
         ctx.chunk = chunk
         ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, grad_N: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N = ctx.saved_tensors
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         wide = _wide(hidden_NH)
         grad_hidden_NH = torch.empty_like(hidden_NH) if for_hidden else None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if for_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if for_bias else None
-        for part in _parts(len(hidden_NH), ctx.chunk):
-            probs_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperatures_N[part]).softmax(dim=-1)
+        for part, kept in _chunks(len(hidden_NH), ctx.chunk, tokens_K, counts_N):
+            probs_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperatures_N[part], kept).softmax(dim=-1)
             # d log π(target) / d logits = (1 at the target − π) / temperature
             pull_C1 = (grad_N[part] / temperatures_N[part])[:, None]
             grad_CV = probs_CV.mul_(-pull_C1).scatter_add_(1, targets_N[part, None], pull_C1)
@@ -88,14 +106,22 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_hidden_NH,
             None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),
             None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
-            None,
-            None,
-            None,
+            *[None] * 5,
         )
 
 
-def _parts(size: int, chunk: int) -> list[slice]:
-    return [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]
+def _chunks(
+    size: int, chunk: int, tokens_K: torch.Tensor | None, counts_N: torch.Tensor | None
+) -> Iterator[tuple[slice, KeptTokens | None]]:
+    """The slice of each chunk of tokens, and what these were drawn from."""
+    parts = [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]
+    if tokens_K is None or counts_N is None:
+        yield from ((part, None) for part in parts)
+        return
+    # One wait for a device, not one per chunk.
+    sizes = torch.stack([counts_N[part].sum() for part in parts]).tolist() if parts else []
+    for part, tokens in zip(parts, torch.split(tokens_K, sizes), strict=True):
+        yield part, KeptTokens(tokens, counts_N[part])
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:
@@ -103,11 +129,22 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _logits(
-    hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None, temperatures_C: torch.Tensor
+    hidden_CH: torch.Tensor,
+    weight_VH: torch.Tensor,
+    bias_V: torch.Tensor | None,
+    temperatures_C: torch.Tensor,
+    kept: KeptTokens | None,
 ) -> torch.Tensor:
-    """[C, V] at the temperature, float32 or float64."""
+    """[C, V] at the temperature, float32 or float64; the lowest number for tokens that are not kept."""
     logits_CV = torch.nn.functional.linear(hidden_CH, weight_VH, bias_V).to(_wide(hidden_CH))
-    return logits_CV.div_(temperatures_C[:, None])
+    logits_CV = logits_CV.div_(temperatures_C[:, None])
+    if kept is None:
+        return logits_CV
+    dropped_CV = (kept.counts_N > 0)[:, None].repeat(1, len(weight_VH))
+    rows_K = torch.arange(len(dropped_CV), device=dropped_CV.device).repeat_interleave(kept.counts_N)
+    dropped_CV[rows_K, kept.tokens_K] = False
+    # Its probability is 0 beside any kept one. Minus infinity would make an entropy of 0 · ∞.
+    return logits_CV.masked_fill_(dropped_CV, torch.finfo(logits_CV.dtype).min)
 
 
 def _add_product(sum_VH: torch.Tensor, left_VC: torch.Tensor, right_CH: torch.Tensor) -> None:

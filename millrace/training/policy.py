@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from millrace.models.supported import check_trainable
 from millrace.training.attention import PACKED
 from millrace.training.batch import Microbatch
-from millrace.training.logprobs import chunked_logprobs
+from millrace.training.logprobs import KeptTokens, chunked_logprobs
 from millrace.training.parallel.tensor import whole
 
 
@@ -23,9 +23,10 @@ class TokenLogprobs(NamedTuple):
     """log π and entropy at a microbatch's response tokens."""
 
     logprobs_N: torch.Tensor
-    """[N] log π at the rollouts' temperature, nats, with gradient; float32, or float64 if the model is."""
+    """[N] log π at the rollouts' temperature, nats, with gradient; float32, or float64 if the model is. Where sampling
+    was truncated, π is renormalised over the tokens that it kept, as μ is."""
     entropy_N: torch.Tensor
-    """[N] entropy of π at the position that predicts the token, nats, without gradient; same dtype."""
+    """[N] entropy of the same π at the position that predicts the token, nats, without gradient; same dtype."""
 
 
 class PackedPolicy(torch.nn.Module):
@@ -43,14 +44,20 @@ class PackedPolicy(torch.nn.Module):
     def forward(self, batch: Microbatch) -> TokenLogprobs:
         """log π of the response tokens of `batch`, which is on the model's device."""
         weight_VH, bias_V = self._output_layer()
+        kept = None
+        if batch.kept_tokens_K is not None and batch.kept_counts_N is not None:
+            kept = KeptTokens(batch.kept_tokens_K, batch.kept_counts_N)
         logprobs_N, entropy_N = chunked_logprobs(
-            self._hidden(batch), weight_VH, bias_V, batch.targets_N, batch.temperatures_N
+            self._hidden(batch), weight_VH, bias_V, batch.targets_N, batch.temperatures_N, kept=kept
         )
         return TokenLogprobs(logprobs_N, entropy_N)
 
     @torch.no_grad()
     def over_vocabulary(self, batch: Microbatch) -> torch.Tensor:
-        """[N, V] log π of every token of the vocabulary at each response token, nats; dtype as in `forward`."""
+        """[N, V] log π of every token of the vocabulary at each response token, nats; dtype as in `forward`.
+
+        Of the whole distribution at the temperature, also where sampling was truncated.
+        """
         logits_NV = torch.nn.functional.linear(self._hidden(batch), *self._output_layer())
         wide = torch.promote_types(logits_NV.dtype, torch.float32)
         return torch.log_softmax(logits_NV.to(wide) / batch.temperatures_N[:, None], dim=-1)

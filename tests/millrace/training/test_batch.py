@@ -1,5 +1,6 @@
 """Packing: every sample once and whole, no padding, the token budget kept, each position speaking of the next token."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -107,6 +108,34 @@ def test_what_is_known_of_a_token_lies_where_the_batch_says(shapes: list[tuple[i
             expected = np.array([getattr(one, name) for one in given_samples])[places[at]]
             found = batch.staleness_N if name == "staleness" else getattr(batch, f"{name}s_N")
             np.testing.assert_array_equal(found.numpy(), expected, err_msg=name)
+
+
+@given(lengths, budgets, st.data())
+def test_what_a_token_was_drawn_from_stays_with_it(
+    shapes: list[tuple[int, int]], max_tokens: int, data: st.DataObject
+) -> None:
+    sets = [data.draw(st.none() | st.lists(st.sets(st.integers(0, 9)), min_size=r, max_size=r)) for _, r in shapes]
+    truncated = [
+        one
+        if kept is None
+        else replace(
+            one,
+            kept_tokens=np.array([token for ids in kept for token in sorted(ids)], np.int32),
+            kept_counts=np.array([len(ids) for ids in kept], np.int32),
+        )
+        for one, kept in zip(samples(shapes), sets, strict=True)
+    ]
+    # Of a response that was not truncated, every token has the whole vocabulary: a count of 0.
+    flat = [set() if kept is None else kept[r] for (_, n), kept in zip(shapes, sets, strict=True) for r in range(n)]
+    for batch in microbatches(truncated, max_tokens):
+        if all(sets[place] is None for place in batch.places):
+            assert batch.kept_tokens_K is batch.kept_counts_N is None
+            continue
+        assert batch.kept_tokens_K is not None
+        assert batch.kept_counts_N is not None
+        assert batch.kept_tokens_K.dtype == batch.kept_counts_N.dtype == torch.int64
+        found = batch.kept_tokens_K.split(batch.kept_counts_N.tolist())
+        assert [set(ids.tolist()) for ids in found] == [flat[n] for n in batch.in_batch_N.tolist()]
 
 
 @given(lengths, budgets)

@@ -1,9 +1,13 @@
 """Chunked log-probabilities: the same numbers and gradients as the whole matrix gives, and never the whole matrix."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from millrace.training.logprobs import chunked_logprobs
+from millrace.training.logprobs import KeptTokens, chunked_logprobs
 
 N, H, V = 7, 5, 11
 
@@ -26,12 +30,23 @@ def naive(
     bias_V: torch.Tensor,
     targets_N: torch.Tensor,
     temperatures_N: torch.Tensor,
+    sets: Sequence[Sequence[int]] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log π and entropy from the whole matrix."""
+    """log π and entropy from the whole matrix; the N `sets` are what each token was drawn from, if that isn't empty."""
     logits_NV = hidden_NH @ weight_VH.t() + (bias_V if len(bias_V) else 0)
-    logprobs_NV = torch.log_softmax(logits_NV / temperatures_N[:, None], dim=-1)
-    entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(dim=-1)
+    keep_NV = torch.ones_like(logits_NV, dtype=torch.bool)
+    for n, ids in enumerate(sets):
+        if ids:
+            keep_NV[n] = torch.isin(torch.arange(V), torch.tensor(ids))
+    logits_NV = (logits_NV / temperatures_N[:, None]).masked_fill(~keep_NV, -torch.inf)
+    logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
+    entropy_N = torch.special.entr(logprobs_NV.exp()).sum(dim=-1)
     return logprobs_NV.gather(1, targets_N[:, None]).squeeze(1), entropy_N
+
+
+def kept_tokens(sets: Sequence[Sequence[int]]) -> KeptTokens:
+    flat = [token for ids in sets for token in ids]
+    return KeptTokens(torch.tensor(flat, dtype=torch.int64), torch.tensor([len(ids) for ids in sets]))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -114,3 +129,62 @@ def test_extreme_logits_overflow_nothing() -> None:
     found, entropy = chunked_logprobs(hidden, weight, None, torch.tensor([0, 0]), torch.ones(2), chunk=1)
     assert found.tolist() == [0.0, -2e4]
     assert entropy.tolist() == [0.0, 0.0]
+
+
+@st.composite
+def kept_sets(draw: st.DrawFn) -> tuple[list[list[int]], int]:
+    """(what each of the N tokens was drawn from, the place of its target within that); none where all were kept."""
+    ids = st.lists(st.integers(0, V - 1), unique=True, max_size=V)
+    return draw(st.lists(ids, min_size=N, max_size=N)), draw(st.integers(0, 10))
+
+
+@given(kept_sets(), st.sampled_from([1, 3, N, 100]), st.booleans())
+def test_pi_is_renormalised_over_the_kept_tokens_of_each(
+    drawn: tuple[list[list[int]], int], chunk: int, bias: bool
+) -> None:
+    sets, place = drawn
+    hidden, weight, offset, _, temperatures = inputs(torch.float64, bias=bias)
+    targets = torch.tensor([(ids or list(range(V)))[place % len(ids or range(V))] for ids in sets])
+    pull_N = torch.linspace(-1, 2, N, dtype=torch.float64)
+    expected, expected_entropy = naive(hidden, weight, offset, targets, temperatures, sets)
+    wanted = (hidden, weight, offset) if bias else (hidden, weight)
+    found, entropy = chunked_logprobs(
+        hidden, weight, offset if bias else None, targets, temperatures, kept=kept_tokens(sets), chunk=chunk
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
+    grads = torch.autograd.grad((found * pull_N).sum(), wanted)
+    expected_grads = torch.autograd.grad((expected * pull_N).sum(), wanted)
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, expected_grad, rtol=1e-12, atol=1e-12)
+
+
+def test_the_gradient_over_kept_tokens_is_that_of_finite_differences() -> None:
+    hidden, weight, offset, _, temperatures = inputs(torch.float64, bias=True)
+    sets = [[1, 4], [], [7], [0, 10, 3], [2, 5], list(range(V)), [9, 8]]
+    targets = torch.tensor([4, 6, 7, 0, 5, 3, 8])
+    assert torch.autograd.gradcheck(
+        lambda *three: chunked_logprobs(*three, targets, temperatures, kept=kept_tokens(sets), chunk=2)[0],
+        (hidden, weight, offset),
+    )
+
+
+def test_a_token_that_was_the_only_one_kept_is_certain_and_teaches_nothing() -> None:
+    hidden, weight, _, targets, temperatures = inputs(torch.float32)
+    only = KeptTokens(targets, torch.ones(N, dtype=torch.int64))
+    found, entropy = chunked_logprobs(hidden, weight, None, targets, temperatures, kept=only, chunk=3)
+    assert not found.any()
+    assert not entropy.any()
+    for grad in torch.autograd.grad(found.sum(), (hidden, weight)):
+        assert not grad.any()
+
+
+def test_keeping_the_whole_vocabulary_changes_not_a_bit() -> None:
+    hidden, weight, _, targets, temperatures = inputs(torch.float32)
+    everything = kept_tokens([list(range(V)), *([[]] * (N - 1))])
+    for whole, found in zip(
+        chunked_logprobs(hidden, weight, None, targets, temperatures, chunk=3),
+        chunked_logprobs(hidden, weight, None, targets, temperatures, kept=everything, chunk=3),
+        strict=True,
+    ):
+        assert torch.equal(whole, found)

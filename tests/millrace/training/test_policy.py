@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,6 +77,26 @@ def mixed() -> list[Sample]:
     ]
 
 
+def truncated(one: Sample, seed: int) -> Sample:
+    """The sample as if each of its tokens had been drawn from a few; every third from the whole vocabulary."""
+    random = np.random.default_rng(seed)
+    others = [random.choice(40, random.integers(1, 8), replace=False) for _ in one.response_tokens]
+    kept = [
+        np.union1d(ids, token) if r % 3 != 2 else np.zeros(0)
+        for r, (ids, token) in enumerate(zip(others, one.response_tokens, strict=True))
+    ]
+    return replace(
+        one,
+        kept_tokens=np.concatenate(kept).astype(np.int32),
+        kept_counts=np.array([len(ids) for ids in kept], np.int32),
+    )
+
+
+def mixed_and_truncated() -> list[Sample]:
+    """Every second response was drawn from few tokens."""
+    return [truncated(one, number) if number % 2 else one for number, one in enumerate(mixed())]
+
+
 def flat(batches: Sequence[Microbatch], each: Callable[[Microbatch], torch.Tensor], size: int) -> torch.Tensor:
     """What `each` gives of each microbatch, in the order of the batch."""
     found = torch.zeros(size, dtype=torch.float64)
@@ -85,11 +106,12 @@ def flat(batches: Sequence[Microbatch], each: Callable[[Microbatch], torch.Tenso
 
 
 @kinds
+@pytest.mark.parametrize("make_samples", [mixed, mixed_and_truncated])
 @pytest.mark.parametrize(("max_tokens", "num_ranks"), [(1, 1), (12, 1), (20, 3), (1000, 1), (1000, 9)])
 def test_log_pi_is_that_of_each_sequence_alone_however_they_are_packed(
-    config: PreTrainedConfig, max_tokens: int, num_ranks: int
+    config: PreTrainedConfig, max_tokens: int, num_ranks: int, make_samples: Callable[[], list[Sample]]
 ) -> None:
-    model, samples = model_of(config), mixed()
+    model, samples = model_of(config), make_samples()
     policy = PackedPolicy(deepcopy(model))
     with torch.no_grad():
         expected = [response_logprobs(model, one) for one in samples]
@@ -102,9 +124,12 @@ def test_log_pi_is_that_of_each_sequence_alone_however_they_are_packed(
 
 
 @kinds
+@pytest.mark.parametrize("make_samples", [mixed, mixed_and_truncated])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_gradient_is_that_of_the_sequences_alone(config: PreTrainedConfig, checkpointing: bool) -> None:
-    model, samples = model_of(config), mixed()
+def test_the_gradient_is_that_of_the_sequences_alone(
+    config: PreTrainedConfig, checkpointing: bool, make_samples: Callable[[], list[Sample]]
+) -> None:
+    model, samples = model_of(config), make_samples()
     policy = PackedPolicy(deepcopy(model).train())
     if checkpointing:
         policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

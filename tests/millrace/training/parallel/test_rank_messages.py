@@ -26,6 +26,8 @@ def samples(draw: st.DrawFn) -> Sample:
         temperature=draw(FLOATS),
         advantage=draw(FLOATS),
         staleness=draw(st.integers(0, 2**40)),
+        kept_tokens=draw(arrays(np.int32, st.integers(0, 5))),
+        kept_counts=draw(arrays(np.int32, st.sampled_from([0, response]))),
     )
 
 
