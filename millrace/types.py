@@ -53,6 +53,9 @@ class Request:
     """Of this trajectory alone, 63 bits."""
     prompt: Prompt | None = None
     """What the tokens stand for. Environments and stored trajectories need it; engines only read the tokens."""
+    message_starts: tuple[tuple[str, int], ...] = ()
+    """(role, index of its first token in the prompt) of each message, ascending, that of the assistant's turn to come
+    included; empty if the prompt is plain text."""
     response_tokens: tuple[int, ...] = ()
     """Token ids of a response to continue. They count towards `max_new_tokens`."""
     t_admitted: float = 0.0
@@ -74,6 +77,12 @@ class Response:
     `unfinished`: the engine was interrupted, and the response may be continued later. Such a one is never trained."""
     environment_spans: tuple[tuple[int, int], ...] = ()
     """(index of the first token, index after the last) of each run of tokens from an environment, ascending."""
+    message_starts: tuple[tuple[str, int], ...] = ()
+    """(role, index of its first token) of each message after the policy's first turn, ascending."""
+    kept_tokens: tuple[int, ...] = ()
+    """Token ids that truncated sampling could draw from, token by token; empty if nothing was truncated."""
+    kept_counts: tuple[int, ...] = ()
+    """[R] how many of `kept_tokens` belong to each token; empty if nothing was truncated."""
     environment_error: str | None = None
     """The exception of the environment that ended the response, in one line."""
 
@@ -101,6 +110,12 @@ class Trajectory:
     """When the engine got the request, unix seconds."""
     t_finished: float
     """When its last token was sampled, unix seconds."""
+
+    @property
+    def message_starts(self) -> list[tuple[str, int]]:
+        """(role, index of its first token in prompt and response together) of each message, ascending."""
+        first = len(self.request.prompt_tokens)
+        return [*self.request.message_starts, *((role, first + at) for role, at in self.response.message_starts)]
 
     @property
     def prompt(self) -> Prompt:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS, TRAJECTORY
+from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS, TRAJECTORY, with_columns
 
 VOCAB_SIZE = 128
 MIN_TOKENS, MAX_TOKENS = 4, 200
@@ -275,13 +275,11 @@ def _lists(lengths: Numbers, flat: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _table(schema: pa.Schema, **columns: Any) -> pa.Table:
-    arrays = []
-    for field in schema:
-        values = columns[field.name]
+    arrays = {}
+    for name, values in columns.items():
+        wanted = schema.field(name).type
         if isinstance(values, tuple):
-            arrays.append(
-                pa.ListArray.from_arrays(pa.array(values[0]), pa.array(values[1]).cast(field.type.value_type))
-            )
+            arrays[name] = pa.ListArray.from_arrays(pa.array(values[0]), pa.array(values[1]).cast(wanted.value_type))
         else:
-            arrays.append((values if isinstance(values, pa.Array) else pa.array(values)).cast(field.type))
-    return pa.Table.from_arrays(arrays, schema=schema)
+            arrays[name] = (values if isinstance(values, pa.Array) else pa.array(values)).cast(wanted)
+    return with_columns(pa.table(arrays), schema)

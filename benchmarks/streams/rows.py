@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.schema import TRAJECTORY
+from storage.schema import TRAJECTORY, with_columns
 
 RESPONSE_TOKENS = 1024
 PROMPT_TOKENS = 256
@@ -49,8 +49,8 @@ def trajectories(num_rows: int, *, seed: int = 0) -> pa.Table:
         "t_finished": started + 20.0,
         "meta": [json.dumps({"prompt": "p" * 700, "answer": str(i), "source": "benchmark"}) for i in ids],
     }
-    columns = [_column(values[field.name], field.type) for field in TRAJECTORY]
-    return pa.Table.from_arrays(columns, schema=TRAJECTORY)
+    columns = {name: _column(column, TRAJECTORY.field(name).type) for name, column in values.items()}
+    return with_columns(pa.table(columns), TRAJECTORY)
 
 
 def rows_in(megabytes: float) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millrace.types import Prompt, Sampling, Trajectory
+from millrace.types import Prompt, Response, Sampling, Trajectory
 from storage.schema import TRAJECTORY
 
 
@@ -57,12 +57,24 @@ def trajectory_table(
         "t_started": [trajectory.t_started for trajectory in trajectories],
         "t_finished": [trajectory.t_finished for trajectory in trajectories],
         "meta": [prompt_meta(each.prompt, each.response.environment_error) for each in trajectories],
+        "message_roles": [[role for role, _ in each.message_starts] for each in trajectories],
+        "message_starts": column_of_lists([[at for _, at in each.message_starts] for each in trajectories], np.int32),
+        **columns_of_sampling(responses),
     }
     arrays = [
         column if isinstance(column, pa.Array) else pa.array(column, type=TRAJECTORY.field(name).type)
         for name, column in columns.items()
     ]
     return pa.Table.from_arrays(arrays, schema=TRAJECTORY)
+
+
+def columns_of_sampling(responses: Sequence[Response]) -> dict[str, pa.ListArray]:
+    """What is known of how each token was drawn: the columns that finished and unfinished responses share."""
+    return {
+        "kept_tokens": column_of_lists([response.kept_tokens for response in responses], np.int32),
+        "kept_counts": column_of_lists([response.kept_counts for response in responses], np.int32),
+        "routed_experts": column_of_lists([()] * len(responses), np.uint16),
+    }
 
 
 def prompt_meta(prompt: Prompt, environment_error: str | None = None) -> str:

@@ -144,6 +144,8 @@ def _joined(begun: Trajectory | None, rest: Trajectory) -> Trajectory:
         rollout_logprobs=first.rollout_logprobs + second.rollout_logprobs,
         version_spans=tuple(spans),
         finish_reason=second.finish_reason,
+        kept_tokens=first.kept_tokens + second.kept_tokens,
+        kept_counts=first.kept_counts + second.kept_counts,
     )
     return Trajectory(request=begun.request, response=response, t_started=begun.t_started, t_finished=rest.t_finished)
 

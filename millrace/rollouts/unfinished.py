@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from millrace.rollouts.arrow import column_of_lists, list_slices
+from millrace.rollouts.arrow import column_of_lists, columns_of_sampling, list_slices
 from millrace.rollouts.groups_in_flight import num_tokens
 from millrace.types import Request, Response, Trajectory
 from storage import layout
@@ -82,6 +82,7 @@ def _table(trajectories: Sequence[Trajectory], incarnation: int) -> pa.Table:
         "t_finished": [
             0.0 if reason is None else one.t_finished for one, reason in zip(trajectories, reasons, strict=True)
         ],
+        **columns_of_sampling(responses),
     }
     arrays = [
         column if isinstance(column, pa.Array) else pa.array(column, type=UNFINISHED.field(name).type)
@@ -91,16 +92,26 @@ def _table(trajectories: Sequence[Trajectory], incarnation: int) -> pa.Table:
 
 
 def _trajectories(table: pa.Table) -> Iterator[tuple[int, Trajectory]]:
-    names = ("response_tokens", "rollout_logprobs", "loss_mask", "span_versions", "span_starts")
+    names = (
+        "response_tokens",
+        "rollout_logprobs",
+        "loss_mask",
+        "span_versions",
+        "span_starts",
+        "kept_tokens",
+        "kept_counts",
+    )
     lists = zip(*(list_slices(table[name]) for name in names), strict=True)
-    rows = table.drop_columns(list(names)).to_pylist()
-    for row, (tokens, logprobs, mask, versions, starts) in zip(rows, lists, strict=True):
+    rows = table.drop_columns([*names, "routed_experts"]).to_pylist()
+    for row, (tokens, logprobs, mask, versions, starts, kept, counts) in zip(rows, lists, strict=True):
         edges = np.flatnonzero(np.diff(np.concatenate([[1], mask, [1]]).astype(np.int8)))
         response = Response(
             tokens=tuple(tokens.tolist()),
             rollout_logprobs=tuple(logprobs.tolist()),
             version_spans=tuple(zip(versions.tolist(), starts.tolist(), strict=True)),
             finish_reason=row["finish_reason"] or "unfinished",
+            kept_tokens=tuple(kept.tolist()),
+            kept_counts=tuple(counts.tolist()),
             environment_spans=tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)),
             environment_error=row["environment_error"],
         )

@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from storage import layout
 from storage.errors import NotInStore, PartCorrupt, PartRemoved, SchemaUnknown, StreamCorrupt
-from storage.schema import SCHEMA_VERSION, TRAJECTORY, check_columns, validate, with_columns
+from storage.schema import SCHEMA_VERSION, TRAJECTORY, check_columns, with_columns
 from storage.stores.base import Store
 from storage.streams.files import FileRef, Source, get_file, put_file
 from storage.streams.log import LogCursor, LogReader, LogWriter
 from storage.streams.prefetch import ReadAhead
 from storage.streams.record import NO_VERSION, Record
 from storage.streams.sealed import seal, unseal
+from storage.validation import validate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,9 +14,10 @@ from benchmarks.streams.__main__ import measure, targets_met
 from benchmarks.streams.bounds import FolderBound
 from benchmarks.streams.rows import GROUP_SIZE, RESPONSE_TOKENS, VOCAB_SIZE, renumbered, rows_in, trajectories
 from benchmarks.timing import in_turn, median_ratio, profile
-from storage.schema import TRAJECTORY, validate
+from storage.schema import TRAJECTORY
 from storage.stores.factory import open_store
 from storage.streams.files import checksum
+from storage.validation import validate
 
 _ROOT = Path(__file__).parents[2]
 

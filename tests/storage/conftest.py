@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from support.stores.memory import unused_name
 
-from storage.schema import SCORE, TRAJECTORY
+from storage.schema import SCORE, TRAJECTORY, with_columns
 from storage.stores.base import Store
 from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
@@ -95,8 +95,8 @@ def make_scores() -> MakeTable:
 
 
 def _table(values: Mapping[str, object], schema: pa.Schema) -> pa.Table:
-    columns = [
-        column if isinstance(column, pa.Array) else pa.array(column, schema.field(name).type)
+    columns = {
+        name: column if isinstance(column, pa.Array) else pa.array(column, schema.field(name).type)
         for name, column in values.items()
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
+    }
+    return with_columns(pa.table(columns), schema)

@@ -17,7 +17,8 @@ from millrace.rewards.scorer import Scorer
 from millrace.rollouts.arrow import prompt_meta, trajectory_table
 from millrace.stages.score import score_table
 from millrace.types import Prompt, Sampling, Trajectory
-from storage.schema import SCORE, validate
+from storage.schema import SCORE
+from storage.validation import validate
 
 MakeTrajectories = Callable[..., list[Trajectory]]
 

@@ -17,9 +17,10 @@ from millrace.rollouts.arrow import (
 )
 from millrace.types import Prompt, Response, Sampling, Trajectory
 from storage import layout
-from storage.schema import TRAJECTORY, validate
+from storage.schema import TRAJECTORY
 from storage.stores.memory import MemoryStore
 from storage.streams.stream import StreamReader, StreamWriter
+from storage.validation import validate
 
 MakeTrajectories = Callable[..., list[Trajectory]]
 
@@ -69,7 +70,24 @@ def test_every_field_of_a_trajectory_is_in_its_row(make_trajectories: MakeTrajec
             "t_started": 1.5,
             "t_finished": 1.75 + trajectory.request.group_id,
             "meta": prompt_meta(trajectory.prompt),
+            "message_roles": [],
+            "message_starts": [],
+            "kept_tokens": [],
+            "kept_counts": [],
+            "routed_experts": [],
         }
+
+
+def test_messages_are_counted_from_the_first_token_of_the_prompt(make_trajectories: MakeTrajectories) -> None:
+    (whole,) = make_trajectories([6], group_size=1)
+    request = dataclasses.replace(
+        whole.request, prompt_tokens=(1, 2, 3, 4), message_starts=(("user", 0), ("assistant", 3))
+    )
+    response = dataclasses.replace(whole.response, message_starts=(("tool", 1), ("assistant", 2)))
+    table = table_of([dataclasses.replace(whole, request=request, response=response)])
+    (row,) = validate(table, TRAJECTORY).to_pylist()
+    assert row["message_roles"] == ["user", "assistant", "tool", "assistant"]
+    assert row["message_starts"] == [0, 3, 5, 6]
 
 
 def test_a_response_of_several_versions_is_as_old_as_the_oldest_and_as_new_as_the_newest(

@@ -53,6 +53,11 @@ def trajectory(row_id: int) -> dict[str, Any]:
         "t_started": row_id + 0.5,
         "t_finished": row_id + 0.75,
         "meta": json.dumps({"answer": f"½·{row_id}"}),
+        "message_roles": ["user", "assistant"] if row_id % 2 else [],
+        "message_starts": [0, 2] if row_id % 2 else [],
+        "kept_tokens": [(7 * row_id + place) % VOCAB_SIZE for place in range(num_tokens)],
+        "kept_counts": [1] * num_tokens,
+        "routed_experts": list(range(row_id)),
     }
 
 

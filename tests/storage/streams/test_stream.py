@@ -292,7 +292,7 @@ def test_the_columns_of_a_local_part_are_the_mapped_file_itself(tmp_path: object
     part = StreamReader(store, STREAM, TRAJECTORY).next()
     assert part is not None
     start = np.frombuffer(store.returned, np.uint8).ctypes.data
-    buffers = [b for column in part.table.columns for chunk in column.chunks for b in chunk.buffers() if b is not None]
+    buffers = [b for column in part.table.columns for chunk in column.chunks for b in chunk.buffers() if b]
     assert len(buffers) >= len(TRAJECTORY)
     for buffer in buffers:
         assert start <= buffer.address

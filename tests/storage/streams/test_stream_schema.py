@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from storage.schema import METRIC, SCHEMA_VERSION, SCORE, TRAJECTORY, check_columns, since, validate
+from storage.schema import METRIC, SCHEMA_VERSION, SCORE, TRAJECTORY, check_columns, since
+from storage.validation import validate
 
 MakeTable = Callable[..., pa.Table]
 

@@ -139,6 +139,7 @@ class ScriptedRun:
             "meta": prompt_meta(
                 Prompt(prompt_id=f"p{group_id}", text=f"{group_id}+1=", answer=str(group_id + 1), source="script")
             ),
+            **{key: [] for key in ("message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")},
         }
         if (place, member) == (CHANGED_GROUP, CHANGED_MEMBER):
             self._change(step, row)

@@ -142,6 +142,11 @@ def _trajectory(row: int, chooser: random.Random) -> dict[str, Any]:
         "t_started": row + 0.5,
         "t_finished": row + 0.75,
         "meta": f'{{"answer": "{row}"}}',
+        "message_roles": [],
+        "message_starts": [],
+        "kept_tokens": [],
+        "kept_counts": [],
+        "routed_experts": [],
     }
 
 

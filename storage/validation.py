@@ -1,0 +1,186 @@
+"""What makes a table of a stream's rows valid, checked before a commit and after a read."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.schema import check_columns
+
+_PER_TOKEN = ("response_tokens", "rollout_logprobs", "loss_mask")
+_FINISH_REASONS = ("stop", "length")
+_STATUSES = ("ok", "timeout", "error")
+
+
+def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_size: int = 0) -> pa.Table:
+    """Check rows before a commit and after a read. Raises ValueError that names the first bad row.
+
+    Returns the same rows with one chunk per column; columns with several chunks are copied. Rows count from 0. A rule
+    about several columns applies if `schema` has them all:
+    every column  declared type, valid Arrow, no null unless nullable; row_ids consecutive
+    trajectories  per-token columns of one length; token ids in [0, vocab_size) unless that is 0; log-probs finite;
+                  spans ascending from 0, none only without tokens; min_ ≤ max_policy_version; known finish reasons;
+                  messages ascending, each with a role;
+                  groups whole, of `group_size` rows unless that is 0: one group_id, sample_index from 0
+    scores        known statuses, and a finite reward if and only if the status is ok
+    """
+    check_columns(table.schema, schema)
+    # Otherwise offsets that point outside their column would be followed.
+    table.validate(full=True)
+    table = table.combine_chunks()
+    columns = {name: _whole(column) for name, column in zip(schema.names, table.columns, strict=True)}
+    _check_nulls(columns, schema)
+    if "row_id" in columns:
+        row_ids = _numpy(columns["row_id"])
+        _refuse(row_ids != row_ids[:1] + np.arange(len(row_ids)), "row_id does not continue the row before")
+    _check_tokens(columns, vocab_size)
+    _check_spans(columns)
+    _check_messages(columns)
+    if {"min_policy_version", "max_policy_version"} <= columns.keys():
+        oldest, newest = _numpy(columns["min_policy_version"]), _numpy(columns["max_policy_version"])
+        _refuse(oldest > newest, "min_policy_version is above max_policy_version")
+    if "finish_reason" in columns:
+        _check_known(columns, "finish_reason", _FINISH_REASONS)
+    if group_size and {"group_id", "sample_index"} <= columns.keys():
+        _check_groups(_numpy(columns["group_id"]), _numpy(columns["sample_index"]), group_size)
+    _check_scores(columns)
+    return table
+
+
+def _check_nulls(columns: dict[str, pa.Array], schema: pa.Schema) -> None:
+    for field, array in zip(schema, columns.values(), strict=True):
+        if not field.nullable and array.null_count:
+            _refuse(_numpy(array.is_null()), f"{field.name} is null")
+        # Usually decided without reading values. If this is a slice, the nulls may be of other rows.
+        if isinstance(array, pa.ListArray) and array.values.null_count:
+            _refuse_value(_numpy(array.flatten().is_null()), f"{field.name} holds a null", array)
+
+
+def _check_tokens(columns: dict[str, pa.Array], vocab_size: int) -> None:
+    per_token = [name for name in _PER_TOKEN if name in columns]
+    for name in per_token[1:]:
+        unequal = _lengths(columns[name]) != _lengths(columns[per_token[0]])
+        _refuse(unequal, f"{name} and {per_token[0]} differ in length")
+    for name in ("prompt_tokens", "response_tokens"):
+        if vocab_size and name in columns:
+            # As unsigned numbers, negative ids are the largest, so one pass is enough.
+            ids = _flat(columns[name]).view(np.uint32)
+            if ids.max(initial=0) >= vocab_size:
+                reason = f"{name} holds a token id outside [0, {vocab_size})"
+                _refuse_value(ids >= vocab_size, reason, columns[name])
+    if "rollout_logprobs" in columns:
+        logprobs = _flat(columns["rollout_logprobs"])
+        with np.errstate(over="ignore", invalid="ignore"):
+            # A sum of squares is finite only if every term is; this is faster than isfinite on each value.
+            finite = np.isfinite(np.dot(logprobs, logprobs))
+        if not finite:
+            # Large finite values may overflow the sum; they are accepted.
+            reason = "rollout_logprobs holds a value that is not finite"
+            _refuse_value(~np.isfinite(logprobs), reason, columns["rollout_logprobs"])
+
+
+def _check_spans(columns: dict[str, pa.Array]) -> None:
+    if "span_starts" not in columns:
+        return
+    starts, lengths = _flat(columns["span_starts"]), _lengths(columns["span_starts"])
+    if "span_versions" in columns:
+        _refuse(_lengths(columns["span_versions"]) != lengths, "span_starts and span_versions differ in length")
+    ends = np.cumsum(lengths)
+    is_first = np.zeros(len(starts) + 1, bool)
+    is_first[ends - lengths] = True
+    is_first = is_first[:-1]
+    _refuse_value(is_first & (starts != 0), "the first span does not start at token 0", columns["span_starts"])
+    falling = ~is_first & (starts <= np.concatenate([starts[:1], starts[:-1]]))
+    _refuse_value(falling, "span_starts is not ascending", columns["span_starts"])
+    per_token = [name for name in _PER_TOKEN if name in columns]
+    if per_token:
+        num_tokens = _lengths(columns[per_token[0]])
+        _refuse((num_tokens > 0) & (lengths == 0), "tokens without a span")
+        has_span = lengths > 0
+        beyond = np.zeros(len(lengths), bool)
+        beyond[has_span] = starts[ends[has_span] - 1] > num_tokens[has_span]
+        _refuse(beyond, "a span starts after the last token")
+
+
+def _check_messages(columns: dict[str, pa.Array]) -> None:
+    if not {"message_roles", "message_starts", "prompt_tokens", "response_tokens"} <= columns.keys():
+        return
+    starts, lengths = _flat(columns["message_starts"]), _lengths(columns["message_starts"])
+    _refuse(_lengths(columns["message_roles"]) != lengths, "message_starts and message_roles differ in length")
+    ends = np.cumsum(lengths)
+    is_first = np.zeros(len(starts) + 1, bool)
+    is_first[ends - lengths] = True
+    falling = ~is_first[:-1] & (starts < np.concatenate([starts[:1], starts[:-1]]))
+    _refuse_value(falling | (starts < 0), "message_starts is not ascending from 0", columns["message_starts"])
+    num_tokens = _lengths(columns["prompt_tokens"]) + _lengths(columns["response_tokens"])
+    named = lengths > 0
+    beyond = np.zeros(len(lengths), bool)
+    beyond[named] = starts[ends[named] - 1] > num_tokens[named]
+    _refuse(beyond, "a message starts after the last token")
+
+
+def _check_groups(group_ids: npt.NDArray[Any], sample_indices: npt.NDArray[Any], group_size: int) -> None:
+    rows = np.arange(len(group_ids))
+    first = rows - rows % group_size
+    # The rows of an incomplete last group.
+    short = first + group_size > len(group_ids)
+    _refuse(group_ids != group_ids[first], f"group_id changes within {group_size} rows that are one group")
+    _refuse(sample_indices != rows - first, f"sample_index does not count the {group_size} rows of its group from 0")
+    again = (rows == first) & (rows > 0) & (group_ids == np.concatenate([group_ids[:1], group_ids[:-1]]))
+    _refuse(again, f"the group has more than {group_size} rows")
+    _refuse(short, f"the group has fewer than {group_size} rows")
+
+
+def _check_scores(columns: dict[str, pa.Array]) -> None:
+    if "status" in columns:
+        _check_known(columns, "status", _STATUSES)
+    if "reward" not in columns:
+        return
+    rewards = columns["reward"]
+    if "status" in columns:
+        ok = _numpy(pc.equal(columns["status"], "ok"))
+        reason = "a reward is expected if and only if status is ok: a failure is not a reward of 0"
+        _refuse(ok != _numpy(rewards.is_valid()), reason)
+    _refuse(~np.isfinite(_numpy(rewards.fill_null(0.0))), "reward is not finite")
+
+
+def _check_known(columns: dict[str, pa.Array], name: str, known: Sequence[str]) -> None:
+    # Arrow imports pandas, if there is one, for the first list that it takes. So no list at import.
+    unknown = ~_numpy(pc.or_(pc.is_in(columns[name], value_set=pa.array(known)), pc.is_null(columns[name])))
+    _refuse(unknown, f"{name} is none of {', '.join(known)}")
+
+
+def _refuse(bad: npt.NDArray[np.bool_], reason: str) -> None:
+    """Raise for the first True in `bad`, one flag per row."""
+    if bad.any():
+        raise ValueError(f"row {int(bad.argmax())}: {reason}")
+
+
+def _refuse_value(bad: npt.NDArray[np.bool_], reason: str, lists: pa.ListArray) -> None:
+    """Raise for the first True in `bad`, one flag per flat value of the column `lists`."""
+    if bad.any():
+        ends = np.cumsum(_lengths(lists))
+        raise ValueError(f"row {int(np.searchsorted(ends, bad.argmax(), side='right'))}: {reason}")
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    # combine_chunks would copy a single chunk. An empty table may have no chunk.
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _lengths(lists: pa.ListArray) -> npt.NDArray[Any]:
+    offsets = _numpy(lists.offsets)
+    lengths: npt.NDArray[Any] = offsets[1:] - offsets[:-1]
+    return lengths
+
+
+def _flat(lists: pa.ListArray) -> npt.NDArray[Any]:
+    return _numpy(lists.flatten())
+
+
+def _numpy(array: pa.Array) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values
