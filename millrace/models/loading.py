@@ -17,7 +17,12 @@ logging.disable_progress_bar()
 def load_model(folder: Path, dtype: str) -> PreTrainedModel:
     """The causal language model in `folder`, in `dtype`. Raises ModelFolderError."""
     with _refused_in_a_sentence(folder):
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        # transformers' default attention, sdpa, leaves soft caps out without a word.
+        attention = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
+        return AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=getattr(torch, dtype), local_files_only=True, **attention
+        )
 
 
 def empty_model(folder: Path) -> PreTrainedModel:

@@ -1,26 +1,73 @@
-"""Which kinds of models the trainer can train, by their config.json."""
+"""Which families of models the trainer can train, by their config.json. The list in docs/models.md is made from it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from millrace.errors import InputError
 
-KNOWN = ("llama", "mistral", "qwen2", "qwen3")
-"""Values of `model_type` whose logits are the output layer's, without further steps."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """Models that differ in sizes only."""
+
+    model_type: str
+    """Their `model_type` in config.json."""
+    name: str
+    """What people call them."""
+    experts: bool = False
+    """Whether their layers are mixtures of experts."""
+    tensor_parallel: bool = True
+    """Whether tensor ranks can divide their layers."""
+
+
+_FAMILIES = (
+    Family(model_type="llama", name="Llama 2 and 3, SmolLM 1 and 2"),
+    Family(model_type="mistral", name="Mistral"),
+    Family(model_type="qwen2", name="Qwen 2 and 2.5"),
+    Family(model_type="qwen3", name="Qwen 3"),
+    Family(model_type="gemma2", name="Gemma 2"),
+    Family(model_type="gemma3_text", name="Gemma 3, text only"),
+    # Their layers compute query, key and value, and gate and up, in one product each.
+    Family(model_type="phi3", name="Phi 3 and 4", tensor_parallel=False),
+    # Their head norms are over all heads together.
+    Family(model_type="olmo2", name="OLMo 2", tensor_parallel=False),
+    Family(model_type="olmo3", name="OLMo 3", tensor_parallel=False),
+    Family(model_type="smollm3", name="SmolLM 3"),
+    Family(model_type="granite", name="Granite 3"),
+)
+FAMILIES = {family.model_type: family for family in _FAMILIES}
+"""By `model_type`."""
+_BY_LENGTH = ("dynamic", "longrope")
+"""Kinds of rotary embeddings whose frequencies depend on the longest sequence of a forward pass."""
 
 
 def check_trainable(model: Mapping[str, Any]) -> None:
-    """Raises InputError for another kind of model, and for layers that do not attend to all earlier tokens.
+    """Raises InputError for a model of another family, or one whose log π would be wrong in a packed batch.
 
-    `model` is the content of config.json, or the config that transformers makes of it, which has more about its layers.
+    `model` is the content of config.json, or the config that transformers makes of it.
     """
     kind = model["model_type"]
-    if kind not in KNOWN:
-        raise InputError(f"the trainer can't train a {kind} model; expected one of {', '.join(KNOWN)}")
-    layers = set(model.get("layer_types") or ["full_attention"])
-    window = model.get("sliding_window") if kind == "mistral" else None
-    if window is not None or layers != {"full_attention"}:
+    if kind not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise InputError(f"the trainer can't train a {kind} model; expected one of {known} (docs/models.md)")
+    if (rope := _rope_by_length(model)) is not None:
         raise InputError(
-            f"the trainer can't train a {kind} model with sliding windows; "
-            "expected one whose every layer attends to all tokens before"
+            f"the trainer can't train a {kind} model with rotary embeddings of type {rope}, which differ with the "
+            "length of the longest sequence of a batch; expected those of a fixed type (docs/models.md)"
         )
+    if model.get("use_bidirectional_attention"):
+        raise InputError(
+            f"the trainer can't train a {kind} model with use_bidirectional_attention; "
+            "expected one whose tokens attend to earlier ones only (docs/models.md)"
+        )
+
+
+def _rope_by_length(model: Mapping[str, Any]) -> str | None:
+    """The type of rotary embeddings if it is one of those that depend on lengths."""
+    # Under its old name in older folders, and per kind of layer in models that have several.
+    rope = model.get("rope_parameters") or model.get("rope_scaling") or {}
+    for one in (rope, *(below for below in rope.values() if isinstance(below, Mapping))):
+        if (kind := one.get("rope_type", one.get("type"))) in _BY_LENGTH:
+            return str(kind)
+    return None

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from millrace.errors import InputError
+from millrace.models.supported import FAMILIES
 
 if TYPE_CHECKING:
     from configs.training import ParallelConfig
@@ -25,6 +26,11 @@ def check_layout(model: Mapping[str, Any], parallel: "ParallelConfig", *, gpus: 
         )
     if tensor == 1:
         return
+    if (family := FAMILIES.get(model.get("model_type", ""))) is not None and not family.tensor_parallel:
+        raise InputError(
+            f"training.parallel.tensor is {tensor}, and layers of a {family.model_type} model can't be divided among "
+            "tensor ranks; expected 1 (docs/models.md)"
+        )
     sizes = {name: model.get(name) for name in _DIVIDED}
     # Without grouped-query attention there are as many key heads as query heads, and config.json may omit them.
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]

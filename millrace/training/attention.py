@@ -2,10 +2,11 @@
 
     q, k, v [1, heads, S, features] ─┬─ a GPU, 16-bit numbers ─► one kernel over all sequences (flash attention, varlen)
                                      └─ else ─► one call per run of sequences of the same length, as a batch
+                                                  └─ window, soft cap or sinks ─► block by block (banded_attention.py)
 
-transformers' models use it under the name `PACKED`; each forward passes them the microbatch as `packing`. Fewer key and
-value heads than query heads are fine (grouped queries). Windows, sinks and biases are not supported. There is no
-dropout: π has to be the same in each pass.
+transformers' models use it under the name `PACKED`; each forward passes them the microbatch as `packing`, and each
+layer says what it needs: a sliding window, a soft cap, sinks. Fewer key and value heads than query heads are fine
+(grouped queries). There is no dropout: π has to be the same in each pass.
 """
 
 from itertools import groupby
@@ -15,6 +16,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from millrace.training.banded_attention import Band, banded_attention
 from millrace.training.batch import Microbatch
 
 PACKED = "millrace_packed"
@@ -31,19 +33,33 @@ def packed_attention(
     *,
     packing: Microbatch,
     scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Called by transformers in each layer: [1, heads, S, features] each, in; [1, S, heads, features] out."""
+    """Called by transformers in each layer: [1, heads, S, features] each, in; [1, S, heads, features] out.
+
+    `sliding_window` counts the positions that a token sees, its own included; `softcap` bounds the scores by a tanh;
+    `s_aux` [heads] are the sinks, one more score per head that takes its share of the softmax and adds nothing.
+    """
+    band = Band(window=sliding_window, softcap=softcap, sinks_H=s_aux)
     # Flash attention takes no 32-bit numbers, and no heads whose size is not a multiple of 8.
-    if query.is_cuda and query.dtype in _HALF and query.shape[-1] % 8 == 0:
-        out_SHD = _varlen(query[0], key[0], value[0], packing, scaling)
+    kernel = query.is_cuda and query.dtype in _HALF and query.shape[-1] % 8 == 0
+    if kernel and softcap is None and s_aux is None:
+        out_SHD = _varlen(query[0], key[0], value[0], packing, scaling, band)
     else:
-        out_SHD = _run_by_run(query[0], key[0], value[0], packing, scaling)
+        out_SHD = _run_by_run(query[0], key[0], value[0], packing, scaling, band)
     return out_SHD[None], None
 
 
 def _varlen(
-    query_HSD: torch.Tensor, key_GSD: torch.Tensor, value_GSD: torch.Tensor, packing: Microbatch, scaling: float
+    query_HSD: torch.Tensor,
+    key_GSD: torch.Tensor,
+    value_GSD: torch.Tensor,
+    packing: Microbatch,
+    scaling: float,
+    band: Band,
 ) -> torch.Tensor:
     out_SHD = varlen_attn(
         query_HSD.transpose(0, 1),
@@ -54,8 +70,8 @@ def _varlen(
         packing.lengths[-1],
         packing.lengths[-1],
         scale=scaling,
-        # Causal: no token after its own.
-        window_size=(-1, 0),
+        # Causal: no token after its own. Before it, all or those of the window.
+        window_size=(-1 if band.window is None else band.window - 1, 0),
         enable_gqa=True,
     )
     assert isinstance(out_SHD, torch.Tensor)
@@ -63,7 +79,12 @@ def _varlen(
 
 
 def _run_by_run(
-    query_HSD: torch.Tensor, key_GSD: torch.Tensor, value_GSD: torch.Tensor, packing: Microbatch, scaling: float
+    query_HSD: torch.Tensor,
+    key_GSD: torch.Tensor,
+    value_GSD: torch.Tensor,
+    packing: Microbatch,
+    scaling: float,
+    band: Band,
 ) -> torch.Tensor:
     outs, start = [], 0
     for length, run in groupby(packing.lengths):
@@ -73,9 +94,12 @@ def _run_by_run(
             one.narrow(1, start, count * length).view(len(one), count, length, -1).transpose(0, 1)
             for one in (query_HSD, key_GSD, value_GSD)
         )
-        out_RHTD = scaled_dot_product_attention(
-            query_RHTD, key_RGTD, value_RGTD, is_causal=True, scale=scaling, enable_gqa=True
-        )
+        if band.is_plain(length):
+            out_RHTD = scaled_dot_product_attention(
+                query_RHTD, key_RGTD, value_RGTD, is_causal=True, scale=scaling, enable_gqa=True
+            )
+        else:
+            out_RHTD = banded_attention(query_RHTD, key_RGTD, value_RGTD, scaling, band)
         outs.append(out_RHTD.transpose(1, 2).flatten(0, 1))
         start += count * length
     return torch.cat(outs)

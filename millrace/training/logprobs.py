@@ -13,6 +13,7 @@ the logits of all others are masked before the softmax, in the forward and in th
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,29 @@ class KeptTokens(NamedTuple):
     """[N] int64, how many of them belong to each token, K in all; 0 stands for the whole vocabulary."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogitScale:
+    """What a model does to the output layer's results x: its logits are cap · tanh(x / (divisor · cap))."""
+
+    divisor: float = 1.0
+    cap: float | None = None
+    """None: the logits are x / divisor."""
+
+    def apply_(self, raw_CV: torch.Tensor) -> torch.Tensor:
+        """The logits, computed in place."""
+        if self.divisor != 1:
+            raw_CV = raw_CV.div_(self.divisor)
+        return raw_CV if self.cap is None else raw_CV.div_(self.cap).tanh_().mul_(self.cap)
+
+    def slope(self, logits_CV: torch.Tensor) -> torch.Tensor | float:
+        """d logits / dx, from the logits."""
+        # d cap · tanh(y / cap) / dy = 1 − tanh²
+        return (1.0 if self.cap is None else 1 - (logits_CV / self.cap).square_()) / self.divisor
+
+
+_UNSCALED = LogitScale()
+
+
 def chunked_logprobs(
     hidden_NH: torch.Tensor,
     weight_VH: torch.Tensor,
@@ -37,21 +61,22 @@ def chunked_logprobs(
     targets_N: torch.Tensor,
     temperatures_N: torch.Tensor,
     *,
+    scale: LogitScale = _UNSCALED,
     kept: KeptTokens | None = None,
     chunk: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[N] log π of each target, nats, with gradient, and [N] entropy of π there, nats, without.
 
-    π is the softmax of (hidden · weightᵀ + bias) / temperature over the tokens in `kept`, or over the whole vocabulary.
-    A target is one of its kept tokens. Both results are float32, or float64 if the hidden states are; so are the
-    softmax and the sum of the weight's gradient over chunks. `targets_N` is int64; `chunk` is the number of tokens per
-    chunk.
+    π is the softmax of logits / temperature over the tokens in `kept`, or over the whole vocabulary; `scale` makes the
+    logits of hidden · weightᵀ + bias. A target is one of its kept tokens. Both results are float32, or float64 if the
+    hidden states are; so are the softmax and the sum of the weight's gradient over chunks. `targets_N` is int64;
+    `chunk` is the number of tokens per chunk.
     """
     if chunk is None:
         chunk = max(1, CHUNK_ELEMENTS[hidden_NH.device.type] // len(weight_VH))
     tokens_K, counts_N = (None, None) if kept is None else kept
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N, chunk
+        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N, scale, chunk
     )
     return logprobs_N, entropy_N
 
@@ -67,18 +92,20 @@ class _ChunkedLogprobs(torch.autograd.Function):
         temperatures_N: torch.Tensor,
         tokens_K: torch.Tensor | None,
         counts_N: torch.Tensor | None,
+        scale: LogitScale,
         chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs_N = hidden_NH.new_empty(len(hidden_NH), dtype=_wide(hidden_NH))
         entropy_N = torch.empty_like(logprobs_N)
         for part, kept in _chunks(len(hidden_NH), chunk, tokens_K, counts_N):
-            logits_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperatures_N[part], kept)
+            logits_CV = scale.apply_(_output(hidden_NH[part], weight_VH, bias_V))
+            logits_CV = _tempered(logits_CV, temperatures_N[part], kept)
             log_sum_C = logits_CV.logsumexp(dim=-1)
             logprobs_N[part] = logits_CV.gather(1, targets_N[part, None]).squeeze(1) - log_sum_C
             probs_CV = logits_CV.softmax(dim=-1)
             entropy_N[part] = log_sum_C - torch.linalg.vecdot(probs_CV, logits_CV)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N)
-        ctx.chunk = chunk
+        ctx.scale, ctx.chunk = scale, chunk
         ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
 
@@ -91,10 +118,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if for_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if for_bias else None
         for part, kept in _chunks(len(hidden_NH), ctx.chunk, tokens_K, counts_N):
-            probs_CV = _logits(hidden_NH[part], weight_VH, bias_V, temperatures_N[part], kept).softmax(dim=-1)
+            logits_CV = ctx.scale.apply_(_output(hidden_NH[part], weight_VH, bias_V))
+            slope = ctx.scale.slope(logits_CV)
+            probs_CV = _tempered(logits_CV, temperatures_N[part], kept).softmax(dim=-1)
             # d log π(target) / d logits = (1 at the target − π) / temperature
             pull_C1 = (grad_N[part] / temperatures_N[part])[:, None]
             grad_CV = probs_CV.mul_(-pull_C1).scatter_add_(1, targets_N[part, None], pull_C1)
+            if isinstance(slope, torch.Tensor) or slope != 1:
+                grad_CV = grad_CV.mul_(slope)
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(dim=0)
             grad_CV = grad_CV.to(hidden_NH.dtype)
@@ -106,7 +137,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_hidden_NH,
             None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),
             None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
-            *[None] * 5,
+            *[None] * 6,
         )
 
 
@@ -128,19 +159,17 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _logits(
-    hidden_CH: torch.Tensor,
-    weight_VH: torch.Tensor,
-    bias_V: torch.Tensor | None,
-    temperatures_C: torch.Tensor,
-    kept: KeptTokens | None,
-) -> torch.Tensor:
-    """[C, V] at the temperature, float32 or float64; the lowest number for tokens that are not kept."""
-    logits_CV = torch.nn.functional.linear(hidden_CH, weight_VH, bias_V).to(_wide(hidden_CH))
+def _output(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> torch.Tensor:
+    """[C, V] what the output layer gives, float32 or float64."""
+    return torch.nn.functional.linear(hidden_CH, weight_VH, bias_V).to(_wide(hidden_CH))
+
+
+def _tempered(logits_CV: torch.Tensor, temperatures_C: torch.Tensor, kept: KeptTokens | None) -> torch.Tensor:
+    """[C, V] at the temperature, in place; the lowest number for tokens that are not kept."""
     logits_CV = logits_CV.div_(temperatures_C[:, None])
     if kept is None:
         return logits_CV
-    dropped_CV = (kept.counts_N > 0)[:, None].repeat(1, len(weight_VH))
+    dropped_CV = (kept.counts_N > 0)[:, None].repeat(1, logits_CV.shape[1])
     rows_K = torch.arange(len(dropped_CV), device=dropped_CV.device).repeat_interleave(kept.counts_N)
     dropped_CV[rows_K, kept.tokens_K] = False
     # Its probability is 0 beside any kept one. Minus infinity would make an entropy of 0 · ∞.

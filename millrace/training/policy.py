@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from millrace.models.supported import check_trainable
 from millrace.training.attention import PACKED
 from millrace.training.batch import Microbatch
-from millrace.training.logprobs import KeptTokens, chunked_logprobs
+from millrace.training.logprobs import KeptTokens, LogitScale, chunked_logprobs
 from millrace.training.parallel.tensor import whole
 
 
@@ -32,7 +32,7 @@ class TokenLogprobs(NamedTuple):
 class PackedPolicy(torch.nn.Module):
     """Owns `model`, and replaces its attention by the packed one.
 
-    Raises InputError for an unsupported kind of model, and for one that doesn't attend to all earlier positions.
+    Raises InputError for a model of an unsupported family.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -40,6 +40,11 @@ class PackedPolicy(torch.nn.Module):
         check_trainable(model.config.to_dict())
         model.set_attn_implementation(PACKED)
         self.model = model
+        config = model.config
+        # Granite divides its logits; Gemma 2 caps them.
+        self._scale = LogitScale(
+            divisor=getattr(config, "logits_scaling", 1.0), cap=getattr(config, "final_logit_softcapping", None)
+        )
 
     def forward(self, batch: Microbatch) -> TokenLogprobs:
         """log π of the response tokens of `batch`, which is on the model's device."""
@@ -48,7 +53,7 @@ class PackedPolicy(torch.nn.Module):
         if batch.kept_tokens_K is not None and batch.kept_counts_N is not None:
             kept = KeptTokens(batch.kept_tokens_K, batch.kept_counts_N)
         logprobs_N, entropy_N = chunked_logprobs(
-            self._hidden(batch), weight_VH, bias_V, batch.targets_N, batch.temperatures_N, kept=kept
+            self._hidden(batch), weight_VH, bias_V, batch.targets_N, batch.temperatures_N, scale=self._scale, kept=kept
         )
         return TokenLogprobs(logprobs_N, entropy_N)
 
@@ -60,7 +65,8 @@ class PackedPolicy(torch.nn.Module):
         """
         logits_NV = torch.nn.functional.linear(self._hidden(batch), *self._output_layer())
         wide = torch.promote_types(logits_NV.dtype, torch.float32)
-        return torch.log_softmax(logits_NV.to(wide) / batch.temperatures_N[:, None], dim=-1)
+        logits_NV = self._scale.apply_(logits_NV.to(wide))
+        return torch.log_softmax(logits_NV / batch.temperatures_N[:, None], dim=-1)
 
     def _hidden(self, batch: Microbatch) -> torch.Tensor:
         """[N, H] the decoder's output at the positions that predict a response token."""

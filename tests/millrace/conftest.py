@@ -1,16 +1,20 @@
 """Fixtures of the tests of millrace/: a policy that is made in a few milliseconds, and trajectories of any group."""
 
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
+from support.engines.policies import offered
 from support.stores.memory import unused_name
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.types import Prompt, Request, Response, Trajectory
-from storage.stores.memory import MemoryStore
+from millrace.weights.base import Weights
+from millrace.weights.receive_buffer import ReceiveBuffer
+from storage.stores.memory import MemoryStore, memory_folder
 
 # Two test processes with a thread pool each are far slower on two cores than two single threads.
 torch.set_num_threads(1)
@@ -21,6 +25,14 @@ def memory_store() -> Iterator[MemoryStore]:
     store = MemoryStore(unused_name())
     yield store
     shutil.rmtree(store.root, ignore_errors=True)
+
+
+@pytest.fixture
+def offer() -> Iterator[Callable[[PreTrainedModel, int], Weights]]:
+    """`offer(model, policy_version)`: its parameters in shared memory, until the next call."""
+    buffer = ReceiveBuffer(memory_folder() / f"test-{uuid.uuid4().hex}")
+    yield lambda model, policy_version: offered(model, policy_version, buffer)
+    buffer.close()
 
 
 @pytest.fixture(scope="session")

@@ -26,9 +26,15 @@ from millrace.errors import InputError
 _INPUTS = ("self_attn", "mlp")
 _COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 _ROWS = ("self_attn.o_proj", "mlp.down_proj")
-_NORMS = ("input_layernorm", "post_attention_layernorm")
+_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    # Gemma 2 and 3.
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
 _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
-"""Qwen3 only: one weight for all heads; each rank applies it to its own heads."""
+"""Qwen 3 and Gemma 3: one weight for all heads; each rank applies it to its own heads."""
 _HEADS_DIM = 2
 """Dimension of the heads in the inputs of these norms: [1, S, heads, head_dim]."""
 
@@ -63,7 +69,7 @@ def split_layer(layer: nn.Module, name: str, row: DeviceMesh) -> None:
         if path not in plan:
             raise InputError(
                 f"{name}.{path}, a {type(module).__name__}, can't be divided among tensor ranks; "
-                "expected layers as those of Llama, Mistral, Qwen2 or Qwen3, or a training.parallel.tensor of 1"
+                "expected layers as Llama's, or a training.parallel.tensor of 1 (docs/models.md)"
             )
     for path in set(_HEAD_NORMS) & set(weighted):
         features = weighted[path].get_parameter("weight").numel()

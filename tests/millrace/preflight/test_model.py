@@ -8,6 +8,7 @@ import pytest
 
 from configs.load import load_config
 from millrace.errors import InputError
+from millrace.models.supported import FAMILIES
 from millrace.preflight.model import check_training, read_model
 
 PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
@@ -24,18 +25,27 @@ def folder_of(folder: Path, config: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        ({"model_type": "gpt2"}, "the trainer can't train a gpt2 model; expected one of llama, mistral, qwen2, qwen3"),
         (
-            {"model_type": "mistral", "sliding_window": 4096},
-            "the trainer can't train a mistral model with sliding windows; expected one whose every layer attends to "
-            "all tokens before",
+            {"model_type": "gpt2"},
+            "the trainer can't train a gpt2 model; expected one of " + ", ".join(FAMILIES) + " (docs/models.md)",
         ),
         (
-            {"model_type": "qwen3", "layer_types": ["full_attention", "sliding_attention"]},
-            "the trainer can't train a qwen3 model with sliding windows; expected one whose every layer attends to all "
-            "tokens before",
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope"}},
+            "the trainer can't train a phi3 model with rotary embeddings of type longrope, which differ with the "
+            "length of the longest sequence of a batch; expected those of a fixed type (docs/models.md)",
+        ),
+        (
+            {"model_type": "llama", "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "the trainer can't train a llama model with rotary embeddings of type dynamic, which differ with the "
+            "length of the longest sequence of a batch; expected those of a fixed type (docs/models.md)",
+        ),
+        (
+            {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+            "the trainer can't train a gemma3_text model with use_bidirectional_attention; expected one whose tokens "
+            "attend to earlier ones only (docs/models.md)",
         ),
     ],
+    ids=["unknown family", "longrope", "dynamic", "bidirectional"],
 )
 def test_a_model_that_the_trainer_does_not_know_is_refused(
     tmp_path: Path, model: dict[str, Any], sentence: str
@@ -48,7 +58,21 @@ def test_a_model_that_the_trainer_does_not_know_is_refused(
     assert str(caught.value) == sentence
 
 
-@pytest.mark.parametrize("model", [{"model_type": "qwen2", "sliding_window": 4096}, {"model_type": "mistral"}])
-def test_a_window_that_no_layer_uses_is_none(tmp_path: Path, model: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"model_type": "mistral", "sliding_window": 4096},
+        {"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        {
+            "model_type": "gemma3_text",
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear"},
+                "sliding_attention": {"rope_type": "default"},
+            },
+        },
+    ],
+    ids=["windows", "a fixed scaling", "by kind of layer"],
+)
+def test_windows_and_fixed_rotary_embeddings_are_fine(tmp_path: Path, model: dict[str, Any]) -> None:
     config = load_config(PRESET, [f"model.path={folder_of(tmp_path, model)}"])
     check_training(read_model(config.model), config.training, on_this_host=True)

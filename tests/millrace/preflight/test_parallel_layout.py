@@ -6,6 +6,7 @@ import pytest
 
 from configs.training import ParallelConfig
 from millrace.errors import InputError
+from millrace.models.supported import FAMILIES
 from millrace.preflight.parallel_layout import check_layout
 
 LLAMA: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 24}
@@ -48,3 +49,15 @@ def test_a_model_of_another_kind_is_refused_by_what_its_config_lacks() -> None:
     with pytest.raises(InputError, match=r"the model's config\.json has no num_attention_heads; expected"):
         check_layout({"n_head": 12}, ParallelConfig(tensor=2), gpus=None)
     check_layout({"n_head": 12}, ParallelConfig(data=2), gpus=None)
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.tensor_parallel])
+def test_families_whose_layers_can_not_be_divided_are_refused_by_name(family: str) -> None:
+    model = LLAMA | {"model_type": family}
+    with pytest.raises(InputError) as caught:
+        check_layout(model, ParallelConfig(tensor=2), gpus=None)
+    assert str(caught.value) == (
+        f"training.parallel.tensor is 2, and layers of a {family} model can't be divided among tensor ranks; "
+        "expected 1 (docs/models.md)"
+    )
+    check_layout(model, ParallelConfig(data=2), gpus=None)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.training.logprobs import KeptTokens, chunked_logprobs
+from millrace.training.logprobs import KeptTokens, LogitScale, chunked_logprobs
 
 N, H, V = 7, 5, 11
 
@@ -70,6 +70,40 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(
         lambda *three: chunked_logprobs(*three, targets, temperatures, chunk=2)[0], (hidden, weight, offset)
     )
+
+
+@pytest.mark.parametrize(
+    "scale", [LogitScale(divisor=3.0), LogitScale(cap=1.5), LogitScale(divisor=0.5, cap=2.0)], ids=str
+)
+def test_scaled_and_capped_logits_have_their_exact_values_and_gradients(scale: LogitScale) -> None:
+    hidden, weight, offset, targets, temperatures = inputs(torch.float64, bias=True)
+    logits_NV = (hidden @ weight.t() + offset) / scale.divisor
+    if scale.cap is not None:
+        logits_NV = scale.cap * torch.tanh(logits_NV / scale.cap)
+    expected = torch.distributions.Categorical(logits=logits_NV / temperatures[:, None])
+    wanted = (hidden, weight, offset)
+    found, entropy = chunked_logprobs(hidden, weight, offset, targets, temperatures, scale=scale, chunk=2)
+    torch.testing.assert_close(found, expected.log_prob(targets), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(entropy, expected.entropy(), rtol=1e-12, atol=1e-12)
+    expected_grads = torch.autograd.grad(expected.log_prob(targets).sum(), wanted)
+    for grad, expected_grad in zip(torch.autograd.grad(found.sum(), wanted), expected_grads, strict=True):
+        torch.testing.assert_close(grad, expected_grad, rtol=1e-12, atol=1e-12)
+
+
+def test_capped_logits_of_tokens_that_were_not_kept_have_no_gradient_and_no_effect() -> None:
+    hidden, weight, offset, targets, temperatures = inputs(torch.float64, bias=True)
+    others_N = (targets + 1) % V
+    kept = KeptTokens(torch.stack([targets, others_N], dim=1).flatten(), torch.full((N,), 2))
+    found, _ = chunked_logprobs(
+        hidden, weight, offset, targets, temperatures, scale=LogitScale(cap=1.5), kept=kept, chunk=2
+    )
+    logits_NV = 1.5 * torch.tanh((hidden @ weight.t() + offset) / 1.5) / temperatures[:, None]
+    expected = torch.log_softmax(logits_NV.gather(1, torch.stack([targets, others_N], dim=1)), dim=-1)[:, 0]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    wanted = (hidden, weight, offset)
+    expected_grads = torch.autograd.grad(expected.sum(), wanted)
+    for grad, expected_grad in zip(torch.autograd.grad(found.sum(), wanted), expected_grads, strict=True):
+        torch.testing.assert_close(grad, expected_grad, rtol=1e-12, atol=1e-12)
 
 
 def test_an_embedding_that_is_the_output_layer_too_gets_both_gradients() -> None:

@@ -19,7 +19,17 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from configs.training import TrainingConfig
 from millrace.training.batch import Sample
@@ -60,6 +70,16 @@ def tiny_qwen3() -> PreTrainedModel:
     return _random(Qwen3ForCausalLM(Qwen3Config(**_shape(), head_dim=8, tie_word_embeddings=False)))
 
 
+def tiny_gemma2() -> PreTrainedModel:
+    """Four norms per layer, windows, and capped scores and logits."""
+    return _random(Gemma2ForCausalLM(Gemma2Config(**_shape(), head_dim=8, sliding_window=4)))
+
+
+def tiny_gemma3() -> PreTrainedModel:
+    """Four norms per layer, norms of heads, and windows."""
+    return _random(Gemma3ForCausalLM(Gemma3TextConfig(**_shape(), head_dim=8, sliding_window=4)))
+
+
 _COMMON: dict[str, Any] = {
     "max_steps": 9,
     "learning_rate": 1e-3,
@@ -89,6 +109,8 @@ CASES = {
     "qwen3 gspo": _QWEN3,
     "qwen3 gspo float64": replace(_QWEN3, dtype=torch.float64),
     "qwen3 lora": _LORA,
+    "gemma2 aipo": Case(model=tiny_gemma2, training=AIPO),
+    "gemma3 aipo": Case(model=tiny_gemma3, training=AIPO),
 }
 
 

@@ -1,30 +1,18 @@
 """Fixtures of the tests of engines: weights to load, and one vLLM for them all."""
 
-import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.engines.policies import offered
 from support.engines.vllm_processes import HIDDEN_SIZE, running_vllm
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from millrace.generation.engines.base import Engine
 from millrace.weights.base import Weights
-from millrace.weights.receive_buffer import ReceiveBuffer
-from storage.stores.memory import memory_folder
 
 Offer = Callable[[PreTrainedModel, int], Weights]
 
 _LONGEST = 576
 """Tokens of a prompt with its response."""
-
-
-@pytest.fixture
-def offer() -> Iterator[Offer]:
-    """`offer(model, policy_version)`: its parameters in shared memory, until the next call."""
-    buffer = ReceiveBuffer(memory_folder() / f"test-{uuid.uuid4().hex}")
-    yield lambda model, policy_version: offered(model, policy_version, buffer)
-    buffer.close()
 
 
 @pytest.fixture(scope="session")
