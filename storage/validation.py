@@ -22,7 +22,8 @@ def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_s
     about several columns applies if `schema` has them all:
     every column  declared type, valid Arrow, no null unless nullable; row_ids consecutive
     trajectories  per-token columns of one length; token ids in [0, vocab_size) unless that is 0; log-probs finite;
-                  spans ascending from 0, none only without tokens; min_ ≤ max_policy_version; known finish reasons;
+                  a truncated token among its kept ones; spans ascending from 0, none only without tokens;
+                  min_ ≤ max_policy_version; known finish reasons;
                   messages ascending, each with a role;
                   groups whole, of `group_size` rows unless that is 0: one group_id, sample_index from 0
     scores        known statuses, and a finite reward if and only if the status is ok
@@ -37,6 +38,7 @@ def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_s
         row_ids = _numpy(columns["row_id"])
         _refuse(row_ids != row_ids[:1] + np.arange(len(row_ids)), "row_id does not continue the row before")
     _check_tokens(columns, vocab_size)
+    _check_kept(columns)
     _check_spans(columns)
     _check_messages(columns)
     if {"min_policy_version", "max_policy_version"} <= columns.keys():
@@ -64,7 +66,7 @@ def _check_tokens(columns: dict[str, pa.Array], vocab_size: int) -> None:
     for name in per_token[1:]:
         unequal = _lengths(columns[name]) != _lengths(columns[per_token[0]])
         _refuse(unequal, f"{name} and {per_token[0]} differ in length")
-    for name in ("prompt_tokens", "response_tokens"):
+    for name in ("prompt_tokens", "response_tokens", "kept_tokens"):
         if vocab_size and name in columns:
             # As unsigned numbers, negative ids are the largest, so one pass is enough.
             ids = _flat(columns[name]).view(np.uint32)
@@ -80,6 +82,25 @@ def _check_tokens(columns: dict[str, pa.Array], vocab_size: int) -> None:
             # Large finite values may overflow the sum; they are accepted.
             reason = "rollout_logprobs holds a value that is not finite"
             _refuse_value(~np.isfinite(logprobs), reason, columns["rollout_logprobs"])
+
+
+def _check_kept(columns: dict[str, pa.Array]) -> None:
+    if not {"response_tokens", "kept_tokens", "kept_counts"} <= columns.keys():
+        return
+    counts, num_counts = _flat(columns["kept_counts"]), _lengths(columns["kept_counts"])
+    num_tokens, num_kept = _lengths(columns["response_tokens"]), _lengths(columns["kept_tokens"])
+    truncated = num_counts > 0
+    _refuse(truncated & (num_counts != num_tokens), "kept_counts and response_tokens differ in length")
+    _refuse_value(counts < 0, "kept_counts holds a negative number", columns["kept_counts"])
+    rows = np.repeat(np.arange(len(num_counts)), num_counts)
+    sums = np.bincount(rows, weights=counts, minlength=len(num_counts))
+    _refuse(sums != num_kept, "kept_counts do not add up to the number of kept_tokens")
+    # A token that was drawn from others than these would have probability 0 in the trainer.
+    tokens = _flat(columns["response_tokens"])[np.repeat(truncated, num_tokens)]
+    is_drawn = np.repeat(tokens, counts) == _flat(columns["kept_tokens"])
+    missing = counts > 0
+    missing[np.repeat(np.arange(len(counts)), counts)[is_drawn]] = False
+    _refuse_value(missing, "a response token is none of its kept_tokens", columns["kept_counts"])
 
 
 def _check_spans(columns: dict[str, pa.Array]) -> None:

@@ -111,5 +111,6 @@ def _question(config: RunConfig, prompts: PromptSet) -> Question:
         max_new_tokens=config.generation.max_new_tokens,
         environment=config.environment.name,
         colocated=config.placement.colocated,
+        truncates=config.generation.top_p < 1,
         prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train),
     )

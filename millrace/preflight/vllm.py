@@ -52,6 +52,8 @@ class Question:
     """The run's `environment.name`; None if it has none."""
     colocated: bool = False
     """Whether the trainer uses the device while vLLM sleeps."""
+    truncates: bool = False
+    """Whether `generation.top_p` is below 1."""
 
 
 def check_vllm(question: Question) -> None:
@@ -166,6 +168,7 @@ def _findings(question: Question, folder: Path) -> Iterator[str]:
         engine_args=question.engine_args,
         reads_text=environment is not None and bool(environment.stop),
         sleeps=question.colocated,
+        truncates=question.truncates,
     )
     arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
     try:

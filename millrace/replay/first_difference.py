@@ -133,6 +133,8 @@ _IN_A_GROUP: Sequence[tuple[str, Callable[[TrainedGroup], Sequence[Any]]]] = (
     ("tokens", lambda found: found.group.response_tokens),
     ("loss_mask", lambda found: found.group.loss_mask),
     ("temperature", lambda found: [found.group.temperature]),
+    ("kept_tokens", lambda found: found.group.kept_tokens),
+    ("kept_counts", lambda found: found.group.kept_counts),
     ("rollout_logprobs", lambda found: found.group.rollout_logprobs),
     ("rewards", lambda found: found.rewards),
 )

@@ -145,9 +145,14 @@ def _joined(begun: Trajectory | None, rest: Trajectory) -> Trajectory:
         version_spans=tuple(spans),
         finish_reason=second.finish_reason,
         kept_tokens=first.kept_tokens + second.kept_tokens,
-        kept_counts=first.kept_counts + second.kept_counts,
+        kept_counts=_counts(first) + _counts(second) if first.kept_counts or second.kept_counts else (),
     )
     return Trajectory(request=begun.request, response=response, t_started=begun.t_started, t_finished=rest.t_finished)
+
+
+def _counts(response: Response) -> tuple[int, ...]:
+    """[R] as `kept_counts`; 0 for each token of a response that was stored before the kept tokens were."""
+    return response.kept_counts or (0,) * len(response.tokens)
 
 
 def num_tokens(trajectories: Sequence[Trajectory]) -> int:

@@ -33,6 +33,11 @@ class ScoredGroup:
     """[G] of [spans] the policy version that sampled each span of tokens."""
     span_starts: list[npt.NDArray[np.int32]]
     """[G] of [spans] index of each span's first token, ascending from 0."""
+    kept_tokens: list[npt.NDArray[np.int32]]
+    """[G] token ids that truncated sampling could draw from, response token by response token; empty if nothing was
+    truncated."""
+    kept_counts: list[npt.NDArray[np.int32]]
+    """[G] of [R] how many of them belong to each response token; empty if nothing was truncated."""
     masked_tokens: list[int]
     """[G] tokens that carry no loss because they are too old: see `millrace.rollouts.masking`."""
     temperature: float
@@ -165,6 +170,8 @@ class _Columns:
                 "loss_mask",
                 "span_versions",
                 "span_starts",
+                "kept_tokens",
+                "kept_counts",
             )
         }
         self._numbers = {
@@ -185,6 +192,8 @@ class _Columns:
             loss_mask=lists["loss_mask"][start:end],
             span_versions=lists["span_versions"][start:end],
             span_starts=lists["span_starts"][start:end],
+            kept_tokens=lists["kept_tokens"][start:end],
+            kept_counts=lists["kept_counts"][start:end],
             masked_tokens=[0] * (end - start),
             temperature=float(numbers["temperature"][start]),
             rewards=self._rewards[start:end],

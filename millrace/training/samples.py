@@ -61,6 +61,8 @@ def _of_group(group: ScoredGroup, policy_version: int, advantages: Mapping[int, 
             temperature=group.temperature,
             advantage=advantages[i],
             staleness=staleness(policy_version, int(oldest[i])),
+            kept_tokens=group.kept_tokens[i],
+            kept_counts=group.kept_counts[i],
         )
 
 

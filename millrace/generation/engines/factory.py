@@ -35,5 +35,6 @@ def make_engine(
             engine_args=config.engine_args,
             stop=stop,
             sleeps=sleeps,
+            truncates=config.top_p < 1,
         )
     return TransformersEngine(load_model(folder, dtype), tokenizer, stop=stop)

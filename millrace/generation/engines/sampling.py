@@ -7,6 +7,7 @@ So it depends neither on the rows beside it nor on when they came.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,20 +29,31 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
     return torch.from_numpy(bits_B.astype(np.float64) * 2.0**-53)
 
 
-def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """([B] tokens, [B] their log-probabilities in nats, after temperature and top-p).
+class Drawn(NamedTuple):
+    """The next token of each row."""
+
+    tokens_B: torch.Tensor
+    """[B] token ids."""
+    logprobs_B: torch.Tensor
+    """[B] their log-probabilities after temperature and top-p, nats."""
+    kept: list[list[int]] | None = None
+    """[B] of the token ids that each was drawn from, likeliest first; None if nothing was truncated."""
+
+
+def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms_B: torch.Tensor) -> Drawn:
+    """Draws a token for each row.
 
     Temperature 0 takes the likeliest token and gives its unscaled log-probability.
     """
     if sampling.temperature == 0:
         best_B = torch.log_softmax(logits_BV.float(), dim=-1).max(dim=-1)
-        return best_B.indices, best_B.values
+        return Drawn(best_B.indices, best_B.values)
     probabilities_BV = torch.softmax(logits_BV.float() / sampling.temperature, dim=-1)
     if sampling.top_p == 1:
         # In float64: in float32, steps of 6e-8 would round the probabilities of unlikely tokens.
         mass_BV = probabilities_BV.cumsum(dim=-1, dtype=torch.float64)
         tokens_B1 = _first_above(mass_BV, mass_BV[:, -1:], uniforms_B)
-        return tokens_B1.squeeze(1), probabilities_BV.gather(1, tokens_B1).log().squeeze(1)
+        return Drawn(tokens_B1.squeeze(1), probabilities_BV.gather(1, tokens_B1).log().squeeze(1))
     sorted_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True, stable=True)
     mass_BV = sorted_BV.cumsum(dim=-1, dtype=torch.float64)
     # A token stays if the likelier ones have less mass than top_p. So the likeliest always stays.
@@ -49,7 +61,9 @@ def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms_B: torch.Tensor) 
     kept_B1 = mass_BV.gather(1, num_kept_B1 - 1)
     ranks_B1 = _first_above(mass_BV, kept_B1, uniforms_B)
     logprobs_B1 = (sorted_BV.gather(1, ranks_B1) / kept_B1).log().float()
-    return order_BV.gather(1, ranks_B1).squeeze(1), logprobs_B1.squeeze(1)
+    sizes = num_kept_B1.squeeze(1).tolist()
+    kept = [ids[:size] for ids, size in zip(order_BV[:, : max(sizes)].tolist(), sizes, strict=True)]
+    return Drawn(order_BV.gather(1, ranks_B1).squeeze(1), logprobs_B1.squeeze(1), kept)
 
 
 def _first_above(mass_BV: torch.Tensor, total_B1: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:

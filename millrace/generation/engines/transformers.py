@@ -40,6 +40,8 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     version_spans: list[tuple[int, int]] = field(default_factory=list)
+    kept_tokens: list[int] = field(default_factory=list)
+    kept_counts: list[int] = field(default_factory=list)
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -51,11 +53,15 @@ class _Row:
         """Place of the next token in the response, given tokens included."""
         return len(self.request.response_tokens) + len(self.tokens)
 
-    def add(self, token: int, logprob: float, policy_version: int) -> None:
+    def add(self, token: int, logprob: float, kept: Sequence[int], policy_version: int) -> None:
+        """`kept` are the ids that the token was drawn from, none if nothing was truncated."""
         if not self.version_spans or self.version_spans[-1][0] != policy_version:
             self.version_spans.append((policy_version, len(self.tokens)))
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        if kept:
+            self.kept_tokens += kept
+            self.kept_counts.append(len(kept))
 
     def trajectory(self, finish_reason: FinishReason) -> Trajectory:
         response = Response(
@@ -63,6 +69,8 @@ class _Row:
             rollout_logprobs=tuple(self.logprobs),
             version_spans=tuple(self.version_spans),
             finish_reason=finish_reason,
+            kept_tokens=tuple(self.kept_tokens),
+            kept_counts=tuple(self.kept_counts),
         )
         return Trajectory(request=self.request, response=response, t_started=self.t_started, t_finished=time.time())
 
@@ -179,10 +187,13 @@ class TransformersEngine(Engine):
             self._rows, self._waiting = self._rows + self._waiting, []
         rows = self._rows
         uniforms_B = uniforms([row.request.seed for row in rows], [row.position for row in rows])
-        tokens_B, logprobs_B = draw(torch.cat(logits), self._sampling, uniforms_B)
+        drawn = draw(torch.cat(logits), self._sampling, uniforms_B)
+        kept_B = drawn.kept or [[]] * len(rows)
         ended: dict[int, Trajectory] = {}
-        for i, (row, token, logprob) in enumerate(zip(rows, tokens_B.tolist(), logprobs_B.tolist(), strict=True)):
-            row.add(token, logprob, self.policy_version)
+        for i, (row, token, logprob, kept) in enumerate(
+            zip(rows, drawn.tokens_B.tolist(), drawn.logprobs_B.tolist(), kept_B, strict=True)
+        ):
+            row.add(token, logprob, kept, self.policy_version)
             finish_reason = self._criteria.end(row.tokens, row.limit)
             if finish_reason is not None:
                 ended[i] = row.trajectory(finish_reason)

@@ -39,6 +39,8 @@ class _Episode:
     logprobs: list[float] = field(default_factory=list)
     version_spans: list[tuple[int, int]] = field(default_factory=list)
     environment_spans: list[tuple[int, int]] = field(default_factory=list)
+    kept_tokens: list[int] = field(default_factory=list)
+    kept_counts: list[int] = field(default_factory=list)
 
     @property
     def room(self) -> int:
@@ -55,6 +57,8 @@ class _Episode:
                 self.version_spans.append((version, len(self.tokens) + start))
         self.tokens += turn.response.tokens
         self.logprobs += turn.response.rollout_logprobs
+        self.kept_tokens += turn.response.kept_tokens
+        self.kept_counts += turn.response.kept_counts
 
     def add_observation(self, tokens: Sequence[int]) -> None:
         """Appends as many of the environment's tokens as fit."""
@@ -64,6 +68,9 @@ class _Episode:
         start = len(self.tokens)
         self.tokens += tokens
         self.logprobs += [0.0] * len(tokens)
+        if self.kept_counts:
+            # Where sampling is truncated, every token has a count. These were drawn from nothing.
+            self.kept_counts += [0] * len(tokens)
         self.environment_spans.append((start, len(self.tokens)))
 
     def next_request(self) -> Request:
@@ -79,6 +86,8 @@ class _Episode:
             version_spans=tuple(self.version_spans),
             finish_reason=finish_reason,
             environment_spans=tuple(self.environment_spans),
+            kept_tokens=tuple(self.kept_tokens),
+            kept_counts=tuple(self.kept_counts),
             environment_error=error,
         )
         return Trajectory(request=self.request, response=response, t_started=self.t_started, t_finished=t_finished)

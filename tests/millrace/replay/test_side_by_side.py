@@ -72,6 +72,8 @@ def batch(behaviour: LlamaForCausalLM, seed: int = 0, rewards: Sequence[float] |
             loss_mask=[np.ones(len(one), dtype=np.uint8) for one in responses],
             span_versions=[np.zeros(1, dtype=np.int64)] * 4,
             span_starts=[np.zeros(1, dtype=np.int32)] * 4,
+            kept_tokens=[np.zeros(0, dtype=np.int32)] * 4,
+            kept_counts=[np.zeros(0, dtype=np.int32)] * 4,
             masked_tokens=[0] * 4,
             temperature=0.9,
             rewards=list(rewards or random.integers(0, 3, size=4) / 2),

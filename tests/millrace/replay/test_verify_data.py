@@ -32,15 +32,17 @@ def of_step(run: TrainedRun, step: int, place: int = 1) -> tuple[ScoredGroup, st
     return group, layout.scores("exact_match", group.generator, int(part) % SCORERS, SCORERS)
 
 
-def change_row(run: TrainedRun, path: str, schema: pa.Schema, row_id: int, name: str, value: Any) -> None:
-    """One value of the row of that row_id, with all checksums as they should be."""
+def change_row(run: TrainedRun, path: str, schema: pa.Schema, row_id: int, **values: Any) -> None:
+    """Values of the row of that row_id, with all checksums as they should be."""
     changed = 0
 
     def change(table: pa.Table) -> pa.Table:
         nonlocal changed
         row = pc.index(table["row_id"], row_id).as_py()
         changed += row >= 0
-        return table if row < 0 else with_value(table, row, name, value)
+        for name, value in values.items() if row >= 0 else ():
+            table = with_value(table, row, name, value)
+        return table
 
     rewrite(run, path, schema, change)
     assert changed == 1, "witness: the value was changed"
@@ -52,7 +54,7 @@ def test_one_changed_reward_is_found_at_exactly_its_step(trained: TrainedRun, st
     index = group.verified[-1]
     before = group.rewards[index]
     assert before is not None
-    change_row(trained, scores, SCORE, group.first_row_id + index, "reward", before + 0.125)
+    change_row(trained, scores, SCORE, group.first_row_id + index, reward=before + 0.125)
     verdict = verify(trained.store)
     assert parted(verdict) == (
         step,
@@ -120,7 +122,14 @@ def test_changed_tokens_are_found_at_their_step_and_told_from_changed_weights(tr
     group, _ = of_step(trained, 7)
     tokens = group.response_tokens[2].tolist()
     path = layout.trajectories(group.generator)
-    change_row(trained, path, TRAJECTORY, group.first_row_id + 2, "response_tokens", [tokens[0] ^ 1, *tokens[1:]])
+    changed = [tokens[0] ^ 1, *tokens[1:]]
+    # A token that could not have been drawn would be refused as damage.
+    num_kept = [*group.kept_counts[2], 0][0]
+    kept = [
+        token ^ 1 if i < num_kept and token == tokens[0] else token
+        for i, token in enumerate(group.kept_tokens[2].tolist())
+    ]
+    change_row(trained, path, TRAJECTORY, group.first_row_id + 2, response_tokens=changed, kept_tokens=kept)
     verdict = verify(trained.store)
     step, what, sentence = parted(verdict)
     assert (step, what) == (7, "logprobs")

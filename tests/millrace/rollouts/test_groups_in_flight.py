@@ -62,14 +62,18 @@ def test_whatever_is_finished_first_all_trajectories_come_once_and_groups_are_wh
     assert [index for _, index in taken] == list(range(GROUP_SIZE)) * 20
 
 
-def partly(request: Request, tokens: int, version: int, finish_reason: FinishReason = "unfinished") -> Trajectory:
-    """What an engine returns: `tokens` more, all of one version."""
+def partly(
+    request: Request, tokens: int, version: int, finish_reason: FinishReason = "unfinished", truncated: bool = True
+) -> Trajectory:
+    """What an engine returns: `tokens` more, all of one version, each drawn from itself alone if it's truncated."""
     start = len(request.response_tokens)
     response = Response(
         tokens=tuple(range(start, start + tokens)),
         rollout_logprobs=tuple(-float(i) for i in range(start, start + tokens)),
         version_spans=((version, 0),) if tokens else (),
         finish_reason=finish_reason,
+        kept_tokens=tuple(range(start, start + tokens)) if truncated else (),
+        kept_counts=(1,) * tokens if truncated else (),
     )
     return Trajectory(request=request, response=response, t_started=100.0 + version, t_finished=200.0 + version)
 
@@ -99,6 +103,8 @@ def test_interrupted_responses_go_on_where_they_were_and_are_joined() -> None:
     whole = last.take()
     assert [one.response.tokens for one in whole] == [(0, 1), tuple(range(7)), (0, 1)]
     assert [one.response.rollout_logprobs[-1] for one in whole] == [-1.0, -6.0, -1.0]
+    assert [one.response.kept_tokens for one in whole] == [one.response.tokens for one in whole]
+    assert [one.response.kept_counts for one in whole] == [(1,) * 2, (1,) * 7, (1,) * 2]
     assert [one.response.version_spans for one in whole] == [
         ((3, 0),),
         ((3, 0), (4, 4), (6, 6)),
@@ -156,3 +162,17 @@ def test_seeds_differ_by_run_group_and_place_and_fit_63_bits() -> None:
     assert 2**60 < max(seeds) < 2**63
     # A stored run names its seeds: they must not change from one release to the next.
     assert trajectory_seed(0, 0, 0) == 8387133978117270309
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_response_that_was_begun_before_kept_tokens_were_stored_has_a_count_for_each_token(
+    before: bool, after: bool
+) -> None:
+    groups = GroupsInFlight(1, run_seed=7)
+    (begun,) = admit(groups, 0)
+    stored = groups.interrupted([partly(begun, 2, 0, truncated=before)])
+    (rest,) = admit(groups, 0, {0: stored[0]})
+    response = groups.add(partly(rest, 1, 0, "stop", truncated=after)).response
+    assert response.kept_tokens == (*((0, 1) if before else ()), *((2,) if after else ()))
+    assert response.kept_counts == ((before, before, after) if before or after else ())

@@ -36,6 +36,8 @@ FINISHED = trajectory(
         finish_reason="stop",
         environment_spans=((1, 3), (4, 5)),
         environment_error="OSError: no tool",
+        kept_tokens=(4, 3, 9),
+        kept_counts=(2, 0, 0, 1, 0),
     ),
 )
 

@@ -81,6 +81,49 @@ def test_the_first_bad_trajectory_is_named(make_trajectories: MakeTable, name: s
     validate(chunked, TRAJECTORY)
 
 
+def with_kept(table: pa.Table, row: int, kept: list[list[int]]) -> pa.Table:
+    table = with_value(table, "kept_tokens", row, [token for ids in kept for token in ids])
+    return with_value(table, "kept_counts", row, [len(ids) for ids in kept])
+
+
+def test_a_truncated_token_is_one_of_its_kept_ones(make_trajectories: MakeTable) -> None:
+    table = make_trajectories()
+    response = table["response_tokens"].to_pylist()[2]
+    assert len(response) > 1
+    # Of tokens that an environment wrote nothing was kept.
+    kept = [[], *([token, (token + 1) % 50] for token in response[1:])]
+    good = with_kept(table, 2, kept)
+    validate(good, TRAJECTORY, vocab_size=50)
+    validate(good.slice(2), TRAJECTORY, vocab_size=50)
+    other = with_kept(
+        with_kept(table, 1, []), 2, [[token + 1] if token == response[-1] else [token] for token in response]
+    )
+    for rows, row in ((other, 2), (other.slice(1), 1)):
+        with pytest.raises(ValueError, match=f"row {row}: a response token is none of its kept_tokens"):
+            validate(rows, TRAJECTORY)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda tokens, counts: (tokens, counts[1:]), "row 2: kept_counts and response_tokens differ in length"),
+        (lambda tokens, counts: (tokens, []), "row 2: kept_counts do not add up to the number of kept_tokens"),
+        (lambda tokens, counts: (tokens[1:], counts), "row 2: kept_counts do not add up to the number of kept_tokens"),
+        (lambda tokens, counts: (tokens, [-1, *counts[1:]]), "row 2: kept_counts holds a negative number"),
+        (lambda tokens, counts: ([*tokens, 50], [*counts[:-1], 2]), r"row 2: kept_tokens holds a token id outside"),
+    ],
+)
+def test_kept_tokens_that_do_not_fit_their_response_are_named(
+    make_trajectories: MakeTable, change: Callable[..., tuple[list[int], list[int]]], reason: str
+) -> None:
+    table = make_trajectories()
+    tokens = table["response_tokens"].to_pylist()[2]
+    changed, counts = change(tokens, [1] * len(tokens))
+    table = with_value(with_value(table, "kept_tokens", 2, changed), "kept_counts", 2, counts)
+    with pytest.raises(ValueError, match=reason):
+        validate(table, TRAJECTORY, vocab_size=50)
+
+
 def test_tokens_without_a_span_are_named(make_trajectories: MakeTable) -> None:
     table = with_value(make_trajectories(), "span_versions", 1, [])
     with pytest.raises(ValueError, match="row 1: tokens without a span"):

@@ -80,6 +80,9 @@ class ScriptedEngine(Engine):
             rollout_logprobs=(LOGPROB,) * len(said[:room]),
             version_spans=((self.policy_version, 0),),
             finish_reason=finish_reason,
+            # As if the script left no choice: each token was the only one kept.
+            kept_tokens=tuple(said[:room]) if sampling.top_p < 1 else (),
+            kept_counts=(1,) * len(said[:room]) if sampling.top_p < 1 else (),
         )
         return Trajectory(request=request, response=response, t_started=self.clock, t_finished=self.clock + 0.5)
 

@@ -189,7 +189,7 @@ class _Maker:
                 trajectory_table(
                     rollouts,
                     first_row_id=first,
-                    sampling=Sampling(temperature=0.9, top_p=1.0, max_new_tokens=6),
+                    sampling=Sampling(temperature=0.9, top_p=0.5, max_new_tokens=6),
                     incarnation=self.incarnation,
                     generator=generator,
                     epoch=0,
@@ -206,8 +206,11 @@ class _Maker:
             self.scores[generator][record.part % SCORERS].write(score_rows(first, rewards), tokens=tokens)
 
     def _rollout(self, group_id: int, index: int, versions: tuple[int, int]) -> Trajectory:
+        """Of every second group each token was drawn from two, or from one."""
         length = int(self.random.integers(1, 7))
         spans = tuple(zip(versions, (0, length // 2), strict=True))
+        tokens = tuple(self.random.integers(3, self.vocab_size, length).tolist())
+        kept = [sorted({token, 3 + index}) for token in tokens] if group_id % 2 else []
         return Trajectory(
             request=Request(
                 group_id=group_id,
@@ -217,10 +220,12 @@ class _Maker:
                 seed=0,
             ),
             response=Response(
-                tokens=tuple(self.random.integers(3, self.vocab_size, length).tolist()),
+                tokens=tokens,
                 rollout_logprobs=tuple((-self.random.exponential(2.0, length)).tolist()),
                 version_spans=spans if length > 1 and versions[0] != versions[1] else spans[:1],
                 finish_reason="stop",
+                kept_tokens=tuple(token for ids in kept for token in ids),
+                kept_counts=tuple(len(ids) for ids in kept),
             ),
             t_started=0.0,
             t_finished=0.0,

@@ -30,6 +30,8 @@ def scored_group(
         loss_mask=[np.array(mask, dtype=np.uint8) for mask in loss_masks or [[1] * len(one) for one in versions]],
         span_versions=[np.array(one, dtype=np.int64) for one in spans],
         span_starts=[np.array(one, dtype=np.int32) for one in starts],
+        kept_tokens=[np.zeros(0, dtype=np.int32) for _ in versions],
+        kept_counts=[np.zeros(0, dtype=np.int32) for _ in versions],
         masked_tokens=[0] * len(versions),
         temperature=1.0,
         rewards=list(rewards),

@@ -20,16 +20,25 @@ ENVIRONMENT: dict[str, str] = {
 
 
 def vllm_arguments(
-    folder: Path, *, dtype: str, engine_args: Mapping[str, Any], reads_text: bool = False, sleeps: bool = False
+    folder: Path,
+    *,
+    dtype: str,
+    engine_args: Mapping[str, Any],
+    reads_text: bool = False,
+    sleeps: bool = False,
+    truncates: bool = False,
 ) -> dict[str, Any]:
     """Arguments of vLLM's `AsyncEngineArgs` for the model in `folder`.
 
     `engine_args` are the user's; a config refuses those that are set here (`configs.engine_args.RESERVED`).
-    `reads_text`: whether responses end at stop texts, too; `sleeps`: whether it gives its device back at times.
+    `reads_text`: whether responses end at stop texts, too; `sleeps`: whether it gives its device back at times;
+    `truncates`: whether tokens are drawn from a part of the vocabulary (top-p), which vLLM then has to name.
     """
-    defaults: dict[str, Any] = {"disable_log_stats": True}
+    # Without masks, what vLLM kept is read from the log-probabilities of the whole vocabulary.
+    defaults: dict[str, Any] = {"disable_log_stats": True, "max_logprobs": -1}
     # Counting devices does not start CUDA; a build of torch for CPUs counts none.
-    if not torch.cuda.device_count():
+    on_a_cpu = not torch.cuda.device_count()
+    if on_a_cpu:
         # vLLM 0.32's engine core on a CPU dies of a seeded request whose prompt is computed in pieces: it resets the
         # request's generator after each piece (`set_offset` in v1/worker/gpu_model_runner.py), which a CPU can't.
         defaults["enable_chunked_prefill"] = False
@@ -39,6 +48,8 @@ def vllm_arguments(
         "model": str(folder),
         "dtype": dtype,
         "logprobs_mode": "processed_logprobs",
+        # How vLLM names the tokens that it kept: see `kept_tokens`.
+        "return_sampling_mask": truncates and not on_a_cpu,
         "enable_prefix_caching": True,
         "skip_tokenizer_init": not reads_text,
         "enable_sleep_mode": sleeps,
@@ -46,4 +57,6 @@ def vllm_arguments(
         "generation_config": "vllm",
         "weight_transfer_config": {"backend": "millrace"},
     }
+    if truncates and on_a_cpu:
+        reserved["max_logprobs"] = -1
     return {**defaults, **engine_args, **reserved}

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from millrace.generation.engines.base import Engine, check_names, unstarted
 from millrace.generation.engines.vllm.arguments import ENVIRONMENT, vllm_arguments
+from millrace.generation.engines.vllm.kept_tokens import kept_tokens
 from millrace.models.loading import empty_model
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
@@ -47,9 +48,9 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", 
 class VllmEngine(Engine):
     """The model in `folder`, whose responses end after the token `eos_token_id` or one of the texts `stop`.
 
-    `dtype` is that of the weights, `engine_args` are the user's arguments of vLLM, and `sleeps` is whether `sleep` will
-    be called. The start takes some 20 seconds. If vLLM's processes die, waiting and later calls raise vLLM's
-    EngineDeadError.
+    `dtype` is that of the weights, `engine_args` are the user's arguments of vLLM, `sleeps` is whether `sleep` will be
+    called, and `truncates` whether requests with top-p below 1 will come. The start takes some 20 seconds. If vLLM's
+    processes die, waiting and later calls raise vLLM's EngineDeadError.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class VllmEngine(Engine):
         engine_args: Mapping[str, Any],
         stop: Sequence[str] = (),
         sleeps: bool = False,
+        truncates: bool = False,
     ) -> None:
         model = empty_model(folder)
         self.policy_version = 0
@@ -68,7 +70,15 @@ class VllmEngine(Engine):
         self._eos = eos_token_id
         self._stop = list(stop)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        arguments = vllm_arguments(folder, dtype=dtype, engine_args=engine_args, reads_text=bool(stop), sleeps=sleeps)
+        arguments = vllm_arguments(
+            folder,
+            dtype=dtype,
+            engine_args=engine_args,
+            reads_text=bool(stop),
+            sleeps=sleeps,
+            truncates=truncates,
+        )
+        self._returns_masks: bool = arguments["return_sampling_mask"]
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
         self._finished: queue.Queue[Trajectory | Exception] = queue.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -191,7 +201,7 @@ class VllmEngine(Engine):
             parameters = self._parameters(sampling, request.seed, logprobs=0, num_given=len(request.response_tokens))
             # A response to continue is a new request with a longer prompt, whose blocks are in the prefix cache.
             output = await self._complete([*request.prompt_tokens, *request.response_tokens], parameters)
-            response = self._response(output.outputs[0])
+            response = self._response(output.outputs[0], truncated=_truncates(sampling))
             trajectory = Trajectory(request=request, response=response, t_started=t_started, t_finished=time.time())
         except Exception as error:  # noqa: BLE001 — raised again by `collect`, in the caller's thread
             self._finished.put(error)
@@ -229,12 +239,22 @@ class VllmEngine(Engine):
             await asyncio.wait(tasks, timeout=_ABORT_SECONDS)
 
     def _parameters(self, sampling: Sampling, seed: int, logprobs: int, num_given: int = 0) -> SamplingParams:
+        temperature, top_p, top_k = sampling.temperature, sampling.top_p, 0
+        if self._returns_masks:
+            # vLLM then wants a top_k, which keeps everything, and no greedy requests: one token kept is the same.
+            greedy = temperature == 0
+            temperature, top_p, top_k = (1.0, 1.0, 1) if greedy else (temperature, top_p, self.vocab_size)
+        elif _truncates(sampling):
+            logprobs = -1
         return SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
             max_tokens=sampling.max_new_tokens - num_given,
             seed=seed,
             logprobs=logprobs,
+            # Fewer objects: there may be thousands of log-probabilities for each token.
+            flat_logprobs=logprobs == -1,
             stop_token_ids=[self._eos],
             # vLLM looks for stop texts in the decoded text, so special tokens must be in it.
             stop=self._stop,
@@ -243,10 +263,11 @@ class VllmEngine(Engine):
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _response(self, completion: CompletionOutput) -> Response:
+    def _response(self, completion: CompletionOutput, *, truncated: bool) -> Response:
         assert completion.logprobs is not None
         assert completion.weight_versions is not None
         tokens = tuple(completion.token_ids)
+        kept = kept_tokens(completion) if truncated else []
         return Response(
             tokens=tokens,
             rollout_logprobs=tuple(
@@ -254,7 +275,13 @@ class VllmEngine(Engine):
             ),
             version_spans=tuple((int(span.version), span.start) for span in completion.weight_versions),
             finish_reason=_FINISH_REASONS[str(completion.finish_reason)],
+            kept_tokens=tuple(token for ids in kept for token in ids),
+            kept_counts=tuple(len(ids) for ids in kept),
         )
+
+
+def _truncates(sampling: Sampling) -> bool:
+    return sampling.temperature > 0 and sampling.top_p < 1
 
 
 async def _start(arguments: AsyncEngineArgs) -> AsyncLLM:

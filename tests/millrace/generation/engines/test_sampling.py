@@ -21,7 +21,7 @@ def sampling(temperature: float = 1.0, top_p: float = 1.0) -> Sampling:
 def drawn(temperature: float = 1.0, top_p: float = 1.0) -> tuple[dict[int, float], dict[int, float]]:
     """(share of each token among many draws, its log-probability as told)."""
     uniforms_B = uniforms([7] * NUM_DRAWS, range(NUM_DRAWS))
-    tokens_B, logprobs_B = draw(LOGITS.expand(NUM_DRAWS, -1), sampling(temperature, top_p), uniforms_B)
+    tokens_B, logprobs_B, _ = draw(LOGITS.expand(NUM_DRAWS, -1), sampling(temperature, top_p), uniforms_B)
     told = dict(zip(tokens_B.tolist(), logprobs_B.tolist(), strict=True))
     return {token: count / NUM_DRAWS for token, count in Counter(tokens_B.tolist()).items()}, told
 
@@ -52,6 +52,16 @@ def test_top_p_keeps_the_smallest_set_of_that_mass(top_p: float, kept: list[int]
     assert_shares(*drawn(top_p=top_p), {token: PROBABILITIES[token].item() / mass for token in kept})
 
 
+def test_what_each_row_was_drawn_from_is_told_and_nothing_if_all_was_kept() -> None:
+    logits_BV = torch.stack([LOGITS, LOGITS.flip(0), torch.zeros(6)])
+    uniforms_B = uniforms([1, 2, 3], [0, 0, 0])
+    kept = draw(logits_BV, sampling(top_p=0.7), uniforms_B).kept
+    assert kept is not None
+    assert kept[:2] == [[0, 2], [5, 3]]
+    assert len(kept[2]) == 5, "of a flat distribution nearly everything is kept"
+    assert draw(logits_BV, sampling(), uniforms_B).kept is None
+
+
 def test_temperature_comes_before_top_p() -> None:
     flat = PROBABILITIES.sqrt() / PROBABILITIES.sqrt().sum()
     kept = flat[[0, 2, 3]] / flat[[0, 2, 3]].sum()
@@ -60,8 +70,9 @@ def test_temperature_comes_before_top_p() -> None:
 
 def test_greedy_decoding_takes_the_likeliest_token_of_each_row() -> None:
     logits_BV = torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]])
-    tokens_B, logprobs_B = draw(logits_BV, sampling(temperature=0.0, top_p=0.1), uniforms([1, 2], [0, 0]))
+    tokens_B, logprobs_B, kept = draw(logits_BV, sampling(temperature=0.0, top_p=0.1), uniforms([1, 2], [0, 0]))
     assert tokens_B.tolist() == [1, 0]
+    assert kept is None
     assert logprobs_B.tolist() == pytest.approx(torch.log_softmax(logits_BV, dim=-1)[[0, 1], [1, 0]].tolist())
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,6 +104,16 @@ def test_turns_and_answers_stand_in_their_order_and_only_turns_are_learnt(calcul
     assert response.finish_reason == "stop"
     assert response.environment_error is None
     assert calculating.decode(response.answer_tokens) == "46<eos>"
+
+
+def test_of_a_truncated_trajectory_each_token_says_what_it_was_drawn_from_and_an_answers_from_nothing(
+    calculating: PreTrainedTokenizerFast,
+) -> None:
+    assert played(calculating, Calculator, "<12+34>", "46$").kept_counts == ()
+    response = played(calculating, Calculator, "<12+34>", "<1*2>", "46$", sampling=replace(ROOMY, top_p=0.9))
+    assert response.kept_counts == tuple(response.loss_mask)
+    said = [token for token, mask in zip(response.tokens, response.loss_mask, strict=True) if mask]
+    assert list(response.kept_tokens) == said
 
 
 def test_a_rollout_of_one_turn_is_what_it_would_be_without_an_environment(

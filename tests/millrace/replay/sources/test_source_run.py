@@ -35,7 +35,7 @@ from storage.streams.stream import StreamWriter, stream_head, write_removed
 
 
 def contents(group: ScoredGroup) -> tuple[object, ...]:
-    lists = (group.prompt_tokens, group.response_tokens, group.rollout_logprobs, group.loss_mask)
+    lists = (group.prompt_tokens, group.response_tokens, group.rollout_logprobs, group.loss_mask, group.kept_counts)
     return (
         group.group_id,
         group.generator,
