@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced, stages_of, start_model
 
 from storage import layout
 from storage.checkpoints import load_file, read_latest
-from storage.schema import SCORE, TRAJECTORY
+from storage.schema import METRIC, SCORE, TRAJECTORY
 from storage.stores.factory import open_store
 from storage.streams.stream import StreamReader
 
@@ -77,6 +78,24 @@ def test_sync_mode_is_on_policy_and_ends_in_the_same_weights_each_time(millrace:
         assert ended.code == 0, ended.output
         assert set(millrace.summary(run_id)["staleness"]["histogram"]) == {"0"}
     assert final_weights(millrace.root / "one") == final_weights(millrace.root / "two")
+
+
+@pytest.mark.extended
+def test_with_truncated_sampling_every_step_of_sync_mode_is_on_policy(millrace: Millrace) -> None:
+    settings = {"pipeline.mode": "sync", "training.max_steps": 3, "generation.top_p": 0.9}
+    ended = millrace.run(*millrace.campaign("nucleus", **settings))
+    assert ended.code == 0, ended.output
+    kept = rows(millrace.root / "nucleus", layout.trajectories(0), TRAJECTORY)["kept_counts"].combine_chunks()
+    assert len(kept.values) > 0
+    assert 1 < np.mean(kept.values) < 16, "some tokens of the vocabulary were left out, and not all but one"
+    measured = rows(millrace.root / "nucleus", layout.metrics("train", 0), METRIC)
+    found: dict[str, list[float]] = {}
+    for row in measured.to_pylist():
+        found.setdefault(row["name"], []).append(row["value"])
+    assert len(found["importance_ratio_mean"]) == 3
+    assert found["importance_ratio_mean"] == pytest.approx([1.0] * 3, abs=1e-5)
+    assert found["importance_ratio_max"] == pytest.approx([1.0] * 3, abs=1e-4)
+    assert found["mismatch_kl"] == pytest.approx([0.0] * 3, abs=1e-5)
 
 
 @pytest.mark.extended

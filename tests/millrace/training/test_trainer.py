@@ -22,7 +22,7 @@ from millrace.training.batch import Sample
 from millrace.training.checkpoints.names import WEIGHTS_FILE
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.training.trainer import Trainer
-from millrace.types import Sampling
+from millrace.types import Response, Sampling
 
 MakeModel = Callable[..., LlamaForCausalLM]
 
@@ -73,6 +73,15 @@ def sample(
         temperature=temperature,
         advantage=advantage,
         staleness=staleness,
+    )
+
+
+def on_policy_sample(prompt: Sequence[int], response: Response, temperature: float) -> Sample:
+    """What an engine returned, as the trainer gets it."""
+    return replace(
+        sample(prompt, response.tokens, rollout_logprobs=response.rollout_logprobs, temperature=temperature),
+        kept_tokens=np.array(response.kept_tokens, np.int32),
+        kept_counts=np.array(response.kept_counts, np.int32),
     )
 
 
@@ -280,22 +289,55 @@ def test_the_temperature_divides_the_logits(make_model: MakeModel, temperature: 
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+@pytest.mark.parametrize("top_p", [0.3, 0.6, 0.9, 0.95, 1.0])
 def test_trainer_and_generator_agree_on_what_an_on_policy_token_is(
-    make_model: MakeModel, tokenizer: PreTrainedTokenizerFast, temperature: float
+    make_model: MakeModel, tokenizer: PreTrainedTokenizerFast, temperature: float, top_p: float
 ) -> None:
     prompts = [[1, 3], [1, 4, 5, 6, 7], [1, 8, 9]] * 4
     engine = TransformersEngine(make_model(0), tokenizer)
-    responses = engine.generate(prompts, Sampling(temperature=temperature, top_p=1.0, max_new_tokens=8), seed=0)
-    rollouts = [
-        sample(prompt, r.tokens, rollout_logprobs=r.rollout_logprobs, temperature=temperature)
+    responses = engine.generate(prompts, Sampling(temperature=temperature, top_p=top_p, max_new_tokens=8), seed=0)
+    rollouts = [on_policy_sample(prompt, r, temperature) for prompt, r in zip(prompts, responses, strict=True)]
+    report = make_trainer(make_model(0), max_tokens_per_microbatch=40).step(rollouts)
+    ratios = np.exp(
+        np.concatenate(
+            [ours - one.rollout_logprobs for ours, one in zip(report.trainer_logprobs, rollouts, strict=True)]
+        )
+    )
+    np.testing.assert_allclose(ratios, 1.0, rtol=0, atol=1e-5)
+    assert report.importance_ratio_max == pytest.approx(1.0, abs=1e-5)
+    assert report.importance_ratio_mean == pytest.approx(1.0, abs=1e-5)
+    assert report.mismatch_kl == pytest.approx(0.0, abs=1e-5)
+    assert report.effective_sample_size == pytest.approx(1.0, abs=1e-5)
+    assert report.clip_fraction == 0.0
+
+
+def test_without_the_kept_tokens_ratios_on_policy_would_be_below_1(
+    make_model: MakeModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    prompts = [[1, 3], [1, 4, 5, 6, 7], [1, 8, 9]] * 4
+    engine = TransformersEngine(make_model(0), tokenizer)
+    responses = engine.generate(prompts, Sampling(temperature=1.0, top_p=0.6, max_new_tokens=8), seed=0)
+    none = np.zeros(0, np.int32)
+    blind = [
+        replace(on_policy_sample(prompt, r, 1.0), kept_tokens=none, kept_counts=none)
         for prompt, r in zip(prompts, responses, strict=True)
     ]
-    report = make_trainer(make_model(0), max_tokens_per_microbatch=40).step(rollouts)
-    assert report.importance_ratio_max == pytest.approx(1.0, abs=1e-4)
-    assert report.importance_ratio_mean == pytest.approx(1.0, abs=1e-4)
-    assert report.mismatch_kl == pytest.approx(0.0, abs=1e-5)
-    assert report.effective_sample_size == pytest.approx(1.0, abs=1e-4)
-    assert report.clip_fraction == 0.0
+    # About top_p at each token: as rows count that were stored before the kept tokens were.
+    assert 0.55 < make_trainer(make_model(0)).step(blind).importance_ratio_mean < 0.8
+
+
+def test_on_truncated_rollouts_the_reference_policy_is_renormalised_too(
+    make_model: MakeModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    engine = TransformersEngine(make_model(0), tokenizer)
+    (response,) = engine.generate([[1, 3]], Sampling(temperature=1.0, top_p=0.6, max_new_tokens=8), seed=0)
+    rollout = on_policy_sample([1, 3], response, 1.0)
+    kl = {"estimator": "k1", "coefficient": 0.1}
+    same = make_trainer(make_model(0), reference=make_model(0), kl=kl).step([rollout])
+    assert same.kl_to_reference == pytest.approx(0.0, abs=1e-6)
+    other = make_trainer(make_model(0), reference=make_model(1), kl=kl).step([rollout])
+    expected = (logprobs(make_model(0), rollout) - logprobs(make_model(1), rollout)).mean().item()
+    assert other.kl_to_reference == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_report_says_what_its_formulas_say(make_model: MakeModel) -> None:

@@ -142,19 +142,26 @@ def make_trainer(case: Case, ranks: Ranks, compute_dtype: Literal["float32", "bf
 
 
 def samples(count: int, seed: int) -> list[Sample]:
-    """Rollouts of any lengths by a policy that is not far from a random one."""
+    """Rollouts of any lengths by a policy that is not far from a random one; some of truncated sampling."""
     random = np.random.default_rng(seed)
 
     def one() -> Sample:
         prompt, response = random.integers(1, 8), random.integers(1, 16)
+        tokens = random.integers(0, VOCAB, response).astype(np.int32)
+        # Each of them from its own first half of the vocabulary, or from its own second half.
+        kept = [np.arange(VOCAB)[np.arange(VOCAB) * 2 // VOCAB == token * 2 // VOCAB] for token in tokens]
+        if response % 2:
+            kept = [np.zeros(0)]
         return Sample(
             prompt_tokens=random.integers(0, VOCAB, prompt).astype(np.int32),
-            response_tokens=random.integers(0, VOCAB, response).astype(np.int32),
+            response_tokens=tokens,
             rollout_logprobs=random.normal(-np.log(VOCAB), 0.5, response).astype(np.float32),
             loss_mask=(random.random(response) < 0.9).astype(np.uint8),
             temperature=float(random.uniform(0.7, 1.3)),
             advantage=float(random.normal()),
             staleness=0,
+            kept_tokens=np.concatenate(kept).astype(np.int32),
+            kept_counts=np.array([len(ids) for ids in kept if len(ids)], np.int32),
         )
 
     return [one() for _ in range(count)]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from support.engines.policies import response_logits
@@ -11,6 +12,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerF
 from millrace.errors import WeightsMismatch
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
+from millrace.training.batch import Sample, microbatches
+from millrace.training.policy import PackedPolicy
 from millrace.types import Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 
@@ -61,6 +64,20 @@ def sampled_from(logits_RV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return torch.log_softmax(logits_RV, dim=-1)
 
 
+def as_sample(prompt: Sequence[int], response: Response, temperature: float) -> Sample:
+    return Sample(
+        prompt_tokens=np.array(prompt, np.int32),
+        response_tokens=np.array(response.tokens, np.int32),
+        rollout_logprobs=np.array(response.rollout_logprobs, np.float32),
+        loss_mask=np.array(response.loss_mask, np.uint8),
+        temperature=temperature,
+        advantage=1.0,
+        staleness=0,
+        kept_tokens=np.array(response.kept_tokens, np.int32),
+        kept_counts=np.array(response.kept_counts, np.int32),
+    )
+
+
 def assert_sampled_from(model: PreTrainedModel, responses: Sequence[Response], sampling: Sampling) -> None:
     """That the responses to PROMPTS were drawn from this model, by their log-probabilities."""
     for prompt, response in zip(PROMPTS, responses, strict=True):
@@ -76,6 +93,38 @@ def test_log_probabilities_are_those_of_the_distribution_sampled_from_whatever_t
 ) -> None:
     sampling = Sampling(temperature=temperature, top_p=top_p, max_new_tokens=8)
     assert_sampled_from(make_policy(0), engine.generate(PROMPTS, sampling, seed=1), sampling)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+@pytest.mark.parametrize("top_p", [0.3, 0.6, 0.9, 0.95])
+def test_over_the_tokens_that_were_kept_every_ratio_on_policy_is_1(
+    engine: Engine, make_policy: MakePolicy, temperature: float, top_p: float
+) -> None:
+    model = make_policy(0)
+    sampling = Sampling(temperature=temperature, top_p=top_p, max_new_tokens=8)
+    responses = engine.generate(PROMPTS, sampling, seed=1)
+    samples = [as_sample(prompt, response, temperature) for prompt, response in zip(PROMPTS, responses, strict=True)]
+    (batch,) = microbatches(samples, 1000)
+    assert batch.kept_counts_N is not None
+    policy = PackedPolicy(model)
+    with torch.no_grad():
+        ratios_N = (policy(batch).logprobs_N - batch.rollout_logprobs_N).exp()
+    torch.testing.assert_close(ratios_N, torch.ones_like(ratios_N), rtol=0, atol=1e-5)
+
+
+def test_the_kept_tokens_are_the_smallest_set_with_the_mass_of_top_p_and_greedy_requests_name_none(
+    engine: Engine, make_policy: MakePolicy
+) -> None:
+    sampling = Sampling(temperature=1.0, top_p=0.8, max_new_tokens=8)
+    model = make_policy(0)
+    for prompt, response in zip(PROMPTS, engine.generate(PROMPTS, sampling, seed=1), strict=True):
+        possible_RV = sampled_from(response_logits(model, prompt, response), sampling) > -torch.inf
+        expected = [set(possible_V.nonzero().squeeze(1).tolist()) for possible_V in possible_RV]
+        kept = np.split(np.array(response.kept_tokens), np.cumsum(response.kept_counts)[:-1])
+        assert [set(ids.tolist()) for ids in kept] == expected
+        assert sum(response.kept_counts) == sum(len(ids) for ids in expected) == len(response.kept_tokens)
+    for response in engine.generate(PROMPTS, replace(GREEDY, top_p=0.8), seed=1):
+        assert response.kept_tokens == response.kept_counts == ()
 
 
 def test_greedy_decoding_takes_the_likeliest_token_and_tells_its_unscaled_log_probability(
