@@ -11,7 +11,7 @@ truncated sampling kept, of all response tokens together.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -93,18 +93,22 @@ class Microbatch:
         return replace(self, **{**named, **moved})
 
 
-def microbatches(samples: Sequence[Sample], max_tokens: int, num_ranks: int = 1) -> list[Microbatch]:
-    """Splits a batch into few microbatches of at most `max_tokens` tokens, or of one longer sample.
+def microbatches(
+    samples: Sequence[Sample], max_tokens: int, num_ranks: int = 1, *, places: Sequence[int] | None = None
+) -> list[Microbatch]:
+    """Splits a batch, or its samples at `places`, into few microbatches of at most `max_tokens` tokens.
 
-    Their number is a multiple of `num_ranks`; rank i takes those with index i modulo `num_ranks`. If there are fewer
-    samples than ranks, spare ranks get a one-token dummy batch. The split depends on the samples alone, so every rank
-    computes the same one, and the same batch gives the same floating-point sums.
+    A longer sample is a microbatch of its own. Their number is a multiple of `num_ranks`; rank i takes those with index
+    i modulo `num_ranks`. If there are fewer samples than ranks, spare ranks get a one-token dummy batch; without any
+    samples there are no microbatches. The split depends on the samples alone, so every rank computes the same one, and
+    the same batch gives the same floating-point sums.
     """
+    chosen = range(len(samples)) if places is None else places
     ends = np.cumsum([len(sample.response_tokens) for sample in samples])
     starts = ends - [len(sample.response_tokens) for sample in samples]
     return [
-        _pack([samples[place] for place in places], tuple(places), [int(starts[place]) for place in places])
-        for places in _shares([sample.num_tokens for sample in samples], max_tokens, num_ranks)
+        _pack([samples[place] for place in share], tuple(share), [int(starts[place]) for place in share])
+        for share in _shares({place: samples[place].num_tokens for place in chosen}, max_tokens, num_ranks)
     ]
 
 
@@ -113,12 +117,15 @@ def pack(sample: Sample) -> Microbatch:
     return _pack([sample], (0,), [0])
 
 
-def _shares(lengths: Sequence[int], max_tokens: int, num_ranks: int) -> list[list[int]]:
-    """Indices of the samples of each microbatch, ascending by length, so that equal lengths are neighbours."""
+def _shares(lengths: Mapping[int, int], max_tokens: int, num_ranks: int) -> list[list[int]]:
+    """Places of the samples of each microbatch, ascending by length, so that equal lengths are neighbours.
+
+    `lengths` are the samples' numbers of tokens by place.
+    """
     # Samples of equal length keep the order of the batch.
-    longest_first = sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
+    longest_first = sorted(lengths, key=lambda place: (-lengths[place], place))
     # Never more microbatches than samples, rounded up to a multiple of the ranks.
-    num_shares = num_ranks * min(-(-sum(lengths) // (max_tokens * num_ranks)), -(-len(lengths) // num_ranks))
+    num_shares = num_ranks * min(-(-sum(lengths.values()) // (max_tokens * num_ranks)), -(-len(lengths) // num_ranks))
     while True:
         shares: list[list[int]] = [[] for _ in range(num_shares)]
         emptiest = [(0, number) for number in range(num_shares)]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-CHUNK_ELEMENTS = {"cpu": 1 << 25, "cuda": 1 << 28}
+CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 28}
 """Default maximum number of logits at a time, by kind of device: as few as keep it busy."""
 
 

@@ -36,6 +36,10 @@ class Objective:
         lengths_Q = torch.tensor([int(sample.loss_mask.sum()) for sample in samples])
         return token_scale(self._aggregation, lengths_Q, self._max_new_tokens)
 
+    def pulls(self, sample: Sample) -> bool:
+        """Whether `sample` adds to the gradient. No loss has one at a token without advantage; a KL has."""
+        return bool(sample.loss_mask.any()) and (sample.advantage != 0 or self.kl.coefficient != 0)
+
     def token_losses(
         self, batch: Microbatch, trainer_logprobs_N: torch.Tensor, ref_logprobs_N: torch.Tensor | None
     ) -> tuple[TokenLosses, torch.Tensor]:

@@ -1,8 +1,9 @@
 """One policy being trained: batches of samples in, new policy versions and step reports out.
 
     samples ─► microbatches ─► own share ─► log π ─► objective ─► gradients summed ─► clipped ─► AdamW ─► version + 1
-               the same on every rank                            └─ over ranks after each microbatch: no rank
-                                                                    ever holds a whole gradient
+               the same on every rank                 │          └─ over ranks after each microbatch: no rank
+                                                      │             ever holds a whole gradient
+                                                      └─ samples without advantage: measured, without a backward pass
 
 Every rank gets the same samples. So each rank knows the lengths of the whole batch, and no counts have to be sent. The
 trainer knows nothing of streams, where checkpoints are stored or how ranks are started: `stages/train.py` does that.
@@ -112,13 +113,16 @@ class Trainer:
         gradient are not finite; weights, optimizer and version then stay as they are.
         """
         scale_Q = self._objective.scale(samples)
-        batches = [batch.to(self.ranks.device) for batch in self.microbatches(samples)]
-        batches = batches[self.ranks.data_rank :: self.ranks.data_size]
+        pulling = [place for place, sample in enumerate(samples) if self._objective.pulls(sample)]
+        others = sorted(set(range(len(samples))) - set(pulling))
+        batches = self._own_microbatches(samples, pulling)
+        num_pulling = len(batches)
+        batches += self._own_microbatches(samples, others)
         references = self._reference_logprobs(batches)
         table = TokenTable(samples, self.ranks.device)
-        self._optimizer.zero_grad(set_to_none=True)
-        for batch, ref_logprobs_N in zip(batches, references, strict=True):
-            self._backward(batch, ref_logprobs_N, scale_Q, table)
+        self._zero_gradients()
+        for number, (batch, ref_logprobs_N) in enumerate(zip(batches, references, strict=True)):
+            self._pass(batch, ref_logprobs_N, scale_Q, table, pulls=number < num_pulling)
         failpoint("train.mid_step")
         grad_norm = self._clipped_norm()
         self._optimizer.step()
@@ -139,7 +143,7 @@ class Trainer:
         move(self.policy, self.ranks.device, self._optimizer)
 
     def microbatches(self, samples: Sequence[Sample]) -> list[Microbatch]:
-        """The microbatches that all ranks together go through in a step on `samples`."""
+        """All of `samples` in microbatches of the configured size, for all ranks together."""
         return microbatches(samples, self._training.max_tokens_per_microbatch, self.ranks.data_size)
 
     def logprobs_of(self, batch: Microbatch) -> torch.Tensor:
@@ -149,6 +153,21 @@ class Trainer:
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
         """The trained parameters by name: all, or those of the adapters."""
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+
+    def _own_microbatches(self, samples: Sequence[Sample], places: Sequence[int]) -> list[Microbatch]:
+        """This rank's microbatches of the samples at `places`, on its device; every rank has as many."""
+        most, ranks = self._training.max_tokens_per_microbatch, self.ranks
+        batches = microbatches(samples, most, ranks.data_size, places=places)
+        return [batch.to(ranks.device) for batch in batches[ranks.data_rank :: ranks.data_size]]
+
+    def _zero_gradients(self) -> None:
+        """Sets the gradient to 0, not to None: AdamW's momentum moves the weights in a step without gradient too."""
+        for parameter in self._parameters().values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                # In place: taking as much memory from the system again can cost as much as the optimizer's update.
+                parameter.grad.zero_()
 
     def _frozen(self, reference: PreTrainedModel) -> PackedPolicy:
         policy = PackedPolicy(reference.eval()).requires_grad_(False)
@@ -166,16 +185,24 @@ class Trainer:
         self._reference.to("cpu")
         return found
 
-    def _backward(
-        self, batch: Microbatch, ref_logprobs_N: torch.Tensor | None, scale_Q: torch.Tensor, table: TokenTable
+    def _pass(
+        self,
+        batch: Microbatch,
+        ref_logprobs_N: torch.Tensor | None,
+        scale_Q: torch.Tensor,
+        table: TokenTable,
+        *,
+        pulls: bool,
     ) -> None:
-        """Adds the gradient of this microbatch's share of the objective."""
-        found = self.policy(batch)
-        losses, kl_L = self._objective.token_losses(batch, found.logprobs_N, ref_logprobs_N)
-        scale_L = scale_Q[list(batch.places)].to(self.ranks.device)[batch.response_N[batch.loss_mask_N]]
-        total = (scale_L * (losses.loss + self._objective.kl.coefficient * kl_L)).sum()
-        # Run backward even when there is no loss: FSDP needs every rank in every layer.
-        total.backward()
+        """Measures a microbatch; if it `pulls`, adds the gradient of its share of the objective."""
+        with torch.set_grad_enabled(pulls):
+            found = self.policy(batch)
+            losses, kl_L = self._objective.token_losses(batch, found.logprobs_N, ref_logprobs_N)
+            scale_L = scale_Q[list(batch.places)].to(self.ranks.device)[batch.response_N[batch.loss_mask_N]]
+            total = (scale_L * (losses.loss + self._objective.kl.coefficient * kl_L)).sum()
+        if pulls:
+            # Also where this rank's microbatch is a dummy: FSDP needs every rank in every layer.
+            total.backward()
         table.enter(batch, found, losses, scale_L * losses.loss, kl_L)
 
     def _clipped_norm(self) -> float:

@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from support.engines.one_by_one import response_logprobs, taken
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from configs.training import TrainingConfig
+from configs.training import LossName, TrainingConfig
 from millrace.errors import InputError, TrainingDiverged, WeightsMismatch
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.training.batch import Sample
 from millrace.training.checkpoints.names import WEIGHTS_FILE
+from millrace.training.objective import Objective
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.training.trainer import Trainer
 from millrace.types import Response, Sampling
@@ -360,6 +361,49 @@ def test_the_report_says_what_its_formulas_say(make_model: MakeModel) -> None:
     assert report.kl_to_reference == 0.0
     assert report.mismatch_kl == pytest.approx(-math.log(2.0), rel=1e-4)
     assert report.loss == pytest.approx(-float((weights * 1.5 * trainer_logprobs).mean()), rel=1e-4)
+
+
+SOME_WITHOUT_ADVANTAGE = [*SAMPLES, sample([1, 4], [6, 7, 2], advantage=0.0), sample([1, 8, 3], [9, 2], advantage=0.0)]
+
+
+@pytest.mark.parametrize("loss", get_args(LossName))
+def test_samples_without_advantage_are_measured_without_a_backward_pass_and_nothing_else_changes(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, loss: LossName
+) -> None:
+    trainer, whole = (make_trainer(make_model(0), loss=loss) for _ in range(2))
+    passes = []
+    trainer.policy.register_forward_pre_hook(
+        lambda _, given: passes.append((torch.is_grad_enabled(), sorted(given[0].places)))
+    )
+    report = trainer.step(SOME_WITHOUT_ADVANTAGE)
+    monkeypatch.setattr(Objective, "pulls", lambda *_: True)
+    expected = whole.step(SOME_WITHOUT_ADVANTAGE)
+    assert passes == [(True, [0, 1, 2, 3, 4]), (False, [5, 6])]
+    assert report.measured() == pytest.approx(expected.measured(), rel=1e-5, abs=1e-7)
+    for ours, theirs in zip(report.trainer_logprobs, expected.trainer_logprobs, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+    wanted = gradients(whole)
+    for name, gradient in gradients(trainer).items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=0, atol=1e-6, msg=name)
+
+
+def test_a_step_without_any_advantage_moves_the_weights_as_the_momentum_does(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipping, whole = make_trainer(make_model(0)), make_trainer(make_model(0))
+    for trainer in (skipping, whole):
+        trainer.step(SAMPLES)
+    before = {name: parameter.clone() for name, parameter in skipping.model.named_parameters()}
+    assert skipping.step([replace(one, advantage=0.0) for one in SAMPLES]).grad_norm == 0.0
+    monkeypatch.setattr(Objective, "pulls", lambda *_: True)
+    whole.step([replace(one, advantage=0.0) for one in SAMPLES])
+    assert skipping.state() == whole.state()
+    assert not torch.equal(dict(skipping.model.named_parameters())["model.norm.weight"], before["model.norm.weight"])
+
+
+def test_a_sample_without_advantage_pulls_towards_the_reference(make_model: MakeModel) -> None:
+    trainer = make_trainer(make_model(0), reference=make_model(1), kl={"coefficient": 0.1})
+    assert trainer.step([replace(one, advantage=0.0) for one in SAMPLES]).grad_norm > 0
 
 
 def test_the_gradient_norm_is_reported_before_it_is_clipped(make_model: MakeModel) -> None:

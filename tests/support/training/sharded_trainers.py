@@ -145,7 +145,7 @@ def samples(count: int, seed: int) -> list[Sample]:
     """Rollouts of any lengths by a policy that is not far from a random one; some of truncated sampling."""
     random = np.random.default_rng(seed)
 
-    def one() -> Sample:
+    def one(number: int) -> Sample:
         prompt, response = random.integers(1, 8), random.integers(1, 16)
         tokens = random.integers(0, VOCAB, response).astype(np.int32)
         # Each of them from its own first half of the vocabulary, or from its own second half.
@@ -158,13 +158,14 @@ def samples(count: int, seed: int) -> list[Sample]:
             rollout_logprobs=random.normal(-np.log(VOCAB), 0.5, response).astype(np.float32),
             loss_mask=(random.random(response) < 0.9).astype(np.uint8),
             temperature=float(random.uniform(0.7, 1.3)),
-            advantage=float(random.normal()),
+            # Every third one has none, so that the ranks skip its backward pass together.
+            advantage=0.0 if number % 3 == 2 else float(random.normal()),
             staleness=0,
             kept_tokens=np.concatenate(kept).astype(np.int32),
             kept_counts=np.array([len(ids) for ids in kept if len(ids)], np.int32),
         )
 
-    return [one() for _ in range(count)]
+    return [one(number) for number in range(count)]
 
 
 def disagreement(case: Case, ranks: Ranks) -> dict[str, Any]:
