@@ -37,6 +37,11 @@ def _prompts(config: RunConfig) -> Iterator[str]:
     sources = [source for source in (prompts.source, prompts.eval_source) if source is not None]
     yield from _listed_prompts(config, sources)
     built_in = next((source for source in sources if source in ("arithmetic", "chains")), None)
+    if prompts.template is not None and prompts.chat:
+        yield (
+            "prompts.template is set and prompts.chat is true; expected null, because a conversation is written in the "
+            "model's own template"
+        )
     if prompts.template is not None and built_in is not None:
         yield (
             f"prompts.template is set and prompts are from {built_in}; "

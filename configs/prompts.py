@@ -57,15 +57,24 @@ class PromptsConfig(Section):
     """Evaluation prompts, in the same form as `source`; null: `num_eval` prompts of `source` are held out of
     training."""
     prompt_field: Text = "prompt"
-    """Key or column with the prompt's text."""
+    """Key or column with the prompt: text, or a list of messages. Without it, `messages` is looked for."""
     answer_field: Text = "answer"
     """Key or column with the reference answer's text."""
     answer_format: Literal["text", "gsm8k", "boxed"] = "text"
     """Where the answer is in that text: `text`: all of it; `gsm8k`: after the last `####`, without thousands
     separators; `boxed`: in the last `\\boxed{…}`."""
     template: Text | None = None
-    """Text the policy reads, such as instructions and chat markup, with `{prompt}` where the prompt goes; null: the
-    prompt alone."""
+    """Text the policy reads, with `{prompt}` where the prompt goes; null: the prompt alone. Not for chat, which has
+    the model's own template."""
+    chat: bool = False
+    """Whether a text prompt is a user's message, written in the model's chat template. A prompt that is a list of
+    messages always is."""
+    system_prompt: Text | None = None
+    """Message of the system before every conversation that has none; null: none, or the template's own."""
+    response_prefix: Text | None = None
+    """Text with which each response of the assistant begins, such as "The answer is"; it is part of the prompt."""
+    tools: Text | None = None
+    """JSON file with the functions that the policy may call, a list of {"type": "function", "function": {…}}."""
     num_eval: Count = 512
     """Number of prompts held out of `source` if `eval_source` is null."""
     shuffle: bool = True

@@ -77,6 +77,11 @@ class ModelConfig(Section):
     describes."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in every stage; `generation.dtype` overrides it for generators."""
+    chat_template: Text | None = None
+    """File with a chat template (Jinja) to use in place of the tokenizer's own; exported models get it too."""
+    renderer: Text = "auto"
+    """How conversations are written: `template`: by the tokenizer's chat template; a name of the library `renderers`,
+    such as `qwen3`; `auto`: by the library where it writes the same tokens as the template, else by the template."""
     bootstrap: BootstrapConfig = Field(default_factory=BootstrapConfig)
     """The model to create if `model.path` is null."""
 

@@ -13,6 +13,10 @@ class PromptsError(InputError):
     """A prompt source is missing, malformed, or holds too few prompts."""
 
 
+class ChatError(InputError):
+    """A conversation can't be written or continued in a model's chat template."""
+
+
 class ModelFolderError(InputError):
     """A folder is not a Hugging Face causal language model with its tokenizer."""
 

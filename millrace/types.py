@@ -6,10 +6,15 @@ Shapes: P prompt tokens, R response tokens of one trajectory, those of its envir
 natural logarithms (nats), float32.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "unfinished"]
+
+
+Message = Mapping[str, Any]
+"""A message of a conversation, or the description of a tool, as chat templates take it: plain JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,12 +24,16 @@ class Prompt:
     prompt_id: str
     """Stable name of the prompt, unique in its set."""
     text: str
-    """What the policy reads, before tokenisation."""
+    """What is asked, as its source has it, without template; of a conversation, the content of its last message."""
     answer: str
     """The reference answer that the reward compares with."""
     source: str
     """Where the prompt came from: `arithmetic`, `chains`, the name of a file, or a package with the arguments it
     was given."""
+    messages: tuple[Message, ...] = ()
+    """The conversation that the policy goes on with; empty for plain text."""
+    tools: tuple[Message, ...] = ()
+    """The functions that the policy may call, beside those of the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,7 +37,7 @@ def measure_vllm(num_pushes: int) -> dict[str, Any]:
     buffer = ReceiveBuffer(memory_folder() / f"benchmark-{uuid.uuid4().hex}")
     with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as folder:
         model.save_pretrained(folder)
-        engine = VllmEngine(Path(folder), dtype="float32", eos_token_id=0, engine_args=_ENGINE_ARGS)
+        engine = VllmEngine(Path(folder), dtype="float32", stop_token_ids=[0], engine_args=_ENGINE_ARGS)
         try:
             rounds = [_round(engine, model, buffer, n) for n in range(1, 1 + _WARM_UP + num_pushes)][_WARM_UP:]
         finally:

@@ -14,6 +14,7 @@ from configs.schema import RunConfig
 from millrace.errors import InputError, RunExists
 from millrace.generation.environments.factory import environment_class
 from millrace.preflight.model import check_training, read_model
+from millrace.preflight.prompts import check_prompts
 from millrace.preflight.vllm import Question, check_vllm
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
@@ -46,10 +47,19 @@ def check(config: RunConfig, run_id: str, *, resume: Resume) -> Store:
     configured and its check crashes.
     """
     layout.validate_run_id(run_id)
-    check_training(read_model(config.model), config.training, on_this_host=config.placement.train.work_pool is None)
+    model = read_model(config.model)
+    check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
     make_scorer(config.scoring, config.prompts).check()
     environment_class(config.environment.name)
     prompts = load_prompts(config.prompts)
+    longest = check_prompts(
+        config.model,
+        config.prompts,
+        config.environment,
+        prompts,
+        context=model.get("max_position_embeddings"),
+        max_new_tokens=config.generation.max_new_tokens,
+    )
     store = _run_store(config, run_id)
     if _continues(store, resume):
         changes = changed_immutably(RunConfig.model_validate(latest_attempt(store).config), config)
@@ -58,7 +68,7 @@ def check(config: RunConfig, run_id: str, *, resume: Resume) -> Store:
     elif store.exists(layout.RUN):
         raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
     if config.generation.engine == "vllm":
-        check_vllm(_question(config, prompts))
+        check_vllm(_question(config, prompts, longest))
     remote = [job for job in jobs(config) if job.work_pool is not None]
     if remote:
         # Imported late: only remote jobs need Prefect here.
@@ -101,7 +111,7 @@ def _continues(store: Store, resume: Resume) -> bool:
     return resume == "required" or (resume == "latest" and store.exists(layout.RUN))
 
 
-def _question(config: RunConfig, prompts: PromptSet) -> Question:
+def _question(config: RunConfig, prompts: PromptSet, longest: int | None) -> Question:
     return Question(
         folder=None if config.model.path is None else str(Path(config.model.path).expanduser()),
         tiny=config.model.bootstrap.model_dump(),
@@ -112,5 +122,6 @@ def _question(config: RunConfig, prompts: PromptSet) -> Question:
         environment=config.environment.name,
         colocated=config.placement.colocated,
         truncates=config.generation.top_p < 1,
-        prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train),
+        prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train) if longest is None else (),
+        longest_prompt=longest,
     )

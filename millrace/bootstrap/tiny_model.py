@@ -25,10 +25,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from configs.environment import EnvironmentConfig
 from configs.schema import BootstrapConfig
 from millrace.bootstrap.demonstrations import could_be_demonstrated, dialogue, is_right, right_response
+from millrace.errors import InputError
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.base import Environment
+from millrace.generation.environments.base import ChatEnvironment, Environment
 from millrace.generation.environments.episodes import in_environment
+from millrace.generation.environments.exchange import TextExchange
 from millrace.generation.environments.factory import environment_class
 from millrace.types import Prompt, Sampling
 
@@ -88,6 +90,15 @@ def tiny_llama(shape: BootstrapConfig, tokenizer: PreTrainedTokenizerFast, conte
     )
 
 
+def _text_environment(name: str | None) -> type[Environment] | None:
+    found = environment_class(name)
+    if found is not None and issubclass(found, ChatEnvironment):
+        raise InputError(
+            f"environment.name is {name}, which converses; expected a model with a chat template in model.path"
+        )
+    return found
+
+
 def bootstrap(
     prompts: Sequence[Prompt],
     shape: BootstrapConfig,
@@ -106,13 +117,13 @@ def bootstrap(
     started = time.monotonic()
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    played = environment_class(environment.name)
+    played = _text_environment(environment.name)
     tokenizer, model = _fresh(prompts, shape, played, max_new_tokens)
     optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.0)
     engine = in_environment(
         lambda stop: TransformersEngine(model, tokenizer, stop=stop),
         played,
-        tokenizer,
+        lambda _: TextExchange(tokenizer),
         max_turns=environment.max_turns,
     )
     demonstrated = None if played is None else played()

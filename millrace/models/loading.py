@@ -1,5 +1,6 @@
 """The policy's Hugging Face folder: checked and loaded. Nothing is ever downloaded."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,13 +34,36 @@ def empty_model(folder: Path) -> PreTrainedModel:
         return model
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in `folder`, which must have an end-of-sequence token. Raises ModelFolderError."""
+def load_tokenizer(folder: Path, chat_template: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer in `folder`, which must have an end-of-sequence token. Raises ModelFolderError.
+
+    `chat_template` is Jinja that replaces its own chat template; None keeps that.
+    """
     with _refused_in_a_sentence(folder, what="tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if tokenizer.eos_token_id is None:
         raise ModelFolderError(f"{folder}: its tokenizer has no end-of-sequence token, so no response could stop")
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
     return tokenizer
+
+
+def end_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The tokens that end a response of the model in `folder`: its tokenizer's, and those of generation_config.json.
+
+    An instruct model often ends its turn with another token than the one that ends a text. Raises ModelFolderError.
+    """
+    path = folder / "generation_config.json"
+    found: object = None
+    if path.is_file():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError, AttributeError) as error:
+            raise ModelFolderError(f"{path}: can't be read ({error}); expected a JSON object") from error
+    more = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(one, int) for one in more):
+        raise ModelFolderError(f"{path}: eos_token_id is {found}; expected token ids")
+    return tuple(dict.fromkeys([tokenizer.eos_token_id, *more]))
 
 
 @contextmanager

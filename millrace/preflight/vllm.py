@@ -47,7 +47,9 @@ class Question:
     max_new_tokens: int
     """Longest response, tokens."""
     prompts: tuple[tuple[str, str], ...]
-    """(text, answer) of each training prompt."""
+    """(text, answer) of each training prompt if bootstrap will make the model; empty otherwise."""
+    longest_prompt: int | None
+    """Of the training prompts, tokens; None if bootstrap will make the tokenizer."""
     environment: str | None = None
     """The run's `environment.name`; None if it has none."""
     colocated: bool = False
@@ -244,8 +246,10 @@ def _context(config: Any, question: Question, folder: Path) -> Iterator[str]:
     from millrace.models.loading import load_tokenizer
 
     context = config.model_config.max_model_len
-    texts = [text for text, _ in question.prompts]
-    longest = max(len(tokens) for tokens in load_tokenizer(folder)(texts)["input_ids"])
+    longest = question.longest_prompt
+    if longest is None:
+        texts = [text for text, _ in question.prompts]
+        longest = max(len(tokens) for tokens in load_tokenizer(folder)(texts)["input_ids"])
     if longest + question.max_new_tokens > context:
         whose = f"{_KEY}max_model_len" if "max_model_len" in question.engine_args else "the model's context"
         yield (

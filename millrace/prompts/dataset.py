@@ -1,12 +1,13 @@
 """The prompts of a run: loaded from their source, split into training and evaluation, and put in order.
 
-arithmetic, chains ──┐                               ┌─► train ─► PromptOrder: group number n ─► prompt
-a file ──────────────┤                               │            (a permutation of train per epoch, from the seed)
-reasoning_gym ───────┼─► prompts ─► split ─► template┤
-verifiers ───────────┘                               └─► eval     (no text of it is in train)
+arithmetic, chains ──┐                      ┌─► train ─► PromptOrder: group number n ─► prompt
+a file ──────────────┤                      │            (a permutation of train per epoch, from the seed)
+reasoning_gym ───────┼─► prompts ─► split ──┤
+verifiers ───────────┘                      └─► eval     (no prompt of it is in train)
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,7 @@ _SPLIT_SALT = "millrace-held-out:"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptSet:
-    """The prompts of a run. No text is in both halves; `prompt_id` is unique within each."""
+    """The prompts of a run. No prompt is in both halves; `prompt_id` is unique within each."""
 
     train: tuple[Prompt, ...]
     """Prompts to train on, at least one."""
@@ -67,41 +68,34 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
     """Load both halves of a run's prompt set. Raises InputError naming the file and the line or row.
 
     Without `eval_source`, `num_eval` prompts of `source` are held out, chosen by hash: the same ones for every seed.
-    With it, its prompts are the evaluation set, and prompts of `source` with the same text are left out of training.
+    With it, its prompts are the evaluation set, and the same prompts of `source` are left out of training.
     """
     source, eval_source = config.source, config.eval_source
     prompts = _prompts_of(source, config)
     if eval_source is None:
-        train, held_out = _hold_out(prompts, config.num_eval, commuted if source == ARITHMETIC else _text)
+        train, held_out = _hold_out(prompts, config.num_eval, commuted if source == ARITHMETIC else _asked)
         if not train:
             raise PromptsError(
                 f"{source}: {len(prompts)} prompts; expected more than the {config.num_eval} held out of them"
             )
     else:
         held_out = _prompts_of(eval_source, config)
-        held_out_texts = {prompt.text for prompt in held_out}
-        train = [prompt for prompt in prompts if prompt.text not in held_out_texts]
+        held_out_asked = {_asked(prompt) for prompt in held_out}
+        train = [prompt for prompt in prompts if _asked(prompt) not in held_out_asked]
         if not train:
             raise PromptsError(f"{source}: every prompt is in {eval_source} too; expected some to train on")
-    # The template comes last: which prompts are held out must not depend on it.
-    return PromptSet(train=_in_template(train, config.template), eval=_in_template(held_out, config.template))
+    return PromptSet(train=tuple(train), eval=tuple(held_out))
 
 
 def _prompts_of(source: str, config: PromptsConfig) -> list[Prompt]:
     if (package := package_of(source)) is not None:
-        return listed_prompts(source, package_options(config, package))
+        listed = listed_prompts(source, package_options(config, package))
+        return listed if config.chat else [replace(prompt, messages=()) for prompt in listed]
     if source == ARITHMETIC:
         return arithmetic_prompts(config.arithmetic.digits, config.arithmetic.max_sum)
     if source == CHAINS:
         return chain_prompts(config.chains)
     return read_prompts(source, config)
-
-
-def _in_template(prompts: Iterable[Prompt], template: str | None) -> tuple[Prompt, ...]:
-    if template is None:
-        return tuple(prompts)
-    before, _, after = template.partition("{prompt}")
-    return tuple(replace(prompt, text=before + prompt.text + after) for prompt in prompts)
 
 
 def _hold_out(
@@ -118,5 +112,5 @@ def _hold_out(
     return [prompt for prompt in prompts if identity(prompt) not in held_out_identities], held_out
 
 
-def _text(prompt: Prompt) -> str:
-    return prompt.text
+def _asked(prompt: Prompt) -> str:
+    return json.dumps(prompt.messages) if prompt.messages else prompt.text

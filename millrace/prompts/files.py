@@ -1,14 +1,14 @@
 """Prompts from a file of the user: JSONL, Parquet, or a folder that `datasets` saved.
 
 .jsonl ───┐
-.parquet ─┼─► records, numbered ─► text and answer of each ─► prompts
+.parquet ─┼─► records, numbered ─► text or messages, tools and answer of each ─► prompts
 folder ───┘
 
 A record may have a unique `id`; otherwise the file's name and the record's number identify the prompt.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 import fsspec
@@ -18,9 +18,13 @@ import pyarrow.parquet as pq
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.answers import EXPECTED, reference_answer
+from millrace.prompts.messages import checked_messages, checked_tools, last_text
 from millrace.prompts.saved_dataset import saved_records
 from millrace.prompts.text_checks import checked_text, shown
-from millrace.types import Prompt
+from millrace.types import Message, Prompt
+
+_MESSAGES = "messages"
+_TOOLS = "tools"
 
 
 def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
@@ -29,17 +33,20 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
     Raises PromptsError naming the file and the line or row.
     """
     name = PurePosixPath(source).name
-    fields = config.prompt_field, config.answer_field
     prompts: dict[str, Prompt] = {}
-    for unit, number, record in _records(source, fields):
+    for unit, number, record in _records(source, config):
         where = f"{source} {unit} {number}"
         if not isinstance(record, dict):
-            raise PromptsError(f'{where}: no object; expected one with the keys "{fields[0]}" and "{fields[1]}"')
+            keys = f'"{config.prompt_field}" and "{config.answer_field}"'
+            raise PromptsError(f"{where}: no object; expected one with the keys {keys}")
+        messages = _messages(record, config, where)
         prompt = Prompt(
             prompt_id=checked_text(record, "id", where) if "id" in record else f"{name}:{number}",
-            text=checked_text(record, config.prompt_field, where),
+            text=last_text(messages) if messages else checked_text(record, config.prompt_field, where),
             answer=_answer(record, config, where),
             source=name,
+            messages=messages,
+            tools=checked_tools(record[_TOOLS], where) if record.get(_TOOLS) else (),
         )
         if prompt.prompt_id in prompts:
             raise PromptsError(f'{where}: id "{prompt.prompt_id}" was used before; expected each id once')
@@ -47,6 +54,12 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
     if not prompts:
         raise PromptsError(f"{source}: no prompts; expected at least one")
     return list(prompts.values())
+
+
+def _messages(record: dict[str, object], config: PromptsConfig, where: str) -> tuple[Message, ...]:
+    """The record's conversation; empty if its prompt is text."""
+    found = record.get(config.prompt_field, record.get(_MESSAGES))
+    return checked_messages(found, where) if isinstance(found, list) else ()
 
 
 def _answer(record: dict[str, object], config: PromptsConfig, where: str) -> str:
@@ -58,13 +71,13 @@ def _answer(record: dict[str, object], config: PromptsConfig, where: str) -> str
     return answer
 
 
-def _records(source: str, fields: tuple[str, ...]) -> Iterator[tuple[str, int, object]]:
+def _records(source: str, config: PromptsConfig) -> Iterator[tuple[str, int, object]]:
     """(`line` or `row`, its number from 1, the record)."""
     suffix = PurePosixPath(source).suffix
     if suffix in (".jsonl", ".parquet"):
         data = _bytes(source)
-        return _jsonl_records(data, source) if suffix == ".jsonl" else _parquet_records(data, source, fields)
-    saved = saved_records(source, fields)
+        return _jsonl_records(data, source) if suffix == ".jsonl" else _parquet_records(data, source, config)
+    saved = saved_records(source, lambda names: chosen_columns(names, source, config))
     if saved is None:
         raise PromptsError(
             f'prompts source "{source}"; expected arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, a '
@@ -100,15 +113,22 @@ def _jsonl_records(data: bytes, source: str) -> Iterator[tuple[str, int, object]
             ) from error
 
 
-def _parquet_records(data: bytes, source: str, fields: tuple[str, ...]) -> Iterator[tuple[str, int, object]]:
-    """The rows, with the columns `fields` and `id` only."""
+def _parquet_records(data: bytes, source: str, config: PromptsConfig) -> Iterator[tuple[str, int, object]]:
+    """The rows, with the columns that prompts are made of."""
     try:
         names = pq.read_schema(pa.BufferReader(data)).names
-        if missing := [field for field in fields if field not in names]:
-            raise PromptsError(f'{source}: column "{missing[0]}" is missing; expected it among {", ".join(names)}')
-        table = pq.read_table(pa.BufferReader(data), columns=[name for name in names if name in (*fields, "id")])
+        table = pq.read_table(pa.BufferReader(data), columns=chosen_columns(names, source, config))
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise PromptsError(f"{source}: can't be read as Parquet ({error}); expected a Parquet file") from error
     for number, record in enumerate((row for batch in table.to_batches() for row in batch.to_pylist()), start=1):
         yield "row", number, record
+
+
+def chosen_columns(names: Sequence[str], source: str, config: PromptsConfig) -> list[str]:
+    """Those of the columns `names` that prompts are made of. Raises PromptsError if one is missing."""
+    prompt = config.prompt_field if config.prompt_field in names or _MESSAGES not in names else _MESSAGES
+    wanted = (prompt, config.answer_field)
+    if missing := [name for name in wanted if name not in names]:
+        raise PromptsError(f'{source}: column "{missing[0]}" is missing; expected it among {", ".join(names)}')
+    return [name for name in names if name in (*wanted, "id", _TOOLS)]

@@ -56,7 +56,10 @@ def _listed(source: str, options: str) -> tuple[Prompt, ...]:
         checked_text(record, "text", f"{source} entry {record['prompt_id']}")
     if not answer["prompts"]:
         raise PromptsError(f"{source}: no prompts; expected at least one")
-    return tuple(Prompt(**record) for record in answer["prompts"])
+    return tuple(
+        Prompt(**{**record, "messages": tuple(record["messages"]), "tools": tuple(record["tools"])})
+        for record in answer["prompts"]
+    )
 
 
 def main() -> None:

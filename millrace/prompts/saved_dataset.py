@@ -5,7 +5,7 @@ folder/dataset_dict.json: the folder holds one such folder per split
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fsspec
@@ -14,11 +14,10 @@ import pyarrow as pa
 from millrace.errors import PromptsError
 
 
-def saved_records(folder: str, fields: tuple[str, ...]) -> Iterator[dict[str, Any]] | None:
-    """The columns `fields` of each row, and `id` if there is one; None where `folder` is no saved data set.
+def saved_records(folder: str, choose: Callable[[list[str]], list[str]]) -> Iterator[dict[str, Any]] | None:
+    """The columns of each row that `choose` takes of all; None where `folder` is no saved data set.
 
-    `folder` is a path or an fsspec URL. Raises PromptsError for a folder of several splits, a damaged file or a missing
-    column.
+    `folder` is a path or an fsspec URL. Raises PromptsError for a folder of several splits and a damaged file.
     """
     folder = folder.rstrip("/")
     splits = _json(f"{folder}/dataset_dict.json")
@@ -28,7 +27,7 @@ def saved_records(folder: str, fields: tuple[str, ...]) -> Iterator[dict[str, An
     state = _json(f"{folder}/state.json")
     # Another program's state.json may be anything.
     files = None if state is None else state.get("_data_files")
-    return None if files is None else _rows(folder, [file["filename"] for file in files], fields)
+    return None if files is None else _rows([f"{folder}/{file['filename']}" for file in files], choose)
 
 
 def _json(path: str) -> dict[str, Any] | None:
@@ -42,18 +41,13 @@ def _json(path: str) -> dict[str, Any] | None:
     return found
 
 
-def _rows(folder: str, files: list[str], fields: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    for name in files:
-        path = f"{folder}/{name}"
+def _rows(files: list[str], choose: Callable[[list[str]], list[str]]) -> Iterator[dict[str, Any]]:
+    for path in files:
         try:
             with fsspec.open(path, "rb") as file, pa.ipc.open_stream(file.read()) as stream:
                 table = stream.read_all()
             table.validate(full=True)
         except (pa.ArrowException, OSError) as error:
             raise PromptsError(f"{path}: can't be read as Arrow ({error}); expected what `datasets` saved") from error
-        names = table.column_names
-        if missing := [field for field in fields if field not in names]:
-            raise PromptsError(f'{folder}: column "{missing[0]}" is missing; expected it among {", ".join(names)}')
-        wanted = table.select([name for name in names if name in (*fields, "id")])
-        for batch in wanted.to_batches():
+        for batch in table.select(choose(table.column_names)).to_batches():
             yield from batch.to_pylist()

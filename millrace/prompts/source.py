@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.types import Prompt
+from millrace.types import Message, Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,13 +39,14 @@ class PromptSource:
             raise ValueError(f'the prompt is from "{text}"; expected one from a package')
         return cls(package=package, name=name, arguments=json.loads(arguments))
 
-    def prompt(self, index: int, text: str, answer: object) -> Prompt:
+    def prompt(self, index: int, text: str, answer: object, messages: tuple[Message, ...] = ()) -> Prompt:
         """Its prompt number `index`; the answer is empty where the package has none."""
         return Prompt(
             prompt_id=f"{self.name}:{index}",
             text=text,
             answer="" if answer is None else str(answer),
             source=self.text,
+            messages=messages,
         )
 
 

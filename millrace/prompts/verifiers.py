@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from millrace.errors import PromptsError
+from millrace.prompts.messages import checked_messages
 from millrace.prompts.source import prompt_sources
 from millrace.types import Prompt
 
@@ -24,7 +25,9 @@ def prompts(source: str, options: Mapping[str, Any]) -> Iterator[Prompt]:
     [made] = prompt_sources(source, options)
     environment = open_environment(made.name, made.arguments)
     for index, row in enumerate(rows(environment, made.name)):
-        yield made.prompt(index, prompt_text(row["prompt"]), row.get("answer"))
+        asked = row["prompt"]
+        messages = () if isinstance(asked, str) else checked_messages(_plain(asked), f"{source} row {index + 1}")
+        yield made.prompt(index, prompt_text(asked), row.get("answer"), messages)
 
 
 def open_environment(name: str, arguments: Mapping[str, Any]) -> Any:
@@ -54,8 +57,13 @@ def rows(environment: Any, name: str) -> list[dict[str, Any]]:
 def prompt_text(messages: str | list[dict[str, Any]]) -> str:
     """A row's prompt as one text: the contents of its messages, separated by empty lines.
 
-    No chat template is applied; `prompts.template` may add the model's own markers.
+    This is what the policy reads where `prompts.chat` is false, and what rewards get.
     """
     if isinstance(messages, str):
         return messages
     return "\n\n".join(str(message["content"]) for message in messages)
+
+
+def _plain(messages: Any) -> list[dict[str, Any]]:
+    """Messages as plain JSON; some environments give objects."""
+    return [one if isinstance(one, dict) else one.model_dump() for one in messages]

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ModelFolderError
 from millrace.rewards.base import Reward, Score, failed
@@ -73,7 +73,7 @@ class RewardModel(Reward):
 
     def score_batch(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Score]:
         """One forward pass for all."""
-        tokens = [self._tokens(prompt.text, response) for prompt, response in pairs]
+        tokens = [self._tokens(prompt, response) for prompt, response in pairs]
         most = getattr(self._model.config, "max_position_embeddings", None) or math.inf
         fitting = [row for row, ids in enumerate(tokens) if 0 < len(ids) <= most]
         logits = dict(zip(fitting, self._logits([tokens[row] for row in fitting]), strict=True))
@@ -82,11 +82,12 @@ class RewardModel(Reward):
             for row, ids in enumerate(tokens)
         ]
 
-    def _tokens(self, prompt: str, response: str) -> list[int]:
+    def _tokens(self, prompt: Prompt, response: str) -> list[int]:
         if self._tokenizer.chat_template is None:
-            plain: list[int] = self._tokenizer(prompt + response)["input_ids"]
+            plain: list[int] = self._tokenizer(prompt.text + response)["input_ids"]
             return plain
-        chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+        asked = prompt.messages or ({"role": "user", "content": prompt.text},)
+        chat: list[Any] = [*asked, {"role": "assistant", "content": response}]
         text = self._tokenizer.apply_chat_template(chat, tokenize=False)
         # The template writes the special tokens itself.
         whole: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -82,14 +82,22 @@ def prompt_meta(prompt: Prompt, environment_error: str | None = None) -> str:
 
     That is the prompt and, where an environment raised, its error: such a trajectory gets no score.
     """
-    meta = {"prompt": prompt.text, "answer": prompt.answer, "source": prompt.source}
-    return json.dumps(meta if environment_error is None else {**meta, "environment_error": environment_error})
+    meta: dict[str, Any] = {"prompt": prompt.text, "answer": prompt.answer, "source": prompt.source}
+    extra = {"messages": prompt.messages, "tools": prompt.tools, "environment_error": environment_error}
+    return json.dumps({**meta, **{name: value for name, value in extra.items() if value}})
 
 
 def prompt_of(prompt_id: str, meta: str) -> Prompt:
     """The prompt in a row's `meta`."""
     values = json.loads(meta)
-    return Prompt(prompt_id=prompt_id, text=values["prompt"], answer=values["answer"], source=values["source"])
+    return Prompt(
+        prompt_id=prompt_id,
+        text=values["prompt"],
+        answer=values["answer"],
+        source=values["source"],
+        messages=tuple(values.get("messages", ())),
+        tools=tuple(values.get("tools", ())),
+    )
 
 
 def environment_error_of(meta: str) -> str | None:

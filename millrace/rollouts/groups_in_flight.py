@@ -66,11 +66,13 @@ class GroupsInFlight:
         policy_version: int,
         t_admitted: float,
         begun: Mapping[int, Trajectory] | None = None,
+        message_starts: tuple[tuple[str, int], ...] = (),
     ) -> list[Request]:
         """The group's requests for the engine.
 
         `policy_version` is that of the weights, `t_admitted` is in unix seconds. `begun` are its responses of an
         earlier time by their place, finished or not: those are not asked for again, or for their rest only.
+        `message_starts` are those of the prompt.
         """
         begun = begun or {}
         versions = [version for one in begun.values() for version, _ in one.response.version_spans]
@@ -85,6 +87,7 @@ class GroupsInFlight:
                 prompt_tokens=prompt_tokens,
                 seed=trajectory_seed(self._run_seed, group_id, i),
                 prompt=prompt,
+                message_starts=message_starts,
                 t_admitted=group.t_admitted,
             )
             if i not in begun:

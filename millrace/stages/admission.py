@@ -10,8 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from transformers import PreTrainedTokenizerBase
-
+from millrace.chat.encoder import PromptEncoder
 from millrace.prompts.dataset import PromptOrder
 from millrace.rollouts.group_sequence import GroupSet
 from millrace.rollouts.groups_in_flight import GroupsInFlight, num_tokens
@@ -24,11 +23,11 @@ from storage.progress import read_status
 class Admission:
     """The groups of one generator, from admission until they are taken for commit."""
 
-    def __init__(self, stage: Stage, order: PromptOrder, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, stage: Stage, order: PromptOrder, encoder: PromptEncoder) -> None:
         config = stage.config
         self._stage = stage
         self._order = order
-        self._tokenizer = tokenizer
+        self._encoder = encoder
         self.by_step = config.pipeline.mode == "sync"
         """Whether a part is a whole step's share: the barrier between generation and the other stages."""
         # In sync mode the bound alone says how many: all groups of a step are decoded together.
@@ -92,7 +91,7 @@ class Admission:
 
     def _admit(self, policy_version: int) -> None:
         prompt = self._order.prompt_at(self._next)
-        tokens = tuple(self._tokenizer(prompt.text)["input_ids"])
+        tokens, starts = self._encoder.encode(prompt)
         begun = self._begun.pop(self._next, None)
-        self._queue += self.groups.admit(self._next, prompt, tokens, policy_version, time.time(), begun)
+        self._queue += self.groups.admit(self._next, prompt, tokens, policy_version, time.time(), begun, starts)
         self._next = next(self._numbers)

@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
+from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
 from millrace.evaluation.measures import Answered, accuracy, answer_given, sampled_measures
 from millrace.evaluation.results import read_result, write_result
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.episodes import in_environment
+from millrace.generation.environments.exchange import exchange_of, prompt_encoder
 from millrace.generation.environments.factory import environment_class
-from millrace.models.loading import load_model, load_tokenizer
+from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
 from millrace.rewards.scorer import Scorer, make_scorer
@@ -42,12 +43,13 @@ def main(stage: Stage) -> None:
     torch.set_num_threads(config.training.threads)
     with stage.loading():
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
-        tokenizer = load_tokenizer(folder)
+        environment = environment_class(config.environment.name)
+        encoder = prompt_encoder(folder, config.model, config.prompts, load_prompts(config.prompts), environment)
         model = load_model(folder, config.model.dtype)
         engine = in_environment(
-            lambda stop: TransformersEngine(model, tokenizer, stop=stop),
-            environment_class(config.environment.name),
-            tokenizer,
+            lambda stop: TransformersEngine(model, encoder.tokenizer, stop=stop, stop_token_ids=encoder.stop_token_ids),
+            environment,
+            lambda played: exchange_of(played, encoder),
             max_turns=config.environment.max_turns,
             each_turn=stage.beat,
         )
@@ -68,7 +70,7 @@ def main(stage: Stage) -> None:
     with make_scorer(config.scoring, config.prompts) as scorer:
         stage.ready(f"measuring version {engine.policy_version}")
         started = time.monotonic()
-        measured = _measures(_Examiner(stage, engine, tokenizer, scorer))
+        measured = _measures(_Examiner(stage, engine, encoder, scorer))
     result = {
         "policy_version": engine.policy_version,
         "weights_checksum": checksum,
@@ -86,7 +88,7 @@ class _Examiner:
 
     stage: Stage
     engine: Engine
-    tokenizer: PreTrainedTokenizerBase
+    encoder: PromptEncoder
     scorer: Scorer
 
     def answers(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
@@ -101,11 +103,11 @@ class _Examiner:
         ]
 
     def _answers_of_batch(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
-        tokens = [self.tokenizer(prompt.text)["input_ids"] for prompt in prompts]
+        tokens = [self.encoder.encode(prompt).tokens for prompt in prompts]
         responses = self.engine.generate(tokens, sampling, seed=seed, asked=prompts)
         self.stage.beat()
         answers = [list(response.answer_tokens) for response in responses]
-        texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        texts = self.encoder.tokenizer.batch_decode(answers, skip_special_tokens=True)
         judged = self.scorer.score_many(list(zip(prompts, texts, strict=True)), self.stage.beat)
         # A response that its environment ended with an error has no reward.
         rewards = [

@@ -27,14 +27,14 @@ from contextlib import closing
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
+from millrace.chat.encoder import PromptEncoder
 from millrace.errors import WeightsCorrupt
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.factory import make_engine
 from millrace.generation.environments.episodes import in_environment
+from millrace.generation.environments.exchange import exchange_of, prompt_encoder
 from millrace.generation.environments.factory import environment_class
-from millrace.models.loading import load_tokenizer
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import PromptOrder, load_prompts
 from millrace.rollouts.writer import TrajectoryWriter
@@ -66,9 +66,11 @@ def main(stage: Stage) -> None:
     started = time.monotonic()
     with stage.loading():
         folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
-        tokenizer = load_tokenizer(folder)
-        engine = _engine(stage, folder, tokenizer)
-    order = PromptOrder(load_prompts(config.prompts).train, seed=config.seed, shuffle=config.prompts.shuffle)
+        prompts = load_prompts(config.prompts)
+        environment = environment_class(config.environment.name)
+        encoder = prompt_encoder(folder, config.model, config.prompts, prompts, environment)
+        engine = _engine(stage, folder, encoder)
+    order = PromptOrder(prompts.train, seed=config.seed, shuffle=config.prompts.shuffle)
     reader = generator_end(config.weights, stage.store, stage.arguments.handover, stage.replica)
     sampling = Sampling(
         temperature=generation.temperature, top_p=generation.top_p, max_new_tokens=generation.max_new_tokens
@@ -88,7 +90,7 @@ def main(stage: Stage) -> None:
     )
     with closing(engine), closing(reader), writer:
         turns = DeviceTurns(stage, device, engine)
-        admission = Admission(stage, order, tokenizer)
+        admission = Admission(stage, order, encoder)
         carry_over = CarryOver(stage, engine, admission, writer)
         generator = Generator(stage, engine, turns, admission, reader, writer, carry_over)
         generator.run()
@@ -96,7 +98,7 @@ def main(stage: Stage) -> None:
     stage.milestone(f"generator {stage.replica} drained after {writer.rows} trajectories{stored}")
 
 
-def _engine(stage: Stage, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Engine:
+def _engine(stage: Stage, folder: Path, encoder: PromptEncoder) -> Engine:
     """The run's engine, playing its environment if it has one."""
     config = stage.config
 
@@ -104,9 +106,10 @@ def _engine(stage: Stage, folder: Path, tokenizer: PreTrainedTokenizerBase) -> E
         return make_engine(
             config.generation,
             folder,
-            tokenizer,
+            encoder.tokenizer,
             dtype=config.generation_dtype,
             stop=stop,
+            stop_token_ids=encoder.stop_token_ids,
             sleeps=config.placement.colocated,
         )
 
@@ -116,7 +119,13 @@ def _engine(stage: Stage, folder: Path, tokenizer: PreTrainedTokenizerBase) -> E
         stage.progress()
 
     environment = environment_class(config.environment.name)
-    return in_environment(engine, environment, tokenizer, max_turns=config.environment.max_turns, each_turn=each_turn)
+    return in_environment(
+        engine,
+        environment,
+        lambda played: exchange_of(played, encoder),
+        max_turns=config.environment.max_turns,
+        each_turn=each_turn,
+    )
 
 
 class Generator:

@@ -18,11 +18,13 @@ def make_engine(
     *,
     dtype: str,
     stop: Sequence[str] = (),
+    stop_token_ids: Sequence[int] = (),
     sleeps: bool = False,
 ) -> Engine:
     """The configured engine with the model in `folder`, at policy version 0. Raises ModelFolderError.
 
-    `stop` are texts that end a response, besides the end-of-sequence token. `sleeps`: whether `sleep` will be called.
+    `stop` are texts that end a response, and `stop_token_ids` tokens; without any, the tokenizer's end-of-sequence
+    token does. `sleeps`: whether `sleep` will be called.
     """
     if config.engine == "vllm":
         # Importing vLLM takes seconds, and it need not be installed for a run without it.
@@ -31,10 +33,10 @@ def make_engine(
         return VllmEngine(
             folder,
             dtype=dtype,
-            eos_token_id=tokenizer.eos_token_id,
+            stop_token_ids=stop_token_ids or [tokenizer.eos_token_id],
             engine_args=config.engine_args,
             stop=stop,
             sleeps=sleeps,
             truncates=config.top_p < 1,
         )
-    return TransformersEngine(load_model(folder, dtype), tokenizer, stop=stop)
+    return TransformersEngine(load_model(folder, dtype), tokenizer, stop=stop, stop_token_ids=stop_token_ids)

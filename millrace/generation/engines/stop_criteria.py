@@ -8,15 +8,15 @@ from millrace.types import FinishReason
 
 
 class StopCriteria:
-    """Ends responses at the tokenizer's end-of-sequence token and at `stop` texts.
+    """Ends responses at the tokens `stop_token_ids` and at `stop` texts.
 
     The response itself must contain the whole stop text: the end of its prompt does not count. The criterion for stop
     texts in `transformers` also looks into the prompt, and needs a tokenizer that knows the letters a to f.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], stop_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._eos: int = tokenizer.eos_token_id
+        self._ends = frozenset(stop_token_ids)
         self._stop = stop
         # A token is at least one byte of text, so a stop text that was just completed began at most this far back. One
         # more, because some tokenizers drop a blank before the first token that they decode.
@@ -27,7 +27,7 @@ class StopCriteria:
 
         Called after each token.
         """
-        if sampled[-1] == self._eos or (self._stop and self._completes_a_stop_text(sampled[-self._look_back :])):
+        if sampled[-1] in self._ends or (self._stop and self._completes_a_stop_text(sampled[-self._look_back :])):
             return "stop"
         return "length" if len(sampled) == limit else None
 

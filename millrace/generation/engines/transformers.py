@@ -76,7 +76,7 @@ class _Row:
 
 
 class TransformersEngine(Engine):
-    """A causal language model with its tokenizer, whose end-of-sequence token ends a response, as `stop` texts do.
+    """A causal language model with its tokenizer. The tokens `stop_token_ids` end a response, as `stop` texts do.
 
     A response depends on its request and the weights. The requests beside it change the rounding only.
     """
@@ -88,13 +88,17 @@ class TransformersEngine(Engine):
         policy_version: int = 0,
         *,
         stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
     ) -> None:
-        """Raises ModelFolderError for a model whose layers keep more than keys and values."""
+        """Raises ModelFolderError for a model whose layers keep more than keys and values.
+
+        Without `stop_token_ids`, the tokenizer's end-of-sequence token ends a response.
+        """
         self.model = model
         self.policy_version = policy_version
         self._device: torch.device = model.device
         self.vocab_size: int = model.config.vocab_size
-        self._criteria = StopCriteria(tokenizer, stop)
+        self._criteria = StopCriteria(tokenizer, stop, stop_token_ids or [tokenizer.eos_token_id])
         self._pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
         # Row i of the cache is that of `_rows[i]`, and holds all its tokens but the newest.

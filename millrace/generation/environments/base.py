@@ -1,8 +1,9 @@
 """The interface of environments: the policy's turn in, an `Observation` out, until one says that it is done.
 
-prompt ─► reset
-policy: 12+34 is <12+34> ─► step ─► 46|              the policy continues after it
-policy: 46<end>          ─► step ─► done
+of text                                              of conversations (`ChatEnvironment`)
+prompt ─► reset                                      prompt, tools ─► reset
+policy: 12+34 is <12+34> ─► step ─► 46|              policy: calls calculator(12+34) ─► step ─► tool: 46
+policy: 46<end>          ─► step ─► done             policy: It is 46.               ─► step ─► done
 """
 
 from abc import ABC, abstractmethod
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from millrace.types import Prompt
+from millrace.chat.base import Turn
+from millrace.types import Message, Prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +20,11 @@ class Observation:
     """An environment's answer to one turn of the policy."""
 
     text: str = ""
-    """Appended to the response, for the policy to read before its next turn; ignored when `done`."""
+    """Appended to the response, for the policy to read before its next turn; ignored when `done`. For an environment
+    of text."""
+    messages: tuple[Message, ...] = ()
+    """Of tools or a user, at least one unless `done`, written in the model's chat template. For an environment of
+    conversations."""
     done: bool = False
     """Whether that turn was the last one, which the reward scores."""
 
@@ -50,3 +56,23 @@ class Environment(ABC):
     def example(self, prompt: Prompt) -> Sequence[str]:
         """Turns that lead to the prompt's answer, without the answer itself, for demonstrations of a warm start."""
         return ()
+
+
+class ChatEnvironment(ABC):
+    """The other side of one conversation: tools, or a user. The rules of `Environment` hold for it too.
+
+    It gets the policy's turns parsed, and answers with messages. What the policy sampled is never written again.
+    """
+
+    tools: ClassVar[tuple[Message, ...]] = ()
+    """Descriptions of its functions, which stand in every prompt."""
+    stop: ClassVar[tuple[str, ...]] = ()
+    """Texts that end the policy's turn, besides the tokens of the chat template. Most have none."""
+
+    @abstractmethod
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        """Begins a conversation on this prompt; `seed` is the trajectory's own, 63 bits."""
+
+    @abstractmethod
+    def step(self, turn: Turn) -> Observation:
+        """Answers one turn of the policy. A call that can't be read has a `problem`; the answer may say so."""

@@ -1,22 +1,21 @@
 """Trajectories of several turns, as an engine over an engine: callers see one request and its whole response.
 
     submit ─► request ─► engine ─► one turn ─► environment.step ─► done, or too long, or too many turns ─► collect
-                           ▲                         │ text
+                           ▲                         │ text or messages
                            └── all tokens so far ◄───┘
 
-The policy's tokens are kept as sampled and never tokenised again; the environment's text is tokenised separately and
-appended to them. Weights may be replaced at any time: each turn has its own version spans, and the tokens of an
-environment belong to the current span. Nothing waits: one trajectory may be at its third turn while another is at its
-first.
+The policy's tokens are kept as sampled and never tokenised again; the environment's answer becomes tokens separately
+(`exchange.py`) and is appended to them. Weights may be replaced at any time: each turn has its own version spans, and
+the tokens of an environment belong to the current span. Nothing waits: one trajectory may be at its third turn while
+another is at its first.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from transformers import PreTrainedTokenizerBase
-
 from millrace.generation.engines.base import Engine, unstarted
-from millrace.generation.environments.base import Environment
+from millrace.generation.environments.base import ChatEnvironment, Environment
+from millrace.generation.environments.exchange import Answer, Exchange
 from millrace.rollouts.groups_in_flight import derived_seed
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
@@ -32,7 +31,7 @@ class _Episode:
     request: Request
     prompt: Prompt
     sampling: Sampling
-    environment: Environment | None = None
+    environment: Environment | ChatEnvironment | None = None
     num_turns: int = 0
     t_started: float = 0.0
     tokens: list[int] = field(default_factory=list)
@@ -41,6 +40,7 @@ class _Episode:
     environment_spans: list[tuple[int, int]] = field(default_factory=list)
     kept_tokens: list[int] = field(default_factory=list)
     kept_counts: list[int] = field(default_factory=list)
+    message_starts: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def room(self) -> int:
@@ -60,12 +60,14 @@ class _Episode:
         self.kept_tokens += turn.response.kept_tokens
         self.kept_counts += turn.response.kept_counts
 
-    def add_observation(self, tokens: Sequence[int]) -> None:
+    def add_answer(self, answer: Answer) -> None:
         """Appends as many of the environment's tokens as fit."""
-        tokens = tokens[: self.room]
+        tokens = answer.tokens[: self.room]
         if not tokens:
             return
         start = len(self.tokens)
+        whole = len(tokens) == len(answer.tokens)
+        self.message_starts += [(role, start + at) for role, at in answer.message_starts if at < len(tokens) or whole]
         self.tokens += tokens
         self.logprobs += [0.0] * len(tokens)
         if self.kept_counts:
@@ -88,6 +90,7 @@ class _Episode:
             environment_spans=tuple(self.environment_spans),
             kept_tokens=tuple(self.kept_tokens),
             kept_counts=tuple(self.kept_counts),
+            message_starts=tuple(self.message_starts),
             environment_error=error,
         )
         return Trajectory(request=self.request, response=response, t_started=self.t_started, t_finished=t_finished)
@@ -95,8 +98,8 @@ class _Episode:
 
 def in_environment(
     make_engine: Callable[[Sequence[str]], Engine],
-    environment: type[Environment] | None,
-    tokenizer: PreTrainedTokenizerBase,
+    environment: type[Environment] | type[ChatEnvironment] | None,
+    make_exchange: Callable[[type[Environment] | type[ChatEnvironment]], Exchange],
     *,
     max_turns: int,
     each_turn: Callable[[], None] = lambda: None,
@@ -105,7 +108,7 @@ def in_environment(
     if environment is None:
         return make_engine(())
     engine = make_engine(environment.stop)
-    return Episodes(engine, environment, tokenizer, max_turns=max_turns, each_turn=each_turn)
+    return Episodes(engine, environment, make_exchange(environment), max_turns=max_turns, each_turn=each_turn)
 
 
 class Episodes(Engine):
@@ -119,8 +122,8 @@ class Episodes(Engine):
     def __init__(
         self,
         engine: Engine,
-        environment: Callable[[], Environment],
-        tokenizer: PreTrainedTokenizerBase,
+        environment: Callable[[], Environment | ChatEnvironment],
+        exchange: Exchange,
         *,
         max_turns: int,
         each_turn: Callable[[], None] = lambda: None,
@@ -129,8 +132,7 @@ class Episodes(Engine):
         self.vocab_size = engine.vocab_size
         self._engine = engine
         self._environment = environment
-        self._tokenizer = tokenizer
-        self._eos: int = tokenizer.eos_token_id
+        self._exchange = exchange
         self._max_turns = max_turns
         self._each_turn = each_turn
         # By (group, place in the group).
@@ -203,24 +205,17 @@ class Episodes(Engine):
                 # Not earlier: then an exception in here could end a response without tokens.
                 episode.environment = self._environment()
                 episode.environment.reset(episode.prompt, episode.request.seed)
-            observation = episode.environment.step(self._text(turn.tokens))
-            done = observation.done
-            tokens = [] if done else self._tokenizer(observation.text, add_special_tokens=False)["input_ids"]
+            before = [*episode.request.prompt_tokens, *episode.tokens[: len(episode.tokens) - len(turn.tokens)]]
+            answer = self._exchange.answer(episode.environment, episode.prompt, before, turn.tokens)
         except Exception as error:  # noqa: BLE001 — a failed trajectory is data, stored with its reason
             line = " ".join(f"{type(error).__name__}: {error}".split())
             return "stop", line[:_LONGEST_ERROR]
-        if done:
+        if answer.done:
             return "stop", None
         if episode.num_turns == self._max_turns:
             return "length", None
-        episode.add_observation(tokens)
+        episode.add_answer(answer)
         return None if episode.room else ("length", None)
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        ended = tokens[-1] == self._eos
-        text = self._tokenizer.decode(list(tokens[:-1] if ended else tokens), clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
 
 
 def turn_seed(seed: int, turn: int) -> int:

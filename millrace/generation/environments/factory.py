@@ -3,16 +3,20 @@
 import importlib
 
 from millrace.errors import InputError
-from millrace.generation.environments.base import Environment
+from millrace.generation.environments.base import ChatEnvironment, Environment
 from millrace.generation.environments.calculator import Calculator
+from millrace.generation.environments.calculator_tool import CalculatorTool
 
-_KNOWN: dict[str, type[Environment]] = {"calculator": Calculator}
+AnyEnvironment = type[Environment] | type[ChatEnvironment]
+
+_KNOWN: dict[str, AnyEnvironment] = {"calculator": Calculator, "calculator_tool": CalculatorTool}
 
 
-def environment_class(name: str | None) -> type[Environment] | None:
+def environment_class(name: str | None) -> AnyEnvironment | None:
     """The environment that configs call `name`, one object per trajectory; None where a run has none.
 
-    A name is `calculator` or an import path `package.module:Class`. Raises InputError if there is no such class.
+    A name is `calculator`, `calculator_tool` or an import path `package.module:Class`. Raises InputError if there is no
+    such class.
     """
     if name is None or name in _KNOWN:
         return _KNOWN[name] if name else None
@@ -24,6 +28,8 @@ def environment_class(name: str | None) -> type[Environment] | None:
         found = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # whatever a user's module raises while it is imported
         raise InputError(f"{said} ({' '.join(f'{type(error).__name__}: {error}'.split())})") from error
-    if not (isinstance(found, type) and issubclass(found, Environment)):
-        raise InputError(f"{said} with a subclass of millrace.generation.environments.base.Environment")
+    if not (isinstance(found, type) and issubclass(found, Environment | ChatEnvironment)):
+        raise InputError(
+            f"{said} with a subclass of Environment or ChatEnvironment of millrace.generation.environments.base"
+        )
     return found

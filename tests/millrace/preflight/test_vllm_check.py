@@ -42,6 +42,7 @@ GOOD = Question(
     replicas=1,
     max_new_tokens=4,
     prompts=(("12+07=", "19"), ("1+1=", "2")),
+    longest_prompt=None,
 )
 TOO_MUCH = psutil.virtual_memory().total
 

@@ -140,6 +140,7 @@ def test_a_single_turn_environment_gives_its_rows() -> None:
             text=f"Be brief.\n\n{n} + 1 = ?",
             answer=str(n + 1),
             source='verifiers:tests.support.rewards.sums_environment {"num": 3}',
+            messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": f"{n} + 1 = ?"}),
         )
         for n in range(3)
     ]

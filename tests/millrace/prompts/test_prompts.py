@@ -93,26 +93,6 @@ def test_too_few_sums_are_refused() -> None:
         load(digits=1, max_sum=1, num_eval=3)
 
 
-# --- template
-
-
-def test_a_template_is_put_around_every_prompt(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "train.jsonl", questions(2))
-    eval_source = write_jsonl(tmp_path / "eval.jsonl", questions(1, start=2))
-    prompts = load(source=source, eval_source=eval_source, template="<user>{prompt} {why}<model>")
-    assert [prompt.text for prompt in prompts.train] == [
-        "<user>question 0 {why}<model>",
-        "<user>question 1 {why}<model>",
-    ]
-    assert [prompt.text for prompt in prompts.eval] == ["<user>question 2 {why}<model>"]
-
-
-def test_the_same_prompts_are_held_out_under_any_template(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "prompts.jsonl", questions(20))
-    bare, put = (load(source=source, num_eval=5, template=template) for template in (None, "Solve {prompt}!"))
-    assert [prompt.prompt_id for prompt in put.eval] == [prompt.prompt_id for prompt in bare.eval]
-
-
 # --- order
 
 

@@ -9,7 +9,9 @@ import fsspec
 import pyarrow as pa
 import pytest
 
+from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
+from millrace.prompts.files import read_prompts
 from millrace.prompts.saved_dataset import saved_records
 
 ROWS = [{"question": f"q{n}", "answer": f"#### {n}", "id": str(n), "n": n} for n in range(5)]
@@ -31,8 +33,12 @@ def wanted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: row[key] for key in (*FIELDS, "id")} for row in rows]
 
 
+def chosen(names: list[str]) -> list[str]:
+    return [name for name in names if name in (*FIELDS, "id")]
+
+
 def read(folder: str) -> list[dict[str, Any]]:
-    records = saved_records(folder, FIELDS)
+    records = saved_records(folder, chosen)
     assert records is not None
     return list(records)
 
@@ -67,17 +73,16 @@ def test_what_the_library_itself_saves_is_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_their_list_is_none_of_these(tmp_path: Path) -> None:
-    assert saved_records(str(tmp_path), FIELDS) is None
-    assert saved_records(str(tmp_path / "missing"), FIELDS) is None
+    assert saved_records(str(tmp_path), chosen) is None
+    assert saved_records(str(tmp_path / "missing"), chosen) is None
 
 
 def test_a_missing_column_a_missing_part_and_a_damaged_one_are_named(tmp_path: Path) -> None:
     save(str(tmp_path), [ROWS])
     part = tmp_path / "data-00000-of-00001.arrow"
-    records = saved_records(str(tmp_path), ("question", "solution"))
-    assert records is not None
+    config = PromptsConfig(source=str(tmp_path), prompt_field="question", answer_field="solution")
     with pytest.raises(PromptsError, match=r'column "solution" is missing; expected it among question, answer, id, n$'):
-        list(records)
+        read_prompts(str(tmp_path), config)
     part.write_bytes(part.read_bytes()[:200])
     with pytest.raises(PromptsError, match=r"of-00001\.arrow: can't be read as Arrow .*; expected what `datasets`"):
         read(str(tmp_path))
@@ -89,4 +94,4 @@ def test_a_missing_column_a_missing_part_and_a_damaged_one_are_named(tmp_path: P
 def test_a_list_that_is_no_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(PromptsError, match=r"state\.json: can't be read .*; expected a folder that `datasets` saved"):
-        saved_records(str(tmp_path), FIELDS)
+        saved_records(str(tmp_path), chosen)

@@ -45,7 +45,7 @@ def running_vllm(
         engine = VllmEngine(
             folder,
             dtype="float32",
-            eos_token_id=model.config.eos_token_id,
+            stop_token_ids=[model.config.eos_token_id],
             engine_args={**ENGINE_ARGS, **engine_args},
             stop=stop,
         )

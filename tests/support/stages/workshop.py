@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from configs.environment import EnvironmentConfig
 from configs.schema import GenerationConfig, RunConfig, StorageConfig
 from configs.training import TrainingConfig
+from millrace.chat.encoder import PromptEncoder
 from millrace.errors import WeightsCorrupt
 from millrace.generation.engines.base import Engine
 from millrace.prompts.dataset import PromptOrder
@@ -198,7 +199,7 @@ class Workshop:
         # A generator that shares its device has taken it before it made its engine.
         self.device.take()
         turns = DeviceTurns(self.stage, self.device, self.engine)
-        admission = Admission(self.stage, order, tokenizer)
+        admission = Admission(self.stage, order, PromptEncoder(tokenizer, config.prompts))
         self.carry_over = CarryOver(self.stage, self.engine, admission, writer)
         self.generator = Generator(self.stage, self.engine, turns, admission, reader, writer, self.carry_over)
 

@@ -46,7 +46,7 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", 
 
 
 class VllmEngine(Engine):
-    """The model in `folder`, whose responses end after the token `eos_token_id` or one of the texts `stop`.
+    """The model in `folder`, whose responses end after one of the tokens `stop_token_ids` or one of the texts `stop`.
 
     `dtype` is that of the weights, `engine_args` are the user's arguments of vLLM, `sleeps` is whether `sleep` will be
     called, and `truncates` whether requests with top-p below 1 will come. The start takes some 20 seconds. If vLLM's
@@ -58,7 +58,7 @@ class VllmEngine(Engine):
         folder: Path,
         *,
         dtype: str,
-        eos_token_id: int,
+        stop_token_ids: Sequence[int],
         engine_args: Mapping[str, Any],
         stop: Sequence[str] = (),
         sleeps: bool = False,
@@ -67,7 +67,7 @@ class VllmEngine(Engine):
         model = empty_model(folder)
         self.policy_version = 0
         self.vocab_size: int = model.config.vocab_size
-        self._eos = eos_token_id
+        self._ends = list(stop_token_ids)
         self._stop = list(stop)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         arguments = vllm_arguments(
@@ -255,7 +255,7 @@ class VllmEngine(Engine):
             logprobs=logprobs,
             # Fewer objects: there may be thousands of log-probabilities for each token.
             flat_logprobs=logprobs == -1,
-            stop_token_ids=[self._eos],
+            stop_token_ids=self._ends,
             # vLLM looks for stop texts in the decoded text, so special tokens must be in it.
             stop=self._stop,
             detokenize=bool(self._stop),

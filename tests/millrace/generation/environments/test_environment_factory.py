@@ -29,6 +29,8 @@ def test_what_is_no_environment_is_refused_in_one_sentence_with_the_reason(name:
     with pytest.raises(InputError) as caught:
         environment_class(name)
     said = str(caught.value)
-    assert said.startswith(f'environment.name is "{name}"; expected calculator or package.module:Class')
+    assert said.startswith(
+        f'environment.name is "{name}"; expected calculator, calculator_tool or package.module:Class'
+    )
     assert why in said
     assert "\n" not in said

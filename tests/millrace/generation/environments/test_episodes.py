@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from millrace.generation.environments.base import Environment, Observation
 from millrace.generation.environments.calculator import Calculator
 from millrace.generation.environments.episodes import Episodes, turn_seed
+from millrace.generation.environments.exchange import TextExchange
 from millrace.types import Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Manifest, Weights, WeightsId
 
@@ -79,7 +80,9 @@ def played(
     sampling: Sampling = ROOMY,
     max_turns: int = 9,
 ) -> Response:
-    episodes = Episodes(ScriptedEngine(tokenizer, by_turn(*turns)), environment, tokenizer, max_turns=max_turns)
+    episodes = Episodes(
+        ScriptedEngine(tokenizer, by_turn(*turns)), environment, TextExchange(tokenizer), max_turns=max_turns
+    )
     episodes.submit([request()], sampling)
     (done,) = all_of(episodes)
     assert done.request == request()
@@ -129,7 +132,7 @@ def test_each_turn_keeps_its_versions_and_an_answer_belongs_to_the_one_in_force(
     calculating: PreTrainedTokenizerFast,
 ) -> None:
     engine = ScriptedEngine(calculating, by_turn("<1+1>", "<2+2>", "<3+3>", "6$"))
-    episodes = Episodes(engine, Calculator, calculating, max_turns=9)
+    episodes = Episodes(engine, Calculator, TextExchange(calculating), max_turns=9)
     episodes.update_weights(weights(3))
     episodes.submit([request()], ROOMY)
     done: list[Trajectory] = []
@@ -149,7 +152,9 @@ def test_what_the_policy_drew_is_never_tokenised_again() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=merging, eos_token="<eos>")
     assert tokenizer("12")["input_ids"] == [3]
     engine = ScriptedEngine(tokenizer, by_turn("12=", "12$"))
-    episodes = Episodes(engine, answering(Observation(text="12"), Observation(done=True)), tokenizer, max_turns=9)
+    episodes = Episodes(
+        engine, answering(Observation(text="12"), Observation(done=True)), TextExchange(tokenizer), max_turns=9
+    )
     episodes.submit([request()], ROOMY)
     (done,) = all_of(episodes)
     assert done.response.tokens == (1, 2, 4, 3, 1, 2, 0)
@@ -160,7 +165,7 @@ def test_every_turn_is_drawn_with_a_seed_of_its_own_and_the_first_with_the_rollo
     calculating: PreTrainedTokenizerFast,
 ) -> None:
     engine = ScriptedEngine(calculating, by_turn("<1>", "<2>", "3$"))
-    episodes = Episodes(engine, Calculator, calculating, max_turns=9)
+    episodes = Episodes(engine, Calculator, TextExchange(calculating), max_turns=9)
     episodes.submit([request(0, 0), request(0, 1)], ROOMY)
     all_of(episodes)
     seeds = [asked.seed for asked in engine.asked]
@@ -181,7 +186,7 @@ def test_an_environment_is_told_the_prompt_the_rollouts_seed_and_each_turn_witho
         return made[-1]
 
     engine = ScriptedEngine(calculating, by_turn("1=", "2$", "3="))
-    episodes = Episodes(engine, make, calculating, max_turns=3)
+    episodes = Episodes(engine, make, TextExchange(calculating), max_turns=3)
     episodes.submit([request(0, 0), request(4, 1)], ROOMY)
     first, second = all_of(episodes)
     assert [environment.told for environment in made] == [
@@ -281,7 +286,9 @@ def test_one_rollout_that_fails_takes_no_other_with_it(calculating: PreTrainedTo
             if seed == 42:
                 raise ValueError("not this one")
 
-    episodes = Episodes(ScriptedEngine(calculating, by_turn("<1>", "1$")), Picky, calculating, max_turns=2)
+    episodes = Episodes(
+        ScriptedEngine(calculating, by_turn("<1>", "1$")), Picky, TextExchange(calculating), max_turns=2
+    )
     episodes.submit([request(0, index) for index in range(3)], ROOMY)
     failed = {done.request.sample_index: done.response.environment_error is not None for done in all_of(episodes)}
     assert failed == {0: False, 1: True, 2: False}
@@ -289,7 +296,7 @@ def test_one_rollout_that_fails_takes_no_other_with_it(calculating: PreTrainedTo
 
 def test_what_was_aborted_never_comes_and_the_same_can_be_asked_again(calculating: PreTrainedTokenizerFast) -> None:
     engine = ScriptedEngine(calculating, by_turn("<1>", "<1>", "1$"))
-    episodes = Episodes(engine, Calculator, calculating, max_turns=2)
+    episodes = Episodes(engine, Calculator, TextExchange(calculating), max_turns=2)
     episodes.submit([request()], ROOMY)
     assert episodes.collect(0.0) == []
     assert episodes.in_flight == 1
@@ -305,7 +312,9 @@ def test_it_started_with_its_first_turn_ended_with_its_last_and_every_turn_is_he
 ) -> None:
     heard: list[str] = []
     engine = ScriptedEngine(calculating, by_turn("<1>", "<2>", "3$"))
-    episodes = Episodes(engine, Calculator, calculating, max_turns=9, each_turn=lambda: heard.append("turn"))
+    episodes = Episodes(
+        engine, Calculator, TextExchange(calculating), max_turns=9, each_turn=lambda: heard.append("turn")
+    )
     episodes.submit([request()], ROOMY)
     (done,) = all_of(episodes)
     assert (done.t_started, done.t_finished) == (1.0, 3.5)
@@ -313,7 +322,7 @@ def test_it_started_with_its_first_turn_ended_with_its_last_and_every_turn_is_he
 
 
 def test_a_request_without_its_prompt_is_refused(calculating: PreTrainedTokenizerFast) -> None:
-    episodes = Episodes(ScriptedEngine(calculating, by_turn("1$")), Calculator, calculating, max_turns=2)
+    episodes = Episodes(ScriptedEngine(calculating, by_turn("1$")), Calculator, TextExchange(calculating), max_turns=2)
     with pytest.raises(ValueError, match="needs the prompt"):
         episodes.generate([[1, 2]], ROOMY, seed=0)
     (response,) = episodes.generate([[1, 2]], ROOMY, seed=0, asked=[prompt()])

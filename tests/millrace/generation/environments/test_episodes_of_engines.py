@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerF
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.episodes import Episodes
+from millrace.generation.environments.exchange import TextExchange
 from millrace.types import Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 from millrace.weights.probe import tolerance_between
@@ -72,7 +73,7 @@ def engine(started: Engine, offer: Offer) -> Engine:
 
 @pytest.fixture
 def episodes(engine: Engine, tokenizer: PreTrainedTokenizerFast) -> Episodes:
-    return Episodes(engine, Counting, tokenizer, max_turns=MAX_TURNS)
+    return Episodes(engine, Counting, TextExchange(tokenizer), max_turns=MAX_TURNS)
 
 
 def prompts() -> list[Prompt]:

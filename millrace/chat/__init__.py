@@ -1,0 +1,1 @@
+"""Conversations as tokens: a model is spoken to in its own chat template."""

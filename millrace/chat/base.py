@@ -1,0 +1,81 @@
+"""The interface between conversations and tokens.
+
+messages ─► render ─► tokens up to the assistant's turn ─► engine ─► turn ─► parse ─► an environment's answer
+                                                             ▲                              │ messages
+                                                             └──── tokens ◄─── next_turn ◄──┘
+
+What the policy sampled is never rendered again: `next_turn` gives the tokens to append after them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from millrace.types import Message
+
+
+class Rendered(NamedTuple):
+    """Messages as tokens, up to where the assistant's turn begins."""
+
+    tokens: list[int]
+    """Token ids."""
+    message_starts: list[tuple[str, int]]
+    """(role, index of its first token) of each message, ascending, that of the assistant's turn to come included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """A tool call of the policy, as its renderer reads it."""
+
+    name: str
+    """Of the function; empty if the call can't be read."""
+    arguments: dict[str, Any]
+    """By name; empty if the call can't be read."""
+    problem: str | None = None
+    """Why the call can't be read; None if it can."""
+    id: str | None = None
+    """The call's own id, in formats that have one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """A turn of the policy, parsed."""
+
+    content: str
+    """What it says, without reasoning and tool calls."""
+    reasoning: str | None = None
+    """What it thought before; None if the format has no such part or the turn has none."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Every attempt at a call, in order."""
+
+
+class ChatRenderer(ABC):
+    """How one family of models writes conversations."""
+
+    name: str
+    """For people: which renderer this is."""
+    stop_token_ids: tuple[int, ...]
+    """Tokens that end the assistant's turn."""
+
+    @abstractmethod
+    def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Rendered:
+        """The tokens up to where the assistant's turn begins. Raises ChatError if they can't be written so."""
+
+    @abstractmethod
+    def next_turn(
+        self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
+    ) -> Rendered:
+        """What to append after `before` and the policy's `turn`: `messages`, up to the assistant's next turn.
+
+        All are token ids as they were read and sampled; indices count from the first appended token. Raises ChatError
+        if nothing can be appended without changing what is before.
+        """
+
+    @abstractmethod
+    def parse(self, turn: Sequence[int], before: Sequence[int], tools: Sequence[Message] = ()) -> Turn:
+        """Reads the tokens of a turn that follows the tokens `before`."""
+
+    @abstractmethod
+    def check_several_turns(self, tools: Sequence[Message]) -> None:
+        """Raises ChatError with one sentence if turns can't be appended to each other, or tool calls not be read."""

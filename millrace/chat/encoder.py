@@ -1,0 +1,148 @@
+"""What the policy reads: a prompt as tokens.
+
+text ────────────────────► prompts.template ─► tokenizer ──────────────────────────┐
+text (prompts.chat) ─► user's message ─┐                                           ├─► tokens, and which message
+messages ──────────────────────────────┴─► system prompt ─► renderer ─► the        │   each of them belongs to
+                                           tools               beginning of the ───┘
+                                                               assistant's turn
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+from configs.prompts import PromptsConfig
+from configs.schema import ModelConfig
+from millrace.chat.base import ChatRenderer
+from millrace.chat.family import FamilyRenderer, family_of
+from millrace.chat.template import TemplateRenderer
+from millrace.errors import ChatError, InputError
+from millrace.models.loading import end_token_ids, load_tokenizer
+from millrace.prompts.messages import checked_tools
+from millrace.types import Message, Prompt
+
+
+class Encoded(NamedTuple):
+    """A prompt as the policy reads it."""
+
+    tokens: tuple[int, ...]
+    """[P] token ids."""
+    message_starts: tuple[tuple[str, int], ...] = ()
+    """(role, index of its first token) of each message, that of the assistant's turn included; empty for plain text."""
+
+
+class PromptEncoder:
+    """Makes tokens of prompts, for generation and evaluation alike."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: PromptsConfig,
+        *,
+        renderer: ChatRenderer | None = None,
+        tools: Sequence[Message] = (),
+        stop_token_ids: Sequence[int] = (),
+    ) -> None:
+        """`stop_token_ids` end a response of the model, beside those of the renderer; without any, the tokenizer's
+        end-of-sequence token does."""
+        self.tokenizer = tokenizer
+        self.renderer = renderer
+        """Writes conversations; None if the run's prompts are plain text."""
+        self.tools = tuple(tools)
+        """The functions that the policy may call in every conversation."""
+        ends = [*(stop_token_ids or [tokenizer.eos_token_id]), *(renderer.stop_token_ids if renderer else ())]
+        self.stop_token_ids = tuple(dict.fromkeys(ends))
+        """Tokens that end a response."""
+        self._prompts = prompts
+        prefix = prompts.response_prefix
+        self._prefix = [] if prefix is None else tokenizer(prefix, add_special_tokens=False)["input_ids"]
+
+    def encode(self, prompt: Prompt) -> Encoded:
+        """The prompt's tokens. Raises ChatError, naming the prompt, if its conversation can't be written."""
+        if self.renderer is None:
+            return Encoded(tuple(self.tokenizer(self._templated(prompt.text))["input_ids"]))
+        try:
+            tokens, starts = self.renderer.render(self._conversation(prompt), self.tools_of(prompt))
+        except ChatError as error:
+            raise ChatError(f"prompt {prompt.prompt_id}: {error}") from error
+        return Encoded((*tokens, *self._prefix), tuple(starts))
+
+    def tools_of(self, prompt: Prompt) -> tuple[Message, ...]:
+        """The functions that the policy may call when it answers `prompt`."""
+        return (*self.tools, *prompt.tools)
+
+    def _conversation(self, prompt: Prompt) -> Sequence[Message]:
+        messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+        system = self._prompts.system_prompt
+        if system is None or messages[0]["role"] == "system":
+            return messages
+        return ({"role": "system", "content": system}, *messages)
+
+    def _templated(self, text: str) -> str:
+        template = self._prompts.template
+        if template is None:
+            return text
+        before, _, after = template.partition("{prompt}")
+        return before + text + after
+
+
+def load_encoder(
+    folder: Path, model: ModelConfig, prompts: PromptsConfig, tools: Sequence[Message], *, chat: bool
+) -> PromptEncoder:
+    """The encoder for the model in `folder`; `tools` are functions that the run's environment offers.
+
+    `chat`: whether prompts are conversations. Raises ChatError if they are and the model has no chat template that can
+    be used, and InputError for bad files that the config names.
+    """
+    tokenizer = load_tokenizer(folder, _text_of(model.chat_template, "model.chat_template"))
+    own = _text_of(prompts.tools, "prompts.tools")
+    return PromptEncoder(
+        tokenizer,
+        prompts,
+        renderer=_renderer(folder, model, tokenizer) if chat else None,
+        tools=(*tools, *(() if own is None else checked_tools(own, f"prompts.tools {prompts.tools}"))),
+        stop_token_ids=end_token_ids(folder, tokenizer),
+    )
+
+
+def is_chat(prompts: PromptsConfig, asked: Sequence[Prompt]) -> bool:
+    """Whether the prompts `asked` are conversations: all are or none. Raises InputError for a mixture."""
+    if prompts.chat:
+        return True
+    lists = sum(bool(prompt.messages) for prompt in asked)
+    if lists not in (0, len(asked)):
+        odd = next(prompt for prompt in asked if not prompt.messages)
+        raise InputError(
+            f"prompt {odd.prompt_id} is text and {lists} others are lists of messages; "
+            "expected all alike, or prompts.chat"
+        )
+    return lists > 0
+
+
+def _renderer(folder: Path, model: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> ChatRenderer:
+    try:
+        if model.renderer == "template":
+            return TemplateRenderer(tokenizer)
+        if model.renderer != "auto":
+            return FamilyRenderer(model.renderer, tokenizer)
+        known = family_of(_model_type(folder), tokenizer) if tokenizer.chat_template else None
+        return known or TemplateRenderer(tokenizer)
+    except ChatError as error:
+        raise ChatError(f"{folder}: {error}") from error
+
+
+def _model_type(folder: Path) -> str:
+    config: Mapping[str, object] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return str(config.get("model_type"))
+
+
+def _text_of(path: str | None, key: str) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{key} {path!r} can't be read: {error}; expected a text file") from error

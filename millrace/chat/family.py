@@ -1,0 +1,140 @@
+"""Conversations by the library `renderers`, for the families of models that it knows.
+
+The library writes tokens without a template's program, and appends turns to sampled tokens by itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from millrace.chat.base import ChatRenderer, Rendered, ToolCall, Turn
+from millrace.errors import ChatError, InputError
+from millrace.prompts.extras import check_installed
+from millrace.types import Message
+
+EXTRA = "chat"
+PACKAGE = "renderers"
+
+_BY_MODEL_TYPE: Mapping[str, tuple[str, ...]] = {
+    "deepseek_v3": ("deepseek-v3", "deepseek-r1"),
+    "glm4_moe": ("glm-4.5", "glm-5"),
+    "gpt_oss": ("gpt-oss",),
+    "llama": ("llama-3",),
+    "minimax_m2": ("minimax-m2",),
+    "qwen3": ("qwen3", "prime-qwen3"),
+    "qwen3_moe": ("qwen3",),
+    "qwen3_5": ("qwen3.5", "qwen3.6", "qwen3.8"),
+    "qwen3_5_moe": ("qwen3.5", "qwen3.6", "qwen3.8"),
+}
+"""`model_type` of config.json → the library's names of renderers that may fit. Whether one does, its tokens decide."""
+
+
+class FamilyRenderer(ChatRenderer):
+    """The library's renderer `family`, such as `qwen3`, over `tokenizer`.
+
+    Raises InputError if the library is not installed, and ChatError if it knows no such family or the tokenizer lacks
+    the family's tokens.
+    """
+
+    def __init__(self, family: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        check_installed(PACKAGE, EXTRA, f"model.renderer is {family}")
+        import renderers
+        from renderers.base import RENDERER_REGISTRY, _populate_registry
+
+        _populate_registry()
+        if family not in RENDERER_REGISTRY or family == "default":
+            known = ", ".join(sorted(RENDERER_REGISTRY.keys() - {"default"}))
+            raise ChatError(f'the library renderers has no "{family}"; expected auto, template, {known}')
+        self.name = f"renderers' {family}"
+        self._tokenizer = tokenizer
+        try:
+            # Sampled reasoning stays where it is: whatever drops it would have to write the turn again.
+            config = renderers.config_from_name(family).model_copy(update={"thinking_retention": "all"})
+            self._renderer: Any = renderers.create_renderer(tokenizer, config)
+            self.stop_token_ids = tuple(self._renderer.get_stop_token_ids())
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ChatError(f"the renderer {family} does not fit the tokenizer: {reason}") from error
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Rendered:
+        try:
+            found = self._renderer.render(list(messages), tools=list(tools) or None, add_generation_prompt=True)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ChatError(f"{self.name} refuses the conversation: {reason}") from error
+        return Rendered(list(found.token_ids), _starts(found.message_indices, messages, 0))
+
+    def next_turn(
+        self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
+    ) -> Rendered:
+        found = self._renderer.bridge_to_next_turn(list(before), list(turn), list(messages), tools=list(tools) or None)
+        sampled = [*before, *turn]
+        if found is None or list(found.token_ids[: len(sampled)]) != sampled:
+            raise ChatError(f"{self.name} can't go on behind the turn without writing it again")
+        starts = _starts(found.message_indices, messages, len(sampled))
+        return Rendered(list(found.token_ids[len(sampled) :]), starts)
+
+    def parse(self, turn: Sequence[int], before: Sequence[int], tools: Sequence[Message] = ()) -> Turn:
+        found = self._renderer.parse_response(list(turn), tools=list(tools) or None, prompt_ids=list(before))
+        return Turn(
+            content=found.content,
+            reasoning=found.reasoning_content,
+            tool_calls=tuple(_call(call) for call in found.tool_calls),
+        )
+
+    def check_several_turns(self, tools: Sequence[Message]) -> None:
+        asked = self.render([{"role": "user", "content": "ping"}], tools).tokens
+        self.next_turn(asked, [self.stop_token_ids[0]], [{"role": "user", "content": "ping"}], tools)
+
+
+def family_of(model_type: str, tokenizer: PreTrainedTokenizerBase) -> FamilyRenderer | None:
+    """The library's renderer that writes what the tokenizer's own template writes; None if there is none."""
+    for family in _BY_MODEL_TYPE.get(model_type, ()):
+        try:
+            renderer = FamilyRenderer(family, tokenizer)
+            if all(_as_template(renderer, tokenizer, messages) for messages in _PROBES):
+                return renderer
+        except ChatError:
+            continue
+        except InputError:
+            return None
+    return None
+
+
+_PROBES: tuple[tuple[Message, ...], ...] = (
+    ({"role": "user", "content": "ping"},),
+    ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "ping\n\n2 + 2"}),
+    (
+        {"role": "user", "content": "ping"},
+        {"role": "assistant", "content": "pong"},
+        {"role": "user", "content": "and again?"},
+    ),
+)
+
+
+def _as_template(renderer: FamilyRenderer, tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> bool:
+    written = tokenizer.apply_chat_template(
+        [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    return renderer.render(messages).tokens == list(written)
+
+
+def _starts(indices: Sequence[int], messages: Sequence[Message], first: int) -> list[tuple[str, int]]:
+    """Where each message begins, counted from token `first`; marks between two messages belong to the earlier one."""
+    own = list(indices[first:])
+    starts: list[tuple[str, int]] = []
+    for number, message in enumerate(messages):
+        found = own.index(number) if number in own else (starts[-1][1] if starts else 0)
+        starts.append((str(message["role"]), found if starts else 0))
+    end = len(own)
+    while end and own[end - 1] < 0:
+        end -= 1
+    return [*starts, ("assistant", end)]
+
+
+def _call(call: Any) -> ToolCall:
+    if call.status == "ok" and isinstance(call.arguments, dict):
+        return ToolCall(name=call.name, arguments=call.arguments, id=call.id)
+    problem = "the arguments are no object" if call.status == "ok" else call.status.value.replace("_", " ")
+    return ToolCall(name=call.name or "", arguments={}, problem=problem, id=call.id)

@@ -1,0 +1,142 @@
+"""Checks whether every prompt can be put to the model, before anything of a run exists.
+
+    check_prompts ──stdin: model, prompts──► python -m millrace.preflight.prompts ─► tokenizer and chat template
+          ▲                                            │
+          └── stdout: longest prompt, or one sentence ─┘
+
+The child process takes some seconds, most of them for importing transformers, which the parent does not need.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from configs.environment import EnvironmentConfig
+from configs.prompts import PromptsConfig
+from configs.schema import ModelConfig
+from millrace.errors import ChatError, InputError, StageDied
+from millrace.prompts.dataset import PromptSet
+from millrace.types import Prompt
+
+_ONLY_CHAT = ("system_prompt", "response_prefix", "tools")
+_LAST_LINES = 15
+
+
+def check_prompts(
+    model: ModelConfig,
+    prompts: PromptsConfig,
+    environment: EnvironmentConfig,
+    asked: PromptSet,
+    *,
+    context: int | None,
+    max_new_tokens: int,
+) -> int | None:
+    """The length of the longest prompt, tokens; None if bootstrap has still to make the tokenizer.
+
+    `context` is the model's, tokens; None if its config does not say. Raises InputError with one sentence that names
+    the first prompt that the model can't be asked: its conversation can't be written or continued, or it leaves no room
+    for a response.
+    """
+    if model.path is None:
+        _refuse_chat_with_a_bootstrapped_model(prompts, asked)
+        return None
+    question = {
+        "model": model.model_dump(),
+        "prompts": prompts.model_dump(),
+        "environment": environment.model_dump(),
+        "train": [asdict(prompt) for prompt in asked.train],
+        "eval": [asdict(prompt) for prompt in asked.eval],
+        "context": context,
+        "max_new_tokens": max_new_tokens,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "millrace.preflight.prompts"],
+        input=json.dumps(question),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = "\n".join(done.stderr.splitlines()[-_LAST_LINES:])
+        raise StageDied(f"the check of the prompts ended with exit code {done.returncode} and wrote:\n{lines}")
+    answer = json.loads(done.stdout)
+    if "refusal" in answer:
+        raise InputError(answer["refusal"])
+    longest: int = answer["longest"]
+    return longest
+
+
+def main() -> None:
+    """The child process."""
+    # A user's environment and transformers may print to stdout: send all of that to stderr.
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        found: dict[str, Any] = {"longest": _longest(json.load(sys.stdin))}
+    except InputError as error:
+        found = {"refusal": " ".join(str(error).split())}
+    json.dump(found, answer)
+    answer.close()
+
+
+def _longest(question: Mapping[str, Any]) -> int:
+    from millrace.generation.environments.exchange import prompt_encoder
+    from millrace.generation.environments.factory import environment_class
+
+    model, prompts = ModelConfig(**question["model"]), PromptsConfig(**question["prompts"])
+    asked = PromptSet(train=_prompts(question["train"]), eval=_prompts(question["eval"]))
+    name = question["environment"]["name"]
+    environment = environment_class(name)
+    assert model.path is not None
+    encoder = prompt_encoder(Path(model.path).expanduser(), model, prompts, asked, environment)
+    if encoder.renderer is None:
+        if unused := [f"prompts.{key}" for key in _ONLY_CHAT if getattr(prompts, key) is not None]:
+            raise InputError(f"{unused[0]} is set and the prompts are plain text; expected prompts.chat: true with it")
+    elif prompts.template is not None:
+        raise InputError(
+            f"prompts.template is set and the prompts are conversations, which {encoder.renderer.name} writes; "
+            "expected null"
+        )
+    elif environment is not None:
+        try:
+            encoder.renderer.check_several_turns(encoder.tools)
+        except ChatError as error:
+            raise ChatError(f"environment.name is {name}, and {error}") from error
+    longest, context, max_new_tokens = 0, question["context"], question["max_new_tokens"]
+    for prompt in (*asked.train, *asked.eval):
+        length = len(encoder.encode(prompt).tokens)
+        if context is not None and length + max_new_tokens > context:
+            raise InputError(
+                f"prompt {prompt.prompt_id} has {length} tokens and generation.max_new_tokens is {max_new_tokens}; "
+                f"expected no more than the model's context together, {context} tokens"
+            )
+        longest = max(longest, length)
+    return longest
+
+
+def _prompts(values: Sequence[Mapping[str, Any]]) -> tuple[Prompt, ...]:
+    return tuple(Prompt(**{**one, "messages": tuple(one["messages"]), "tools": tuple(one["tools"])}) for one in values)
+
+
+def _refuse_chat_with_a_bootstrapped_model(prompts: PromptsConfig, asked: PromptSet) -> None:
+    conversation = next((prompt for prompt in (*asked.train, *asked.eval) if prompt.messages), None)
+    keys = [f"prompts.{key}" for key in ("chat", *_ONLY_CHAT) if getattr(prompts, key)]
+    if conversation is not None:
+        reason = f"prompt {conversation.prompt_id} is a list of messages"
+    elif keys:
+        reason = f"{keys[0]} is set"
+    else:
+        return
+    raise InputError(
+        f"{reason} and model.path is null; expected a model with a chat template there, because the one that bootstrap "
+        "makes has none"
+    )
+
+
+if __name__ == "__main__":
+    main()
