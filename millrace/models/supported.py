@@ -35,6 +35,10 @@ _FAMILIES = (
     Family(model_type="olmo3", name="OLMo 3", tensor_parallel=False),
     Family(model_type="smollm3", name="SmolLM 3"),
     Family(model_type="granite", name="Granite 3"),
+    Family(model_type="mixtral", name="Mixtral", experts=True, tensor_parallel=False),
+    Family(model_type="qwen3_moe", name="Qwen 3, mixtures", experts=True, tensor_parallel=False),
+    Family(model_type="gpt_oss", name="gpt-oss", experts=True, tensor_parallel=False),
+    Family(model_type="olmoe", name="OLMoE", experts=True, tensor_parallel=False),
 )
 FAMILIES = {family.model_type: family for family in _FAMILIES}
 """By `model_type`."""

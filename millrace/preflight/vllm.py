@@ -180,6 +180,11 @@ def _findings(question: Question, folder: Path) -> Iterator[str]:
         return
     if config.model_config.runner_type != "generate":
         yield f"{_model(question)} is one that vLLM does not generate text with; expected a causal language model"
+    if current_platform.is_cpu() and config.model_config.hf_config.model_type == "gpt_oss":
+        yield (
+            f"{_model(question)} is a gpt_oss model, for whose experts vLLM has no kernel on a CPU; expected a GPU, or "
+            "generation.engine transformers (docs/models.md)"
+        )
     yield from _attention(config, question)
     yield from _context(config, question, folder)
     yield from _memory(config, question)

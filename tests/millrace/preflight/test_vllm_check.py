@@ -87,10 +87,15 @@ if not torch.cuda.device_count():
         replace(GOOD, colocated=True),
         ["placement.colocated is true", "vLLM can't sleep on the device it finds here, cpu", "expected a GPU"],
     )
-FOLDERS = {
+FOLDERS: dict[str, tuple[dict[str, object], list[str]]] = {
     "architecture": ({"architectures": ["XyzzyForCausalLM"]}, ["XyzzyForCausalLM", "not supported"]),
     "heads of a folder": ({"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}, ["16 features"]),
 }
+if not torch.cuda.device_count():
+    FOLDERS["experts without a kernel"] = (
+        {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 4},
+        ["gpt_oss", "no kernel on a CPU", "generation.engine transformers"],
+    )
 """Changes to a good model folder's config.json, and what is said of them; the folder is named too."""
 
 

@@ -35,11 +35,13 @@ class FamilyCase:
     """A tiny model of a family."""
 
     model_type: str
+    label: str = ""
+    """Which of the family's models, if there are several cases."""
     attention: str
     """What its attention and its logits need, for the table."""
     config: dict[str, Any] = field(default_factory=dict)
     """What its config.json has beyond sizes."""
-    vllm: str = "not tried"
+    vllm: str = "yes"
     """Whether vLLM on a CPU agrees with the trainer: `yes`, or why not."""
 
     def model(self, seed: int) -> PreTrainedModel:
@@ -56,14 +58,17 @@ class FamilyCase:
 
 
 CASES = {
-    case.model_type: case
+    f"{case.model_type} {case.label}".strip(): case
     for case in (
-        FamilyCase(model_type="llama", attention="full", config={"tie_word_embeddings": True}, vllm="yes"),
-        FamilyCase(model_type="mistral", attention="sliding windows", config={"sliding_window": WINDOW}, vllm="yes"),
+        FamilyCase(model_type="llama", attention="full", config={"tie_word_embeddings": True}),
+        FamilyCase(model_type="mistral", attention="sliding windows", config={"sliding_window": WINDOW}),
+        FamilyCase(model_type="qwen2", attention="full"),
         FamilyCase(
             model_type="qwen2",
-            attention="full, or sliding windows in some layers",
+            label="windows",
+            attention="sliding windows in some layers",
             config={"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+            vllm="refuses windows in some layers",
         ),
         FamilyCase(model_type="qwen3", attention="full; norms of heads", config={"tie_word_embeddings": True}),
         FamilyCase(
@@ -77,7 +82,6 @@ CASES = {
                 "final_logit_softcapping": 2.0,
                 "query_pre_attn_scalar": 16,
             },
-            vllm="yes",
         ),
         FamilyCase(
             model_type="gemma3_text",
@@ -113,9 +117,35 @@ CASES = {
                 "embedding_multiplier": 2.0,
             },
         ),
+        FamilyCase(
+            model_type="mixtral",
+            attention="full, or sliding windows",
+            config={"sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
+        ),
+        FamilyCase(
+            model_type="qwen3_moe",
+            attention="full; norms of heads",
+            config={"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
+        ),
+        FamilyCase(
+            model_type="gpt_oss",
+            attention="sliding windows in some layers; sinks",
+            config={
+                "sliding_window": WINDOW,
+                "layer_types": _BOTH_KINDS,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+            },
+            vllm="no kernel for its experts",
+        ),
+        FamilyCase(
+            model_type="olmoe",
+            attention="full; norms over all heads",
+            config={"num_experts": 4, "num_experts_per_tok": 2},
+        ),
     )
 }
-"""By `model_type`."""
+"""By `model_type` and label."""
 
 
 def table() -> str:
@@ -126,14 +156,14 @@ def table() -> str:
         ("---",) * 6,
         *(
             (
-                FAMILIES[kind].name,
-                f"`{kind}`",
+                FAMILIES[case.model_type].name,
+                f"`{case.model_type}`",
                 case.attention,
                 within,
                 within,
                 within if case.vllm == "yes" else case.vllm,
             )
-            for kind, case in CASES.items()
+            for case in CASES.values()
         ),
     ]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows).replace("| --- ", "|---").replace("|--- |", "|---|")

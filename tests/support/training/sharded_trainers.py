@@ -29,6 +29,8 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from configs.training import TrainingConfig
@@ -58,6 +60,12 @@ class Case:
     dtype: torch.dtype = torch.float32
     lora: bool = False
     compute_dtype: Literal["float32", "bfloat16"] | None = None
+    divisible: bool = True
+    """Whether tensor ranks can divide its layers."""
+
+    def runs_on(self, tensor: int) -> bool:
+        """Whether a layout with so many tensor ranks is for it."""
+        return self.divisible or tensor == 1
 
 
 def tiny_llama() -> PreTrainedModel:
@@ -78,6 +86,12 @@ def tiny_gemma2() -> PreTrainedModel:
 def tiny_gemma3() -> PreTrainedModel:
     """Four norms per layer, norms of heads, and windows."""
     return _random(Gemma3ForCausalLM(Gemma3TextConfig(**_shape(), head_dim=8, sliding_window=4)))
+
+
+def tiny_qwen3_moe() -> PreTrainedModel:
+    """Four experts in each layer, of which a token uses two."""
+    config = Qwen3MoeConfig(**_shape(), head_dim=8, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2)
+    return _random(Qwen3MoeForCausalLM(config))
 
 
 _COMMON: dict[str, Any] = {
@@ -111,6 +125,7 @@ CASES = {
     "qwen3 lora": _LORA,
     "gemma2 aipo": Case(model=tiny_gemma2, training=AIPO),
     "gemma3 aipo": Case(model=tiny_gemma3, training=AIPO),
+    "qwen3_moe aipo": Case(model=tiny_qwen3_moe, training=AIPO, divisible=False),
 }
 
 
@@ -219,7 +234,7 @@ def _random(model: PreTrainedModel) -> PreTrainedModel:
     with torch.no_grad():
         for parameter in model.parameters():
             # Norms too: their gradient is one that ranks could forget to add up.
-            parameter.normal_(0.0 if parameter.dim() == 2 else 1.0, 0.2, generator=generator)
+            parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.2, generator=generator)
     return model
 
 
@@ -265,7 +280,7 @@ def main() -> None:
     report: Report = {}
     for data, tensor in LAYOUTS[int(os.environ["WORLD_SIZE"])]:
         ranks = Ranks.join(data=data, tensor=tensor, device="cpu")
-        for name, case in CASES.items():
+        for name, case in ((name, case) for name, case in CASES.items() if case.runs_on(tensor)):
             report[f"{name} {data}x{tensor}"] = disagreement(case, ranks)
     if ranks.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(report))

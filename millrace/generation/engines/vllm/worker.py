@@ -7,18 +7,27 @@ Every rank of a tensor-parallel group maps the same pages and copies only its ow
 """
 
 import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import revert_weight_conversion
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from millrace.errors import WeightsMismatch
+from millrace.models.loading import empty_model
 from millrace.weights.fingerprint import names_of
 from millrace.weights.shared_tensors import SharedTensors
 
@@ -58,7 +67,11 @@ class SharedMemoryEngine(WeightTransferEngine[Init, Update]):
         # Before the reload, which separates tied parameters temporarily.
         expected = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
-        loaded = self.model.load_weights(tensors.items())
+        for method in _experts_on_a_cpu(self.model):
+            # With a kernel in place, vLLM 0.32 takes the experts' weights for new ones of a GPU and does not repack
+            # them for the CPU's kernel, which then reads the wrong numbers. Without one it makes both again.
+            method.moe_kernel = None
+        loaded = self.model.load_weights(_as_in_files(tensors, Path(self.model_config.model)))
         if loaded is not None and (missing := expected - loaded):
             raise WeightsMismatch(f"vLLM's model got no value for {names_of(sorted(missing))}")
 
@@ -72,6 +85,32 @@ class SharedMemoryEngine(WeightTransferEngine[Init, Update]):
 
     def shutdown(self) -> None:
         """Does nothing: nothing is open."""
+
+
+def _experts_on_a_cpu(model: nn.Module) -> Iterator[UnquantizedFusedMoEMethod]:
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend == UnquantizedMoeBackend.CPU:
+            yield method
+
+
+def _as_in_files(tensors: Mapping[str, torch.Tensor], folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors under the names of a model's files, which are those that vLLM knows.
+
+    transformers holds the experts of a layer in one tensor; most files hold each of them in tensors of its own.
+    """
+    model = empty_model(folder)
+    if not get_model_conversion_mapping(model):
+        yield from tensors.items()
+        return
+    # A layer at a time: converted experts are copies.
+    for _, names in groupby(sorted(tensors, key=_layer), key=_layer):
+        yield from revert_weight_conversion(model, {name: tensors[name] for name in names}).items()
+
+
+def _layer(name: str) -> str:
+    """`model.layers.3` of `model.layers.3.mlp.experts.down_proj`."""
+    return ".".join(name.split(".")[:3])
 
 
 def _tied(model: nn.Module) -> list[Any]:

@@ -28,7 +28,7 @@ def spread(wanted: Callable[[Case], bool] = lambda case: True) -> list[Any]:
         for ranks, layouts in LAYOUTS.items()
         for data, tensor in layouts
         for name, case in CASES.items()
-        if wanted(case)
+        if wanted(case) and case.runs_on(tensor)
     ]
 
 
