@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 _TOKEN_IDS = "no such key: vLLM gets token ids and gives them back, and the stages have the tokenizer"
-_SAMPLING = "generation.temperature, generation.top_p and generation.max_new_tokens, which alone shape the sampling"
+_SAMPLING = "generation.temperature, top_p, top_k and max_new_tokens, which alone shape the sampling"
 
 RESERVED = {
     "model": "model.path, which names the model",
@@ -16,7 +16,7 @@ RESERVED = {
     "generation_config": _SAMPLING,
     "override_generation_config": _SAMPLING,
     "logprobs_mode": "no such key: log-probabilities are those of the distribution that was sampled from",
-    "return_sampling_mask": "generation.top_p, which asks for it where it is below 1",
+    "return_sampling_mask": "generation.top_p and generation.top_k, which ask for it where they leave tokens out",
     "logits_processors": f"{_SAMPLING}: the trainer does not know what else changes the distribution",
     "watermark_config": f"{_SAMPLING}: the trainer does not know what else changes the distribution",
     "enable_prefix_caching": "no such key: prefix caching is always on, and each new policy version clears the cache",

@@ -106,7 +106,12 @@ class GenerationConfig(Section):
     temperature: Positive = 1.0
     """The logits are divided by this before sampling, no unit."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling: probability mass to sample from; 1 keeps the whole vocabulary."""
+    """Nucleus sampling: the likeliest tokens with this probability mass are sampled from; 1 keeps the whole vocabulary.
+    The trainer renormalises its policy over the tokens that were kept, which are stored with each response: 4 bytes for
+    each of them."""
+    top_k: Count | None = None
+    """At most this many of the likeliest tokens are sampled from, before `top_p` is applied to them; null: no limit. It
+    bounds what is stored of the kept tokens."""
     max_new_tokens: Count = 16
     """Maximum length of a response, tokens, end-of-sequence token included."""
     threads: Count = 1

@@ -44,8 +44,15 @@ class Sampling:
     """Divides the logits; 0 means greedy decoding."""
     top_p: float
     """Nucleus mass in (0, 1]; 1 keeps the whole vocabulary."""
+    top_k: int | None = None
+    """Number of the likeliest tokens to sample from, before top-p; None keeps the whole vocabulary."""
     max_new_tokens: int
     """Longest response, tokens. The end-of-sequence token counts, and so do the tokens of an environment."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary, which an engine then has to name."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k is not None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

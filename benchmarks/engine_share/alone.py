@@ -76,6 +76,7 @@ def _run(
     sampling = Sampling(
         temperature=config.generation.temperature,
         top_p=config.generation.top_p,
+        top_k=config.generation.top_k,
         max_new_tokens=config.generation.max_new_tokens,
     )
     waiting = list(requests)

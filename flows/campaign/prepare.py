@@ -121,7 +121,7 @@ def _question(config: RunConfig, prompts: PromptSet, longest: int | None) -> Que
         max_new_tokens=config.generation.max_new_tokens,
         environment=config.environment.name,
         colocated=config.placement.colocated,
-        truncates=config.generation.top_p < 1,
+        truncates=config.generation.top_p < 1 or config.generation.top_k is not None,
         prompts=tuple((prompt.text, prompt.answer) for prompt in prompts.train) if longest is None else (),
         longest_prompt=longest,
     )

@@ -55,7 +55,7 @@ class Question:
     colocated: bool = False
     """Whether the trainer uses the device while vLLM sleeps."""
     truncates: bool = False
-    """Whether `generation.top_p` is below 1."""
+    """Whether `generation.top_p` or `top_k` leave a part of the vocabulary out."""
 
 
 def check_vllm(question: Question) -> None:

@@ -142,7 +142,10 @@ def _sampled(examiner: _Examiner, prompts: Sequence[Prompt]) -> dict[str, Any]:
     config = examiner.stage.config
     generation, samples = config.generation, config.evaluation.samples
     sampling = Sampling(
-        temperature=generation.temperature, top_p=generation.top_p, max_new_tokens=generation.max_new_tokens
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        max_new_tokens=generation.max_new_tokens,
     )
     drawn = examiner.answers([prompt for prompt in prompts for _ in range(samples)], sampling, seed=config.seed)
     measures = sampled_measures([drawn[first : first + samples] for first in range(0, len(drawn), samples)])

@@ -73,7 +73,10 @@ def main(stage: Stage) -> None:
     order = PromptOrder(prompts.train, seed=config.seed, shuffle=config.prompts.shuffle)
     reader = generator_end(config.weights, stage.store, stage.arguments.handover, stage.replica)
     sampling = Sampling(
-        temperature=generation.temperature, top_p=generation.top_p, max_new_tokens=generation.max_new_tokens
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        max_new_tokens=generation.max_new_tokens,
     )
     writer = TrajectoryWriter(
         stage.store,

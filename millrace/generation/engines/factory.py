@@ -37,6 +37,6 @@ def make_engine(
             engine_args=config.engine_args,
             stop=stop,
             sleeps=sleeps,
-            truncates=config.top_p < 1,
+            truncates=config.top_p < 1 or config.top_k is not None,
         )
     return TransformersEngine(load_model(folder, dtype), tokenizer, stop=stop, stop_token_ids=stop_token_ids)

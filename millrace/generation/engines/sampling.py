@@ -1,6 +1,7 @@
 """Draws the next token of many rows at once, each with its own random numbers.
 
-logits ─► softmax ─► the smallest set with mass top_p ─► cumulative sum ─► where the row's uniform number falls
+logits ─► softmax ─► the top_k likeliest ─► the smallest set with top_p of their mass ─► cumulative sum
+                                                                  ─► where the row's uniform number falls
 
 A row needs one uniform number per token. It is a hash of the request's seed and of the token's place in the response.
 So it depends neither on the rows beside it nor on when they came.
@@ -35,7 +36,7 @@ class Drawn(NamedTuple):
     tokens_B: torch.Tensor
     """[B] token ids."""
     logprobs_B: torch.Tensor
-    """[B] their log-probabilities after temperature and top-p, nats."""
+    """[B] their log-probabilities after temperature, top-k and top-p, nats."""
     kept: list[list[int]] | None = None
     """[B] of the token ids that each was drawn from, likeliest first; None if nothing was truncated."""
 
@@ -49,15 +50,18 @@ def draw(logits_BV: torch.Tensor, sampling: Sampling, uniforms_B: torch.Tensor) 
         best_B = torch.log_softmax(logits_BV.float(), dim=-1).max(dim=-1)
         return Drawn(best_B.indices, best_B.values)
     probabilities_BV = torch.softmax(logits_BV.float() / sampling.temperature, dim=-1)
-    if sampling.top_p == 1:
+    if not sampling.truncates:
         # In float64: in float32, steps of 6e-8 would round the probabilities of unlikely tokens.
         mass_BV = probabilities_BV.cumsum(dim=-1, dtype=torch.float64)
         tokens_B1 = _first_above(mass_BV, mass_BV[:, -1:], uniforms_B)
         return Drawn(tokens_B1.squeeze(1), probabilities_BV.gather(1, tokens_B1).log().squeeze(1))
     sorted_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True, stable=True)
+    if sampling.top_k is not None:
+        sorted_BV = sorted_BV[:, : sampling.top_k]
     mass_BV = sorted_BV.cumsum(dim=-1, dtype=torch.float64)
+    total_B1 = 1.0 if sampling.top_k is None else mass_BV[:, -1:]
     # A token stays if the likelier ones have less mass than top_p. So the likeliest always stays.
-    num_kept_B1 = (mass_BV - sorted_BV < sampling.top_p).sum(dim=-1, keepdim=True)
+    num_kept_B1 = (mass_BV - sorted_BV < sampling.top_p * total_B1).sum(dim=-1, keepdim=True)
     kept_B1 = mass_BV.gather(1, num_kept_B1 - 1)
     ranks_B1 = _first_above(mass_BV, kept_B1, uniforms_B)
     logprobs_B1 = (sorted_BV.gather(1, ranks_B1) / kept_B1).log().float()

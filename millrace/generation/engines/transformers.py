@@ -115,9 +115,9 @@ class TransformersEngine(Engine):
         return sum(len(row.tokens) for row in self._rows + self._waiting)
 
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        own, others = ((one.temperature, one.top_p) for one in (sampling, self._sampling))
+        own, others = ((one.temperature, one.top_p, one.top_k) for one in (sampling, self._sampling))
         if self.in_flight and own != others:
-            raise ValueError("requests that are decoded together need the same temperature and top_p")
+            raise ValueError("requests that are decoded together need the same temperature, top_p and top_k")
         self._sampling = sampling
         now = time.time()
         for request in requests:

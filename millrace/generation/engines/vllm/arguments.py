@@ -32,7 +32,7 @@ def vllm_arguments(
 
     `engine_args` are the user's; a config refuses those that are set here (`configs.engine_args.RESERVED`).
     `reads_text`: whether responses end at stop texts, too; `sleeps`: whether it gives its device back at times;
-    `truncates`: whether tokens are drawn from a part of the vocabulary (top-p), which vLLM then has to name.
+    `truncates`: whether tokens are drawn from a part of the vocabulary (top-p, top-k), which vLLM then has to name.
     """
     # Without masks, what vLLM kept is read from the log-probabilities of the whole vocabulary.
     defaults: dict[str, Any] = {"disable_log_stats": True, "max_logprobs": -1}

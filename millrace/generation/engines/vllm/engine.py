@@ -49,8 +49,8 @@ class VllmEngine(Engine):
     """The model in `folder`, whose responses end after one of the tokens `stop_token_ids` or one of the texts `stop`.
 
     `dtype` is that of the weights, `engine_args` are the user's arguments of vLLM, `sleeps` is whether `sleep` will be
-    called, and `truncates` whether requests with top-p below 1 will come. The start takes some 20 seconds. If vLLM's
-    processes die, waiting and later calls raise vLLM's EngineDeadError.
+    called, and `truncates` whether requests will come that draw from a part of the vocabulary. The start takes some 20
+    seconds. If vLLM's processes die, waiting and later calls raise vLLM's EngineDeadError.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class VllmEngine(Engine):
             parameters = self._parameters(sampling, request.seed, logprobs=0, num_given=len(request.response_tokens))
             # A response to continue is a new request with a longer prompt, whose blocks are in the prefix cache.
             output = await self._complete([*request.prompt_tokens, *request.response_tokens], parameters)
-            response = self._response(output.outputs[0], truncated=_truncates(sampling))
+            response = self._response(output.outputs[0], truncated=sampling.truncates)
             trajectory = Trajectory(request=request, response=response, t_started=t_started, t_finished=time.time())
         except Exception as error:  # noqa: BLE001 — raised again by `collect`, in the caller's thread
             self._finished.put(error)
@@ -239,12 +239,12 @@ class VllmEngine(Engine):
             await asyncio.wait(tasks, timeout=_ABORT_SECONDS)
 
     def _parameters(self, sampling: Sampling, seed: int, logprobs: int, num_given: int = 0) -> SamplingParams:
-        temperature, top_p, top_k = sampling.temperature, sampling.top_p, 0
+        temperature, top_p, top_k = sampling.temperature, sampling.top_p, sampling.top_k or 0
         if self._returns_masks:
-            # vLLM then wants a top_k, which keeps everything, and no greedy requests: one token kept is the same.
+            # vLLM then wants a top_k, and no greedy requests: to keep one token is the same.
             greedy = temperature == 0
-            temperature, top_p, top_k = (1.0, 1.0, 1) if greedy else (temperature, top_p, self.vocab_size)
-        elif _truncates(sampling):
+            temperature, top_p, top_k = (1.0, 1.0, 1) if greedy else (temperature, top_p, top_k or self.vocab_size)
+        elif sampling.truncates:
             logprobs = -1
         return SamplingParams(
             temperature=temperature,
@@ -278,10 +278,6 @@ class VllmEngine(Engine):
             kept_tokens=tuple(token for ids in kept for token in ids),
             kept_counts=tuple(len(ids) for ids in kept),
         )
-
-
-def _truncates(sampling: Sampling) -> bool:
-    return sampling.temperature > 0 and sampling.top_p < 1
 
 
 async def _start(arguments: AsyncEngineArgs) -> AsyncLLM:

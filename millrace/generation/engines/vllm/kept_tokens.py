@@ -1,4 +1,4 @@
-"""Which tokens vLLM could draw from where sampling is truncated (top-p): the trainer renormalises π over the same.
+"""Which tokens vLLM could draw from where top-p or top-k leave some out: the trainer renormalises π over the same.
 
     on a GPU   return_sampling_mask ──────────────────────► the mask of each token
     on a CPU   log-probabilities of the whole vocabulary ─► those that are not minus infinity

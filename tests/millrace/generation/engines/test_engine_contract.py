@@ -53,9 +53,11 @@ def tokens(responses: Sequence[Response]) -> list[tuple[int, ...]]:
 
 
 def sampled_from(logits_RV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """[R, V] log-probabilities after temperature and top-p, by definition: the smallest set with mass of top_p."""
+    """[R, V] log-probabilities by definition: the smallest set with top_p of the mass of the top_k likeliest."""
     logits_RV = logits_RV / sampling.temperature
     for logits_V in logits_RV:
+        if sampling.top_k is not None:
+            logits_V[logits_V.argsort(descending=True)[sampling.top_k :]] = -torch.inf
         probabilities, mass = torch.softmax(logits_V, dim=-1).tolist(), 0.0
         for token in logits_V.argsort(descending=True).tolist():
             if mass >= sampling.top_p:
@@ -96,12 +98,12 @@ def test_log_probabilities_are_those_of_the_distribution_sampled_from_whatever_t
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
-@pytest.mark.parametrize("top_p", [0.3, 0.6, 0.9, 0.95])
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.3, None), (0.6, None), (0.9, None), (0.95, None), (0.95, 4), (1.0, 3)])
 def test_over_the_tokens_that_were_kept_every_ratio_on_policy_is_1(
-    engine: Engine, make_policy: MakePolicy, temperature: float, top_p: float
+    engine: Engine, make_policy: MakePolicy, temperature: float, top_p: float, top_k: int | None
 ) -> None:
     model = make_policy(0)
-    sampling = Sampling(temperature=temperature, top_p=top_p, max_new_tokens=8)
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=8)
     responses = engine.generate(PROMPTS, sampling, seed=1)
     samples = [as_sample(prompt, response, temperature) for prompt, response in zip(PROMPTS, responses, strict=True)]
     (batch,) = microbatches(samples, 1000)
@@ -112,10 +114,11 @@ def test_over_the_tokens_that_were_kept_every_ratio_on_policy_is_1(
     torch.testing.assert_close(ratios_N, torch.ones_like(ratios_N), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.8, None), (0.8, 4), (1.0, 4)])
 def test_the_kept_tokens_are_the_smallest_set_with_the_mass_of_top_p_and_greedy_requests_name_none(
-    engine: Engine, make_policy: MakePolicy
+    engine: Engine, make_policy: MakePolicy, top_p: float, top_k: int | None
 ) -> None:
-    sampling = Sampling(temperature=1.0, top_p=0.8, max_new_tokens=8)
+    sampling = Sampling(temperature=1.0, top_p=top_p, top_k=top_k, max_new_tokens=8)
     model = make_policy(0)
     for prompt, response in zip(PROMPTS, engine.generate(PROMPTS, sampling, seed=1), strict=True):
         possible_RV = sampled_from(response_logits(model, prompt, response), sampling) > -torch.inf
@@ -123,7 +126,7 @@ def test_the_kept_tokens_are_the_smallest_set_with_the_mass_of_top_p_and_greedy_
         kept = np.split(np.array(response.kept_tokens), np.cumsum(response.kept_counts)[:-1])
         assert [set(ids.tolist()) for ids in kept] == expected
         assert sum(response.kept_counts) == sum(len(ids) for ids in expected) == len(response.kept_tokens)
-    for response in engine.generate(PROMPTS, replace(GREEDY, top_p=0.8), seed=1):
+    for response in engine.generate(PROMPTS, replace(GREEDY, top_p=top_p, top_k=top_k), seed=1):
         assert response.kept_tokens == response.kept_counts == ()
 
 

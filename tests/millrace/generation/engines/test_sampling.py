@@ -14,14 +14,16 @@ PROBABILITIES = torch.tensor([0.5, 0.0, 0.25, 0.125, 0.1, 0.025])
 LOGITS = PROBABILITIES.log() + 3.0
 
 
-def sampling(temperature: float = 1.0, top_p: float = 1.0) -> Sampling:
-    return Sampling(temperature=temperature, top_p=top_p, max_new_tokens=1)
+def sampling(temperature: float = 1.0, top_p: float = 1.0, top_k: int | None = None) -> Sampling:
+    return Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=1)
 
 
-def drawn(temperature: float = 1.0, top_p: float = 1.0) -> tuple[dict[int, float], dict[int, float]]:
+def drawn(
+    temperature: float = 1.0, top_p: float = 1.0, top_k: int | None = None
+) -> tuple[dict[int, float], dict[int, float]]:
     """(share of each token among many draws, its log-probability as told)."""
     uniforms_B = uniforms([7] * NUM_DRAWS, range(NUM_DRAWS))
-    tokens_B, logprobs_B, _ = draw(LOGITS.expand(NUM_DRAWS, -1), sampling(temperature, top_p), uniforms_B)
+    tokens_B, logprobs_B, _ = draw(LOGITS.expand(NUM_DRAWS, -1), sampling(temperature, top_p, top_k), uniforms_B)
     told = dict(zip(tokens_B.tolist(), logprobs_B.tolist(), strict=True))
     return {token: count / NUM_DRAWS for token, count in Counter(tokens_B.tolist()).items()}, told
 
@@ -50,6 +52,26 @@ def test_a_temperature_flattens_the_distribution() -> None:
 def test_top_p_keeps_the_smallest_set_of_that_mass(top_p: float, kept: list[int]) -> None:
     mass = PROBABILITIES[kept].sum().item()
     assert_shares(*drawn(top_p=top_p), {token: PROBABILITIES[token].item() / mass for token in kept})
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "kept"),
+    [
+        (1, 1.0, [0]),
+        (2, 1.0, [0, 2]),
+        (4, 1.0, [0, 2, 3, 4]),
+        # The fifth has no probability, and there is no seventh.
+        (7, 1.0, [0, 2, 3, 4, 5]),
+        # Half of the mass of the two likeliest, and more than half of it.
+        (2, 0.66, [0]),
+        (2, 0.67, [0, 2]),
+        (3, 0.85, [0, 2]),
+        (3, 0.86, [0, 2, 3]),
+    ],
+)
+def test_top_k_keeps_so_many_and_top_p_is_a_share_of_their_mass(top_k: int, top_p: float, kept: list[int]) -> None:
+    mass = PROBABILITIES[kept].sum().item()
+    assert_shares(*drawn(top_p=top_p, top_k=top_k), {token: PROBABILITIES[token].item() / mass for token in kept})
 
 
 def test_what_each_row_was_drawn_from_is_told_and_nothing_if_all_was_kept() -> None:

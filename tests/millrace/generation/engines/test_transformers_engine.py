@@ -261,7 +261,7 @@ def test_requests_in_flight_may_have_limits_of_their_own(make_engine: MakeEngine
 def test_requests_with_other_sampling_are_refused_while_some_are_in_flight(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.submit(requests(1), SAMPLING)
-    with pytest.raises(ValueError, match="need the same temperature and top_p"):
+    with pytest.raises(ValueError, match="need the same temperature, top_p and top_k"):
         engine.submit(requests(1, first=1), replace(SAMPLING, temperature=0.5))
     all_of(engine)
     engine.submit(requests(1, first=1), replace(SAMPLING, temperature=0.5))

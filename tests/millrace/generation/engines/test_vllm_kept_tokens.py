@@ -45,7 +45,7 @@ class Idle:
         from millrace.generation.engines.vllm.engine import VllmEngine
 
         engine = VllmEngine.__new__(VllmEngine)
-        engine._returns_masks, engine.vocab_size, engine._eos, engine._stop = returns_masks, 40, 2, []
+        engine._returns_masks, engine.vocab_size, engine._ends, engine._stop = returns_masks, 40, [2], []
         return engine
 
 
@@ -69,21 +69,23 @@ def test_a_response_that_was_not_truncated_names_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returns_masks", "temperature", "top_p", "asked"),
+    ("returns_masks", "temperature", "top_p", "top_k", "asked"),
     [
         # (temperature, top_p, top_k, logprobs) of vLLM's parameters: with masks it needs a top_k and a temperature.
-        (True, 0.7, 0.9, (0.7, 0.9, 40, 0)),
-        (True, 0.0, 1.0, (1.0, 1.0, 1, 0)),
-        (True, 1.0, 1.0, (1.0, 1.0, 40, 0)),
-        (False, 0.7, 0.9, (0.7, 0.9, 0, -1)),
-        (False, 0.7, 1.0, (0.7, 1.0, 0, 0)),
-        (False, 0.0, 1.0, (0.0, 1.0, 0, 0)),
+        (True, 0.7, 0.9, None, (0.7, 0.9, 40, 0)),
+        (True, 0.7, 0.9, 5, (0.7, 0.9, 5, 0)),
+        (True, 0.0, 1.0, None, (1.0, 1.0, 1, 0)),
+        (True, 1.0, 1.0, None, (1.0, 1.0, 40, 0)),
+        (False, 0.7, 0.9, None, (0.7, 0.9, 0, -1)),
+        (False, 0.7, 1.0, 5, (0.7, 1.0, 5, -1)),
+        (False, 0.7, 1.0, None, (0.7, 1.0, 0, 0)),
+        (False, 0.0, 1.0, 5, (0.0, 1.0, 0, 0)),
     ],
 )
 def test_what_is_asked_of_vllm_keeps_the_distribution(
-    returns_masks: bool, temperature: float, top_p: float, asked: tuple[float, ...]
+    returns_masks: bool, temperature: float, top_p: float, top_k: int | None, asked: tuple[float, ...]
 ) -> None:
-    sampling = Sampling(temperature=temperature, top_p=top_p, max_new_tokens=4)
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=4)
     found = Idle(returns_masks=returns_masks)._parameters(sampling, seed=0, logprobs=0)
     assert (found.temperature, found.top_p, found.top_k, found.logprobs) == asked
     assert found.repetition_penalty == 1.0
