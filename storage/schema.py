@@ -219,7 +219,7 @@ TRAINER_LOGPROBS: pa.Schema = pa.schema(
             "trainer_logprobs",
             pa.list_(pa.float32()),
             "[R] log-probability of each response token under the trained policy before the step, at the temperature "
-            "it was sampled with, nats",
+            "it was sampled with and over the tokens that sampling kept, nats",
         ),
     ]
 )
