@@ -34,7 +34,8 @@ def _model(config: RunConfig) -> Iterator[str]:
 
 def _prompts(config: RunConfig) -> Iterator[str]:
     prompts, num_prompts = config.prompts, config.evaluation.num_prompts
-    sources = [source for source in (prompts.source, prompts.eval_source) if source is not None]
+    named = [one.source for one in config.evaluation.sets.values()]
+    sources = [source for source in (prompts.source, prompts.eval_source, *named) if source is not None]
     yield from _listed_prompts(config, sources)
     built_in = next((source for source in sources if source in ("arithmetic", "chains")), None)
     if prompts.template is not None and prompts.chat:
@@ -154,7 +155,12 @@ def _placement(config: RunConfig) -> Iterator[str]:
     placement = config.placement
     placed = {
         f"placement.{stage}.work_pool": place.work_pool
-        for stage, place in (("generate", placement.generate), ("score", placement.score), ("train", placement.train))
+        for stage, place in (
+            ("generate", placement.generate),
+            ("score", placement.score),
+            ("train", placement.train),
+            ("evaluate", placement.evaluate),
+        )
         if place.work_pool is not None
     }
     if not placed:
@@ -165,7 +171,8 @@ def _placement(config: RunConfig) -> Iterator[str]:
             f'storage.root is "{config.storage.root}" and {key} is "{pool}"; '
             "expected a root that other hosts can reach, such as s3://bucket/prefix or a shared folder"
         )
-    key = next((key for key in placed if ".score." not in key), "")
+    # Scorers and the evaluation read the store alone.
+    key = next((key for key in placed if ".score." not in key and ".evaluate." not in key), "")
     if key and config.weights.transport == "shm":
         yield (
             f'weights.transport is "shm" and {key} is "{placed[key]}"; '

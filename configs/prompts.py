@@ -1,10 +1,15 @@
 """What the policy is asked, in training and in evaluation."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from configs.section import Count, Section, Text
+
+_HELD_OUT = "held_out"
+"""The name of the held-out prompts among the results of an evaluation."""
+_SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
 class ArithmeticConfig(Section):
@@ -96,9 +101,26 @@ class PromptsConfig(Section):
         return template
 
 
+class EvaluationSetConfig(Section):
+    """One further set of evaluation prompts. They are read with the fields and the template of `prompts`."""
+
+    source: Text
+    """The prompts, in the same form as `prompts.source`."""
+    num_prompts: Count = 256
+    """Maximum number of prompts per evaluation, the first ones of the source."""
+    samples: Count = 1
+    """Responses per prompt, as in `evaluation.samples`."""
+
+
 class EvaluationConfig(Section):
     """How progress is measured on held-out prompts."""
 
+    every: Count | None = 20
+    """Policy versions between two evaluations while training goes on. The trainer checkpoints each of these versions.
+    null: only at the start and at the end of an attempt."""
+    stop_after: Count | None = None
+    """Training ends, as at `training.max_steps`, after this many evaluations in a row without a better accuracy on the
+    held-out prompts; null: never."""
     num_prompts: Count = 256
     """Maximum number of prompts per evaluation."""
     samples: Count = 1
@@ -106,3 +128,16 @@ class EvaluationConfig(Section):
     pass@k and a majority vote."""
     batch_size: Count = 256
     """Responses decoded together."""
+    sets: dict[str, EvaluationSetConfig] = Field(default_factory=dict)
+    """Further sets by name, such as `{hard: {source: hard.jsonl}}`, measured beside the held-out prompts, which are
+    called `held_out`."""
+
+    @field_validator("sets")
+    @classmethod
+    def _have_plain_names(cls, sets: dict[str, EvaluationSetConfig]) -> dict[str, EvaluationSetConfig]:
+        if wrong := [name for name in sets if not _SET_NAME.fullmatch(name) or name == _HELD_OUT]:
+            raise ValueError(
+                f"names of 1 to 32 letters, digits, '_' and '-', the first a letter, other than {_HELD_OUT}; "
+                f"found {wrong[0]!r}"
+            )
+        return sets

@@ -211,6 +211,8 @@ class PlacementConfig(Section):
     """Scorers; each is a separate job."""
     train: PlaceConfig = Field(default_factory=PlaceConfig)
     """Trainer and sync_weights; they share memory, so they are one job."""
+    evaluate: PlaceConfig = Field(default_factory=PlaceConfig)
+    """The evaluation while training goes on, and at the end of an attempt."""
 
 
 class RunConfig(Section):

@@ -4,6 +4,7 @@ run.json                                the first attempt: config, versions; wri
 attempts/<n>.json                       each later attempt, with its config
 attempts/<n>.ended                      how that attempt ended
 attempts/<n>.promotion                  what the promotion gate decided at its end, and why
+attempts/<n>.early_stop                 why its training ended before training.max_steps, if evaluations ended it
 summary.json                            the state of the run when an attempt ended normally
 start/                                  the model at policy version 0, a Hugging Face folder
 start.json                              which files that folder has, with their checksums; written last
@@ -20,7 +21,7 @@ checkpoints/{data,log}/                 the trainer's, cursors inside the record
 weights/{data,log}/                     policy versions in transit, if the store is the transport
 weights/promoted/{data,log}/            checkpoints that passed the promotion gate, as Hugging Face folders
 progress/<stage>-<r>.json               status records, overwritten
-evaluations/<version>.json              held-out results of one policy version
+evaluations/<version>.json              results of one policy version, on held-out prompts and further sets
 reports/<attempt>.md                    report on an attempt, for people: text, figures and plots
 logs/<stage>-<r>.log                    what each stage process printed
 quarantine/…                            damaged files that fsck moved aside, each under its old path
@@ -123,6 +124,11 @@ def ended(number: int) -> str:
 def promotion(attempt: int) -> str:
     """What the promotion gate decided at the end of an attempt."""
     return f"{ATTEMPTS}/{attempt:04d}.promotion"
+
+
+def early_stop(attempt: int) -> str:
+    """Why the training of an attempt ended early."""
+    return f"{ATTEMPTS}/{attempt:04d}.early_stop"
 
 
 def report(attempt: int) -> str:

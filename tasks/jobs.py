@@ -1,7 +1,7 @@
 """The jobs of a campaign: which stages run together on one host, as `placement` says.
 
-train + sync_weights     one job: weights pass between them in shared memory
-generate ×G, score ×S    one job each
+train + sync_weights              one job: weights pass between them in shared memory
+generate ×G, score ×S, evaluate   one job each
 """
 
 from typing import Any, Literal
@@ -9,8 +9,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from configs.schema import RunConfig
+from millrace.runtime.arguments import EVALUATE_BESIDE
 
-StageName = Literal["generate", "score", "train", "sync_weights"]
+StageName = Literal["generate", "score", "train", "sync_weights", "evaluate"]
 
 
 class StageProcess(BaseModel):
@@ -51,7 +52,7 @@ class Job(BaseModel):
 
 
 def jobs(config: RunConfig) -> list[Job]:
-    """All jobs of a campaign, the trainer's first."""
+    """All jobs that run side by side in a campaign, the trainer's first."""
     placement = config.placement
     train = (
         StageProcess(stage="train", replica=0, threads=config.training.threads),
@@ -65,11 +66,19 @@ def jobs(config: RunConfig) -> list[Job]:
         (StageProcess(stage="score", replica=s, threads=config.scoring.threads),)
         for s in range(config.scoring.replicas)
     ]
-    return [
+    stages = [
         Job(processes=processes, work_pool=where.work_pool, job_variables=where.job_variables)
         for where, groups in ((placement.train, [train]), (placement.generate, generators), (placement.score, scorers))
         for processes in groups
     ]
+    return [*stages, evaluation_job(config, EVALUATE_BESIDE)]
+
+
+def evaluation_job(config: RunConfig, replica: int) -> Job:
+    """The job of one replica of the evaluate stage."""
+    where = config.placement.evaluate
+    process = StageProcess(stage="evaluate", replica=replica, threads=config.training.threads)
+    return Job(processes=(process,), work_pool=where.work_pool, job_variables=where.job_variables)
 
 
 def stages_here(config: RunConfig) -> list[str]:

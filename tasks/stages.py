@@ -1,12 +1,11 @@
 """The stages as Prefect tasks. Each task supervises one stage process: `python -m millrace.stages.<stage>`."""
 
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 
-from millrace.runtime.arguments import EVALUATE_LATEST, EVALUATE_START, StageArguments
+from millrace.runtime.arguments import StageArguments
 from tasks.jobs import StageName
 from tasks.restart_budget import keep_going
 from tasks.supervise import supervise
@@ -28,11 +27,10 @@ def bootstrap(arguments: StageArguments, threads: int) -> None:
     supervise("bootstrap", arguments, threads=threads)
 
 
-@task(name="evaluate", task_run_name="evaluate-{which}", **STAGE_TASK)
-def evaluate(arguments: StageArguments, threads: int, which: Literal["start", "end"]) -> None:
-    """Measures the held-out accuracy of the base model (`start`) or of the latest checkpoint (`end`)."""
-    replica = EVALUATE_START if which == "start" else EVALUATE_LATEST
-    supervise("evaluate", replace(arguments, replica=replica), threads=threads)
+@task(name="evaluate", task_run_name="evaluate-{arguments.replica}", **STAGE_TASK)
+def evaluate(arguments: StageArguments, threads: int) -> None:
+    """Measures policy versions: beside training until the campaign ends, or the latest one at the end."""
+    supervise("evaluate", arguments, threads=threads)
 
 
 @task(name="promote", task_run_name="promote", **STAGE_TASK)
@@ -82,5 +80,6 @@ LONG_RUNNING: dict[StageName, Task[..., Any]] = {
     "sync_weights": sync_weights,
     "generate": generate,
     "score": score,
+    "evaluate": evaluate,
 }
-"""The four stages that run as long as the campaign."""
+"""The stages that run as long as the campaign. The evaluation may end before, and is the only one that may."""

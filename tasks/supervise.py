@@ -73,14 +73,18 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> None:
     logger = get_run_logger()
     with log.open("ab") as stderr:
         process = start_stage(stage, arguments, config, stderr, threads, logger.warning)
+    supervision = config.supervision
+    if stage == "evaluate":
+        # It gets what processor time the others leave, so a batch may take minutes.
+        supervision = supervision.model_copy(update={"hang_seconds": supervision.start_seconds})
     try:
         supervisor = StageSupervisor(
-            name, process, config.supervision, logger, lambda event: emit(event.kind, run_url, event.payload)
+            name, process, supervision, logger, lambda event: emit(event.kind, run_url, event.payload)
         )
         supervisor.monitor()
     finally:
         kill(process)
-    budget.add_work(supervisor.hang_detector.at_work_seconds, config.supervision.hang_seconds)
+    budget.add_work(supervisor.hang_detector.at_work_seconds, supervision.hang_seconds)
     supervisor.check_exit(log)
 
 

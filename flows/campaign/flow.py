@@ -1,12 +1,12 @@
 """The campaign: the single controller of a run. It holds no data; stages exchange it through streams.
 
-    prepare ─► bootstrap? ─┬─► evaluate start
-                           ├─► generate ×G     ┐
+    prepare ─► bootstrap? ─┬─► generate ×G     ┐
                            ├─► score ×S        │ long-running tasks, each supervising
                            ├─► sync_weights    │ its own process
-                           └─► train           ┘
+                           ├─► train           │
+                           └─► evaluate        ┘
     control loop: waits for train, or until the time is up ─► STOP ─► the others drain
-                                     ─► evaluate end ─► promote ─► summary.json ─► report
+                                     ─► evaluate at the end ─► promote ─► summary.json ─► report
 
 One call is one attempt. What its budget leaves undone, the next attempt continues: a schedule that calls the flow every
 night with `resume="latest"` is a campaign of weeks. Cancel, SIGTERM and Ctrl-C reach the control loop; on its way out
@@ -17,6 +17,7 @@ import contextlib
 import math
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -34,13 +35,13 @@ from flows.display.artifacts import show
 from flows.display.ui_reporter import Reporter
 from millrace.errors import MillraceError
 from millrace.runs.record import end_attempt, read_attempt
-from millrace.runtime.arguments import StageArguments
+from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
 from millrace.runtime.heartbeat import CONTROLLER, HeartbeatPublisher
 from storage.checkpoints import read_latest
 from storage.failpoints import failpoint
 from storage.stores.factory import open_store
 from tasks.fork_server import STAGES
-from tasks.jobs import jobs, stages_here
+from tasks.jobs import Job, evaluation_job, jobs, stages_here
 from tasks.remote_stage import run_remotely
 from tasks.stages import LONG_RUNNING, bootstrap, evaluate, promote
 from tasks.start import warm_up
@@ -111,7 +112,7 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] |
             failpoint("controller.trained")
             # If the time was up before the trainer began, there is nothing new to measure.
             if read_latest(store) is not None:
-                evaluate(arguments, config.training.threads, "end")
+                _evaluate_at_end(config, arguments)
                 promote(arguments, config.training.threads)
             failpoint("controller.evaluated")
         summary = write_summary(store, run.attempt)
@@ -129,28 +130,9 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] |
 
 
 def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float, cancellation: Cancellation) -> None:
-    """Runs the four stages until the trainer is done, a person cancels, or it is `ends_at` (time.monotonic).
-
-    Measures the base model meanwhile, unless that is done.
-    """
+    """Runs the long-running stages until the trainer is done, a person cancels, or it is `ends_at` (time.monotonic)."""
     all_jobs = jobs(config)
-    with contextlib.ExitStack() as stack:
-        if any(job.work_pool for job in all_jobs):
-            # Stages on other hosts drain when it says so, or falls silent.
-            stack.enter_context(
-                HeartbeatPublisher(
-                    open_store(arguments.run_url),
-                    CONTROLLER,
-                    0,
-                    owner_id=str(arguments.attempt),
-                    doing="campaign",
-                    draining=STOP.is_set,
-                )
-            )
-        group = stack.enter_context(StageGroup())
-        # On the CPU, beside the others: it measures the base model, which does not change.
-        measured = evaluate.submit(arguments, config.training.threads, "start")
-        group.add("evaluate", measured)
+    with _heard_by(all_jobs, arguments), StageGroup() as group:
         for job in all_jobs:
             if job.work_pool is not None:
                 group.add(job.processes[0].stage, run_remotely.submit(arguments, job))
@@ -161,13 +143,37 @@ def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float, ca
                 )
                 group.add(process.stage, future)
         failpoint("controller.started")
+        # Without `evaluation.every` the evaluation ends after the base model.
         while (ended := group.wait_for_first(ends_at, cancellation.asked)) == "evaluate":
             continue
-        if ended == "train":
-            measured.result()
-        elif ended is None:
+        if ended is None:
             why = "the campaign is cancelled" if cancellation.asked() else "budget.duration_minutes is spent"
             get_run_logger().info("%s: the stages drain", why)
-        else:
+        elif ended != "train":
             raise MillraceError(f"{ended} ended before the trainer did")
     STOP.clear()
+
+
+def _evaluate_at_end(config: RunConfig, arguments: StageArguments) -> None:
+    """Measures the latest checkpoint, and the base model if there was no time for it."""
+    job = evaluation_job(config, EVALUATE_AT_END)
+    if job.work_pool is None:
+        evaluate(replace(arguments, replica=EVALUATE_AT_END), config.training.threads)
+        return
+    with _heard_by([job], arguments):
+        run_remotely(arguments, job)
+
+
+@contextlib.contextmanager
+def _heard_by(all_jobs: list[Job], arguments: StageArguments) -> Iterator[None]:
+    """Publishes this controller's heartbeats meanwhile, if any of the jobs runs on another host.
+
+    Stages there drain when a heartbeat says so, or when they fall silent.
+    """
+    if not any(job.work_pool for job in all_jobs):
+        yield
+        return
+    store = open_store(arguments.run_url)
+    owner_id = str(arguments.attempt)
+    with HeartbeatPublisher(store, CONTROLLER, 0, owner_id=owner_id, doing="campaign", draining=STOP.is_set):
+        yield

@@ -12,6 +12,7 @@ from typing import Literal
 from configs.load import changed_immutably
 from configs.schema import RunConfig
 from millrace.errors import InputError, RunExists
+from millrace.evaluation.sets import all_asked, evaluation_sets
 from millrace.generation.environments.factory import environment_class
 from millrace.preflight.model import check_training, read_model
 from millrace.preflight.prompts import check_prompts
@@ -49,14 +50,14 @@ def check(config: RunConfig, run_id: str, *, resume: Resume) -> Store:
     layout.validate_run_id(run_id)
     model = read_model(config.model)
     check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
-    make_scorer(config.scoring, config.prompts).check()
+    make_scorer(config.scoring, config.prompts, [one.source for one in config.evaluation.sets.values()]).check()
     environment_class(config.environment.name)
     prompts = load_prompts(config.prompts)
     longest = check_prompts(
         config.model,
         config.prompts,
         config.environment,
-        prompts,
+        all_asked(prompts, evaluation_sets(config.evaluation, config.prompts, prompts)),
         context=model.get("max_position_embeddings"),
         max_new_tokens=config.generation.max_new_tokens,
     )

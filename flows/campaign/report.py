@@ -9,9 +9,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from flows.display.evaluation_table import as_markdown, rows
 from flows.display.key_figures import figures
 from flows.display.plots import line_chart
 from millrace.evaluation.promotion import read_decision
+from millrace.evaluation.results import HELD_OUT, ResultsReader
 from millrace.runs.history import Point, accuracies, read_steps, series, throughput
 from millrace.runs.record import end_attempt, read_attempt
 from millrace.runs.status import StatusReader
@@ -30,11 +32,19 @@ _MOST_POINTS = 100
 """Per line of a plot: as many as a screen shows, in a few kilobytes of the server's database."""
 
 
+_MOST_ROWS = 30
+"""Of the table of evaluations; the folder `evaluations` has all."""
+
+
 def write_summary(store: Store, attempt: int) -> dict[str, Any]:
-    """Marks the attempt finished, or stopped if there are steps left; writes and returns the run's status."""
+    """Marks the attempt finished, or stopped if there are steps left; writes and returns the run's status.
+
+    Training that evaluations ended early has no steps left.
+    """
     reader = StatusReader(store)
     status = reader.look()
-    end_attempt(store, attempt, "finished" if status["steps"] >= status["max_steps"] else "stopped")
+    finished = status["steps"] >= status["max_steps"] or status["early_stop"] is not None
+    end_attempt(store, attempt, "finished" if finished else "stopped")
     status = reader.look()
     store.put(layout.SUMMARY, json.dumps(status, indent=1).encode())
     return status
@@ -54,15 +64,16 @@ def _report(store: Store, attempt: int, outcome: Outcome) -> str:
     status = StatusReader(store).look()
     decision = read_decision(store, attempt)
     gate = "No checkpoint was judged for promotion." if decision is None else f"Gate: {decision.sentence}."
-    rows = "\n".join(f"| {name} | {value} |" for name, value in [*figures(status), *_busy(status)])
+    key_figures = "\n".join(f"| {name} | {value} |" for name, value in [*figures(status), *_busy(status)])
     return "\n\n".join(
         [
             f"# {status['run_id']}, attempt {attempt}: {outcome}",
             _sentence(store, attempt, outcome, status),
             *_changes(store, attempt),
             gate,
-            f"| figure | value |\n|---|---|\n{rows}",
+            f"| figure | value |\n|---|---|\n{key_figures}",
             *_plots(store),
+            *_evaluations(status),
             f"The run is stored at `{store.url}`.\n",
         ]
     )
@@ -73,6 +84,7 @@ def _sentence(store: Store, attempt: int, outcome: Outcome, status: dict[str, An
     return (
         f"In {status['wall_seconds'] / 60:.1f} minutes this attempt made {done:,} optimizer steps, to version "
         f"{status['steps']:,} of {status['max_steps']:,}: {_SENTENCES[outcome]}."
+        + ("" if status["early_stop"] is None else f" Training ended early: {status['early_stop']}.")
     )
 
 
@@ -98,7 +110,6 @@ def _plots(store: Store) -> list[str]:
     steps = read_steps(store)
     wanted: list[tuple[str, dict[str, Sequence[Point]]]] = [
         ("Reward", {"reward": series(steps, "reward_mean", _MOST_POINTS)}),
-        ("Held-out accuracy", {"accuracy": accuracies(store, _MOST_POINTS)}),
         (
             "Staleness, policy versions",
             {
@@ -108,4 +119,21 @@ def _plots(store: Store) -> list[str]:
         ),
         ("Throughput of the trainer, response tokens per second", {"tokens/s": throughput(steps, _MOST_POINTS)}),
     ]
-    return [line_chart(title, lines) for title, lines in wanted if any(lines.values())]
+    reward, *rest = [line_chart(title, lines) if any(lines.values()) else "" for title, lines in wanted]
+    return [plot for plot in (reward, _accuracy_plot(store), *rest) if plot]
+
+
+def _accuracy_plot(store: Store) -> str:
+    """The accuracy on each set, and the interval of the held-out prompts; empty if nothing was evaluated."""
+    found = accuracies(ResultsReader(store).read(), _MOST_POINTS)
+    lines = {name: [(point.version, point.value) for point in points] for name, points in found.items()}
+    if not any(lines.values()):
+        return ""
+    band = [(point.version, *point.interval) for point in found[HELD_OUT] if point.interval is not None]
+    return line_chart("Held-out accuracy" if len(lines) == 1 else "Accuracy by evaluation set", lines, band=band)
+
+
+def _evaluations(status: dict[str, Any]) -> list[str]:
+    """A table of the newest evaluations; none if there are none."""
+    found = rows(status)[-_MOST_ROWS:]
+    return [as_markdown(found)] if found else []

@@ -58,6 +58,7 @@ def add_parsers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     which = export.add_mutually_exclusive_group()
     which.add_argument("--version", type=int, metavar="N", help="policy version to export (default: the newest stored)")
     which.add_argument("--promoted", action="store_true", help="export the checkpoint that was promoted last")
+    which.add_argument("--best", action="store_true", help="export the stored checkpoint with the best evaluation")
 
 
 def run(arguments: argparse.Namespace, console: Console | None = None) -> int:
@@ -173,7 +174,7 @@ def _export(store: "Store", arguments: argparse.Namespace, console: Console) -> 
     else:
         from millrace.maintenance.export import export_checkpoint
 
-        sentence = f"version {export_checkpoint(store, arguments.to, arguments.version)}"
+        sentence = f"version {export_checkpoint(store, arguments.to, arguments.version, best=arguments.best)}"
     _print(console, f"{sentence}; written to {arguments.to}")
     return 0
 

@@ -13,8 +13,9 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from flows.display import evaluation_table
 from flows.display.key_figures import figures
-from flows.display.progress_table import CampaignTable, Row
+from flows.display.progress_table import EVERY_SECONDS, CampaignTable, Row
 
 DASHBOARD_URL = "MILLRACE_DASHBOARD_URL"
 """Environment variable with the address of a dashboard, which the Prefect UI then links to."""
@@ -42,6 +43,8 @@ class Artifacts:
         self._updated = 0.0
         self._linked = False
         self._table = CampaignTable(_write_table)
+        self._evaluations: list[evaluation_table.Row] = []
+        self._evaluated = 0.0
 
     def look(self, status: dict[str, Any], *, over: bool) -> None:
         """Shows what is new in `status`; `over`: this is the last call."""
@@ -56,8 +59,17 @@ class Artifacts:
             create_link_artifact(url, "dashboard", key="campaign-dashboard", description="This campaign, live")
             self._linked = True
         self._table.look(status, over=over)
+        self._look_at_evaluations(status, over=over)
         if over:
             create_markdown_artifact(_figures(status), key="campaign-summary", description="The run in figures")
+
+    def _look_at_evaluations(self, status: dict[str, Any], *, over: bool) -> None:
+        found = evaluation_table.rows(status)
+        if found == self._evaluations or not (over or time.monotonic() - self._evaluated >= EVERY_SECONDS):
+            return
+        description = "Accuracy of each version evaluated, with the 95 % interval"
+        create_table_artifact(found, key="campaign-evaluations", description=description)
+        self._evaluations, self._evaluated = found, time.monotonic()
 
 
 def _write_table(rows: list[Row]) -> None:

@@ -1,6 +1,7 @@
 """The key figures of a run, made from its status: for the terminal, the Prefect UI and the report."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 TRAINING = "training"
@@ -30,7 +31,7 @@ def phase(status: dict[str, Any]) -> str:
     if "train-0" not in doing:
         bootstrap = doing.get("bootstrap-0", "stopped")
         return "starting the stages" if bootstrap == "stopped" else f"making the start model: {bootstrap}"
-    if status["steps"] >= status["stop_at_step"]:
+    if status["steps"] >= status["stop_at_step"] or status["early_stop"] is not None:
         return "evaluating the trained model"
     return TRAINING
 
@@ -56,7 +57,19 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     for name, result in status["eval"].items():
         found += _measured(name, result)
+    if (best := status["best"]) is not None:
+        found.append(("best version", evaluation_line(best)))
+    if status["early_stop"] is not None:
+        found.append(("early stop", status["early_stop"]))
     return found
+
+
+def evaluation_line(evaluation: dict[str, Any]) -> str:
+    """One of a status's `evaluations` in a line."""
+    (_, held_out), *sets = evaluation["accuracy"].items()
+    measured = f"{held_out:.3f}{interval(evaluation['interval'])} of {evaluation['prompts']} prompts"
+    further = "".join(f"; {name} {accuracy:.3f}" for name, accuracy in sets)
+    return f"{evaluation['policy_version']}: held-out accuracy {measured}{further}"
 
 
 def _repeated(ledger: dict[str, Any]) -> list[tuple[str, str]]:
@@ -81,19 +94,22 @@ def _masked(ledger: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _measured(name: str, result: dict[str, Any]) -> list[tuple[str, str]]:
     """An evaluation's figures; those of older runs have no intervals."""
-    interval = _interval(result.get("accuracy_interval", [None, None]))
-    found = [(f"accuracy at {name}", f"{result['accuracy']:.3f}{interval} of {result['prompts']} held-out prompts")]
+    ends = interval(result.get("accuracy_interval"))
+    found = [(f"accuracy at {name}", f"{result['accuracy']:.3f}{ends} of {result['prompts']} held-out prompts")]
     if "pass_at" in result:
         measures = {f"pass@{k}": estimate for k, estimate in result["pass_at"].items()}
         measures[f"majority of {result['samples']}"] = result["majority"]
-        said = [f"{what} {one['value']:.3f}{_interval([one['low'], one['high']])}" for what, one in measures.items()]
+        said = [f"{what} {one['value']:.3f}{interval([one['low'], one['high']])}" for what, one in measures.items()]
         found.append((f"sampled at {name}", ", ".join(said)))
+    for set_name, one in result.get("sets", {}).items():
+        ends = interval(one.get("accuracy_interval"))
+        found.append((f"{set_name} at {name}", f"{one['accuracy']:.3f}{ends} of {one['prompts']} prompts"))
     return found
 
 
-def _interval(ends: list[float | None]) -> str:
+def interval(ends: Sequence[float | None] | None) -> str:
     """The 95 % interval to print behind a value; empty if none is known."""
-    low, high = ends
+    low, high = ends or (None, None)
     return "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
 
 

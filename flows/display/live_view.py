@@ -1,5 +1,6 @@
 """Shows a running campaign at the terminal: a live panel, or plain lines if the output is no terminal."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -8,7 +9,16 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from flows.display.key_figures import TRAINING, Rates, figures, number, phase, queue_length, trained_to_taken
+from flows.display.key_figures import (
+    TRAINING,
+    Rates,
+    evaluation_line,
+    figures,
+    number,
+    phase,
+    queue_length,
+    trained_to_taken,
+)
 from millrace.errors import MillraceError
 from millrace.runs.status import StatusReader
 from millrace.runtime.background import Background
@@ -31,21 +41,29 @@ class View(Background):
         reader = self._wait_for_run()
         if reader is None:
             return
-        rates = Rates()
+        rates, evaluated = Rates(), Evaluated()
         if self._console.is_terminal:
             with Live(console=self._console, refresh_per_second=4) as live:
-                self._each(_LIVE_SECONDS, reader, lambda status: live.update(panel(status, rates.look(status))))
+
+                def update(status: dict[str, Any]) -> None:
+                    self._print(evaluated.look(status))
+                    live.update(panel(status, rates.look(status)))
+
+                self._each(_LIVE_SECONDS, reader, update)
         else:
             last = ""
 
             def print_line(status: dict[str, Any]) -> None:
                 nonlocal last
                 line = plain_line(status, rates.look(status))
-                if line != last:
-                    self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self._print([*evaluated.look(status), *([line] if line != last else [])])
                 last = line
 
             self._each(_PLAIN_SECONDS, reader, print_line)
+
+    def _print(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _each(self, seconds: float, reader: StatusReader, show: Any) -> None:
         while True:
@@ -70,6 +88,20 @@ class View(Background):
             except (MillraceError, StorageError):
                 if self._over.wait(_LIVE_SECONDS):
                     return None
+
+
+class Evaluated:
+    """One line per evaluation of this attempt; those before the first look are known."""
+
+    def __init__(self) -> None:
+        self._known: list[dict[str, Any]] | None = None
+
+    def look(self, status: dict[str, Any]) -> list[str]:
+        """The lines of the evaluations since the last look."""
+        found = status["evaluations"]
+        new = [] if self._known is None else [one for one in found if one not in self._known]
+        self._known = found
+        return [f"version {evaluation_line(one)}" for one in new]
 
 
 def plain_line(status: dict[str, Any], rates: dict[str, float]) -> str:

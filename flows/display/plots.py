@@ -20,9 +20,14 @@ _DOTS = 30
 """Lines of at most this many points mark each point, which shows how few there are."""
 
 
-def line_chart(title: str, lines: Mapping[str, Sequence[Point]]) -> str:
-    """A Markdown image of `lines` (name → points by policy version, at least one point in all) under `title`."""
-    data = base64.b64encode(_svg(title, lines).encode()).decode()
+def line_chart(
+    title: str, lines: Mapping[str, Sequence[Point]], *, band: Sequence[tuple[float, float, float]] = ()
+) -> str:
+    """A Markdown image of `lines` (name → points by policy version, at least one point in all) under `title`.
+
+    `band` are (policy version, low, high) of the first line's uncertainty.
+    """
+    data = base64.b64encode(_svg(title, lines, band).encode()).decode()
     return f"![{_in_words(title, lines)}](data:image/svg+xml;base64,{data})"
 
 
@@ -35,9 +40,10 @@ def _in_words(title: str, lines: Mapping[str, Sequence[Point]]) -> str:
     return f"{title}: {'; '.join(ends)}"
 
 
-def _svg(title: str, lines: Mapping[str, Sequence[Point]]) -> str:
+def _svg(title: str, lines: Mapping[str, Sequence[Point]], band: Sequence[tuple[float, float, float]]) -> str:
     points = [point for some in lines.values() for point in some]
-    xs, ys = _ticks([x for x, _ in points]), _ticks([0.0, *(y for _, y in points)])
+    xs = _ticks([x for x, _ in points])
+    ys = _ticks([0.0, *(y for _, y in points), *(high for _, _, high in band)])
     parts = [f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="6" fill="#ffffff"/>', _text(_LEFT, 22, title, size=15)]
     for y in ys:
         at = _y(y, ys)
@@ -45,6 +51,10 @@ def _svg(title: str, lines: Mapping[str, Sequence[Point]]) -> str:
         parts.append(_text(_LEFT - 8, at + 4, f"{y:,g}", anchor="end"))
     parts += [_text(_x(x, xs), _HEIGHT - _BOTTOM + 18, f"{x:,g}", anchor="middle") for x in xs]
     parts.append(_text(_WIDTH - _RIGHT, _HEIGHT - 6, "policy version", anchor="end"))
+    if band:
+        edge = [(x, high) for x, _, high in band] + [(x, low) for x, low, _ in reversed(band)]
+        corners = " ".join(f"{_x(x, xs):.1f},{_y(y, ys):.1f}" for x, y in edge)
+        parts.append(f'<polygon points="{corners}" fill="{_COLOURS[0]}" fill-opacity="0.15"/>')
     for number, (name, some) in enumerate(lines.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         places = [(_x(x, xs), _y(y, ys)) for x, y in some]

@@ -15,7 +15,7 @@ from prefect.artifacts import create_table_artifact
 from configs.schema import RunConfig
 from millrace.runs.record import latest_attempt
 from millrace.runs.status import StatusReader
-from millrace.runtime.arguments import StageArguments
+from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
 from storage.stores.factory import open_store
 from storage.stores.memory import memory_folder
 from tasks.fork_server import STAGES
@@ -40,8 +40,10 @@ def evaluate(run_url: str) -> dict[str, Any]:
     try:
         # Not the campaign's own folder, which may be in use.
         with tempfile.TemporaryDirectory(prefix="evaluate-", dir=memory_folder()) as folder:
-            arguments = StageArguments(run_url=store.url, attempt=attempt.number, replica=0, handover=Path(folder))
-            measure(arguments, config.training.threads, "end")
+            arguments = StageArguments(
+                run_url=store.url, attempt=attempt.number, replica=EVALUATE_AT_END, handover=Path(folder)
+            )
+            measure(arguments, config.training.threads)
     finally:
         STOP.set()
         STAGES.close()

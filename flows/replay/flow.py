@@ -19,7 +19,7 @@ from flows.replay.formatting import as_markdown
 from flows.replay.prepare import prepare
 from flows.replay.results import collect
 from millrace.runs.record import end_attempt
-from millrace.runtime.arguments import StageArguments
+from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
 from storage import layout
 from tasks.fork_server import STAGES
 from tasks.stages import compare, evaluate, score, train, verify
@@ -67,7 +67,7 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
                 compare(arguments, config.training.threads)
             case "train":
                 train(arguments, config.training.threads)
-                evaluate(arguments, config.training.threads, "end")
+                evaluate(replace(arguments, replica=EVALUATE_AT_END), config.training.threads)
         found = collect(store)
         report = as_markdown(found, store)
         store.put(f"{layout.REPLAY_RESULTS}/report.md", report.encode())

@@ -135,7 +135,7 @@ def _name(bar: Evaluation) -> str:
 
 
 def read_evaluation(store: Store, policy_version: int) -> Evaluation | None:
-    """The held-out results of one policy version; None if it was not evaluated. Raises StreamCorrupt."""
+    """The held-out results of one policy version; None if it was not evaluated or the result can't be read."""
     result = read_result(store, policy_version)
     if result is None:
         return None

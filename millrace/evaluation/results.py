@@ -1,10 +1,13 @@
-"""The held-out results of a run: `evaluations/<policy version>.json`, one file per evaluated version.
+"""The results of a run's evaluations: `evaluations/<policy version>.json`, one file per evaluated version.
 
-A result is plain JSON. It always has `policy_version`, `accuracy`, `prompts` and `t`; `millrace.stages.evaluate` adds
-the rest.
+A result is plain JSON. It always has `policy_version`, `accuracy`, `prompts` and `t`, the first two of the held-out
+prompts; the measures of further sets are below `sets`. docs/data.md lists all keys. A file that can't be read counts as
+absent: the version is evaluated again, and `millrace fsck` names the file.
 """
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from storage import layout
@@ -12,17 +15,26 @@ from storage.errors import NotInStore, StreamCorrupt
 from storage.stores.base import Store
 
 Result = dict[str, Any]
+HELD_OUT = "held_out"
+"""Name of the set that promotion, early stop and the best version go by."""
 _REQUIRED = {"policy_version": int, "accuracy": float, "prompts": int, "t": float}
+_REQUIRED_OF_SET = {"accuracy": float, "prompts": int}
 
 
 def write_result(store: Store, result: Result) -> None:
-    """Store the result of one version. An earlier result of the same version is replaced."""
-    store.put(layout.evaluation(result["policy_version"]), json.dumps(result).encode())
+    """Store the result of one version, durably. An earlier result of the same version is replaced."""
+    path = layout.evaluation(result["policy_version"])
+    # Only creation is durable. After a crash in between the version has no result, so it is evaluated again.
+    store.delete(path)
+    store.put_if_absent(path, json.dumps(result).encode())
 
 
 def read_result(store: Store, policy_version: int) -> Result | None:
-    """The result of one version; None if it was not evaluated. Raises StreamCorrupt."""
-    return _read(store, layout.evaluation(policy_version))
+    """The result of one version; None if it was not evaluated or its file can't be read."""
+    path = layout.evaluation(policy_version)
+    with suppress(NotInStore, StreamCorrupt):
+        return parse_result(bytes(store.get(path)), path)
+    return None
 
 
 class ResultsReader:
@@ -42,20 +54,45 @@ class ResultsReader:
             if t_modified == entry.t_modified:
                 continue
             try:
-                result = _read(self._store, entry.path)
+                result = parse_result(bytes(self._store.get(entry.path)), entry.path)
             except StreamCorrupt as error:
                 self.damaged.append(error)
+            except NotInStore:
+                # It is being replaced.
                 continue
-            if result is not None:
+            else:
                 self._results[entry.path] = entry.t_modified, result
         return sorted((result for _, result in self._results.values()), key=lambda result: result["policy_version"])
 
 
-def _read(store: Store, path: str) -> Result | None:
+def parse_result(data: bytes, path: str) -> Result:
+    """The result in the file at `path`. Raises StreamCorrupt."""
     try:
-        result: Result = json.loads(bytes(store.get(path)))
-        return {**result, **{name: kind(result[name]) for name, kind in _REQUIRED.items()}}
-    except NotInStore:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
+        result: Result = json.loads(data)
+        sets = {name: _with_types(one, _REQUIRED_OF_SET) for name, one in result.get("sets", {}).items()}
+        return {**_with_types(result, _REQUIRED), **({"sets": sets} if sets else {})}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StreamCorrupt(path, f"expected the result of an evaluation: {error!r}") from error
+
+
+def _with_types(values: dict[str, Any], required: dict[str, type]) -> dict[str, Any]:
+    return {**values, **{name: kind(values[name]) for name, kind in required.items()}}
+
+
+def measures_by_set(result: Result) -> dict[str, Result]:
+    """The measures of each set by its name, the held-out prompts first."""
+    return {HELD_OUT: result, **result.get("sets", {})}
+
+
+def comparable(results: Sequence[Result]) -> list[Result]:
+    """Those with as many held-out prompts as the newest version's; accuracies on other prompts can't be compared."""
+    return [result for result in results if result["prompts"] == results[-1]["prompts"]]
+
+
+def best_result(results: Sequence[Result]) -> Result | None:
+    """The result of the best trained version; None without any. `results` are in order of versions.
+
+    It has the highest accuracy on the held-out prompts, and is the earliest of equals.
+    """
+    trained = [result for result in comparable(results) if result["policy_version"] > 0]
+    return max(trained, key=lambda result: result["accuracy"], default=None)

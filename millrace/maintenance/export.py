@@ -11,6 +11,7 @@ from pathlib import Path
 
 from millrace.errors import InputError
 from millrace.evaluation.promotion import check_empty
+from millrace.maintenance.best_checkpoint import best_checkpoint
 from millrace.models.start_folder import start_folder
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import attempt_of_step, read_run
@@ -19,11 +20,12 @@ from storage.checkpoints import stored_checkpoints
 from storage.stores.base import Store
 
 
-def export_checkpoint(store: Store, folder: Path, version: int | None = None) -> int:
-    """Writes the checkpoint of policy version `version`, or the newest, to `folder`; returns its version.
+def export_checkpoint(store: Store, folder: Path, version: int | None = None, *, best: bool = False) -> int:
+    """Writes the checkpoint of policy version `version`, the best one evaluated, or the newest, to `folder`.
 
-    The weights have the number format of the run's `model.dtype`. Raises InputError if `folder` exists and is not
-    empty, or if no such checkpoint is stored; RunMissing, ModelFolderError, and StreamCorrupt for a damaged file.
+    Returns its version. The weights have the number format of the run's `model.dtype`. Raises InputError if `folder`
+    exists and is not empty, or if no such checkpoint is stored; RunMissing, ModelFolderError, and StreamCorrupt for a
+    damaged file.
     """
     check_empty(folder)
     # Before the checkpoints, because "no run" says more than "no checkpoint".
@@ -32,6 +34,11 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None) ->
     if not stored:
         raise InputError(f"{store.url}: no checkpoint is stored yet, so there is none to export")
     step = max(stored) if version is None else version
+    if best:
+        found = best_checkpoint(store, stored.values())
+        if found is None:
+            raise InputError(f"{store.url}: no stored checkpoint was evaluated, so none is the best")
+        step = found.step
     if step not in stored:
         known = ", ".join(map(str, stored))
         raise InputError(f"{store.url}: no checkpoint of version {step} is stored; stored versions: {known}")

@@ -1,6 +1,7 @@
 """Verifies that everything committed is still what was committed.
 
-    listing ─► each log: chain, order, checksums ─► each file that a record names: length, checksum, rows
+    listing ─┬─► results of evaluations: can be read?
+             └─► each log: chain, order, checksums ─► each file that a record names: length, checksum, rows
                   │                                        │
                   ├─► scores match trajectories part by part └─► damaged: a finding; quarantine moves the file
                   └─► the latest checkpoint: its cursors match the streams, and its account matches `consumed`
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from millrace.errors import LedgerMismatch
+from millrace.evaluation.results import parse_result
 from millrace.maintenance.checkpoint_audit import CheckpointAudit
 from millrace.maintenance.listing import Contents, StoredStream, run_scoring
 from millrace.maintenance.orphans import orphans
@@ -99,6 +101,7 @@ class _Check:
 
     def run(self) -> Report:
         self._json_files()
+        self._evaluations()
         self._start_model()
         # Checkpoints before streams, and scores before trajectories: what they refer to is committed by then.
         checkpoints = {log: self._checkpoints(log) for log in layout.FILE_LOGS}[layout.CHECKPOINTS]
@@ -135,6 +138,17 @@ class _Check:
             if not isinstance(values, dict):
                 self._find("damaged", path, "not a JSON object")
             self.report.bytes += len(data)
+
+    def _evaluations(self) -> None:
+        """A run can do without a result: its version is evaluated again."""
+        for entry in self.contents.below(layout.EVALUATIONS):
+            data = bytes(self.store.get(entry.path))
+            try:
+                parse_result(data, entry.path)
+            except StreamCorrupt as error:
+                self._find("damaged", error.file, error.reason, movable=True)
+            else:
+                self.report.bytes += len(data)
 
     def _start_model(self) -> None:
         if layout.START_MANIFEST not in self.contents.entries:

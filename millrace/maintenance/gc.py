@@ -7,6 +7,7 @@
     weights        anchor │ delta … │ anchor │ delta │ delta      a delta needs all versions from its anchor on
                          may go     │ needed by the newest two
     checkpoints, promoted models    the newest few of each stay, the last one always
+                   the checkpoint of the best version evaluated stays as well; it may be exported, not resumed from
 
     plan       one listing, then every log ─► what to remove, and why
     carry out  <stream>/removed.json: "all parts before N are gone" ─► then the files
@@ -22,6 +23,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from millrace.maintenance.best_checkpoint import best_checkpoint
 from millrace.maintenance.generator_streams import GeneratorStream, StoredPart, generator_streams
 from millrace.maintenance.listing import Contents
 from millrace.maintenance.orphans import is_temporary, orphans
@@ -103,7 +105,9 @@ def plan(store: Store, retention: Retention, *, now: float | None = None) -> Pla
     made = Plan()
     # Checkpoints first: a running trainer only moves forward, so they need at least as much as it will need later.
     checkpoints, weights, promoted = (contents.checkpoints(log) for log in layout.FILE_LOGS)
-    kept = _plan_files(made, contents, "checkpoints", layout.CHECKPOINTS, checkpoints, retention.keep_checkpoints)
+    stored = [one for one in checkpoints if all(ref.path in contents.entries for ref in one.files.values())]
+    best = best_checkpoint(store, stored)
+    kept = _plan_files(made, contents, "checkpoints", layout.CHECKPOINTS, checkpoints, retention.keep_checkpoints, best)
     _plan_files(made, contents, "weights", layout.WEIGHTS, weights, _kept_weights(weights))
     _plan_files(made, contents, "promoted", layout.PROMOTED, promoted, retention.keep_checkpoints)
     named = {ref.path for stored in (*checkpoints, *weights, *promoted) for ref in stored.files.values()}
@@ -138,12 +142,18 @@ def carry_out(store: Store, made: Plan) -> None:
 
 
 def _plan_files(
-    made: Plan, contents: Contents, kind: Kind, log: str, stored: list[Checkpoint], keep: int
+    made: Plan,
+    contents: Contents,
+    kind: Kind,
+    log: str,
+    stored: list[Checkpoint],
+    keep: int,
+    best: Checkpoint | None = None,
 ) -> list[Checkpoint]:
-    """Plans the removal of the files of all but the newest `keep` records. Returns the records kept, oldest first.
+    """Plans the removal of the files of all but the newest `keep` records and `best`.
 
-    Records that name the same files count once. Otherwise an adopted checkpoint would push out the only other one to
-    fall back on.
+    Returns the newest records, oldest first: a run can be resumed from each of them. Records that name the same files
+    count once. Otherwise an adopted checkpoint would push out the only other one to fall back on.
     """
     first = len(stored)
     needed: list[frozenset[str]] = []
@@ -154,6 +164,8 @@ def _plan_files(
                 break
             needed.append(files)
         first -= 1
+    if best is not None:
+        needed.append(frozenset(ref.path for ref in best.files.values()))
     in_use = frozenset().union(*needed)
     old = {ref.path: ordinal for ordinal, one in enumerate(stored[:first]) for ref in one.files.values()}
     for path, ordinal in sorted(old.items()):

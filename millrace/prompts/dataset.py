@@ -87,6 +87,11 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
     return PromptSet(train=tuple(train), eval=tuple(held_out))
 
 
+def load_source(source: str, config: PromptsConfig) -> tuple[Prompt, ...]:
+    """All prompts of one source, in its order, read as `config` says. Raises as `load_prompts` does."""
+    return tuple(_prompts_of(source, config))
+
+
 def _prompts_of(source: str, config: PromptsConfig) -> list[Prompt]:
     if (package := package_of(source)) is not None:
         listed = listed_prompts(source, package_options(config, package))

@@ -25,13 +25,16 @@ Pairs = Sequence[tuple[Prompt, str]]
 """Prompts, each with a decoded response to it."""
 
 
-def make_scorer(scoring: ScoringConfig, prompts: PromptsConfig) -> "Scorer":
-    """The scorer of a run, not loaded yet. Raises InputError for a reward or an option that can't be used."""
+def make_scorer(scoring: ScoringConfig, prompts: PromptsConfig, further: Sequence[str] = ()) -> "Scorer":
+    """The scorer of a run, not loaded yet. Raises InputError for a reward or an option that can't be used.
+
+    `further` are prompt sources besides those of `prompts`.
+    """
     limits = Limits(workers=scoring.workers, timeout_seconds=scoring.timeout_seconds, memory_mb=scoring.memory_mb)
     # `Prompt.source` of the prompts that packages make.
     sources = [
         made.text
-        for source in (prompts.source, prompts.eval_source)
+        for source in (prompts.source, prompts.eval_source, *further)
         if source is not None and (package := package_of(source)) is not None
         for made in prompt_sources(source, package_options(prompts, package))
     ]

@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TypeVar
 
-from millrace.evaluation.results import ResultsReader
+from millrace.evaluation.results import Result, measures_by_set
 from millrace.rollouts.lineage import Survivors
 from storage import layout
 from storage.schema import METRIC
@@ -98,10 +98,34 @@ def throughput(steps: Sequence[Step], most: int) -> list[Point]:
     return points
 
 
-def accuracies(store: Store, most: int) -> list[Point]:
-    """Held-out accuracy of every policy version that was evaluated, in at most `most` points."""
-    found = [(float(result["policy_version"]), result["accuracy"]) for result in ResultsReader(store).read()]
-    return [(fmean(version for version, _ in some), fmean(value for _, value in some)) for some in _bins(found, most)]
+@dataclass(frozen=True, kw_only=True)
+class AccuracyPoint:
+    """The accuracy on an evaluation set; means if the point combines several versions."""
+
+    version: float
+    value: float
+    interval: tuple[float, float] | None
+    """Its 95 % confidence interval; None if none is known."""
+
+
+def accuracies(results: Sequence[Result], most: int) -> dict[str, list[AccuracyPoint]]:
+    """The accuracy on each evaluation set, the held-out prompts first, in at most `most` points per set."""
+    by_set: dict[str, list[tuple[int, Result]]] = {}
+    for result in results:
+        for name, measures in measures_by_set(result).items():
+            by_set.setdefault(name, []).append((result["policy_version"], measures))
+    return {name: [_accuracy_point(some) for some in _bins(found, most)] for name, found in by_set.items()}
+
+
+def _accuracy_point(some: Sequence[tuple[int, Result]]) -> AccuracyPoint:
+    ends: list[Sequence[float]] = [measures.get("accuracy_interval") or () for _, measures in some]
+    # Rewards of a single prompt have an interval without ends.
+    known = all(len(one) == 2 and None not in one for one in ends)
+    return AccuracyPoint(
+        version=fmean(version for version, _ in some),
+        value=fmean(measures["accuracy"] for _, measures in some),
+        interval=(fmean(one[0] for one in ends), fmean(one[1] for one in ends)) if known else None,
+    )
 
 
 def _bins(items: Sequence[_T], most: int) -> list[Sequence[_T]]:

@@ -9,10 +9,11 @@ evaluations ──────────────────────�
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millrace.evaluation.results import ResultsReader
+from millrace.evaluation.early_stop import read_early_stop
+from millrace.evaluation.results import Result, ResultsReader, best_result, measures_by_set
 from millrace.rollouts.ledger import Account, Amount, Ledger, amount_committed, balance
 from millrace.runs.record import how_attempt_ended, latest_attempt, read_run
 from storage import layout
@@ -62,6 +63,8 @@ class StatusReader:
         # Read after the trainer's status record, so that everything it counts is committed.
         ledger = self._ledger(account, consumed)
         self._read_pushes()
+        results = self._results.read()
+        early_stop = read_early_stop(self._store, self._attempt.number)
         return {
             "run_id": self._run_id,
             "run_url": self._store.url,
@@ -72,7 +75,10 @@ class StatusReader:
             "stop_at_step": self._attempt.stop_at_step,
             "wall_seconds": self._wall_seconds(records),
             "reward_mean": trainer.get("reward_mean"),
-            "eval": self._evaluations(),
+            "eval": _start_and_end(results),
+            "evaluations": [_in_short(result) for result in results],
+            "best": None if (best := best_result(results)) is None else _in_short(best),
+            "early_stop": None if early_stop is None else early_stop.sentence,
             "stage_pids": {name: record["pid"] for name, record in records.items() if _stage(name) in STAGES},
             "doing": {name: record["doing"] for name, record in records.items()},
             "policy_versions_used": len(self._versions_used),
@@ -112,20 +118,30 @@ class StatusReader:
             "bytes": int(sum(self._push_values["push_bytes"])),
         }
 
-    def _evaluations(self) -> dict[str, Any]:
-        """The results of version 0 and of the latest version, as far as they exist. Damaged files are left out."""
-        results = self._results.read()
-        found = {}
-        if results and results[0]["policy_version"] == 0:
-            found["start"] = results[0]
-        if results and results[-1]["policy_version"] > 0:
-            found["end"] = results[-1]
-        return found
-
     def _wall_seconds(self, records: dict[str, dict[str, Any]]) -> float:
         """Duration of this attempt until its last status record."""
         newest = max((record["t"] for record in records.values()), default=self._attempt.t_started)
         return max(0.0, newest - self._attempt.t_started)
+
+
+def _start_and_end(results: Sequence[Result]) -> dict[str, Result]:
+    """The results of version 0 and of the latest version, as far as they exist."""
+    found = {}
+    if results and results[0]["policy_version"] == 0:
+        found["start"] = results[0]
+    if results and results[-1]["policy_version"] > 0:
+        found["end"] = results[-1]
+    return found
+
+
+def _in_short(result: Result) -> dict[str, Any]:
+    """A result's version, and the accuracy of each set."""
+    return {
+        "policy_version": result["policy_version"],
+        "accuracy": {name: one["accuracy"] for name, one in measures_by_set(result).items()},
+        "interval": result.get("accuracy_interval"),
+        "prompts": result["prompts"],
+    }
 
 
 def _stage(name: str) -> str:

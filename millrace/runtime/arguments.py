@@ -4,8 +4,8 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-EVALUATE_START, EVALUATE_LATEST = 0, 1
-"""Replicas of the evaluate stage: for the base model, for the latest checkpoint."""
+EVALUATE_BESIDE, EVALUATE_AT_END = 0, 1
+"""Replicas of the evaluate stage: beside training, and at the end of an attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,155 +1,272 @@
-"""The evaluate stage: measures one policy version on held-out prompts and stores one small result.
+"""The evaluate stage: measures policy versions on the evaluation sets and stores one small result for each.
 
-    checkpoint or base model ─► engine ─┬─ greedy, once per prompt ──────► reward ─► accuracy ─┐
-                                        └─ `evaluation.samples` each ────► reward ─► pass@k, ──┴─► evaluations/
-                                           at generation.temperature                 majority      <version>.json
+    beside training   base model ─► ║ checkpoints ║ ─► the newest one that is due ─┬─► engine ─► `Examiner`
+    at the end        base model, unless it is done ─► the newest checkpoint ──────┘                 │
+                                  attempts/<n>.early_stop, if it is time ◄── evaluations/<version>.json
 
-An existing result is kept, so a resumed run does not measure twice. A result names its weights by their checksum,
-because a trainer that was rolled back makes other weights under the same version.
+Beside training it takes the processor time that other stages leave, and nothing waits for it. An existing result is
+kept, so a resumed run does not measure twice. A result names its weights by their checksum, because a trainer that was
+rolled back makes other weights under the same version.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
-from millrace.evaluation.measures import Answered, accuracy, answer_given, sampled_measures
-from millrace.evaluation.results import read_result, write_result
+from millrace.evaluation.due import due
+from millrace.evaluation.early_stop import stop_if_no_better
+from millrace.evaluation.examiner import Examiner, Rules, Stopped
+from millrace.evaluation.results import Result, measures_by_set, read_result, write_result
+from millrace.evaluation.sets import EvaluationSet, all_asked, evaluation_sets
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
+from millrace.generation.environments.base import ChatEnvironment, Environment
 from millrace.generation.environments.episodes import in_environment
 from millrace.generation.environments.exchange import exchange_of, prompt_encoder
 from millrace.generation.environments.factory import environment_class
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
-from millrace.prompts.dataset import load_prompts
-from millrace.rewards.scorer import Scorer, make_scorer
-from millrace.runtime.arguments import EVALUATE_LATEST
+from millrace.prompts.dataset import PromptSet, load_prompts
+from millrace.rewards.scorer import make_scorer
+from millrace.runtime.arguments import EVALUATE_AT_END
+from millrace.runtime.priority import take_idle_time
 from millrace.runtime.stage import Stage, run_stage
 from millrace.training.checkpoints.names import weights_checksum
 from millrace.training.checkpoints.policy_state import load_weights
-from millrace.types import Prompt, Sampling
+from millrace.types import Sampling
 from millrace.weights.base import Manifest, Weights, WeightsId
-from storage.checkpoints import read_latest
+from storage import layout
+from storage.checkpoints import Checkpoint, checkpoints_backwards, read_latest
+from storage.errors import StreamCorrupt
+from storage.streams.log import LogReader
+
+Measures = dict[str, Any]
+"""What a result says of a version: accuracy, intervals and so on, as docs/data.md lists them."""
+
+_POLL_SECONDS = 0.25
+"""Between two looks for a new checkpoint. A version is due every few seconds at most."""
 
 
 def main(stage: Stage) -> None:
-    """Evaluates the base model or the latest checkpoint, depending on the replica number."""
-    config = stage.config
-    torch.set_num_threads(config.training.threads)
-    with stage.loading():
-        folder = start_folder(stage.store, config.model.path, stage.arguments.handover)
-        environment = environment_class(config.environment.name)
-        encoder = prompt_encoder(folder, config.model, config.prompts, load_prompts(config.prompts), environment)
-        model = load_model(folder, config.model.dtype)
-        engine = in_environment(
-            lambda stop: TransformersEngine(model, encoder.tokenizer, stop=stop, stop_token_ids=encoder.stop_token_ids),
-            environment,
-            lambda played: exchange_of(played, encoder),
-            max_turns=config.environment.max_turns,
-            each_turn=stage.beat,
-        )
-    checksum = None
-    if stage.replica == EVALUATE_LATEST:
-        checkpoint = read_latest(stage.store)
+    """Evaluates the base model, and then the latest checkpoint or each one that falls due, by the replica number."""
+    at_end = stage.replica == EVALUATE_AT_END
+    if not at_end:
+        take_idle_time()
+    evaluation = Evaluation(stage, Policy(stage).measures)
+    try:
+        # A replay is compared at its end alone.
+        if not stage.store.exists(layout.REPLAY):
+            evaluation.measure(None)
+        if at_end:
+            evaluation.finish(stage.config.evaluation.every)
+        elif stage.config.evaluation.every is not None:
+            evaluation.follow(stage.config.evaluation.every)
+    except Stopped:
+        stage.milestone("the evaluation in progress is given up, because the stage drains")
+
+
+class Evaluation:
+    """Decides which versions are measured, and stores their results.
+
+    `measures` measures the version of a checkpoint, or the base model for None. It raises Stopped once the stage
+    drains, and StreamCorrupt if the checkpoint can't be read.
+    """
+
+    def __init__(self, stage: Stage, measures: Callable[[Checkpoint | None], Measures]) -> None:
+        self._stage = stage
+        self._store = stage.store
+        self._measures = measures
+        # Versions whose checkpoint can't be read, and those that were passed over.
+        self._unreadable: set[int] = set()
+        self._skipped: set[int] = set()
+
+    def follow(self, every: int) -> None:
+        """Measures the checkpoints that fall due until asked to drain."""
+        log = LogReader.at_head(self._store, layout.CHECKPOINTS)
+
+        def found_one() -> bool:
+            if log.next() is not None:
+                return True
+            time.sleep(_POLL_SECONDS)
+            return False
+
+        while not self._stage.draining:
+            found = due(checkpoints_backwards(self._store), every, self._is_done)
+            if found:
+                self._measure_newest(found)
+            elif not self._stage.wait(found_one, why="waiting for the next version to evaluate"):
+                return
+
+    def finish(self, every: int | None) -> None:
+        """Measures the latest checkpoint. Raises InputError if there is none, and what `measures` raises."""
+        checkpoint = read_latest(self._store)
         if checkpoint is None:
-            raise InputError(f"{stage.store.url}: no checkpoint to evaluate yet")
+            raise InputError(f"{self._store.url}: no checkpoint to evaluate yet")
+        found = due(checkpoints_backwards(self._store), every, self._is_done) if every is not None else []
+        self._report_skipped(checkpoint, found)
+        self.measure(checkpoint)
+
+    def measure(self, checkpoint: Checkpoint | None) -> None:
+        """Measures the version of `checkpoint`, or the base model, unless that is done, and stores the result.
+
+        Raises what `measures` raises.
+        """
+        if self._is_done(checkpoint):
+            return
+        version = 0 if checkpoint is None else checkpoint.step
+        self._stage.progress(now=True, policy_version=version)
+        started = time.monotonic()
+        with self._stage.busy("evaluate"):
+            measures = self._measures(checkpoint)
+        result = {
+            "policy_version": version,
+            "weights_checksum": _checksum(checkpoint),
+            **measures,
+            "seconds": time.monotonic() - started,
+            "t": time.time(),
+        }
+        write_result(self._store, result)
+        self._stage.milestone(_line(result))
+        if (stop_after := self._stage.config.evaluation.stop_after) is not None:
+            stop_if_no_better(self._store, self._stage.arguments.attempt, stop_after)
+
+    def _measure_newest(self, found: list[Checkpoint]) -> None:
+        newest = found[0]
+        self._report_skipped(newest, found)
+        try:
+            self.measure(newest)
+        except StreamCorrupt as error:
+            # The trainer, which needs it more, reports it too when it starts from it.
+            self._unreadable.add(newest.step)
+            self._stage.milestone(f"version {newest.step} can't be evaluated: {error}")
+
+    def _report_skipped(self, chosen: Checkpoint, found: list[Checkpoint]) -> None:
+        skipped = sorted({checkpoint.step for checkpoint in found} - self._skipped - {chosen.step})
+        if skipped:
+            self._skipped |= set(skipped)
+            names = ", ".join(map(str, skipped))
+            self._stage.milestone(f"evaluation is behind: version {chosen.step} comes next, skipped: {names}")
+
+    def _is_done(self, checkpoint: Checkpoint | None) -> bool:
+        version = 0 if checkpoint is None else checkpoint.step
+        if version in self._unreadable:
+            return True
+        result = read_result(self._store, version)
+        return (
+            result is not None
+            and result["weights_checksum"] == _checksum(checkpoint)
+            and self._stage.config.evaluation.sets.keys() <= result.get("sets", {}).keys()
+        )
+
+
+class Policy:
+    """The run's policy, with an engine that is made when the first version is measured."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._store = stage.store
+
+    def measures(self, checkpoint: Checkpoint | None) -> Measures:
+        """As `Evaluation` wants it. The base model has to come first: no checkpoint brings it back."""
+        # The engine begins with the base model.
+        if checkpoint is not None and checkpoint.step > 0:
+            self._load(checkpoint)
+        config = self._stage.config
+        further = [one.source for one in config.evaluation.sets.values()]
+        with make_scorer(config.scoring, config.prompts, further) as scorer:
+            examiner = Examiner(self._engine, self._encoder, scorer, self._rules, self._still_wanted)
+            return examiner.measure(self._sets)
+
+    def _still_wanted(self) -> bool:
+        self._stage.beat()
+        return not self._stage.draining
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        """Replaces the engine's weights. Raises StreamCorrupt."""
         weights_id = WeightsId(
             incarnation=checkpoint.incarnation, policy_version=checkpoint.step, t_offered=time.time()
         )
-        checksum = weights_checksum(checkpoint)
-        tensors = load_weights(stage.store, checkpoint, dict(model.named_parameters()))
-        engine.update_weights(Weights(manifest=Manifest(id=weights_id), tensors=tensors))
-    earlier = read_result(stage.store, engine.policy_version)
-    if earlier is not None and earlier["weights_checksum"] == checksum:
-        return
-    with make_scorer(config.scoring, config.prompts) as scorer:
-        stage.ready(f"measuring version {engine.policy_version}")
-        started = time.monotonic()
-        measured = _measures(_Examiner(stage, engine, encoder, scorer))
-    result = {
-        "policy_version": engine.policy_version,
-        "weights_checksum": checksum,
-        **measured,
-        "seconds": time.monotonic() - started,
-        "t": time.time(),
-    }
-    write_result(stage.store, result)
-    stage.milestone(f"version {engine.policy_version}: held-out greedy accuracy {result['accuracy']:.3f}")
+        # Adapters are merged into the start model, and the engine's model may have changed since.
+        lora = self._stage.config.training.lora.rank is not None
+        start = load_model(self._folder, self._stage.config.model.dtype).named_parameters() if lora else ()
+        tensors = load_weights(self._store, checkpoint, dict(start))
+        self._engine.update_weights(Weights(manifest=Manifest(id=weights_id), tensors=tensors))
+
+    @cached_property
+    def _folder(self) -> Path:
+        return start_folder(self._store, self._stage.config.model.path, self._stage.arguments.handover)
+
+    @cached_property
+    def _environment(self) -> type[Environment] | type[ChatEnvironment] | None:
+        return environment_class(self._stage.config.environment.name)
+
+    @cached_property
+    def _encoder(self) -> PromptEncoder:
+        config = self._stage.config
+        asked = all_asked(self._prompts, self._sets)
+        return prompt_encoder(self._folder, config.model, config.prompts, asked, self._environment)
+
+    @cached_property
+    def _engine(self) -> Engine:
+        stage, config = self._stage, self._stage.config
+        torch.set_num_threads(config.training.threads)
+        with stage.loading():
+            encoder, model = self._encoder, load_model(self._folder, config.model.dtype)
+            engine = in_environment(
+                lambda stop: TransformersEngine(
+                    model, encoder.tokenizer, stop=stop, stop_token_ids=encoder.stop_token_ids
+                ),
+                self._environment,
+                lambda played: exchange_of(played, encoder),
+                max_turns=config.environment.max_turns,
+            )
+        stage.ready(f"evaluation ready, on {_in_words(self._sets)}")
+        return engine
+
+    @cached_property
+    def _sets(self) -> dict[str, EvaluationSet]:
+        return evaluation_sets(self._stage.config.evaluation, self._stage.config.prompts, self._prompts)
+
+    @cached_property
+    def _prompts(self) -> PromptSet:
+        return load_prompts(self._stage.config.prompts)
+
+    @property
+    def _rules(self) -> Rules:
+        config, generation = self._stage.config, self._stage.config.generation
+        sampling = Sampling(
+            temperature=generation.temperature,
+            top_p=generation.top_p,
+            top_k=generation.top_k,
+            max_new_tokens=generation.max_new_tokens,
+        )
+        return Rules(
+            sampling=sampling,
+            seed=config.seed,
+            batch_size=config.evaluation.batch_size,
+            answer_pattern=config.scoring.answer_pattern,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _Examiner:
-    """A policy and the scorer of its answers."""
-
-    stage: Stage
-    engine: Engine
-    encoder: PromptEncoder
-    scorer: Scorer
-
-    def answers(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
-        """One answer per prompt, in order."""
-        size = self.stage.config.evaluation.batch_size
-        batches = [prompts[first : first + size] for first in range(0, len(prompts), size)]
-        # The engine seeds the n-th prompt of a batch with seed + n, so no two prompts share a seed.
-        return [
-            one
-            for number, batch in enumerate(batches)
-            for one in self._answers_of_batch(batch, sampling, seed + number * size)
-        ]
-
-    def _answers_of_batch(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
-        tokens = [self.encoder.encode(prompt).tokens for prompt in prompts]
-        responses = self.engine.generate(tokens, sampling, seed=seed, asked=prompts)
-        self.stage.beat()
-        answers = [list(response.answer_tokens) for response in responses]
-        texts = self.encoder.tokenizer.batch_decode(answers, skip_special_tokens=True)
-        judged = self.scorer.score_many(list(zip(prompts, texts, strict=True)), self.stage.beat)
-        # A response that its environment ended with an error has no reward.
-        rewards = [
-            one.score.reward if response.environment_error is None else None
-            for one, response in zip(judged, responses, strict=True)
-        ]
-        pattern = self.stage.config.scoring.answer_pattern
-        # Only responses that were scored in time are searched: on others the pattern may never finish.
-        return [
-            Answered(answer=None if reward is None else answer_given(text, pattern), reward=reward)
-            for text, reward in zip(texts, rewards, strict=True)
-        ]
+def _checksum(checkpoint: Checkpoint | None) -> str | None:
+    """Of the weights; None for the base model, also if a checkpoint holds it."""
+    return None if checkpoint is None or checkpoint.step == 0 else weights_checksum(checkpoint)
 
 
-def _measures(examiner: _Examiner) -> dict[str, Any]:
-    """The measures of an evaluation, as they are stored."""
-    config = examiner.stage.config
-    prompts = load_prompts(config.prompts).eval[: config.evaluation.num_prompts]
-    sampling = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=config.generation.max_new_tokens)
-    greedy = examiner.answers(prompts, sampling, seed=0)
-    estimate = accuracy(greedy)
-    measured = {
-        "accuracy": estimate.value,
-        "accuracy_interval": [estimate.low, estimate.high],
-        "prompts": len(greedy),
-        "errors": sum(one.reward is None for one in greedy),
-    }
-    return measured if config.evaluation.samples == 1 else {**measured, **_sampled(examiner, prompts)}
+def _in_words(sets: Mapping[str, EvaluationSet]) -> str:
+    return ", ".join(f"{len(one.prompts)} prompts of {name}" for name, one in sets.items())
 
 
-def _sampled(examiner: _Examiner, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    config = examiner.stage.config
-    generation, samples = config.generation, config.evaluation.samples
-    sampling = Sampling(
-        temperature=generation.temperature,
-        top_p=generation.top_p,
-        top_k=generation.top_k,
-        max_new_tokens=generation.max_new_tokens,
-    )
-    drawn = examiner.answers([prompt for prompt in prompts for _ in range(samples)], sampling, seed=config.seed)
-    measures = sampled_measures([drawn[first : first + samples] for first in range(0, len(drawn), samples)])
-    return {"samples": samples, "sample_errors": sum(one.reward is None for one in drawn), **measures}
+def _line(result: Result) -> str:
+    """The result in one line."""
+    found = [f"{name} {one['accuracy']:.3f}" for name, one in measures_by_set(result).items()]
+    return f"version {result['policy_version']}: accuracy {', '.join(found)} in {result['seconds']:.1f} s"
 
 
 if __name__ == "__main__":

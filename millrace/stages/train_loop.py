@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from millrace.evaluation.early_stop import read_early_stop, stop_if_no_better
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
 from millrace.rollouts.length_bias import LengthBias
 from millrace.rollouts.loader import RolloutLoader
@@ -99,12 +100,15 @@ class TrainLoop:
         state.adopt(self.settled)
 
     def run(self) -> None:
-        """Until the last step, or until asked to drain."""
+        """Until the last step, until evaluations no longer get better, or until asked to drain."""
         self._check_ledger()
         self._hand_over()
         self.turns.end()
         self._publish(None)
-        while self.trainer.policy_version < self.stop_at_step:
+        if self.config.evaluation.stop_after is not None:
+            # An earlier attempt may have evaluated enough.
+            stop_if_no_better(self.stage.store, self.stage.arguments.attempt, self.config.evaluation.stop_after)
+        while self.trainer.policy_version < self.stop_at_step and not self._stops_early():
             if not self.stage.wait(self._stragglers_in, why="waiting for groups that the step would leave too old"):
                 break
             if not self.stage.wait(self._collect, why="waiting for scored groups"):
@@ -112,8 +116,16 @@ class TrainLoop:
             if not self.stage.wait(self.turns.begin, why="waiting for generators to give the device back"):
                 break
             self._step()
-            self.state.save_if_due(self.settled)
+            self.state.save_if_due(self.settled, evaluate_every=self.config.evaluation.every)
         self.state.finish(self.settled)
+
+    def _stops_early(self) -> bool:
+        if self.config.evaluation.stop_after is None:
+            return False
+        stop = read_early_stop(self.stage.store, self.stage.arguments.attempt)
+        if stop is not None:
+            self.stage.milestone(f"training ends early at version {self.trainer.policy_version}: {stop.sentence}")
+        return stop is not None
 
     def _stragglers_in(self) -> bool:
         self.state.checkpoints.check()

@@ -52,9 +52,13 @@ class TrainState:
         if self.found is not None:
             self._saved = self._writer.adopt(self.found, state).step
 
-    def save_if_due(self, state: dict[str, Any]) -> None:
-        """Begins a checkpoint every `training.checkpoint_every` versions; `state` is committed with it."""
-        if self.trainer.policy_version % self.stage.config.training.checkpoint_every == 0:
+    def save_if_due(self, state: dict[str, Any], *, evaluate_every: int | None = None) -> None:
+        """Begins a checkpoint every `training.checkpoint_every` versions, and of each version that is to be evaluated.
+
+        `state` is committed with it.
+        """
+        every = (self.stage.config.training.checkpoint_every, evaluate_every)
+        if any(versions and self.trainer.policy_version % versions == 0 for versions in every):
             self._save(state)
 
     def finish(self, state: dict[str, Any]) -> None:

@@ -26,11 +26,12 @@ def test_the_trainer_and_sync_weights_share_a_job_and_every_replica_has_one_of_i
         [("generate", 1, 3)],
         [("score", 0, 1)],
         [("score", 1, 1)],
+        [("evaluate", 0, 4)],
     ]
 
 
 def test_a_job_is_named_after_its_first_stage_and_its_status_record_has_a_name_that_no_stage_has() -> None:
-    assert [job.name for job in placed()] == ["train-0", "generate-0", "generate-1", "score-0", "score-1"]
+    assert [job.name for job in placed()] == ["train-0", "generate-0", "generate-1", "score-0", "score-1", "evaluate-0"]
     assert [(job.status_record, job.number) for job in placed()][:3] == [
         ("place-train", 0),
         ("place-generate", 0),
@@ -40,7 +41,7 @@ def test_a_job_is_named_after_its_first_stage_and_its_status_record_has_a_name_t
 
 def test_what_has_no_work_pool_stays_with_the_controller() -> None:
     found = placed(generate={"work_pool": "inference", "job_variables": {"gpus": 1}})
-    assert [job.work_pool for job in found] == [None, "inference", "inference", None, None]
+    assert [job.work_pool for job in found] == [None, "inference", "inference", None, None, None]
     assert found[1].job_variables == {"gpus": 1}
 
 

@@ -9,7 +9,7 @@ ones. `environments/episodes.py` makes trajectories of several turns this way.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -94,12 +94,18 @@ class Engine(ABC):
         """Ends the engine's processes, if it has any."""
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, asked: Sequence[Prompt] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seed: int,
+        asked: Sequence[Prompt] | None = None,
+        each_wait: Callable[[], None] = lambda: None,
     ) -> list[Response]:
         """One response per prompt, in order, while nothing else is in flight.
 
         `prompts` are token ids, and `asked` the prompts that they stand for, which an environment needs. The same
-        weights, prompts, sampling and seed give the same responses on the same machine and thread count.
+        weights, prompts, sampling and seed give the same responses on the same machine and thread count. `each_wait` is
+        called about once per second; if it raises, the requests stay in flight.
         """
         known = [None] * len(prompts) if asked is None else asked
         requests = [
@@ -109,6 +115,7 @@ class Engine(ABC):
         self.submit(requests, sampling)
         responses: dict[int, Response] = {}
         while self.in_flight:
+            each_wait()
             responses |= {done.request.group_id: done.response for done in self.collect(_WAIT_SECONDS)}
         return [responses[i] for i in range(len(prompts))]
 

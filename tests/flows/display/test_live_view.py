@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from flows.display.key_figures import Rates, figures, phase
-from flows.display.live_view import panel, plain_line
+from flows.display.live_view import Evaluated, panel, plain_line
 
 STATUS: dict[str, Any] = {
     "run_id": "mine",
@@ -19,6 +19,9 @@ STATUS: dict[str, Any] = {
     "stop_at_step": 40,
     "reward_mean": 0.4375,
     "eval": {"start": {"accuracy": 0.25, "prompts": 512}},
+    "evaluations": [],
+    "best": None,
+    "early_stop": None,
     "doing": {"bootstrap-0": "stopped", "train-0": "train", "generate-0": "waiting for [room]"},
     "policy_versions_used": 8,
     "staleness": {"histogram": {"0": 16, "2": 48}, "mean": 1.5, "max": 2, "bound": 4},
@@ -61,6 +64,7 @@ def test_a_plain_line_says_step_reward_staleness_queue_and_speed() -> None:
         ({}, "training"),
         ({"steps": 40}, "evaluating the trained model"),
         ({"steps": 20, "stop_at_step": 20}, "evaluating the trained model"),
+        ({"steps": 20, "early_stop": "no better"}, "evaluating the trained model"),
         ({"state": "finished"}, "finished"),
         ({"state": "stopped"}, "stopped"),
     ],
@@ -113,6 +117,31 @@ def test_the_figures_hold_intervals_pass_at_k_and_the_majority_where_they_were_m
     console.print(panel(status(eval={"end": SAMPLED}), {}))
     assert isinstance(console.file, io.StringIO)
     assert "0.500 [0.457, 0.543]" in console.file.getvalue(), "an interval is no markup"
+
+
+EVALUATED: dict[str, Any] = {
+    "policy_version": 20,
+    "accuracy": {"held_out": 0.5, "hard": 0.125},
+    "interval": [0.4567, 0.5433],
+    "prompts": 512,
+}
+
+
+def test_the_figures_name_the_best_version_further_sets_and_why_training_ended_early() -> None:
+    end = {**SAMPLED, "sets": {"hard": {"accuracy": 0.125, "accuracy_interval": [0.1, 0.15], "prompts": 64}}}
+    found = dict(figures(status(eval={"end": end}, best=EVALUATED, early_stop="no better since version 20")))
+    assert found["best version"] == "20: held-out accuracy 0.500 [0.457, 0.543] of 512 prompts; hard 0.125"
+    assert found["hard at end"] == "0.125 [0.100, 0.150] of 64 prompts"
+    assert found["early stop"] == "no better since version 20"
+
+
+def test_each_evaluation_is_one_line_once_and_those_of_earlier_attempts_are_none() -> None:
+    evaluated = Evaluated()
+    later = {**EVALUATED, "policy_version": 40, "interval": None}
+    assert evaluated.look(status(evaluations=[EVALUATED])) == []
+    [line] = evaluated.look(status(evaluations=[EVALUATED, later]))
+    assert line == "version 40: held-out accuracy 0.500 of 512 prompts; hard 0.125"
+    assert evaluated.look(status(evaluations=[EVALUATED, later])) == []
 
 
 def test_nothing_known_yet_is_shown_as_a_dash() -> None:

@@ -16,13 +16,14 @@ from configs.training import TrainingConfig
 from flows.cli import maintenance
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.errors import InputError, ModelFolderError, RunMissing
+from millrace.evaluation.results import write_result
 from millrace.runs.record import create_run
 from millrace.training.checkpoints.blocks import Block
 from millrace.training.checkpoints.image import lone_files
-from millrace.training.checkpoints.names import MODEL
+from millrace.training.checkpoints.names import MODEL, weights_checksum
 from millrace.training.checkpoints.policy_state import policy_state
 from millrace.training.parallel.lora import add_adapters
-from storage.checkpoints import CheckpointWriter
+from storage.checkpoints import CheckpointWriter, stored_checkpoints
 from storage.errors import StreamCorrupt
 from storage.stores.local import LocalStore
 
@@ -169,6 +170,20 @@ def test_a_damaged_file_or_another_start_model_leaves_no_folder(run: Run, tmp_pa
     with pytest.raises(StreamCorrupt, match=r"model\.safetensors: not a safetensors file"):
         export(run.url, "--to", str(tmp_path / "model"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "start"]
+
+
+def test_the_best_version_is_exported_and_without_an_evaluation_there_is_none(run: Run, tmp_path: Path) -> None:
+    models = {version: make_model(seed=version) for version in (3, 6, 9)}
+    for version, model in models.items():
+        run.commit_model(version, model)
+    with pytest.raises(InputError, match="no stored checkpoint was evaluated"):
+        export(run.url, "--to", str(tmp_path / "none"), "--best")
+    checkpoints = stored_checkpoints(run.store)
+    for version, accuracy in ((3, 0.25), (6, 0.75), (9, 0.5)):
+        measured = {"policy_version": version, "weights_checksum": weights_checksum(checkpoints[version])}
+        write_result(run.store, {**measured, "accuracy": accuracy, "prompts": 8, "t": 50.0})
+    assert export(run.url, "--to", str(tmp_path / "best"), "--best").startswith("version 6; written to")
+    assert_same_policy(tmp_path / "best", models[6])
 
 
 def test_a_version_and_the_promoted_one_can_not_both_be_asked_for(

@@ -13,6 +13,7 @@ import pytest
 from support.stores.dict_store import DictStore
 
 from millrace.errors import InputError, RunMissing
+from millrace.evaluation.results import write_result
 from millrace.maintenance.fsck import Finding, Report, fsck
 from millrace.rollouts.scored_group import LostPart
 from storage import layout
@@ -271,8 +272,9 @@ def test_what_no_record_names_is_noted_and_is_no_damage(small_run: Any, dict_sto
     }
     for path in orphans:
         dict_store.put(path, b"?")
-    for harmless in ("summary.json", "progress/train-0.json", "logs/train-0.log", "evaluations/00000000.json"):
+    for harmless in ("summary.json", "progress/train-0.json", "logs/train-0.log"):
         dict_store.put(harmless, b"{}")
+    write_result(dict_store, {"policy_version": 0, "accuracy": 0.5, "prompts": 8, "t": 50.0})
     report = fsck(dict_store)
     assert {finding.file: finding.reason for finding in report.findings} == orphans
     assert report.damaged == 0
@@ -367,6 +369,21 @@ def test_a_promoted_model_is_verified_whole_and_never_moved_aside(small_run: Any
     (finding,) = damaged(fsck(dict_store, quarantine=True))
     assert (finding.file, finding.record, finding.movable) == (path, 1, False)
     assert path in dict_store.objects
+
+
+def test_a_torn_evaluation_is_damage_and_in_quarantine_the_run_can_do_without_it(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    for version in (0, 5):
+        write_result(dict_store, {"policy_version": version, "accuracy": 0.5, "prompts": 8, "t": 50.0})
+    assert fsck(dict_store).damaged == 0
+    path = layout.evaluation(5)
+    dict_store.objects[path] = dict_store.objects[path][:-7]
+    (finding,) = damaged(fsck(dict_store, quarantine=True))
+    assert (finding.file, finding.movable) == (path, True)
+    assert "expected the result of an evaluation" in finding.reason
+    assert path not in dict_store.objects
+    assert fsck(dict_store).damaged == 0
 
 
 def test_a_decision_of_the_gate_that_is_no_json_is_damage(small_run: Any, dict_store: DictStore) -> None:

@@ -14,10 +14,12 @@ from support.stores.dict_store import DictStore
 from support.weights.policy_versions import weights
 
 from millrace.evaluation.promotion import latest_promoted
+from millrace.evaluation.results import write_result
 from millrace.maintenance.fsck import fsck
 from millrace.maintenance.gc import Plan, Retention, carry_out, plan
 from millrace.maintenance.listing import Contents
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
+from millrace.training.checkpoints.names import weights_checksum
 from millrace.weights.fingerprint import fingerprint
 from millrace.weights.store import ANCHOR_EVERY, StoreReader, StoreWriter
 from storage import layout
@@ -240,6 +242,33 @@ def test_the_newest_checkpoints_and_weights_keep_their_files(small_run: Any, dic
         all(r.path in contents.entries for r in one.files.values()) for one in contents.checkpoints(layout.WEIGHTS)
     ]
     assert there == [False] * 4 + [True] * 2
+
+
+def test_the_checkpoint_with_the_best_evaluation_stays_until_there_is_a_better_one(
+    small_run: Any, dict_store: DictStore
+) -> None:
+    contents = Contents(dict_store)
+    checkpoints = contents.checkpoints()
+
+    def evaluate(number: int, accuracy: float, checksum: str | None = None) -> None:
+        one = checkpoints[number]
+        measured = {"policy_version": one.step, "weights_checksum": checksum or weights_checksum(one)}
+        write_result(dict_store, {**measured, "accuracy": accuracy, "prompts": 8, "t": 50.0})
+
+    def there() -> list[bool]:
+        entries = Contents(dict_store).entries
+        return [all(ref.path in entries for ref in one.files.values()) for one in checkpoints]
+
+    evaluate(0, 0.9, checksum="00000000")
+    evaluate(1, 0.75)
+    evaluate(2, 0.5)
+    gc(dict_store, Retention(keep_checkpoints=2))
+    assert there() == [False, True, False, False, True, True], "other weights under the same version do not count"
+    assert fsck(dict_store).damaged == 0
+    evaluate(4, 0.8)
+    gc(dict_store, Retention(keep_checkpoints=1))
+    assert there() == [False, False, False, False, True, True]
+    assert fsck(dict_store).damaged == 0
 
 
 def as_of(store: DictStore, seq: int) -> DictStore:

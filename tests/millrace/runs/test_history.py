@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from support.stores.dict_store import DictStore
 
-from millrace.evaluation.results import write_result
+from millrace.evaluation.results import ResultsReader, write_result
 from millrace.runs.history import accuracies, read_steps, series, throughput
 from storage import layout
 from storage.schema import METRIC
@@ -35,7 +35,7 @@ def measured() -> Measured:
 
 def test_a_run_without_measurements_has_no_points(measured: Measured) -> None:
     assert read_steps(DictStore()) == read_steps(measured.store) == []
-    assert series([], "reward_mean", 100) == throughput([], 100) == accuracies(measured.store, 100) == []
+    assert series([], "reward_mean", 100) == throughput([], 100) == []
 
 
 def test_each_version_is_a_point_in_order(measured: Measured) -> None:
@@ -99,6 +99,14 @@ def test_a_damaged_part_costs_its_own_point(measured: Measured) -> None:
 
 def test_every_evaluation_is_a_point_whoever_asked_for_it() -> None:
     store = DictStore()
-    for version, accuracy in [(20, 0.5), (0, 0.25), (5, 0.375)]:
-        write_result(store, {"policy_version": version, "accuracy": accuracy, "prompts": 8, "t": 50.0})
-    assert accuracies(store, 100) == [(0, 0.25), (5, 0.375), (20, 0.5)]
+    hard = {"accuracy": 0.125, "prompts": 4}
+    for version, accuracy, further in [(20, 0.5, {"sets": {"hard": hard}}), (0, 0.25, {}), (5, 0.375, {})]:
+        measured = {"accuracy": accuracy, "accuracy_interval": [accuracy - 0.125, 1.0], "prompts": 8}
+        write_result(store, {"policy_version": version, **measured, "t": 50.0, **further})
+    results = ResultsReader(store).read()
+    found = accuracies(results, 100)
+    points = [(point.version, point.value, point.interval) for point in found["held_out"]]
+    assert points == [(0, 0.25, (0.125, 1.0)), (5, 0.375, (0.25, 1.0)), (20, 0.5, (0.375, 1.0))]
+    assert [(point.version, point.value, point.interval) for point in found["hard"]] == [(20, 0.125, None)]
+    assert [(point.version, point.value) for point in accuracies(results, 2)["held_out"]] == [(2.5, 0.3125), (20, 0.5)]
+    assert accuracies([], 100) == {}

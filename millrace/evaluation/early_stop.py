@@ -1,0 +1,67 @@
+"""Ends training once evaluations no longer get better, if `evaluation.stop_after` says so.
+
+    evaluations/ ─► the newest `stop_after` results, none better than one before ─► attempts/<n>.early_stop
+                                                                                           │
+    trainer, before each step ◄────────────────────────────────────────────────────────────┘
+
+The record is written once per attempt, so a trainer that is restarted ends at the version it has then reached. A later
+attempt decides anew, by the same results and its own config.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from millrace.evaluation.results import Result, ResultsReader, comparable
+from storage import layout
+from storage.errors import NotInStore
+from storage.stores.base import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStop:
+    """Why training ended early."""
+
+    policy_version: int
+    """The newest version evaluated."""
+    best_version: int
+    best_accuracy: float
+    sentence: str
+    """The reason, with the numbers, for people."""
+
+
+def early_stop(results: Sequence[Result], stop_after: int) -> EarlyStop | None:
+    """The reason to stop, if there is one. `results` are in order of versions."""
+    found = comparable(results)
+    if len(found) <= stop_after:
+        return None
+    best = max(found, key=lambda result: result["accuracy"])
+    later = sum(result["policy_version"] > best["policy_version"] for result in found)
+    if later < stop_after:
+        return None
+    newest = found[-1]["policy_version"]
+    sentence = (
+        f"{later} evaluations up to version {newest} were not better than the {best['accuracy']:.4f} of version "
+        f"{best['policy_version']}, and evaluation.stop_after is {stop_after}"
+    )
+    return EarlyStop(
+        policy_version=newest,
+        best_version=best["policy_version"],
+        best_accuracy=best["accuracy"],
+        sentence=sentence,
+    )
+
+
+def stop_if_no_better(store: Store, attempt: int, stop_after: int) -> None:
+    """Asks the attempt's trainer to end if the results stored so far say so."""
+    stop = early_stop(ResultsReader(store).read(), stop_after)
+    if stop is not None:
+        store.put_if_absent(layout.early_stop(attempt), json.dumps(asdict(stop), indent=1).encode())
+
+
+def read_early_stop(store: Store, attempt: int) -> EarlyStop | None:
+    """Why the attempt's trainer is to end early; None if it is not."""
+    try:
+        return EarlyStop(**json.loads(bytes(store.get(layout.early_stop(attempt)))))
+    except NotInStore:
+        return None

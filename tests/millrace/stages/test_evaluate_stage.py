@@ -1,0 +1,171 @@
+"""Which versions the evaluate stage measures, over checkpoints that a test commits and measures that it makes up."""
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.stores.dict_store import DictStore
+
+from configs.schema import RunConfig
+from millrace.evaluation.early_stop import read_early_stop
+from millrace.evaluation.examiner import Stopped
+from millrace.evaluation.results import read_result
+from millrace.runtime.arguments import StageArguments
+from millrace.runtime.stage import Stage
+from millrace.stages.evaluate import Evaluation
+from millrace.training.checkpoints.names import WEIGHTS_FILE, weights_checksum
+from storage import layout
+from storage.checkpoints import Checkpoint, CheckpointWriter, stored_checkpoints
+from storage.errors import StreamCorrupt
+
+EVERY = 5
+
+
+class HurriedStage(Stage):
+    """Where it would wait, the next thing of its script happens; at the end of the script it drains."""
+
+    script: deque[Callable[[], object]]
+    heard: list[str]
+
+    def wait(self, until: Callable[[], bool], *, why: str) -> bool:
+        while not until():
+            if not self.script:
+                self.draining = True
+                return False
+            self.script.popleft()()
+        return True
+
+    def milestone(self, line: str) -> None:
+        self.heard.append(line)
+
+
+class Bench:
+    """A trainer's checkpoints and an evaluation beside it. Version v has the accuracy `accuracies[v]`, or 0.5."""
+
+    def __init__(self) -> None:
+        self.store = DictStore()
+        self.writer = CheckpointWriter(self.store)
+        self.accuracies: dict[int, float] = {}
+        self.measured: list[int] = []
+        self.damaged: set[int] = set()
+        self.during: Callable[[], object] = lambda: None
+        """Happens during the next measurement."""
+        self.heard: list[str] = []
+        self.stage: HurriedStage
+
+    def commit(self, *steps: int, weights: bytes = b"") -> None:
+        for step in steps:
+            self.writer.commit(step, {WEIGHTS_FILE: weights or str(step).encode()}, {})
+
+    def measures(self, checkpoint: Checkpoint | None) -> dict[str, Any]:
+        version = 0 if checkpoint is None else checkpoint.step
+        if version in self.damaged:
+            raise StreamCorrupt("checkpoints/data/x", "the file is missing")
+        self.measured.append(version)
+        during, self.during = self.during, lambda: None
+        during()
+        return {"accuracy": self.accuracies.get(version, 0.5), "prompts": 8}
+
+    def evaluation(self, *script: Callable[[], object], **config: Any) -> Evaluation:
+        values = RunConfig.model_validate({"training": {"max_steps": 100}, "evaluation": config})
+        arguments = StageArguments(run_url="dict://", attempt=0, replica=0, handover=Path("/nowhere"))
+        self.stage = HurriedStage(name="evaluate", arguments=arguments, config=values, store=self.store)
+        self.stage.script, self.stage.heard = deque(script), self.heard
+        return Evaluation(self.stage, self.measures)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr("millrace.stages.evaluate._POLL_SECONDS", 0.0)
+    yield Bench()
+
+
+def test_each_version_that_falls_due_is_measured_and_its_weights_are_named(bench: Bench) -> None:
+    bench.commit(0)
+    bench.evaluation(*(lambda step=step: bench.commit(step) for step in range(1, 13))).follow(EVERY)
+    assert bench.measured == [5, 10]
+    for version, checkpoint in stored_checkpoints(bench.store).items():
+        result = read_result(bench.store, version)
+        if version in (5, 10):
+            assert result is not None
+            assert result["weights_checksum"] == weights_checksum(checkpoint)
+        else:
+            assert result is None
+
+
+def test_what_falls_behind_measures_the_newest_version_and_names_those_it_skips(bench: Bench) -> None:
+    bench.commit(5)
+    bench.during = lambda: bench.commit(10, 15, 20)
+    bench.evaluation().follow(EVERY)
+    assert bench.measured == [5, 20]
+    assert "evaluation is behind: version 20 comes next, skipped: 10, 15" in bench.heard
+
+
+def test_a_restarted_stage_measures_nothing_twice_and_what_its_predecessor_left(bench: Bench) -> None:
+    bench.commit(5, 10)
+    bench.evaluation().follow(EVERY)
+    bench.commit(15)
+    bench.evaluation().follow(EVERY)
+    bench.evaluation().follow(EVERY)
+    assert bench.measured == [10, 15]
+
+
+def test_a_version_that_was_made_again_is_measured_again(bench: Bench) -> None:
+    bench.commit(5, 10)
+    bench.evaluation().follow(EVERY)
+    bench.writer = CheckpointWriter(bench.store)
+    bench.commit(5)
+    bench.commit(10, weights=b"others")
+    bench.evaluation().follow(EVERY)
+    assert bench.measured == [10, 10]
+    result = read_result(bench.store, 10)
+    assert result is not None
+    assert result["weights_checksum"] == weights_checksum(stored_checkpoints(bench.store)[10])
+
+
+def test_a_torn_result_is_measured_again(bench: Bench) -> None:
+    bench.commit(5)
+    bench.evaluation().follow(EVERY)
+    path = layout.evaluation(5)
+    bench.store.objects[path] = bench.store.objects[path][:40]
+    bench.evaluation().follow(EVERY)
+    assert bench.measured == [5, 5]
+    assert json.loads(bench.store.objects[path])["policy_version"] == 5
+
+
+def test_a_result_without_a_set_that_is_configured_now_is_measured_again(bench: Bench) -> None:
+    bench.evaluation().measure(None)
+    bench.evaluation(sets={"hard": {"source": "arithmetic"}}).measure(None)
+    assert bench.measured == [0, 0]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_reported_once_and_the_next_one_is_measured(bench: Bench) -> None:
+    bench.damaged = {5}
+    bench.commit(5)
+    bench.evaluation(lambda: bench.commit(6), lambda: bench.commit(10)).follow(EVERY)
+    assert bench.measured == [10]
+    assert sum("version 5 can't be evaluated" in line for line in bench.heard) == 1
+
+
+def test_an_evaluation_that_is_given_up_stores_nothing(bench: Bench) -> None:
+    def stop() -> None:
+        raise Stopped
+
+    bench.commit(5)
+    bench.during = stop
+    with pytest.raises(Stopped):
+        bench.evaluation().follow(EVERY)
+    assert read_result(bench.store, 5) is None
+
+
+def test_the_trainer_is_asked_to_end_once_evaluations_get_no_better(bench: Bench) -> None:
+    bench.accuracies = {0: 0.1, 5: 0.5, 10: 0.4, 15: 0.5, 20: 0.9}
+    evaluation = bench.evaluation(*(lambda step=step: bench.commit(step) for step in (5, 10, 15)), stop_after=2)
+    evaluation.measure(None)
+    evaluation.follow(EVERY)
+    stop = read_early_stop(bench.store, 0)
+    assert stop is not None
+    assert (stop.best_version, stop.policy_version) == (5, 15)
