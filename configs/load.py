@@ -10,13 +10,14 @@ from pydantic import ValidationError
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig, dotted_fields
-from configs.section import is_mapping, is_section
+from configs.section import holds_sections, is_mapping, is_section
 from configs.stored import put_key
 from configs.strict_yaml import parse_document, parse_scalar
 from configs.validation_errors import sentences, show, unknown_key
 
 _LEAVES = frozenset(key for key, field in dotted_fields().items() if not is_section(field.annotation))
 _MAPPINGS = frozenset(key for key, field in dotted_fields().items() if is_mapping(field.annotation))
+_MAPPINGS_OF_SECTIONS = frozenset(key for key, field in dotted_fields().items() if holds_sections(field.annotation))
 
 # How long, where and how fast a run continues. None of these changes what a committed trajectory or step means. The
 # number of ranks and the size of microbatches change only the last bits of a gradient; its number format changes more.
@@ -57,7 +58,7 @@ def with_overrides(values: dict[str, object], overrides: Sequence[str], *, where
         key, equals, text = override.partition("=")
         if not equals or not key:
             errors.append(f"--set: found {show(override)}; expected section.key=value")
-        elif key not in _LEAVES and key.rpartition(".")[0] not in _MAPPINGS:
+        elif key not in _LEAVES and not _is_in_mapping(key):
             errors.append(f"--set: {_not_a_leaf(key)}")
         else:
             try:
@@ -97,6 +98,11 @@ def _read_mapping(file: str) -> dict[str, object]:
     if not isinstance(document, dict):
         raise ConfigError(f"{file}: the file is {show(document)}; expected sections with their keys")
     return document
+
+
+def _is_in_mapping(key: str) -> bool:
+    parent, _, _ = key.rpartition(".")
+    return parent in _MAPPINGS or parent.rpartition(".")[0] in _MAPPINGS_OF_SECTIONS
 
 
 def _not_a_leaf(key: str) -> str:

@@ -1,6 +1,6 @@
 """The base class of all config sections, and their kinds of numbers and text."""
 
-from typing import Annotated, TypeGuard, get_origin
+from typing import Annotated, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,3 +27,8 @@ def is_section(annotation: object) -> TypeGuard[type[Section]]:
 def is_mapping(annotation: object) -> bool:
     """Whether a field of this type has names that the schema does not list."""
     return get_origin(annotation) is dict
+
+
+def holds_sections(annotation: object) -> bool:
+    """Whether a field of this type has a section under each name."""
+    return is_mapping(annotation) and is_section(get_args(annotation)[1])

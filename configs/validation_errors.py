@@ -8,9 +8,10 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 
 import annotated_types
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from configs.schema import dotted_fields
-from configs.section import is_section
+from configs.section import Section, holds_sections, is_section
 from configs.stored import current_key
 
 _KINDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", types.NoneType: "null"}
@@ -43,6 +44,9 @@ def unknown_key(key: str) -> str:
     """Say that `key` does not exist, and which one was probably meant."""
     if current := current_key(key):
         return f"key {key} is now {current}"
+    if found := _in_named_section(key):
+        names = ", ".join(found)
+        return f"unknown key {key}; expected one of {names}"
     if nearest := _nearest(key):
         return f"unknown key {key}; did you mean {nearest}?"
     expected = ", ".join(_siblings(_split(key)[0]) or _siblings(""))
@@ -82,9 +86,24 @@ def _siblings(section: str) -> list[str]:
     return [known for known in dotted_fields() if _split(known)[0] == section]
 
 
+def _in_named_section(key: str) -> dict[str, FieldInfo]:
+    """The fields of the section that `key` is in, by name; empty unless that is in a mapping of sections."""
+    mapping, _, _ = _split(key)[0].rpartition(".")
+    field = dotted_fields().get(mapping)
+    if field is None or not holds_sections(field.annotation):
+        return {}
+    section: type[Section] = get_args(field.annotation)[1]
+    return section.model_fields
+
+
 def _expectation(key: str) -> str:
     """What the schema allows at `key`, in words."""
-    field = dotted_fields()[key]
+    section, name = _split(key)
+    field = dotted_fields().get(key) or _in_named_section(key).get(name)
+    if field is None:
+        # A name in a mapping of sections.
+        below: type[Section] = get_args(dotted_fields()[section].annotation)[1]
+        return f"a section with {', '.join(known for known, one in below.model_fields.items() if one.is_required())}"
     if is_section(field.annotation):
         required = [
             name for name, below in dotted_fields().items() if name.startswith(f"{key}.") and below.is_required()

@@ -241,6 +241,18 @@ OVERRIDE_ERRORS = {
     "generation.engine_args.a.b=3": (
         "--set: unknown key generation.engine_args.a.b; did you mean generation.engine_args?"
     ),
+    "evaluation.sets=3": "--set: evaluation.sets is 3; expected a section with names and values",
+    "evaluation.sets.easy=3": "--set: evaluation.sets.easy is 3; expected a section with source",
+    "evaluation.sets.easy.source=3": (
+        "--set: evaluation.sets.easy.source is 3; expected text of at least one character"
+    ),
+    "evaluation.sets.easy.samples=3": (
+        "FILE: evaluation.sets.easy.source is missing; expected text of at least one character"
+    ),
+    "evaluation.sets.held_out.source=x": (
+        "FILE: evaluation.sets is a section; expected names of 1 to 32 letters, digits, '_' and '-', the first a "
+        "letter, other than held_out; found 'held_out'"
+    ),
     "generation.engine_args=": "--set: generation.engine_args is empty; expected a section with names and values",
     "storage.root=": "--set: storage.root is empty; expected text of at least one character",
     "generation.groups_per_batch=999": (
@@ -253,6 +265,17 @@ OVERRIDE_ERRORS = {
 @pytest.mark.parametrize("override", OVERRIDE_ERRORS, ids=lambda override: override[:30])
 def test_an_error_in_an_override_gets_its_sentence(write: Write, override: str) -> None:
     assert validation_errors(write("training: {max_steps: 3}"), override) == [OVERRIDE_ERRORS[override]]
+
+
+def test_a_named_section_can_be_made_by_overrides(write: Write) -> None:
+    path = write("training: {max_steps: 3}")
+    sets = load_config(path, ["evaluation.sets.easy.source=x.jsonl", "evaluation.sets.easy.samples=4"]).evaluation.sets
+    assert {name: one.model_dump() for name, one in sets.items()} == {
+        "easy": {"source": "x.jsonl", "num_prompts": 256, "samples": 4}
+    }
+    assert validation_errors(path, "evaluation.sets.easy.source=x.jsonl", "evaluation.sets.easy.sample=4") == [
+        "--set: unknown key evaluation.sets.easy.sample; expected one of source, num_prompts, samples"
+    ]
 
 
 def test_every_error_is_reported_on_its_own_line(write: Write) -> None:

@@ -117,7 +117,7 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
         "placement.colocated",
         *(
             f"placement.{stage}.{key}"
-            for stage in ("generate", "score", "train")
+            for stage in ("generate", "score", "train", "evaluate")
             for key in ("work_pool", "job_variables")
         ),
     }

@@ -25,7 +25,9 @@ def test_versions_are_evaluated_while_training_goes_on_and_training_ends_when_th
         "training.checkpoint_every": 1000,
         "evaluation.every": 2,
         "evaluation.stop_after": 2,
-        "evaluation.sets": f"{{easy: {{source: '{easy}', num_prompts: 6, samples: 2}}}}",
+        "evaluation.sets.easy.source": str(easy),
+        "evaluation.sets.easy.num_prompts": 6,
+        "evaluation.sets.easy.samples": 2,
     }
     ended = millrace.run(*millrace.campaign("watched", **settings))
     assert ended.code == 0, ended.output
