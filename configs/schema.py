@@ -142,7 +142,7 @@ class WeightsConfig(Section):
     through the store."""
     probe_tolerance: Positive | None = None
     """An alarm is raised if log-probabilities of generator and trainer on the same weights differ by more than this,
-    nats; null: 1e-3 if both are float32, else 0.1."""
+    nats; null: 1e-3 if both compute in float32, else if their next tokens diverge by more than 0.03 nats."""
 
 
 class StorageConfig(Section):

@@ -46,7 +46,7 @@ from millrace.types import Sampling
 from millrace.weights.base import Weights, WeightsId
 from millrace.weights.factory import generator_end
 from millrace.weights.fallback import FallbackReader
-from millrace.weights.probe import NUM_LOGPROBS, largest_difference, tolerance_between
+from millrace.weights.probe import NUM_LOGPROBS, alarm, largest_difference, tolerance_between
 from storage.failpoints import failpoint
 
 _COLLECT_SECONDS = 0.02
@@ -297,15 +297,15 @@ class Generator:
         config = self.stage.config
         with self.stage.busy("probe"):
             found = self.engine.next_logprobs(probe.tokens, NUM_LOGPROBS)
-        difference, numbers = largest_difference(probe, found)
-        tolerance = config.weights.probe_tolerance or tolerance_between(config.model.dtype, config.generation_dtype)
+        difference, _ = largest_difference(probe, found)
+        computed_in = config.training.compute_dtype or config.model.dtype
+        tolerance = config.weights.probe_tolerance or tolerance_between(computed_in, config.generation_dtype)
         alarms = self.stage.value("probe_alarms")
-        if difference > tolerance:
+        if (wrong := alarm(probe, found, tolerance)) is not None:
             alarms += 1
             self.stage.milestone(
                 f"ALARM: generator {self.stage.replica} and the trainer disagree about version "
-                f"{weights.id.policy_version}: log-probabilities of the same tokens differ by {difference:.2g} nats, "
-                f"more than {tolerance:g} ({numbers})"
+                f"{weights.id.policy_version}: {wrong}"
             )
         self.stage.progress(probe_difference=difference, probe_alarms=alarms)
         self.stage.metrics.log(

@@ -1,11 +1,22 @@
 """The cache-validity probe: which tokens, how two answers are compared, and how much rounding may do."""
 
 import math
+from copy import deepcopy
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from millrace.weights.base import Probe
-from millrace.weights.probe import MOST_TOKENS, largest_difference, probe_tokens, tolerance_between
+from millrace.weights.probe import (
+    MOST_TOKENS,
+    NUM_LOGPROBS,
+    alarm,
+    divergence,
+    largest_difference,
+    probe_tokens,
+    tolerance_between,
+)
 
 
 def test_the_tokens_are_the_prompt_over_and_over_as_long_as_a_trajectory_gets_before_its_last_token() -> None:
@@ -43,12 +54,74 @@ def test_no_token_in_common_is_an_infinite_difference() -> None:
     ("trainer", "generator", "tolerance"),
     [
         ("float32", "float32", 1e-3),
-        ("bfloat16", "bfloat16", 0.1),
-        ("float32", "bfloat16", 0.1),
-        ("bfloat16", "float32", 0.1),
+        ("bfloat16", "bfloat16", None),
+        ("float32", "bfloat16", None),
+        ("bfloat16", "float32", None),
     ],
 )
-def test_rounding_alone_may_do_little_where_both_compute_in_float32(
-    trainer: str, generator: str, tolerance: float
+def test_single_numbers_are_compared_only_where_both_compute_in_float32(
+    trainer: str, generator: str, tolerance: float | None
 ) -> None:
     assert tolerance_between(trainer, generator) == tolerance
+
+
+def test_the_divergence_is_half_of_the_kl_in_both_directions() -> None:
+    one, other = [0.5, 0.3, 0.2], [0.6, 0.3, 0.1]
+    there_and_back = sum(p * math.log(p / q) + q * math.log(q / p) for p, q in zip(one, other, strict=True))
+    expected = Probe(tokens=(1,), logprobs={token: math.log(p) for token, p in enumerate(one)})
+    found = {token: math.log(q) for token, q in enumerate(other)}
+    assert divergence(expected, found) == pytest.approx(there_and_back / 2)
+    assert divergence(expected, {7: -1.0}) == math.inf
+
+
+def test_with_a_tolerance_one_number_beyond_it_is_an_alarm() -> None:
+    expected = Probe(tokens=(1,), logprobs={3: -0.001, 4: -9.0})
+    found = {3: -0.001, 4: -9.2}
+    assert alarm(expected, found, 0.3) is None
+    assert alarm(expected, found, 0.1) == (
+        "log-probabilities of the same tokens differ by 0.2 nats, more than 0.1 "
+        "(token 4: -9.20000 against the trainer's -9.00000)"
+    )
+
+
+class PretrainedSize:
+    """A random model whose logits are as large as those of a pretrained one: the largest is about 20."""
+
+    def __init__(self) -> None:
+        config = LlamaConfig(
+            vocab_size=5000,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=False,
+        )
+        torch.manual_seed(0)
+        self.model = LlamaForCausalLM(config)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                if parameter.dim() == 2:
+                    parameter.normal_(0.0, 0.1)
+            self.model.lm_head.weight.normal_(0.0, 0.7)
+
+    @torch.no_grad()
+    def next_logprobs(self, tokens: tuple[int, ...], dtype: torch.dtype) -> dict[int, float]:
+        model = deepcopy(self.model).to(dtype)
+        best = model(torch.tensor([tokens])).logits[0, -1].float().log_softmax(-1).topk(NUM_LOGPROBS)
+        return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+
+def test_rounding_to_bfloat16_is_no_alarm_and_other_weights_are() -> None:
+    of = PretrainedSize()
+    texts = [tuple(range(start, start + 20)) for start in range(0, 400, 20)]
+    told = {text: Probe(tokens=text, logprobs=of.next_logprobs(text, torch.float32)) for text in texts}
+    found = {text: of.next_logprobs(text, torch.bfloat16) for text in texts}
+    assert max(largest_difference(told[text], found[text])[0] for text in texts) > 0.1
+    assert [alarm(told[text], found[text], None) for text in texts] == [None] * len(texts)
+    with torch.no_grad():
+        # A generator that kept an older copy of its output layer.
+        of.model.lm_head.weight += 0.3 * torch.randn_like(of.model.lm_head.weight)
+    said = [alarm(told[text], of.next_logprobs(text, torch.bfloat16), None) for text in texts]
+    # Not of every text: where one token is all but certain, it stays so.
+    assert sum(one is not None and one.startswith("their next tokens diverge by ") for one in said) > len(texts) / 2
