@@ -4,7 +4,7 @@ store ─► RunReader ─► RunData ─► queries (pure) ─► blocks: chart
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,10 @@ class RunData:
     """`<stage>-<replica>` → name → columns t, incarnation, policy_version, value; the trainer's without rows that were
     rolled back."""
     evaluations: Columns
-    """Held-out results by version, ascending: policy_version, accuracy, num_prompts."""
+    """Held-out results by version, ascending: policy_version, accuracy, the ends of its 95 % interval accuracy_low and
+    accuracy_high (NaN if unknown), num_prompts."""
+    evaluation_sets: Mapping[str, Columns] = field(default_factory=dict)
+    """The same of each further evaluation set, by its name."""
     problems: tuple[str, ...] = ()
     """What could not be read, one sentence each: file, record and what is wrong."""
 

@@ -20,7 +20,7 @@ from dashboard.read.model import Columns, RunData
 from dashboard.read.run_info import read_run_info, replicas
 from dashboard.read.streams import ConsumedRows, MetricRows
 from millrace.errors import MillraceError
-from millrace.evaluation.results import Result, ResultsReader
+from millrace.evaluation.results import HELD_OUT, Result, ResultsReader, measures_by_set
 from millrace.runs.status import StatusReader
 from storage.errors import StorageError
 from storage.progress import read_progress
@@ -82,6 +82,7 @@ class RunReader:
         with _collecting(problems):
             self._results = self._evaluations.read()
             problems += map(str, self._evaluations.damaged)
+        by_set = _by_set(self._results)
         return RunData(
             info=self._info,
             t=t,
@@ -90,17 +91,31 @@ class RunReader:
             consumed=self._consumed.columns,
             outcomes=self._consumed.outcomes,
             metrics={name: rows.columns for name, rows in self._metrics.items()},
-            evaluations=_columns(self._results),
+            evaluations=by_set.pop(HELD_OUT, _columns([])),
+            evaluation_sets=by_set,
             problems=tuple(dict.fromkeys(problems)),
         )
 
 
-def _columns(results: Sequence[Result]) -> Columns:
-    """policy_version (ascending), accuracy, num_prompts."""
+def _by_set(results: Sequence[Result]) -> dict[str, Columns]:
+    """The columns of each evaluation set, by its name; `results` are by ascending version."""
+    found: dict[str, list[tuple[int, Result]]] = {}
+    for result in results:
+        for name, measures in measures_by_set(result).items():
+            found.setdefault(name, []).append((result["policy_version"], measures))
+    return {name: _columns(some) for name, some in found.items()}
+
+
+def _columns(some: Sequence[tuple[int, Result]]) -> Columns:
+    """As `RunData.evaluations`, from (version, measures)."""
+    intervals = [measures.get("accuracy_interval") or (None, None) for _, measures in some]
     return {
-        "policy_version": np.array([result["policy_version"] for result in results], np.int64),
-        "accuracy": np.array([result["accuracy"] for result in results], np.float64),
-        "num_prompts": np.array([result["prompts"] for result in results], np.int64),
+        "policy_version": np.array([version for version, _ in some], np.int64),
+        "accuracy": np.array([measures["accuracy"] for _, measures in some], np.float64),
+        # None becomes NaN.
+        "accuracy_low": np.array([low for low, _ in intervals], np.float64),
+        "accuracy_high": np.array([high for _, high in intervals], np.float64),
+        "num_prompts": np.array([measures["prompts"] for _, measures in some], np.int64),
     }
 
 

@@ -37,6 +37,8 @@ class Series:
     stepped: bool = False
     """Draw each value until the next point."""
     dots_only: bool = False
+    interval: tuple[Line, Line] | None = None
+    """The lower and upper ends of the uncertainty around the line, drawn as a band."""
 
 
 def nothing(sentence: str) -> go.Figure:
@@ -66,7 +68,8 @@ def line_chart(
     found = [one for one in series if len(one.line.x)]
     if not found:
         return nothing(empty)
-    figure = _figure([_scatter(one) for one in found], x=x, y=y)
+    bands = [_interval(one) for one in found if one.interval is not None]
+    figure = _figure([*bands, *(_scatter(one) for one in found)], x=x, y=y)
     figure.update_layout(showlegend=legend)
     if from_zero:
         figure.update_yaxes(rangemode="tozero")
@@ -188,6 +191,23 @@ def _scatter(one: Series) -> dict[str, Any]:
         "mode": "markers" if one.dots_only else "lines+markers" if dotted else "lines",
         "line": {"color": one.colour, "dash": one.dash, "shape": "hv" if one.stepped else "linear", "width": 2},
         "marker": {"color": one.colour, "size": 8 if one.dots_only else 5},
+    }
+
+
+def _interval(one: Series) -> dict[str, Any]:
+    assert one.interval is not None
+    low, high = (Line(*(values[np.isfinite(line.y)] for values in line)) for line in one.interval)
+    return {
+        "type": "scatter",
+        "x": np.concatenate([high.x, low.x[::-1]]),
+        "y": np.concatenate([high.y, low.y[::-1]]),
+        "fill": "toself",
+        "fillcolor": one.colour,
+        "opacity": 0.18,
+        "line": {"width": 0},
+        "mode": "lines",
+        "hoverinfo": "skip",
+        "showlegend": False,
     }
 
 

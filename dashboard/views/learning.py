@@ -32,6 +32,26 @@ def _reward(runs: Sequence[RunData]) -> go.Figure:
     return line_chart(series, x=VERSIONS, y="mean reward; accuracy", empty=NO_STEP)
 
 
+def _accuracy(runs: Sequence[RunData]) -> go.Figure:
+    alone = len(runs) == 1
+    series = [
+        Series(
+            name="held out" if alone else run.info.run_id,
+            line=queries.accuracy(run),
+            colour=colour_number(number),
+            interval=queries.accuracy_interval(run),
+        )
+        for number, run in enumerate(runs)
+    ]
+    if alone:
+        further = queries.further_accuracies(runs[0])
+        series += [
+            Series(name=name, line=line, colour=colour_number(number), dash="dash")
+            for number, (name, line) in enumerate(further.items(), start=1)
+        ]
+    return line_chart(series, x=VERSIONS, y="accuracy", empty="No version has been evaluated yet.")
+
+
 def _ratios(runs: Sequence[RunData]) -> go.Figure:
     if len(runs) > 1:
         series = line_per_run(runs, lambda run: queries.measured(run, "importance_ratio_mean"))
@@ -62,6 +82,14 @@ VIEW = View(
             sentence="Mean reward of the groups trained at each step, and the share of held-out prompts answered "
             "correctly by each version evaluated.",
             build=_reward,
+            wide=True,
+        ),
+        Chart(
+            id="learning-accuracy",
+            title="Accuracy of the versions evaluated",
+            sentence="Mean reward of one greedy answer per held-out prompt, with its 95 % interval, and of further "
+            "evaluation sets. For several runs: the held-out prompts alone.",
+            build=_accuracy,
             wide=True,
         ),
         _chart(

@@ -15,6 +15,7 @@ from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from millrace.errors import RunMissing
+from millrace.evaluation.results import write_result
 from millrace.rollouts.ledger import Account
 from millrace.runs.record import end_attempt, read_run, resume_run
 from storage import layout
@@ -81,10 +82,27 @@ def test_run_info_status_and_evaluations_are_read_too(
     assert (data.status["steps"], data.status["state"]) == (8, "running")
     assert data.status["ledger"]["trained"]["rollouts"] == data.trained.sum()
     assert data.stage_status["train-0"]["policy_version"] == 8
-    assert {name: column.tolist() for name, column in data.evaluations.items()} == {
-        "policy_version": [0, 8],
-        "accuracy": [0.25, 0.5],
-        "num_prompts": [128, 128],
+    columns = {name: column.tolist() for name, column in data.evaluations.items()}
+    assert all(np.isnan(columns.pop(name)).all() for name in ("accuracy_low", "accuracy_high")), "unknown in older runs"
+    assert columns == {"policy_version": [0, 8], "accuracy": [0.25, 0.5], "num_prompts": [128, 128]}
+    assert data.evaluation_sets == {}
+
+
+def test_further_evaluation_sets_are_read_by_name_with_their_intervals(
+    stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    hard = {"accuracy": 0.125, "accuracy_interval": [0.0625, 0.25], "prompts": 64}
+    held_out = {"accuracy": 0.75, "accuracy_interval": [0.5, 1.0], "prompts": 128}
+    write_result(dict_store, {"policy_version": 6, **held_out, "t": 50.0, "sets": {"hard": hard}})
+    data = watch(dict_store)()
+    assert data.evaluations["policy_version"].tolist() == [0, 6, 8]
+    assert data.evaluations["accuracy_low"][1] == 0.5
+    assert {name: column.tolist() for name, column in data.evaluation_sets["hard"].items()} == {
+        "policy_version": [6],
+        "accuracy": [0.125],
+        "accuracy_low": [0.0625],
+        "accuracy_high": [0.25],
+        "num_prompts": [64],
     }
 
 

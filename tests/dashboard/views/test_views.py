@@ -68,7 +68,9 @@ _JUST_BEGUN = run_data(
     stage_status={},
     metrics={},
     consumed=consumed_rows([]),
-    evaluations={name: np.empty(0) for name in ("policy_version", "accuracy", "num_prompts")},
+    evaluations={
+        name: np.empty(0) for name in ("policy_version", "accuracy", "accuracy_low", "accuracy_high", "num_prompts")
+    },
 )
 
 

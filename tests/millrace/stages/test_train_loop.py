@@ -9,9 +9,12 @@ import pytest
 from support.stages.trainer_bench import TrainerBench
 from transformers import LlamaForCausalLM
 
+from millrace.evaluation.early_stop import stop_if_no_better
+from millrace.evaluation.results import write_result
 from millrace.models.start_folder import store_start_model
 from millrace.replay.verify import verify
 from millrace.rollouts.ledger import Amount
+from storage.checkpoints import read_latest, stored_checkpoints
 from storage.stores.memory import MemoryStore
 
 STRAGGLERS = "waiting for groups that the step would leave too old"
@@ -188,3 +191,40 @@ def test_the_length_bias_of_dropped_groups_is_logged_and_told_whenever_it_begins
     assert "a ratio of 0.840, expected 0.97 to 1.03" in told[0]["sentence"]
     assert told[0]["sentence"] in bench.stage.heard
     assert bench.status["length_ratio"] == ratios[-1]
+
+
+def test_each_version_that_is_to_be_evaluated_is_checkpointed(make_bench: Callable[..., TrainerBench]) -> None:
+    bench = make_bench(evaluation={"every": 2}, training={"checkpoint_every": 3})
+    fresh_steps(bench, 0, 7)
+    assert bench.train() == 7
+    assert list(stored_checkpoints(bench.store)) == [2, 3, 4, 6, 7]
+
+
+def test_training_ends_at_the_version_it_has_reached_when_evaluations_get_no_better(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench(evaluation={"stop_after": 2}, staleness={"max_staleness": 9})
+
+    def evaluate(version: int, accuracy: float) -> None:
+        write_result(bench.store, {"policy_version": version, "accuracy": accuracy, "prompts": 8, "t": 50.0})
+
+    group = fresh_steps(bench, 0, 2)
+    evaluate(0, 0.5)
+    evaluate(1, 0.5)
+
+    def decide() -> None:
+        evaluate(2, 0.25)
+        stop_if_no_better(bench.store, 0, 2)
+        bench.commit(group, [[2], [2]])
+
+    # While the trainer waits for groups.
+    bench.later(decide)
+    bench.later(lambda: bench.commit(group + 1, [[2], [2]]))
+    bench.later(lambda: bench.commit(group + 2, [[2], [2]]))
+    assert bench.train() == 3, "the step that it waited for is its last"
+    assert not bench.stage.draining, "it ended by itself"
+    assert any(line.startswith("training ends early at version 3: 2 evaluations") for line in bench.stage.heard)
+    checkpoint = read_latest(bench.store)
+    assert checkpoint is not None
+    assert checkpoint.step == 3
+    assert bench.train() == 3, "and so does a trainer that is started again"

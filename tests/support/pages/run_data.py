@@ -81,6 +81,8 @@ def run_data(run_id: str = "mine", **changes: Any) -> RunData:
         "evaluations": {
             "policy_version": np.array([0, 2]),
             "accuracy": np.array([0.25, 0.5]),
+            "accuracy_low": np.array([0.125, np.nan]),
+            "accuracy_high": np.array([0.5, np.nan]),
             "num_prompts": np.array([8, 8]),
         },
     }
