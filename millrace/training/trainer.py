@@ -9,7 +9,7 @@ Every rank gets the same samples. So each rank knows the lengths of the whole ba
 trainer knows nothing of streams, where checkpoints are stored or how ranks are started: `stages/train.py` does that.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -58,6 +58,8 @@ class Trainer:
         shard(self.policy, ranks, compute_dtype=self._compute_dtype)
         self.policy_version = 0
         self.ranks = ranks
+        self.before_update: Callable[[], None] = lambda: None
+        """Called in each step before parameters and optimizer state change, so that others can finish reading them."""
         self._objective = Objective(training, max_new_tokens)
         self._training = training
         if training.activation_checkpointing:
@@ -125,6 +127,7 @@ class Trainer:
             self._pass(batch, ref_logprobs_N, scale_Q, table, pulls=number < num_pulling)
         failpoint("train.mid_step")
         grad_norm = self._clipped_norm()
+        self.before_update()
         self._optimizer.step()
         self.policy_version += 1
         self.ranks.sum(table.values_KN)

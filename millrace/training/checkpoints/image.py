@@ -4,7 +4,8 @@
                                                ▲        ▲
     blocks, where the trainer computes ──copied┴────────┘             at every checkpoint
 
-So a checkpoint stops training for one copy, and takes no more memory than its files. Nothing has to be serialized
+So a checkpoint stops training for one copy, and takes no more memory than its files, or than one of them where a large
+policy on a CPU is copied file by file (`saving.py`). Nothing has to be serialized
 afterwards: that would hold Python's lock, and stop training too.
 """
 

@@ -4,11 +4,16 @@
                          images in main memory          └─► thread: images ─► store, durable ─┐
     rank 0                                                  all files of all ranks are there ─┴─► record: the commit
 
+A copy of a large policy would take most of a trainer's memory on a CPU. There the thread copies and writes one small
+file after the other, while the next step computes its gradient. Values change only when that step updates them:
+`wait_until_read` before that.
+
 At most one checkpoint is in flight. Its record is written last: after a crash before that, the previous checkpoint is
 the latest, and `millrace gc` removes the files. An error in the thread is raised by the next call.
 """
 
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
@@ -19,7 +24,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from millrace.training.checkpoints.blocks import blocks_to_write
+from millrace.training.checkpoints.blocks import Block, blocks_to_write
 from millrace.training.checkpoints.image import MOST_BYTES, FileImage, in_files
 from millrace.training.checkpoints.names import file_name
 from millrace.training.parallel.messages import exchange
@@ -29,6 +34,11 @@ from storage.checkpoints import CheckpointWriter
 from storage.stores.base import Store
 from storage.streams.files import FileRef, put_file
 
+MOST_COPIED = 256 << 20
+"""Bytes. On a CPU, larger states are copied file by file while they are written."""
+MOST_BYTES_EACH = 64 << 20
+"""Limit for the tensors of each of those files."""
+
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 """The tensors of a checkpoint, by kind and name: see `millrace.training.checkpoints.policy_state`."""
 
@@ -37,16 +47,27 @@ class AsyncCheckpoints:
     """The checkpoints of a run's trainer, on this rank; the `with` block ends when all is written.
 
     `writer` is rank 0's, None on the others; between `begin` and `finish` only the thread may use it. Every rank makes
-    one of these at the same point, and begins the same checkpoints. A file holds at most `most_bytes` of tensors.
+    one of these at the same point, and begins the same checkpoints. A file holds at most `most_bytes` of tensors. A
+    state of more than `most_copied` bytes on a CPU is copied while it is written.
     """
 
     def __init__(
-        self, store: Store, ranks: Ranks, writer: CheckpointWriter | None, *, most_bytes: int = MOST_BYTES
+        self,
+        store: Store,
+        ranks: Ranks,
+        writer: CheckpointWriter | None,
+        *,
+        most_bytes: int = MOST_BYTES,
+        most_copied: int = MOST_COPIED,
     ) -> None:
         self._store = store
         self._ranks = ranks
         self._writer = writer
         self._most_bytes = most_bytes
+        self._most_copied = most_copied
+        self._read = threading.Event()
+        """Set unless the thread has still to copy values of the checkpoint in flight."""
+        self._read.set()
         # The thread needs its own group: the main threads use the default one at the same time.
         self._group = None if ranks.size == 1 else _group(ranks)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -61,10 +82,21 @@ class AsyncCheckpoints:
         what `CheckpointWriter.commit` raises, or OSError if another rank could not write its files.
         """
         self.finish()
-        self._images = dict(self._take(tensors))
-        if self._ranks.device.type == "cuda":
-            torch.cuda.synchronize(self._ranks.device)
-        self._in_flight = self._thread.submit(self._save, step, deepcopy(dict(state)))
+        nbytes = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())
+        if self._ranks.device.type == "cpu" and nbytes > self._most_copied:
+            self._images = {}
+            self._read.clear()
+            images = self._copied_one_by_one(tensors)
+        else:
+            self._images = dict(self._take(tensors))
+            if self._ranks.device.type == "cuda":
+                torch.cuda.synchronize(self._ranks.device)
+            images = iter(self._images.items())
+        self._in_flight = self._thread.submit(self._save, step, images, deepcopy(dict(state)))
+
+    def wait_until_read(self) -> None:
+        """Returns once the values of the tensors of the last `begin` may change."""
+        self._read.wait()
 
     def finish(self) -> None:
         """Waits until the checkpoint in flight, if any, is committed. Raises its error."""
@@ -94,28 +126,42 @@ class AsyncCheckpoints:
 
     def _take(self, tensors: Tensors) -> Iterator[tuple[str, FileImage]]:
         """This rank's files by name, with the present values."""
+        for name, kind, blocks in self._files(tensors, self._most_bytes):
+            image = self._images.get(name)
+            if image is None or not image.fits(blocks):
+                image = FileImage(kind, blocks, self._ranks.size)
+            image.take(blocks)
+            yield name, image
+
+    def _copied_one_by_one(self, tensors: Tensors) -> Iterator[tuple[str, FileImage]]:
+        """This rank's files by name, each copied when it is asked for. Runs in the thread."""
+        for name, kind, blocks in self._files(tensors, min(self._most_bytes, MOST_BYTES_EACH)):
+            image = FileImage(kind, blocks, self._ranks.size)
+            image.take(blocks)
+            yield name, image
+
+    def _files(self, tensors: Tensors, most_bytes: int) -> Iterator[tuple[str, str, dict[str, Block]]]:
+        """(name, kind, blocks) of each of this rank's files."""
         rank, size = self._ranks.rank, self._ranks.size
         for kind, named in tensors.items():
-            for part, blocks in enumerate(in_files(dict(blocks_to_write(named, rank)), self._most_bytes)):
-                if not blocks and size > 1:
-                    continue
-                name = file_name(kind, rank, size, part)
-                image = self._images.get(name)
-                if image is None or not image.fits(blocks):
-                    image = FileImage(kind, blocks, size)
-                image.take(blocks)
-                yield name, image
+            for part, blocks in enumerate(in_files(dict(blocks_to_write(named, rank)), most_bytes)):
+                if blocks or size == 1:
+                    yield file_name(kind, rank, size, part), kind, blocks
 
-    def _save(self, step: int, state: dict[str, Any]) -> None:
+    def _save(self, step: int, images: Iterator[tuple[str, FileImage]], state: dict[str, Any]) -> None:
         """Runs in the thread. A rank that fails tells the others before it raises, because they wait for it."""
-        folder = exchange(f"{layout.CHECKPOINTS}/{layout.new_checkpoint_data(step)}", self._ranks.size, self._group)[0]
         failure: Exception | None = None
         outcome: dict[str, Any]
         try:
-            refs = {name: put_file(self._store, f"{folder}/{name}", image.data) for name, image in self._images.items()}
+            named = f"{layout.CHECKPOINTS}/{layout.new_checkpoint_data(step)}"
+            folder = exchange(named, self._ranks.size, self._group)[0]
+            refs = {name: put_file(self._store, f"{folder}/{name}", image.data) for name, image in images}
             outcome = {"files": {name: asdict(ref) for name, ref in refs.items()}}
         except Exception as error:  # noqa: BLE001 — raised below
             failure, outcome = error, {"error": repr(error)}
+        finally:
+            # Also where a write failed half-way.
+            self._read.set()
         outcomes = [json.loads(one) for one in exchange(json.dumps(outcome), self._ranks.size, self._group)]
         if failure is not None:
             raise failure

@@ -25,6 +25,7 @@ def follow(trainer: Trainer, checkpoints: AsyncCheckpoints) -> None:
 
     Raises what this rank's share of the work raises. Rank 0 then meets the same error, or the loss of this rank.
     """
+    trainer.before_update = checkpoints.wait_until_read
     while True:
         command, payload = receive()
         match command:

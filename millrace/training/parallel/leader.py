@@ -107,9 +107,11 @@ def checkpoints_of(trainer: Trainer, store: Store, writer: CheckpointWriter) -> 
     """
     if isinstance(trainer, LeaderTrainer):
         with trainer.followers, LeaderCheckpoints(store, trainer.followers, writer) as checkpoints:
+            trainer.before_update = checkpoints.wait_until_read
             yield checkpoints
     else:
         with AsyncCheckpoints(store, trainer.ranks, writer) as checkpoints:
+            trainer.before_update = checkpoints.wait_until_read
             yield checkpoints
 
 

@@ -483,6 +483,15 @@ def test_a_trainer_that_became_another_goes_on_as_that_one_would(make_model: Mak
     assert copy.state() == original.state()
 
 
+def test_before_a_step_changes_anything_it_says_so(make_model: MakeModel) -> None:
+    trainer = make_trainer(make_model(0))
+    before, told = trainer.state(), []
+    trainer.before_update = lambda: told.append(trainer.state())
+    trainer.step(SAMPLES)
+    assert told == [before]
+    assert trainer.state() != before
+
+
 def test_each_step_is_a_new_policy_version(make_model: MakeModel) -> None:
     trainer = make_trainer(make_model(0))
     before = {name: tensor.clone() for name, tensor in trainer.weights().items()}
