@@ -85,7 +85,19 @@ class FamilyRenderer(ChatRenderer):
 
     def check_several_turns(self, tools: Sequence[Message]) -> None:
         asked = self.render([{"role": "user", "content": "ping"}], tools).tokens
-        self.next_turn(asked, [self.stop_token_ids[0]], [{"role": "user", "content": "ping"}], tools)
+        # A turn that is still thinking can't be followed, so families that think get a thought that is over.
+        ways = [(text, end) for text in ("pong", "<think></think>pong") for end in self.stop_token_ids]
+        refused: ChatError | None = None
+        for text, end in ways:
+            turn = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], end]
+            try:
+                self.next_turn(asked, turn, [{"role": "user", "content": "ping"}], tools)
+            except ChatError as error:
+                refused = error
+            else:
+                return
+        if refused is not None:
+            raise refused
 
 
 def family_of(model_type: str, tokenizer: PreTrainedTokenizerBase) -> FamilyRenderer | None:
