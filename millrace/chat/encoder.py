@@ -22,6 +22,7 @@ from millrace.chat.template import TemplateRenderer
 from millrace.errors import ChatError, InputError
 from millrace.models.loading import end_token_ids, load_tokenizer
 from millrace.prompts.messages import checked_tools
+from millrace.prompts.templates import templated
 from millrace.types import Message, Prompt
 
 
@@ -63,7 +64,7 @@ class PromptEncoder:
     def encode(self, prompt: Prompt) -> Encoded:
         """The prompt's tokens. Raises ChatError, naming the prompt, if its conversation can't be written."""
         if self.renderer is None:
-            return Encoded(tuple(self.tokenizer(self._templated(prompt.text))["input_ids"]))
+            return Encoded(tuple(self.tokenizer(templated(self._prompts.template, prompt.text))["input_ids"]))
         try:
             tokens, starts = self.renderer.render(self._conversation(prompt), self.tools_of(prompt))
         except ChatError as error:
@@ -80,13 +81,6 @@ class PromptEncoder:
         if system is None or messages[0]["role"] == "system":
             return messages
         return ({"role": "system", "content": system}, *messages)
-
-    def _templated(self, text: str) -> str:
-        template = self._prompts.template
-        if template is None:
-            return text
-        before, _, after = template.partition("{prompt}")
-        return before + text + after
 
 
 def load_encoder(

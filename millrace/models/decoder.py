@@ -22,7 +22,7 @@ _WITHOUT_EFFECT = frozenset({"backend", "model_max_length", "tokenizer_class"})
 
 def load_decoder(folder: Path) -> Decoder:
     """The decoder of the tokenizer in `folder`. Raises ModelFolderError as `load_tokenizer` does."""
-    tokenizer = _plain_tokenizer(folder)
+    tokenizer = plain_tokenizer(folder)
     if tokenizer is not None:
         return lambda tokens: tokenizer.decode_batch([list(one) for one in tokens], skip_special_tokens=True)
     # Imported late: this is what the other way saves.
@@ -32,7 +32,7 @@ def load_decoder(folder: Path) -> Decoder:
     return lambda tokens: loaded.batch_decode([list(one) for one in tokens], skip_special_tokens=True)
 
 
-def _plain_tokenizer(folder: Path) -> Tokenizer | None:
+def plain_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer in `folder` if transformers would decode exactly as its tokenizer.json says, otherwise None."""
     try:
         config: dict[str, Any] = json.loads((folder / "tokenizer_config.json").read_text())

@@ -1,26 +1,31 @@
 """Checks whether every prompt can be put to the model, before anything of a run exists.
 
-    check_prompts ──stdin: model, prompts──► python -m millrace.preflight.prompts ─► tokenizer and chat template
-          ▲                                            │
-          └── stdout: longest prompt, or one sentence ─┘
+    plain text, and a plain tokenizer ─► the library `tokenizers`                                       milliseconds
+    anything else ──stdin: model, prompts──► python -m millrace.preflight.prompts ─► transformers       some seconds
+                          ▲                              │
+                          └── longest, or one sentence ──┘ stdout
 
-The child process takes some seconds, most of them for importing transformers, which the parent does not need.
+The child process keeps transformers out of the parent, which does not need it otherwise.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from configs.environment import EnvironmentConfig
 from configs.prompts import PromptsConfig
 from configs.schema import ModelConfig
 from millrace.errors import ChatError, InputError, StageDied
+from millrace.models.decoder import plain_tokenizer
 from millrace.prompts.dataset import PromptSet
+from millrace.prompts.templates import templated
 from millrace.types import Prompt
 
 _ONLY_CHAT = ("system_prompt", "response_prefix", "tools")
@@ -54,6 +59,11 @@ def check_prompts(
         "context": context,
         "max_new_tokens": max_new_tokens,
     }
+    tokenizer = _plain(model, prompts, environment, asked)
+    if tokenizer is not None:
+        every = (*asked.train, *asked.eval)
+        lengths = tokenizer.encode_batch([templated(prompts.template, prompt.text) for prompt in every])
+        return _longest_that_fits(every, map(len, lengths), context, max_new_tokens)
     done = subprocess.run(
         [sys.executable, "-m", "millrace.preflight.prompts"],
         input=json.dumps(question),
@@ -77,14 +87,15 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
-        found: dict[str, Any] = {"longest": _longest(json.load(sys.stdin))}
+        found: dict[str, Any] = {"longest": longest_prompt(json.load(sys.stdin))}
     except InputError as error:
         found = {"refusal": " ".join(str(error).split())}
     json.dump(found, answer)
     answer.close()
 
 
-def _longest(question: Mapping[str, Any]) -> int:
+def longest_prompt(question: Mapping[str, Any]) -> int:
+    """What `check_prompts` returns and raises, for what it writes to the child process. Imports transformers."""
     from millrace.generation.environments.exchange import prompt_encoder
     from millrace.generation.environments.factory import environment_class
 
@@ -107,9 +118,27 @@ def _longest(question: Mapping[str, Any]) -> int:
             encoder.renderer.check_several_turns(encoder.tools)
         except ChatError as error:
             raise ChatError(f"environment.name is {name}, and {error}") from error
-    longest, context, max_new_tokens = 0, question["context"], question["max_new_tokens"]
-    for prompt in (*asked.train, *asked.eval):
-        length = len(encoder.encode(prompt).tokens)
+    every = (*asked.train, *asked.eval)
+    lengths = (len(encoder.encode(prompt).tokens) for prompt in every)
+    return _longest_that_fits(every, lengths, question["context"], question["max_new_tokens"])
+
+
+def _plain(
+    model: ModelConfig, prompts: PromptsConfig, environment: EnvironmentConfig, asked: PromptSet
+) -> Tokenizer | None:
+    """The model's tokenizer if nothing else is needed to make tokens of these prompts."""
+    special = [prompts.chat, model.chat_template, environment.name, *(getattr(prompts, key) for key in _ONLY_CHAT)]
+    if any(special) or any(prompt.messages for prompt in (*asked.train, *asked.eval)):
+        return None
+    assert model.path is not None
+    return plain_tokenizer(Path(model.path).expanduser())
+
+
+def _longest_that_fits(
+    prompts: Sequence[Prompt], lengths: Iterable[int], context: int | None, max_new_tokens: int
+) -> int:
+    longest = 0
+    for prompt, length in zip(prompts, lengths, strict=True):
         if context is not None and length + max_new_tokens > context:
             raise InputError(
                 f"prompt {prompt.prompt_id} has {length} tokens and generation.max_new_tokens is {max_new_tokens}; "

@@ -1,0 +1,157 @@
+"""Prompts that the model can't be asked are refused in one sentence before anything runs."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.chat.model_folder import chat_model_folder
+from support.chat.tokenizers import TEMPLATES
+
+from configs.environment import EnvironmentConfig
+from configs.prompts import PromptsConfig
+from configs.schema import ModelConfig
+from millrace.errors import InputError
+from millrace.preflight.prompts import check_prompts, longest_prompt
+from millrace.prompts.dataset import load_prompts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_model_folder(tmp_path_factory.mktemp("chat") / "model")
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check without a child process, whose start takes longer than the check."""
+
+    def run(_: list[str], *, input: str, **options: object) -> subprocess.CompletedProcess[str]:
+        try:
+            found: dict[str, object] = {"longest": longest_prompt(json.loads(input))}
+        except InputError as error:
+            found = {"refusal": str(error)}
+        return subprocess.CompletedProcess([], 0, json.dumps(found), "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+def checked(
+    tmp_path: Path,
+    rows: list[dict[str, Any]],
+    folder: Path | None,
+    *,
+    context: int | None = 2048,
+    model: dict[str, Any] | None = None,
+    environment: str | None = None,
+    **prompts: Any,
+) -> int | None:
+    path = tmp_path / "asked.jsonl"
+    path.write_text("\n".join(json.dumps({"answer": "1", **row}) for row in rows))
+    config = PromptsConfig(source=str(path), num_eval=1, **prompts)
+    return check_prompts(
+        ModelConfig(path=None if folder is None else str(folder), **(model or {})),
+        config,
+        EnvironmentConfig(name=environment),
+        load_prompts(config),
+        context=context,
+        max_new_tokens=8,
+    )
+
+
+TEXT = [{"prompt": "2 + 3?"}, {"prompt": "4 + 4?"}, {"prompt": "1 + 1? Take your time."}]
+CHAT = [{"prompt": [{"role": "user", "content": one["prompt"]}]} for one in TEXT]
+
+
+def test_the_longest_prompt_is_measured_as_the_policy_reads_it(tmp_path: Path, folder: Path) -> None:
+    plain = checked(tmp_path, TEXT, folder)
+    assert plain == len(TEXT[2]["prompt"])
+    wrapped = checked(tmp_path, TEXT, folder, chat=True, response_prefix="It is")
+    assert wrapped == checked(tmp_path, CHAT, folder, response_prefix="It is")
+    marks = len(
+        "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n".replace("<|im_start|>", "1").replace("<|im_end|>", "1")
+    )
+    assert wrapped == plain + marks + len("It is")
+
+
+def test_bootstrap_makes_its_tokenizer_later(tmp_path: Path) -> None:
+    assert checked(tmp_path, TEXT, None) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "said"),
+    [
+        (
+            TEXT,
+            {"context": 20},
+            r"prompt asked\.jsonl:3 has 22 tokens and generation\.max_new_tokens is 8; .* 20 t",
+        ),
+        (
+            TEXT,
+            {"system_prompt": "a"},
+            r"prompts\.system_prompt is set and the prompts are plain text; exp",
+        ),
+        (CHAT, {"template": "<{prompt}>"}, r"prompts\.template is set and the prompts are conversations"),
+        ([*CHAT, TEXT[0]], {}, r"prompt asked\.jsonl:4 is text and 3 others are lists of messages; expected all alike"),
+        (CHAT, {"model": {"renderer": "qwen33"}}, r'the library renderers has no "qwen33"'),
+        (CHAT, {"model": {"renderer": "llama-3"}}, r"the renderer llama-3 does not fit the tokenizer"),
+        (CHAT, {"model": {"chat_template": "no.jinja"}}, r"model\.chat_template 'no\.jinja' can't be read"),
+        (TEXT, {"tools": "no.json", "chat": True}, r"prompts\.tools 'no\.json' can't be read"),
+        (
+            CHAT,
+            {"model": {"chat_template": str(TEMPLATES / "no_end.jinja")}},
+            r"the chat template ends the assistant's turn with no token of its own, so no engine could stop there",
+        ),
+        (
+            CHAT,
+            {
+                "model": {"chat_template": str(TEMPLATES / "thoughts_forgotten.jinja")},
+                "environment": "calculator_tool",
+            },
+            r"environment\.name is calculator_tool, and the chat template writes a finished turn of the assistant oth",
+        ),
+    ],
+)
+def test_what_can_t_be_asked_is_refused_in_one_sentence(
+    tmp_path: Path, folder: Path, rows: list[dict[str, Any]], changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        checked(tmp_path, rows, folder, **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "said"),
+    [
+        (
+            CHAT,
+            {},
+            r"prompt asked\.jsonl:\d is a list of messages and model\.path is null; expected a mod",
+        ),
+        (
+            TEXT,
+            {"chat": True},
+            r"prompts\.chat is set and model\.path is null; expected a mod",
+        ),
+    ],
+)
+def test_a_bootstrapped_model_has_no_chat_template(
+    tmp_path: Path, rows: list[dict[str, Any]], changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        checked(tmp_path, rows, None, **changes)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_conversation_that_its_template_refuses_is_named(tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "system", "content": "a"}, *one["prompt"]]} for one in CHAT]
+    with pytest.raises(InputError, match=r"prompt asked\.jsonl:\d: the chat template refuses the .*System role not"):
+        checked(tmp_path, rows, chat_model_folder(tmp_path / "gemma", "gemma"))
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_model_without_a_template_is_refused(tmp_path: Path, folder: Path) -> None:
+    bare = chat_model_folder(tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    with pytest.raises(InputError, match=r"bare: its tokenizer has no chat template; expected one there, or a file in"):
+        checked(tmp_path, CHAT, bare)

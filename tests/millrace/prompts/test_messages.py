@@ -1,0 +1,110 @@
+"""Conversations in a user's data: what is accepted, and what is refused with the row."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from configs.prompts import PromptsConfig
+from millrace.errors import PromptsError
+from millrace.prompts.dataset import load_prompts
+from millrace.prompts.files import read_prompts
+from millrace.prompts.messages import checked_messages, checked_tools
+
+USER = {"role": "user", "content": "2 + 3?"}
+CALL = {"function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "2 + "}, {"type": "text", "text": "3?"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "5", "name": "add"},
+]
+
+
+def test_parts_are_joined_and_arguments_read() -> None:
+    system, user, assistant, tool = checked_messages(CONVERSATION, "a.jsonl line 1")
+    assert user == USER
+    assert assistant["content"] == ""
+    assert assistant["tool_calls"] == [{"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}]
+    assert (system, tool) == (CONVERSATION[0], CONVERSATION[3])
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], r"the conversation is \[\]; expected a list of at least one message"),
+        ("hello", r'the conversation is "hello"; expected a list'),
+        (["hello"], r'message 1: "hello"; expected an object with role and content'),
+        (
+            [{"role": "robot", "content": "a"}],
+            r'message 1: the role is "robot"; expected one of system, developer, user',
+        ),
+        ([{"content": "a"}], r"message 1: the role is null; expected one of"),
+        ([{"role": "user"}], r'message 1: key "content" is null; expected text that is not empty'),
+        ([{"role": "user", "content": ""}], r'message 1: key "content" is ""; expected text that is not empty'),
+        (
+            [USER, {"role": "assistant", "content": "5"}],
+            r"the last message is the assistant's; expected one for",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image"}]}],
+            r'a part of its content is \{"type": "image"\}; expected text',
+        ),
+        (
+            [{**USER, "tool_calls": [CALL]}],
+            r"a message of the user has tool calls; expected them of the",
+        ),
+        ([{"role": "assistant", "tool_calls": [{}]}, USER], r"message 1: the tool call \{\} names no function"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{a"}}]}, USER],
+            r'message 1: the arguments of its tool call, "\{a", are not JSON',
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": [1]}}]}, USER],
+            r"message 1: the arguments of its tool call are \[1\]; expected an object",
+        ),
+    ],
+)
+def test_what_is_no_conversation_is_refused_with_its_message(messages: object, said: str) -> None:
+    with pytest.raises(PromptsError, match=rf"^a\.jsonl line 7.*{said}"):
+        checked_messages(messages, "a.jsonl line 7")
+
+
+@pytest.mark.parametrize("tools", ["[", '"add"', "[1]", '[{"function": {}}]'])
+def test_what_is_no_list_of_functions_is_refused(tools: str) -> None:
+    with pytest.raises(PromptsError, match=r"^tools\.json: the tool"):
+        checked_tools(tools, "tools.json")
+
+
+@pytest.mark.parametrize("key", ["prompt", "messages"])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_file_may_hold_conversations_and_tools(tmp_path: Path, key: str, suffix: str) -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    records = [
+        {key: [{"role": "user", "content": f"{n} + 1?"}], "tools": [tool], "answer": str(n + 1), "other": n}
+        for n in range(3)
+    ]
+    path = tmp_path / f"asked.{suffix}"
+    if suffix == "jsonl":
+        path.write_text("\n".join(map(json.dumps, records)))
+    else:
+        pq.write_table(pa.Table.from_pylist(records), path)
+    prompts = read_prompts(str(path), PromptsConfig(source=str(path)))
+    assert [prompt.text for prompt in prompts] == ["0 + 1?", "1 + 1?", "2 + 1?"]
+    assert [prompt.messages for prompt in prompts] == [tuple(record[key]) for record in records]
+    assert [prompt.tools for prompt in prompts] == [(tool,)] * 3
+
+
+def test_conversations_that_end_alike_are_different_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "asked.jsonl"
+    records = [
+        {"messages": [{"role": "system", "content": str(n)}, {"role": "user", "content": "and?"}], "answer": "1"}
+        for n in range(6)
+    ]
+    path.write_text("\n".join(map(json.dumps, records)))
+    prompts = load_prompts(PromptsConfig(source=str(path), num_eval=2))
+    assert (len(prompts.train), len(prompts.eval)) == (4, 2)
+    assert not {prompt.prompt_id for prompt in prompts.train} & {prompt.prompt_id for prompt in prompts.eval}
