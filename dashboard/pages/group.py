@@ -141,6 +141,8 @@ def _tokens(response: Response, trajectory: Row, texts: TokenTexts) -> Component
             style |= _ENVIRONMENT
         else:
             title.append(f"log μ {trajectory['rollout_logprobs'][i]:.6g}")
+            if trajectory["kept_counts"]:
+                title.append(f"drawn from {trajectory['kept_counts'][i]:,} tokens")
             if logprobs is None or np.isnan(ratio):
                 title.append("not trained")
             else:

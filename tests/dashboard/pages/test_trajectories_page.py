@@ -140,6 +140,7 @@ def response(row_id: int, tokens: int, **changes: Any) -> Response:
         "response_tokens": list(range(tokens)),
         "rollout_logprobs": [-1.0] * tokens,
         "loss_mask": [1] * (tokens - 1) + [0],
+        "kept_counts": [],
         "span_versions": [3, 4],
         "span_starts": [0, 2],
         "finish_reason": HOSTILE,
@@ -198,6 +199,15 @@ def test_hostile_text_is_only_ever_the_text_of_an_element_and_is_spelt_out() -> 
         others = {name: value for name, value in component.to_plotly_json()["props"].items() if name != "children"}
         assert "alert(" not in str(others)
         assert not {"href", "src", "dangerously_allow_html"} & others.keys()
+
+
+def test_a_truncated_token_says_how_many_it_was_drawn_from() -> None:
+    truncated = response(0, 4)
+    truncated.trajectory["kept_counts"] = [1200, 1, 2, 0]
+    group = Group(generator=0, group_id=1, responses=(truncated,), problems=())
+    titles = [token.title for token in of_class(view(group, TokenTexts(None)), "token")]
+    assert titles[0] == "token 0, id 0, log μ -1, drawn from 1,200 tokens, log π -1.69315, π/μ 0.5"
+    assert titles[3] == "token 3, id 3, written by the environment"
 
 
 def test_tokens_carry_their_ratio_their_version_and_their_colour() -> None:

@@ -134,6 +134,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
         questions[name] = replace(GOOD, folder=model_folder(folders / name.replace(" ", "-"), changes))
     # What is as long as the model's context without one has room in the model that bootstrap makes for an environment.
     questions["good in an environment"] = replace(REFUSED["short of itself"][0], environment="calculator")
+    questions["good and truncated"] = replace(GOOD, truncates=True)
     path = folders / "answers.json"
     done = ask({"good": GOOD, **questions}, path)
     assert done.returncode == 0, done.stderr
@@ -152,7 +153,7 @@ def test_what_vllm_would_refuse_is_refused_in_one_sentence(answers: dict[str, st
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("case", ["good", "good folder", "good in an environment"])
+@pytest.mark.parametrize("case", ["good", "good folder", "good in an environment", "good and truncated"])
 def test_nothing_is_said_against_what_would_start(answers: dict[str, str | None], case: str) -> None:
     assert answers[case] is None
 

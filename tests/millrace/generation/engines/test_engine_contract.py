@@ -130,6 +130,18 @@ def test_the_kept_tokens_are_the_smallest_set_with_the_mass_of_top_p_and_greedy_
         assert response.kept_tokens == response.kept_counts == ()
 
 
+def test_interrupted_responses_say_what_their_tokens_were_drawn_from(engine: Engine) -> None:
+    engine.submit(requests(PROMPTS), Sampling(temperature=1.0, top_p=0.8, max_new_tokens=50))
+    done = engine.collect(0.5)
+    done += engine.interrupt()
+    assert len(done) == len(PROMPTS)
+    assert any(trajectory.response.tokens for trajectory in done)
+    for response in (trajectory.response for trajectory in done):
+        assert len(response.kept_counts) == len(response.tokens)
+        kept = np.split(np.array(response.kept_tokens), np.cumsum(response.kept_counts)[:-1])
+        assert all(token in ids for token, ids in zip(response.tokens, kept, strict=bool(response.tokens)))
+
+
 def test_greedy_decoding_takes_the_likeliest_token_and_tells_its_unscaled_log_probability(
     engine: Engine, make_policy: MakePolicy
 ) -> None:
