@@ -1,6 +1,6 @@
 """The names allowed in `generation.engine_args`: any of vLLM's except those that Millrace sets."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
@@ -34,5 +34,15 @@ def _is_free(name: str) -> str:
     return name
 
 
-EngineArgument = Annotated[str, AfterValidator(_is_free)]
-"""A name that may be set."""
+def _is_exact(arguments: dict[str, Any]) -> dict[str, Any]:
+    speculative = arguments.get("speculative_config")
+    if isinstance(speculative, dict) and speculative.get("rejection_sample_method") == "synthetic":
+        raise ValueError(
+            "a rejection_sample_method other than synthetic in speculative_config, which samples from another "
+            "distribution than the policy's"
+        )
+    return arguments
+
+
+EngineArgs = Annotated[dict[Annotated[str, AfterValidator(_is_free)], Any], AfterValidator(_is_exact)]
+"""Arguments that may be set, by name; they leave the sampled distribution as it is."""

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from configs.combinations import impossible_combinations
-from configs.engine_args import EngineArgument
+from configs.engine_args import EngineArgs
 from configs.environment import EnvironmentConfig
 from configs.prompts import EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
@@ -91,7 +91,7 @@ class GenerationConfig(Section):
 
     engine: Literal["transformers", "vllm"] = "transformers"
     """Library that samples the tokens; run `make vllm` once before using `vllm`."""
-    engine_args: dict[EngineArgument, Any] = Field(default_factory=dict)
+    engine_args: EngineArgs = Field(default_factory=dict)
     """vLLM engine arguments by vLLM's names, such as `tensor_parallel_size`, `quantization`, `max_model_len`; only with
     the engine `vllm`."""
     dtype: Literal["float32", "bfloat16"] | None = None

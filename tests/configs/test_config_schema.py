@@ -249,6 +249,14 @@ def test_what_millrace_sets_of_vllms_arguments_a_person_can_not(name: str) -> No
         make_config(generation={"engine": "vllm", "engine_args": {name: 1}})
 
 
+def test_speculative_decoding_may_not_change_the_distribution() -> None:
+    speculative = {"method": "ngram", "num_speculative_tokens": 2}
+    make_config(generation={"engine": "vllm", "engine_args": {"speculative_config": speculative}})
+    synthetic = {**speculative, "rejection_sample_method": "synthetic"}
+    with pytest.raises(ValidationError, match="samples from another distribution than the policy's"):
+        make_config(generation={"engine": "vllm", "engine_args": {"speculative_config": synthetic}})
+
+
 def test_all_that_millrace_sets_of_vllms_arguments_is_refused_to_a_person() -> None:
     user = dict.fromkeys(vllm_arguments(Path("policy"), dtype="float32", engine_args={}), "the user's")
     arguments = vllm_arguments(Path("policy"), dtype="float32", engine_args=user)
