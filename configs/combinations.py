@@ -15,6 +15,7 @@ def impossible_combinations(config: RunConfig) -> Iterator[str]:
     yield from _prompts(config)
     yield from _groups(config)
     yield from _engine(config)
+    yield from _experts(config)
     yield from _environment(config)
     yield from _scoring(config)
     yield from _placement(config)
@@ -121,6 +122,14 @@ def _engine(config: RunConfig) -> Iterator[str]:
         yield (
             f"generation.engine is {generation.engine} and generation.engine_args has "
             f"{', '.join(generation.engine_args)}; expected no arguments, or the engine vllm"
+        )
+
+
+def _experts(config: RunConfig) -> Iterator[str]:
+    if config.training.router_replay and config.generation.engine == "vllm":
+        yield (
+            "training.router_replay is true and generation.engine is vllm, which does not record experts; expected "
+            "false, or transformers"
         )
 
 

@@ -99,6 +99,12 @@ class TrainingConfig(Section):
     """Whether the backward pass recomputes each layer's activations instead of keeping them in memory."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
     """Adapters to train instead of the weights."""
+    router_replay: bool = False
+    """Whether tokens are routed to the experts that the generator chose, which are then stored with each trajectory
+    (arXiv 2510.11370). Only for mixtures of experts, and for `generation.engine: transformers`."""
+    router_aux_loss_coefficient: NonNegative = 0.0
+    """Factor of a loss that keeps the use of experts in balance in each trajectory (arXiv 2101.03961); 0: none. Only
+    for mixtures of experts."""
     checkpoint_every: Count = 10
     """Number of optimizer steps between two checkpoints."""
     threads: Count = 1

@@ -99,6 +99,9 @@ class Response:
     """Token ids that truncated sampling could draw from, token by token; empty if nothing was truncated."""
     kept_counts: tuple[int, ...] = ()
     """[R] how many of `kept_tokens` belong to each token; empty if nothing was truncated."""
+    routed_experts: bytes = b""
+    """[P + G + R - 1, layers, experts per token] little-endian uint16: the experts that computed each token of the
+    prompt, of the G given response tokens and of the response but the last; empty if they were not recorded."""
     environment_error: str | None = None
     """The exception of the environment that ended the response, in one line."""
 

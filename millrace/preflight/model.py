@@ -7,8 +7,8 @@ from typing import Any
 
 from configs.schema import ModelConfig
 from configs.training import TrainingConfig
-from millrace.errors import ModelFolderError
-from millrace.models.supported import check_trainable
+from millrace.errors import InputError, ModelFolderError
+from millrace.models.supported import FAMILIES, check_trainable
 from millrace.preflight.parallel_layout import check_layout
 from millrace.prompts.extras import check_installed
 
@@ -43,6 +43,13 @@ def check_training(model: Mapping[str, Any], training: TrainingConfig, *, on_thi
 
         gpus = torch.cuda.device_count()
     check_layout(model, training.parallel, gpus=gpus)
+    if not FAMILIES[model["model_type"]].experts:
+        for key in ("router_replay", "router_aux_loss_coefficient"):
+            if value := getattr(training, key):
+                raise InputError(
+                    f"training.{key} is {json.dumps(value)} and a {model['model_type']} model has no experts; "
+                    f"expected {'false' if value is True else 0} (docs/models.md)"
+                )
     if training.lora.rank is not None:
         check_installed("peft", "lora", f"training.lora.rank is {training.lora.rank}")
 

@@ -73,8 +73,15 @@ def columns_of_sampling(responses: Sequence[Response]) -> dict[str, pa.ListArray
     return {
         "kept_tokens": column_of_lists([response.kept_tokens for response in responses], np.int32),
         "kept_counts": column_of_lists([response.kept_counts for response in responses], np.int32),
-        "routed_experts": column_of_lists([()] * len(responses), np.uint16),
+        "routed_experts": _column_of_bytes([response.routed_experts for response in responses]),
     }
+
+
+def _column_of_bytes(rows: Sequence[bytes]) -> pa.ListArray:
+    """A list column of uint16, from their bytes."""
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(row) // 2 for row in rows], out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.frombuffer(b"".join(rows), dtype="<u2")))
 
 
 def prompt_meta(prompt: Prompt, environment_error: str | None = None) -> str:

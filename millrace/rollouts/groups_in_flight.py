@@ -149,6 +149,8 @@ def _joined(begun: Trajectory | None, rest: Trajectory) -> Trajectory:
         finish_reason=second.finish_reason,
         kept_tokens=first.kept_tokens + second.kept_tokens,
         kept_counts=_counts(first) + _counts(second) if first.kept_counts or second.kept_counts else (),
+        # The second's begin at the prompt again.
+        routed_experts=first.routed_experts + second.routed_experts[len(first.routed_experts) :],
     )
     return Trajectory(request=begun.request, response=response, t_started=begun.t_started, t_finished=rest.t_finished)
 

@@ -38,6 +38,8 @@ class ScoredGroup:
     truncated."""
     kept_counts: list[npt.NDArray[np.int32]]
     """[G] of [R] how many of them belong to each response token; empty if nothing was truncated."""
+    routed_experts: list[npt.NDArray[np.uint16]]
+    """[G] as the column of this name: experts of each token but the last; empty if they were not recorded."""
     masked_tokens: list[int]
     """[G] tokens that carry no loss because they are too old: see `millrace.rollouts.masking`."""
     temperature: float
@@ -172,6 +174,7 @@ class _Columns:
                 "span_starts",
                 "kept_tokens",
                 "kept_counts",
+                "routed_experts",
             )
         }
         self._numbers = {
@@ -194,6 +197,7 @@ class _Columns:
             span_starts=lists["span_starts"][start:end],
             kept_tokens=lists["kept_tokens"][start:end],
             kept_counts=lists["kept_counts"][start:end],
+            routed_experts=lists["routed_experts"][start:end],
             masked_tokens=[0] * (end - start),
             temperature=float(numbers["temperature"][start]),
             rewards=self._rewards[start:end],

@@ -100,10 +100,11 @@ def _trajectories(table: pa.Table) -> Iterator[tuple[int, Trajectory]]:
         "span_starts",
         "kept_tokens",
         "kept_counts",
+        "routed_experts",
     )
     lists = zip(*(list_slices(table[name]) for name in names), strict=True)
-    rows = table.drop_columns([*names, "routed_experts"]).to_pylist()
-    for row, (tokens, logprobs, mask, versions, starts, kept, counts) in zip(rows, lists, strict=True):
+    rows = table.drop_columns(names).to_pylist()
+    for row, (tokens, logprobs, mask, versions, starts, kept, counts, experts) in zip(rows, lists, strict=True):
         edges = np.flatnonzero(np.diff(np.concatenate([[1], mask, [1]]).astype(np.int8)))
         response = Response(
             tokens=tuple(tokens.tolist()),
@@ -112,6 +113,7 @@ def _trajectories(table: pa.Table) -> Iterator[tuple[int, Trajectory]]:
             finish_reason=row["finish_reason"] or "unfinished",
             kept_tokens=tuple(kept.tolist()),
             kept_counts=tuple(counts.tolist()),
+            routed_experts=experts.tobytes(),
             environment_spans=tuple(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)),
             environment_error=row["environment_error"],
         )

@@ -114,6 +114,7 @@ def _engine(stage: Stage, folder: Path, encoder: PromptEncoder) -> Engine:
             stop=stop,
             stop_token_ids=encoder.stop_token_ids,
             sleeps=config.placement.colocated,
+            records_experts=config.training.router_replay,
         )
 
     def each_turn() -> None:

@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from millrace.models.routers import NOT_RECORDED
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
@@ -42,6 +44,9 @@ class Sample:
     trainer renormalises π over the same tokens, so that π and μ are comparable."""
     kept_counts: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """[R] how many of them belong to each token, 0 if it was not truncated; empty if no token was."""
+    routed_experts: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
+    """[P + R - 1, layers, experts per token] flat: the experts that computed each token but the last in the generator;
+    empty if they were not recorded."""
 
     @property
     def num_tokens(self) -> int:
@@ -83,6 +88,9 @@ class Microbatch:
     """[K] int64, token ids that truncated sampling could draw from, token by token; None if nothing was truncated."""
     kept_counts_N: torch.Tensor | None
     """[N] int64, how many of them belong to each token, 0 if it was not truncated; None if no token was."""
+    routed_experts_SX: torch.Tensor | None
+    """[S, layers · experts per token] int64, the generator's experts, `NOT_RECORDED` where there are none; None if no
+    sample has any."""
     places: tuple[int, ...]
     """[Q] indices of the samples in the batch; empty in a spare rank's dummy batch."""
 
@@ -173,5 +181,21 @@ def _pack(samples: Sequence[Sample], places: tuple[int, ...], firsts: Sequence[i
         in_batch_N=of_tokens([np.arange(r) + first for first, r in zip(firsts, sizes, strict=True)], np.int64),
         kept_tokens_K=of_tokens([one.kept_tokens for one in samples], np.int64) if truncated else None,
         kept_counts_N=of_tokens(counts, np.int64) if truncated else None,
+        routed_experts_SX=_routed_experts(samples),
         places=places,
     )
+
+
+def _routed_experts(samples: Sequence[Sample]) -> torch.Tensor | None:
+    """As `Microbatch.routed_experts_SX`."""
+    widths = {len(one.routed_experts) // (one.num_tokens - 1) for one in samples if len(one.routed_experts)}
+    if not widths:
+        return None
+    (width,) = widths
+    found_SX = np.full((sum(one.num_tokens for one in samples), width), NOT_RECORDED, dtype=np.int64)
+    start = 0
+    for one in samples:
+        if len(one.routed_experts):
+            found_SX[start : start + one.num_tokens - 1] = one.routed_experts.reshape(-1, width)
+        start += one.num_tokens
+    return torch.from_numpy(found_SX)

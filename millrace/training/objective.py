@@ -28,6 +28,7 @@ class Objective:
     def __init__(self, training: TrainingConfig, max_new_tokens: int) -> None:
         self.loss = make_loss(training)
         self.kl = training.kl
+        self._balances = training.router_aux_loss_coefficient != 0
         self._aggregation = training.aggregation
         self._max_new_tokens = max_new_tokens
 
@@ -37,8 +38,9 @@ class Objective:
         return token_scale(self._aggregation, lengths_Q, self._max_new_tokens)
 
     def pulls(self, sample: Sample) -> bool:
-        """Whether `sample` adds to the gradient. No loss has one at a token without advantage; a KL has."""
-        return bool(sample.loss_mask.any()) and (sample.advantage != 0 or self.kl.coefficient != 0)
+        """Whether `sample` adds to the gradient. Without an advantage, only a KL and the experts' balance do."""
+        always = self.kl.coefficient != 0 or self._balances
+        return bool(sample.loss_mask.any()) and (sample.advantage != 0 or always)
 
     def token_losses(
         self, batch: Microbatch, trainer_logprobs_N: torch.Tensor, ref_logprobs_N: torch.Tensor | None

@@ -17,6 +17,7 @@ from millrace.training.attention import PACKED
 from millrace.training.batch import Microbatch
 from millrace.training.logprobs import KeptTokens, LogitScale, chunked_logprobs
 from millrace.training.parallel.tensor import whole
+from millrace.training.routing import Routing
 
 
 class TokenLogprobs(NamedTuple):
@@ -32,14 +33,17 @@ class TokenLogprobs(NamedTuple):
 class PackedPolicy(torch.nn.Module):
     """Owns `model`, and replaces its attention by the packed one.
 
-    Raises InputError for a model of an unsupported family.
+    `router_replay`: whether the experts that were recorded compute a token. `balances_experts`: whether
+    `routing.imbalance` will be called. Raises InputError for a model of an
+    unsupported family.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, router_replay: bool = False, balances_experts: bool = False) -> None:
         super().__init__()
         check_trainable(model.config.to_dict())
         model.set_attn_implementation(PACKED)
         self.model = model
+        self.routing = Routing(model, replays=router_replay, balances=balances_experts)
         config = model.config
         # Granite divides its logits; Gemma 2 caps them.
         self._scale = LogitScale(
@@ -70,6 +74,7 @@ class PackedPolicy(torch.nn.Module):
 
     def _hidden(self, batch: Microbatch) -> torch.Tensor:
         """[N, H] the decoder's output at the positions that predict a response token."""
+        self.routing.begin(batch)
         out = self.model.base_model(
             input_ids=batch.input_ids_S[None], position_ids=batch.positions_S[None], use_cache=False, packing=batch
         )

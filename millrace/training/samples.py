@@ -63,6 +63,7 @@ def _of_group(group: ScoredGroup, policy_version: int, advantages: Mapping[int, 
             staleness=staleness(policy_version, int(oldest[i])),
             kept_tokens=group.kept_tokens[i],
             kept_counts=group.kept_counts[i],
+            routed_experts=group.routed_experts[i],
         )
 
 

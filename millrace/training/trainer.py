@@ -54,7 +54,11 @@ class Trainer:
             add_adapters(model, rank=rank, alpha=training.lora.alpha, target_modules=training.lora.target_modules)
         dtype = training.compute_dtype
         self._compute_dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
-        self.policy = PackedPolicy(model.train())
+        self.policy = PackedPolicy(
+            model.train(),
+            router_replay=training.router_replay,
+            balances_experts=training.router_aux_loss_coefficient > 0,
+        )
         shard(self.policy, ranks, compute_dtype=self._compute_dtype)
         self.policy_version = 0
         self.ranks = ranks
@@ -123,8 +127,10 @@ class Trainer:
         references = self._reference_logprobs(batches)
         table = TokenTable(samples, self.ranks.device)
         self._zero_gradients()
+        balance_scale = self._training.router_aux_loss_coefficient / max(1, len(pulling))
         for number, (batch, ref_logprobs_N) in enumerate(zip(batches, references, strict=True)):
-            self._pass(batch, ref_logprobs_N, scale_Q, table, pulls=number < num_pulling)
+            pulls = number < num_pulling
+            self._pass(batch, ref_logprobs_N, scale_Q, table, balance_scale=balance_scale, pulls=pulls)
         failpoint("train.mid_step")
         grad_norm = self._clipped_norm()
         self.before_update()
@@ -195,14 +201,20 @@ class Trainer:
         scale_Q: torch.Tensor,
         table: TokenTable,
         *,
+        balance_scale: float,
         pulls: bool,
     ) -> None:
-        """Measures a microbatch; if it `pulls`, adds the gradient of its share of the objective."""
+        """Measures a microbatch; if it `pulls`, adds the gradient of its share of the objective.
+
+        `balance_scale` is the factor of each sequence's imbalance between experts.
+        """
         with torch.set_grad_enabled(pulls):
             found = self.policy(batch)
             losses, kl_L = self._objective.token_losses(batch, found.logprobs_N, ref_logprobs_N)
             scale_L = scale_Q[list(batch.places)].to(self.ranks.device)[batch.response_N[batch.loss_mask_N]]
             total = (scale_L * (losses.loss + self._objective.kl.coefficient * kl_L)).sum()
+            if balance_scale:
+                total = total + balance_scale * self.policy.routing.imbalance(batch)
         if pulls:
             # Also where this rank's microbatch is a dummy: FSDP needs every rank in every layer.
             total.backward()

@@ -98,6 +98,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"model": {"bootstrap": {"hidden_size": 66, "num_heads": 4}}},
         ("model.bootstrap.hidden_size is 66", "model.bootstrap.num_heads is 4"),
     ),
+    "experts": (
+        {"training": {"max_steps": 3, "router_replay": True}, "generation": {"engine": "vllm"}},
+        ("training.router_replay is true", "generation.engine is vllm"),
+    ),
     "odd head": (
         {"model": {"bootstrap": {"hidden_size": 12, "num_heads": 4}}},
         ("model.bootstrap.hidden_size is 12", "model.bootstrap.num_heads is 4"),

@@ -20,11 +20,13 @@ def make_engine(
     stop: Sequence[str] = (),
     stop_token_ids: Sequence[int] = (),
     sleeps: bool = False,
+    records_experts: bool = False,
 ) -> Engine:
     """The configured engine with the model in `folder`, at policy version 0. Raises ModelFolderError.
 
     `stop` are texts that end a response, and `stop_token_ids` tokens; without any, the tokenizer's end-of-sequence
-    token does. `sleeps`: whether `sleep` will be called.
+    token does. `sleeps`: whether `sleep` will be called. `records_experts`: whether responses say which experts
+    computed each token; the engine is transformers then.
     """
     if config.engine == "vllm":
         # Importing vLLM takes seconds, and it need not be installed for a run without it.
@@ -39,4 +41,10 @@ def make_engine(
             sleeps=sleeps,
             truncates=config.top_p < 1 or config.top_k is not None,
         )
-    return TransformersEngine(load_model(folder, dtype), tokenizer, stop=stop, stop_token_ids=stop_token_ids)
+    return TransformersEngine(
+        load_model(folder, dtype),
+        tokenizer,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        records_experts=records_experts,
+    )

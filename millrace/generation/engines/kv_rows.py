@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from millrace.errors import ModelFolderError
+from millrace.generation.engines.expert_recorder import ExpertRecorder
 from millrace.generation.engines.kv_buffers import KeysValues, KvBuffers
 
 _PREFILL_TOKENS = 8192
@@ -27,8 +28,11 @@ Text = tuple[int, ...]
 class KvRows:
     """A causal language model's cache of B rows of tokens, 0 at first. Only for use in inference mode."""
 
-    def __init__(self, model: PreTrainedModel, pad: int) -> None:
+    def __init__(self, model: PreTrainedModel, pad: int, recorder: ExpertRecorder | None = None) -> None:
         """`pad` is any token id. Raises ModelFolderError if a layer of the model keeps more than keys and values."""
+        self.experts: list[torch.Tensor] = []
+        """What `recorder` noted in the last append or decode, by row: [tokens, layers, k]. Empty without it."""
+        self._recorder = recorder
         _check_layers(model)
         self._model = model
         self._pad = pad
@@ -50,6 +54,7 @@ class KvRows:
             rows_of[text].append(n)
         order: list[int] = []
         logits: list[torch.Tensor] = []
+        experts: list[torch.Tensor] = []
         for chunk in _chunks(sorted(rows_of, key=len)):
             logits_UV, layers = self._prefill(chunk)
             rows = [n for text in chunk for n in rows_of[text]]
@@ -58,9 +63,14 @@ class KvRows:
                 buffers.make_room(len(texts), max(len(text) for text in texts), layers)
             buffers.put([first + n for n in rows], layers, found)
             logits.append(logits_UV[found])
+            if self._recorder is not None:
+                experts_UPLK = self._recorder.take().unflatten(0, (len(chunk), -1))
+                experts += [experts_UPLK[u, -len(text) :] for u, text in enumerate(chunk) for _ in rows_of[text]]
             order += rows
         buffers.add_rows([len(text) for text in texts])
-        return torch.cat(logits)[torch.tensor(order).argsort()]
+        places = torch.tensor(order).argsort()
+        self.experts = [experts[place] for place in places.tolist()] if experts else []
+        return torch.cat(logits)[places]
 
     def decode(self, tokens: Sequence[int]) -> torch.Tensor:
         """Adds a token to each row, in their order. Returns the [B, V] logits that follow."""
@@ -72,6 +82,8 @@ class KvRows:
         input_ids_B1 = torch.tensor(tokens, device=self._model.device)[:, None]
         logits_BV = self._forward(input_ids_B1, mask_BW, lengths_B1, buffers.cache)
         buffers.add_token()
+        if self._recorder is not None:
+            self.experts = list(self._recorder.take().split(1))
         return logits_BV
 
     def remove(self, rows: Sequence[int]) -> list[int]:

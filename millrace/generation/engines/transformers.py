@@ -21,6 +21,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from millrace.generation.engines.base import Engine, check_names
+from millrace.generation.engines.expert_recorder import ExpertRecorder
 from millrace.generation.engines.kv_rows import KvRows
 from millrace.generation.engines.sampling import draw, uniforms
 from millrace.generation.engines.stop_criteria import StopCriteria
@@ -42,6 +43,10 @@ class _Row:
     version_spans: list[tuple[int, int]] = field(default_factory=list)
     kept_tokens: list[int] = field(default_factory=list)
     kept_counts: list[int] = field(default_factory=list)
+    experts: list[torch.Tensor] = field(default_factory=list)
+    """Of each token of `text` that was computed, as [tokens, layers, k] uint16; each as it was computed first."""
+    num_routed: int = 0
+    """How many tokens that is."""
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -63,6 +68,13 @@ class _Row:
             self.kept_tokens += kept
             self.kept_counts.append(len(kept))
 
+    def record(self, experts_TLK: torch.Tensor) -> None:
+        """The experts of the last T tokens of `text`; new weights compute all of it again."""
+        new = len(self.text) - self.num_routed
+        # A copy: what it is a part of holds other rows too.
+        self.experts.append(experts_TLK[len(experts_TLK) - new :].clone())
+        self.num_routed += new
+
     def trajectory(self, finish_reason: FinishReason) -> Trajectory:
         response = Response(
             tokens=tuple(self.tokens),
@@ -71,6 +83,7 @@ class _Row:
             finish_reason=finish_reason,
             kept_tokens=tuple(self.kept_tokens),
             kept_counts=tuple(self.kept_counts),
+            routed_experts=torch.cat(self.experts).numpy().tobytes() if self.experts else b"",
         )
         return Trajectory(request=self.request, response=response, t_started=self.t_started, t_finished=time.time())
 
@@ -89,10 +102,12 @@ class TransformersEngine(Engine):
         *,
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
+        records_experts: bool = False,
     ) -> None:
         """Raises ModelFolderError for a model whose layers keep more than keys and values.
 
-        Without `stop_token_ids`, the tokenizer's end-of-sequence token ends a response.
+        Without `stop_token_ids`, the tokenizer's end-of-sequence token ends a response. `records_experts`: whether
+        responses say which experts computed each token; only for mixtures of experts.
         """
         self.model = model
         self.policy_version = policy_version
@@ -102,7 +117,8 @@ class TransformersEngine(Engine):
         self._pad: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=1)
         # Row i of the cache is that of `_rows[i]`, and holds all its tokens but the newest.
-        self._cache = KvRows(model, self._pad)
+        self._recorder = ExpertRecorder(model) if records_experts else None
+        self._cache = KvRows(model, self._pad, self._recorder)
         self._rows: list[_Row] = []
         self._waiting: list[_Row] = []
 
@@ -160,7 +176,7 @@ class TransformersEngine(Engine):
     @torch.inference_mode()
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         self.model.eval()
-        cache = KvRows(self.model, self._pad)
+        cache = KvRows(self.model, self._pad, self._recorder)
         *before, newest = tokens
         if before:
             cache.append([tuple(before)])
@@ -186,8 +202,10 @@ class TransformersEngine(Engine):
         logits = []
         if self._rows:
             logits.append(self._cache.decode([row.tokens[-1] for row in self._rows]))
+            self._record(self._rows)
         if self._waiting:
             logits.append(self._cache.append([row.text for row in self._waiting]))
+            self._record(self._waiting)
             self._rows, self._waiting = self._rows + self._waiting, []
         rows = self._rows
         uniforms_B = uniforms([row.request.seed for row in rows], [row.position for row in rows])
@@ -204,3 +222,8 @@ class TransformersEngine(Engine):
         if ended:
             self._rows = [rows[i] for i in self._cache.remove(list(ended))]
         return list(ended.values())
+
+    def _record(self, rows: Sequence[_Row]) -> None:
+        """Notes the experts of what was just computed of these rows."""
+        for row, experts_TLK in zip(rows, self._cache.experts, strict=bool(self._recorder)):
+            row.record(experts_TLK)

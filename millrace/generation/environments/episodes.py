@@ -40,6 +40,9 @@ class _Episode:
     environment_spans: list[tuple[int, int]] = field(default_factory=list)
     kept_tokens: list[int] = field(default_factory=list)
     kept_counts: list[int] = field(default_factory=list)
+    routed_experts: bytes = b""
+    num_routed: int = 0
+    """Tokens that `routed_experts` are of."""
     message_starts: list[tuple[str, int]] = field(default_factory=list)
 
     @property
@@ -59,6 +62,9 @@ class _Episode:
         self.logprobs += turn.response.rollout_logprobs
         self.kept_tokens += turn.response.kept_tokens
         self.kept_counts += turn.response.kept_counts
+        # Each turn's are of the whole text. Of what was computed before, the first ones count.
+        self.routed_experts += turn.response.routed_experts[len(self.routed_experts) :]
+        self.num_routed = len(self.request.prompt_tokens) + len(self.tokens) - 1
 
     def add_answer(self, answer: Answer) -> None:
         """Appends as many of the environment's tokens as fit."""
@@ -75,6 +81,14 @@ class _Episode:
             self.kept_counts += [0] * len(tokens)
         self.environment_spans.append((start, len(self.tokens)))
 
+    def _padded_experts(self) -> bytes:
+        """Those of each token but the last. No expert has computed what an environment said at the very end."""
+        if not self.routed_experts:
+            return b""
+        missing = len(self.request.prompt_tokens) + len(self.tokens) - 1 - self.num_routed
+        # All bits set: NOT_RECORDED.
+        return self.routed_experts + b"\xff" * (missing * (len(self.routed_experts) // self.num_routed))
+
     def next_request(self) -> Request:
         """The request of the next turn. It has its own seed; otherwise all turns would draw alike."""
         seed = turn_seed(self.request.seed, self.num_turns)
@@ -90,6 +104,7 @@ class _Episode:
             environment_spans=tuple(self.environment_spans),
             kept_tokens=tuple(self.kept_tokens),
             kept_counts=tuple(self.kept_counts),
+            routed_experts=self._padded_experts(),
             message_starts=tuple(self.message_starts),
             environment_error=error,
         )

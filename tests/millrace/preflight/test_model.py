@@ -59,6 +59,32 @@ def test_a_model_that_the_trainer_does_not_know_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "training.router_replay=true",
+            "training.router_replay is true and a llama model has no experts; expected false",
+        ),
+        (
+            "training.router_aux_loss_coefficient=0.01",
+            "training.router_aux_loss_coefficient is 0.01 and a llama model has no experts; expected 0",
+        ),
+    ],
+)
+def test_settings_for_experts_are_refused_where_there_are_none(tmp_path: Path, setting: str, said: str) -> None:
+    folders = {kind: tmp_path / kind for kind in ("llama", "mixtral")}
+    for kind, folder in folders.items():
+        folder.mkdir()
+        folder_of(folder, {"model_type": kind})
+    config = load_config(PRESET, [f"model.path={folders['llama']}", setting])
+    with pytest.raises(InputError) as caught:
+        check_training(read_model(config.model), config.training, on_this_host=True)
+    assert str(caught.value) == f"{said} (docs/models.md)"
+    config = load_config(PRESET, [f"model.path={folders['mixtral']}", setting])
+    check_training(read_model(config.model), config.training, on_this_host=True)
+
+
+@pytest.mark.parametrize(
     "model",
     [
         {"model_type": "mistral", "sliding_window": 4096},

@@ -74,6 +74,7 @@ def batch(behaviour: LlamaForCausalLM, seed: int = 0, rewards: Sequence[float] |
             span_starts=[np.zeros(1, dtype=np.int32)] * 4,
             kept_tokens=[np.zeros(0, dtype=np.int32)] * 4,
             kept_counts=[np.zeros(0, dtype=np.int32)] * 4,
+            routed_experts=[np.zeros(0, dtype=np.uint16)] * 4,
             masked_tokens=[0] * 4,
             temperature=0.9,
             rewards=list(rewards or random.integers(0, 3, size=4) / 2),

@@ -90,6 +90,17 @@ def test_messages_are_counted_from_the_first_token_of_the_prompt(make_trajectori
     assert row["message_starts"] == [0, 3, 5, 6]
 
 
+def test_experts_of_each_token_but_the_last_stand_in_a_flat_list(make_trajectories: MakeTrajectories) -> None:
+    whole, other = make_trajectories([6], group_size=2)
+    num_computed = len(whole.request.prompt_tokens) + len(whole.response.tokens) - 1
+    experts = np.arange(num_computed * 4, dtype="<u2") * 300
+    response = dataclasses.replace(whole.response, routed_experts=experts.tobytes())
+    table = table_of([dataclasses.replace(whole, response=response), other])
+    first, second = validate(table, TRAJECTORY)["routed_experts"].to_pylist()
+    assert first == experts.tolist()
+    assert second == []
+
+
 def test_a_response_of_several_versions_is_as_old_as_the_oldest_and_as_new_as_the_newest(
     make_trajectories: MakeTrajectories,
 ) -> None:

@@ -74,6 +74,8 @@ def partly(
         finish_reason=finish_reason,
         kept_tokens=tuple(range(start, start + tokens)) if truncated else (),
         kept_counts=(1,) * tokens if truncated else (),
+        # One layer, and one expert per token: the version.
+        routed_experts=version.to_bytes(2, "little") * (len(request.prompt_tokens) + start + tokens - 1),
     )
     return Trajectory(request=request, response=response, t_started=100.0 + version, t_finished=200.0 + version)
 
@@ -105,6 +107,9 @@ def test_interrupted_responses_go_on_where_they_were_and_are_joined() -> None:
     assert [one.response.rollout_logprobs[-1] for one in whole] == [-1.0, -6.0, -1.0]
     assert [one.response.kept_tokens for one in whole] == [one.response.tokens for one in whole]
     assert [one.response.kept_counts for one in whole] == [(1,) * 2, (1,) * 7, (1,) * 2]
+    # Those that computed a token first, of each token but the last.
+    experts = [3] * (len(requests[1].prompt_tokens) + 3) + [4, 4, 6]
+    assert whole[1].response.routed_experts == b"".join(one.to_bytes(2, "little") for one in experts)
     assert [one.response.version_spans for one in whole] == [
         ((3, 0),),
         ((3, 0), (4, 4), (6, 6)),

@@ -38,6 +38,7 @@ FINISHED = trajectory(
         environment_error="OSError: no tool",
         kept_tokens=(4, 3, 9),
         kept_counts=(2, 0, 0, 1, 0),
+        routed_experts=bytes(range(12)),
     ),
 )
 

@@ -32,6 +32,7 @@ def scored_group(
         span_starts=[np.array(one, dtype=np.int32) for one in starts],
         kept_tokens=[np.zeros(0, dtype=np.int32) for _ in versions],
         kept_counts=[np.zeros(0, dtype=np.int32) for _ in versions],
+        routed_experts=[np.zeros(0, dtype=np.uint16) for _ in versions],
         masked_tokens=[0] * len(versions),
         temperature=1.0,
         rewards=list(rewards),

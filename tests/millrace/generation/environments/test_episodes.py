@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from support.engines.scripted_engine import LOGPROB, Counting, ScriptedEngine
@@ -14,6 +15,7 @@ from millrace.generation.environments.base import Environment, Observation
 from millrace.generation.environments.calculator import Calculator
 from millrace.generation.environments.episodes import Episodes, turn_seed
 from millrace.generation.environments.exchange import TextExchange
+from millrace.models.routers import NOT_RECORDED
 from millrace.types import Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Manifest, Weights, WeightsId
 
@@ -117,6 +119,32 @@ def test_of_a_truncated_trajectory_each_token_says_what_it_was_drawn_from_and_an
     assert response.kept_counts == tuple(response.loss_mask)
     said = [token for token, mask in zip(response.tokens, response.loss_mask, strict=True) if mask]
     assert list(response.kept_tokens) == said
+
+
+class RecordingEngine(ScriptedEngine):
+    """One layer and one expert per token: the number of tokens that were there before this turn."""
+
+    def collect(self, seconds: float) -> list[Trajectory]:
+        return [self._recorded(done) for done in super().collect(seconds)]
+
+    def _recorded(self, done: Trajectory) -> Trajectory:
+        before = len(done.request.prompt_tokens) + len(done.request.response_tokens)
+        experts = before.to_bytes(2, "little") * (before + len(done.response.tokens) - 1)
+        return replace(done, response=replace(done.response, routed_experts=experts))
+
+
+@pytest.mark.parametrize(("most", "not_computed"), [(100, 0), (10, 3)])
+def test_a_trajectory_keeps_the_experts_of_each_tokens_first_turn_and_none_of_what_no_turn_followed(
+    calculating: PreTrainedTokenizerFast, most: int, not_computed: int
+) -> None:
+    engine = RecordingEngine(calculating, by_turn("<12+34>", "46$"))
+    episodes = Episodes(engine, Calculator, TextExchange(calculating), max_turns=9)
+    episodes.submit([request()], replace(ROOMY, max_new_tokens=most))
+    (done,) = all_of(episodes)
+    found = np.frombuffer(done.response.routed_experts, "<u2").tolist()
+    num_first = len(done.request.prompt_tokens) + 7 - 1
+    second = [9 + 3] * (len(done.response.tokens) - 7) if not not_computed else [NOT_RECORDED] * not_computed
+    assert found == [2] * num_first + second
 
 
 def test_a_rollout_of_one_turn_is_what_it_would_be_without_an_environment(
