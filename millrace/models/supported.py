@@ -60,6 +60,11 @@ def check_trainable(model: Mapping[str, Any]) -> None:
             f"the trainer can't train a {kind} model with rotary embeddings of type {rope}, which differ with the "
             "length of the longest sequence of a batch; expected those of a fixed type (docs/models.md)"
         )
+    if model.get("quantization_config"):
+        raise InputError(
+            f"the trainer can't train a {kind} model with quantized weights; expected a folder in float32 or bfloat16, "
+            "without quantization_config (docs/models.md)"
+        )
     if model.get("use_bidirectional_attention"):
         raise InputError(
             f"the trainer can't train a {kind} model with use_bidirectional_attention; "

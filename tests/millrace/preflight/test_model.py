@@ -44,8 +44,13 @@ def folder_of(folder: Path, config: dict[str, Any]) -> Path:
             "the trainer can't train a gemma3_text model with use_bidirectional_attention; expected one whose tokens "
             "attend to earlier ones only (docs/models.md)",
         ),
+        (
+            {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}},
+            "the trainer can't train a gpt_oss model with quantized weights; expected a folder in float32 or bfloat16, "
+            "without quantization_config (docs/models.md)",
+        ),
     ],
-    ids=["unknown family", "longrope", "dynamic", "bidirectional"],
+    ids=["unknown family", "longrope", "dynamic", "bidirectional", "quantized"],
 )
 def test_a_model_that_the_trainer_does_not_know_is_refused(
     tmp_path: Path, model: dict[str, Any], sentence: str
