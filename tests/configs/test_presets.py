@@ -28,3 +28,9 @@ def test_a_preset_runs_synchronously_with_one_override(path: Path) -> None:
 def test_a_preset_runs_with_two_generators_and_two_scorers(path: Path) -> None:
     config = load_config(path, ["generation.replicas=2", "scoring.replicas=2"])
     assert (config.generation.replicas, config.scoring.replicas) == (2, 2)
+
+
+def test_make_smollm_puts_the_model_where_its_preset_looks() -> None:
+    makefile = (Path(configs.load.__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
+    (preset,) = [path for path in PRESETS if path.stem == "smollm2-cpu"]
+    assert f"SMOLLM := {load_config(preset).model.path}\n" in makefile
