@@ -7,6 +7,8 @@ import pyarrow as pa
 import pytest
 from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced, stages_of, start_model
 
+from benchmarks.router_replay import EXPERTS, LAYERS, K, mixture
+from millrace.bootstrap.tiny_model import character_tokenizer
 from storage import layout
 from storage.checkpoints import load_file, read_latest
 from storage.schema import METRIC, SCORE, TRAJECTORY
@@ -80,6 +82,42 @@ def test_sync_mode_is_on_policy_and_ends_in_the_same_weights_each_time(millrace:
     assert final_weights(millrace.root / "one") == final_weights(millrace.root / "two")
 
 
+def measured(run: Path) -> dict[str, list[float]]:
+    """What the trainer measured, by name."""
+    found: dict[str, list[float]] = {}
+    for row in rows(run, layout.metrics("train", 0), METRIC).to_pylist():
+        found.setdefault(row["name"], []).append(row["value"])
+    return found
+
+
+@pytest.mark.extended
+def test_a_mixture_generates_in_half_precision_and_is_trained_through_the_same_experts(
+    millrace: Millrace, tmp_path: Path
+) -> None:
+    mixture(seed=0).save_pretrained(tmp_path)
+    character_tokenizer(["0123456789+="]).save_pretrained(tmp_path)
+    settings = {
+        "model.path": str(tmp_path),
+        "pipeline.mode": "sync",
+        "generation.dtype": "bfloat16",
+        "generation.max_new_tokens": 16,
+        "training.max_steps": 3,
+    }
+    for replays in (False, True):
+        ended = millrace.run(
+            *millrace.campaign(f"replay-{replays}".lower(), **settings, **{"training.router_replay": replays})
+        )
+        assert ended.code == 0, ended.output
+    off, on = (millrace.root / name for name in ("replay-false", "replay-true"))
+    largest = [max(measured(run)["importance_ratio_max"]) - 1 for run in (off, on)]
+    assert largest[1] < largest[0] / 2
+    assert not len(rows(off, layout.trajectories(0), TRAJECTORY)["routed_experts"].combine_chunks().values)
+    for row in rows(on, layout.trajectories(0), TRAJECTORY).to_pylist():
+        computed = len(row["prompt_tokens"]) + len(row["response_tokens"]) - 1
+        assert len(row["routed_experts"]) == computed * LAYERS * K
+        assert max(row["routed_experts"]) < EXPERTS
+
+
 @pytest.mark.extended
 def test_with_truncated_sampling_every_step_of_sync_mode_is_on_policy(millrace: Millrace) -> None:
     settings = {"pipeline.mode": "sync", "training.max_steps": 3, "generation.top_p": 0.9}
@@ -88,10 +126,7 @@ def test_with_truncated_sampling_every_step_of_sync_mode_is_on_policy(millrace: 
     kept = rows(millrace.root / "nucleus", layout.trajectories(0), TRAJECTORY)["kept_counts"].combine_chunks()
     assert len(kept.values) > 0
     assert 1 < np.mean(kept.values) < 16, "some tokens of the vocabulary were left out, and not all but one"
-    measured = rows(millrace.root / "nucleus", layout.metrics("train", 0), METRIC)
-    found: dict[str, list[float]] = {}
-    for row in measured.to_pylist():
-        found.setdefault(row["name"], []).append(row["value"])
+    found = measured(millrace.root / "nucleus")
     assert len(found["importance_ratio_mean"]) == 3
     assert found["importance_ratio_mean"] == pytest.approx([1.0] * 3, abs=1e-5)
     assert found["importance_ratio_max"] == pytest.approx([1.0] * 3, abs=1e-4)
