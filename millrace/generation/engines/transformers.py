@@ -14,6 +14,7 @@ rows enter again from their prompts and the tokens that they have (docs/decision
 """
 
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -41,7 +42,8 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     version_spans: list[tuple[int, int]] = field(default_factory=list)
-    kept_tokens: list[int] = field(default_factory=list)
+    # There may be thousands for each token: four bytes each, not a Python object.
+    kept_tokens: "array[int]" = field(default_factory=lambda: array("i"))
     kept_counts: list[int] = field(default_factory=list)
     experts: list[torch.Tensor] = field(default_factory=list)
     """Of each token of `text` that was computed, as [tokens, layers, k] uint16; each as it was computed first."""
@@ -65,7 +67,7 @@ class _Row:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         if kept:
-            self.kept_tokens += kept
+            self.kept_tokens.extend(kept)
             self.kept_counts.append(len(kept))
 
     def record(self, experts_TLK: torch.Tensor) -> None:
