@@ -34,6 +34,7 @@ from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
+from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END
 from millrace.runtime.priority import take_idle_time
 from millrace.runtime.stage import Stage, run_stage
@@ -66,7 +67,8 @@ def main(stage: Stage) -> None:
         if at_end:
             evaluation.finish(stage.config.evaluation.every)
         elif stage.config.evaluation.every is not None:
-            evaluation.follow(stage.config.evaluation.every)
+            last = read_attempt(stage.store, stage.arguments.attempt).stop_at_step
+            evaluation.follow(stage.config.evaluation.every, last)
     except Stopped:
         stage.milestone("the evaluation in progress is given up, because the stage drains")
 
@@ -86,8 +88,11 @@ class Evaluation:
         self._unreadable: set[int] = set()
         self._skipped: set[int] = set()
 
-    def follow(self, every: int) -> None:
-        """Measures the checkpoints that fall due until asked to drain."""
+    def follow(self, every: int, last: int) -> None:
+        """Measures the checkpoints before version `last` that fall due, until asked to drain.
+
+        The last version is left to the end, which measures it at normal priority.
+        """
         log = LogReader.at_head(self._store, layout.CHECKPOINTS)
 
         def found_one() -> bool:
@@ -97,7 +102,8 @@ class Evaluation:
             return False
 
         while not self._stage.draining:
-            found = due(checkpoints_backwards(self._store), every, self._is_done)
+            newer = due(checkpoints_backwards(self._store), every, self._is_done)
+            found = [checkpoint for checkpoint in newer if checkpoint.step < last]
             if found:
                 self._measure_newest(found)
             elif not self._stage.wait(found_one, why="waiting for the next version to evaluate"):

@@ -21,7 +21,7 @@ from storage import layout
 from storage.checkpoints import Checkpoint, CheckpointWriter, stored_checkpoints
 from storage.errors import StreamCorrupt
 
-EVERY = 5
+EVERY, LAST = 5, 100
 
 
 class HurriedStage(Stage):
@@ -85,7 +85,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 def test_each_version_that_falls_due_is_measured_and_its_weights_are_named(bench: Bench) -> None:
     bench.commit(0)
-    bench.evaluation(*(lambda step=step: bench.commit(step) for step in range(1, 13))).follow(EVERY)
+    bench.evaluation(*(lambda step=step: bench.commit(step) for step in range(1, 13))).follow(EVERY, LAST)
     assert bench.measured == [5, 10]
     for version, checkpoint in stored_checkpoints(bench.store).items():
         result = read_result(bench.store, version)
@@ -96,30 +96,40 @@ def test_each_version_that_falls_due_is_measured_and_its_weights_are_named(bench
             assert result is None
 
 
+def test_the_last_version_is_left_to_the_end_which_names_what_was_not_measured(bench: Bench) -> None:
+    bench.commit(5)
+    bench.evaluation(lambda: bench.commit(10)).follow(EVERY, 10)
+    assert bench.measured == [5]
+    bench.commit(15, 18)
+    bench.evaluation().finish(EVERY)
+    assert bench.measured == [5, 18]
+    assert "evaluation is behind: version 18 comes next, skipped: 10, 15" in bench.heard
+
+
 def test_what_falls_behind_measures_the_newest_version_and_names_those_it_skips(bench: Bench) -> None:
     bench.commit(5)
     bench.during = lambda: bench.commit(10, 15, 20)
-    bench.evaluation().follow(EVERY)
+    bench.evaluation().follow(EVERY, LAST)
     assert bench.measured == [5, 20]
     assert "evaluation is behind: version 20 comes next, skipped: 10, 15" in bench.heard
 
 
 def test_a_restarted_stage_measures_nothing_twice_and_what_its_predecessor_left(bench: Bench) -> None:
     bench.commit(5, 10)
-    bench.evaluation().follow(EVERY)
+    bench.evaluation().follow(EVERY, LAST)
     bench.commit(15)
-    bench.evaluation().follow(EVERY)
-    bench.evaluation().follow(EVERY)
+    bench.evaluation().follow(EVERY, LAST)
+    bench.evaluation().follow(EVERY, LAST)
     assert bench.measured == [10, 15]
 
 
 def test_a_version_that_was_made_again_is_measured_again(bench: Bench) -> None:
     bench.commit(5, 10)
-    bench.evaluation().follow(EVERY)
+    bench.evaluation().follow(EVERY, LAST)
     bench.writer = CheckpointWriter(bench.store)
     bench.commit(5)
     bench.commit(10, weights=b"others")
-    bench.evaluation().follow(EVERY)
+    bench.evaluation().follow(EVERY, LAST)
     assert bench.measured == [10, 10]
     result = read_result(bench.store, 10)
     assert result is not None
@@ -128,10 +138,10 @@ def test_a_version_that_was_made_again_is_measured_again(bench: Bench) -> None:
 
 def test_a_torn_result_is_measured_again(bench: Bench) -> None:
     bench.commit(5)
-    bench.evaluation().follow(EVERY)
+    bench.evaluation().follow(EVERY, LAST)
     path = layout.evaluation(5)
     bench.store.objects[path] = bench.store.objects[path][:40]
-    bench.evaluation().follow(EVERY)
+    bench.evaluation().follow(EVERY, LAST)
     assert bench.measured == [5, 5]
     assert json.loads(bench.store.objects[path])["policy_version"] == 5
 
@@ -145,7 +155,7 @@ def test_a_result_without_a_set_that_is_configured_now_is_measured_again(bench: 
 def test_a_checkpoint_that_cannot_be_read_is_reported_once_and_the_next_one_is_measured(bench: Bench) -> None:
     bench.damaged = {5}
     bench.commit(5)
-    bench.evaluation(lambda: bench.commit(6), lambda: bench.commit(10)).follow(EVERY)
+    bench.evaluation(lambda: bench.commit(6), lambda: bench.commit(10)).follow(EVERY, LAST)
     assert bench.measured == [10]
     assert sum("version 5 can't be evaluated" in line for line in bench.heard) == 1
 
@@ -157,7 +167,7 @@ def test_an_evaluation_that_is_given_up_stores_nothing(bench: Bench) -> None:
     bench.commit(5)
     bench.during = stop
     with pytest.raises(Stopped):
-        bench.evaluation().follow(EVERY)
+        bench.evaluation().follow(EVERY, LAST)
     assert read_result(bench.store, 5) is None
 
 
@@ -165,7 +175,7 @@ def test_the_trainer_is_asked_to_end_once_evaluations_get_no_better(bench: Bench
     bench.accuracies = {0: 0.1, 5: 0.5, 10: 0.4, 15: 0.5, 20: 0.9}
     evaluation = bench.evaluation(*(lambda step=step: bench.commit(step) for step in (5, 10, 15)), stop_after=2)
     evaluation.measure(None)
-    evaluation.follow(EVERY)
+    evaluation.follow(EVERY, LAST)
     stop = read_early_stop(bench.store, 0)
     assert stop is not None
     assert (stop.best_version, stop.policy_version) == (5, 15)
