@@ -183,6 +183,7 @@ class Policy:
         # The engine begins with the base model.
         if checkpoint is not None and checkpoint.step > 0:
             self._load(checkpoint)
+        assert self._engine.policy_version == (0 if checkpoint is None else checkpoint.step)
         config = self._stage.config
         further = [one.source for one in config.evaluation.sets.values()]
         with make_scorer(config.scoring, config.prompts, further) as scorer:

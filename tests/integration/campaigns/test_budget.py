@@ -5,6 +5,8 @@ import json
 import pytest
 from support.campaigns.campaigns import Millrace, assert_balanced, stages_of
 
+from storage import layout
+
 pytestmark = pytest.mark.campaign
 
 
@@ -16,6 +18,10 @@ def test_each_attempt_takes_the_steps_of_its_budget_and_the_last_one_finishes_th
     summary = millrace.summary("nights")
     assert (summary["state"], summary["steps"], summary["eval"]["end"]["policy_version"]) == ("stopped", 4, 4)
 
+    # A power cut has torn the result of the start model. It is evaluated again.
+    start = millrace.root / "nights" / layout.evaluation(0)
+    start.write_bytes(start.read_bytes()[:30])
+
     settings["staleness.too_old"] = "drop"
     second = millrace.run(*millrace.campaign("nights", "--resume", "latest", **settings))
     assert second.code == 0, second.output
@@ -25,6 +31,7 @@ def test_each_attempt_takes_the_steps_of_its_budget_and_the_last_one_finishes_th
     summary = millrace.summary("nights")
     assert (summary["state"], summary["steps"], summary["attempt"]) == ("finished", 6, 1)
     assert summary["eval"]["end"]["policy_version"] == 6
+    assert summary["eval"]["start"] == json.loads(start.read_bytes())
     assert_balanced(summary)
 
     again = millrace.run(*millrace.campaign("nights", "--resume", "latest", **settings))

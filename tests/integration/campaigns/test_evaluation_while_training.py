@@ -13,6 +13,7 @@ from storage.stores.factory import open_store
 pytestmark = pytest.mark.campaign
 
 
+@pytest.mark.extended
 def test_versions_are_evaluated_while_training_goes_on_and_training_ends_when_they_get_no_better(
     millrace: Millrace, tmp_path: Path
 ) -> None:
