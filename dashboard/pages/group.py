@@ -10,6 +10,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from dashboard.pages.draw import facts, problem_box
+from dashboard.pages.messages import prompt_messages, role_mark, roles_in_response
 from dashboard.read.groups import Group, Response, Row
 from dashboard.read.tokens import TokenTexts, shortened, visible
 
@@ -59,11 +60,11 @@ def _prompt(group: Group, texts: TokenTexts) -> Component:
         f"at most {prompt['max_new_tokens']} tokens; weights of trainer incarnation {prompt['incarnation']}"
     )
     named = {"prompt": visible(prompt["prompt_id"]), **_meta(prompt["meta"]), "sampling": sampling}
-    return html.Div([html.Div(_short(texts.text(prompt["prompt_tokens"])), className="prompt"), facts(named)])
+    return html.Div([html.Div(prompt_messages(prompt, texts, _MAX_CHARACTERS), className="prompt"), facts(named)])
 
 
 def _meta(meta: str) -> dict[str, str]:
-    """The prompt's metadata, such as its answer and source, without its text, which is shown from the tokens."""
+    """The prompt's metadata, such as its answer and source, without what is shown from its tokens."""
     try:
         values = json.loads(meta)
     except ValueError:
@@ -73,7 +74,7 @@ def _meta(meta: str) -> dict[str, str]:
     return {
         visible(name): _short(value if isinstance(value, str) else json.dumps(value))
         for name, value in values.items()
-        if name != "prompt"
+        if name not in ("prompt", "messages")
     }
 
 
@@ -132,10 +133,13 @@ def _spans(trajectory: Row) -> Component:
 def _tokens(response: Response, trajectory: Row, texts: TokenTexts) -> Component:
     ids = trajectory["response_tokens"][:MAX_TOKENS]
     ratios, logprobs = response.importance_ratios, response.trainer_logprobs
+    roles = roles_in_response(trajectory)
     spans = []
     for i, (token_id, piece) in enumerate(zip(ids, texts.pieces(ids), strict=True)):
         ratio = np.nan if ratios is None else float(ratios[i])
         title, style = [f"token {i}, id {token_id}"], {"backgroundColor": colour(ratio)}
+        if i in roles:
+            spans.append(role_mark(roles[i]))
         if not trajectory["loss_mask"][i]:
             title.append("written by the environment")
             style |= _ENVIRONMENT

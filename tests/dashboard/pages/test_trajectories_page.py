@@ -1,6 +1,7 @@
 """What the page of trajectories shows for a query, and that text of a model stays text in it."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,8 @@ def response(row_id: int, tokens: int, **changes: Any) -> Response:
         "t_admitted": 1.0,
         "t_started": 1.5,
         "t_finished": 3.75,
+        "message_roles": [HOSTILE, "assistant", HOSTILE],
+        "message_starts": [0, 1, 3],
     }
     score = {
         "reward": 1.0,
@@ -208,6 +211,18 @@ def test_a_truncated_token_says_how_many_it_was_drawn_from() -> None:
     titles = [token.title for token in of_class(view(group, TokenTexts(None)), "token")]
     assert titles[0] == "token 0, id 0, log μ -1, drawn from 1,200 tokens, log π -1.69315, π/μ 0.5"
     assert titles[3] == "token 3, id 3, written by the environment"
+
+
+def test_messages_are_labelled_with_their_roles_where_they_begin() -> None:
+    one = response(0, 4)
+    assert one.trajectory is not None
+    roles = {"message_roles": ["user", "assistant", "tool", "assistant"], "message_starts": [0, 1, 3, 4]}
+    trajectory = {**one.trajectory, "prompt_tokens": [1, 2], **roles}
+    group = Group(generator=0, group_id=1, responses=(replace(one, trajectory=trajectory),), problems=())
+    shown = view(group, TokenTexts(None))
+    assert [mark.children for mark in of_class(shown, "role")] == ["user", "assistant", "tool", "assistant"]
+    (tokens,) = of_class(shown, "tokens")
+    assert [child.className for child in tokens.children] == ["token", "role", "token", "role", "token", "token"]
 
 
 def test_tokens_carry_their_ratio_their_version_and_their_colour() -> None:
