@@ -83,6 +83,11 @@ class PromptEncoder:
         return ({"role": "system", "content": system}, *messages)
 
 
+def load_run_tokenizer(folder: Path, model: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model in `folder`, with the run's chat template. Raises InputError as `load_encoder`."""
+    return load_tokenizer(folder, _text_of(model.chat_template, "model.chat_template"))
+
+
 def load_encoder(
     folder: Path, model: ModelConfig, prompts: PromptsConfig, tools: Sequence[Message], *, chat: bool
 ) -> PromptEncoder:
@@ -91,7 +96,7 @@ def load_encoder(
     `chat`: whether prompts are conversations. Raises ChatError if they are and the model has no chat template that can
     be used, and InputError for bad files that the config names.
     """
-    tokenizer = load_tokenizer(folder, _text_of(model.chat_template, "model.chat_template"))
+    tokenizer = load_run_tokenizer(folder, model)
     own = _text_of(prompts.tools, "prompts.tools")
     return PromptEncoder(
         tokenizer,

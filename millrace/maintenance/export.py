@@ -48,6 +48,6 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None, *,
         made = Path(temporary) / "made"
         made.mkdir()
         start = start_folder(store, model.path, Path(temporary))
-        write_model_folder(store, stored[step], start, model.dtype, made)
+        write_model_folder(store, stored[step], start, model, made)
         made.rename(folder)
     return step

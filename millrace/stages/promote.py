@@ -84,7 +84,7 @@ def _model_files(stage: Stage, checkpoint: Checkpoint) -> dict[str, bytes]:
     start = start_folder(stage.store, model.path, stage.arguments.handover)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_model_folder(stage.store, checkpoint, start, model.dtype, folder)
+        write_model_folder(stage.store, checkpoint, start, model, folder)
         return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 

@@ -4,20 +4,22 @@ from pathlib import Path
 
 import torch
 
+from configs.schema import ModelConfig
+from millrace.chat.encoder import load_run_tokenizer
 from millrace.errors import ModelFolderError
-from millrace.models.loading import load_model, load_tokenizer
+from millrace.models.loading import load_model
 from millrace.training.checkpoints.policy_state import load_weights
 from storage.checkpoints import Checkpoint
 from storage.stores.base import Store
 
 
-def write_model_folder(store: Store, checkpoint: Checkpoint, start: Path, dtype: str, folder: Path) -> None:
-    """Writes configuration, generation configuration, tokenizer, and the weights in `dtype` with adapters merged in.
+def write_model_folder(store: Store, checkpoint: Checkpoint, start: Path, own: ModelConfig, folder: Path) -> None:
+    """Writes configuration, generation configuration, tokenizer with the run's chat template, and the weights.
 
-    `start` is the folder of the run's start model. Raises ModelFolderError if it is another model, and StreamCorrupt;
+    The weights are in the `dtype` of `own`, the run's, with adapters merged in. `start` is the folder of its start model. Raises ModelFolderError if it is another model, and StreamCorrupt;
     then nothing was written to `folder`.
     """
-    model = load_model(start, dtype)
+    model = load_model(start, own.dtype)
     parameters = dict(model.named_parameters())
     try:
         weights = load_weights(store, checkpoint, parameters)
@@ -30,4 +32,4 @@ def write_model_folder(store: Store, checkpoint: Checkpoint, start: Path, dtype:
             "expected the model that the run started from"
         ) from error
     model.save_pretrained(folder)
-    load_tokenizer(start).save_pretrained(folder)
+    load_run_tokenizer(start, own).save_pretrained(folder)

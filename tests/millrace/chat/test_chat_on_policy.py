@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from support.chat.curious import Curious
 from support.chat.tokenizers import FAMILIES, chat_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.prompts import PromptsConfig
-from millrace.chat.base import ChatRenderer, Turn
+from millrace.chat.base import ChatRenderer
 from millrace.chat.encoder import PromptEncoder
 from millrace.chat.family import FamilyRenderer
 from millrace.chat.template import TemplateRenderer
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.base import ChatEnvironment, Observation
 from millrace.generation.environments.episodes import Episodes
 from millrace.generation.environments.exchange import ChatExchange
 from millrace.training.batch import Sample, pack
@@ -21,17 +21,6 @@ from millrace.types import Prompt, Request, Sampling, Trajectory
 
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, max_new_tokens=160)
 NUM_RESPONSES = 6
-
-
-class Curious(ChatEnvironment):
-    """A user who asks twice more."""
-
-    def reset(self, prompt: Prompt, seed: int) -> None:
-        self.asked = 0
-
-    def step(self, turn: Turn) -> Observation:
-        self.asked += 1
-        return Observation(done=self.asked > 2, messages=({"role": "user", "content": f"and {self.asked}?"},))
 
 
 def tiny_model(vocab_size: int) -> LlamaForCausalLM:

@@ -16,6 +16,7 @@ from support.engines.vllm_processes import running_vllm
 from support.training.families import CASES, WINDOW, table
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from configs.schema import ModelConfig
 from configs.training import TrainingConfig
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
@@ -123,7 +124,7 @@ def test_a_checkpoint_becomes_a_folder_with_the_same_policy(
     trainer.step(samples())
     store = LocalStore(tmp_path / "run")
     checkpoint = CheckpointWriter(store).commit(1, trainer.state(), {})
-    write_model_folder(store, checkpoint, tmp_path / "start", "float32", tmp_path / "exported")
+    write_model_folder(store, checkpoint, tmp_path / "start", ModelConfig(dtype="float32"), tmp_path / "exported")
     exported, start = (
         AutoModelForCausalLM.from_pretrained(tmp_path / name, attn_implementation="eager")
         for name in ("exported", "start")
