@@ -16,8 +16,9 @@ from storage.stores.base import Store
 def write_model_folder(store: Store, checkpoint: Checkpoint, start: Path, own: ModelConfig, folder: Path) -> None:
     """Writes configuration, generation configuration, tokenizer with the run's chat template, and the weights.
 
-    The weights are in the `dtype` of `own`, the run's, with adapters merged in. `start` is the folder of its start model. Raises ModelFolderError if it is another model, and StreamCorrupt;
-    then nothing was written to `folder`.
+    The weights are in the `dtype` of `own`, the run's config, with adapters merged in. `start` is the folder of the
+    run's start model. Raises ModelFolderError if it is another model, and StreamCorrupt; then nothing was written to
+    `folder`.
     """
     model = load_model(start, own.dtype)
     parameters = dict(model.named_parameters())
