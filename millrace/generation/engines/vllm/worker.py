@@ -9,12 +9,14 @@ Every rank of a tensor-parallel group maps the same pages and copies only its ow
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import revert_weight_conversion
 from vllm.distributed.weight_transfer.base import (
@@ -71,7 +73,7 @@ class SharedMemoryEngine(WeightTransferEngine[Init, Update]):
             # With a kernel in place, vLLM 0.32 takes the experts' weights for new ones of a GPU and does not repack
             # them for the CPU's kernel, which then reads the wrong numbers. Without one it makes both again.
             method.moe_kernel = None
-        loaded = self.model.load_weights(_as_in_files(tensors, Path(self.model_config.model)))
+        loaded = self.model.load_weights(_as_in_files(tensors, self._skeleton))
         if loaded is not None and (missing := expected - loaded):
             raise WeightsMismatch(f"vLLM's model got no value for {names_of(sorted(missing))}")
 
@@ -82,6 +84,11 @@ class SharedMemoryEngine(WeightTransferEngine[Init, Update]):
             # The reload restores the weights of a tied layer, but not the copy that its kernel repacked: on a CPU, the
             # output layer of a model with tied embeddings would keep its first weights for ever.
             layer.quant_method.process_weights_after_loading(layer)
+
+    @cached_property
+    def _skeleton(self) -> PreTrainedModel:
+        """transformers' model without values, which knows the names of parameters and of files."""
+        return empty_model(Path(self.model_config.model))
 
     def shutdown(self) -> None:
         """Does nothing: nothing is open."""
@@ -94,13 +101,13 @@ def _experts_on_a_cpu(model: nn.Module) -> Iterator[UnquantizedFusedMoEMethod]:
             yield method
 
 
-def _as_in_files(tensors: Mapping[str, torch.Tensor], folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _as_in_files(tensors: Mapping[str, torch.Tensor], model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors under the names of a model's files, which are those that vLLM knows.
 
     transformers holds the experts of a layer in one tensor; most files hold each of them in tensors of its own.
     """
-    model = empty_model(folder)
-    if not get_model_conversion_mapping(model):
+    # `add_legacy`: renames of very old files, which every model has.
+    if not get_model_conversion_mapping(model, add_legacy=False):
         yield from tensors.items()
         return
     # A layer at a time: converted experts are copies.
