@@ -20,7 +20,7 @@ from millrace.runtime.device_sharing import Device, DeviceTurns, SharedDevice
 from millrace.runtime.stage import Stage
 from millrace.stages.admission import Admission
 from millrace.stages.carry_over import CarryOver
-from millrace.stages.generate import Generator
+from millrace.stages.generate_loop import Generator
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsReader
 from millrace.weights.fallback import FallbackReader

@@ -1,0 +1,220 @@
+"""The loop of the generate stage: groups into the engine, trajectories into the stream, new weights in between.
+
+    newest weights ◄── sync_weights          status record of the trainer: groups dropped
+          │                                          │
+          ▼                                          ▼
+    ┌► update weights ─► a place free, and group n under the bound? ──no──► wait ─┐
+    │                          │ yes                                              │
+    │                          ▼                                                  │
+    │         requests of n, n+G, … ─► engine ─► whole groups ─► group commit ──► ║ trajectories/<generator> ║
+    │                                     └─► drained ─► what the unfinished have so far ─► ║ unfinished/<generator> ║
+    └─────────────────────────────────────────────────────────────────────────────┘
+
+Weights are updated while groups are in flight: those continue under the new weights, and their version spans name the
+first token of each version. If the run has an environment, the engine plays it, and a trajectory has several turns
+(`environments/episodes.py`). If trainer and generators share a device, the engine sleeps while there is no work
+(`runtime/device_sharing.py`). Weights of a new incarnation mean that the trainer was rolled back: the generator goes
+back to the first group that the trainer lacks, and continues those responses in flight whose weights still exist. In
+sync mode it starts them anew, so that a step's responses do not depend on when something was killed.
+"""
+
+import time
+
+from millrace.errors import WeightsCorrupt
+from millrace.generation.engines.base import Engine
+from millrace.rollouts.writer import TrajectoryWriter
+from millrace.runtime.device_sharing import DeviceTurns
+from millrace.runtime.stage import Stage
+from millrace.stages.admission import Admission
+from millrace.stages.carry_over import CarryOver
+from millrace.weights.base import Weights, WeightsId
+from millrace.weights.fallback import FallbackReader
+from millrace.weights.probe import NUM_LOGPROBS, alarm, largest_difference, tolerance_between
+from storage.failpoints import failpoint
+
+_COLLECT_SECONDS = 0.02
+"""How long to wait for a finished trajectory before looking for new weights again."""
+_SHOW_SECONDS = 0.2
+"""How often the status record says what is in flight."""
+
+
+class Generator:
+    """The loop above."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        engine: Engine,
+        turns: DeviceTurns,
+        admission: Admission,
+        reader: FallbackReader,
+        writer: TrajectoryWriter,
+        carry_over: CarryOver,
+    ) -> None:
+        self.stage = stage
+        self.engine = engine
+        self.turns = turns
+        self.admission = admission
+        self.reader = reader
+        self.writer = writer
+        self.carry_over = carry_over
+        self.weights: WeightsId | None = None
+        # Newer weights that wait until this generator has the device.
+        self.arrived: Weights | None = None
+        self.environment_failed = False
+        # When the status record last got what is in flight.
+        self.t_shown = 0.0
+
+    def run(self) -> None:
+        """Runs until asked to drain."""
+        # When draining, do not wait for in-flight requests: that may take minutes.
+        while not self.stage.draining and self.stage.wait(
+            self._ready, why="waiting for weights or room under max_staleness"
+        ):
+            with self.stage.busy("generate"):
+                self._submit()
+                self._collect()
+            self._commit()
+            assert self.weights is not None
+            self.carry_over.store_if_due(self.weights.incarnation)
+
+    def _submit(self) -> None:
+        assert self.weights is not None
+        if requests := self.admission.requests(self.weights.policy_version, self.engine.in_flight):
+            self.engine.submit(requests, self.writer.sampling)
+
+    def _collect(self) -> None:
+        finished = self.engine.collect(_COLLECT_SECONDS)
+        for trajectory in finished:
+            self.admission.groups.add(trajectory)
+            if trajectory.response.environment_error is not None:
+                self._count_error(trajectory.response.environment_error)
+        if finished:
+            self.stage.owing = False
+            self.stage.progress()
+
+    def _count_error(self, error: str) -> None:
+        """Counts a trajectory whose environment raised, and reports the first one."""
+        errors = self.stage.value("environment_errors") + 1
+        if not self.environment_failed:
+            self.environment_failed = True
+            self.stage.milestone(
+                f"generator {self.stage.replica}: environment {self.stage.config.environment.name} raised {error}; "
+                "that trajectory is an error, and later ones are counted without a message"
+            )
+        self.stage.progress(environment_errors=errors)
+
+    def _commit(self) -> None:
+        """Commits the finished groups; in sync mode, once all groups of the step are finished."""
+        by_step = self.admission.by_step
+        if by_step and self.engine.in_flight:
+            return
+        trajectories = self.admission.groups.take()
+        if not trajectories:
+            self._show_in_flight()
+            return
+        failpoint("generate.before_commit")
+        with self.stage.busy("commit"):
+            num_tokens = self.writer.append(trajectories)
+            if by_step:
+                # The other stages wait for this share of the step.
+                self.writer.flush()
+        self.stage.progress(rollouts=self.writer.rows, tokens=self.stage.value("tokens") + num_tokens)
+        self._show_in_flight()
+
+    def _show_in_flight(self) -> None:
+        # That nothing is in flight is shown at once: the generator may wait for the trainer next.
+        if self.engine.in_flight and time.monotonic() - self.t_shown < _SHOW_SECONDS:
+            return
+        self.t_shown = time.monotonic()
+        groups = self.admission.groups
+        self.stage.progress(
+            requests_in_flight=self.engine.in_flight,
+            groups_in_flight=len(groups),
+            tokens_in_flight=self.carry_over.tokens_in_flight,
+            oldest_version_in_flight=groups.oldest_version,
+            t_oldest_in_flight=groups.t_oldest,
+        )
+
+    def _ready(self) -> bool:
+        # An engine could take weights again and again and never finish a request. While it has requests in flight,
+        # only finished ones count as progress.
+        self.stage.owing = self.engine.in_flight > 0
+        self._look_for_weights()
+        if self.arrived is None and not self._has_work():
+            self.turns.end()
+            return False
+        if not self.turns.begin():
+            return False
+        if self.arrived is None:
+            return True
+        weights, self.arrived = self.arrived, None
+        self._update_weights(weights)
+        return self._has_work()
+
+    def _has_work(self) -> bool:
+        if self.weights is None:
+            return False
+        if self.engine.in_flight or self.admission.waiting:
+            return True
+        return self.admission.has_room(self.weights.policy_version)
+
+    def _look_for_weights(self) -> None:
+        if self.arrived is not None:
+            return
+        try:
+            self.arrived = self.reader.take(self.weights)
+        except WeightsCorrupt as error:
+            kept = "no weights yet" if self.weights is None else f"version {self.weights.policy_version}"
+            self.stage.milestone(f"generator {self.stage.replica} continues with {kept}: {error}")
+
+    def _update_weights(self, weights: Weights) -> None:
+        if self.weights is None or self.weights.incarnation != weights.id.incarnation:
+            previous = None if self.weights is None else self.weights.incarnation
+            self.carry_over.begin(weights.id.incarnation, previous)
+        with self.stage.busy("update_weights"):
+            pause_seconds = self.engine.update_weights(weights)
+        failpoint("generate.before_acknowledgement")
+        self.weights = weights.id
+        fingerprint = weights.manifest.fingerprint
+        assert fingerprint is not None
+        # The acknowledgement that sync_weights looks for.
+        self.stage.progress(
+            now=True,
+            policy_version=weights.id.policy_version,
+            incarnation=weights.id.incarnation,
+            t_updated=time.time(),
+            weights_digest=fingerprint.digest,
+            weights_route=self.reader.last_route,
+            pause_seconds=pause_seconds,
+        )
+        self.stage.metrics.log(
+            incarnation=weights.id.incarnation,
+            policy_version=weights.id.policy_version,
+            pause_seconds=pause_seconds,
+            **{f"delivery/{self.reader.last_route}/seconds": time.time() - weights.id.t_offered},
+        )
+        self._probe(weights)
+
+    def _probe(self, weights: Weights) -> None:
+        """Raises an alarm where the engine's log-probabilities under this version differ from the trainer's."""
+        probe = weights.manifest.probe
+        if probe is None:
+            return
+        config = self.stage.config
+        with self.stage.busy("probe"):
+            found = self.engine.next_logprobs(probe.tokens, NUM_LOGPROBS)
+        difference, _ = largest_difference(probe, found)
+        computed_in = config.training.compute_dtype or config.model.dtype
+        tolerance = config.weights.probe_tolerance or tolerance_between(computed_in, config.generation_dtype)
+        alarms = self.stage.value("probe_alarms")
+        if (wrong := alarm(probe, found, tolerance)) is not None:
+            alarms += 1
+            self.stage.milestone(
+                f"ALARM: generator {self.stage.replica} and the trainer disagree about version "
+                f"{weights.id.policy_version}: {wrong}"
+            )
+        self.stage.progress(probe_difference=difference, probe_alarms=alarms)
+        self.stage.metrics.log(
+            incarnation=weights.id.incarnation, policy_version=weights.id.policy_version, probe_difference=difference
+        )
