@@ -76,7 +76,9 @@ def test_every_checkpoint_of_a_run_killed_twice_is_reproduced_bit_for_bit(millra
     assert verdict["difference"] is None
     assert verdict["steps"] == STEPS
     assert verdict["steps_without_logprobs"] == 0
-    assert [checkpoint["step"] for checkpoint in verdict["checkpoints"]] == [7, 14, 21, 28, 35, 42, 49, 56, 60]
+    # Those of checkpoint_every, of evaluation.every, and the last.
+    expected = [7, 14, 20, 21, 28, 35, 40, 42, 49, 56, 60]
+    assert [checkpoint["step"] for checkpoint in verdict["checkpoints"]] == expected
     assert all(checkpoint["hash"] == checkpoint["stored_hash"] for checkpoint in verdict["checkpoints"])
     assert "the same bit for bit" in ended.output
     assert {file: file.read_bytes() for file in stored.rglob("*") if file.is_file()} == before, "it only reads"
@@ -134,7 +136,9 @@ def test_training_in_stored_order_from_the_same_start_gives_the_same_policy(mill
     theirs, ours = found(millrace, "again", "trained")["runs"]
     assert ours["accuracy"] == theirs["accuracy"]
     assert ours["steps"] == theirs["steps"] == STEPS
-    assert weights(millrace.root / "again") == weights(stored)
+    # A replay makes no checkpoints for evaluations.
+    original = {version: checksum for version, checksum in weights(stored).items() if version not in (20, 40)}
+    assert weights(millrace.root / "again") == original
     checked = millrace.run("fsck", str(millrace.root / "again"))
     assert checked.code == 0, checked.output
     parted = millrace.run("diff", str(stored), str(millrace.root / "again"))
