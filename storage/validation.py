@@ -24,7 +24,7 @@ def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_s
     trajectories  per-token columns of one length; token ids in [0, vocab_size) unless that is 0; log-probs finite;
                   a truncated token among its kept ones; spans ascending from 0, none only without tokens;
                   min_ ≤ max_policy_version; known finish reasons;
-                  messages ascending, each with a role;
+                  messages ascending, each with a role; as many routed experts for each token;
                   groups whole, of `group_size` rows unless that is 0: one group_id, sample_index from 0
     scores        known statuses, and a finite reward if and only if the status is ok
     """
@@ -41,6 +41,7 @@ def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_s
     _check_kept(columns)
     _check_spans(columns)
     _check_messages(columns)
+    _check_experts(columns)
     if {"min_policy_version", "max_policy_version"} <= columns.keys():
         oldest, newest = _numpy(columns["min_policy_version"]), _numpy(columns["max_policy_version"])
         _refuse(oldest > newest, "min_policy_version is above max_policy_version")
@@ -141,6 +142,14 @@ def _check_messages(columns: dict[str, pa.Array]) -> None:
     beyond = np.zeros(len(lengths), bool)
     beyond[named] = starts[ends[named] - 1] > num_tokens[named]
     _refuse(beyond, "a message starts after the last token")
+
+
+def _check_experts(columns: dict[str, pa.Array]) -> None:
+    if not {"routed_experts", "prompt_tokens", "response_tokens"} <= columns.keys():
+        return
+    sizes = _lengths(columns["routed_experts"])
+    routed = _lengths(columns["prompt_tokens"]) + _lengths(columns["response_tokens"]) - 1
+    _refuse((sizes > 0) & (sizes % np.maximum(routed, 1) != 0), "routed_experts differ in number from token to token")
 
 
 def _check_groups(group_ids: npt.NDArray[Any], sample_indices: npt.NDArray[Any], group_size: int) -> None:

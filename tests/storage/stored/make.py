@@ -57,7 +57,7 @@ def trajectory(row_id: int) -> dict[str, Any]:
         "message_starts": [0, 2] if row_id % 2 else [],
         "kept_tokens": [(7 * row_id + place) % VOCAB_SIZE for place in range(num_tokens)],
         "kept_counts": [1] * num_tokens,
-        "routed_experts": list(range(row_id)),
+        "routed_experts": list(range(2 * (2 + num_tokens))) if row_id % 2 else [],
     }
 
 

@@ -71,6 +71,8 @@ def test_missing_misordered_and_mistyped_columns_are_named(make_scores: MakeTabl
         ("span_starts", [0, 99], "row 2: a span starts after the last token"),
         ("min_policy_version", 1000, "row 2: min_policy_version is above max_policy_version"),
         ("finish_reason", "abort", "row 2: finish_reason is none of stop, length"),
+        ("message_starts", [0], "row 2: message_starts and message_roles differ in length"),
+        ("routed_experts", [1], "row 2: routed_experts differ in number from token to token"),
     ],
 )
 def test_the_first_bad_trajectory_is_named(make_trajectories: MakeTable, name: str, value: object, reason: str) -> None:
@@ -79,6 +81,21 @@ def test_the_first_bad_trajectory_is_named(make_trajectories: MakeTable, name: s
         validate(table, TRAJECTORY)
     chunked = pa.concat_tables([make_trajectories(0, 9).slice(7), make_trajectories(9, 1)])
     validate(chunked, TRAJECTORY)
+
+
+@pytest.mark.parametrize(
+    ("starts", "reason"),
+    [
+        ([1, 0], "row 2: message_starts is not ascending from 0"),
+        ([-1, 0], "row 2: message_starts is not ascending from 0"),
+        ([0, 999], "row 2: a message starts after the last token"),
+    ],
+)
+def test_messages_begin_one_after_the_other(make_trajectories: MakeTable, starts: list[int], reason: str) -> None:
+    table = with_value(make_trajectories(), "message_roles", 2, ["user", "assistant"])
+    validate(with_value(table, "message_starts", 2, [0, 1]), TRAJECTORY)
+    with pytest.raises(ValueError, match=reason):
+        validate(with_value(table, "message_starts", 2, starts), TRAJECTORY)
 
 
 def with_kept(table: pa.Table, row: int, kept: list[list[int]]) -> pa.Table:
