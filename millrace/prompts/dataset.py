@@ -106,13 +106,17 @@ def _prompts_of(source: str, config: PromptsConfig) -> list[Prompt]:
 def _hold_out(
     prompts: Iterable[Prompt], num_eval: int, identity: Callable[[Prompt], str]
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Splits off the `num_eval` prompts first by hash. Prompts with the identity of one of them are not trained on."""
+    """Splits off the `num_eval` different prompts first by hash. Those with the identity of one are not trained on."""
     prompts = list(prompts)
 
     def rank(prompt: Prompt) -> bytes:
         return hashlib.sha256((_SPLIT_SALT + identity(prompt)).encode()).digest()
 
-    held_out = sorted(prompts, key=rank)[:num_eval]
+    # A question that stands there twice is held out once: it says no more about the policy the second time.
+    distinct: dict[str, Prompt] = {}
+    for prompt in sorted(prompts, key=rank):
+        distinct.setdefault(_asked(prompt), prompt)
+    held_out = list(distinct.values())[:num_eval]
     held_out_identities = {identity(prompt) for prompt in held_out}
     return [prompt for prompt in prompts if identity(prompt) not in held_out_identities], held_out
 

@@ -93,6 +93,14 @@ def test_too_few_sums_are_refused() -> None:
         load(digits=1, max_sum=1, num_eval=3)
 
 
+def test_a_question_that_stands_there_twice_is_held_out_once(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "prompts.jsonl", [*questions(10)] * 4)
+    prompts = load(source=source, num_eval=4)
+    assert len({prompt.text for prompt in prompts.eval}) == 4
+    assert len(prompts.train) == 4 * 6
+    assert not {prompt.text for prompt in prompts.eval} & {prompt.text for prompt in prompts.train}
+
+
 # --- order
 
 
