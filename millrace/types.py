@@ -35,6 +35,11 @@ class Prompt:
     tools: tuple[Message, ...] = ()
     """The functions that the policy may call, beside those of the run."""
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Prompt":
+        """The inverse of `dataclasses.asdict`, after a way through JSON."""
+        return cls(**{**values, "messages": tuple(values["messages"]), "tools": tuple(values["tools"])})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:

@@ -3,7 +3,6 @@
 A policy that was never trained would go on to the longest response that the campaign allows.
 """
 
-from collections.abc import Sequence
 from unittest.mock import patch
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -13,9 +12,7 @@ from millrace.runtime.stage import run_stage
 from millrace.stages import evaluate
 
 
-def make_sleeping_engine(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, stop: Sequence[str]
-) -> SleepingEngine:
+def make_sleeping_engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **how: object) -> SleepingEngine:
     """In place of `TransformersEngine`."""
     return SleepingEngine(seconds=0.0, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
 

@@ -100,7 +100,8 @@ def longest_prompt(question: Mapping[str, Any]) -> int:
     from millrace.generation.environments.factory import environment_class
 
     model, prompts = ModelConfig(**question["model"]), PromptsConfig(**question["prompts"])
-    asked = PromptSet(train=_prompts(question["train"]), eval=_prompts(question["eval"]))
+    train, held_out = (tuple(Prompt.from_json(one) for one in question[half]) for half in ("train", "eval"))
+    asked = PromptSet(train=train, eval=held_out)
     name = question["environment"]["name"]
     environment = environment_class(name)
     assert model.path is not None
@@ -146,10 +147,6 @@ def _longest_that_fits(
             )
         longest = max(longest, length)
     return longest
-
-
-def _prompts(values: Sequence[Mapping[str, Any]]) -> tuple[Prompt, ...]:
-    return tuple(Prompt(**{**one, "messages": tuple(one["messages"]), "tools": tuple(one["tools"])}) for one in values)
 
 
 def _refuse_chat_with_a_bootstrapped_model(prompts: PromptsConfig, asked: PromptSet) -> None:

@@ -56,10 +56,7 @@ def _listed(source: str, options: str) -> tuple[Prompt, ...]:
         checked_text(record, "text", f"{source} entry {record['prompt_id']}")
     if not answer["prompts"]:
         raise PromptsError(f"{source}: no prompts; expected at least one")
-    return tuple(
-        Prompt(**{**record, "messages": tuple(record["messages"]), "tools": tuple(record["tools"])})
-        for record in answer["prompts"]
-    )
+    return tuple(Prompt.from_json(record) for record in answer["prompts"])
 
 
 def main() -> None:

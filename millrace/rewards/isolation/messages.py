@@ -44,7 +44,7 @@ def task_line(task: Task) -> bytes:
 def read_task(line: bytes) -> Task:
     """Inverse of `task_line`."""
     values = json.loads(line)
-    return Task(reward=values["reward"], prompt=Prompt(**values["prompt"]), response=values["response"])
+    return Task(reward=values["reward"], prompt=Prompt.from_json(values["prompt"]), response=values["response"])
 
 
 def score_line(timed: TimedScore) -> bytes:

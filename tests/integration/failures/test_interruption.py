@@ -62,6 +62,8 @@ def test_attempts_shorter_than_a_response_still_get_on_and_no_token_is_sampled_t
     pace = Pace(generate=0.0, score=0.0, train=0.1, rollouts_per_step=8, long_tail=tail)
     millrace.environment[VARIABLE] = pace.to_json()
     settings = {
+        # Its own start model, whose context has room for them.
+        "model.path": None,
         "generation.group_size": 4,
         "generation.groups_per_batch": 2,
         "generation.max_new_tokens": 512,
