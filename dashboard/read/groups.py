@@ -76,6 +76,13 @@ class Group:
         return self.responses[0].trajectory
 
 
+def asked_tokens(table: pa.Table, row: int) -> list[int]:
+    """Token ids of the prompt; of a conversation, those of the last message before the policy's turn."""
+    tokens: list[int] = table["prompt_tokens"][row].as_py()
+    starts = [start for start in table["message_starts"][row].as_py() if start <= len(tokens)]
+    return tokens[starts[-2] : starts[-1]] if len(starts) > 1 else tokens
+
+
 class GroupReader:
     """Reads groups of the run in `store`, whose newest attempt has this `config`; thread-safe."""
 
@@ -141,9 +148,10 @@ class GroupReader:
     def prompts(
         self, rows: Sequence[tuple[int, int]], *, max_parts: int = MAX_TEXT_PARTS
     ) -> dict[tuple[int, int], tuple[str, list[int]]]:
-        """Name and [P] token ids of the prompt of each (generator, row_id), from at most `max_parts` parts.
+        """Name and token ids of the prompt of each (generator, row_id), from at most `max_parts` parts.
 
-        Leaves out those in parts that can't be read or exceed `max_parts`.
+        Of a conversation, the ids are those of its last message: what is before it may be the same for all. Leaves out
+        those in parts that can't be read or exceed `max_parts`.
         """
         found: dict[tuple[int, int], tuple[str, list[int]]] = {}
         tables: dict[tuple[int, int], pa.Table | None] = {}
@@ -158,7 +166,7 @@ class GroupReader:
                     tables[key] = self._parts.try_read(streams[generator], record, [])
                 if (table := tables.get(key)) is not None:
                     i = row - record.first_row_id
-                    found[generator, row] = table["prompt_id"][i].as_py(), table["prompt_tokens"][i].as_py()
+                    found[generator, row] = table["prompt_id"][i].as_py(), asked_tokens(table, i)
         return found
 
     def _span(self, generator: int, row: int, problems: list[str]) -> range | None:

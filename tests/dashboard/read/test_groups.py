@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from support.stores.dict_store import DictStore
 
 from benchmarks.stored_run.run import StoredRun
-from dashboard.read.groups import GroupReader
+from dashboard.read.groups import GroupReader, asked_tokens
 from dashboard.read.model import RunData
 from dashboard.read.search import find, parse
 from millrace.errors import InputError
@@ -233,6 +234,16 @@ def test_prompts_are_read_and_those_in_damaged_parts_left_out(run: RunData, dict
     prompt = reader.read(run, generator, first).prompt
     assert prompt is not None
     assert read[generator, first] == (prompt["prompt_id"], prompt["prompt_tokens"])
+
+
+def test_of_a_conversation_the_last_message_is_what_was_asked() -> None:
+    table = pa.table(
+        {
+            "prompt_tokens": [[10, 11, 12, 13, 14, 15], [10, 11], [10, 11, 12]],
+            "message_starts": [[0, 2, 5, 8], [], [0, 3]],
+        }
+    )
+    assert [asked_tokens(table, row) for row in range(3)] == [[12, 13, 14], [10, 11], [10, 11, 12]]
 
 
 def test_no_more_parts_are_read_for_prompts_than_a_search_may_cost(run: RunData, dict_store: DictStore) -> None:
