@@ -26,7 +26,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(arguments: argparse.Namespace) -> int:
     """Imports the model; returns the exit code. Raises InputError."""
-    from millrace.models.importing import import_model
+    from millrace.importing.model import import_model
 
     done = import_model(arguments.source, arguments.to, dtype=arguments.dtype, chat_template=arguments.chat_template)
     for line in (*done, f"written to {arguments.to}"):

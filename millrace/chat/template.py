@@ -94,10 +94,12 @@ class TemplateRenderer(ChatRenderer):
 
     def _turn_end(self) -> int:
         """The token behind the assistant's content."""
-        tokens = self._apply([_USER, _ASSISTANT], ())
+        _, found, tail = self._written([_USER, _ASSISTANT], (), tokenize=False).rpartition(_ANSWER)
+        if not found:
+            raise ChatError("the chat template leaves out what the assistant said")
         marks = {*self._tokenizer.added_tokens_decoder, self._tokenizer.eos_token_id}
-        behind = [at for at in range(len(tokens)) if _ANSWER in self._decoded(tokens[:at])]
-        end = next((tokens[at] for at in behind if tokens[at] in marks), None)
+        tokens = self._tokenizer(tail, add_special_tokens=False)["input_ids"]
+        end: int | None = next((token for token in tokens if token in marks), None)
         if end is None:
             raise ChatError(
                 "the chat template ends the assistant's turn with no token of its own, so no engine could stop there"
@@ -118,19 +120,29 @@ class TemplateRenderer(ChatRenderer):
         return len(tokens) if start <= len(tokens) <= len(whole) and list(whole[: len(tokens)]) == tokens else start
 
     def _apply(self, messages: Sequence[Message], tools: Sequence[Message], *, turn_follows: bool = False) -> list[int]:
+        return list(self._written(messages, tools, turn_follows=turn_follows))
+
+    def _written(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message],
+        *,
+        turn_follows: bool = False,
+        tokenize: bool = True,
+    ) -> Any:
+        """Token ids, or text."""
+        conversation: list[Any] = [dict(message) for message in messages]
         try:
-            conversation: list[Any] = [dict(message) for message in messages]
-            tokens: Any = self._tokenizer.apply_chat_template(
+            return self._tokenizer.apply_chat_template(
                 conversation,
                 tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=turn_follows,
-                tokenize=True,
+                tokenize=tokenize,
                 return_dict=False,
             )
-        except Exception as error:
+        except Exception as error:  # whatever a template's own code raises
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ChatError(f"the chat template refuses the conversation: {reason}") from error
-        return list(tokens)
 
     def _decoded(self, tokens: Sequence[int]) -> str:
         text = self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)

@@ -13,16 +13,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from millrace.errors import InputError
-from millrace.models.import_sources import located
+from millrace.chat.template import TemplateRenderer
+from millrace.errors import ChatError, InputError
+from millrace.importing.sources import located
 from millrace.models.loading import load_model, load_tokenizer
 from millrace.models.supported import check_trainable
 
-_CONTENT = "twenty-three"
-"""An assistant's message whose end is looked for in a rendered conversation."""
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors of a GGUF file that its config implies."""
 
@@ -163,20 +161,14 @@ def _mend_turn_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
 
 
 def _turn_end(tokenizer: PreTrainedTokenizerBase, source: str) -> int | None:
-    """The special token that follows an assistant's message in the chat template, if there is one."""
+    """The token that ends an assistant's turn in the chat template; None without a template."""
     if tokenizer.chat_template is None:
         return None
-    asked = [{"role": "user", "content": "19 + 4"}, {"role": "assistant", "content": _CONTENT}]
     try:
-        rendered: Any = tokenizer.apply_chat_template(asked, tokenize=False)
-    except (TemplateError, TypeError, ValueError) as error:
-        raise InputError(f"{source}: its chat template can't render a conversation: {error}") from error
-    _, found, tail = rendered.rpartition(_CONTENT)
-    if not found:
-        raise InputError(f"{source}: its chat template leaves out what the assistant said")
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    after = tokenizer(tail, add_special_tokens=False)["input_ids"]
-    return next((token for token in after if token in special), None)
+        (end,) = TemplateRenderer(tokenizer).stop_token_ids
+    except ChatError as error:
+        raise InputError(f"{source}: {error}; expected another template, with --chat-template FILE") from error
+    return end
 
 
 def _token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from flows.cli.main import main
-from millrace.models.importing import import_model
+from millrace.importing.model import import_model
 from millrace.models.loading import load_model
 
 MakeModel = Callable[..., LlamaForCausalLM]
@@ -118,7 +118,7 @@ def test_a_hugging_face_folder_is_written_in_the_wanted_numbers_with_the_templat
     tmp_path: Path, hf_folder: Path, make_model: MakeModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     template = tmp_path / "chat.jinja"
-    template.write_text("{% for m in messages %}{{ m['content'] }}={% endfor %}")
+    template.write_text("{% for m in messages %}{{ m['content'] + eos_token }}{% endfor %}")
     folder = tmp_path / "made"
     args = ["import", str(hf_folder), "--to", str(folder), "--dtype", "bfloat16", "--chat-template", str(template)]
     assert main(args) == 0
@@ -216,8 +216,12 @@ def test_a_tokenizer_without_an_end_of_sequence_is_refused(
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
-        ("{% for m in messages %}", "its chat template can't render a conversation"),
-        ("{{ messages[0]['content'] }}", "its chat template leaves out what the assistant said"),
+        ("{% for m in messages %}", "the chat template refuses the conversation"),
+        (
+            "{% for m in messages %}{{ m['content'] }}={% endfor %}",
+            "ends the assistant's turn with no token of its own",
+        ),
+        ("{{ messages[0]['content'] }}", "the chat template leaves out what the assistant said"),
     ],
 )
 def test_a_chat_template_that_does_not_render_is_refused(

@@ -1,0 +1,1 @@
+"""Models from elsewhere, as folders that trainer and engines take as they are."""
