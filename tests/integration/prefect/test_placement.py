@@ -62,12 +62,12 @@ def test_stages_of_a_pool_are_watched_restarted_when_their_host_s_part_dies_and_
     assert summary["stage_pids"]["train-0"] == trainer[0].pid, "nobody else was started again"
     assert stages_of(run_url) == []
     runs = find(prefect_api, "flow_runs", flows={"name": {"any_": ["stages"]}})
-    states = sorted((run["name"], run["state"]["type"]) for run in runs)
-    assert states == [
-        ("generate-0 of placed", "COMPLETED"),
-        ("generate-0 of placed", "CRASHED"),
-        ("train-0 of placed", "COMPLETED"),
-    ]
+    states = {(run["name"], run["state"]["type"]) for run in runs}
+    # The worker says that it crashed, unless the campaign gives it up first, because it is silent.
+    killed = states & {("generate-0 of placed", state) for state in ("CRASHED", "CANCELLED")}
+    assert len(runs) == 3
+    assert len(killed) == 1
+    assert states - killed == {("generate-0 of placed", "COMPLETED"), ("train-0 of placed", "COMPLETED")}
 
 
 @pytest.mark.faults
