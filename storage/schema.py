@@ -27,6 +27,33 @@ def column(
     return pa.field(name, dtype, nullable=nullable, metadata=metadata)
 
 
+_DRAWN = (
+    column(
+        "kept_tokens",
+        pa.list_(pa.int32()),
+        "token ids that truncated sampling (top_p) could draw from, response token by response token; empty if "
+        "nothing was truncated",
+        since=4,
+        default=[],
+    ),
+    column(
+        "kept_counts",
+        pa.list_(pa.int32()),
+        "[R] how many of `kept_tokens` belong to each response token; empty if nothing was truncated",
+        since=4,
+        default=[],
+    ),
+    column(
+        "routed_experts",
+        pa.list_(pa.uint16()),
+        "[P + R - 1, layers, experts per token] flat: the experts that computed each token but the last, in the "
+        "layers that have experts; empty if they were not recorded",
+        since=4,
+        default=[],
+    ),
+)
+"""How each token was drawn: the columns that finished and unfinished responses share."""
+
 TRAJECTORY: pa.Schema = pa.schema(
     [
         column("row_id", pa.int64(), "index of the row in its stream, from 0 without gaps"),
@@ -85,29 +112,7 @@ TRAJECTORY: pa.Schema = pa.schema(
             since=4,
             default=[],
         ),
-        column(
-            "kept_tokens",
-            pa.list_(pa.int32()),
-            "token ids that truncated sampling (top_p) could draw from, response token by response token; empty if "
-            "nothing was truncated",
-            since=4,
-            default=[],
-        ),
-        column(
-            "kept_counts",
-            pa.list_(pa.int32()),
-            "[R] how many of `kept_tokens` belong to each response token; empty if nothing was truncated",
-            since=4,
-            default=[],
-        ),
-        column(
-            "routed_experts",
-            pa.list_(pa.uint16()),
-            "[P + R - 1, layers, experts per token] flat: the experts that computed each token but the last, in the "
-            "layers that have experts; empty if they were not recorded",
-            since=4,
-            default=[],
-        ),
+        *_DRAWN,
     ]
 )
 
@@ -134,29 +139,7 @@ UNFINISHED: pa.Schema = pa.schema(
         column("t_admitted", pa.float64(), "when the prompt was admitted, unix seconds"),
         column("t_started", pa.float64(), "when its first token was requested, unix seconds"),
         column("t_finished", pa.float64(), "when its last token was sampled, unix seconds; 0 if it is unfinished"),
-        column(
-            "kept_tokens",
-            pa.list_(pa.int32()),
-            "token ids that truncated sampling (top_p) could draw from, response token by response token; empty if "
-            "nothing was truncated",
-            since=4,
-            default=[],
-        ),
-        column(
-            "kept_counts",
-            pa.list_(pa.int32()),
-            "[R] how many of `kept_tokens` belong to each response token; empty if nothing was truncated",
-            since=4,
-            default=[],
-        ),
-        column(
-            "routed_experts",
-            pa.list_(pa.uint16()),
-            "[P + R - 1, layers, experts per token] flat: the experts that computed each token but the last, in the "
-            "layers that have experts; empty if they were not recorded",
-            since=4,
-            default=[],
-        ),
+        *_DRAWN,
     ]
 )
 """A part is all that one generator had in flight at one moment; only the newest part counts."""
