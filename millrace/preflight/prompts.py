@@ -10,7 +10,6 @@ The child process keeps transformers out of the parent, which does not need it o
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -22,14 +21,14 @@ from tokenizers import Tokenizer
 from configs.environment import EnvironmentConfig
 from configs.prompts import PromptsConfig
 from configs.schema import ModelConfig
-from millrace.errors import ChatError, InputError, StageDied
+from millrace.errors import ChatError, InputError
 from millrace.models.decoder import plain_tokenizer
+from millrace.preflight.child import answer_of
 from millrace.prompts.dataset import PromptSet
 from millrace.prompts.templates import templated
 from millrace.types import Prompt
 
 _ONLY_CHAT = ("system_prompt", "response_prefix", "tools")
-_LAST_LINES = 15
 
 
 def check_prompts(
@@ -50,6 +49,11 @@ def check_prompts(
     if model.path is None:
         _refuse_chat_with_a_bootstrapped_model(prompts, asked)
         return None
+    tokenizer = _plain(model, prompts, environment, asked)
+    if tokenizer is not None:
+        every = (*asked.train, *asked.eval)
+        lengths = tokenizer.encode_batch([templated(prompts.template, prompt.text) for prompt in every])
+        return _longest_that_fits(every, map(len, lengths), context, max_new_tokens)
     question = {
         "model": model.model_dump(),
         "prompts": prompts.model_dump(),
@@ -59,22 +63,7 @@ def check_prompts(
         "context": context,
         "max_new_tokens": max_new_tokens,
     }
-    tokenizer = _plain(model, prompts, environment, asked)
-    if tokenizer is not None:
-        every = (*asked.train, *asked.eval)
-        lengths = tokenizer.encode_batch([templated(prompts.template, prompt.text) for prompt in every])
-        return _longest_that_fits(every, map(len, lengths), context, max_new_tokens)
-    done = subprocess.run(
-        [sys.executable, "-m", "millrace.preflight.prompts"],
-        input=json.dumps(question),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        lines = "\n".join(done.stderr.splitlines()[-_LAST_LINES:])
-        raise StageDied(f"the check of the prompts ended with exit code {done.returncode} and wrote:\n{lines}")
-    answer = json.loads(done.stdout)
+    answer = answer_of("millrace.preflight.prompts", question, "the prompts")
     if "refusal" in answer:
         raise InputError(answer["refusal"])
     longest: int = answer["longest"]

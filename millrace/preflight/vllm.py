@@ -13,7 +13,6 @@ import difflib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -23,9 +22,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import InputError, StageDied
+from millrace.errors import InputError
+from millrace.preflight.child import answer_of
 
-_LAST_LINES = 15
 _LONGEST_REASON = 300
 _KEY = "generation.engine_args."
 
@@ -65,17 +64,7 @@ def check_vllm(question: Question) -> None:
     """
     print("checking generation.engine_args with vLLM …", flush=True)
     started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "millrace.preflight.vllm"],
-        input=json.dumps(asdict(question)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        lines = "\n".join(done.stderr.splitlines()[-_LAST_LINES:])
-        raise StageDied(f"the check of vLLM ended with exit code {done.returncode} and wrote:\n{lines}")
-    refusal: str | None = json.loads(done.stdout)
+    refusal: str | None = answer_of("millrace.preflight.vllm", asdict(question), "vLLM")
     if refusal is not None:
         raise InputError(refusal)
     print(f"vLLM accepts them, after {time.monotonic() - started:.0f} s", flush=True)

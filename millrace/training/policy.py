@@ -34,8 +34,7 @@ class PackedPolicy(torch.nn.Module):
     """Owns `model`, and replaces its attention by the packed one.
 
     `router_replay`: whether the experts that were recorded compute a token. `balances_experts`: whether
-    `routing.imbalance` will be called. Raises InputError for a model of an
-    unsupported family.
+    `routing.imbalance` will be called. Raises InputError for a model of an unsupported family.
     """
 
     def __init__(self, model: PreTrainedModel, *, router_replay: bool = False, balances_experts: bool = False) -> None:
