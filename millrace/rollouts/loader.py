@@ -191,7 +191,7 @@ class _GeneratorStream:
             "scores": [cursor.to_json() for cursor in scores],
             "taken": self._beyond().to_json(),
             "taken_of_parts": [
-                {"part": number, "rows": taken.rows, **taken.amount.to_json()}
+                {"part": number, "rows": None if taken.rows is None else [*taken.rows], **taken.amount.to_json()}
                 for number, taken in self._taken_beyond()
                 if taken.amount.rollouts
             ],
@@ -279,7 +279,7 @@ class RolloutLoader:
         return [stream.consumed() for stream in self._streams]
 
     def state(self) -> list[dict[str, Any]]:
-        """What was taken so far, as JSON for a checkpoint."""
+        """What was taken so far, as JSON for a checkpoint. It does not change with what is taken later."""
         return [stream.state() for stream in self._streams]
 
     def _age(self, group: ScoredGroup | LostPart) -> tuple[int, int]:

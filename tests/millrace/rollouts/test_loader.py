@@ -209,6 +209,16 @@ def test_a_loader_resumed_anywhere_goes_on_with_exactly_the_remaining_groups(run
         assert [group.group_id for group in take_all(resumed)] == everything[num_taken:]
 
 
+def test_a_state_stays_as_it_was_whatever_is_taken_after_it(run: StoredRun) -> None:
+    # A trainer that is stopped between two steps has taken groups that its checkpoint does not count.
+    loader = run.loader()
+    states = []
+    for _ in take_all(run.loader()):
+        states.append((loader.state(), through_json(loader.state())))
+        loader.take()
+    assert all(state == as_it_was for state, as_it_was in states)
+
+
 def test_what_was_consumed_is_the_sum_of_the_groups_taken(run: StoredRun) -> None:
     loader, taken = run.loader(), Amount()
     assert loader.consumed() == [taken] * GENERATORS
