@@ -14,6 +14,7 @@ def impossible_combinations(config: RunConfig) -> Iterator[str]:
     yield from _model(config)
     yield from _prompts(config)
     yield from _groups(config)
+    yield from _schedule(config)
     yield from _engine(config)
     yield from _experts(config)
     yield from _environment(config)
@@ -101,6 +102,11 @@ def _groups(config: RunConfig) -> Iterator[str]:
             f"training.groups_per_step is {training.groups_per_step} and generation.replicas is {generation.replicas}; "
             "expected groups_per_step to be a multiple of replicas, so that all generators make equally many groups"
         )
+    if training.groups_per_step % training.minibatches:
+        yield (
+            f"training.groups_per_step is {training.groups_per_step} and training.minibatches is "
+            f"{training.minibatches}; expected minibatches to divide groups_per_step"
+        )
     # More are never on their way to the trainer, so the other places would stay empty.
     admitted = (config.effective_max_staleness + 1) * training.groups_per_step
     if generation.groups_per_batch > admitted:
@@ -113,6 +119,42 @@ def _groups(config: RunConfig) -> Iterator[str]:
         yield (
             f"generation.max_new_tokens is {generation.max_new_tokens} and training.max_tokens_per_microbatch is "
             f"{training.max_tokens_per_microbatch}; expected a microbatch to hold at least one prompt with its response"
+        )
+
+
+def _schedule(config: RunConfig) -> Iterator[str]:
+    training, schedule = config.training, config.training.schedule
+    if schedule.decay == "constant":
+        if schedule.steps is not None:
+            yield (
+                f"training.schedule.steps is {schedule.steps} and training.schedule.decay is constant; expected linear "
+                "or cosine, or null steps"
+            )
+        if schedule.warmup_steps >= training.max_steps:
+            yield (
+                f"training.schedule.warmup_steps is {schedule.warmup_steps} and training.max_steps is "
+                f"{training.max_steps}; expected a warm-up that ends within the run"
+            )
+    elif schedule.steps is None:
+        yield (
+            f"training.schedule.decay is {schedule.decay} and training.schedule.steps is null; expected the number of "
+            f"steps that warm-up and decay take, such as training.max_steps, {training.max_steps}"
+        )
+    elif schedule.warmup_steps >= schedule.steps:
+        yield (
+            f"training.schedule.warmup_steps is {schedule.warmup_steps} and training.schedule.steps is "
+            f"{schedule.steps}; expected fewer steps of warm-up, because the decay follows it"
+        )
+    elif schedule.steps > training.max_steps:
+        yield (
+            f"training.schedule.steps is {schedule.steps} and training.max_steps is {training.max_steps}; expected a "
+            "schedule that ends within the run"
+        )
+    elif schedule.final_share == 0 and schedule.steps < training.max_steps:
+        yield (
+            f"training.schedule.final_share is 0 and training.schedule.steps, {schedule.steps}, is below "
+            f"training.max_steps, {training.max_steps}; expected a final share above 0, or the steps after the "
+            "schedule would change nothing"
         )
 
 

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.losses import KlConfig, LossesConfig
+from configs.learning.losses import KlConfig, LossesConfig
+from configs.learning.optimizer import AdamWConfig, ScheduleConfig
 from configs.section import Count, NonNegative, Positive, Section, Text
 
 LossName = Literal[
@@ -76,12 +77,24 @@ class TrainingConfig(Section):
     minus the group's mean, over the batch's standard deviation; `maxrl`: minus the group's mean, over that mean."""
     kl: KlConfig = Field(default_factory=KlConfig)
     """Penalty for moving away from the reference policy."""
+    entropy_coefficient: NonNegative = 0.0
+    """Factor of the entropy of the policy's next token that is subtracted from each token's loss, per nat; keeps the
+    policy from becoming certain too early (arXiv 1602.01783); 0: none, usually at most 0.01."""
     max_steps: Count
-    """Optimizer steps of the whole run; step k makes policy version k."""
+    """Steps of the whole run; step k makes policy version k."""
     groups_per_step: Count = 64
-    """Groups per optimizer step; a multiple of `generation.replicas`."""
+    """Groups per step, its batch; a multiple of `generation.replicas`."""
+    minibatches: Count = 1
+    """Parts of a batch, by whole groups, with an optimizer update each; must divide `groups_per_step`. The order of the
+    groups follows from `seed` and the policy version."""
+    epochs: Count = 1
+    """How often a step goes through its batch, with `minibatches` updates each time."""
     learning_rate: Positive = 2e-4
-    """AdamW learning rate."""
+    """AdamW learning rate; the full one where `schedule` changes it."""
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    """The learning rate of each step."""
+    adamw: AdamWConfig = Field(default_factory=AdamWConfig)
+    """Parameters of AdamW."""
     weight_decay: NonNegative = 0.0
     """AdamW decoupled weight decay, as a multiple of the learning rate."""
     max_grad_norm: Positive = 1.0

@@ -31,6 +31,8 @@ class SleepingTrainer(Trainer):
         return StepReport(
             loss=0.0,
             grad_norm=0.0,
+            learning_rate=0.0,
+            updates=1,
             importance_ratio_mean=1.0,
             importance_ratio_p05=1.0,
             importance_ratio_p50=1.0,

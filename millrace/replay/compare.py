@@ -53,7 +53,9 @@ def compare(
     repeated = range(start + 1, int(steps[-1]) + 1)
     _check_batches(run, repeated)
     torch.set_num_threads(training.threads)
-    original, *copies = (start_trainer(run, start) for _ in range(1 + len(chosen)))
+    original = start_trainer(run, start)
+    # Gradients compare only at the same weights.
+    copies = [start_trainer(run, start, one_update=True) for _ in chosen]
     for copy, loss in zip(copies, chosen, strict=True):
         copy.train_with(loss)
     side_by_side = SideBySide(original, copies, advantage=training.advantage)

@@ -233,9 +233,10 @@ class _Verification:
         return tuple(f"{name} was {was} and is {here}" for name, (was, here) in self._verdict.unlike.items())
 
 
-def start_trainer(run: SourceRun, from_step: int) -> Trainer:
+def start_trainer(run: SourceRun, from_step: int, *, one_update: bool = False) -> Trainer:
     """A trainer like the run's own, with the start model (0) or with its stored checkpoint of version `from_step`.
 
+    `one_update`: it makes a single update on each batch, whatever the config says.
     Raises ModelFolderError, ReplayError if the model is a different one, and StreamCorrupt for a damaged checkpoint.
     """
     config = attempt_config(run.attempt)
@@ -244,7 +245,10 @@ def start_trainer(run: SourceRun, from_step: int) -> Trainer:
         folder = start_folder(run.store, config.model.path, Path(cache))
         model = load_model(folder, config.model.dtype)
         reference = load_model(folder, config.model.dtype) if config.training.kl.coefficient else None
-    trainer = Trainer(model, config.training, max_new_tokens=config.generation.max_new_tokens, reference=reference)
+    training = config.training.model_copy(update={"minibatches": 1, "epochs": 1}) if one_update else config.training
+    trainer = Trainer(
+        model, training, max_new_tokens=config.generation.max_new_tokens, seed=config.seed, reference=reference
+    )
     if run.vocab_size not in (None, trainer.vocab_size):
         raise ReplayError(
             f"{folder}: its model has a vocabulary of {trainer.vocab_size}, but the tokens of {run.url} are of one of "

@@ -91,7 +91,14 @@ def load_trainer(config: RunConfig, folder: Path) -> Trainer:
     check_layout(model.config.to_dict(), training.parallel, gpus=gpus)
     ranks = Ranks.join(data=training.parallel.data, tensor=training.parallel.tensor, device=training.device)
     kind = LeaderTrainer if ranks.size > 1 and ranks.rank == 0 else Trainer
-    return kind(model, training, max_new_tokens=config.generation.max_new_tokens, reference=reference, ranks=ranks)
+    return kind(
+        model,
+        training,
+        max_new_tokens=config.generation.max_new_tokens,
+        seed=config.seed,
+        reference=reference,
+        ranks=ranks,
+    )
 
 
 def _handover(stage: Stage, trainer: Trainer) -> WeightsWriter:

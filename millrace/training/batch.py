@@ -39,6 +39,8 @@ class Sample:
     advantage: float
     staleness: int
     """Policy versions by which the trainer is ahead of the oldest one that sampled a token, of those not masked."""
+    group: int = 0
+    """Index of its group in the batch."""
     kept_tokens: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     """[K] token ids that truncated sampling could draw from, token by token; empty if nothing was truncated. The
     trainer renormalises π over the same tokens, so that π and μ are comparable."""

@@ -65,7 +65,7 @@ def chunked_logprobs(
     kept: KeptTokens | None = None,
     chunk: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[N] log π of each target, nats, with gradient, and [N] entropy of π there, nats, without.
+    """[N] log π of each target and [N] entropy of π there, nats, both with gradient.
 
     π is the softmax of logits / temperature over the tokens in `kept`, or over the whole vocabulary; `scale` makes the
     logits of hidden · weightᵀ + bias. A target is one of its kept tokens. Both results are float32, or float64 if the
@@ -106,24 +106,33 @@ class _ChunkedLogprobs(torch.autograd.Function):
             entropy_N[part] = log_sum_C - torch.linalg.vecdot(probs_CV, logits_CV)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N)
         ctx.scale, ctx.chunk = scale, chunk
-        ctx.mark_non_differentiable(entropy_N)
+        # An entropy that nothing uses costs the backward pass nothing.
+        ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, grad_N: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad_N: torch.Tensor | None, grad_entropy_N: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N = ctx.saved_tensors
         for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
         wide = _wide(hidden_NH)
+        if grad_N is None:
+            grad_N = torch.zeros_like(targets_N, dtype=wide)
         grad_hidden_NH = torch.empty_like(hidden_NH) if for_hidden else None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if for_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if for_bias else None
         for part, kept in _chunks(len(hidden_NH), ctx.chunk, tokens_K, counts_N):
             logits_CV = ctx.scale.apply_(_output(hidden_NH[part], weight_VH, bias_V))
             slope = ctx.scale.slope(logits_CV)
-            probs_CV = _tempered(logits_CV, temperatures_N[part], kept).softmax(dim=-1)
+            logits_CV = _tempered(logits_CV, temperatures_N[part], kept)
+            probs_CV = logits_CV.softmax(dim=-1)
+            from_entropy_CV = None if grad_entropy_N is None else _entropy_gradient(logits_CV, probs_CV)
             # d log π(target) / d logits = (1 at the target − π) / temperature
             pull_C1 = (grad_N[part] / temperatures_N[part])[:, None]
             grad_CV = probs_CV.mul_(-pull_C1).scatter_add_(1, targets_N[part, None], pull_C1)
+            if grad_entropy_N is not None and from_entropy_CV is not None:
+                grad_CV += from_entropy_CV.mul_((grad_entropy_N[part] / temperatures_N[part])[:, None])
             if isinstance(slope, torch.Tensor) or slope != 1:
                 grad_CV = grad_CV.mul_(slope)
             if grad_bias_V is not None:
@@ -174,6 +183,14 @@ def _tempered(logits_CV: torch.Tensor, temperatures_C: torch.Tensor, kept: KeptT
     dropped_CV[rows_K, kept.tokens_K] = False
     # Its probability is 0 beside any kept one. Minus infinity would make an entropy of 0 · ∞.
     return logits_CV.masked_fill_(dropped_CV, torch.finfo(logits_CV.dtype).min)
+
+
+def _entropy_gradient(logits_CV: torch.Tensor, probs_CV: torch.Tensor) -> torch.Tensor:
+    """[C, V] d entropy / d logits = −π (log π + entropy), of logits at the temperature."""
+    # In place of the logits; a token that was not kept has a probability of 0, and a finite log π.
+    log_probs_CV = logits_CV.sub_(logits_CV.logsumexp(dim=-1, keepdim=True))
+    entropy_C1 = -torch.linalg.vecdot(probs_CV, log_probs_CV)[:, None]
+    return log_probs_CV.add_(entropy_C1).mul_(probs_CV).neg_()
 
 
 def _add_product(sum_VH: torch.Tensor, left_VC: torch.Tensor, right_CH: torch.Tensor) -> None:

@@ -27,7 +27,7 @@ class TokenLogprobs(NamedTuple):
     """[N] log π at the rollouts' temperature, nats, with gradient; float32, or float64 if the model is. Where sampling
     was truncated, π is renormalised over the tokens that it kept, as μ is."""
     entropy_N: torch.Tensor
-    """[N] entropy of the same π at the position that predicts the token, nats, without gradient; same dtype."""
+    """[N] entropy of the same π at the position that predicts the token, nats, with gradient; same dtype."""
 
 
 class PackedPolicy(torch.nn.Module):

@@ -45,12 +45,16 @@ def samples_of(groups: Sequence[ScoredGroup], advantage: str, policy_versions: i
     rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
     return [
         sample
-        for group, version, values in zip(groups, versions, ADVANTAGES[advantage](rewards), strict=True)
-        for sample in _of_group(group, version, dict(zip(group.verified, values, strict=True)))
+        for number, (group, version, values) in enumerate(
+            zip(groups, versions, ADVANTAGES[advantage](rewards), strict=True)
+        )
+        for sample in _of_group(number, group, version, dict(zip(group.verified, values, strict=True)))
     ]
 
 
-def _of_group(group: ScoredGroup, policy_version: int, advantages: Mapping[int, float]) -> Iterator[Sample]:
+def _of_group(
+    number: int, group: ScoredGroup, policy_version: int, advantages: Mapping[int, float]
+) -> Iterator[Sample]:
     oldest = group.oldest_versions
     for i in group.trained:
         yield Sample(
@@ -61,6 +65,7 @@ def _of_group(group: ScoredGroup, policy_version: int, advantages: Mapping[int, 
             temperature=group.temperature,
             advantage=advantages[i],
             staleness=staleness(policy_version, int(oldest[i])),
+            group=number,
             kept_tokens=group.kept_tokens[i],
             kept_counts=group.kept_counts[i],
             routed_experts=group.routed_experts[i],

@@ -1,12 +1,16 @@
-"""The report of an optimizer step, from the values that each rank has of its own tokens.
+"""The report of a step, from the values that each rank has of its own tokens.
 
-    microbatch ─► [columns, tokens of the batch], 0 except its own tokens ─► summed over ranks ─► the numbers
+    an update: microbatch ─► [columns, tokens of the batch], 0 except its own tokens ─► summed over ranks ─┐
+    a step: all its updates, one after the other ─► the numbers ◄──────────────────────────────────────────┘
 
-Each number is one of the whole batch: the same on every rank, and however the batch was split.
+Each number is one of the whole batch: the same on every rank, and however the batch was split. A token counts once for
+each update that it took part in, with its values in that update.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +32,16 @@ from millrace.training.policy import TokenLogprobs
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """The numbers of one optimizer step. Means are over the tokens that carry loss."""
+    """The numbers of one step. Means, shares and quantiles are over the tokens that carry loss, in each update."""
 
     loss: float
-    """Surrogate loss, summed by the aggregation, without the KL to the reference."""
+    """Surrogate loss, summed by the aggregation, without KL to the reference and entropy; mean over updates."""
     grad_norm: float
-    """Global L2 norm before clipping."""
+    """Global L2 norm before clipping; mean over updates."""
+    learning_rate: float
+    """In force, mean over updates."""
+    updates: int
+    """Optimizer updates on the batch."""
     importance_ratio_mean: float
     """Mean π/μ before clipping."""
     importance_ratio_p05: float
@@ -49,7 +57,7 @@ class StepReport:
     """Mean of the loss's weights: 1 on rollouts of the policy itself."""
     weight_max: float
     mismatch_kl: float
-    """Mean of log μ − log π over sampled tokens: an estimate of KL(μ‖π), nats."""
+    """Mean of log μ − log π before the first update: an estimate of KL(μ‖π), nats."""
     chi_square: float
     """Mean of (π/μ)² less 1: an estimate of χ²(π‖μ), no unit."""
     kl_to_reference: float
@@ -57,9 +65,9 @@ class StepReport:
     entropy: float
     """Of the trained policy's next token at the rollout's temperature, nats."""
     tokens: int
-    """Response tokens that carried loss."""
+    """Response tokens of the batch that carried loss."""
     trainer_logprobs: list[npt.NDArray[np.float32]] = field(compare=False)
-    """[samples] of [R] log π of each response token before the step, nats."""
+    """[samples] of [R] log π of each response token before the first update, nats."""
 
     def measured(self) -> dict[str, float]:
         """Every number above, by name."""
@@ -88,6 +96,20 @@ class StepReport:
 _COLUMNS = ("loss", "importance_ratio", "weight", "clipped", "kl_to_reference", "entropy", "trainer_logprobs")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What one optimizer update measured."""
+
+    grad_norm: float
+    """Global L2 norm before clipping."""
+    learning_rate: float
+    """In force."""
+    tokens: Mapping[str, npt.NDArray[np.float64]]
+    """Column → [n] values of the update's tokens that carry loss; `log_ratio` is log π − log μ, nats."""
+    logprobs_N: torch.Tensor
+    """[N] float64 log π of the batch's response tokens in the update, nats; 0 for samples that were not in it."""
+
+
 class TokenTable:
     """One value per column and response token of a batch, in the order of `samples`."""
 
@@ -110,34 +132,51 @@ class TokenTable:
         of_loss = (scaled_loss_L, losses.importance_ratio, losses.weight, losses.clipped, kl_L)
         for row, values_L in enumerate(of_loss):
             self.values_KN[row, at_L] = values_L.detach().double()
-        self.values_KN[-2, batch.in_batch_N] = found.entropy_N.double()
+        self.values_KN[-2, batch.in_batch_N] = found.entropy_N.detach().double()
         self.values_KN[-1, batch.in_batch_N] = found.logprobs_N.detach().double()
 
-    def report(self, grad_norm: float) -> StepReport:
-        """The numbers, once the values are summed over all ranks."""
-        values_KN = self.values_KN.cpu().numpy()
-        carries_N = np.concatenate([sample.loss_mask for sample in self._samples]).astype(bool)
-        rollout_N = np.concatenate([sample.rollout_logprobs for sample in self._samples]).astype(np.float64)
-        of = dict(zip(_COLUMNS, values_KN[:, carries_N], strict=True))
-        ratio, weight = of["importance_ratio"], of["weight"]
-        quantiles = ratio_quantiles(ratio)
-        ends = np.cumsum([len(sample.response_tokens) for sample in self._samples])
-        return StepReport(
-            loss=float(of["loss"].sum()),
-            grad_norm=grad_norm,
-            importance_ratio_mean=float(ratio.mean()),
-            importance_ratio_p05=quantiles.p05,
-            importance_ratio_p50=quantiles.p50,
-            importance_ratio_p95=quantiles.p95,
-            importance_ratio_max=quantiles.max,
-            clip_fraction=clip_fraction(of["clipped"]),
-            effective_sample_size=effective_sample_size(weight),
-            weight_mean=float(weight.mean()),
-            weight_max=float(weight.max()),
-            mismatch_kl=mismatch_kl(of["trainer_logprobs"], rollout_N[carries_N]),
-            chi_square=chi_square(ratio),
-            kl_to_reference=float(of["kl_to_reference"].mean()),
-            entropy=float(of["entropy"].mean()),
-            tokens=int(carries_N.sum()),
-            trainer_logprobs=np.split(values_KN[-1].astype(np.float32), ends[:-1]),
-        )
+    def carrying(self, places: Sequence[int]) -> dict[str, npt.NDArray[np.float64]]:
+        """Column → values of the tokens that carry loss, of the samples at `places`; once the ranks are summed."""
+        chosen = set(places)
+        carries_N = _flat([sample.loss_mask * (place in chosen) for place, sample in enumerate(self._samples)])
+        carries_N = carries_N.astype(bool)
+        found = dict(zip(_COLUMNS, self.values_KN.cpu().numpy()[:, carries_N], strict=True))
+        rollout_N = _flat([sample.rollout_logprobs for sample in self._samples])[carries_N]
+        return found | {"log_ratio": found["trainer_logprobs"] - rollout_N.astype(np.float64)}
+
+
+def report(samples: Sequence[Sample], updates: Sequence[Update], before_N: torch.Tensor) -> StepReport:
+    """The numbers of a step on `samples`; `before_N` is [N] log π of all response tokens before the first update."""
+    of = {name: np.concatenate([update.tokens[name] for update in updates]) for name in _COLUMNS}
+    ratio, weight = of["importance_ratio"], of["weight"]
+    quantiles = ratio_quantiles(ratio)
+    carries_N = _flat([sample.loss_mask for sample in samples]).astype(bool)
+    rollout_N = _flat([sample.rollout_logprobs for sample in samples]).astype(np.float64)
+    logprobs_N = before_N.cpu().numpy()
+    ends = np.cumsum([len(sample.response_tokens) for sample in samples])
+    return StepReport(
+        loss=float(of["loss"].sum()) / len(updates),
+        grad_norm=fmean(update.grad_norm for update in updates),
+        learning_rate=fmean(update.learning_rate for update in updates),
+        updates=len(updates),
+        importance_ratio_mean=float(ratio.mean()),
+        importance_ratio_p05=quantiles.p05,
+        importance_ratio_p50=quantiles.p50,
+        importance_ratio_p95=quantiles.p95,
+        importance_ratio_max=quantiles.max,
+        clip_fraction=clip_fraction(of["clipped"]),
+        effective_sample_size=effective_sample_size(weight),
+        weight_mean=float(weight.mean()),
+        weight_max=float(weight.max()),
+        mismatch_kl=mismatch_kl(logprobs_N[carries_N], rollout_N[carries_N]),
+        chi_square=chi_square(ratio),
+        kl_to_reference=float(of["kl_to_reference"].mean()),
+        entropy=float(of["entropy"].mean()),
+        tokens=int(carries_N.sum()),
+        trainer_logprobs=np.split(logprobs_N.astype(np.float32), ends[:-1]),
+    )
+
+
+def _flat(values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """[N] of all samples, in their order."""
+    return np.concatenate(values)

@@ -1,9 +1,12 @@
 """One policy being trained: batches of samples in, new policy versions and step reports out.
 
-    samples ─► microbatches ─► own share ─► log π ─► objective ─► gradients summed ─► clipped ─► AdamW ─► version + 1
-               the same on every rank                 │          └─ over ranks after each microbatch: no rank
-                                                      │             ever holds a whole gradient
-                                                      └─ samples without advantage: measured, without a backward pass
+    batch ─► updates: one on all samples, or one on each minibatch of each epoch ─► version + 1
+
+    an update: samples ─► microbatches ─► own share ─► log π ─► objective ─► gradients summed ─► clipped ─► AdamW
+                          the same on every rank                 │          └─ over ranks after each microbatch: no
+                                                                 │             rank ever holds a whole gradient
+                                                                 └─ samples without advantage: measured, without a
+                                                                    backward pass
 
 Every rank gets the same samples. So each rank knows the lengths of the whole batch, and no counts have to be sent. The
 trainer knows nothing of streams, where checkpoints are stored or how ranks are started: `stages/train.py` does that.
@@ -13,30 +16,33 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
-from millrace.errors import TrainingDiverged
 from millrace.models.offload import move
 from millrace.training.batch import Microbatch, Sample, microbatches, pack
 from millrace.training.checkpoints.image import lone_files
 from millrace.training.checkpoints.policy_state import policy_state, restore_policy_state
 from millrace.training.losses.base import Loss
-from millrace.training.objective import Objective
+from millrace.training.objective import FixedLogprobs, Objective
+from millrace.training.optimization.adamw import make_adamw
+from millrace.training.optimization.gradients import clipped_norm, zero_gradients
+from millrace.training.optimization.learning_rate import ess_factor, share_of_rate
+from millrace.training.optimization.updates import updates
 from millrace.training.parallel.lora import adapters, add_adapters, parts
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.training.parallel.sharding import full_tensors, shard
 from millrace.training.policy import PackedPolicy
-from millrace.training.step_report import StepReport, TokenTable
+from millrace.training.step_report import StepReport, TokenTable, Update, report
 from storage.failpoints import failpoint
 
 
 class Trainer:
     """A policy, its optimizer and its version. Each rank has one, and all ranks call the same methods.
 
-    `max_new_tokens` is the maximum length of a response. `reference` is the start model, required exactly if
-    `training.kl.coefficient` is above 0; it never changes, and stays in the CPU's memory between steps.
+    `max_new_tokens` is the maximum length of a response. `seed` is the run's: the order of minibatches follows from it.
+    `reference` is the start model, required exactly if `training.kl.coefficient` is above 0; it never changes, and
+    stays in the CPU's memory between steps.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class Trainer:
         training: TrainingConfig,
         *,
         max_new_tokens: int,
+        seed: int = 0,
         reference: PreTrainedModel | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -63,15 +70,14 @@ class Trainer:
         self.policy_version = 0
         self.ranks = ranks
         self.before_update: Callable[[], None] = lambda: None
-        """Called in each step before parameters and optimizer state change, so that others can finish reading them."""
+        """Called in each update before parameters and optimizer state change, so that others can finish reading."""
         self._objective = Objective(training, max_new_tokens)
         self._training = training
+        self._seed = seed
         if training.activation_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._reference = None if reference is None else self._frozen(reference)
-        self._optimizer = torch.optim.AdamW(
-            self._parameters().values(), lr=training.learning_rate, weight_decay=training.weight_decay
-        )
+        self._optimizer = make_adamw(self._parameters().values(), training)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -113,31 +119,27 @@ class Trainer:
         return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def step(self, samples: Sequence[Sample]) -> StepReport:
-        """One optimizer step on all `samples`, the same on every rank; the policy version grows by one.
+        """All updates on the batch `samples`, the same on every rank; the policy version grows by one.
 
         Raises InputError if no token of `samples` carries loss, and TrainingDiverged where log-probabilities or the
-        gradient are not finite; weights, optimizer and version then stay as they are.
+        gradient are not finite. Optimizer and weights are then those before the update that failed: if the batch takes
+        only one, nothing has changed.
         """
-        scale_Q = self._objective.scale(samples)
-        pulling = [place for place, sample in enumerate(samples) if self._objective.pulls(sample)]
-        others = sorted(set(range(len(samples))) - set(pulling))
-        batches = self._own_microbatches(samples, pulling)
-        num_pulling = len(batches)
-        batches += self._own_microbatches(samples, others)
-        references = self._reference_logprobs(batches)
-        table = TokenTable(samples, self.ranks.device)
-        self._zero_gradients()
-        balance_scale = self._training.router_aux_loss_coefficient / max(1, len(pulling))
-        for number, (batch, ref_logprobs_N) in enumerate(zip(batches, references, strict=True)):
-            pulls = number < num_pulling
-            self._pass(batch, ref_logprobs_N, scale_Q, table, balance_scale=balance_scale, pulls=pulls)
-        failpoint("train.mid_step")
-        grad_norm = self._clipped_norm()
-        self.before_update()
-        self._optimizer.step()
+        training = self._training
+        plan = updates(
+            samples,
+            minibatches=training.minibatches,
+            epochs=training.epochs,
+            seed=self._seed,
+            policy_version=self.policy_version + 1,
+        )
+        fixed = FixedLogprobs(
+            reference_N=self._reference_logprobs(samples),
+            before_N=self._fixed_logprobs(self.policy, samples) if len(plan) > 1 else None,
+        )
+        done = [self._update(samples, places, fixed) for places in plan]
         self.policy_version += 1
-        self.ranks.sum(table.values_KN)
-        return table.report(grad_norm)
+        return report(samples, done, done[0].logprobs_N if fixed.before_N is None else fixed.before_N)
 
     def sleep(self) -> None:
         """Moves parameters and optimizer state to the CPU's memory, and frees the device's.
@@ -169,35 +171,68 @@ class Trainer:
         batches = microbatches(samples, most, ranks.data_size, places=places)
         return [batch.to(ranks.device) for batch in batches[ranks.data_rank :: ranks.data_size]]
 
-    def _zero_gradients(self) -> None:
-        """Sets the gradient to 0, not to None: AdamW's momentum moves the weights in a step without gradient too."""
-        for parameter in self._parameters().values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            else:
-                # In place: taking as much memory from the system again can cost as much as the optimizer's update.
-                parameter.grad.zero_()
+    def _update(self, samples: Sequence[Sample], places: Sequence[int], fixed: FixedLogprobs) -> Update:
+        """One optimizer update on the samples at `places` of the batch."""
+        scale_Q = self._objective.scale(samples, places)
+        pulling, others = self._divided(samples, places)
+        balance_scale = self._training.router_aux_loss_coefficient / max(1, len(pulling))
+        table = TokenTable(samples, self.ranks.device)
+        parameters = self._parameters().values()
+        zero_gradients(parameters)
+        for pulls, share in ((True, pulling), (False, others)):
+            for batch in self._own_microbatches(samples, share):
+                self._pass(batch, fixed, scale_Q, table, balance_scale=balance_scale, pulls=pulls)
+        failpoint("train.mid_step")
+        version = self.policy_version + 1
+        what = f"the gradient of {self.loss.name} on the way to version {version}"
+        grad_norm = clipped_norm(parameters, self._training.max_grad_norm, what)
+        self.ranks.sum(table.values_KN)
+        tokens = table.carrying(places)
+        rate = self._training.learning_rate * share_of_rate(self._training.schedule, version)
+        if self._training.schedule.ess_scaling:
+            rate *= ess_factor(tokens["log_ratio"])
+        self.before_update()
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        logprobs_N = table.values_KN[-1].clone()
+        return Update(grad_norm=grad_norm, learning_rate=rate, tokens=tokens, logprobs_N=logprobs_N)
+
+    def _divided(self, samples: Sequence[Sample], places: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Of `places`, those of the samples that add to the gradient, and the others."""
+        pulling = [place for place in places if self._objective.pulls(samples[place])]
+        return pulling, sorted(set(places) - set(pulling))
 
     def _frozen(self, reference: PreTrainedModel) -> PackedPolicy:
         policy = PackedPolicy(reference.eval()).requires_grad_(False)
         shard(policy, self.ranks, compute_dtype=self._compute_dtype)
         return policy.to("cpu")
 
-    @torch.no_grad()
-    def _reference_logprobs(self, batches: Sequence[Microbatch]) -> list[torch.Tensor | None]:
-        """[N] log π of the reference policy per microbatch, nats; None if there is no reference."""
+    def _reference_logprobs(self, samples: Sequence[Sample]) -> torch.Tensor | None:
+        """As `_fixed_logprobs`, of the reference policy; None if there is none."""
         if self._reference is None:
-            return [None] * len(batches)
+            return None
         self._reference.to(self.ranks.device)
-        found: list[torch.Tensor | None] = [self._reference(batch).logprobs_N for batch in batches]
+        logprobs_N = self._fixed_logprobs(self._reference, samples)
         # Before activations are kept for a backward pass: the two never need memory at the same time.
         self._reference.to("cpu")
-        return found
+        return logprobs_N
+
+    @torch.no_grad()
+    def _fixed_logprobs(self, policy: PackedPolicy, samples: Sequence[Sample]) -> torch.Tensor:
+        """[N] float64 log π of all response tokens of the batch, nats, the same on every rank."""
+        num_tokens = sum(len(sample.response_tokens) for sample in samples)
+        logprobs_N = torch.zeros(num_tokens, dtype=torch.float64, device=self.ranks.device)
+        # In the microbatches of a single update on the batch, so that rounding is the same.
+        for share in self._divided(samples, range(len(samples))):
+            for batch in self._own_microbatches(samples, share):
+                logprobs_N[batch.in_batch_N] = policy(batch).logprobs_N.double()
+        return self.ranks.sum(logprobs_N)
 
     def _pass(
         self,
         batch: Microbatch,
-        ref_logprobs_N: torch.Tensor | None,
+        fixed: FixedLogprobs,
         scale_Q: torch.Tensor,
         table: TokenTable,
         *,
@@ -210,27 +245,15 @@ class Trainer:
         """
         with torch.set_grad_enabled(pulls):
             found = self.policy(batch)
-            losses, kl_L = self._objective.token_losses(batch, found.logprobs_N, ref_logprobs_N)
+            losses, kl_L = self._objective.token_losses(batch, found, fixed)
             scale_L = scale_Q[list(batch.places)].to(self.ranks.device)[batch.response_N[batch.loss_mask_N]]
-            total = (scale_L * (losses.loss + self._objective.kl.coefficient * kl_L)).sum()
+            total = (scale_L * self._objective.value(losses, kl_L, found.entropy_N[batch.loss_mask_N])).sum()
             if balance_scale:
                 total = total + balance_scale * self.policy.routing.imbalance(batch)
         if pulls:
             # Also where this rank's microbatch is a dummy: FSDP needs every rank in every layer.
             total.backward()
         table.enter(batch, found, losses, scale_L * losses.loss, kl_L)
-
-    def _clipped_norm(self) -> float:
-        """Clips the gradient; returns its norm before that. Raises TrainingDiverged if the norm is not finite."""
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters().values(), self._training.max_grad_norm)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        if not norm.isfinite():
-            raise TrainingDiverged(
-                f"the gradient of {self.loss.name} on the way to version {self.policy_version + 1} has norm "
-                f"{norm.item()}; expected a finite one, as fresher rollouts or a smaller learning rate keep it"
-            )
-        return norm.item()
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """The live tensors that a checkpoint holds, by kind and name."""

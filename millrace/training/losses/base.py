@@ -35,6 +35,8 @@ class LossTokens:
     staleness_N: torch.Tensor
     """[N] int64: policy versions by which the trainer is ahead of the oldest one that sampled any of the response's
     tokens, without those too old to carry loss."""
+    before_logprobs_N: torch.Tensor | None = None
+    """[N] log π before the first update on the batch, nats, without gradient; None if this is the first."""
 
 
 class TokenLosses(NamedTuple):

@@ -6,13 +6,16 @@
 Hilton et al., arXiv 2110.00641; for asynchronous training of language models AReaL, arXiv 2505.24298, §5.2. The
 proximal policy π_prox is one of
 
-    recomputed      π_prox = π as it was before the step
+    recomputed      π_prox = π as it was before the batch's first update
     interpolated    log π_prox = log π + (log μ − log π) / d        d: staleness in versions; π_prox = π where d = 0
 
-`recomputed` is AReaL's. Here a batch takes one optimizer step, so π before the step is π itself without gradient: r is
-1, nothing is ever clipped, and a token weighs its full importance ratio. `interpolated` is A-3PO (arXiv 2512.06547): a
-geometric mean of μ and π that puts π_prox about one version behind π. At d = 1 it is μ, and the loss is `ppo_clip`.
-A-3PO's d is the token's; here d is the response's, counted from the oldest version that sampled any of it.
+`recomputed` is AReaL's. With several updates on a batch (`training.minibatches`, `training.epochs`) it bounds how far
+they move the policy together, however stale the batch is. In the first of them, and so where a batch takes only one, π
+before it is π itself without gradient: r is 1, nothing is clipped, and a token weighs its full importance ratio.
+
+`interpolated` is A-3PO (arXiv 2512.06547): a geometric mean of μ and π that puts π_prox about one version behind π. At
+d = 1 it is μ, and the loss is `ppo_clip`. π is the live policy, in each update. A-3PO's d is the token's; here d is the
+response's, counted from the oldest version that sampled any of it.
 
 Neither bounds π/μ. AReaL's code drops tokens where it is large; `icepop` does that.
 """
@@ -47,7 +50,7 @@ class DecoupledPpo(Loss):
         """[N] log π_prox, nats, without gradient."""
         trainer_logprobs_N = tokens.trainer_logprobs_N.detach()
         if self.training.losses.decoupled_ppo.proximal == "recomputed":
-            return trainer_logprobs_N
+            return trainer_logprobs_N if tokens.before_logprobs_N is None else tokens.before_logprobs_N
         staleness_N = tokens.staleness_N.to(trainer_logprobs_N)
         share_of_rollout_N = torch.where(staleness_N > 0, 1 / staleness_N, 0)
         return torch.lerp(trainer_logprobs_N, tokens.rollout_logprobs_N, share_of_rollout_N)

@@ -13,7 +13,7 @@ eq. 4). As there, the estimate is not weighted by π/μ: on stale rollouts it is
 
 import torch
 
-from configs.losses import KlEstimator
+from configs.learning.losses import KlEstimator
 
 
 def kl_to_reference(

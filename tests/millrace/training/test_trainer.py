@@ -130,15 +130,16 @@ SAMPLES = [
 class InTurn(Ranks):
     """One of several ranks that step one after the other in this process: what the last one adds up is all there is."""
 
-    so_far: list[torch.Tensor]
+    so_far: dict[torch.Size, list[torch.Tensor]]
+    """By their shape: what is added up for the reference is told apart from the report's."""
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.so_far.append(tensor.clone())
-        return tensor.copy_(torch.stack(self.so_far).sum(dim=0))
+        self.so_far[tensor.shape].append(tensor.clone())
+        return tensor.copy_(torch.stack(self.so_far[tensor.shape]).sum(dim=0))
 
 
 def in_turn(num_ranks: int) -> list[InTurn]:
-    so_far: list[torch.Tensor] = []
+    so_far = defaultdict[torch.Size, list[torch.Tensor]](list)
     alone = {field.name: getattr(ALONE, field.name) for field in fields(ALONE)}
     return [InTurn(**{**alone, "data_rank": rank, "data_size": num_ranks}, so_far=so_far) for rank in range(num_ranks)]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from configs.losses import LossesConfig
+from configs.learning.losses import LossesConfig
 from configs.training import TrainingConfig
 from millrace.training.losses.base import Loss, LossTokens, TokenLosses
 

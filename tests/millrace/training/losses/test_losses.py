@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.training.bandit import Bandit, judge, pull, pulls, random_bandit, tokens_of, vector
 
-from configs.losses import DecoupledPpoConfig, GeometricMaskConfig, GspoConfig, LossesConfig
+from configs.learning.losses import DecoupledPpoConfig, GeometricMaskConfig, GspoConfig, LossesConfig
 from configs.schema import dotted_fields
 from configs.training import LossName, TrainingConfig
 from millrace.errors import InputError, TrainingDiverged

@@ -23,8 +23,8 @@ class DecoupledPpoConfig(Section):
     """Decoupled PPO; its bounds are `training.clip_low` and `training.clip_high`."""
 
     proximal: Literal["recomputed", "interpolated"] = "recomputed"
-    """Policy to clip against: `recomputed`: the policy before the step; `interpolated`: between that and the sampling
-    policy, by staleness."""
+    """Policy to clip against: `recomputed`: the policy before the batch's first update; `interpolated`: between the
+    policy and the one that sampled, by staleness."""
 
 
 class TisConfig(Section):

@@ -1,0 +1,1 @@
+"""Sections of `training`: the parameters of losses, and how the optimizer moves the weights."""
