@@ -9,17 +9,18 @@ columns before it:
     row 2       │ c c c c c c c c c c c c │
     free        │                         │
 
-- **A token** is written into the column `end`. Nothing is copied until the columns are used up. Then the rows move to
-  new buffers with half as many free columns as used ones.
+- **A token** is written into the column `end`. Nothing is copied until the columns are used up. Then the rows move back
+  to the first columns, or to new buffers with half as many free columns as used ones.
 - **Rows that enter** were computed beside the batch, and are copied in before `end`.
 - **Rows that leave** are replaced by the last rows: one copy of a row each.
+- **An empty batch** keeps its buffers for the next one: on a CPU, memory is dear when it is touched first.
 
 So the cost of a token depends on the rows alive and on the longest of them. As rows are aligned on the right, distances
 between columns are distances between tokens, and `transformers` makes the masks, those of sliding windows too. Layers
 with such windows keep all their columns here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,27 +49,45 @@ class KvBuffers:
         self.cache = Cache(layers=list(self._layers))
         """What a model reads and extends by a token of each row."""
 
+    def clear(self) -> None:
+        """Forgets all rows. The buffers stay."""
+        self.num_rows = self.end = self.width = 0
+        self.lengths_B = self.lengths_B[:0]
+
     def make_room(self, num_rows: int, longest: int, like: Sequence[KeysValues]) -> None:
         """For so many more rows of up to `longest` tokens, with heads and features like these."""
-        needed = self.num_rows + num_rows
-        if needed > self._max_rows or longest > self.end:
-            self._move(needed, max(self.width, longest), like)
+        needed, width = self.num_rows + num_rows, max(self.width, longest)
+        if needed > self._max_rows or width > self.end:
+            self._move(needed, width, like)
+        if width > self.width:
+            self._blank(range(self.num_rows), self.end - width, self.end - self.width)
+            self.width = width
 
     def make_room_for_a_token(self) -> None:
         if self.end == self._max_columns:
             self._move(self.num_rows, self.width, [layer.stored for layer in self._layers])
 
-    def put(self, rows: Sequence[int], layers: Sequence[KeysValues], found: torch.Tensor) -> None:
+    def put(self, rows: Sequence[int], layers: Sequence[KeysValues], found: Sequence[int]) -> None:
         """Copies the rows `found` of these layers into rows that have room, right before `end`."""
-        for mine, other in zip(self._layers, layers, strict=True):
-            for buffer, new in zip(mine.stored, other, strict=True):
-                buffer[rows, :, self.end - new.shape[2] : self.end] = new[found]
+        num_texts, _, num_columns, _ = layers[0][0].shape
+        begin = self.end - num_columns
+        self._blank(rows, self.end - self.width, begin)
+        first, copies = rows[0], len(rows) // num_texts
+        # As whole groups enter: each text for as many rows, one behind the other.
+        by_text = [u for u in range(num_texts) for _ in range(copies)] == [*found]
+        if by_text and [*rows] == list(range(first, first + len(rows))):
+            for buffer, new in self._pairs(layers):
+                place = buffer[first : first + len(rows), :, begin : self.end]
+                place.unflatten(0, (num_texts, copies)).copy_(new[:, None])
+            return
+        rows_N, found_N = (torch.tensor(each, device=layers[0][0].device) for each in (rows, found))
+        for buffer, new in self._pairs(layers):
+            buffer[:, :, begin : self.end].index_copy_(0, rows_N, new[found_N])
 
     def add_rows(self, lengths: Sequence[int]) -> None:
         """Takes rows that were put behind the last one into use."""
         self.num_rows += len(lengths)
         self.lengths_B = torch.cat([self.lengths_B, torch.tensor(lengths)])
-        self.width = max(self.width, *lengths)
 
     def add_token(self) -> None:
         """Takes the column that the model has written into use."""
@@ -99,20 +118,35 @@ class KvBuffers:
         """The part of a buffer that is in use, and `new` columns more."""
         return buffer[: self.num_rows, :, self.end - self.width : self.end + new]
 
-    def _move(self, num_rows: int, end: int, like: Sequence[KeysValues]) -> None:
-        """Moves the rows to new buffers, in which they end before column `end`."""
-        # Rows enter one by one as well: some to spare.
-        self._max_rows = num_rows + self.num_rows // 4
-        self._max_columns = end + end // 2 + _FREE_COLUMNS
-        for layer, (keys, values) in zip(self._layers, like, strict=True):
-            old = layer.stored if self.num_rows else None
-            # Zeros: a masked value counts 0 times, and that must not be 0 times NaN.
-            layer.stored = (
-                keys.new_zeros(self._max_rows, keys.shape[1], self._max_columns, keys.shape[3]),
-                values.new_zeros(self._max_rows, values.shape[1], self._max_columns, values.shape[3]),
-            )
-            for buffer, before in zip(layer.stored, old or (), strict=False):
-                buffer[: self.num_rows, :, end - self.width : end] = self.used(before)
+    def _blank(self, rows: Sequence[int], begin: int, end: int) -> None:
+        """Fills columns that are to be masked: a masked value counts 0 times, and that must not be 0 times NaN."""
+        if rows and begin < end:
+            for layer in self._layers:
+                for buffer in layer.stored:
+                    buffer[list(rows), :, begin:end] = 0
+
+    def _pairs(self, layers: Sequence[KeysValues]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each buffer with what `layers` have for it."""
+        for mine, other in zip(self._layers, layers, strict=True):
+            yield from zip(mine.stored, other, strict=True)
+
+    def _move(self, num_rows: int, end: int, layers: Sequence[KeysValues]) -> None:
+        """Moves the rows so that they end before column `end`: to new buffers, unless there is room in the old ones."""
+        fits = num_rows <= self._max_rows and end + _FREE_COLUMNS <= self._max_columns
+        if not fits:
+            # Rows enter one by one as well: some to spare.
+            self._max_rows = num_rows + self.num_rows // 4
+            self._max_columns = end + end // 2 + _FREE_COLUMNS
+        for layer, pair in zip(self._layers, layers, strict=True):
+            before = [self.used(buffer) for buffer in layer.stored] if self.num_rows else []
+            if not fits:
+                keys, values = (
+                    like.new_empty(self._max_rows, like.shape[1], self._max_columns, like.shape[3]) for like in pair
+                )
+                layer.stored = keys, values
+            for buffer, old in zip(layer.stored, before, strict=False):
+                # A copy: the old columns and the new ones may overlap.
+                buffer[: self.num_rows, :, end - self.width : end] = old.clone() if fits else old
         self.end = end
 
 

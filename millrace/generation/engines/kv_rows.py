@@ -40,9 +40,13 @@ class KvRows:
         self._takes_positions = "position_ids" in accepted
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._num_layers = len(DynamicCache(config=model.config).layers)
-        self.clear()
+        self._buffers = KvBuffers(self._num_layers)
 
     def clear(self) -> None:
+        """Forgets all rows. Their memory stays for the next ones."""
+        self._buffers.clear()
+
+    def free(self) -> None:
         """Forgets all rows and frees their memory."""
         self._buffers = KvBuffers(self._num_layers)
 
@@ -58,7 +62,7 @@ class KvRows:
         for chunk in _chunks(sorted(rows_of, key=len)):
             logits_UV, layers = self._prefill(chunk)
             rows = [n for text in chunk for n in rows_of[text]]
-            found = torch.tensor([u for u, text in enumerate(chunk) for _ in rows_of[text]], device=self._model.device)
+            found = [u for u, text in enumerate(chunk) for _ in rows_of[text]]
             if not order:
                 buffers.make_room(len(texts), max(len(text) for text in texts), layers)
             buffers.put([first + n for n in rows], layers, found)

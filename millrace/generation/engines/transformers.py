@@ -189,7 +189,7 @@ class TransformersEngine(Engine):
         return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
     def sleep(self) -> None:
-        # With nothing in flight there are no caches.
+        self._cache.free()
         move(self.model, torch.device("cpu"))
 
     def wake(self) -> None:
