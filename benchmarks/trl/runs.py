@@ -1,0 +1,92 @@
+"""One run of each side on the same prompts, from the same model, for as many steps."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.async_vs_sync import run_campaign
+from benchmarks.trl.shapes import GROUP_SIZE, Shape
+from millrace.runs.history import read_steps
+from storage.stores.factory import open_store
+
+_PRESET = Path("configs/presets/tiny-cpu.yaml")
+_EVALUATED = 16
+"""Prompts of the evaluations before and after training, which are not timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimizer step."""
+
+    t: float
+    """When it ended, unix seconds."""
+    reward: float
+    """Mean over its responses."""
+    response_tokens: float
+    """Mean over its responses."""
+
+
+def run_trl(
+    python: Path, shape: Shape, model: Path, prompts: Path, folder: Path, *, steps: int, seed: int
+) -> list[Step]:
+    """TRL's steps, with a thread per core. Raises CalledProcessError if it fails."""
+    folder.mkdir(parents=True)
+    spec = {
+        "model": str(model),
+        "prompts": str(prompts),
+        "output": str(folder / "output"),
+        "steps_file": str(folder / "steps.jsonl"),
+        "threads": os.cpu_count(),
+        "seed": seed,
+        "steps": steps,
+        "responses": shape.responses,
+        "group_size": GROUP_SIZE,
+        "max_new_tokens": shape.max_new_tokens,
+        "learning_rate": shape.learning_rate,
+    }
+    (folder / "spec.json").write_text(json.dumps(spec))
+    # Not the module's package: that would put Millrace on the path.
+    command = [str(python), str(Path(__file__).with_name("driver.py")), str(folder / "spec.json")]
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+    subprocess.run(command, check=True, stdout=sys.stderr, env={**environment, "HF_HUB_OFFLINE": "1"})
+    return [Step(**json.loads(line)) for line in (folder / "steps.jsonl").read_text().splitlines()]
+
+
+def run_millrace(
+    shape: Shape, model: Path, prompts: Path, run: Path, *, steps: int, seed: int, settings: Sequence[str]
+) -> tuple[list[Step], dict[str, float]]:
+    """The steps of a campaign in the folder `run`, with one thread for each stage, and busy seconds per step by stage.
+
+    Raises CalledProcessError if it fails.
+    """
+    run.parent.mkdir(parents=True, exist_ok=True)
+    evaluated = run.parent / "evaluated.jsonl"
+    evaluated.write_text("".join(prompts.read_text().splitlines(keepends=True)[:_EVALUATED]))
+    groups = shape.responses // GROUP_SIZE
+    ours = {
+        "seed": seed,
+        "storage.root": run.parent,
+        "model.path": model,
+        "prompts.source": prompts,
+        "prompts.eval_source": evaluated,
+        "generation.group_size": GROUP_SIZE,
+        "generation.groups_per_batch": groups,
+        "generation.max_new_tokens": shape.max_new_tokens,
+        "training.groups_per_step": groups,
+        "training.learning_rate": shape.learning_rate,
+        "training.max_steps": steps,
+        "training.checkpoint_every": steps,
+        "evaluation.every": "null",
+        "promotion.margin": "null",
+    }
+    ended = run_campaign(run, [*(f"{key}={value}" for key, value in ours.items()), *settings], 0)
+    found = [
+        Step(t=step.t, reward=step.values["reward_mean"], response_tokens=step.values["response_length_mean_tokens"])
+        for step in read_steps(open_store(str(run)))
+        if "reward_mean" in step.values
+    ]
+    return found, ended["stage_seconds"]

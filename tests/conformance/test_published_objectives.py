@@ -1,0 +1,171 @@
+"""Each loss, averaged over a batch, against its paper's objective: values and gradients, in float64.
+
+    random responses ─┬─► Loss, token_scale         ─► Σ scale · loss, its gradient by log π
+                      └─► support.training.papers   ─► −objective,     its gradient by log π
+
+Responses have 0 to 5 tokens, some of which carry no loss. Ratios reach from e^−25 to e^25.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.training import papers
+from support.training.bandit import make
+from support.training.papers import AGGREGATIONS, Rows, Terms
+
+from millrace.training.losses.aggregation import token_scale
+from millrace.training.losses.base import Loss, LossTokens
+from millrace.training.losses.clipped import Gspo, PpoClip
+from millrace.training.losses.decoupled_ppo import DecoupledPpo
+from millrace.training.losses.factory import LOSSES
+from millrace.training.losses.masks import DppoTv, GeometricMask, IcePop, SequenceMask
+from millrace.training.losses.reinforce import Reinforce, Topr
+from millrace.training.losses.sapo import Sapo
+from millrace.training.losses.truncated import Aipo, Cispo, Tis
+
+MOST_TOKENS = 5
+SAME_VALUE = [
+    (make(Reinforce), papers.reinforce, "token_mean"),
+    (make(PpoClip, clip_low=0.2, clip_high=0.28), papers.ppo_clip(0.2, 0.28), "token_mean"),
+    (make(PpoClip, clip_low=0.2, clip_high=0.2), papers.ppo_clip(0.2, 0.2), "sequence_mean"),
+    (make(PpoClip, clip_low=0.2, clip_high=0.2, dual_clip=3), papers.dual_clip(0.2, 0.2, 3), "token_mean"),
+    (make(DecoupledPpo, proximal="recomputed"), papers.decoupled_ppo(0.2, 0.2, interpolated=False), "token_mean"),
+    (make(DecoupledPpo, proximal="interpolated"), papers.decoupled_ppo(0.2, 0.2, interpolated=True), "token_mean"),
+    (make(Aipo, max_importance_ratio=4), papers.truncated(4), "token_mean"),
+    (make(Tis, max_importance_ratio=2), papers.truncated(2), "sequence_mean"),
+    (make(Cispo, clip_high=0.3), papers.truncated(1.3), "token_mean"),
+    (make(GeometricMask), papers.geometric_mask(0.1, 10, 2), "sequence_mean"),
+    (make(Gspo, clip_low=0.1, clip_high=0.2), papers.gspo(0.1, 0.2), "sequence_mean"),
+    (make(Sapo), papers.sapo(1, 1.05), "sequence_mean"),
+    (make(DppoTv), papers.dppo_tv(0.15, 20), "token_mean"),
+    (make(Topr), papers.topr, "constant"),
+]
+"""Losses whose value is that of the paper's objective, with the paper's average where it names one."""
+SAME_GRADIENT = [
+    # The paper's term is r A; ours has its gradient and the value r A log π.
+    (make(IcePop), papers.icepop(0.5, 5), "token_mean"),
+    # The paper's ratio of a response is differentiated as a whole; ours stands with each token.
+    (make(SequenceMask), papers.sequence_mask(0.5, 2), "constant"),
+]
+"""Losses that have the gradient of the paper's objective and another value."""
+BOUNDS = (0.1, 0.5, 0.8, 0.9, 1.2, 1.28, 1.3, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+"""Bounds on ratios above, where formulas have a kink or a step."""
+
+logprobs = st.floats(-25, 0)
+near = st.floats(-0.5, 0.5)
+tokens = st.tuples(logprobs, logprobs | near, st.booleans())
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Rows:
+    """One to four responses; a token's μ is anywhere, or close to π."""
+    responses = draw(st.lists(st.lists(tokens, max_size=MOST_TOKENS), min_size=1, max_size=4))
+    shape = (len(responses), MOST_TOKENS)
+    pi_BT, mu_BT = torch.full(shape, -1.0, dtype=torch.float64), torch.full(shape, -7.0, dtype=torch.float64)
+    mask_BT = torch.zeros(shape, dtype=torch.bool)
+    for b, response in enumerate(responses):
+        for t, (pi, second, counts) in enumerate(response):
+            pi_BT[b, t], mask_BT[b, t] = pi, counts
+            mu_BT[b, t] = second if second < -0.5 else min(0.0, pi + second)
+    assume(bool(mask_BT.any()))
+    return Rows(
+        pi_BT=pi_BT,
+        mu_BT=mu_BT,
+        mask_BT=mask_BT,
+        advantages_B=torch.tensor(
+            draw(st.lists(st.sampled_from((-2.5, -1.0, 0.0, 0.125, 1.0)), min_size=shape[0], max_size=shape[0])),
+            dtype=torch.float64,
+        ),
+        staleness_B=torch.tensor(draw(st.lists(st.integers(0, 4), min_size=shape[0], max_size=shape[0]))),
+    )
+
+
+def value_and_gradient(
+    rows: Rows, objective: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    pi_BT = rows.pi_BT.clone().requires_grad_()
+    value = objective(pi_BT)
+    (gradient_BT,) = torch.autograd.grad(value, pi_BT)
+    return value.detach(), gradient_BT
+
+
+def with_pi(rows: Rows, pi_BT: torch.Tensor) -> Rows:
+    return Rows(**{**vars(rows), "pi_BT": pi_BT})
+
+
+def published(rows: Rows, terms: Terms, aggregation: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the paper minimises."""
+    average = AGGREGATIONS[aggregation]
+    return value_and_gradient(rows, lambda pi_BT: -average(terms(with_pi(rows, pi_BT)), rows.mask_BT, MOST_TOKENS))
+
+
+def ours(rows: Rows, loss: Loss, aggregation: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the trainer minimises: ragged tokens, response after response."""
+    response_N = rows.mask_BT.nonzero()[:, 0]
+    scale_Q = token_scale(aggregation, rows.mask_BT.sum(1), MOST_TOKENS)
+
+    def objective(pi_BT: torch.Tensor) -> torch.Tensor:
+        judged = loss(
+            LossTokens(
+                trainer_logprobs_N=pi_BT[rows.mask_BT],
+                rollout_logprobs_N=rows.mu_BT[rows.mask_BT],
+                advantages_N=rows.advantages_B[response_N],
+                response_N=response_N,
+                num_responses=len(rows.advantages_B),
+                staleness_N=rows.staleness_B[response_N],
+            )
+        )
+        return (scale_Q[response_N] * judged.loss).sum()
+
+    return value_and_gradient(rows, objective)
+
+
+def away_from_kinks(rows: Rows) -> None:
+    ratios = torch.cat([rows.ratios.flatten(), rows.products.flatten(), rows.geometric_means.flatten()])
+    prox = (rows.log_ratios / rows.staleness_B[:, None].clamp(min=1)).exp().flatten()
+    moved = (rows.pi_BT.exp() - rows.mu_BT.exp()).abs().flatten()
+    bounds = torch.tensor(BOUNDS, dtype=torch.float64)
+    assume(bool(((torch.cat([ratios, prox])[:, None] / bounds).log().abs() > 1e-9).all()))
+    assume(bool(((moved - 0.15).abs() > 1e-9).all()))
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13 * max(1.0, float(expected.abs().max())))
+
+
+def name(value: object) -> str | None:
+    return value.name if isinstance(value, Loss) else getattr(value, "__qualname__", str(value)).split(".")[0]
+
+
+@pytest.mark.parametrize(("loss", "terms", "aggregation"), SAME_VALUE, ids=name)
+@settings(max_examples=50)
+@given(rows=batches())
+def test_a_loss_is_the_published_objective(loss: Loss, terms: Terms, aggregation: str, rows: Rows) -> None:
+    away_from_kinks(rows)
+    (found, found_BT), (expected, expected_BT) = ours(rows, loss, aggregation), published(rows, terms, aggregation)
+    close(found, expected)
+    close(found_BT, expected_BT)
+
+
+@pytest.mark.parametrize(("loss", "terms", "aggregation"), SAME_GRADIENT, ids=name)
+@settings(max_examples=50)
+@given(rows=batches())
+def test_a_loss_has_the_gradient_of_the_published_objective(
+    loss: Loss, terms: Terms, aggregation: str, rows: Rows
+) -> None:
+    away_from_kinks(rows)
+    close(ours(rows, loss, aggregation)[1], published(rows, terms, aggregation)[1])
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@settings(max_examples=50)
+@given(rows=batches())
+def test_an_average_is_the_published_one_with_responses_that_are_empty(aggregation: str, rows: Rows) -> None:
+    close(ours(rows, make(Reinforce), aggregation)[1], published(rows, papers.reinforce, aggregation)[1])
+
+
+def test_every_loss_is_compared_with_a_publication() -> None:
+    assert {loss.name for loss, _, _ in SAME_VALUE + SAME_GRADIENT} == set(LOSSES)
