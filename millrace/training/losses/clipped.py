@@ -45,7 +45,7 @@ class Gspo(Loss):
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         own = self.training.losses.gspo
-        ratio_N = log_ratio_means(tokens).exp().to(tokens.rollout_logprobs_N)
+        ratio_N = log_ratio_means(tokens).exp().to(tokens.trainer_logprobs_N)
         return _clipped(tokens, ratio_N, own.clip_low, own.clip_high)
 
 

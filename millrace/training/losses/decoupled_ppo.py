@@ -53,4 +53,4 @@ class DecoupledPpo(Loss):
             return trainer_logprobs_N if tokens.before_logprobs_N is None else tokens.before_logprobs_N
         staleness_N = tokens.staleness_N.to(trainer_logprobs_N)
         share_of_rollout_N = torch.where(staleness_N > 0, 1 / staleness_N, 0)
-        return torch.lerp(trainer_logprobs_N, tokens.rollout_logprobs_N, share_of_rollout_N)
+        return torch.lerp(trainer_logprobs_N, tokens.rollout_logprobs_N.to(trainer_logprobs_N), share_of_rollout_N)

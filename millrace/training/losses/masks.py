@@ -45,7 +45,7 @@ class SequenceMask(Loss):
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         ratio_N = log_ratio_sums(tokens).exp()
         dropped_N = _outside(ratio_N, self.training.losses.sequence_mask)
-        return weighted(tokens, ratio_N.masked_fill(dropped_N, 0).to(tokens.rollout_logprobs_N), dropped_N)
+        return weighted(tokens, ratio_N.masked_fill(dropped_N, 0).to(tokens.trainer_logprobs_N), dropped_N)
 
 
 class GeometricMask(Loss):

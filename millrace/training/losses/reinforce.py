@@ -37,7 +37,7 @@ class Topr(Loss):
     name: ClassVar[str] = "topr"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
-        ratio_N = log_ratio_sums(tokens).exp().to(tokens.rollout_logprobs_N)
+        ratio_N = log_ratio_sums(tokens).exp().to(tokens.trainer_logprobs_N)
         bad_N = tokens.advantages_N < 0
         weight_N = torch.where(bad_N, ratio_N.clamp(max=1), 1)
         return weighted(tokens, weight_N, bad_N & (ratio_N > 1))
