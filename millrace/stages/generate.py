@@ -25,6 +25,7 @@ from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import PromptOrder, load_prompts
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.device_sharing import DeviceTurns, open_device
+from millrace.runtime.memory import keep_freed_memory
 from millrace.runtime.stage import Stage, run_stage
 from millrace.stages.admission import Admission
 from millrace.stages.carry_over import CarryOver
@@ -35,6 +36,7 @@ from millrace.weights.factory import generator_end
 
 def main(stage: Stage) -> None:
     """Generates until asked to drain."""
+    keep_freed_memory()
     config = stage.config
     generation = config.generation
     torch.set_num_threads(generation.threads)

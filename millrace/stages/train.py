@@ -22,6 +22,7 @@ from millrace.runs.record import read_attempt
 from millrace.runs.start_hashes import record_start_hashes
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import DeviceTurns, open_device
+from millrace.runtime.memory import keep_freed_memory
 from millrace.runtime.stage import Stage, run_follower, run_stage
 from millrace.stages.train_loop import TrainLoop
 from millrace.stages.train_state import open_train_state
@@ -38,6 +39,7 @@ from storage.stores.base import Store
 
 def main(stage: Stage) -> None:
     """Trains to the attempt's last step, or until asked to drain; the last version is checkpointed either way."""
+    keep_freed_memory()
     config = stage.config
     device = open_device(stage.arguments.handover, colocated=config.placement.colocated, alone=True)
     # Before any rank uses the device: the other ranks wait for rank 0 in `Ranks.join`.
@@ -70,6 +72,7 @@ def main(stage: Stage) -> None:
 
 def follow_main(arguments: StageArguments, config: RunConfig, store: Store) -> None:
     """The main function of every rank but rank 0; returns when rank 0 ends."""
+    keep_freed_memory()
     trainer = load_trainer(config, start_folder(store, config.model.path, arguments.handover))
     with AsyncCheckpoints(store, trainer.ranks, None) as checkpoints:
         follow(trainer, checkpoints)
