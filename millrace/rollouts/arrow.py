@@ -133,5 +133,5 @@ def column_of_lists(rows: Sequence[Sequence[float]], dtype: type[np.generic]) ->
     """A list column, from Python numbers."""
     offsets = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
-    flat = np.fromiter((value for row in rows for value in row), dtype=dtype, count=int(offsets[-1]))
+    flat = np.fromiter(itertools.chain.from_iterable(rows), dtype=dtype, count=int(offsets[-1]))
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat))

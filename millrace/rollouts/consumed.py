@@ -112,11 +112,13 @@ class ConsumedWriter:
 def _trained(group: ScoredGroup, trainer_version: int, advantages: Iterable[float]) -> list[dict[str, object]]:
     of_trained = iter(advantages)
     trained, verified = set(group.trained), set(group.verified)
+    # The same for all members: once is enough.
+    staleness = group.staleness(trainer_version)
     return [
         {
             **row,
             "outcome": TRAINED if i in trained else "stale" if i in verified else "error",
-            "staleness": group.staleness(trainer_version),
+            "staleness": staleness,
             "advantage": next(of_trained) if i in trained else None,
             "masked_tokens": group.masked_tokens[i],
         }
@@ -125,7 +127,8 @@ def _trained(group: ScoredGroup, trainer_version: int, advantages: Iterable[floa
 
 
 def _dropped(group: ScoredGroup, reason: str, trainer_version: int) -> list[dict[str, object]]:
-    in_flight = group.max_policy_version - group.min_policy_version
+    oldest, newest = group.min_policy_versions.tolist(), group.max_policy_versions.tolist()
+    group_oldest, group_newest = min(oldest), max(newest)
     return [
         {
             "generator": group.generator,
@@ -133,10 +136,10 @@ def _dropped(group: ScoredGroup, reason: str, trainer_version: int) -> list[dict
             "group_id": group.group_id,
             "sample_index": i,
             "outcome": reason,
-            "staleness": trainer_version - group.min_policy_version,
-            "staleness_in_flight": in_flight,
-            "min_policy_version": int(group.min_policy_versions[i]),
-            "max_policy_version": int(group.max_policy_versions[i]),
+            "staleness": trainer_version - group_oldest,
+            "staleness_in_flight": group_newest - group_oldest,
+            "min_policy_version": oldest[i],
+            "max_policy_version": newest[i],
             "tokens": len(group.response_tokens[i]),
             "reward": reward,
             "advantage": None,
