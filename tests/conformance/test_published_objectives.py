@@ -116,6 +116,7 @@ def ours(rows: Rows, loss: Loss, aggregation: str) -> tuple[torch.Tensor, torch.
                 response_N=response_N,
                 num_responses=len(rows.advantages_B),
                 staleness_N=rows.staleness_B[response_N],
+                before_logprobs_N=None if rows.before_BT is None else rows.before_BT[rows.mask_BT],
             )
         )
         return (scale_Q[response_N] * judged.loss).sum()
@@ -130,6 +131,11 @@ def away_from_kinks(rows: Rows) -> None:
     bounds = torch.tensor(BOUNDS, dtype=torch.float64)
     assume(bool(((torch.cat([ratios, prox])[:, None] / bounds).log().abs() > 1e-9).all()))
     assume(bool(((moved - 0.15).abs() > 1e-9).all()))
+
+
+def in_a_later_update(rows: Rows, moved_BT: torch.Tensor) -> Rows:
+    """The same batch after earlier updates that moved log π by `moved_BT`."""
+    return Rows(**{**vars(rows), "before_BT": rows.pi_BT - moved_BT})
 
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -158,6 +164,20 @@ def test_a_loss_has_the_gradient_of_the_published_objective(
 ) -> None:
     away_from_kinks(rows)
     close(ours(rows, loss, aggregation)[1], published(rows, terms, aggregation)[1])
+
+
+@settings(max_examples=50)
+@given(rows=batches(), moved=st.lists(st.floats(-1, 1), min_size=4 * MOST_TOKENS, max_size=4 * MOST_TOKENS))
+def test_in_a_later_update_decoupled_ppo_clips_against_the_policy_before_the_first(
+    rows: Rows, moved: list[float]
+) -> None:
+    moved_BT = torch.tensor(moved, dtype=torch.float64).view(4, MOST_TOKENS)[: len(rows.pi_BT)]
+    assume(bool(((moved_BT.exp()[..., None] / torch.tensor(BOUNDS)).log().abs() > 1e-6).all()))
+    later, recomputed = in_a_later_update(rows, moved_BT), make(DecoupledPpo, proximal="recomputed")
+    (found, found_BT) = ours(later, recomputed, "token_mean")
+    (expected, expected_BT) = published(later, papers.decoupled_ppo(0.2, 0.2, interpolated=False), "token_mean")
+    close(found, expected)
+    close(found_BT, expected_BT)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

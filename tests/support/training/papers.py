@@ -22,6 +22,8 @@ class Rows:
     """Bool: where a token counts."""
     advantages_B: torch.Tensor
     staleness_B: torch.Tensor
+    before_BT: torch.Tensor | None = None
+    """log π before the first update on the batch; None if this is the first."""
 
     @property
     def advantages(self) -> torch.Tensor:
@@ -87,15 +89,19 @@ def dual_clip(low: float, high: float, most: float) -> Terms:
 def decoupled_ppo(low: float, high: float, *, interpolated: bool) -> Terms:
     """Decoupled PPO, arXiv 2110.00641: (π_prox/μ) min(r A, clip(r) A), r = π/π_prox.
 
-    π_prox is π before the step, which after no step is sg(π), or as in A-3PO, arXiv 2512.06547, geometrically between.
+    π_prox is π before the first update on the batch, or, as in A-3PO, arXiv 2512.06547, geometrically between μ and π.
     """
 
-    def terms(rows: Rows) -> torch.Tensor:
+    def log_prox(rows: Rows) -> torch.Tensor:
+        if not interpolated:
+            return rows.pi_BT if rows.before_BT is None else rows.before_BT
         d_B1 = rows.staleness_B[:, None].double()
-        alpha_B1 = torch.where(d_B1 > 0, 1 / d_B1, 0.0) if interpolated else torch.zeros_like(d_B1)
-        log_prox_BT = sg(alpha_B1 * rows.mu_BT + (1 - alpha_B1) * rows.pi_BT)
+        alpha_B1 = torch.where(d_B1 > 0, 1 / d_B1, 0.0)
+        return alpha_B1 * rows.mu_BT + (1 - alpha_B1) * rows.pi_BT
+
+    def terms(rows: Rows) -> torch.Tensor:
+        log_prox_BT, advantage = sg(log_prox(rows)), rows.advantages
         ratio_BT = (rows.pi_BT - log_prox_BT).exp()
-        advantage = rows.advantages
         clipped = torch.minimum(ratio_BT * advantage, ratio_BT.clamp(1 - low, 1 + high) * advantage)
         return (log_prox_BT - rows.mu_BT).exp() * clipped
 
