@@ -15,6 +15,7 @@ def impossible_combinations(config: RunConfig) -> Iterator[str]:
     yield from _prompts(config)
     yield from _groups(config)
     yield from _schedule(config)
+    yield from _selection(config)
     yield from _engine(config)
     yield from _experts(config)
     yield from _environment(config)
@@ -156,6 +157,33 @@ def _schedule(config: RunConfig) -> Iterator[str]:
             f"training.max_steps, {training.max_steps}; expected a final share above 0, or the steps after the "
             "schedule would change nothing"
         )
+
+
+def _selection(config: RunConfig) -> Iterator[str]:
+    training, overlong = config.training, config.training.selection.overlong
+    if training.selection.drop_zero_advantage and training.advantage == "reinforce_plus_plus":
+        yield (
+            "training.selection.drop_zero_advantage is true and training.advantage is reinforce_plus_plus; expected "
+            "false, because there a group whose rewards are all equal has an advantage over the batch"
+        )
+    if overlong.buffer_tokens is not None and overlong.buffer_tokens > config.generation.max_new_tokens:
+        yield (
+            f"training.selection.overlong.buffer_tokens is {overlong.buffer_tokens} and generation.max_new_tokens is "
+            f"{config.generation.max_new_tokens}; expected at most max_new_tokens"
+        )
+    if overlong.buffer_tokens is not None and training.advantage == "maxrl":
+        yield (
+            f"training.selection.overlong.buffer_tokens is {overlong.buffer_tokens} and training.advantage is maxrl; "
+            "expected null, because maxrl needs rewards of at least 0 and the punishment can make them negative"
+        )
+    package, _, tasks = config.prompts.source.partition(":")
+    known = tasks.split(",") if package == "reasoning_gym" else []
+    for task in training.selection.source_factors:
+        if task not in known:
+            yield (
+                f"training.selection.source_factors has a factor of {task} and prompts.source is "
+                f'"{config.prompts.source}"; expected a task in use, reasoning_gym:{task}'
+            )
 
 
 def _engine(config: RunConfig) -> Iterator[str]:

@@ -21,10 +21,10 @@ _MAPPINGS_OF_SECTIONS = frozenset(key for key, field in dotted_fields().items() 
 
 # How long, where and how fast a run continues. None of these changes what a committed trajectory or step means. The
 # number of ranks and the size of microbatches change only the last bits of a gradient; its number format changes more.
-# What became of tokens that were too old is stored with each step.
+# What became of tokens that were too old, and of groups without spread, is stored with each step.
 _FREE_KEYS = {
     "scoring.workers", "staleness.too_old", "training.max_steps", "training.checkpoint_every", "training.device",
-    "training.activation_checkpointing", "training.max_tokens_per_microbatch",
+    "training.activation_checkpointing", "training.max_tokens_per_microbatch", "training.selection.drop_zero_advantage",
 }  # fmt: skip
 _FREE_SECTIONS = (
     "training.parallel.", "weights.", "storage.", "evaluation.", "promotion.", "budget.", "supervision.", "placement.",

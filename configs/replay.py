@@ -24,7 +24,8 @@ class Selection(Section):
     max_staleness: Version | None = None
     """Leave out groups that were staler than this when they were trained, policy versions."""
     dropped: bool = False
-    """`train`: also use groups that were dropped as stale, but never those that could not be read or scored."""
+    """`train`: also use groups that were dropped as stale, zero_advantage or truncated, but never those that could not
+    be read or scored."""
 
 
 class ReplayRequest(Selection):

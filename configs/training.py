@@ -6,6 +6,7 @@ from pydantic import Field
 
 from configs.learning.losses import KlConfig, LossesConfig
 from configs.learning.optimizer import AdamWConfig, ScheduleConfig
+from configs.learning.selection import SelectionConfig
 from configs.section import Count, NonNegative, Positive, Section, Text
 
 LossName = Literal[
@@ -75,6 +76,8 @@ class TrainingConfig(Section):
     minus the mean of the group's other responses; `grpo`: minus the group's mean, over the group's standard deviation;
     `reinforce_plus_plus`: minus the batch's mean, over the batch's standard deviation; `reinforce_plus_plus_baseline`:
     minus the group's mean, over the batch's standard deviation; `maxrl`: minus the group's mean, over that mean."""
+    selection: SelectionConfig = Field(default_factory=SelectionConfig)
+    """Which groups and tokens a step trains, and how much they weigh."""
     kl: KlConfig = Field(default_factory=KlConfig)
     """Penalty for moving away from the reference policy."""
     entropy_coefficient: NonNegative = 0.0

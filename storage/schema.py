@@ -165,7 +165,11 @@ CONSUMED: pa.Schema = pa.schema(
         column("trajectory_row_id", pa.int64(), "row_id of the trajectory in its generator's stream"),
         column("group_id", pa.int64(), "group of the trajectory; -1 if its part can't be read"),
         column("sample_index", pa.int32(), "index of the trajectory in its group, from 0"),
-        column("outcome", pa.string(), "trained, or the drop_reason: stale, error, corrupt, rolled_back"),
+        column(
+            "outcome",
+            pa.string(),
+            "trained, or the drop_reason: stale, error, corrupt, rolled_back, zero_advantage, truncated",
+        ),
         column(
             "staleness",
             pa.int32(),

@@ -95,6 +95,7 @@ FAMILIES: Mapping[str, Family] = {
     "millrace_overtaken_groups_mean": _newest("overtaken_groups_mean", "later groups taken before those of the step"),
     "millrace_overtaken_groups_max": _newest("overtaken_groups_max", "the largest number of later groups taken before"),
     "millrace_masked_token_share": _newest("masked_token_share", "share of the last step's tokens beyond the bound"),
+    "millrace_zero_advantage_share": _newest("zero_advantage_share", "share of the last step's groups without spread"),
     "millrace_length_ratio": _newest("length_ratio", "mean length over the last steps, trained over taken"),
     "millrace_reward_ratio": _newest("reward_ratio", "mean reward over the last steps, trained over taken"),
     "millrace_response_length_mean_tokens": _newest("response_length_mean_tokens", "mean length of the last step"),

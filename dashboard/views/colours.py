@@ -19,6 +19,8 @@ MEANINGS: Mapping[str, str] = {
     "error": ORANGE,
     "corrupt": PINK,
     "rolled_back": GREY,
+    "zero_advantage": SKY,
+    "truncated": VIOLET,
     # Stages, and each stage's main work.
     "generate": BLUE,
     "score": ORANGE,

@@ -1,6 +1,7 @@
 """Whether the policy improves, and whether its training is sound."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import plotly.graph_objects as go
 
@@ -91,6 +92,17 @@ VIEW = View(
             "evaluation sets. For several runs: the held-out prompts alone.",
             build=_accuracy,
             wide=True,
+        ),
+        replace(
+            _chart(
+                "zero_advantage_share",
+                "Groups without spread",
+                "Share of the groups taken for each step whose rewards are all equal, dropped ones included: their "
+                "advantages are 0, because the prompts are too easy or too hard.",
+                "share of groups",
+                from_zero=True,
+            ),
+            requires=lambda run: queries.is_measured(run, "zero_advantage_share"),
         ),
         _chart(
             "response_length_mean_tokens",

@@ -34,7 +34,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--to-step", type=_version, metavar="N", help="end with this step of the stored run")
     parser.add_argument("--where", metavar="SQL", help="only groups for which this holds: 'reward_mean > 0'")
     parser.add_argument("--max-staleness", type=_version, metavar="N", help="only groups of at most this staleness")
-    parser.add_argument("--dropped", action="store_true", help="also groups that were dropped as stale")
+    parser.add_argument(
+        "--dropped", action="store_true", help="also groups that were dropped as stale, zero_advantage or truncated"
+    )
     parser.add_argument(
         "--order", choices=("stored", "shuffled"), default="stored", help="order of the groups (default: stored)"
     )

@@ -53,6 +53,7 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("", f"+ dropped: {dropped}"),
         *_repeated(ledger),
         *_masked(ledger),
+        *_without_spread(status),
         ("weight sync", f"{sync['count']} by {sync['transport']}, median {number(sync['p50_seconds'], 4)} s"),
     ]
     for name, result in status["eval"].items():
@@ -90,6 +91,14 @@ def _masked(ledger: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     share = masked["tokens"] / trained["tokens"]
     return [("masked", f"{masked['tokens']:,} tokens in {masked['rollouts']:,} rollouts, {share:.1%} of those trained")]
+
+
+def _without_spread(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """The share of groups whose rewards are all equal, once the trainer has taken some."""
+    share = status.get("zero_advantage_share")
+    return (
+        [] if share is None else [("without spread", f"{share:.0%} of the last groups have rewards that are all equal")]
+    )
 
 
 def _measured(name: str, result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -58,7 +58,7 @@ def compare(
     copies = [start_trainer(run, start, one_update=True) for _ in chosen]
     for copy, loss in zip(copies, chosen, strict=True):
         copy.train_with(loss)
-    side_by_side = SideBySide(original, copies, advantage=training.advantage)
+    side_by_side = SideBySide(original, copies, advantage=training.advantage, selection=training.selection)
     table: list[Row] = []
     for step in repeated:
         selected = rows[steps == step]

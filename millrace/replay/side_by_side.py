@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from configs.learning.selection import SelectionConfig
 from millrace.replay.comparison import COSINE, Row
 from millrace.rollouts.scored_group import ScoredGroup
+from millrace.selection.truncation import mask_truncated
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.samples import samples_of
 from millrace.training.trainer import Trainer
@@ -34,12 +36,18 @@ _REPORTED = (
 
 
 class SideBySide:
-    """`original` repeats its steps; each of `copies`, with a loss of its own, is compared at its weights."""
+    """`original` repeats its steps; each of `copies`, with a loss of its own, is compared at its weights.
 
-    def __init__(self, original: Trainer, copies: Sequence[Trainer], *, advantage: str) -> None:
+    `advantage` and `selection` are those of the run.
+    """
+
+    def __init__(
+        self, original: Trainer, copies: Sequence[Trainer], *, advantage: str, selection: SelectionConfig
+    ) -> None:
         self.original = original
         self._copies = copies
         self._advantage = advantage
+        self._selection = selection
 
     def step(
         self, batch: Sequence[ScoredGroup], compared: Sequence[ScoredGroup]
@@ -53,7 +61,8 @@ class SideBySide:
         return rows, self.original.step(self._samples(batch)).trainer_logprobs
 
     def _samples(self, groups: Sequence[ScoredGroup]) -> list[Sample]:
-        return samples_of(groups, self._advantage, self.original.policy_version)
+        masked = [mask_truncated(group, self._selection) for group in groups]
+        return samples_of(masked, self._advantage, self.original.policy_version, self._selection)
 
     def _compare(self, samples: Sequence[Sample]) -> list[Row]:
         reports = []

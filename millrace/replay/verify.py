@@ -28,6 +28,7 @@ from millrace.replay.verdict import CheckpointVerdict, Difference, StepVerdict, 
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import attempt_of_step, differences, provenance
+from millrace.selection.truncation import mask_truncated
 from millrace.training.batch import Sample
 from millrace.training.checkpoints.names import MODEL, OPTIMIZER
 from millrace.training.checkpoints.reading import StoredTensors
@@ -116,7 +117,7 @@ class _Verification:
         self._attempt = -1
         self._trainer = start_trainer(run, verdict.from_step)
         training = attempt_config(run.attempt).training
-        self._advantage = training.advantage
+        self._advantage, self._selection = training.advantage, training.selection
         self._max_tokens_per_microbatch = training.max_tokens_per_microbatch
         self._here = provenance()
 
@@ -125,9 +126,9 @@ class _Verification:
         for step in steps:
             self._as_in_attempt(step)
             rows = self._run.batch(step)
-            groups = list(self._run.read(rows.tolist()))
+            groups = [mask_truncated(group, self._selection) for group in self._run.read(rows.tolist())]
             self._compare_rewards(step, rows, groups)
-            samples = samples_of(groups, self._advantage, self._trainer.policy_version)
+            samples = samples_of(groups, self._advantage, self._trainer.policy_version, self._selection)
             self._compare_advantages(step, groups, samples)
             report = self._trainer.step(samples)
             passed = StepVerdict(

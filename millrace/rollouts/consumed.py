@@ -50,11 +50,15 @@ class ConsumedWriter:
             )
             for path, schema in ((layout.CONSUMED, CONSUMED), (layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS))
         )
-        self._dropped: list[tuple[ScoredGroup | LostPart, str, int]] = []
+        # Rows of what was dropped since the last step. A group itself would keep its part in memory.
+        self._dropped: list[dict[str, object]] = []
 
     def drop(self, group: ScoredGroup | LostPart, reason: str, trainer_version: int) -> None:
         """Notes a drop before the next step. It is written when that step is done."""
-        self._dropped.append((group, reason, trainer_version))
+        if isinstance(group, LostPart):
+            self._dropped += _lost(group, reason)
+        else:
+            self._dropped += _dropped(group, reason, trainer_version)
 
     def step(
         self,
@@ -72,11 +76,7 @@ class ConsumedWriter:
         now = time.time()
         stamp = {"t": now, "incarnation": self._incarnation, "policy_version": policy_version}
         of_trained = iter(advantages)
-        rows = [
-            {**stamp, **row}
-            for group, reason, version in self._dropped
-            for row in (_lost(group, reason) if isinstance(group, LostPart) else _dropped(group, reason, version))
-        ]
+        rows = [{**stamp, **row} for row in self._dropped]
         took = [policy_version - 1] * len(groups) if trainer_versions is None else trainer_versions
         rows += [
             {**stamp, **row}
@@ -111,18 +111,18 @@ class ConsumedWriter:
 
 def _trained(group: ScoredGroup, trainer_version: int, advantages: Iterable[float]) -> list[dict[str, object]]:
     of_trained = iter(advantages)
-    trained, verified = set(group.trained), set(group.verified)
+    reasons = [group.drop_reason_of(i) for i in range(len(group.rewards))]
     # The same for all members: once is enough.
     staleness = group.staleness(trainer_version)
     return [
         {
             **row,
-            "outcome": TRAINED if i in trained else "stale" if i in verified else "error",
+            "outcome": reason or TRAINED,
             "staleness": staleness,
-            "advantage": next(of_trained) if i in trained else None,
-            "masked_tokens": group.masked_tokens[i],
+            "advantage": next(of_trained) if reason is None else None,
+            "masked_tokens": masked,
         }
-        for i, row in enumerate(_dropped(group, "", trainer_version))
+        for row, reason, masked in zip(_dropped(group, "", trainer_version), reasons, group.masked_tokens, strict=True)
     ]
 
 

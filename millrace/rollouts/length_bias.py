@@ -3,7 +3,8 @@
     the last `STEPS` steps    trained  ║ mean length, mean reward ║ ─┐
                               taken    ║ mean length, mean reward ║ ─┴─► trained ÷ taken
 
-Taken is what was trained or dropped, except `rolled_back`, which is generated again. It is the long responses that get
+Taken is what was trained or dropped, except `rolled_back`, which is generated again, and what `training.selection`
+leaves out, whatever its age: groups without spread, and responses that were cut off. It is the long responses that get
 too old. If they are dropped, the policy learns from the short ones, and from the rewards that these earn.
 
 A trainer that was restarted begins a new window.
@@ -103,7 +104,7 @@ class LengthBias:
 
 
 def _sums(group: ScoredGroup, members: Sequence[int] | None = None) -> _Sums:
-    chosen = range(len(group.rewards)) if members is None else members
+    chosen = group.selected if members is None else members
     rewards = [reward for i in chosen if (reward := group.rewards[i]) is not None]
     return _Sums(amount=group.amount(list(chosen)), rewards=sum(rewards), num_rewards=len(rewards))
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.rollouts.arrow import list_slices
 from millrace.rollouts.ledger import Amount
@@ -42,6 +43,14 @@ class ScoredGroup:
     """[G] as the column of this name: experts of each token but the last; empty if they were not recorded."""
     masked_tokens: list[int]
     """[G] tokens that carry no loss because they are too old: see `millrace.rollouts.masking`."""
+    truncated: list[bool]
+    """[G] whether each was cut off, at `max_new_tokens` or by the limit of turns."""
+    masks_truncated: bool = False
+    """Whether those carry no loss: see `millrace.selection.truncation`."""
+    max_new_tokens: int
+    """Maximum length of a response, tokens."""
+    meta: str
+    """JSON object: the prompt's answer and source."""
     temperature: float
     rewards: list[float | None]
     """[G]; None where the reward failed."""
@@ -98,14 +107,37 @@ class ScoredGroup:
     @property
     def trained(self) -> list[int]:
         """Members that a step trains: the verified ones with a token left. The others' rewards count all the same."""
-        return [i for i in self.verified if not self.is_masked(i)]
+        return [i for i in range(len(self.rewards)) if self.drop_reason_of(i) is None]
+
+    @property
+    def selected(self) -> list[int]:
+        """All members but those that carry no loss because they were cut off."""
+        return [i for i in range(len(self.rewards)) if not (self.masks_truncated and self.truncated[i])]
+
+    def drop_reason_of(self, member: int) -> str | None:
+        """Why a step that trains the group leaves a member out; None if it does not."""
+        if self.rewards[member] is None:
+            return "error"
+        if self.masks_truncated and self.truncated[member]:
+            return "truncated"
+        return "stale" if self.is_masked(member) else None
+
+    @property
+    def left_out(self) -> dict[str, list[int]]:
+        """By drop_reason: the members that a step leaves out that trains the group."""
+        found: dict[str, list[int]] = {}
+        for i in range(len(self.rewards)):
+            if (reason := self.drop_reason_of(i)) is not None:
+                found.setdefault(reason, []).append(i)
+        return found
 
     @property
     def drop_reason(self) -> str | None:
         """Why no step can train the group; None if one can."""
         if len(self.verified) < 2:
             return "error"
-        return None if self.trained else "stale"
+        reasons = {self.drop_reason_of(i) for i in self.verified}
+        return None if None in reasons else "stale" if "stale" in reasons else "truncated"
 
     def amount(self, members: list[int] | None = None) -> Amount:
         """The amount of some members, or of all."""
@@ -179,8 +211,17 @@ class _Columns:
         }
         self._numbers = {
             name: table[name].to_numpy()
-            for name in ("group_id", "temperature", "min_policy_version", "max_policy_version", "incarnation")
+            for name in (
+                "group_id",
+                "temperature",
+                "max_new_tokens",
+                "min_policy_version",
+                "max_policy_version",
+                "incarnation",
+            )
         }
+        self._truncated: list[bool] = pc.equal(table["finish_reason"], "length").to_pylist()
+        self._meta = table["meta"]
         self._rewards: list[float | None] = scored["reward"].to_pylist()
 
     def group(self, start: int, end: int, generator: int, record: Record) -> ScoredGroup:
@@ -199,6 +240,9 @@ class _Columns:
             kept_counts=lists["kept_counts"][start:end],
             routed_experts=lists["routed_experts"][start:end],
             masked_tokens=[0] * (end - start),
+            truncated=self._truncated[start:end],
+            max_new_tokens=int(numbers["max_new_tokens"][start]),
+            meta=self._meta[start].as_py(),
             temperature=float(numbers["temperature"][start]),
             rewards=self._rewards[start:end],
             min_policy_versions=numbers["min_policy_version"][start:end],

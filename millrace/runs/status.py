@@ -84,6 +84,7 @@ class StatusReader:
             "policy_versions_used": len(self._versions_used),
             "staleness": {**staleness_trained(account), "bound": self._attempt.max_staleness},
             "trained_to_taken": {"length": trainer.get("length_ratio"), "reward": trainer.get("reward_ratio")},
+            "zero_advantage_share": trainer.get("zero_advantage_share"),
             "ledger": {**ledger.to_json(), "generated_twice": _generated_twice(ledger, records)},
             "seconds": _seconds(records),
             "tokens": _tokens(records),

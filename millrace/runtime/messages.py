@@ -20,6 +20,7 @@ EventKind = Literal[
     "stage.hung",
     "staleness.bound-hit",
     "staleness.length-bias",
+    "selection.starving",
     "reward.collapsed",
     "pipeline.stalled",
     "placement.waiting",

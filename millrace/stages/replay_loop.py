@@ -8,6 +8,7 @@ Reads stored trajectories and scores in the order of the plan. Writes policy ver
 as a campaign's trainer. Batch i makes version `start_step + i + 1`, so a checkpoint's version says where to continue.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +20,8 @@ from millrace.replay.sources.parts import Scores
 from millrace.replay.sources.source_run import SourceRun
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runtime.stage import Stage
+from millrace.selection.spread import SpreadFilter
+from millrace.selection.truncation import mask_truncated
 from millrace.stages.train_state import TrainState
 from millrace.training.losses.factory import check_needs
 from millrace.training.parallel.leader import restore
@@ -42,6 +45,8 @@ class ReplayLoop:
         if state.found is None and spec.start_step is not None:
             restore(self.trainer, runs[0].store, runs[0].checkpoint(spec.start_step))
         training = self.stage.config.training
+        self.selection = training.selection
+        self.spread = SpreadFilter(training.selection, training.groups_per_step)
         batches = plan(runs, spec, groups_per_step=training.groups_per_step, seed=self.stage.config.seed)
         self.stop_at_step = min(training.max_steps, first + len(batches))
         self.batches = _read_ahead(runs, batches[self.trainer.policy_version - first : self.stop_at_step - first])
@@ -65,18 +70,10 @@ class ReplayLoop:
         self.state.finish(self._checkpoint_state())
 
     def _step(self, batch: StoredBatch) -> None:
-        # Another reward than the source's may fail where that one did not.
-        for group, taken_at in batch:
-            if group.drop_reason is not None:
-                self.state.consumed.drop(group, group.drop_reason, taken_at)
-        trained = [(group, taken_at) for group, taken_at in batch if group.drop_reason is None]
+        trained = self._selected(batch)
         groups, versions = [group for group, _ in trained], [taken_at for _, taken_at in trained]
         lags = [group.staleness(taken_at) for group, taken_at in trained]
-        samples = samples_of(groups, self.stage.config.training.advantage, versions)
-        if not samples:
-            raise ReplayError(
-                f"no group of the batch for version {self.trainer.policy_version + 1} has two scored rows"
-            )
+        samples = samples_of(groups, self.stage.config.training.advantage, versions, self.selection)
         with self.stage.busy("train"):
             report = self.trainer.step(samples)
         version = self.trainer.policy_version
@@ -88,6 +85,26 @@ class ReplayLoop:
         measures = self.state.measure(report, groups, lags)
         if version % 10 == 0:
             self.stage.milestone(f"version {version}: stored reward {measures['reward_mean']:.3f}")
+
+    def _selected(self, batch: StoredBatch) -> StoredBatch:
+        """Those to train on; the others are dropped. Raises ReplayError if none is left."""
+        masked = [(mask_truncated(group, self.selection), taken_at) for group, taken_at in batch]
+        trained: StoredBatch = []
+        reasons: Counter[str] = Counter()
+        for group, taken_at in masked:
+            # Another reward than the source's may fail, or be the same for all, where that one did not.
+            reason = group.drop_reason or self.spread.drop_reason(group)
+            if reason is None:
+                trained.append((group, taken_at))
+            else:
+                self.state.consumed.drop(group, reason, taken_at)
+                reasons[reason] += 1
+        if not trained:
+            why = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+            raise ReplayError(
+                f"no group of the batch for version {self.trainer.policy_version + 1} can be trained on: {why}"
+            )
+        return trained
 
     def _publish(self, report: StepReport | None) -> None:
         self.state.publish(

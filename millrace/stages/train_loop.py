@@ -1,6 +1,6 @@
 """The train loop of a campaign: scored groups in, policy versions out.
 
-    ║ trajectories ║ + ║ scores ║ ─► loader ─► readable? of a policy that still exists? fresh? ──no──► dropped, counted
+    ║ trajectories ║ + ║ scores ║ ─► loader ─► readable? policy still exists? fresh? selected? ──no──► dropped, counted
                                                   │ yes
     ┌─► groups_per_step of them ─► advantages ─► trainer ─► version + 1 ─► handover ─► sync_weights
     │                                                │
@@ -31,6 +31,8 @@ from millrace.rollouts.overtaking import Overtaking
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
 from millrace.rollouts.stragglers import Stragglers
 from millrace.runtime.device_sharing import DeviceTurns
+from millrace.selection.spread import ZERO_ADVANTAGE, SpreadFilter
+from millrace.selection.truncation import mask_truncated
 from millrace.stages.train_state import TrainState
 from millrace.training.samples import samples_of
 from millrace.training.step_report import StepReport
@@ -91,6 +93,8 @@ class TrainLoop:
         # Rollouts dropped as stale since the last event about them, and the time of that event.
         self.stale_rollouts, self.t_stale_event = 0, -math.inf
         self.length_bias = LengthBias()
+        self.selection = self.config.training.selection
+        self.spread = SpreadFilter(self.selection, self.config.training.groups_per_step)
         # Groups of the next step, and how many later ones had been taken before each.
         self.groups: list[ScoredGroup] = []
         self.overtaken: list[int] = []
@@ -102,6 +106,8 @@ class TrainLoop:
     def run(self) -> None:
         """Until the last step, until evaluations no longer get better, or until asked to drain."""
         self._check_ledger()
+        # Before generators get the weights: by the count of a predecessor that dropped more, they would admit more.
+        self.stage.progress(now=True, groups_dropped=self.account.groups_dropped)
         self._hand_over()
         self.turns.end()
         self._publish(None)
@@ -146,8 +152,10 @@ class TrainLoop:
             else:
                 self._keep_or_drop(group)
         if self.account.groups_dropped != dropped_before:
-            # Generators read this: each dropped group makes room for another.
-            self.stage.progress(now=True, groups_dropped=self.account.groups_dropped)
+            # Generators read the count: each dropped group makes room for another.
+            self.stage.progress(
+                now=True, groups_dropped=self.account.groups_dropped, zero_advantage_share=self.spread.share
+            )
         return len(self.groups) >= self.config.training.groups_per_step
 
     def _keep_or_drop(self, group: ScoredGroup) -> None:
@@ -157,9 +165,10 @@ class TrainLoop:
             return
         overtaken = self.overtaking.take(group.group_id)
         version, bound = self.trainer.policy_version, self.config.effective_max_staleness
+        group = mask_truncated(group, self.selection)
         if self.config.staleness.too_old == "mask":
             group = mask_too_old(group, version, bound)
-        reason = "stale" if group.staleness(version) > bound else group.drop_reason
+        reason = "stale" if group.staleness(version) > bound else group.drop_reason or self.spread.drop_reason(group)
         if reason is None:
             self.groups.append(group)
             self.overtaken.append(overtaken)
@@ -168,11 +177,14 @@ class TrainLoop:
         self.account.groups_dropped += 1
         if reason == "stale":
             self._publish_stale(len(group.rewards))
+        elif reason == ZERO_ADVANTAGE and (sentence := self.spread.starving()) is not None:
+            self.stage.tell("selection.starving", zero_advantage_share=self.spread.share, sentence=sentence)
+            self.stage.milestone(sentence)
 
     def _drop(self, group: ScoredGroup | LostPart, reason: str) -> None:
         reward_sum = _reward_sum(group, group.verified) if isinstance(group, ScoredGroup) else 0.0
         self.consumed.drop(group, reason, self.trainer.policy_version)
-        if reason != "rolled_back":
+        if reason not in ("rolled_back", ZERO_ADVANTAGE):
             self.length_bias.take(group)
         self.account.drop(reason, group.amount(), generator=group.generator, reward_sum=reward_sum)
 
@@ -195,7 +207,7 @@ class TrainLoop:
         """One optimizer step on the groups taken; on return they count as consumed."""
         # Arrival order varies from run to run; the order in the batch must not.
         groups = sorted(self.groups, key=lambda group: group.group_id)
-        samples = samples_of(groups, self.config.training.advantage, self.trainer.policy_version)
+        samples = samples_of(groups, self.config.training.advantage, self.trainer.policy_version, self.selection)
         with self.stage.busy("train"):
             report = self.trainer.step(samples)
         failpoint("train.before_handover")
@@ -219,6 +231,7 @@ class TrainLoop:
             groups,
             lags,
             **self._watch_length_bias(groups),
+            zero_advantage_share=self.spread.step(),
             buffered_rollouts=self.ledger.buffered.rollouts,
             in_flight_rollouts=self.ledger.in_flight.rollouts,
             overtaken_groups_max=max(self.overtaken),
@@ -237,7 +250,11 @@ class TrainLoop:
         if self.length_bias.has_left(ratios):
             self.stage.tell("staleness.length-bias", **asdict(ratios), sentence=ratios.sentence)
             self.stage.milestone(ratios.sentence)
-        self.stage.progress(length_ratio=ratios.length_ratio, reward_ratio=ratios.reward_ratio)
+        self.stage.progress(
+            length_ratio=ratios.length_ratio,
+            reward_ratio=ratios.reward_ratio,
+            zero_advantage_share=self.spread.share,
+        )
         return ratios.metrics()
 
     def _account_for(self, group: ScoredGroup, lag: int) -> None:
@@ -248,12 +265,9 @@ class TrainLoop:
             reward_sum=_reward_sum(group, group.trained),
             masked=group.masked_amount(),
         )
-        masked = [i for i in group.verified if group.is_masked(i)]
-        failed = [i for i, reward in enumerate(group.rewards) if reward is None]
-        for reason, members in (("stale", masked), ("error", failed)):
-            if members:
-                amount, reward_sum = group.amount(members), _reward_sum(group, members)
-                self.account.drop(reason, amount, generator=group.generator, reward_sum=reward_sum)
+        for reason, members in group.left_out.items():
+            amount, reward_sum = group.amount(members), _reward_sum(group, members)
+            self.account.drop(reason, amount, generator=group.generator, reward_sum=reward_sum)
 
     def _hand_over(self) -> None:
         weights_id = WeightsId(

@@ -15,6 +15,8 @@ those of members whose tokens are all too old to train on:
 Standard deviations divide by n − 1, as in widely used code (TRL, verl); the papers don't say. Rewards that are all
 equal teach nothing: the advantage is exactly 0. The same holds for a group of one, except for `reinforce_plus_plus`.
 
+The rewards may be shaped by length, and the advantages weighed by source (`millrace.selection`).
+
 Each estimator takes the rewards per group and returns one advantage per reward, in the same shape. It raises InputError
 for a reward that is not finite.
 """
@@ -22,9 +24,12 @@ for a reward that is not finite.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import hypot, isfinite, sqrt
 
+from configs.learning.selection import SelectionConfig
 from millrace.errors import InputError
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.rollouts.staleness import staleness
+from millrace.selection.overlong import shaped_rewards
+from millrace.selection.sources import source_factor
 from millrace.training.batch import Sample
 
 _EPSILON = 1e-6
@@ -34,20 +39,30 @@ Rewards = Sequence[Sequence[float]]
 """[groups] of [members]."""
 Estimator = Callable[[Rewards], list[list[float]]]
 
+_ALL_ALIKE = SelectionConfig()
 
-def samples_of(groups: Sequence[ScoredGroup], advantage: str, policy_versions: int | Sequence[int]) -> list[Sample]:
+
+def samples_of(
+    groups: Sequence[ScoredGroup],
+    advantage: str,
+    policy_versions: int | Sequence[int],
+    selection: SelectionConfig = _ALL_ALIKE,
+) -> list[Sample]:
     """One sample per trained member of a batch's `groups`, in their order; `advantage` is a key of `ADVANTAGES`.
 
-    `policy_versions` is the trainer's before the step: one for all groups, or one per group. Raises what the estimator
-    raises.
+    `policy_versions` is the trainer's before the step: one for all groups, or one per group. `selection` shapes the
+    rewards by length, and weighs the advantages by source. Raises what the estimator raises.
     """
     versions = [policy_versions] * len(groups) if isinstance(policy_versions, int) else policy_versions
-    rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
+    rewards = [shaped_rewards(group, selection.overlong) for group in groups]
+    factors = [source_factor(group, selection.source_factors) for group in groups]
+    advantages = (
+        [value * factor for value in values]
+        for values, factor in zip(ADVANTAGES[advantage](rewards), factors, strict=True)
+    )
     return [
         sample
-        for number, (group, version, values) in enumerate(
-            zip(groups, versions, ADVANTAGES[advantage](rewards), strict=True)
-        )
+        for number, (group, version, values) in enumerate(zip(groups, versions, advantages, strict=True))
         for sample in _of_group(number, group, version, dict(zip(group.verified, values, strict=True)))
     ]
 

@@ -21,7 +21,11 @@ GROUPS: pa.Schema = pa.schema(
         column("rollouts", pa.int32(), "trajectories in it; where a part could not be read, those lost"),
         column("verified", pa.int32(), "of these, those with a reward"),
         column("group_id", pa.int64(), "its number; -1 where a part could not be read"),
-        column("outcome", pa.string(), "trained, or the drop_reason: stale, error, corrupt, rolled_back"),
+        column(
+            "outcome",
+            pa.string(),
+            "trained, or the drop_reason: stale, error, corrupt, rolled_back, zero_advantage, truncated",
+        ),
         column(
             "staleness", pa.int32(), "the trainer's version at that time minus the oldest of it that was not masked"
         ),

@@ -14,7 +14,10 @@ from configs.replay import Selection
 from millrace.errors import ReplayError
 from millrace.replay.sources.source_run import SourceRun
 from millrace.rollouts.consumed import TRAINED
+from millrace.selection.spread import ZERO_ADVANTAGE
 
+_READABLE = ("stale", ZERO_ADVANTAGE, "truncated")
+"""Reasons to drop a group that could have been trained."""
 _WITHOUT_FILES = {
     "enable_external_access": "false",
     "python_enable_replacements": "false",
@@ -44,7 +47,7 @@ def _filters(run: SourceRun, selection: Selection) -> Iterator[tuple[npt.NDArray
     outcomes, verified, steps, staleness = (
         run.groups[name].to_numpy() for name in ("outcome", "verified", "step", "staleness")
     )
-    wanted = [TRAINED, "stale"] if selection.dropped else [TRAINED]
+    wanted = [TRAINED, *_READABLE] if selection.dropped else [TRAINED]
     sentence = f"no group that it took as {' or '.join(wanted)} has two rewards or more"
     yield np.isin(outcomes, wanted) & (verified >= 2), sentence
     first = run.steps[0] if selection.from_step is None else selection.from_step

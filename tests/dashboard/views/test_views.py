@@ -25,6 +25,7 @@ _STEP = (
     *("loss", "grad_norm", "entropy", "clip_fraction", "effective_sample_size", "mismatch_kl", "importance_ratio_mean"),
     *("chi_square", "kl_to_reference"),
     *("overtaken_groups_mean", "overtaken_groups_max", "masked_token_share", "length_ratio", "reward_ratio"),
+    "zero_advantage_share",
     *(f"importance_ratio_{quantile}" for quantile in RATIO_QUANTILES),
 )
 
@@ -129,6 +130,7 @@ def test_an_older_run_has_every_block_but_those_of_what_it_did_not_measure() -> 
     left_out = {block.id for view in VIEWS for block in view.blocks if block not in view.blocks_for([older])}
     assert left_out == {
         "flow-in-flight", "flow-overtaken", "staleness-masked", "staleness-ratios", "staleness-bias",
+        "learning-zero-advantage-share",
     }  # fmt: skip
     assert all([*view.blocks_for([older, newer])] == [*view.blocks] for view in VIEWS)
     assert _table("flow-in-flight", older, newer).rows[0][:2] == ["mine", "generate-0"]

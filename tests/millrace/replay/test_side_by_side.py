@@ -12,6 +12,7 @@ import torch
 from support.engines.one_by_one import response_logprobs, taken
 from transformers import LlamaForCausalLM
 
+from configs.learning.selection import SelectionConfig
 from configs.schema import RunConfig
 from millrace.replay.comparison import Row
 from millrace.replay.side_by_side import SideBySide
@@ -76,6 +77,9 @@ def batch(behaviour: LlamaForCausalLM, seed: int = 0, rewards: Sequence[float] |
             kept_counts=[np.zeros(0, dtype=np.int32)] * 4,
             routed_experts=[np.zeros(0, dtype=np.uint16)] * 4,
             masked_tokens=[0] * 4,
+            truncated=[False] * 4,
+            max_new_tokens=6,
+            meta="{}",
             temperature=0.9,
             rewards=list(rewards or random.integers(0, 3, size=4) / 2),
             min_policy_versions=np.zeros(4, dtype=np.int64),
@@ -103,14 +107,14 @@ def trainer_of(model: LlamaForCausalLM, loss: str = "aipo") -> Trainer:
 
 def side_by_side(model: LlamaForCausalLM, *, names: Sequence[str] = LOSSES) -> SideBySide:
     copies = [trainer_of(deepcopy(model), name) for name in names]
-    return SideBySide(trainer_of(model), copies, advantage="group_mean")
+    return SideBySide(trainer_of(model), copies, advantage="group_mean", selection=SelectionConfig())
 
 
 def test_losses_stand_side_by_side_in_bfloat16_too(make_model: MakeModel) -> None:
     training = CONFIG.training.model_copy(update={"compute_dtype": "bfloat16"})
     original, same, other = (Trainer(policy(make_model), training, max_new_tokens=8) for _ in range(3))
     other.train_with(make_loss(training, "reinforce"))
-    together = SideBySide(original, [same, other], advantage="group_mean")
+    together = SideBySide(original, [same, other], advantage="group_mean", selection=SelectionConfig())
     rows = ask(together, batch(policy(make_model, STALE)))
     assert rows["aipo"]["cosine_aipo"] == pytest.approx(1.0)
     assert 0.5 < rows["aipo"]["cosine_reinforce"] < 0.9999

@@ -9,7 +9,7 @@ One generator, one scorer, groups of any size; the model is tiny.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from millrace.runtime.stage import Stage
 from millrace.stages.train_loop import TrainLoop
 from millrace.stages.train_state import open_train_state
 from millrace.training.trainer import Trainer
-from millrace.types import Prompt, Request, Response, Sampling, Trajectory
+from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights, WeightsWriter
 from storage import layout
 from storage.checkpoints import read_latest
@@ -101,12 +101,16 @@ class TrainerBench:
         rewards: Sequence[float | None] | None = None,
         *,
         scored: bool = True,
+        truncated: Collection[int] = (),
     ) -> None:
         """A part of one group, by the version of each token of each member; rewards alternate by default.
 
-        Its weights are those of the present trainer, or of the last one.
+        `truncated` are the members that were cut off. Its weights are those of the present trainer, or of the last one.
         """
-        rollouts = [_trajectory(group_id, index, of_tokens) for index, of_tokens in enumerate(versions)]
+        rollouts = [
+            _trajectory(group_id, index, of_tokens, "length" if index in truncated else "stop")
+            for index, of_tokens in enumerate(versions)
+        ]
         first, tokens = self._trajectories.rows, sum(len(of_tokens) for of_tokens in versions)
         incarnation = self.status.get("incarnation", 0)
         self._groups.add(group_id)
@@ -194,7 +198,7 @@ class TrainerBench:
         return [value for table in tables for value in table.filter(pc.equal(table["name"], name))["value"].to_pylist()]
 
 
-def _trajectory(group_id: int, index: int, versions: Sequence[int]) -> Trajectory:
+def _trajectory(group_id: int, index: int, versions: Sequence[int], finish_reason: FinishReason) -> Trajectory:
     starts = [t for t, version in enumerate(versions) if t == 0 or version != versions[t - 1]]
     return Trajectory(
         request=Request(
@@ -208,7 +212,7 @@ def _trajectory(group_id: int, index: int, versions: Sequence[int]) -> Trajector
             tokens=tuple(3 + (group_id + index + t) % 10 for t in range(len(versions))),
             rollout_logprobs=(-1.0,) * len(versions),
             version_spans=tuple((versions[start], start) for start in starts),
-            finish_reason="stop",
+            finish_reason=finish_reason,
         ),
         t_started=1.0,
         t_finished=2.0,

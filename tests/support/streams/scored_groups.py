@@ -1,6 +1,7 @@
 """Scored groups as the loader hands them on, made by hand from the version of each token."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -12,11 +13,15 @@ def scored_group(
     versions: Sequence[Sequence[int]],
     rewards: Sequence[float | None],
     loss_masks: Sequence[Sequence[int]] | None = None,
+    *,
+    truncated: Collection[int] = (),
+    max_new_tokens: int = 16,
+    source: str = "test",
 ) -> ScoredGroup:
     """Group `number`, of generator number mod 2, its first row ten times that.
 
     `versions` are those that sampled each token of each member; `loss_masks` has 1 for each token of the policy, by
-    default all.
+    default all; `truncated` are the members that were cut off.
     """
     starts = [[t for t, version in enumerate(one) if t == 0 or version != one[t - 1]] for one in versions]
     spans = [[one[start] for start in starts_of] for one, starts_of in zip(versions, starts, strict=True)]
@@ -34,6 +39,9 @@ def scored_group(
         kept_counts=[np.zeros(0, dtype=np.int32) for _ in versions],
         routed_experts=[np.zeros(0, dtype=np.uint16) for _ in versions],
         masked_tokens=[0] * len(versions),
+        truncated=[i in truncated for i in range(len(versions))],
+        max_new_tokens=max_new_tokens,
+        meta=json.dumps({"source": source}),
         temperature=1.0,
         rewards=list(rewards),
         min_policy_versions=np.array([min(one) for one in versions], dtype=np.int64),

@@ -1,0 +1,191 @@
+"""The trainer's loop with a selection: what it leaves out, what takes its place, and that each row is counted once."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.stages.trainer_bench import TrainerBench
+from support.stores.memory import unused_name
+from transformers import LlamaForCausalLM
+
+from millrace.models.start_folder import store_start_model
+from millrace.replay.verify import verify
+from millrace.rollouts.ledger import Amount
+from millrace.rollouts.staleness import admission_limit
+from millrace.runs.status import StatusReader
+from storage.stores.memory import MemoryStore
+
+MakeBench = Callable[..., TrainerBench]
+
+
+@pytest.fixture
+def make_bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]) -> MakeBench:
+    """`make(**selection)`: a trainer of two groups a step."""
+    return lambda **selection: TrainerBench(memory_store, make_model, training={"selection": selection})
+
+
+def test_a_group_without_spread_is_dropped_and_makes_room_for_another(make_bench: MakeBench) -> None:
+    bench = make_bench(drop_zero_advantage=True)
+    bench.commit(0, [[0, 0], [0]], [1.0, 1.0])
+    bench.commit(1, [[0], [0]], [1.0, 0.0])
+    room: list[int] = []
+    bench.later(lambda: room.append(bench.status["groups_dropped"]))
+    bench.later(lambda: bench.commit(2, [[0], [0]], [0.0, 1.0]))
+    assert bench.train() == 1
+    assert room == [1], "the generator reads this while the trainer waits for its step"
+    assert bench.outcomes() == {0: ["zero_advantage"] * 2, 1: ["trained"] * 2, 2: ["trained"] * 2}
+    account = bench.account
+    assert account.dropped == {"zero_advantage": Amount(rollouts=2, tokens=3)}
+    assert (account.groups_dropped, account.reward_sums["zero_advantage"]) == (1, 2.0)
+    assert bench.metric("zero_advantage_share") == [pytest.approx(1 / 3)]
+    assert bench.metric("length_ratio") == [1.0], "what is dropped whatever its age is no bias of length"
+    status = StatusReader(bench.store).look()
+    assert status["zero_advantage_share"] == pytest.approx(1 / 3)
+    assert status["ledger"]["dropped"]["zero_advantage"] == {"rollouts": 2, "tokens": 3}
+
+
+def test_by_default_a_group_without_spread_is_trained_and_counted(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.commit(0, [[0], [0]], [1.0, 1.0])
+    bench.commit(1, [[0], [0]], [1.0, 0.0], truncated=[0])
+    assert bench.train() == 1
+    assert bench.outcomes() == {0: ["trained"] * 2, 1: ["trained"] * 2}
+    assert bench.metric("zero_advantage_share") == [0.5]
+
+
+def test_a_trainer_that_was_stopped_between_two_steps_takes_what_it_dropped_again(make_bench: MakeBench) -> None:
+    bench = make_bench(drop_zero_advantage=True)
+    for number, of_members in enumerate(([1.0, 0.0], [1.0, 0.0], [1.0, 1.0])):
+        bench.commit(number, [[0], [0]], of_members)
+    assert bench.train() == 1
+    assert bench.status["groups_dropped"] == 1
+    assert bench.account.groups_dropped == 0, "the step for which it was taken is not done"
+    for number in (3, 4):
+        bench.commit(number, [[1], [1]], [1.0, 0.0])
+    counts: list[int] = []
+    bench.later(lambda: counts.append(bench.status["groups_dropped"]))
+    assert bench.train() == 2
+    assert counts == [1], "counted again, and once"
+    assert Counter(row["group_id"] for row in bench.consumed()) == dict.fromkeys(range(5), 2)
+    assert bench.account.dropped == {"zero_advantage": Amount(rollouts=2, tokens=2)}
+
+
+def test_in_sync_mode_what_is_dropped_is_replaced_under_the_same_weights(
+    memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]
+) -> None:
+    training = {"max_steps": 6, "selection": {"drop_zero_advantage": True}}
+    bench = TrainerBench(memory_store, make_model, training=training, pipeline={"mode": "sync"})
+    made: list[int] = []
+
+    def generate() -> None:
+        """All groups that a generator may admit; two in three have no spread."""
+        version, dropped = bench.status["policy_version"], bench.status["groups_dropped"]
+        limit = admission_limit(version, max_staleness=0, groups_per_step=2, groups_dropped=dropped)
+        for number in range(len(made), limit):
+            bench.commit(number, [[version], [version]], [1.0, float(number % 3 > 0)])
+            made.append(version)
+
+    for _ in range(60):
+        bench.later(generate)
+    assert bench.train() == 6
+    assert list(bench.account.staleness) == [0]
+    expected = ["trained" if number % 3 == 0 else "zero_advantage" for number in range(len(made))]
+    assert [bench.outcomes()[number][0] for number in range(len(made))] == expected
+    assert expected.count("trained") == 12, "and no group is left over"
+
+
+def test_a_run_in_which_nothing_has_spread_says_so_once(make_bench: MakeBench) -> None:
+    bench = make_bench(drop_zero_advantage=True)
+    for number in range(25):
+        bench.commit(number, [[0], [0]], [0.0, 0.0])
+    assert bench.train() == 0
+    (kind, payload), *others = bench.stage.told
+    assert (kind, payload["zero_advantage_share"], others) == ("selection.starving", 1.0, [])
+    assert payload["sentence"].startswith("20 of the last 20 groups (100%) were dropped")
+    assert payload["sentence"] in bench.stage.heard
+    assert bench.status["zero_advantage_share"] == 1.0
+    assert StatusReader(bench.store).look()["zero_advantage_share"] == 1.0, "before the first step too"
+
+
+def test_responses_that_were_cut_off_are_counted_apart(make_bench: MakeBench) -> None:
+    bench = make_bench(truncated="mask")
+    bench.commit(0, [[0, 0], [0], [0]], [0.0, 1.0, None], truncated=[0])
+    bench.commit(1, [[0, 0, 0], [0]], [0.0, 1.0], truncated=[0, 1])
+    bench.later(lambda: bench.commit(2, [[0], [0]], [0.0, 1.0]))
+    assert bench.train() == 1
+    assert bench.outcomes()[0] == ["truncated", "trained", "error"]
+    assert bench.outcomes()[1] == ["truncated", "truncated"]
+    rows = [row["advantage"] for row in bench.consumed() if row["group_id"] == 0]
+    assert rows == [None, 0.5, None], "the reward of the response that was cut off counts in the baseline"
+    account = bench.account
+    assert account.dropped == {"truncated": Amount(rollouts=3, tokens=6), "error": Amount(rollouts=1, tokens=1)}
+    assert account.groups_dropped == 1
+    # The error is taken and not trained; what was cut off is left out of both.
+    assert bench.metric("length_ratio") == [1.0]
+
+
+def test_runs_with_a_selection_are_replayed_bit_for_bit(
+    make_bench: MakeBench, make_model: Callable[..., LlamaForCausalLM], tmp_path: Path
+) -> None:
+    bench = make_bench(drop_zero_advantage=True, truncated="mask", overlong={"buffer_tokens": 12, "factor": 0.5})
+    make_model().save_pretrained(tmp_path)
+    store_start_model(bench.store, tmp_path)
+    version = bench.train()
+    number = 0
+    while version < 6:
+        old = max(0, version - 3)
+        for members, rewards, cut in (
+            ([[version] * 2, [version] * 3], [1.0, 1.0], []),
+            ([[old, version], [version] * 9, [version] * 16], [1.0, 1.0, 1.0], [2]),
+            ([[version] * 16, [version] * 16], [0.0, 1.0], [0, 1]),
+            ([[version] * 5, [version]], [0.0, 1.0], []),
+        ):
+            bench.commit(number, members, rewards, truncated=cut)
+            number += 1
+        version = bench.train()
+    outcomes = {outcome for of_group in bench.outcomes().values() for outcome in of_group}
+    assert outcomes == {"trained", "zero_advantage", "truncated"}, "witness"
+    assert bench.account.masked.tokens > 0, "witness: some tokens were too old"
+    verdict = verify(bench.store)
+    assert (verdict.difference, verdict.steps) == (None, version)
+
+
+group_rewards = st.lists(st.sampled_from([0.0, 1.0, None]), min_size=2, max_size=3)
+stories = st.lists(
+    st.tuples(group_rewards, st.sets(st.integers(0, 2)), st.integers(0, 3), st.booleans()), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(stories, st.sampled_from(["train", "mask"]))
+def test_every_trajectory_is_counted_once_whatever_is_left_out(
+    make_model: Callable[..., LlamaForCausalLM],
+    story: list[tuple[list[float | None], set[int], int, bool]],
+    truncated: str,
+) -> None:
+    """Groups with rewards, those cut off and the age of the first token; after some of them the trainer is stopped."""
+    selection = {"drop_zero_advantage": True, "truncated": truncated}
+    bench = TrainerBench(MemoryStore(unused_name()), make_model, training={"selection": selection})
+    version = 0
+    for number, (of_members, cut, age, stop) in enumerate(story):
+        versions = [[max(0, version - age), *[version] * i] for i in range(len(of_members))]
+        bench.commit(number, versions, of_members, truncated=cut)
+        if stop:
+            version = bench.train()
+    for number in (len(story), len(story) + 1):
+        bench.commit(number, [[version], [version]], [1.0, 0.0])
+    bench.train()
+    account, rows = bench.account, bench.consumed()
+    trained_groups = {row["group_id"] for row in rows if row["outcome"] == "trained"}
+    # What was taken since the last step is not counted yet, and will be taken again.
+    assert set(Counter((row["group_id"], row["sample_index"]) for row in rows).values()) <= {1}
+    by_outcome = Counter(row["outcome"] for row in rows)
+    assert by_outcome.pop("trained") == account.trained.rollouts
+    assert by_outcome == {reason: amount.rollouts for reason, amount in account.dropped.items()}
+    assert account.groups_dropped == len({row["group_id"] for row in rows} - trained_groups)
+    for row in rows:
+        equal = len({r for r in [*story, ([1.0, 0.0],)][min(row["group_id"], len(story))][0] if r is not None}) == 1
+        assert not (equal and row["outcome"] == "trained")
