@@ -1,1 +1,1 @@
-"""Sections of `training`: the parameters of losses, and how the optimizer moves the weights, what a step trains."""
+"""Sections of `training`: the parameters of losses, how the optimizer moves the weights, and what a step trains."""

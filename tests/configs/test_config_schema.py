@@ -190,6 +190,31 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"weights": {"transport": "broadcast"}, "supervision": {"hang_seconds": 30}},
         ("weights.deadline_seconds is 30", "supervision.hang_seconds is 30"),
     ),
+    "a filter where equal rewards teach": (
+        {
+            "training": {
+                "max_steps": 3,
+                "advantage": "reinforce_plus_plus",
+                "selection": {"drop_zero_advantage": True},
+            }
+        },
+        ("training.selection.drop_zero_advantage is true", "training.advantage is reinforce_plus_plus"),
+    ),
+    "a buffer longer than a response": (
+        {"training": {"max_steps": 3, "selection": {"overlong": {"buffer_tokens": 17}}}},
+        ("training.selection.overlong.buffer_tokens is 17", "generation.max_new_tokens is 16"),
+    ),
+    "negative rewards for maxrl": (
+        {"training": {"max_steps": 3, "advantage": "maxrl", "selection": {"overlong": {"buffer_tokens": 4}}}},
+        ("training.selection.overlong.buffer_tokens is 4", "training.advantage is maxrl"),
+    ),
+    "a factor of a task that is not asked": (
+        {
+            "prompts": {"source": "reasoning_gym:maze"},
+            "training": {"max_steps": 3, "selection": {"source_factors": {"maze": 2.0, "chain_sum": 0.5}}},
+        },
+        ("training.selection.source_factors has a factor of chain_sum", 'prompts.source is "reasoning_gym:maze"'),
+    ),
     "shared memory between hosts": (
         {"placement": {"train": {"work_pool": "hosts"}}},
         ('weights.transport is "shm"', 'placement.train.work_pool is "hosts"'),

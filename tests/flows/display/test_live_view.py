@@ -158,6 +158,12 @@ def test_rates_are_tokens_between_two_looks_and_never_negative() -> None:
     assert later["train"] == 0, "a trainer that was rolled back"
 
 
+def test_the_share_of_groups_without_spread_is_a_figure_once_it_is_known() -> None:
+    assert "without spread" not in dict(figures(STATUS))
+    found = dict(figures({**STATUS, "zero_advantage_share": 0.25}))
+    assert found["without spread"] == "25% of the last groups have rewards that are all equal"
+
+
 def test_masked_tokens_are_a_figure_once_there_are_any() -> None:
     assert "masked" not in dict(figures(STATUS))
     changed = status()

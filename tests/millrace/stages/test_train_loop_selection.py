@@ -7,15 +7,25 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.stages.trainer_bench import TrainerBench
+from support.stages.trainer_bench import HurriedStage, TrainerBench
 from support.stores.memory import unused_name
 from transformers import LlamaForCausalLM
 
+from configs.learning.selection import SelectionConfig
+from configs.replay import ReplayRequest, Selection
+from millrace.errors import ReplayError
 from millrace.models.start_folder import store_start_model
+from millrace.replay.sources.selection import select
+from millrace.replay.sources.source_run import SourceRun
 from millrace.replay.verify import verify
+from millrace.rollouts.consumed import read_consumed
 from millrace.rollouts.ledger import Amount
 from millrace.rollouts.staleness import admission_limit
 from millrace.runs.status import StatusReader
+from millrace.runtime.arguments import StageArguments
+from millrace.stages.replay_loop import ReplayLoop
+from millrace.stages.train_state import open_train_state
+from millrace.training.trainer import Trainer
 from storage.stores.memory import MemoryStore
 
 MakeBench = Callable[..., TrainerBench]
@@ -149,8 +159,34 @@ def test_runs_with_a_selection_are_replayed_bit_for_bit(
     outcomes = {outcome for of_group in bench.outcomes().values() for outcome in of_group}
     assert outcomes == {"trained", "zero_advantage", "truncated"}, "witness"
     assert bench.account.masked.tokens > 0, "witness: some tokens were too old"
+    rows = select(SourceRun(bench.store), Selection(dropped=True))
+    assert len(rows) == len(bench.outcomes()), "a replay may train what was dropped, all of which could be read"
     verdict = verify(bench.store)
     assert (verdict.difference, verdict.steps) == (None, version)
+
+
+def test_a_replay_follows_its_own_selection_and_refuses_a_batch_of_which_nothing_is_left(
+    make_bench: MakeBench, make_model: Callable[..., LlamaForCausalLM], memory_store: MemoryStore
+) -> None:
+    bench = make_bench()
+    for number, of_members in enumerate(([1.0, 1.0, 1.0], [1.0, 0.0, 0.5], [0.0, 0.0], [1.0, 1.0])):
+        bench.commit(number, [[0]] * len(of_members), of_members, truncated=[2] if number == 1 else [])
+    assert bench.train() == 2
+    selection = SelectionConfig(drop_zero_advantage=True, truncated="mask")
+    training = bench.config.training.model_copy(update={"selection": selection})
+    store = MemoryStore(unused_name())
+    arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=Path("/nowhere"))
+    config = bench.config.model_copy(update={"training": training})
+    stage = HurriedStage(name="train", arguments=arguments, config=config, store=store)
+    trainer = Trainer(make_model(), training, max_new_tokens=16)
+    with open_train_state(stage, trainer) as state, pytest.raises(ReplayError, match="trained on: 2 zero_advantage"):
+        ReplayLoop(state, ReplayRequest(sources=[bench.store.url], run_id="replay")).run()
+    rows = read_consumed(store).to_pylist()
+    assert [(row["group_id"], row["outcome"]) for row in rows] == [
+        *[(0, "zero_advantage")] * 3,
+        *[(1, "trained")] * 2,
+        (1, "truncated"),
+    ]
 
 
 group_rewards = st.lists(st.sampled_from([0.0, 1.0, None]), min_size=2, max_size=3)
@@ -159,7 +195,7 @@ stories = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories, st.sampled_from(["train", "mask"]))
 def test_every_trajectory_is_counted_once_whatever_is_left_out(
     make_model: Callable[..., LlamaForCausalLM],
