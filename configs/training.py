@@ -113,6 +113,9 @@ class TrainingConfig(Section):
     state stay in `model.dtype`."""
     activation_checkpointing: bool = False
     """Whether the backward pass recomputes each layer's activations instead of keeping them in memory."""
+    frozen_layers: Annotated[int, Field(ge=0)] = 0
+    """Number of decoder layers, counted from the first, that are not trained, and with them the embeddings; they take
+    no memory for gradients, moments and activations. 0: everything is trained."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
     """Adapters to train instead of the weights."""
     router_replay: bool = False

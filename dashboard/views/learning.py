@@ -159,6 +159,13 @@ VIEW = View(
             "nats per token",
             from_zero=True,
         ),
+        _chart(
+            "learning_rate",
+            "Learning rate",
+            "In force at each step: the schedule's, and with several updates on a batch their mean.",
+            "learning rate",
+            from_zero=True,
+        ),
         _chart("grad_norm", "Gradient norm", "Global L2 norm before it is clipped.", "L2 norm", from_zero=True),
         _chart("loss", "Loss", "Surrogate loss of the batch, after aggregation; its sign has no meaning.", "loss"),
     ),

@@ -27,6 +27,7 @@ def read_model(model: ModelConfig) -> Mapping[str, Any]:
         "model_type": "llama",
         "num_attention_heads": model.bootstrap.num_heads,
         "intermediate_size": model.bootstrap.intermediate_size,
+        "num_hidden_layers": model.bootstrap.num_layers,
     }
 
 
@@ -50,8 +51,23 @@ def check_training(model: Mapping[str, Any], training: TrainingConfig, *, on_thi
                     f"training.{key} is {json.dumps(value)} and a {model['model_type']} model has no experts; "
                     f"expected {'false' if value is True else 0} (docs/models.md)"
                 )
+    if training.frozen_layers:
+        _check_frozen(model, training)
     if training.lora.rank is not None:
         check_installed("peft", "lora", f"training.lora.rank is {training.lora.rank}")
+
+
+def _check_frozen(model: Mapping[str, Any], training: TrainingConfig) -> None:
+    frozen, layers = training.frozen_layers, model["num_hidden_layers"]
+    if frozen > layers:
+        raise InputError(
+            f"training.frozen_layers is {frozen} and the model has {layers} layers; expected at most {layers}"
+        )
+    if frozen == layers and training.lora.rank is not None:
+        raise InputError(
+            f"training.frozen_layers is {frozen}, the model has {layers} layers and training.lora.rank is "
+            f"{training.lora.rank}; expected fewer frozen layers, because adapters are in the others"
+        )
 
 
 def _read_folder(folder: Path) -> dict[str, Any]:

@@ -199,9 +199,10 @@ class Policy:
         weights_id = WeightsId(
             incarnation=checkpoint.incarnation, policy_version=checkpoint.step, t_offered=time.time()
         )
-        # Adapters are merged into the start model, and the engine's model may have changed since.
-        lora = self._stage.config.training.lora.rank is not None
-        start = load_model(self._folder, self._stage.config.model.dtype).named_parameters() if lora else ()
+        # Adapters and frozen layers need the start model, and the engine's may have changed since.
+        training = self._stage.config.training
+        partly = training.lora.rank is not None or training.frozen_layers > 0
+        start = load_model(self._folder, self._stage.config.model.dtype).named_parameters() if partly else ()
         tensors = load_weights(self._store, checkpoint, dict(start))
         self._engine.update_weights(Weights(manifest=Manifest(id=weights_id), tensors=tensors))
 

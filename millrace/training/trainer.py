@@ -26,6 +26,7 @@ from millrace.training.checkpoints.policy_state import policy_state, restore_pol
 from millrace.training.losses.base import Loss
 from millrace.training.objective import FixedLogprobs, Objective
 from millrace.training.optimization.adamw import make_adamw
+from millrace.training.optimization.frozen import freeze_prefix
 from millrace.training.optimization.gradients import clipped_norm, zero_gradients
 from millrace.training.optimization.learning_rate import ess_factor, share_of_rate
 from millrace.training.optimization.updates import updates
@@ -58,7 +59,16 @@ class Trainer:
         if (reference is None) != (training.kl.coefficient == 0):
             raise ValueError("a reference policy is wanted where the objective's KL has a coefficient, and only there")
         if (rank := training.lora.rank) is not None:
-            add_adapters(model, rank=rank, alpha=training.lora.alpha, target_modules=training.lora.target_modules)
+            own = training.lora
+            add_adapters(
+                model,
+                rank=rank,
+                alpha=own.alpha,
+                target_modules=own.target_modules,
+                frozen_layers=training.frozen_layers,
+            )
+        elif training.frozen_layers:
+            freeze_prefix(model, training.frozen_layers)
         dtype = training.compute_dtype
         self._compute_dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
         self.policy = PackedPolicy(
@@ -162,7 +172,7 @@ class Trainer:
         return self.policy.over_vocabulary(batch.to(self.ranks.device))
 
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The trained parameters by name: all, or those of the adapters."""
+        """The trained parameters by name: all that are not frozen, or those of the adapters."""
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     def _own_microbatches(self, samples: Sequence[Sample], places: Sequence[int]) -> list[Microbatch]:
@@ -258,7 +268,7 @@ class Trainer:
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """The live tensors that a checkpoint holds, by kind and name."""
         scaling = next((parts(layer)[2] for layer in adapters(self.model).values()), None)
-        return policy_state(self._parameters(), self._optimizer, scaling)
+        return policy_state(self._parameters(), self._optimizer, scaling, self._training.frozen_layers)
 
     def state(self) -> dict[str, bytes]:
         """A checkpoint's files by name, for a trainer without other ranks; `restore` takes them bit for bit."""

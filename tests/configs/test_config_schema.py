@@ -146,6 +146,34 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"generation": {"replicas": 3}},
         ("training.groups_per_step is 64", "generation.replicas is 3"),
     ),
+    "minibatches": (
+        {"training": {"max_steps": 3, "groups_per_step": 64, "minibatches": 3}},
+        ("training.groups_per_step is 64", "training.minibatches is 3"),
+    ),
+    "a warm-up beyond the run": (
+        {"training": {"max_steps": 3, "schedule": {"warmup_steps": 3}}},
+        ("training.schedule.warmup_steps is 3", "training.max_steps is 3"),
+    ),
+    "a schedule longer than the run": (
+        {"training": {"max_steps": 3, "schedule": {"decay": "cosine", "steps": 4}}},
+        ("training.schedule.steps is 4", "training.max_steps is 3"),
+    ),
+    "a decay of no length": (
+        {"training": {"max_steps": 3, "schedule": {"decay": "linear"}}},
+        ("training.schedule.decay is linear", "training.schedule.steps is null", "training.max_steps, 3"),
+    ),
+    "a length of no decay": (
+        {"training": {"max_steps": 3, "schedule": {"steps": 2}}},
+        ("training.schedule.steps is 2", "training.schedule.decay is constant"),
+    ),
+    "no steps left to decay": (
+        {"training": {"max_steps": 3, "schedule": {"decay": "linear", "warmup_steps": 2, "steps": 2}}},
+        ("training.schedule.warmup_steps is 2", "training.schedule.steps is 2"),
+    ),
+    "steps at a rate of 0": (
+        {"training": {"max_steps": 3, "schedule": {"decay": "linear", "steps": 2, "final_share": 0}}},
+        ("training.schedule.final_share is 0", "training.schedule.steps, 2", "training.max_steps, 3"),
+    ),
     "batch": (
         {"generation": {"groups_per_batch": 321}},
         ("generation.groups_per_batch is 321", "training.groups_per_step is 64"),
@@ -249,6 +277,9 @@ def test_an_impossible_combination_is_refused_in_one_sentence_with_every_key(cas
                 "reasoning_gym": {"config": {"lcm": {}, "products": {}}},
             },
         },
+        {"training": {"max_steps": 3, "schedule": {"decay": "linear", "steps": 3, "final_share": 0}}},
+        {"training": {"max_steps": 3, "schedule": {"decay": "cosine", "warmup_steps": 1, "steps": 2}}},
+        {"training": {"max_steps": 3, "minibatches": 64, "epochs": 3}},
         {"placement": {"score": {"work_pool": "hosts"}}},
         {"placement": {"train": {"work_pool": "hosts"}}, "weights": {"transport": "store"}},
         {"prompts": {"source": "a.parquet", "arithmetic": {"digits": 1, "max_sum": 1}}},

@@ -1,10 +1,12 @@
 """The policy in a checkpoint: which tensors a trainer saves and restores, and how others load the weights.
 
-    model      every trained parameter             with adapters: only theirs, and their factor
+    model      every trained parameter             with adapters: only theirs, and their factor; with frozen layers
+                                                   their number
     optimizer  AdamW's state of each of them       <slot>.<parameter>; nothing before the first step
     rng        the state of torch's random numbers, rank 0's
 
-Adapters belong to the run's start model, which never changes: `load_weights` merges them into it.
+Adapters, and what is trained beside frozen layers, belong to the run's start model, which never changes:
+`load_weights` puts them together.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,20 +26,27 @@ _CPU = "cpu"
 """Name of the CPU's random state."""
 _SCALING = "lora_scaling"
 """Name of the factor alpha / rank among the parameters."""
+_FROZEN = "frozen_layers"
+"""Name of the number of frozen layers among the parameters."""
 _DOWN, _UP = ".lora_A.default.weight", ".lora_B.default.weight"
 """peft's names of an adapter's two matrices, in place of `.weight`."""
 
 Parameters = Mapping[str, torch.nn.Parameter]
-"""The trained parameters by name: all, or those of the adapters."""
+"""The trained parameters by name: all that are not frozen, or those of the adapters."""
 
 
 def policy_state(
-    parameters: Parameters, optimizer: torch.optim.Optimizer, lora_scaling: float | None = None
+    parameters: Parameters,
+    optimizer: torch.optim.Optimizer,
+    lora_scaling: float | None = None,
+    frozen_layers: int = 0,
 ) -> dict[str, dict[str, torch.Tensor]]:
     """The live tensors that a checkpoint holds, by kind and name. `lora_scaling` is alpha / rank of the adapters."""
     trained = {name: parameter.detach() for name, parameter in parameters.items()}
     if lora_scaling is not None:
         trained[_SCALING] = torch.tensor(lora_scaling, dtype=torch.float64)
+    if frozen_layers:
+        trained[_FROZEN] = torch.tensor(frozen_layers)
     slots = {
         f"{slot}.{name}": value
         for name, parameter in parameters.items()
@@ -74,14 +83,14 @@ def restore_policy_state(parameters: Parameters, optimizer: torch.optim.Optimize
 def load_weights(store: Store, checkpoint: Checkpoint, start: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The policy's parameters by the base model's names, whole, on the CPU, written by any number of ranks.
 
-    `start` are the parameters of the run's start model; adapters are merged into them. Raises StreamCorrupt, and
-    KeyError if the adapters belong to another model.
+    `start` are the parameters of the run's start model: adapters are merged into them, and frozen layers are theirs.
+    Raises StreamCorrupt, and KeyError if the adapters belong to another model.
     """
     stored = StoredTensors(StoredFiles(store, checkpoint), MODEL).read_whole()
-    scaling = stored.pop(_SCALING, None)
-    if scaling is None:
-        return stored
-    return {**start, **dict(_merged(stored, start, scaling.item()))}
+    scaling, frozen = stored.pop(_SCALING, None), stored.pop(_FROZEN, None)
+    if scaling is not None:
+        return {**start, **dict(_merged(stored, start, scaling.item()))}
+    return stored if frozen is None else {**start, **stored}
 
 
 def _merged(

@@ -25,10 +25,13 @@ _ADAPTER = "default"
 """peft's name for the only adapter."""
 
 
-def add_adapters(model: PreTrainedModel, *, rank: int, alpha: float, target_modules: Sequence[str]) -> None:
+def add_adapters(
+    model: PreTrainedModel, *, rank: int, alpha: float, target_modules: Sequence[str], frozen_layers: int = 0
+) -> None:
     """Adds adapters to all linear layers of these names, in place; from then on only adapters have a gradient.
 
-    They have their layer's dtype. A is drawn from torch's random numbers, which have to be the same on every rank.
+    The first `frozen_layers` decoder layers get none. Adapters have their layer's dtype. A is drawn from torch's random
+    numbers, which have to be the same on every rank.
     Raises InputError for a name that no linear layer has.
     """
     named = model.base_model.named_modules()
@@ -42,7 +45,14 @@ def add_adapters(model: PreTrainedModel, *, rank: int, alpha: float, target_modu
 
     # Annotated as int, but peft only divides it by the rank.
     lora_alpha = cast(int, alpha)
-    config = peft.LoraConfig(r=rank, lora_alpha=lora_alpha, target_modules=list(target_modules), lora_dropout=0.0)
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=lora_alpha,
+        target_modules=list(target_modules),
+        lora_dropout=0.0,
+        layers_to_transform=list(range(frozen_layers, model.config.num_hidden_layers)) if frozen_layers else None,
+        layers_pattern="layers" if frozen_layers else None,
+    )
     peft.inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
 
 

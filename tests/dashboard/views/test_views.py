@@ -22,7 +22,16 @@ _CHARTS = {name: block for name, block in _BLOCKS.items() if isinstance(block, C
 
 _STEP = (
     *("reward_mean", "response_length_mean_tokens", "buffered_rollouts", "in_flight_rollouts"),
-    *("loss", "grad_norm", "entropy", "clip_fraction", "effective_sample_size", "mismatch_kl", "importance_ratio_mean"),
+    *(
+        "learning_rate",
+        "loss",
+        "grad_norm",
+        "entropy",
+        "clip_fraction",
+        "effective_sample_size",
+        "mismatch_kl",
+        "importance_ratio_mean",
+    ),
     *("chi_square", "kl_to_reference"),
     *("overtaken_groups_mean", "overtaken_groups_max", "masked_token_share", "length_ratio", "reward_ratio"),
     "zero_advantage_share",

@@ -90,6 +90,36 @@ def test_settings_for_experts_are_refused_where_there_are_none(tmp_path: Path, s
 
 
 @pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["training.frozen_layers=5"], "training.frozen_layers is 5 and the model has 4 layers; expected at most 4"),
+        (
+            ["training.frozen_layers=4", "training.lora.rank=8"],
+            "training.frozen_layers is 4, the model has 4 layers and training.lora.rank is 8; expected fewer frozen "
+            "layers, because adapters are in the others",
+        ),
+    ],
+)
+def test_more_frozen_layers_than_there_are_and_adapters_without_a_layer_are_refused(
+    tmp_path: Path, settings: list[str], said: str
+) -> None:
+    folder = folder_of(tmp_path, {"model_type": "llama", "num_hidden_layers": 4})
+    config = load_config(PRESET, [f"model.path={folder}", *settings])
+    with pytest.raises(InputError) as caught:
+        check_training(read_model(config.model), config.training, on_this_host=True)
+    assert str(caught.value) == said
+    allowed = [setting.replace("layers=5", "layers=4").replace("layers=4", "layers=3") for setting in settings]
+    config = load_config(PRESET, [f"model.path={folder}", *allowed])
+    check_training(read_model(config.model), config.training, on_this_host=True)
+
+
+def test_the_layers_of_a_model_that_is_yet_to_be_made_are_known() -> None:
+    config = load_config(PRESET, ["training.frozen_layers=4"])
+    with pytest.raises(InputError, match=r"training.frozen_layers is 4 and the model has 3 layers; expected at most 3"):
+        check_training(read_model(config.model), config.training, on_this_host=True)
+
+
+@pytest.mark.parametrize(
     "model",
     [
         {"model_type": "mistral", "sliding_window": 4096},

@@ -90,6 +90,43 @@ def test_scaled_and_capped_logits_have_their_exact_values_and_gradients(scale: L
         torch.testing.assert_close(grad, expected_grad, rtol=1e-12, atol=1e-12)
 
 
+@given(
+    scale=st.sampled_from([LogitScale(), LogitScale(divisor=3.0), LogitScale(divisor=0.5, cap=2.0)]),
+    chunk=st.sampled_from([1, 3, N, 100]),
+    truncated=st.booleans(),
+    alone=st.booleans(),
+)
+def test_the_entropy_has_its_exact_gradient_beside_that_of_the_target_and_alone(
+    scale: LogitScale, chunk: int, truncated: bool, alone: bool
+) -> None:
+    hidden, weight, offset, targets, temperatures = inputs(torch.float64, bias=True)
+    sets = [[n, 10] if truncated and n % 2 else [] for n in targets.tolist()]
+    sets = [sorted(set(ids)) for ids in sets]
+    raw_NV = (hidden @ weight.t() + offset) / scale.divisor
+    logits_NV = (raw_NV if scale.cap is None else scale.cap * torch.tanh(raw_NV / scale.cap)) / temperatures[:, None]
+    keep_NV = torch.tensor([[not ids or v in ids for v in range(V)] for ids in sets])
+    logprobs_NV = torch.log_softmax(logits_NV.masked_fill(~keep_NV, -1e9), dim=-1)
+    pull_N, push_N = torch.linspace(-1, 2, N, dtype=torch.float64), torch.linspace(1, -3, N, dtype=torch.float64)
+    chosen_N = logprobs_NV.gather(1, targets[:, None]).squeeze(1) * (0 if alone else 1)
+    expected = (chosen_N * pull_N).sum() - ((logprobs_NV.exp() * logprobs_NV).sum(dim=-1) * push_N).sum()
+    found_N, entropy_N = chunked_logprobs(
+        hidden, weight, offset, targets, temperatures, scale=scale, kept=kept_tokens(sets), chunk=chunk
+    )
+    found = (entropy_N * push_N).sum() if alone else (found_N * pull_N).sum() + (entropy_N * push_N).sum()
+    wanted = (hidden, weight, offset)
+    for grad, expected_grad in zip(
+        torch.autograd.grad(found, wanted), torch.autograd.grad(expected, wanted), strict=True
+    ):
+        torch.testing.assert_close(grad, expected_grad, rtol=1e-11, atol=1e-12)
+
+
+def test_the_gradient_of_the_entropy_is_that_of_finite_differences() -> None:
+    hidden, weight, offset, targets, temperatures = inputs(torch.float64, bias=True)
+    assert torch.autograd.gradcheck(
+        lambda *three: chunked_logprobs(*three, targets, temperatures, chunk=2)[1], (hidden, weight, offset)
+    )
+
+
 def test_capped_logits_of_tokens_that_were_not_kept_have_no_gradient_and_no_effect() -> None:
     hidden, weight, offset, targets, temperatures = inputs(torch.float64, bias=True)
     others_N = (targets + 1) % V

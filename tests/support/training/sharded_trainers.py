@@ -113,6 +113,20 @@ GSPO = TrainingConfig.model_validate(
         "activation_checkpointing": True,
     }
 )
+UPDATES = TrainingConfig.model_validate(
+    {
+        **_COMMON,
+        "loss": "decoupled_ppo",
+        "kl": {"coefficient": 0.1},
+        "entropy_coefficient": 0.01,
+        "minibatches": 2,
+        "epochs": 2,
+        "schedule": {"warmup_steps": 2, "ess_scaling": True},
+        "frozen_layers": 1,
+        # A larger one keeps AdamW from taking rounding as seriously as a gradient.
+        "adamw": {"epsilon": 1e-4},
+    }
+)
 _LLAMA = Case(model=tiny_llama, training=AIPO)
 _QWEN3 = Case(model=tiny_qwen3, training=GSPO)
 _LORA = Case(model=tiny_qwen3, training=AIPO, lora=True)
@@ -123,6 +137,9 @@ CASES = {
     "qwen3 gspo": _QWEN3,
     "qwen3 gspo float64": replace(_QWEN3, dtype=torch.float64),
     "qwen3 lora": _LORA,
+    "qwen3 updates": Case(model=tiny_qwen3, training=UPDATES),
+    "qwen3 updates float64": Case(model=tiny_qwen3, training=UPDATES, dtype=torch.float64),
+    "qwen3 updates lora": Case(model=tiny_qwen3, training=UPDATES.model_copy(update={"frozen_layers": 0}), lora=True),
     "gemma2 aipo": Case(model=tiny_gemma2, training=AIPO),
     "gemma3 aipo": Case(model=tiny_gemma3, training=AIPO),
     "qwen3_moe aipo": Case(model=tiny_qwen3_moe, training=AIPO, divisible=False),
@@ -178,6 +195,7 @@ def samples(count: int, seed: int) -> list[Sample]:
             staleness=0,
             kept_tokens=np.concatenate(kept).astype(np.int32),
             kept_counts=np.array([len(ids) for ids in kept if len(ids)], np.int32),
+            group=number // 2,
         )
 
     return [one(number) for number in range(count)]
