@@ -104,6 +104,9 @@ class TrainingConfig(Section):
     """Maximum L2 norm of the gradient; a larger gradient is scaled down to it."""
     max_tokens_per_microbatch: Count = 16384
     """Maximum tokens of one forward and backward pass, prompts included; a longer trajectory gets its own pass."""
+    share_prefixes: bool = True
+    """Whether what several trajectories begin with, as the prompt of a group, is computed once for all of them (arXiv
+    2506.05433). It changes results by rounding alone, and is done only where it saves a tenth of the tokens."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of the trainer's ranks; with `cuda` each has its own GPU."""
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)

@@ -1,25 +1,28 @@
 """Packs samples of any lengths into the microbatches of one optimizer step, without padding.
 
-samples ──longest first, each into the emptiest──► microbatches of at most `max_tokens` ──► rank i mod ranks
+samples ──prompts in common──► units ──largest first, each into the emptiest──► microbatches ──► rank i mod ranks
 
-    one microbatch    p p p r r │ p r r r │ p p r         S positions, sequences end to end
-    cu_seqlens        0           5         9       12    where each begins; attention stays between two of them
-    predicts          2 3         5 6 7     10            position whose hidden state predicts each response token
+    one microbatch    p p p │ r r │ r r │ r │ p p r r r       S positions, segments end to end; the first prompt stands
+    cu_seqlens        0       3     5     7   8         13    once for three responses (prefix_tree.py)
+    predicts          2 3 2 5 2 9 10 11                       position whose hidden state predicts each response token
 
-Shapes: S positions, Q sequences, N response tokens of the microbatch, including those without loss; K token ids that
-truncated sampling kept, of all response tokens together.
+A unit is what shares a prompt, as far as that saves enough, in pieces that leave work for every rank.
+
+Shapes: S positions, Q segments, T keys that segments see, N response tokens of the microbatch, including those without
+loss; K token ids that truncated sampling kept, of all response tokens together.
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from millrace.models.routers import NOT_RECORDED
+from millrace.training.prefix_tree import LEAST_TOKENS, lay_out, saves_enough
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,16 +61,27 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Microbatch:
-    """Samples packed end to end; position `predicts_N[n]` predicts response token n."""
+    """Samples packed in segments; position `predicts_N[n]` predicts response token n.
+
+    A segment is a whole sample, or tokens that several samples begin with, or the rest of one of these.
+    """
 
     input_ids_S: torch.Tensor
     """[S] int64, tokens of prompts and responses."""
     positions_S: torch.Tensor
-    """[S] int64, from 0 in each sequence."""
+    """[S] int64, index of the token in its sample."""
     cu_seqlens_Q1: torch.Tensor
-    """[Q + 1] int32, start of each sequence, then S."""
+    """[Q + 1] int32, start of each segment, then S."""
     lengths: tuple[int, ...]
-    """[Q] lengths of the sequences, ascending; unlike `cu_seqlens_Q1` readable without waiting for a device."""
+    """[Q] lengths of the segments; unlike `cu_seqlens_Q1` readable without waiting for a device."""
+    keys_T: torch.Tensor | None
+    """[T] int64 into S: what each segment sees, segment after segment, itself last; None if each sees itself alone."""
+    cu_keys_Q1: torch.Tensor
+    """[Q + 1] int32, start of what each segment sees, then T; `cu_seqlens_Q1` if each sees itself alone."""
+    key_lengths: tuple[int, ...]
+    """[Q] how many tokens the last one of each segment sees, ascending."""
+    paths: tuple[tuple[int, ...], ...]
+    """Per sample the indices of its segments, in its order; empty in a spare rank's dummy batch."""
     predicts_N: torch.Tensor
     """[N] int64 into S: the position before the token."""
     targets_N: torch.Tensor
@@ -104,60 +118,109 @@ class Microbatch:
 
 
 def microbatches(
-    samples: Sequence[Sample], max_tokens: int, num_ranks: int = 1, *, places: Sequence[int] | None = None
+    samples: Sequence[Sample],
+    max_tokens: int,
+    num_ranks: int = 1,
+    *,
+    places: Sequence[int] | None = None,
+    share_prefixes: bool = True,
 ) -> list[Microbatch]:
     """Splits a batch, or its samples at `places`, into few microbatches of at most `max_tokens` tokens.
 
     A longer sample is a microbatch of its own. Their number is a multiple of `num_ranks`; rank i takes those with index
-    i modulo `num_ranks`. If there are fewer samples than ranks, spare ranks get a one-token dummy batch; without any
+    i modulo `num_ranks`. If there are fewer units than ranks, spare ranks get a one-token dummy batch; without any
     samples there are no microbatches. The split depends on the samples alone, so every rank computes the same one, and
-    the same batch gives the same floating-point sums.
+    the same batch gives the same floating-point sums. `share_prefixes` says whether tokens that samples begin with may
+    stand once.
     """
     chosen = range(len(samples)) if places is None else places
     ends = np.cumsum([len(sample.response_tokens) for sample in samples])
     starts = ends - [len(sample.response_tokens) for sample in samples]
+    share = share_prefixes and saves_enough([_sequence(samples[place]) for place in chosen])
+    units = [_Unit(samples[place].num_tokens, [place]) for place in chosen]
+    if share:
+        most = -(-sum(unit.tokens for unit in units) // num_ranks)
+        units = _units(samples, chosen, min(max_tokens, most))
     return [
-        _pack([samples[place] for place in share], tuple(share), [int(starts[place]) for place in share])
-        for share in _shares({place: samples[place].num_tokens for place in chosen}, max_tokens, num_ranks)
+        _pack([samples[place] for place in them], tuple(them), [int(starts[place]) for place in them], share)
+        for them in _shares(units, max_tokens, num_ranks)
     ]
 
 
 def pack(sample: Sample) -> Microbatch:
     """A microbatch of one sample."""
-    return _pack([sample], (0,), [0])
+    return _pack([sample], (0,), [0], False)
 
 
-def _shares(lengths: Mapping[int, int], max_tokens: int, num_ranks: int) -> list[list[int]]:
-    """Places of the samples of each microbatch, ascending by length, so that equal lengths are neighbours.
+class _Unit(NamedTuple):
+    """Samples that go into one microbatch."""
 
-    `lengths` are the samples' numbers of tokens by place.
+    tokens: int
+    """At most so many positions."""
+    places: list[int]
+    """Ascending by the length of the samples."""
+
+
+def _units(samples: Sequence[Sample], chosen: Iterable[int], most: int) -> list[_Unit]:
+    """Samples of the same prompt together, in units of at most `most` tokens."""
+    by_prompt: dict[bytes, list[int]] = {}
+    for place in chosen:
+        by_prompt.setdefault(_prompt_key(samples[place]), []).append(place)
+    units = []
+    for places in by_prompt.values():
+        # A piece of several may share up to LEAST_TOKENS less than its prompt.
+        prompt, tokens, piece = len(samples[places[0]].prompt_tokens), 0, []
+        # Equal lengths are neighbours, in the order of the batch.
+        for place in sorted(places, key=lambda place: (samples[place].num_tokens, -place)):
+            own = len(samples[place].response_tokens)
+            if piece and prompt + LEAST_TOKENS + tokens + own > most:
+                units.append(_Unit(prompt + tokens + LEAST_TOKENS * (len(piece) > 1), piece))
+                tokens, piece = 0, []
+            tokens += own
+            piece.append(place)
+        units.append(_Unit(prompt + tokens + LEAST_TOKENS * (len(piece) > 1), piece))
+    return units
+
+
+def _prompt_key(sample: Sample) -> bytes:
+    """Equal where prompts are, and the experts that computed them."""
+    width = len(sample.routed_experts) // max(1, sample.num_tokens - 1)
+    return sample.prompt_tokens.tobytes() + sample.routed_experts[: width * len(sample.prompt_tokens)].tobytes()
+
+
+def _shares(units: Sequence[_Unit], max_tokens: int, num_ranks: int) -> list[list[int]]:
+    """Places of the samples of each microbatch, those of the smallest unit first, so that equal lengths are neighbours.
+
+    Units of equal length keep the order of the batch.
     """
-    # Samples of equal length keep the order of the batch.
-    longest_first = sorted(lengths, key=lambda place: (-lengths[place], place))
-    # Never more microbatches than samples, rounded up to a multiple of the ranks.
-    num_shares = num_ranks * min(-(-sum(lengths.values()) // (max_tokens * num_ranks)), -(-len(lengths) // num_ranks))
+    largest_first = sorted(units, key=lambda unit: (-unit.tokens, unit.places[-1]))
+    # Never more microbatches than units, rounded up to a multiple of the ranks.
+    tokens = sum(unit.tokens for unit in units)
+    num_shares = num_ranks * min(-(-tokens // (max_tokens * num_ranks)), -(-len(units) // num_ranks))
     while True:
-        shares: list[list[int]] = [[] for _ in range(num_shares)]
+        shares: list[list[_Unit]] = [[] for _ in range(num_shares)]
         emptiest = [(0, number) for number in range(num_shares)]
-        for place in longest_first:
+        for unit in largest_first:
             tokens, number = heapq.heappop(emptiest)
-            if tokens and tokens + lengths[place] > max_tokens:
+            if tokens and tokens + unit.tokens > max_tokens:
                 break
-            shares[number].append(place)
-            heapq.heappush(emptiest, (tokens + lengths[place], number))
+            shares[number].append(unit)
+            heapq.heappush(emptiest, (tokens + unit.tokens, number))
         else:
-            return [share[::-1] for share in shares]
+            return [[place for unit in reversed(share) for place in unit.places] for share in shares]
         num_shares += num_ranks
 
 
-def _pack(samples: Sequence[Sample], places: tuple[int, ...], firsts: Sequence[int]) -> Microbatch:
+def _pack(samples: Sequence[Sample], places: tuple[int, ...], firsts: Sequence[int], share: bool) -> Microbatch:
     """`firsts` are the indices of the responses' first tokens among all response tokens of the batch."""
     # A rank without samples gets one dummy token: the ranks wait for each other in every layer.
-    sequences = [np.concatenate([one.prompt_tokens, one.response_tokens]) for one in samples] or [np.zeros(1, np.int32)]
-    lengths = [len(sequence) for sequence in sequences]
-    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
+    sequences = [_sequence(one) for one in samples] or [np.zeros(1, np.int32)]
+    experts = _routed_experts(samples)
+    layout = lay_out(_with_experts(sequences, experts), share=share)
     sizes = [len(one.response_tokens) for one in samples]
-    begins = [int(start) + len(one.prompt_tokens) for start, one in zip(cu_seqlens, samples, strict=False)]
+    ends = np.cumsum([len(sequence) for sequence in sequences]).tolist()
+    # Of each response token, the one before it, among the tokens of all samples.
+    before = [np.arange(end - r, end) - 1 for end, r in zip(ends, sizes, strict=False)]
 
     def of_tokens(values: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([*values, np.zeros(0)]).astype(dtype))
@@ -165,14 +228,26 @@ def _pack(samples: Sequence[Sample], places: tuple[int, ...], firsts: Sequence[i
     def of_responses(values: Sequence[float], dtype: npt.DTypeLike) -> torch.Tensor:
         return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), sizes))
 
+    def at_positions(values: npt.NDArray[np.generic]) -> torch.Tensor:
+        found = np.empty((len(layout.positions_S), *values.shape[1:]), dtype=np.int64)
+        found[layout.where] = values
+        return torch.from_numpy(found)
+
+    def borders(of_segments: Sequence[int]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([[0], np.cumsum(of_segments)]).astype(np.int32))
+
     truncated = any(len(one.kept_counts) for one in samples)
     counts = [one.kept_counts if len(one.kept_counts) else np.zeros(len(one.response_tokens)) for one in samples]
     return Microbatch(
-        input_ids_S=torch.from_numpy(np.concatenate(sequences).astype(np.int64)),
-        positions_S=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])),
-        cu_seqlens_Q1=torch.from_numpy(cu_seqlens.astype(np.int32)),
-        lengths=tuple(lengths),
-        predicts_N=of_tokens([np.arange(r) + at - 1 for at, r in zip(begins, sizes, strict=True)], np.int64),
+        input_ids_S=at_positions(np.concatenate(sequences)),
+        positions_S=torch.from_numpy(layout.positions_S),
+        cu_seqlens_Q1=borders(layout.lengths),
+        lengths=layout.lengths,
+        keys_T=None if layout.keys_T is None else torch.from_numpy(layout.keys_T),
+        cu_keys_Q1=borders(layout.key_lengths),
+        key_lengths=layout.key_lengths,
+        paths=layout.paths if samples else (),
+        predicts_N=torch.from_numpy(layout.where[np.concatenate([*before, np.zeros(0, np.int64)])]),
         targets_N=of_tokens([one.response_tokens for one in samples], np.int64),
         loss_mask_N=of_tokens([one.loss_mask for one in samples], np.bool_),
         rollout_logprobs_N=of_tokens([one.rollout_logprobs for one in samples], np.float32),
@@ -183,21 +258,36 @@ def _pack(samples: Sequence[Sample], places: tuple[int, ...], firsts: Sequence[i
         in_batch_N=of_tokens([np.arange(r) + first for first, r in zip(firsts, sizes, strict=True)], np.int64),
         kept_tokens_K=of_tokens([one.kept_tokens for one in samples], np.int64) if truncated else None,
         kept_counts_N=of_tokens(counts, np.int64) if truncated else None,
-        routed_experts_SX=_routed_experts(samples),
+        routed_experts_SX=None if experts is None else at_positions(experts),
         places=places,
     )
 
 
-def _routed_experts(samples: Sequence[Sample]) -> torch.Tensor | None:
-    """As `Microbatch.routed_experts_SX`."""
+def _sequence(sample: Sample) -> npt.NDArray[np.int32]:
+    return np.concatenate([sample.prompt_tokens, sample.response_tokens])
+
+
+def _routed_experts(samples: Sequence[Sample]) -> npt.NDArray[np.int32] | None:
+    """[tokens of all samples, layers · experts per token] experts of each token; None if no sample has any."""
     widths = {len(one.routed_experts) // (one.num_tokens - 1) for one in samples if len(one.routed_experts)}
     if not widths:
         return None
     (width,) = widths
-    found_SX = np.full((sum(one.num_tokens for one in samples), width), NOT_RECORDED, dtype=np.int64)
+    found = np.full((sum(one.num_tokens for one in samples), width), NOT_RECORDED, dtype=np.int32)
     start = 0
     for one in samples:
         if len(one.routed_experts):
-            found_SX[start : start + one.num_tokens - 1] = one.routed_experts.reshape(-1, width)
+            found[start : start + one.num_tokens - 1] = one.routed_experts.reshape(-1, width)
         start += one.num_tokens
-    return torch.from_numpy(found_SX)
+    return found
+
+
+def _with_experts(
+    sequences: Sequence[npt.NDArray[np.int32]], experts: npt.NDArray[np.int32] | None
+) -> Sequence[npt.NDArray[np.int32]]:
+    """Tokens that different experts compute are different."""
+    if experts is None:
+        return sequences
+    ends = np.cumsum([len(one) for one in sequences])
+    parts = np.split(experts, ends[:-1])
+    return [np.column_stack([one, part]) for one, part in zip(sequences, parts, strict=True)]

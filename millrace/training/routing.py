@@ -7,7 +7,8 @@ Generator and trainer round differently, so near ties are decided differently, a
 experts. Replaying the generator's choice takes that difference away (R3, arXiv 2510.11370). The weights still come from
 the trainer's own logits, so the router learns as always.
 
-Shapes: S positions of a microbatch, L layers with experts, E experts of a layer, K of them per token, Q sequences.
+Shapes: S positions of a microbatch, L layers with experts, E experts of a layer, K of them per token, Q segments of the
+microbatch, P samples.
 """
 
 from functools import partial
@@ -45,25 +46,22 @@ class Routing:
             self._recorded_SLK = recorded_SX.view(len(recorded_SX), self._num_layers, -1)
 
     def imbalance(self, batch: Microbatch) -> torch.Tensor:
-        """Sum over the sequences of `batch` of E · Σ over experts of share of picks · mean probability; mean of layers.
+        """Sum over the samples of `batch` of E · Σ over experts of share of picks · mean probability; mean of layers.
 
-        1 for a sequence whose tokens use all experts alike, and more the less they do (Switch, arXiv 2101.03961; by
+        1 for a sample whose tokens use all experts alike, and more the less they do (Switch, arXiv 2101.03961; by
         sequence as in DeepSeek-V3, so that it does not depend on how a batch is split). With gradient.
         """
-        lengths_Q = batch.cu_seqlens_Q1.diff()
-        sequence_S = torch.repeat_interleave(torch.arange(len(lengths_Q), device=lengths_Q.device), lengths_Q)
-        total = torch.zeros((), device=lengths_Q.device)
+        device = batch.cu_seqlens_Q1.device
+        lengths_P1 = _per_sample(torch.ones(len(batch.input_ids_S), 1, device=device), batch)
+        total = torch.zeros((), device=device)
         for logits_SE, chosen_SK in self._routed_by.values():
             probs_SE = logits_SE.float().softmax(dim=-1)
             picks_SE = torch.zeros_like(probs_SE).scatter(1, chosen_SK, 1 / chosen_SK.shape[1])
-            # [Q, E], times the length.
-            probs_QE, shares_QE = (
-                torch.zeros(len(lengths_Q), probs_SE.shape[1], device=lengths_Q.device).index_add(0, sequence_S, of_SE)
-                for of_SE in (probs_SE, picks_SE)
-            )
-            imbalance_Q = (probs_QE * shares_QE).sum(dim=1) * probs_SE.shape[1] / lengths_Q.square()
-            # A spare rank's dummy sequence counts for nothing, and has a gradient of 0.
-            total = total + imbalance_Q.sum() * bool(batch.places) / self._num_layers
+            # Each times the length.
+            products_PE = _per_sample(probs_SE, batch) * _per_sample(picks_SE, batch)
+            imbalance_P1 = products_PE.sum(dim=1, keepdim=True) * probs_SE.shape[1] / lengths_P1.square()
+            # Of a spare rank's dummy token it is an empty sum, which has a gradient of 0.
+            total = total + imbalance_P1.sum() / self._num_layers
         return total
 
     def _route(self, layer: int, router: nn.Module, inputs: Any, output: tuple[torch.Tensor, ...]) -> Any:
@@ -75,6 +73,16 @@ class Routing:
         if self._balances:
             self._routed_by[layer] = logits_SE, chosen_SK
         return logits_SE, weights_SK, chosen_SK
+
+
+def _per_sample(of_SE: torch.Tensor, batch: Microbatch) -> torch.Tensor:
+    """[P, E] sums over the tokens of each sample, float32."""
+    device, lengths_Q = of_SE.device, batch.cu_seqlens_Q1.diff()
+    segment_S = torch.repeat_interleave(torch.arange(len(lengths_Q), device=device), lengths_Q)
+    of_QE = torch.zeros(len(lengths_Q), of_SE.shape[1], device=device).index_add(0, segment_S, of_SE)
+    pairs = [(sample, segment) for sample, path in enumerate(batch.paths) for segment in path]
+    samples_W, segments_W = torch.tensor(pairs, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
+    return torch.zeros(len(batch.paths), of_SE.shape[1], device=device).index_add(0, samples_W, of_QE[segments_W])
 
 
 def _weights(router: nn.Module, logits_SE: torch.Tensor, chosen_SK: torch.Tensor) -> torch.Tensor:

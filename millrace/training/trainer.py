@@ -165,7 +165,7 @@ class Trainer:
 
     def microbatches(self, samples: Sequence[Sample]) -> list[Microbatch]:
         """All of `samples` in microbatches of the configured size, for all ranks together."""
-        return microbatches(samples, self._training.max_tokens_per_microbatch, self.ranks.data_size)
+        return self._microbatches(samples, range(len(samples)))
 
     def logprobs_of(self, batch: Microbatch) -> torch.Tensor:
         """[N, V] log π of every token of the vocabulary at each response token, nats, on the policy's device."""
@@ -177,9 +177,17 @@ class Trainer:
 
     def _own_microbatches(self, samples: Sequence[Sample], places: Sequence[int]) -> list[Microbatch]:
         """This rank's microbatches of the samples at `places`, on its device; every rank has as many."""
-        most, ranks = self._training.max_tokens_per_microbatch, self.ranks
-        batches = microbatches(samples, most, ranks.data_size, places=places)
+        batches, ranks = self._microbatches(samples, places), self.ranks
         return [batch.to(ranks.device) for batch in batches[ranks.data_rank :: ranks.data_size]]
+
+    def _microbatches(self, samples: Sequence[Sample], places: Sequence[int]) -> list[Microbatch]:
+        return microbatches(
+            samples,
+            self._training.max_tokens_per_microbatch,
+            self.ranks.data_size,
+            places=places,
+            share_prefixes=self._training.share_prefixes,
+        )
 
     def _update(self, samples: Sequence[Sample], places: Sequence[int], fixed: FixedLogprobs) -> Update:
         """One optimizer update on the samples at `places` of the batch."""

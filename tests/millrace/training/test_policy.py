@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from millrace.errors import InputError
-from millrace.training.attention import PACKED
+from millrace.training.attention.packed import PACKED
 from millrace.training.batch import Microbatch, Sample, microbatches, pack
 from millrace.training.policy import PackedPolicy
 

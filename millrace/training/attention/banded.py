@@ -1,11 +1,13 @@
-"""Causal attention with a sliding window, a soft cap or sinks, over sequences of the same length.
+"""Causal attention behind a prefix, or with a sliding window, a soft cap or sinks, over segments of the same length.
 
-    positions of the queries       keys that a block needs: those of its band
+    positions of the queries       keys that a block needs: the prefix, and those of its band
     block 0   ▐▌                   with a window of w, a block of b queries sees at most b + w − 1 keys,
     block 1   ▐▌▐▌                 so time and memory grow with the length, and not with its square
     block 2     ▐▌▐▌
 
-Shapes: R sequences, H query heads, G key heads, T positions, B of a block, K keys of its band, D features.
+The queries are the last T of L positions; the L − T before them are the prefix.
+
+Shapes: R segments, H query heads, G key heads, T queries, L keys, B queries of a block, K keys of its band, D features.
 """
 
 from dataclasses import dataclass
@@ -29,25 +31,27 @@ class Band:
     sinks_H: torch.Tensor | None = None
     """[H] one more score per head. It takes its share of the softmax, and has no value."""
 
-    def is_plain(self, length: int) -> bool:
-        """Whether a sequence of `length` tokens needs the causal mask alone."""
-        return self.softcap is None and self.sinks_H is None and (self.window is None or self.window >= length)
+    def is_plain(self, num_keys: int) -> bool:
+        """Whether queries of `num_keys` keys need the causal mask alone."""
+        return self.softcap is None and self.sinks_H is None and (self.window is None or self.window >= num_keys)
 
 
 def banded_attention(
-    query_RHTD: torch.Tensor, key_RGTD: torch.Tensor, value_RGTD: torch.Tensor, scaling: float, band: Band
+    query_RHTD: torch.Tensor, key_RGLD: torch.Tensor, value_RGLD: torch.Tensor, scaling: float, band: Band
 ) -> torch.Tensor:
     """[R, H, T, D] causal attention in a band; fewer key heads than query heads are fine."""
     if band.softcap is not None and band.sinks_H is not None:
         raise ValueError("no family of models has both a soft cap and sinks")
-    length, device = query_RHTD.shape[2], query_RHTD.device
+    length, device = key_RGLD.shape[2], query_RHTD.device
+    prefix = length - query_RHTD.shape[2]
     outs = []
-    for start in range(0, length, BLOCK):
+    for start in range(prefix, length, BLOCK):
         end = min(start + BLOCK, length)
         first = 0 if band.window is None else max(0, start - band.window + 1)
         distance_BK = torch.arange(start, end, device=device)[:, None] - torch.arange(first, end, device=device)
         seen_BK = distance_BK >= 0 if band.window is None else (distance_BK >= 0) & (distance_BK < band.window)
-        block = query_RHTD[:, :, start:end], key_RGTD[:, :, first:end], value_RGTD[:, :, first:end]
+        queries = query_RHTD[:, :, start - prefix : end - prefix]
+        block = queries, key_RGLD[:, :, first:end], value_RGLD[:, :, first:end]
         if band.softcap is not None:
             # No kernel caps scores, and these would all be kept for the backward pass.
             outs.append(

@@ -1,8 +1,9 @@
-"""Causal attention over packed sequences; no sequence sees another.
+"""Causal attention over packed segments; no sample sees another.
 
-    q, k, v [1, heads, S, features] ─┬─ a GPU, 16-bit numbers ─► one kernel over all sequences (flash attention, varlen)
-                                     └─ else ─► one call per run of sequences of the same length, as a batch
-                                                  └─ window, soft cap or sinks ─► block by block (banded_attention.py)
+    q, k, v [1, heads, S, features] ─► k, v of what each segment sees, one copy per segment, if any are shared
+      ├─ a GPU, 16-bit numbers ─► one kernel over all segments (flash attention, varlen)
+      └─ else ─► one call per run of segments of the same length, as a batch
+                   └─ behind a prefix, or with window, soft cap or sinks ─► block by block (banded.py)
 
 transformers' models use it under the name `PACKED`; each forward passes them the microbatch as `packing`, and each
 layer says what it needs: a sliding window, a soft cap, sinks. Fewer key and value heads than query heads are fine
@@ -16,7 +17,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from millrace.training.banded_attention import Band, banded_attention
+from millrace.training.attention.banded import Band, banded_attention
 from millrace.training.batch import Microbatch
 
 PACKED = "millrace_packed"
@@ -44,33 +45,42 @@ def packed_attention(
     `s_aux` [heads] are the sinks, one more score per head that takes its share of the softmax and adds nothing.
     """
     band = Band(window=sliding_window, softcap=softcap, sinks_H=s_aux)
+    key_GTD, value_GTD = _seen(key[0], packing), _seen(value[0], packing)
     # Flash attention takes no 32-bit numbers, and no heads whose size is not a multiple of 8.
     kernel = query.is_cuda and query.dtype in _HALF and query.shape[-1] % 8 == 0
     if kernel and softcap is None and s_aux is None:
-        out_SHD = _varlen(query[0], key[0], value[0], packing, scaling, band)
+        out_SHD = _varlen(query[0], key_GTD, value_GTD, packing, scaling, band)
     else:
-        out_SHD = _run_by_run(query[0], key[0], value[0], packing, scaling, band)
+        out_SHD = _run_by_run(query[0], key_GTD, value_GTD, packing, scaling, band)
     return out_SHD[None], None
+
+
+def _seen(one_GSD: torch.Tensor, packing: Microbatch) -> torch.Tensor:
+    """[G, T, D] keys or values of what each segment sees, segment after segment."""
+    if packing.keys_T is None:
+        return one_GSD
+    # transformers' tensors are views of [S, G, D], whose rows are copied whole.
+    return one_GSD.transpose(0, 1).index_select(0, packing.keys_T).transpose(0, 1)
 
 
 def _varlen(
     query_HSD: torch.Tensor,
-    key_GSD: torch.Tensor,
-    value_GSD: torch.Tensor,
+    key_GTD: torch.Tensor,
+    value_GTD: torch.Tensor,
     packing: Microbatch,
     scaling: float,
     band: Band,
 ) -> torch.Tensor:
     out_SHD = varlen_attn(
         query_HSD.transpose(0, 1),
-        key_GSD.transpose(0, 1),
-        value_GSD.transpose(0, 1),
+        key_GTD.transpose(0, 1),
+        value_GTD.transpose(0, 1),
         packing.cu_seqlens_Q1,
-        packing.cu_seqlens_Q1,
-        packing.lengths[-1],
-        packing.lengths[-1],
+        packing.cu_keys_Q1,
+        max(packing.lengths),
+        packing.key_lengths[-1],
         scale=scaling,
-        # Causal: no token after its own. Before it, all or those of the window.
+        # Causal: no token after its own. Before it, all or those of the window. The last query is that of the last key.
         window_size=(-1 if band.window is None else band.window - 1, 0),
         enable_gqa=True,
     )
@@ -80,29 +90,32 @@ def _varlen(
 
 def _run_by_run(
     query_HSD: torch.Tensor,
-    key_GSD: torch.Tensor,
-    value_GSD: torch.Tensor,
+    key_GTD: torch.Tensor,
+    value_GTD: torch.Tensor,
     packing: Microbatch,
     scaling: float,
     band: Band,
 ) -> torch.Tensor:
-    outs, start = [], 0
-    for length, run in groupby(packing.lengths):
+    outs, start, key_start = [], 0, 0
+    for (length, num_keys), run in groupby(zip(packing.lengths, packing.key_lengths, strict=True)):
         count = len(list(run))
-        # A view, not a copy: neighbours of the same length are a batch.
-        query_RHTD, key_RGTD, value_RGTD = (
-            one.narrow(1, start, count * length).view(len(one), count, length, -1).transpose(0, 1)
-            for one in (query_HSD, key_GSD, value_GSD)
-        )
-        if band.is_plain(length):
+        # Views, not copies: neighbours of the same lengths are a batch.
+        query_RHTD = _batch(query_HSD, start, count, length)
+        key_RGLD, value_RGLD = (_batch(one, key_start, count, num_keys) for one in (key_GTD, value_GTD))
+        if length == num_keys and band.is_plain(length):
             out_RHTD = scaled_dot_product_attention(
-                query_RHTD, key_RGTD, value_RGTD, is_causal=True, scale=scaling, enable_gqa=True
+                query_RHTD, key_RGLD, value_RGLD, is_causal=True, scale=scaling, enable_gqa=True
             )
         else:
-            out_RHTD = banded_attention(query_RHTD, key_RGTD, value_RGTD, scaling, band)
+            out_RHTD = banded_attention(query_RHTD, key_RGLD, value_RGLD, scaling, band)
         outs.append(out_RHTD.transpose(1, 2).flatten(0, 1))
-        start += count * length
+        start, key_start = start + count * length, key_start + count * num_keys
     return torch.cat(outs)
+
+
+def _batch(one_HSD: torch.Tensor, start: int, count: int, length: int) -> torch.Tensor:
+    """[count, H, length, D] of `count` neighbours of that length from `start` on."""
+    return one_HSD.narrow(1, start, count * length).view(len(one_HSD), count, length, -1).transpose(0, 1)
 
 
 # No mask function is registered under this name, so transformers makes no mask.

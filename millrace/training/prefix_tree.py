@@ -1,0 +1,169 @@
+"""Sequences that begin alike, laid out so that what they have in common stands once.
+
+    a b c d e          ┌─ d e       segments   a b c │ d e │ f │ g h        S positions, segments end to end
+    a b c f      a b c ┼─ f         positions  0 1 2 │ 3 4 │ 3 │ 3 4        as in each sequence
+    a b c g h          └─ g h       a token sees its own segment up to itself, and all segments on the way to it
+
+Hidden states of the tokens in common are the same in each sequence, so nothing is lost (Prefix Grouper, arXiv
+2506.05433, for the prompt of a group). Here any beginning counts: a prompt, the system prompt before it, the first
+turns of a conversation. A sequence that shares nothing is one segment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+_LEAST_SHARE = 0.1
+"""Share of a batch's tokens that has to be saved: masks and copies of keys cost a few per cent of a step."""
+LEAST_TOKENS = 16
+"""Tokens that a shared segment saves at least: each segment costs calls of its own."""
+
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Where each token of some sequences stands. Segments ascend by the number of keys they see, then by length."""
+
+    where: _Ints
+    """[tokens of all sequences] position of each token, sequence after sequence."""
+    positions_S: _Ints
+    """[S] index in its sequence of the token at each position."""
+    lengths: tuple[int, ...]
+    """[Q] tokens of each segment."""
+    key_lengths: tuple[int, ...]
+    """[Q] tokens that the last token of each segment sees: those of the segment and of all on the way to it."""
+    keys_T: _Ints | None
+    """[T] the positions that segments see, segment after segment; None if each sees itself alone."""
+    paths: tuple[tuple[int, ...], ...]
+    """Per sequence the segments it consists of, in its order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Node:
+    """A shared segment: tokens `begin` to `end` of its sequences, behind those of `parent`."""
+
+    begin: int
+    end: int
+    parent: int
+    """Index of the node before it; -1 if there is none."""
+
+
+def lay_out(sequences: Sequence[npt.NDArray[np.int32]], *, share: bool = True) -> Layout:
+    """Lays out sequences of tokens, [L] or [L, any]: two tokens are the same if all their numbers are.
+
+    `share` says whether beginnings may stand once. The same sequences always give the same layout.
+    """
+    lengths = np.array([len(one) for one in sequences], dtype=np.int64)
+    nodes: list[_Node] = []
+    begins, parents = np.zeros_like(lengths), np.full_like(lengths, -1)
+    if share and len(sequences) > 1:
+        nodes = _grow(sequences, lengths, begins, parents)
+    return _place(lengths, nodes, begins, parents)
+
+
+def saves_enough(sequences: Sequence[npt.NDArray[np.int32]]) -> bool:
+    """Whether sharing all that sequences of tokens begin with would save a tenth of the tokens."""
+    total = sum(len(one) for one in sequences)
+    saved = int(_common_with_next([sequences[i] for i in _sorted(sequences)]).sum()) if len(sequences) > 1 else 0
+    return saved >= max(LEAST_TOKENS, _LEAST_SHARE * total)
+
+
+def _grow(sequences: Sequence[npt.NDArray[np.int32]], lengths: _Ints, begins: _Ints, parents: _Ints) -> list[_Node]:
+    """The shared segments, parents first. Sets `begins`, the tokens of each sequence in them, and `parents`."""
+    order = _sorted(sequences)
+    common = _common_with_next([sequences[i] for i in order])
+    nodes: list[_Node] = []
+    # Runs low to high of neighbours that agree on more than `begin` tokens, which are those before and of `parent`.
+    left = [(0, len(order), 0, -1)]
+    while left:
+        low, high, begin, parent = left.pop()
+        inner = common[low : high - 1]
+        # All that could be saved, if no segment were too small to be shared.
+        if (inner - begin).sum() < LEAST_TOKENS:
+            begins[order[low:high]], parents[order[low:high]] = begin, parent
+            continue
+        end = int(inner.min())
+        if (end - begin) * (high - low - 1) >= LEAST_TOKENS:
+            nodes.append(_Node(begin=begin, end=end, parent=parent))
+            begin, parent = end, len(nodes) - 1
+        borders = [low, *(low + 1 + np.flatnonzero(inner == end)).tolist(), high]
+        left += [(a, b, begin, parent) for a, b in pairwise(borders)]
+    return nodes
+
+
+def _sorted(sequences: Sequence[npt.NDArray[np.int32]]) -> _Ints:
+    """Indices of the sequences, so that those that begin alike are neighbours."""
+    # Big-endian bytes sort as their numbers do.
+    keys = [np.ascontiguousarray(one, dtype=">i4").tobytes() for one in sequences]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+
+
+def _common_with_next(ordered: Sequence[npt.NDArray[np.int32]]) -> _Ints:
+    """[sequences - 1] number of tokens at the beginning of each that the next one begins with, too."""
+    flat = np.concatenate(ordered)
+    lengths = np.array([len(one) for one in ordered], dtype=np.int64)
+    starts = np.cumsum(lengths) - lengths
+    shorter = np.minimum(lengths[:-1], lengths[1:])
+    ends = np.cumsum(shorter)
+    index = _counts(shorter)
+    same = flat[np.repeat(starts[:-1], shorter) + index] == flat[np.repeat(starts[1:], shorter) + index]
+    differ = np.flatnonzero(~same.reshape(len(same), -1).all(axis=1))
+    first = np.append(differ, len(same))[np.searchsorted(differ, ends - shorter)]
+    common: _Ints = np.minimum(first - (ends - shorter), shorter)
+    return common
+
+
+def _place(lengths: _Ints, nodes: Sequence[_Node], begins: _Ints, parents: _Ints) -> Layout:
+    # Segments: the shared ones, then the sequences' own, some of which are empty.
+    sizes = np.array([*(node.end - node.begin for node in nodes), *(lengths - begins)], dtype=np.int64)
+    seen = np.array([*(node.end for node in nodes), *lengths], dtype=np.int64)
+    order = np.lexsort((sizes, seen))
+    order = order[sizes[order] > 0]
+    starts = np.zeros_like(sizes)
+    starts[order] = np.cumsum(sizes[order]) - sizes[order]
+    ways: list[_Ints] = []
+    for node, start in zip(nodes, starts.tolist(), strict=False):
+        own = np.arange(start, start + node.end - node.begin)
+        ways.append(np.concatenate([ways[node.parent], own]) if node.parent >= 0 else own)
+    index, own_starts = _counts(lengths), starts[len(nodes) :]
+    where = index + np.repeat(own_starts - begins, lengths)
+    if nodes:
+        is_shared = index < np.repeat(begins, lengths)
+        where[is_shared] = np.concatenate([ways[parent] for parent in parents if parent >= 0])
+    positions_S = np.empty(int(sizes.sum()), dtype=np.int64)
+    positions_S[where] = index
+    number = np.empty(len(sizes), dtype=np.int64)
+    number[order] = np.arange(len(order))
+    return Layout(
+        where=where,
+        positions_S=positions_S,
+        lengths=tuple(sizes[order].tolist()),
+        key_lengths=tuple(seen[order].tolist()),
+        keys_T=_keys(order, ways, where, lengths) if nodes else None,
+        paths=_paths(nodes, parents, sizes, number),
+    )
+
+
+def _keys(order: _Ints, ways: Sequence[_Ints], where: _Ints, lengths: _Ints) -> _Ints:
+    of_sequences = np.split(where, np.cumsum(lengths)[:-1])
+    return np.concatenate([(ways[i] if i < len(ways) else of_sequences[i - len(ways)]) for i in order.tolist()])
+
+
+def _paths(nodes: Sequence[_Node], parents: _Ints, sizes: _Ints, number: _Ints) -> tuple[tuple[int, ...], ...]:
+    to_node: list[tuple[int, ...]] = []
+    for i, node in enumerate(nodes):
+        to_node.append((*(to_node[node.parent] if node.parent >= 0 else ()), int(number[i])))
+    return tuple(
+        (*(to_node[parent] if parent >= 0 else ()), *((int(number[i]),) if sizes[i] else ()))
+        for i, parent in enumerate(parents.tolist(), len(nodes))
+    )
+
+
+def _counts(lengths: _Ints) -> _Ints:
+    """0, 1, … below each of the lengths, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - lengths, lengths)
