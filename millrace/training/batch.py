@@ -136,11 +136,13 @@ def microbatches(
     chosen = range(len(samples)) if places is None else places
     ends = np.cumsum([len(sample.response_tokens) for sample in samples])
     starts = ends - [len(sample.response_tokens) for sample in samples]
-    share = share_prefixes and saves_enough([_sequence(samples[place]) for place in chosen])
     units = [_Unit(samples[place].num_tokens, [place]) for place in chosen]
+    families = _families(samples, chosen) if share_prefixes else []
+    saved = sum(len(samples[places[0]].prompt_tokens) * (len(places) - 1) for places in families)
+    share = share_prefixes and saves_enough([_sequence(samples[place]) for place in chosen], saved)
     if share:
         most = -(-sum(unit.tokens for unit in units) // num_ranks)
-        units = _units(samples, chosen, min(max_tokens, most))
+        units = _units(samples, families, min(max_tokens, most))
     return [
         _pack([samples[place] for place in them], tuple(them), [int(starts[place]) for place in them], share)
         for them in _shares(units, max_tokens, num_ranks)
@@ -161,17 +163,26 @@ class _Unit(NamedTuple):
     """Ascending by the length of the samples."""
 
 
-def _units(samples: Sequence[Sample], chosen: Iterable[int], most: int) -> list[_Unit]:
-    """Samples of the same prompt together, in units of at most `most` tokens."""
+def _families(samples: Sequence[Sample], chosen: Iterable[int]) -> list[list[int]]:
+    """Samples of the same prompt, computed by the same experts, together; in each equal lengths are neighbours."""
     by_prompt: dict[bytes, list[int]] = {}
     for place in chosen:
-        by_prompt.setdefault(_prompt_key(samples[place]), []).append(place)
+        key = samples[place].prompt_tokens.tobytes()
+        if len(experts := samples[place].routed_experts):
+            width = len(experts) // (samples[place].num_tokens - 1)
+            key += experts[: width * len(samples[place].prompt_tokens)].tobytes()
+        by_prompt.setdefault(key, []).append(place)
+    # As everywhere, the samples of a length are in the order of the batch once the list is reversed.
+    return [sorted(places, key=lambda place: (samples[place].num_tokens, -place)) for places in by_prompt.values()]
+
+
+def _units(samples: Sequence[Sample], families: Iterable[Sequence[int]], most: int) -> list[_Unit]:
+    """The families, in pieces of at most `most` tokens."""
     units = []
-    for places in by_prompt.values():
+    for places in families:
         # A piece of several may share up to LEAST_TOKENS less than its prompt.
         prompt, tokens, piece = len(samples[places[0]].prompt_tokens), 0, []
-        # Equal lengths are neighbours, in the order of the batch.
-        for place in sorted(places, key=lambda place: (samples[place].num_tokens, -place)):
+        for place in places:
             own = len(samples[place].response_tokens)
             if piece and prompt + LEAST_TOKENS + tokens + own > most:
                 units.append(_Unit(prompt + tokens + LEAST_TOKENS * (len(piece) > 1), piece))
@@ -180,12 +191,6 @@ def _units(samples: Sequence[Sample], chosen: Iterable[int], most: int) -> list[
             piece.append(place)
         units.append(_Unit(prompt + tokens + LEAST_TOKENS * (len(piece) > 1), piece))
     return units
-
-
-def _prompt_key(sample: Sample) -> bytes:
-    """Equal where prompts are, and the experts that computed them."""
-    width = len(sample.routed_experts) // max(1, sample.num_tokens - 1)
-    return sample.prompt_tokens.tobytes() + sample.routed_experts[: width * len(sample.prompt_tokens)].tobytes()
 
 
 def _shares(units: Sequence[_Unit], max_tokens: int, num_ranks: int) -> list[list[int]]:

@@ -65,11 +65,15 @@ def lay_out(sequences: Sequence[npt.NDArray[np.int32]], *, share: bool = True) -
     return _place(lengths, nodes, begins, parents)
 
 
-def saves_enough(sequences: Sequence[npt.NDArray[np.int32]]) -> bool:
-    """Whether sharing all that sequences of tokens begin with would save a tenth of the tokens."""
-    total = sum(len(one) for one in sequences)
-    saved = int(_common_with_next([sequences[i] for i in _sorted(sequences)]).sum()) if len(sequences) > 1 else 0
-    return saved >= max(LEAST_TOKENS, _LEAST_SHARE * total)
+def saves_enough(sequences: Sequence[npt.NDArray[np.int32]], saved: int) -> bool:
+    """Whether sharing is worth it: `saved` tokens, or what all the sequences begin with, are a tenth of all tokens."""
+    if len(sequences) < 2:
+        return False
+    # In the order of any keys, the first and the last sequence have in common what all have.
+    keys = [one.tobytes() for one in sequences]
+    first, last = (sequences[keys.index(key)] for key in (min(keys), max(keys)))
+    common = int(_common_with_next([first, last])[0]) * (len(sequences) - 1)
+    return max(saved, common) >= max(LEAST_TOKENS, _LEAST_SHARE * sum(len(one) for one in sequences))
 
 
 def _grow(sequences: Sequence[npt.NDArray[np.int32]], lengths: _Ints, begins: _Ints, parents: _Ints) -> list[_Node]:
@@ -81,17 +85,15 @@ def _grow(sequences: Sequence[npt.NDArray[np.int32]], lengths: _Ints, begins: _I
     left = [(0, len(order), 0, -1)]
     while left:
         low, high, begin, parent = left.pop()
-        inner = common[low : high - 1]
-        # All that could be saved, if no segment were too small to be shared.
-        if (inner - begin).sum() < LEAST_TOKENS:
-            begins[order[low:high]], parents[order[low:high]] = begin, parent
-            continue
-        end = int(inner.min())
-        if (end - begin) * (high - low - 1) >= LEAST_TOKENS:
+        inner, others = common[low : high - 1], high - low - 1
+        end, most_saved = int(inner.min()), int(inner.sum())
+        if (end - begin) * others >= LEAST_TOKENS:
             nodes.append(_Node(begin=begin, end=end, parent=parent))
             begin, parent = end, len(nodes) - 1
-        borders = [low, *(low + 1 + np.flatnonzero(inner == end)).tolist(), high]
-        left += [(a, b, begin, parent) for a, b in pairwise(borders)]
+        begins[order[low:high]], parents[order[low:high]] = begin, parent
+        if most_saved - begin * others >= LEAST_TOKENS:
+            borders = [low, *(low + 1 + np.flatnonzero(inner == end)).tolist(), high]
+            left += [(a, b, begin, parent) for a, b in pairwise(borders) if b > a + 1]
     return nodes
 
 

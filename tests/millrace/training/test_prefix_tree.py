@@ -104,9 +104,11 @@ def test_a_segment_that_saves_few_tokens_is_not_shared() -> None:
 
 
 def test_what_saves_less_than_a_tenth_of_a_batch_is_not_worth_it() -> None:
-    assert saves_enough(group(60, [300] * 8))
-    assert not saves_enough(group(20, [300] * 8))
-    assert not saves_enough(group(60, [300]))
+    assert saves_enough(group(60, [300] * 8), saved=0), "all begin with the same 60 tokens"
+    assert not saves_enough(group(20, [300] * 8), saved=0)
+    assert not saves_enough([*group(60, [300] * 8), *group(60, [300] * 8, first=100)], saved=0)
+    assert saves_enough([*group(60, [300] * 8), *group(60, [300] * 8, first=100)], saved=2 * 7 * 60)
+    assert not saves_enough(group(60, [300]), saved=0)
 
 
 def test_tokens_that_different_experts_computed_are_different() -> None:
