@@ -60,6 +60,8 @@ class Case:
     dtype: torch.dtype = torch.float32
     lora: bool = False
     compute_dtype: Literal["float32", "bfloat16"] | None = None
+    shared_prompt: int = 0
+    """Tokens of a prompt that all samples of a step have; 0: each has a prompt of its own."""
     divisible: bool = True
     """Whether tensor ranks can divide its layers."""
 
@@ -103,6 +105,8 @@ _COMMON: dict[str, Any] = {
 }
 """Gradients are never clipped."""
 AIPO = TrainingConfig.model_validate(_COMMON)
+_ROOMY = TrainingConfig.model_validate(_COMMON | {"max_tokens_per_microbatch": 90})
+"""For several samples with a prompt of 30 tokens."""
 GSPO = TrainingConfig.model_validate(
     {
         **_COMMON,
@@ -143,6 +147,8 @@ CASES = {
     "gemma2 aipo": Case(model=tiny_gemma2, training=AIPO),
     "gemma3 aipo": Case(model=tiny_gemma3, training=AIPO),
     "qwen3_moe aipo": Case(model=tiny_qwen3_moe, training=AIPO, divisible=False),
+    "gemma3 one prompt": Case(model=tiny_gemma3, training=_ROOMY, shared_prompt=30),
+    "qwen3 lora one prompt": replace(_LORA, training=_ROOMY, shared_prompt=30),
 }
 
 
@@ -173,9 +179,13 @@ def make_trainer(case: Case, ranks: Ranks, compute_dtype: Literal["float32", "bf
     )
 
 
-def samples(count: int, seed: int) -> list[Sample]:
-    """Rollouts of any lengths by a policy that is not far from a random one; some of truncated sampling."""
+def samples(count: int, seed: int, shared_prompt: int = 0) -> list[Sample]:
+    """Rollouts of any lengths by a policy that is not far from a random one; some of truncated sampling.
+
+    All have a prompt of `shared_prompt` tokens, or each its own.
+    """
     random = np.random.default_rng(seed)
+    shared = random.integers(0, VOCAB, shared_prompt).astype(np.int32)
 
     def one(number: int) -> Sample:
         prompt, response = random.integers(1, 8), random.integers(1, 16)
@@ -185,7 +195,7 @@ def samples(count: int, seed: int) -> list[Sample]:
         if response % 2:
             kept = [np.zeros(0)]
         return Sample(
-            prompt_tokens=random.integers(0, VOCAB, prompt).astype(np.int32),
+            prompt_tokens=shared if shared_prompt else random.integers(0, VOCAB, prompt).astype(np.int32),
             response_tokens=tokens,
             rollout_logprobs=random.normal(-np.log(VOCAB), 0.5, response).astype(np.float32),
             loss_mask=(random.random(response) < 0.9).astype(np.uint8),
@@ -203,12 +213,13 @@ def samples(count: int, seed: int) -> list[Sample]:
 
 def disagreement(case: Case, ranks: Ranks) -> dict[str, Any]:
     """Trains alone and spread: by how much the two differ, and what is so of the spread one."""
-    # Alone it always computes in the weights' own type: what another type changes is to be seen.
-    alone, spread = make_trainer(case, ALONE, None), make_trainer(case, ranks, case.compute_dtype)
+    # Alone it computes in the weights' own type, and each prompt by itself: what else changes is to be seen.
+    by_itself = replace(case, training=case.training.model_copy(update={"share_prefixes": False}))
+    alone, spread = make_trainer(by_itself, ALONE, None), make_trainer(case, ranks, case.compute_dtype)
     start = dict(full_tensors(spread.model))
     found: dict[str, Any] = {"start": _apart(dict(full_tensors(alone.model)), start), "loss": 0.0, "report": 0.0}
     for number, count in enumerate(BATCHES):
-        batch = samples(count, seed=number)
+        batch = samples(count, seed=number, shared_prompt=case.shared_prompt)
         expected, report = alone.step(batch), spread.step(batch)
         if number == 0:
             found["gradient"] = _apart(dict(_gradients(alone)), dict(_gradients(spread)))
