@@ -3,6 +3,7 @@
     one batch of mixed lengths ─┬─► packed    Trainer.step                     tokens/s, model FLOPs utilisation
                                 ├─► padded    forward, backward                ratio of the same round
                                 └─► sorted    … with rows sorted by length
+    groups of one prompt ─► Trainer.step with the prompt computed once, and once per response ─► ratio, peak memory
     hidden states × a vocabulary of 128 k ─► log π of targets, forward and backward ─► peak memory, compared with naive
 
 The model is a small Llama in float32 on one CPU thread, or on a GPU one of 1.24 billion parameters in bfloat16.
@@ -22,6 +23,7 @@ from rich.console import Console
 
 from benchmarks.report import machine, make_parser, print_targets, write_json
 from benchmarks.timing import in_turn, median_ratio
+from benchmarks.trainer import sharing
 from benchmarks.trainer.memory import SHAPES, VOCAB, WAYS, peak_bytes
 from benchmarks.trainer.steps import CASES, Case, contenders, make_samples, model_flops
 
@@ -47,6 +49,8 @@ def main() -> None:
     result: dict[str, Any] = {"machine": _machine(arguments.device)}
     result["step"] = measure_steps(CASES[arguments.device], torch.device(arguments.device), arguments.rounds)
     result["memory"] = measure_memory(arguments.device, tokens=tokens, width=width, dtype=dtype, vocab=VOCAB)
+    if arguments.device == "cpu":
+        result["sharing"] = sharing.measure_sharing(arguments.rounds)
     result["targets"] = targets_met(result)
     _print(result)
     write_json(arguments.json, result)
@@ -101,6 +105,7 @@ def targets_met(result: dict[str, Any]) -> dict[str, bool]:
     return {
         "tokens per second over padded": result["step"]["speedup"] >= TARGETS["speedup"],
         "peak memory of log-probabilities": result["memory"]["share"] <= TARGETS["peak_share"],
+        **sharing.targets_met(result.get("sharing", [])),
     }
 
 
@@ -136,6 +141,7 @@ def _print(result: dict[str, Any]) -> None:
         f"{memory['peak_bytes']['chunked'] / 1e6:,.0f} MB, naive {memory['peak_bytes']['naive'] / 1e6:,.0f} MB: "
         f"{memory['share']:.2f}"
     )
+    sharing.print_sharing(console, result.get("sharing", []))
     print_targets(console, result["targets"])
 
 

@@ -22,8 +22,12 @@ VOCAB = 131_072
 
 def peak_bytes(way: str, device: str, tokens: int, width: int, dtype: str, vocab: int) -> int:
     """Measures in a new process."""
-    arguments = [way, device, str(tokens), str(width), dtype, str(vocab)]
-    command = [sys.executable, "-m", "benchmarks.trainer.memory", *arguments]
+    return peak_of("benchmarks.trainer.memory", way, device, str(tokens), str(width), dtype, str(vocab))
+
+
+def peak_of(module: str, *arguments: str) -> int:
+    """`peak_bytes` of the JSON that a module prints, run in a new process."""
+    command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     found: int = json.loads(done.stdout)["peak_bytes"]
     return found
@@ -44,9 +48,9 @@ def _main() -> None:
     hidden_NH = torch.randn(given.tokens, given.width, **options).requires_grad_()
     weight_VH = torch.randn(given.vocab, given.width, **options).mul_(0.02).requires_grad_()
     targets_N = torch.randint(given.vocab, (given.tokens,), device=given.device)
-    before = _held(given.device, peak=False)
+    before = held_bytes(given.device, peak=False)
     _pass(given.way, hidden_NH, weight_VH, targets_N)
-    print(json.dumps({"peak_bytes": _held(given.device, peak=True) - before}))
+    print(json.dumps({"peak_bytes": held_bytes(given.device, peak=True) - before}))
 
 
 def _pass(way: str, hidden_NH: torch.Tensor, weight_VH: torch.Tensor, targets_N: torch.Tensor) -> None:
@@ -60,7 +64,8 @@ def _pass(way: str, hidden_NH: torch.Tensor, weight_VH: torch.Tensor, targets_N:
     logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
 
 
-def _held(device: str, *, peak: bool) -> int:
+def held_bytes(device: str, *, peak: bool) -> int:
+    """Memory of this process, or on the GPU: now, or the most so far."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
     # Not getrusage's maximum, which a process inherits from its parent.

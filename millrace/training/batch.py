@@ -181,7 +181,8 @@ def _units(samples: Sequence[Sample], families: Iterable[Sequence[int]], most: i
     units = []
     for places in families:
         # A piece of several may share up to LEAST_TOKENS less than its prompt.
-        prompt, tokens, piece = len(samples[places[0]].prompt_tokens), 0, []
+        prompt, tokens = len(samples[places[0]].prompt_tokens), 0
+        piece: list[int] = []
         for place in places:
             own = len(samples[place].response_tokens)
             if piece and prompt + LEAST_TOKENS + tokens + own > most:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.trainer.__main__ import measure_memory, measure_steps, targets_met
+from benchmarks.trainer.sharing import CASES as GROUPS
+from benchmarks.trainer.sharing import make_groups, measure_sharing
+from benchmarks.trainer.sharing import targets_met as sharing_targets
 from benchmarks.trainer.steps import (
     CASES,
     Case,
@@ -111,3 +115,17 @@ def test_without_the_device_asked_for_it_says_so_in_a_sentence() -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.strip() == "--device cuda needs a CUDA device, but torch sees none"
+
+
+def test_groups_are_stepped_with_and_without_sharing_their_prompt_and_both_peaks_are_measured() -> None:
+    case = replace(GROUPS[0], num_groups=2, prompt=40, response=4, model=replace(GROUPS[0].model, num_layers=1))
+    samples = make_groups(case)
+    assert len({sample.prompt_tokens.tobytes() for sample in samples}) == 2
+    assert len(samples) == 16
+    (found,) = measure_sharing(rounds=1, cases=[case])
+    assert found["ratio"] == found["seconds"]["unshared"][0] / found["seconds"]["shared"][0]
+    assert min(found["peak_bytes"].values()) > 0
+    assert sharing_targets([{**found, "ratio": 2.3}, {**found, "name": "slow", "ratio": 2.2}]) == {
+        "shared over unshared at 40 + 4 tokens × 8": True,
+        "shared over unshared at slow": False,
+    }

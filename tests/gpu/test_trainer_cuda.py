@@ -33,8 +33,13 @@ def test_a_gpu_takes_the_steps_that_a_cpu_takes(name: str) -> None:
         torch.testing.assert_close(weight.cpu(), other, rtol=1e-6, atol=1e-9)
 
 
-def test_one_kernel_over_all_sequences_attends_as_one_call_for_each_length_does() -> None:
-    [batch] = microbatches(samples(9, seed=0), 10_000)
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("shared_prompt", [0, 30])
+def test_one_kernel_over_all_sequences_attends_as_one_call_for_each_length_does(
+    shared_prompt: int, window: int | None
+) -> None:
+    [batch] = microbatches(samples(9, seed=0, shared_prompt=shared_prompt), 10_000)
+    assert (batch.keys_T is not None) == bool(shared_prompt)
     packing = batch.to(GPU)
     torch.manual_seed(0)
     shapes = [(1, heads, len(batch.input_ids_S), 64) for heads in (4, 2, 2)]
@@ -42,7 +47,7 @@ def test_one_kernel_over_all_sequences_attends_as_one_call_for_each_length_does(
     singles = [half.detach().float().requires_grad_() for half in halves]
     # The dtype decides which one runs: flash attention has no 32-bit numbers.
     outs = [
-        packed_attention(torch.nn.Identity(), *inputs, None, packing=packing, scaling=0.125)[0]
+        packed_attention(torch.nn.Identity(), *inputs, None, packing=packing, scaling=0.125, sliding_window=window)[0]
         for inputs in (halves, singles)
     ]
     towards = torch.randn_like(outs[1])
