@@ -1,28 +1,26 @@
 """Packs samples of any lengths into the microbatches of one optimizer step, without padding.
 
-samples ──prompts in common──► units ──largest first, each into the emptiest──► microbatches ──► rank i mod ranks
+samples ─► units ─► microbatches ─► rank i mod ranks          (units.py)
 
     one microbatch    p p p │ r r │ r r │ r │ p p r r r       S positions, segments end to end; the first prompt stands
     cu_seqlens        0       3     5     7   8         13    once for three responses (prefix_tree.py)
     predicts          2 3 2 5 2 9 10 11                       position whose hidden state predicts each response token
 
-A unit is what shares a prompt, as far as that saves enough, in pieces that leave work for every rank.
-
 Shapes: S positions, Q segments, T keys that segments see, N response tokens of the microbatch, including those without
 loss; K token ids that truncated sampling kept, of all response tokens together.
 """
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from millrace.models.routers import NOT_RECORDED
-from millrace.training.prefix_tree import LEAST_TOKENS, lay_out, saves_enough
+from millrace.training.prefix_tree import counts, lay_out, saves_enough
+from millrace.training.units import Unit, cut_into_units, fill
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,8 +78,10 @@ class Microbatch:
     """[Q + 1] int32, start of what each segment sees, then T; `cu_seqlens_Q1` if each sees itself alone."""
     key_lengths: tuple[int, ...]
     """[Q] how many tokens the last one of each segment sees, ascending."""
-    paths: tuple[tuple[int, ...], ...]
-    """Per sample the indices of its segments, in its order; empty in a spare rank's dummy batch."""
+    where_W: torch.Tensor
+    """[W] int64 into S: each token of each sample, sample after sample; empty in a spare rank's dummy batch."""
+    sample_lengths: tuple[int, ...]
+    """Lengths of the samples, W in all."""
     predicts_N: torch.Tensor
     """[N] int64 into S: the position before the token."""
     targets_N: torch.Tensor
@@ -134,33 +134,33 @@ def microbatches(
     stand once.
     """
     chosen = range(len(samples)) if places is None else places
-    ends = np.cumsum([len(sample.response_tokens) for sample in samples])
-    starts = ends - [len(sample.response_tokens) for sample in samples]
-    units = [_Unit(samples[place].num_tokens, [place]) for place in chosen]
+    sizes = np.array([len(sample.response_tokens) for sample in samples], dtype=np.int64)
+    starts = (np.cumsum(sizes) - sizes).tolist()
+    sequences = {place: _sequence(samples[place]) for place in chosen}
+    units = [Unit(len(sequence), [place]) for place, sequence in sequences.items()]
     families = _families(samples, chosen) if share_prefixes else []
     saved = sum(len(samples[places[0]].prompt_tokens) * (len(places) - 1) for places in families)
-    share = share_prefixes and saves_enough([_sequence(samples[place]) for place in chosen], saved)
+    share = share_prefixes and saves_enough(list(sequences.values()), saved)
     if share:
         most = -(-sum(unit.tokens for unit in units) // num_ranks)
-        units = _units(samples, families, min(max_tokens, most))
+        responses = [[(place, int(sizes[place])) for place in family] for family in families]
+        prompts = [len(samples[family[0]].prompt_tokens) for family in families]
+        units = cut_into_units(prompts, responses, min(max_tokens, most))
     return [
-        _pack([samples[place] for place in them], tuple(them), [int(starts[place]) for place in them], share)
-        for them in _shares(units, max_tokens, num_ranks)
+        _pack(
+            [samples[place] for place in them],
+            [sequences[place] for place in them],
+            tuple(them),
+            [starts[place] for place in them],
+            share,
+        )
+        for them in fill(units, max_tokens, num_ranks)
     ]
 
 
 def pack(sample: Sample) -> Microbatch:
     """A microbatch of one sample."""
-    return _pack([sample], (0,), [0], False)
-
-
-class _Unit(NamedTuple):
-    """Samples that go into one microbatch."""
-
-    tokens: int
-    """At most so many positions."""
-    places: list[int]
-    """Ascending by the length of the samples."""
+    return _pack([sample], [_sequence(sample)], (0,), [0], share=False)
 
 
 def _families(samples: Sequence[Sample], chosen: Iterable[int]) -> list[list[int]]:
@@ -172,88 +172,51 @@ def _families(samples: Sequence[Sample], chosen: Iterable[int]) -> list[list[int
             width = len(experts) // (samples[place].num_tokens - 1)
             key += experts[: width * len(samples[place].prompt_tokens)].tobytes()
         by_prompt.setdefault(key, []).append(place)
-    # As everywhere, the samples of a length are in the order of the batch once the list is reversed.
+    # Samples of a length are in the order of the batch once a list is reversed, as `fill` does.
     return [sorted(places, key=lambda place: (samples[place].num_tokens, -place)) for places in by_prompt.values()]
 
 
-def _units(samples: Sequence[Sample], families: Iterable[Sequence[int]], most: int) -> list[_Unit]:
-    """The families, in pieces of at most `most` tokens."""
-    units = []
-    for places in families:
-        # A piece of several may share up to LEAST_TOKENS less than its prompt.
-        prompt, tokens = len(samples[places[0]].prompt_tokens), 0
-        piece: list[int] = []
-        for place in places:
-            own = len(samples[place].response_tokens)
-            if piece and prompt + LEAST_TOKENS + tokens + own > most:
-                units.append(_Unit(prompt + tokens + LEAST_TOKENS * (len(piece) > 1), piece))
-                tokens, piece = 0, []
-            tokens += own
-            piece.append(place)
-        units.append(_Unit(prompt + tokens + LEAST_TOKENS * (len(piece) > 1), piece))
-    return units
-
-
-def _shares(units: Sequence[_Unit], max_tokens: int, num_ranks: int) -> list[list[int]]:
-    """Places of the samples of each microbatch, those of the smallest unit first, so that equal lengths are neighbours.
-
-    Units of equal length keep the order of the batch.
-    """
-    largest_first = sorted(units, key=lambda unit: (-unit.tokens, unit.places[-1]))
-    # Never more microbatches than units, rounded up to a multiple of the ranks.
-    tokens = sum(unit.tokens for unit in units)
-    num_shares = num_ranks * min(-(-tokens // (max_tokens * num_ranks)), -(-len(units) // num_ranks))
-    while True:
-        shares: list[list[_Unit]] = [[] for _ in range(num_shares)]
-        emptiest = [(0, number) for number in range(num_shares)]
-        for unit in largest_first:
-            tokens, number = heapq.heappop(emptiest)
-            if tokens and tokens + unit.tokens > max_tokens:
-                break
-            shares[number].append(unit)
-            heapq.heappush(emptiest, (tokens + unit.tokens, number))
-        else:
-            return [[place for unit in reversed(share) for place in unit.places] for share in shares]
-        num_shares += num_ranks
-
-
-def _pack(samples: Sequence[Sample], places: tuple[int, ...], firsts: Sequence[int], share: bool) -> Microbatch:
+def _pack(
+    samples: Sequence[Sample],
+    sequences: Sequence[npt.NDArray[np.int32]],
+    places: tuple[int, ...],
+    firsts: Sequence[int],
+    share: bool,
+) -> Microbatch:
     """`firsts` are the indices of the responses' first tokens among all response tokens of the batch."""
-    # A rank without samples gets one dummy token: the ranks wait for each other in every layer.
-    sequences = [_sequence(one) for one in samples] or [np.zeros(1, np.int32)]
+    sizes = np.array([len(one.response_tokens) for one in samples], dtype=np.int64)
+    lengths = [len(sequence) for sequence in sequences]
     experts = _routed_experts(samples)
-    layout = lay_out(_with_experts(sequences, experts), share=share)
-    sizes = [len(one.response_tokens) for one in samples]
-    ends = np.cumsum([len(sequence) for sequence in sequences]).tolist()
+    # A rank without samples gets one dummy token: the ranks wait for each other in every layer.
+    layout = lay_out(_with_experts(sequences, experts) or [np.zeros(1, np.int32)], share=share)
+    index_N = counts(sizes)
     # Of each response token, the one before it, among the tokens of all samples.
-    before = [np.arange(end - r, end) - 1 for end, r in zip(ends, sizes, strict=False)]
+    before_N = np.repeat(np.cumsum(lengths, dtype=np.int64) - sizes - 1, sizes) + index_N
 
     def of_tokens(values: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([*values, np.zeros(0)]).astype(dtype))
+        return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *values], dtype=dtype, casting="unsafe"))
 
     def of_responses(values: Sequence[float], dtype: npt.DTypeLike) -> torch.Tensor:
         return torch.from_numpy(np.repeat(np.array(values, dtype=dtype), sizes))
 
     def at_positions(values: npt.NDArray[np.generic]) -> torch.Tensor:
-        found = np.empty((len(layout.positions_S), *values.shape[1:]), dtype=np.int64)
-        found[layout.where] = values
+        found = np.zeros((len(layout.positions_S), *values.shape[1:]), dtype=np.int64)
+        found[layout.where[: len(values)]] = values
         return torch.from_numpy(found)
 
-    def borders(of_segments: Sequence[int]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([[0], np.cumsum(of_segments)]).astype(np.int32))
-
     truncated = any(len(one.kept_counts) for one in samples)
-    counts = [one.kept_counts if len(one.kept_counts) else np.zeros(len(one.response_tokens)) for one in samples]
+    kept = [one.kept_counts if len(one.kept_counts) else np.zeros(len(one.response_tokens)) for one in samples]
     return Microbatch(
-        input_ids_S=at_positions(np.concatenate(sequences)),
+        input_ids_S=at_positions(np.concatenate([np.zeros(0, np.int32), *sequences])),
         positions_S=torch.from_numpy(layout.positions_S),
-        cu_seqlens_Q1=borders(layout.lengths),
+        cu_seqlens_Q1=_borders(layout.lengths),
         lengths=layout.lengths,
         keys_T=None if layout.keys_T is None else torch.from_numpy(layout.keys_T),
-        cu_keys_Q1=borders(layout.key_lengths),
+        cu_keys_Q1=_borders(layout.key_lengths),
         key_lengths=layout.key_lengths,
-        paths=layout.paths if samples else (),
-        predicts_N=torch.from_numpy(layout.where[np.concatenate([*before, np.zeros(0, np.int64)])]),
+        where_W=torch.from_numpy(layout.where[: sum(lengths)]),
+        sample_lengths=tuple(lengths),
+        predicts_N=torch.from_numpy(layout.where[before_N]),
         targets_N=of_tokens([one.response_tokens for one in samples], np.int64),
         loss_mask_N=of_tokens([one.loss_mask for one in samples], np.bool_),
         rollout_logprobs_N=of_tokens([one.rollout_logprobs for one in samples], np.float32),
@@ -261,12 +224,16 @@ def _pack(samples: Sequence[Sample], places: tuple[int, ...], firsts: Sequence[i
         temperatures_N=of_responses([one.temperature for one in samples], np.float32),
         staleness_N=of_responses([one.staleness for one in samples], np.int64),
         response_N=of_responses(range(len(samples)), np.int64),
-        in_batch_N=of_tokens([np.arange(r) + first for first, r in zip(firsts, sizes, strict=True)], np.int64),
+        in_batch_N=of_responses(firsts, np.int64) + torch.from_numpy(index_N),
         kept_tokens_K=of_tokens([one.kept_tokens for one in samples], np.int64) if truncated else None,
-        kept_counts_N=of_tokens(counts, np.int64) if truncated else None,
+        kept_counts_N=of_tokens(kept, np.int64) if truncated else None,
         routed_experts_SX=None if experts is None else at_positions(experts),
         places=places,
     )
+
+
+def _borders(lengths: Sequence[int]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
 
 
 def _sequence(sample: Sample) -> npt.NDArray[np.int32]:

@@ -38,8 +38,6 @@ class Layout:
     """[Q] tokens that the last token of each segment sees: those of the segment and of all on the way to it."""
     keys_T: _Ints | None
     """[T] the positions that segments see, segment after segment; None if each sees itself alone."""
-    paths: tuple[tuple[int, ...], ...]
-    """Per sequence the segments it consists of, in its order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +109,7 @@ def _common_with_next(ordered: Sequence[npt.NDArray[np.int32]]) -> _Ints:
     starts = np.cumsum(lengths) - lengths
     shorter = np.minimum(lengths[:-1], lengths[1:])
     ends = np.cumsum(shorter)
-    index = _counts(shorter)
+    index = counts(shorter)
     same = flat[np.repeat(starts[:-1], shorter) + index] == flat[np.repeat(starts[1:], shorter) + index]
     differ = np.flatnonzero(~same.reshape(len(same), -1).all(axis=1))
     first = np.append(differ, len(same))[np.searchsorted(differ, ends - shorter)]
@@ -131,41 +129,29 @@ def _place(lengths: _Ints, nodes: Sequence[_Node], begins: _Ints, parents: _Ints
     for node, start in zip(nodes, starts.tolist(), strict=False):
         own = np.arange(start, start + node.end - node.begin)
         ways.append(np.concatenate([ways[node.parent], own]) if node.parent >= 0 else own)
-    index, own_starts = _counts(lengths), starts[len(nodes) :]
+    index, own_starts = counts(lengths), starts[len(nodes) :]
     where = index + np.repeat(own_starts - begins, lengths)
     if nodes:
         is_shared = index < np.repeat(begins, lengths)
         where[is_shared] = np.concatenate([ways[parent] for parent in parents if parent >= 0])
     positions_S = np.empty(int(sizes.sum()), dtype=np.int64)
     positions_S[where] = index
-    number = np.empty(len(sizes), dtype=np.int64)
-    number[order] = np.arange(len(order))
     return Layout(
         where=where,
         positions_S=positions_S,
         lengths=tuple(sizes[order].tolist()),
         key_lengths=tuple(seen[order].tolist()),
         keys_T=_keys(order, ways, where, lengths) if nodes else None,
-        paths=_paths(nodes, parents, sizes, number),
     )
 
 
 def _keys(order: _Ints, ways: Sequence[_Ints], where: _Ints, lengths: _Ints) -> _Ints:
-    of_sequences = np.split(where, np.cumsum(lengths)[:-1])
-    return np.concatenate([(ways[i] if i < len(ways) else of_sequences[i - len(ways)]) for i in order.tolist()])
+    of_sequences = [where[start:end] for start, end in pairwise([0, *np.cumsum(lengths).tolist()])]
+    seen = [*ways, *of_sequences]
+    return np.concatenate([seen[segment] for segment in order.tolist()])
 
 
-def _paths(nodes: Sequence[_Node], parents: _Ints, sizes: _Ints, number: _Ints) -> tuple[tuple[int, ...], ...]:
-    to_node: list[tuple[int, ...]] = []
-    for i, node in enumerate(nodes):
-        to_node.append((*(to_node[node.parent] if node.parent >= 0 else ()), int(number[i])))
-    return tuple(
-        (*(to_node[parent] if parent >= 0 else ()), *((int(number[i]),) if sizes[i] else ()))
-        for i, parent in enumerate(parents.tolist(), len(nodes))
-    )
-
-
-def _counts(lengths: _Ints) -> _Ints:
-    """0, 1, … below each of the lengths, one after the other."""
+def counts(lengths: _Ints) -> _Ints:
+    """0, 1, … below each of the `lengths`, one after the other."""
     ends = np.cumsum(lengths)
     return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - lengths, lengths)

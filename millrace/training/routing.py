@@ -7,8 +7,7 @@ Generator and trainer round differently, so near ties are decided differently, a
 experts. Replaying the generator's choice takes that difference away (R3, arXiv 2510.11370). The weights still come from
 the trainer's own logits, so the router learns as always.
 
-Shapes: S positions of a microbatch, L layers with experts, E experts of a layer, K of them per token, Q segments of the
-microbatch, P samples.
+Shapes: S positions of a microbatch, L layers with experts, E experts of a layer, K of them per token, P samples.
 """
 
 from functools import partial
@@ -52,16 +51,16 @@ class Routing:
         sequence as in DeepSeek-V3, so that it does not depend on how a batch is split). With gradient.
         """
         device = batch.cu_seqlens_Q1.device
-        lengths_P1 = _per_sample(torch.ones(len(batch.input_ids_S), 1, device=device), batch)
+        lengths_P = torch.tensor(batch.sample_lengths, device=device)
         total = torch.zeros((), device=device)
         for logits_SE, chosen_SK in self._routed_by.values():
             probs_SE = logits_SE.float().softmax(dim=-1)
             picks_SE = torch.zeros_like(probs_SE).scatter(1, chosen_SK, 1 / chosen_SK.shape[1])
             # Each times the length.
             products_PE = _per_sample(probs_SE, batch) * _per_sample(picks_SE, batch)
-            imbalance_P1 = products_PE.sum(dim=1, keepdim=True) * probs_SE.shape[1] / lengths_P1.square()
+            imbalance_P = products_PE.sum(dim=1) * probs_SE.shape[1] / lengths_P.square()
             # Of a spare rank's dummy token it is an empty sum, which has a gradient of 0.
-            total = total + imbalance_P1.sum() / self._num_layers
+            total = total + imbalance_P.sum() / self._num_layers
         return total
 
     def _route(self, layer: int, router: nn.Module, inputs: Any, output: tuple[torch.Tensor, ...]) -> Any:
@@ -77,12 +76,9 @@ class Routing:
 
 def _per_sample(of_SE: torch.Tensor, batch: Microbatch) -> torch.Tensor:
     """[P, E] sums over the tokens of each sample, float32."""
-    device, lengths_Q = of_SE.device, batch.cu_seqlens_Q1.diff()
-    segment_S = torch.repeat_interleave(torch.arange(len(lengths_Q), device=device), lengths_Q)
-    of_QE = torch.zeros(len(lengths_Q), of_SE.shape[1], device=device).index_add(0, segment_S, of_SE)
-    pairs = [(sample, segment) for sample, path in enumerate(batch.paths) for segment in path]
-    samples_W, segments_W = torch.tensor(pairs, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
-    return torch.zeros(len(batch.paths), of_SE.shape[1], device=device).index_add(0, samples_W, of_QE[segments_W])
+    lengths_P = torch.tensor(batch.sample_lengths, dtype=torch.int64, device=of_SE.device)
+    sample_W = torch.repeat_interleave(torch.arange(len(lengths_P), device=of_SE.device), lengths_P)
+    return torch.zeros(len(lengths_P), of_SE.shape[1], device=of_SE.device).index_add(0, sample_W, of_SE[batch.where_W])
 
 
 def _weights(router: nn.Module, logits_SE: torch.Tensor, chosen_SK: torch.Tensor) -> torch.Tensor:

@@ -50,19 +50,18 @@ def test_every_token_stands_where_its_sequence_says_and_no_position_is_left_over
 
 
 @given(forests(), st.booleans())
-def test_what_a_segment_sees_is_its_sequence_up_to_its_end(sequences: list[Tokens], share: bool) -> None:
+def test_each_token_sees_the_tokens_before_it_in_its_sequence(sequences: list[Tokens], share: bool) -> None:
     layout = lay_out(sequences, share=share)
     starts, key_starts = np.cumsum([0, *layout.lengths]), np.cumsum([0, *layout.key_lengths])
     keys_T = np.arange(starts[-1]) if layout.keys_T is None else layout.keys_T
     assert list(layout.key_lengths) == sorted(layout.key_lengths)
-    for path, (where, sequence) in zip(layout.paths, read_back(layout, sequences), strict=True):
-        assert sum(layout.lengths[segment] for segment in path) == len(sequence)
-        for segment in path:
-            assert (
-                keys_T[key_starts[segment] : key_starts[segment + 1]].tolist() == where[: layout.key_lengths[segment]]
-            )
-            own = range(starts[segment], starts[segment + 1])
-            assert where[: layout.key_lengths[segment]][-layout.lengths[segment] :] == list(own)
+    assert len(keys_T) == key_starts[-1]
+    for where, _ in read_back(layout, sequences):
+        for index, position in enumerate(where):
+            segment = int(np.searchsorted(starts, position, side="right")) - 1
+            seen = keys_T[key_starts[segment] : key_starts[segment + 1]]
+            behind = starts[segment + 1] - 1 - position
+            assert seen[: len(seen) - behind].tolist() == where[: index + 1]
 
 
 @given(forests())
@@ -72,7 +71,6 @@ def test_without_sharing_each_sequence_is_a_segment_of_its_own_and_they_ascend_b
     layout = lay_out(sequences, share=False)
     assert layout.keys_T is None
     assert layout.lengths == layout.key_lengths == tuple(sorted(len(one) for one in sequences))
-    assert sorted(segment for (segment,) in layout.paths) == list(range(len(sequences)))
 
 
 def test_the_prompt_of_a_group_stands_once() -> None:
