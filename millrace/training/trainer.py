@@ -299,7 +299,8 @@ class Trainer:
     def restore(self, policy_version: int, files: Mapping[str, bytes]) -> None:
         """Restores a checkpoint from its files, written by any number of ranks; every rank gets the same files.
 
-        Raises WeightsMismatch if they belong to another model, and StreamCorrupt; this rank then stays as it was.
+        Raises WeightsMismatch if they belong to another model, InputError if another number of layers was frozen, and
+        StreamCorrupt; this rank then stays as it was.
         """
-        restore_policy_state(self._parameters(), self._optimizer, files)
+        restore_policy_state(self._parameters(), self._optimizer, files, self._training.frozen_layers)
         self.policy_version = policy_version

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from millrace.errors import InputError
 from millrace.training.checkpoints.blocks import local
 from millrace.training.checkpoints.names import MODEL, OPTIMIZER, RNG
 from millrace.training.checkpoints.reading import StoredFiles, StoredTensors
@@ -56,13 +57,17 @@ def policy_state(
 
 
 @torch.no_grad()
-def restore_policy_state(parameters: Parameters, optimizer: torch.optim.Optimizer, files: Mapping[str, bytes]) -> None:
+def restore_policy_state(
+    parameters: Parameters, optimizer: torch.optim.Optimizer, files: Mapping[str, bytes], frozen_layers: int = 0
+) -> None:
     """Restores parameters, optimizer state and random state from `files`, written by any number of ranks.
 
-    Each rank reads its own part. Raises WeightsMismatch if the checkpoint belongs to another model, and StreamCorrupt;
-    then nothing on this rank has changed.
+    Each rank reads its own part. Raises WeightsMismatch if the checkpoint belongs to another model, InputError if it
+    has another number of frozen layers, and StreamCorrupt; then nothing on this rank has changed.
     """
-    weights = StoredTensors(files, MODEL).read(parameters)
+    model = StoredTensors(files, MODEL)
+    _check_frozen(model, frozen_layers)
+    weights = model.read(parameters)
     stored = StoredTensors(files, OPTIMIZER)
     # A checkpoint of version 0 has no optimizer state yet.
     stepped = {name: parameter for name, parameter in parameters.items() if f"{_STEP}.{name}" in stored.shapes}
@@ -78,6 +83,16 @@ def restore_policy_state(parameters: Parameters, optimizer: torch.optim.Optimize
             local(tensor).copy_(moments[f"{slot}.{name}"])
         optimizer.state[parameter] = {_STEP: steps[f"{_STEP}.{name}"], **slots}
     torch.set_rng_state(rng)
+
+
+def _check_frozen(model: StoredTensors, frozen_layers: int) -> None:
+    # Without this, layers that the checkpoint's run trained would silently stay those of the start model.
+    stored = int(model.read({_FROZEN: torch.tensor(0)})[_FROZEN]) if _FROZEN in model.shapes else 0
+    if stored != frozen_layers:
+        raise InputError(
+            f"the checkpoint's run froze {stored} layers, and training.frozen_layers is {frozen_layers}; expected "
+            f"{stored}, or a start from the start model"
+        )
 
 
 def load_weights(store: Store, checkpoint: Checkpoint, start: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

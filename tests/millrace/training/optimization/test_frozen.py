@@ -1,12 +1,16 @@
 """A frozen prefix: it stays as it is, costs nothing, and goes out with the rest."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from support.training.update_batches import batch_of_groups, make_trainer
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from configs.schema import ModelConfig
+from millrace.errors import InputError
+from millrace.training.checkpoints.hugging_face import write_model_folder
 from millrace.training.checkpoints.policy_state import load_weights
 from millrace.training.parallel.lora import is_adapter
 from storage.checkpoints import CheckpointWriter, read_latest
@@ -69,6 +73,38 @@ def test_a_checkpoint_holds_what_is_trained_and_becomes_whole_with_the_start_mod
     resumed.restore(1, trainer.state())
     assert resumed.step(batch) == trainer.step(batch)
     assert resumed.state() == trainer.state()
+
+
+@pytest.mark.parametrize(("stored", "wanted"), [(0, 1), (1, 0), (1, 2)])
+def test_a_checkpoint_with_another_number_of_frozen_layers_is_refused(
+    make_model: MakeModel, stored: int, wanted: int
+) -> None:
+    files = make_trainer(make_model(0), frozen_layers=stored).state()
+    trainer = make_trainer(make_model(1), frozen_layers=wanted)
+    before = trainer.state()
+    said = f"the checkpoint's run froze {stored} layers, and training.frozen_layers is {wanted}; expected {stored}, or"
+    with pytest.raises(InputError, match=f"^{said}"):
+        trainer.restore(1, files)
+    assert trainer.state() == before
+
+
+def test_an_exported_folder_is_whole(
+    make_model: MakeModel, tokenizer: PreTrainedTokenizerFast, memory_store: MemoryStore, tmp_path: Path
+) -> None:
+    for part in (make_model(0), tokenizer):
+        part.save_pretrained(tmp_path / "start")
+    trainer = make_trainer(make_model(0), frozen_layers=1)
+    trainer.step(batch_of_groups())
+    CheckpointWriter(memory_store).commit(1, trainer.state(), {})
+    checkpoint = read_latest(memory_store)
+    assert checkpoint is not None
+    write_model_folder(
+        memory_store, checkpoint, tmp_path / "start", ModelConfig(dtype="float32"), tmp_path / "exported"
+    )
+    exported = dict(LlamaForCausalLM.from_pretrained(tmp_path / "exported").named_parameters())
+    assert exported.keys() == trainer.weights().keys()
+    for name, tensor in trainer.weights().items():
+        assert torch.equal(exported[name], tensor), name
 
 
 def test_adapters_are_in_the_layers_that_are_not_frozen(make_model: MakeModel) -> None:
