@@ -50,7 +50,7 @@ _LARGE = BootstrapConfig(
     num_heads=4,
     intermediate_size=768,
     target_imitation_rate=0.4,
-    learning_rate=1e-3,
+    learning_rate=5e-4,
     batch_size=64,
 )
 SHAPES = {
