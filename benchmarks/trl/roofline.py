@@ -43,14 +43,13 @@ def step_flops(shape: Shape, response_tokens: float, *, prompts_once: bool) -> F
 
 def measured(shape: Shape, response_tokens: float) -> Figures:
     """Rates of products on all cores, operations per second, and the seconds of a step at these rates."""
-    torch.set_num_threads(os.cpu_count() or 1)
     model = shape.model
     flops = step_flops(shape, response_tokens, prompts_once=True)
     batch = round(flops["training"] / 6 / layer_weights(shape))
     rates = {
-        "square_flops_per_second": product_rate(_SQUARE, _SQUARE, _SQUARE),
-        "sampling_flops_per_second": product_rate(shape.responses, model.hidden_size, model.intermediate_size),
-        "training_flops_per_second": product_rate(batch, model.hidden_size, model.intermediate_size),
+        "square_flops_per_second": machine_rate(_SQUARE, _SQUARE, _SQUARE),
+        "sampling_flops_per_second": machine_rate(shape.responses, model.hidden_size, model.intermediate_size),
+        "training_flops_per_second": machine_rate(batch, model.hidden_size, model.intermediate_size),
     }
     return {
         **rates,
@@ -59,6 +58,16 @@ def measured(shape: Shape, response_tokens: float) -> Figures:
         "seconds": sum(flops[part] / rates[f"{part}_flops_per_second"] for part in ("sampling", "training")),
         "seconds_at_square_rate": sum(flops.values()) / rates["square_flops_per_second"],
     }
+
+
+def machine_rate(rows: int, inner: int, columns: int) -> float:
+    """As `product_rate`, of all cores: on one product together or on one each, whichever is faster."""
+    cores = os.cpu_count() or 1
+    rates = []
+    for threads in (1, cores):
+        torch.set_num_threads(threads)
+        rates.append(cores // threads * product_rate(rows, inner, columns))
+    return max(rates)
 
 
 def product_rate(rows: int, inner: int, columns: int) -> float:
