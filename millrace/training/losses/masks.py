@@ -18,8 +18,7 @@ class IcePop(Loss):
 
         −∇ loss = π/μ · A · ∇ log π where low ≤ π/μ ≤ high, else 0
 
-    As in `tis`, the source has PPO's clipped objective behind the mask; with one optimizer step per batch its ratio
-    is 1.
+    As in `tis`, the source has PPO's clipped objective behind the mask; with one update per batch its ratio is 1.
     """
 
     name: ClassVar[str] = "icepop"

@@ -25,8 +25,8 @@ class Tis(Loss):
 
     Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"
     (fengyao.notion.site/off-policy-rl, 2025); truncation: Ionides 2008. The source puts min(π_old/μ, C) in front of
-    PPO's clipped objective, whose ratio is π/π_old. Here each batch takes one optimizer step, so π_old is π and that
-    ratio is 1.
+    PPO's clipped objective, whose ratio is π/π_old. Where a batch takes one update, π_old is π and that ratio is 1;
+    with several, nothing here clips what they do together.
     """
 
     name: ClassVar[str] = "tis"
