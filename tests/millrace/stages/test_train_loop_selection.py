@@ -79,6 +79,7 @@ def test_a_trainer_that_was_stopped_between_two_steps_takes_what_it_dropped_agai
     bench.later(lambda: counts.append(bench.status["groups_dropped"]))
     assert bench.train() == 2
     assert counts == [1], "counted again, and once"
+    assert bench.dropped_at_handover == [0, 0, 0, 1], "the predecessor's count is gone before a generator has weights"
     assert Counter(row["group_id"] for row in bench.consumed()) == dict.fromkeys(range(5), 2)
     assert bench.account.dropped == {"zero_advantage": Amount(rollouts=2, tokens=2)}
 

@@ -62,10 +62,15 @@ class HurriedStage(Stage):
 
 
 class _Nobody(WeightsWriter):
-    """Takes weights for no generator."""
+    """Takes weights for no generator, and notes in `told` the groups dropped that one would read then."""
+
+    def __init__(self, store: MemoryStore, told: list[int]) -> None:
+        self._store = store
+        self._told = told
 
     def offer(self, weights: Weights) -> None:
         """Forgets them."""
+        self._told.append(read_status(self._store, "train", 0)["groups_dropped"])
 
     def close(self) -> None:
         """Nothing is open."""
@@ -91,6 +96,8 @@ class TrainerBench:
         self._groups = GroupSet.empty(0, 1)
         self._unscored: list[tuple[int, list[float | None], int]] = []
         self._script: deque[Callable[[], None]] = deque()
+        self.dropped_at_handover: list[int] = []
+        """`groups_dropped` of the status record when each version was handed over."""
         self.stage: Any = None
         """The stage of the last trainer."""
 
@@ -163,7 +170,8 @@ class TrainerBench:
         trainer = Trainer(self._model(), config.training, max_new_tokens=config.generation.max_new_tokens)
         with open_train_state(self.stage, trainer) as state:
             turns = DeviceTurns(self.stage, Device(), trainer)
-            TrainLoop(state, turns, _Nobody(), (1, 3), config.training.max_steps).run()
+            handover = _Nobody(self.store, self.dropped_at_handover)
+            TrainLoop(state, turns, handover, (1, 3), config.training.max_steps).run()
         self.stage.close()
         return trainer.policy_version
 
