@@ -48,6 +48,7 @@ def of_trainer(random: np.random.Generator, rollouts: Rollouts, step: int) -> di
         "overtaken_groups_mean": float(random.gamma(1.0, 2.0)),
         "overtaken_groups_max": float(random.integers(4, 20)),
         "masked_token_share": 0.02 * float(random.beta(2, 8)),
+        "zero_advantage_share": 0.3 + 0.2 * float(random.beta(2, 8)),
         "length_ratio": 1.0 + 0.01 * random.normal(),
         "reward_ratio": 1.0 + 0.02 * random.normal(),
         "entropy": 0.2 + 0.8 / (1 + step / 200),
