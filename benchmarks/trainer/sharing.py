@@ -21,6 +21,7 @@ from benchmarks.timing import in_turn, median_ratio
 from benchmarks.trainer.memory import held_bytes, peak_of
 from benchmarks.trainer.steps import Case, make_model
 from configs.training import TrainingConfig
+from millrace.runtime.memory import keep_freed_memory
 from millrace.training.batch import Sample
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.trainer import Trainer
@@ -141,6 +142,8 @@ def _same(call: Callable[[], object]) -> Callable[[], Callable[[], object]]:
 
 
 def _step(case: Groups, share: bool) -> Callable[[], object]:
+    # As the train stage does.
+    keep_freed_memory()
     training = TrainingConfig(max_steps=1, learning_rate=1e-6, share_prefixes=share)
     device = torch.device("cpu")
     trainer = Trainer(make_model(case.model, device), training, max_new_tokens=1024, ranks=Ranks.alone(device))
