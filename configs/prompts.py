@@ -9,6 +9,7 @@ from configs.section import Count, Section, Text
 
 _HELD_OUT = "held_out"
 """The name of the held-out prompts among the results of an evaluation."""
+Weight = Annotated[float, Field(gt=0, le=1)]
 _SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
@@ -52,6 +53,18 @@ class VerifiersConfig(Section):
     """Arguments for the environment's `load_environment`."""
 
 
+class CurriculumConfig(Section):
+    """Prompts that are always solved, or never, are asked less often."""
+
+    window: Count | None = None
+    """A prompt is easy if in its last `window` groups every reward was 1 or more, and hard if it was less, each time
+    without spread; null: every prompt is asked as often as the others."""
+    easy_weight: Weight = 0.25
+    """How often easy prompts are asked, relative to one that is neither easy nor hard."""
+    hard_weight: Weight = 0.25
+    """The same for hard prompts."""
+
+
 class PromptsConfig(Section):
     """What the policy is asked."""
 
@@ -84,6 +97,8 @@ class PromptsConfig(Section):
     """Number of prompts held out of `source` if `eval_source` is null."""
     shuffle: bool = True
     """Whether each epoch visits the training prompts in a new order, drawn from the run's `seed`."""
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
+    """How past rewards decide which prompts are asked more often."""
     arithmetic: ArithmeticConfig = Field(default_factory=ArithmeticConfig)
     """Limits of the built-in prompts."""
     chains: ChainsConfig = Field(default_factory=ChainsConfig)

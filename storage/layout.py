@@ -21,6 +21,7 @@ checkpoints/{data,log}/                 the trainer's, cursors inside the record
 weights/{data,log}/                     policy versions in transit, if the store is the transport
 weights/promoted/{data,log}/            checkpoints that passed the promotion gate, as Hugging Face folders
 progress/<stage>-<r>.json               status records, overwritten
+curriculum/<block>.json                 which prompts a block of groups has, if there is a curriculum; written once
 evaluations/<version>.json              results of one policy version, on held-out prompts and further sets
 reports/<attempt>.md                    report on an attempt, for people: text, figures and plots
 logs/<stage>-<r>.log                    what each stage process printed
@@ -46,6 +47,7 @@ PROMOTED = "weights/promoted"
 CONSUMED = "streams/consumed"
 TRAINER_LOGPROBS = "streams/trainer_logprobs"
 PROGRESS = "progress"
+CURRICULUM = "curriculum"
 EVALUATIONS = "evaluations"
 REPORTS = "reports"
 LOGS = "logs"
@@ -139,6 +141,11 @@ def report(attempt: int) -> str:
 def progress(stage: str, replica: int) -> str:
     """The status record of one stage replica."""
     return f"{PROGRESS}/{stage}-{replica}.json"
+
+
+def curriculum_block(number: int) -> str:
+    """The prompts of the block of groups number `number`."""
+    return f"{CURRICULUM}/{number:08d}.json"
 
 
 def evaluation(policy_version: int) -> str:

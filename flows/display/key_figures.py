@@ -54,6 +54,7 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         *_repeated(ledger),
         *_masked(ledger),
         *_without_spread(status),
+        *_curriculum(status),
         ("weight sync", f"{sync['count']} by {sync['transport']}, median {number(sync['p50_seconds'], 4)} s"),
     ]
     for name, result in status["eval"].items():
@@ -99,6 +100,14 @@ def _without_spread(status: dict[str, Any]) -> list[tuple[str, str]]:
     return (
         [] if share is None else [("without spread", f"{share:.0%} of the last groups have rewards that are all equal")]
     )
+
+
+def _curriculum(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """The shares of prompts that are asked less often, with a curriculum."""
+    shares = status.get("curriculum")
+    if shares is None:
+        return []
+    return [("curriculum", f"{shares['easy']:.0%} of the prompts are easy, {shares['hard']:.0%} are hard")]
 
 
 def _measured(name: str, result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Verifies that everything committed is still what was committed.
 
-    listing ─┬─► results of evaluations: can be read?
+    listing ─┬─► results of evaluations, blocks of the curriculum: can be read?
              └─► each log: chain, order, checksums ─► each file that a record names: length, checksum, rows
                   │                                        │
                   ├─► scores match trajectories part by part └─► damaged: a finding; quarantine moves the file
@@ -20,6 +20,7 @@ from millrace.maintenance.checkpoint_audit import CheckpointAudit
 from millrace.maintenance.listing import Contents, StoredStream, run_scoring
 from millrace.maintenance.orphans import orphans
 from millrace.maintenance.quarantine import reason_set_aside, set_aside
+from millrace.selection.blocks import parse_block
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoint_of
 from storage.errors import PartCorrupt, PartRemoved, StreamCorrupt
@@ -102,6 +103,7 @@ class _Check:
     def run(self) -> Report:
         self._json_files()
         self._evaluations()
+        self._curriculum()
         self._start_model()
         # Checkpoints before streams, and scores before trajectories: what they refer to is committed by then.
         checkpoints = {log: self._checkpoints(log) for log in layout.FILE_LOGS}[layout.CHECKPOINTS]
@@ -147,6 +149,20 @@ class _Check:
                 parse_result(data, entry.path)
             except StreamCorrupt as error:
                 self._find("damaged", error.file, error.reason, movable=True)
+            else:
+                self.report.bytes += len(data)
+
+    def _curriculum(self) -> None:
+        blocks = self.contents.below(layout.CURRICULUM)
+        for number, entry in enumerate(blocks):
+            if entry.path != (expected := layout.curriculum_block(number)):
+                self._find("damaged", expected, f"missing, though {entry.path} is there")
+                return
+            data = bytes(self.store.get(entry.path))
+            try:
+                parse_block(data, entry.path)
+            except StreamCorrupt as error:
+                self._find("damaged", error.file, error.reason)
             else:
                 self.report.bytes += len(data)
 

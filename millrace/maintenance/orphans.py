@@ -23,6 +23,7 @@ _FOLDERS = (
     layout.ATTEMPTS,
     layout.START_MODEL,
     layout.PROGRESS,
+    layout.CURRICULUM,
     layout.EVALUATIONS,
     layout.REPORTS,
     layout.LOGS,

@@ -85,6 +85,7 @@ class StatusReader:
             "staleness": {**staleness_trained(account), "bound": self._attempt.max_staleness},
             "trained_to_taken": {"length": trainer.get("length_ratio"), "reward": trainer.get("reward_ratio")},
             "zero_advantage_share": trainer.get("zero_advantage_share"),
+            "curriculum": _curriculum(records),
             "ledger": {**ledger.to_json(), "generated_twice": _generated_twice(ledger, records)},
             "seconds": _seconds(records),
             "tokens": _tokens(records),
@@ -180,6 +181,15 @@ def _seconds(records: dict[str, dict[str, Any]]) -> dict[str, float]:
         totals[short] = sum(s for seconds in replicas for what, s in seconds.items() if what != "idle")
         totals[f"idle_{short}"] = sum(seconds.get("idle", 0.0) for seconds in replicas)
     return totals
+
+
+def _curriculum(records: dict[str, dict[str, Any]]) -> dict[str, float] | None:
+    """Shares of the prompts that the newest generator asks less often; None without a curriculum."""
+    shown = [record for record in records.values() if "easy_prompt_share" in record]
+    if not shown:
+        return None
+    newest = max(shown, key=lambda record: record.get("policy_version", -1))
+    return {"easy": newest["easy_prompt_share"], "hard": newest["hard_prompt_share"]}
 
 
 def _generated_twice(ledger: Ledger, records: dict[str, dict[str, Any]]) -> dict[str, int]:

@@ -14,16 +14,18 @@ from millrace.chat.encoder import PromptEncoder
 from millrace.prompts.dataset import PromptOrder
 from millrace.rollouts.group_sequence import GroupSet
 from millrace.rollouts.groups_in_flight import GroupsInFlight, num_tokens
+from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.staleness import admission_limit
 from millrace.runtime.stage import Stage
-from millrace.types import Request, Trajectory
+from millrace.selection.curriculum import Curriculum
+from millrace.types import Prompt, Request, Trajectory
 from storage.progress import read_status
 
 
 class Admission:
     """The groups of one generator, from admission until they are taken for commit."""
 
-    def __init__(self, stage: Stage, order: PromptOrder, encoder: PromptEncoder) -> None:
+    def __init__(self, stage: Stage, order: PromptOrder | Curriculum, encoder: PromptEncoder) -> None:
         config = stage.config
         self._stage = stage
         self._order = order
@@ -39,6 +41,14 @@ class Admission:
         self._next: int
         self._begun: dict[int, dict[int, Trajectory]] = {}
         self._queue: deque[Request] = deque()
+
+    def follow(self, lineage: Lineage, last_group: int) -> None:
+        """Goes on under weights of another incarnation, of this lineage; `restart` comes next.
+
+        Raises StreamCorrupt if the curriculum lacks `last_group`, the highest that was sampled.
+        """
+        if isinstance(self._order, Curriculum):
+            self._order.follow(lineage, last_group)
 
     def restart(self, committed: GroupSet, begun: Sequence[Trajectory] = ()) -> tuple[int, int]:
         """Goes on behind the committed groups, continuing the responses that had `begun`.
@@ -90,8 +100,33 @@ class Admission:
         )
 
     def _admit(self, policy_version: int) -> None:
+        if isinstance(self._order, Curriculum) and self._order.decide(self._next, policy_version):
+            self._show(self._order, policy_version)
         prompt = self._order.prompt_at(self._next)
         tokens, starts = self._encoder.encode(prompt)
         begun = self._begun.pop(self._next, None)
         self._queue += self.groups.admit(self._next, prompt, tokens, policy_version, time.time(), begun, starts)
         self._next = next(self._numbers)
+
+    def _show(self, curriculum: Curriculum, policy_version: int) -> None:
+        block, lineage = curriculum.newest, curriculum.lineage
+        assert block is not None
+        assert lineage is not None
+        easy, hard = block.num_easy / block.num_prompts, block.num_hard / block.num_prompts
+        self._stage.progress(easy_prompt_share=easy, hard_prompt_share=hard)
+        self._stage.metrics.log(
+            incarnation=lineage.incarnation,
+            policy_version=policy_version,
+            easy_prompt_share=easy,
+            hard_prompt_share=hard,
+        )
+
+
+def prompt_order(stage: Stage, prompts: Sequence[Prompt]) -> PromptOrder | Curriculum:
+    """Which of the training prompts each group has. Raises StreamCorrupt and PromptsError, as `Curriculum` does."""
+    config = stage.config
+    if config.prompts.curriculum.window is None:
+        return PromptOrder(prompts, seed=config.seed, shuffle=config.prompts.shuffle)
+    # As many groups as may be admitted before the first of them is trained.
+    block_groups = (config.effective_max_staleness + 1) * config.training.groups_per_step
+    return Curriculum(stage.store, prompts, config.prompts, seed=config.seed, block_groups=block_groups)

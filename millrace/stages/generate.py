@@ -22,12 +22,12 @@ from millrace.generation.environments.episodes import in_environment
 from millrace.generation.environments.exchange import exchange_of, prompt_encoder
 from millrace.generation.environments.factory import environment_class
 from millrace.models.start_folder import start_folder
-from millrace.prompts.dataset import PromptOrder, load_prompts
+from millrace.prompts.dataset import load_prompts
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.device_sharing import DeviceTurns, open_device
 from millrace.runtime.memory import keep_freed_memory
 from millrace.runtime.stage import Stage, run_stage
-from millrace.stages.admission import Admission
+from millrace.stages.admission import Admission, prompt_order
 from millrace.stages.carry_over import CarryOver
 from millrace.stages.generate_loop import Generator
 from millrace.types import Sampling
@@ -50,7 +50,7 @@ def main(stage: Stage) -> None:
         environment = environment_class(config.environment.name)
         encoder = prompt_encoder(folder, config.model, config.prompts, prompts, environment)
         engine = _engine(stage, folder, encoder, environment)
-    order = PromptOrder(prompts.train, seed=config.seed, shuffle=config.prompts.shuffle)
+        order = prompt_order(stage, prompts.train)
     reader = generator_end(config.weights, stage.store, stage.arguments.handover, stage.replica)
     sampling = Sampling(
         temperature=generation.temperature,

@@ -222,6 +222,9 @@ class TrainLoop:
             self._account_for(group, lag)
         advantages = (sample.advantage for sample in samples)
         self.consumed.step(version, groups, advantages, report.trainer_logprobs)
+        if self.config.prompts.curriculum.window is not None and self.config.pipeline.mode == "sync":
+            # What the curriculum reads of it before the next step but one must not depend on time.
+            self.consumed.flush()
         self.groups = []
         self._check_ledger()
         self.settled = self._settle()

@@ -214,6 +214,15 @@ def test_an_error_in_the_file_gets_its_sentence(write: Write, text: str) -> None
 
 
 OVERRIDE_ERRORS = {
+    "prompts.curriculum.window=0": (
+        "--set: prompts.curriculum.window is 0; expected a whole number of at least 1 or null"
+    ),
+    "prompts.curriculum.easy_weight=0": (
+        "--set: prompts.curriculum.easy_weight is 0; expected a finite number above 0 and at most 1"
+    ),
+    "prompts.curriculum.hard_weight=2": (
+        "--set: prompts.curriculum.hard_weight is 2; expected a finite number above 0 and at most 1"
+    ),
     "model.bootstrap.target_fluency=1": (
         "--set: key model.bootstrap.target_fluency is now model.bootstrap.target_imitation_rate"
     ),

@@ -164,6 +164,12 @@ def test_the_share_of_groups_without_spread_is_a_figure_once_it_is_known() -> No
     assert found["without spread"] == "25% of the last groups have rewards that are all equal"
 
 
+def test_the_curriculum_is_a_figure_if_there_is_one() -> None:
+    assert "curriculum" not in dict(figures(STATUS))
+    found = dict(figures({**STATUS, "curriculum": {"easy": 0.25, "hard": 0.1}}))
+    assert found["curriculum"] == "25% of the prompts are easy, 10% are hard"
+
+
 def test_masked_tokens_are_a_figure_once_there_are_any() -> None:
     assert "masked" not in dict(figures(STATUS))
     changed = status()

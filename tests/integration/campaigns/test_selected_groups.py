@@ -1,4 +1,4 @@
-"""Campaigns in which the trainer selects what it trains: groups without spread are replaced, and nothing stalls."""
+"""Campaigns that select what is asked and trained: groups without spread are replaced, and nothing stalls."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ import pytest
 from support.campaigns.campaigns import Millrace, assert_balanced, wait_until
 
 from millrace.replay.verify import verify
+from millrace.selection.blocks import read_block
 from storage.checkpoints import load_file, read_latest
 from storage.stores.factory import open_store
 
@@ -21,6 +22,11 @@ SETTINGS: dict[str, object] = {
     # This model solves nothing: a group of two has spread if one of them was cut off.
     "generation.group_size": 2,
     "training.selection.overlong.buffer_tokens": 1,
+    # So few prompts that each is asked again, some before what they earned is known.
+    "prompts.arithmetic.max_sum": 5,
+    "prompts.num_eval": 4,
+    "evaluation.num_prompts": 4,
+    "prompts.curriculum.window": 1,
 }
 
 
@@ -34,12 +40,13 @@ def test_groups_without_spread_are_replaced_and_every_step_is_replayed_bit_for_b
     assert_balanced(summary)
     assert summary["ledger"]["dropped"]["zero_advantage"]["rollouts"] > 0, "witness"
     assert 0 < summary["zero_advantage_share"] < 1
+    assert summary["curriculum"]["hard"] > 0
     verdict = verify(open_store(str(millrace.root / mode)))
     assert (verdict.difference, verdict.steps) == (None, STEPS)
 
 
 def test_in_sync_mode_a_trainer_that_was_killed_leaves_no_trace_in_the_final_weights(millrace: Millrace) -> None:
-    weights = []
+    weights, orders = [], []
     for run_id in ("undisturbed", "killed"):
         process = millrace.start(*millrace.campaign(run_id, **{**SETTINGS, "pipeline.mode": "sync"}))
         if run_id == "killed":
@@ -53,4 +60,6 @@ def test_in_sync_mode_a_trainer_that_was_killed_leaves_no_trace_in_the_final_wei
         assert checkpoint is not None
         assert checkpoint.step == STEPS
         weights.append(load_file(store, checkpoint.files["model.safetensors"]))
+        orders.append([block.prompts for n in range(STEPS) if (block := read_block(store, n)) is not None])
+    assert orders[0] == orders[1]
     assert weights[0] == weights[1]

@@ -16,6 +16,7 @@ from millrace.errors import InputError, RunMissing
 from millrace.evaluation.results import write_result
 from millrace.maintenance.fsck import Finding, Report, fsck
 from millrace.rollouts.scored_group import LostPart
+from millrace.selection.blocks import Block, write_block
 from storage import layout
 from storage.checkpoints import CheckpointWriter, read_latest
 from storage.schema import CONSUMED, SCORE
@@ -390,3 +391,29 @@ def test_a_decision_of_the_gate_that_is_no_json_is_damage(small_run: Any, dict_s
     dict_store.put(layout.promotion(0), b"{torn")
     (finding,) = damaged(fsck(dict_store))
     assert finding.file == layout.promotion(0)
+
+
+def decided_blocks(store: DictStore, num_blocks: int) -> list[str]:
+    """Their paths."""
+    block = Block(prompts=[1, 0], turns=[0.0, 0.0], num_prompts=2, num_easy=0, num_hard=0)
+    for number in range(num_blocks):
+        assert write_block(store, number, block)
+    return [layout.curriculum_block(number) for number in range(num_blocks)]
+
+
+def test_blocks_of_a_curriculum_are_verified(small_run: Any, dict_store: DictStore) -> None:
+    bytes_before = fsck(dict_store).bytes
+    paths = decided_blocks(dict_store, 3)
+    report = fsck(dict_store)
+    assert report.findings == []
+    assert report.bytes == bytes_before + sum(len(dict_store.objects[path]) for path in paths)
+
+
+def test_a_damaged_or_missing_block_is_damage_that_is_not_moved(small_run: Any, dict_store: DictStore) -> None:
+    paths = decided_blocks(dict_store, 3)
+    flip(dict_store, paths[1], 40)
+    [finding] = damaged(fsck(dict_store, quarantine=True))
+    assert (finding.file, paths[1] in dict_store.objects) == (paths[1], True)
+    del dict_store.objects[paths[1]]
+    [finding] = damaged(fsck(dict_store))
+    assert (finding.file, finding.reason) == (paths[1], f"missing, though {paths[2]} is there")

@@ -226,3 +226,16 @@ def test_every_trajectory_is_counted_once_whatever_is_left_out(
     for row in rows:
         equal = len({r for r in [*story, ([1.0, 0.0],)][min(row["group_id"], len(story))][0] if r is not None}) == 1
         assert not (equal and row["outcome"] == "trained")
+
+
+def test_in_sync_mode_what_a_curriculum_reads_is_stored_before_the_next_step(
+    memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]
+) -> None:
+    config = {"pipeline": {"mode": "sync"}, "prompts": {"curriculum": {"window": 2}}}
+    bench = TrainerBench(memory_store, make_model, **config)
+    bench.commit(0, [[0], [0]])
+    bench.commit(1, [[0], [0]])
+    found: list[dict[int, list[str]]] = []
+    bench.later(lambda: found.append(bench.outcomes()))
+    assert bench.train() == 1
+    assert found == [{0: ["trained"] * 2, 1: ["trained"] * 2}]

@@ -8,17 +8,17 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from configs.environment import EnvironmentConfig
+from configs.prompts import PromptsConfig
 from configs.schema import GenerationConfig, RunConfig, StorageConfig
 from configs.training import TrainingConfig
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import WeightsCorrupt
 from millrace.generation.engines.base import Engine
-from millrace.prompts.dataset import PromptOrder
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import Device, DeviceTurns, SharedDevice
 from millrace.runtime.stage import Stage
-from millrace.stages.admission import Admission
+from millrace.stages.admission import Admission, prompt_order
 from millrace.stages.carry_over import CarryOver
 from millrace.stages.generate_loop import Generator
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
@@ -31,6 +31,7 @@ from storage.stores.memory import MemoryStore
 from storage.streams.stream import StreamReader
 
 CONFIG = RunConfig(
+    prompts=PromptsConfig(shuffle=False),
     training=TrainingConfig(max_steps=1, groups_per_step=4),
     generation=GenerationConfig(group_size=2, groups_per_batch=3),
     environment=EnvironmentConfig(name="calculator"),
@@ -193,7 +194,7 @@ class Workshop:
             num_generators=config.generation.replicas,
         )
         prompts = [Prompt(prompt_id=f"p{i}", text=f"{i}+1=", answer="", source="test") for i in range(9)]
-        order = PromptOrder(prompts, seed=0, shuffle=False)
+        order = prompt_order(self.stage, prompts)
         reader = FallbackReader(self.mailbox, None, route="shm")
         self.device = Device() if shared is None else HurriedDevice(self.stage, shared)
         # A generator that shares its device has taken it before it made its engine.

@@ -1,0 +1,153 @@
+"""Which prompt each group has if past rewards decide: prompts that teach nothing now are asked less often.
+
+    groups    0 … N−1 │ N … 2N−1 │ 2N … 3N−1 │ …                          N: as many as the staleness bound admits
+    block        0    │    1     │     2     │
+                                       ▲ decided by the generator that needs it first, before it admits a group of it
+                                       │
+    ║ consumed ║, steps before v ─► easy, hard ─► weights ─► turns ─► curriculum/00000002.json, put-if-absent
+
+Here v is the version of that generator's weights. A block that is decided stays: every other generator reads it, and so
+does one that makes a group again after a restart or a rollback. So group number and prompt belong together, as without
+a curriculum (decision 10), but only the files tell how.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from configs.prompts import CurriculumConfig, PromptsConfig
+from millrace.errors import PromptsError
+from millrace.rollouts.lineage import Lineage
+from millrace.selection.blocks import Block, read_block, write_block
+from millrace.selection.past_rewards import SOLVED, UNSOLVED, Ints, PastGroups, PastRewards, before
+from millrace.selection.turns import Floats, Turns
+from millrace.types import Prompt
+from storage import layout
+from storage.errors import StreamCorrupt
+from storage.stores.base import Store
+
+
+class Curriculum:
+    """The prompts of a run's groups, in blocks of `block_groups`.
+
+    Opening it reads what is decided. Raises StreamCorrupt for a block that is damaged or missing, and PromptsError if
+    there are more or fewer `prompts` than when it was decided.
+    """
+
+    def __init__(
+        self, store: Store, prompts: Sequence[Prompt], config: PromptsConfig, *, seed: int, block_groups: int
+    ) -> None:
+        self._store = store
+        self._prompts = prompts
+        self._config = config
+        self._seed = seed
+        self._block_groups = block_groups
+        self._past = PastRewards(store)
+        self._turns = Turns(len(prompts))
+        # Group number → index of its prompt, of all blocks that are known.
+        self._asked: list[int] = []
+        self.lineage: Lineage | None = None
+        self.newest: Block | None = None
+        """The newest block that is known."""
+        self._read()
+
+    def follow(self, lineage: Lineage, last_group: int) -> None:
+        """Goes on under weights of this lineage. `last_group` is the highest group that was sampled, or less than 0.
+
+        Raises StreamCorrupt if its block is missing.
+        """
+        self.lineage = lineage
+        self._read(last_group)
+
+    def decide(self, n: int, policy_version: int) -> bool:
+        """Decides the block of group number `n`, if it is not decided; weights of `policy_version` will sample it.
+
+        Returns whether a block was decided or read. All groups of earlier blocks must have been decided, and `follow`
+        been called. Raises as opening does.
+        """
+        if n < len(self._asked):
+            return False
+        past, number = self._read(), self._number
+        if n < len(self._asked):
+            return True
+        if n >= len(self._asked) + self._block_groups:
+            raise _missing(number, n)
+        block = self._drawn(past, policy_version)
+        if not write_block(self._store, number, block):
+            # Another generator was faster.
+            self._read()
+        else:
+            self._add(block)
+        return True
+
+    def prompt_at(self, n: int) -> Prompt:
+        """The prompt of group number `n`, whose block is decided."""
+        return self._prompts[self._asked[n]]
+
+    @property
+    def _number(self) -> int:
+        """Number of the first block that is not known."""
+        return len(self._asked) // self._block_groups
+
+    def _read(self, last_group: int = -1) -> PastGroups:
+        """Reads the blocks that were decided; returns all groups that were consumed before."""
+        # In this order: a group that was consumed is of a block that was decided before.
+        past = self._past.read()
+        while (block := read_block(self._store, self._number)) is not None:
+            self._add(block)
+        newest = max(last_group, int(past.group_id.max(initial=-1)))
+        if newest >= len(self._asked):
+            raise _missing(self._number, newest)
+        return past
+
+    def _add(self, block: Block) -> None:
+        path = layout.curriculum_block(self._number)
+        if block.num_prompts != len(self._prompts):
+            raise PromptsError(
+                f"{self._config.source}: {len(self._prompts)} training prompts; expected {block.num_prompts}, as when "
+                f"{path} was written"
+            )
+        if len(block.prompts) != self._block_groups:
+            raise StreamCorrupt(path, f"it has {len(block.prompts)} groups, expected {self._block_groups}")
+        self._asked += block.prompts
+        self._turns.ask(block.prompts, block.turns)
+        self.newest = block
+
+    def _drawn(self, past: PastGroups, policy_version: int) -> Block:
+        assert self.lineage is not None, "follow comes first"
+        known = before(past, policy_version, self.lineage)
+        prompts_of = np.array(self._asked, dtype=np.int64)
+        weights, num_easy, num_hard = _weigh(
+            prompts_of[known.group_id], known, num_prompts=len(self._prompts), config=self._config.curriculum
+        )
+        ranks = np.arange(len(self._prompts))
+        if self._config.shuffle:
+            ranks = np.random.Generator(np.random.PCG64([self._seed, self._number])).permutation(ranks)
+        prompts, turns = self._turns.next(weights, ranks, self._block_groups)
+        return Block(prompts=prompts, turns=turns, num_prompts=len(self._prompts), num_easy=num_easy, num_hard=num_hard)
+
+
+def _weigh(prompts: Ints, groups: PastGroups, *, num_prompts: int, config: CurriculumConfig) -> tuple[Floats, int, int]:
+    """[num_prompts] the weight of each prompt; how many are easy; how many are hard.
+
+    `prompts` has the index of each group's prompt. A prompt with fewer than `config.window` groups is neither.
+    """
+    assert config.window is not None, "there is no curriculum"
+    newest_first = np.lexsort((-groups.group_id, prompts))
+    prompts, outcomes = prompts[newest_first], groups.outcome[newest_first]
+    # Place of each group among those of its prompt.
+    places = np.arange(len(prompts)) - np.searchsorted(prompts, prompts)
+    recent = places < config.window
+    easy, hard = (
+        np.bincount(prompts[recent & (outcomes == outcome)], minlength=num_prompts) == config.window
+        for outcome in (SOLVED, UNSOLVED)
+    )
+    weights = np.select([easy, hard], [config.easy_weight, config.hard_weight], 1.0)
+    return weights, int(easy.sum()), int(hard.sum())
+
+
+def _missing(number: int, group: int) -> StreamCorrupt:
+    return StreamCorrupt(
+        layout.curriculum_block(number),
+        f"it is missing, though group {group} was admitted; restore this file from a copy of the run",
+    )

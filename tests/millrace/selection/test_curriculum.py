@@ -1,0 +1,257 @@
+"""Which prompts are asked next: by past rewards, the same for every generator, and never decided twice."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.stores.dict_store import DictStore
+from support.streams.consumed_groups import consume
+
+from configs.prompts import CurriculumConfig, PromptsConfig
+from millrace.errors import PromptsError
+from millrace.rollouts.lineage import Lineage
+from millrace.selection.curriculum import Curriculum
+from millrace.types import Prompt
+from storage import layout
+from storage.errors import StreamCorrupt
+from storage.streams.log import LogReader
+
+BLOCK = 4
+FIRST = Lineage(0, {})
+SOLVED, UNSOLVED, SPREAD = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
+
+
+@pytest.fixture
+def dict_store() -> DictStore:
+    return DictStore()
+
+
+def open_curriculum(
+    store: DictStore,
+    *,
+    num_prompts: int = 4,
+    block_groups: int = BLOCK,
+    shuffle: bool = False,
+    lineage: Lineage = FIRST,
+    last_group: int = -1,
+    **of_curriculum: float,
+) -> Curriculum:
+    """A generator's, under weights of `lineage`; by default prompts keep their order and one group tells enough."""
+    prompts = [Prompt(prompt_id=str(i), text=f"{i}", answer="", source="test") for i in range(num_prompts)]
+    config = PromptsConfig(
+        source="file.jsonl", shuffle=shuffle, curriculum=CurriculumConfig(**{"window": 1, **of_curriculum})
+    )
+    curriculum = Curriculum(store, prompts, config, seed=7, block_groups=block_groups)
+    curriculum.follow(lineage, last_group)
+    return curriculum
+
+
+def asked(curriculum: Curriculum, groups: range, version: int = 0) -> list[int]:
+    """The prompts of these groups under weights of `version`."""
+    found = []
+    for n in groups:
+        curriculum.decide(n, version)
+        found.append(int(curriculum.prompt_at(n).prompt_id))
+    return found
+
+
+@given(
+    num_prompts=st.integers(1, 12),
+    block_groups=st.integers(1, 30),
+    shuffle=st.booleans(),
+    restarts=st.sets(st.integers(0, 5)),
+)
+def test_with_equal_weights_every_prompt_is_asked_once_before_any_is_asked_again(
+    num_prompts: int, block_groups: int, shuffle: bool, restarts: set[int]
+) -> None:
+    store = DictStore()
+    curriculum = open_curriculum(store, num_prompts=num_prompts, block_groups=block_groups, shuffle=shuffle)
+    for epoch in range(6):
+        if epoch in restarts:
+            curriculum = open_curriculum(store, num_prompts=num_prompts, block_groups=block_groups, shuffle=shuffle)
+        found = asked(curriculum, range(epoch * num_prompts, (epoch + 1) * num_prompts))
+        assert sorted(found) == list(range(num_prompts))
+
+
+def test_shuffled_prompts_have_another_order_in_each_block_and_the_same_for_the_same_seed(
+    dict_store: DictStore,
+) -> None:
+    found = asked(open_curriculum(dict_store, num_prompts=50, block_groups=50, shuffle=True), range(100))
+    assert found[:50] != found[50:]
+    assert found == asked(open_curriculum(DictStore(), num_prompts=50, block_groups=50, shuffle=True), range(100))
+
+
+def test_prompts_that_were_all_right_or_all_wrong_are_asked_less_often(dict_store: DictStore) -> None:
+    curriculum = open_curriculum(dict_store, easy_weight=0.5, hard_weight=0.25)
+    assert asked(curriculum, range(4)) == [0, 1, 2, 3]
+    consume(dict_store, 1, {0: SPREAD, 1: SOLVED, 2: UNSOLVED, 3: SPREAD})
+    found = asked(curriculum, range(4, 8), 2)
+    assert found == [0, 3, 0, 1], "1 is due at turn 2, as 0 and 3 are again; 2 at turn 4"
+    assert curriculum.newest is not None
+    assert (curriculum.newest.num_easy, curriculum.newest.num_hard) == (1, 1)
+
+
+def test_in_the_long_run_prompts_are_asked_in_proportion_to_their_weights(dict_store: DictStore) -> None:
+    curriculum = open_curriculum(dict_store, easy_weight=0.5, hard_weight=0.1)
+    asked(curriculum, range(4))
+    consume(dict_store, 1, {0: SPREAD, 1: SOLVED, 2: UNSOLVED, 3: SPREAD})
+    counts = Counter(asked(curriculum, range(4, 524), 2))
+    assert counts == {0: 200, 3: 200, 1: 100, 2: 20}
+
+
+def test_a_prompt_that_was_hard_is_asked_as_often_as_others_once_it_has_spread(dict_store: DictStore) -> None:
+    curriculum = open_curriculum(dict_store, num_prompts=2, block_groups=2, hard_weight=0.5)
+    asked(curriculum, range(2))
+    consume(dict_store, 1, {0: SPREAD, 1: UNSOLVED})
+    assert asked(curriculum, range(2, 6), 2) == [0, 0, 1, 0]
+    consume(dict_store, 2, {4: SPREAD})
+    counts = Counter(asked(curriculum, range(6, 26), 3))
+    assert counts == {0: 10, 1: 10}
+
+
+def newest_shares(store: DictStore, *steps: dict[int, list[float | None]], window: int = 1) -> tuple[int, int]:
+    """How many of two prompts are easy and hard after these steps, two groups each, in the order 0, 1."""
+    curriculum = open_curriculum(store, num_prompts=2, block_groups=2, window=window, easy_weight=1, hard_weight=1)
+    for version, step in enumerate(steps):
+        asked(curriculum, range(2 * version, 2 * version + 2), version)
+        consume(store, version + 1, step)
+    asked(curriculum, range(2 * len(steps), 2 * len(steps) + 2), len(steps) + 1)
+    assert curriculum.newest is not None
+    return curriculum.newest.num_easy, curriculum.newest.num_hard
+
+
+@pytest.mark.parametrize(
+    ("steps", "window", "expected"),
+    [
+        ([{0: SOLVED, 1: UNSOLVED}], 1, (1, 1)),
+        ([{0: SOLVED, 1: UNSOLVED}], 2, (0, 0)),
+        ([{0: SOLVED, 1: UNSOLVED}, {2: SOLVED, 3: UNSOLVED}], 2, (1, 1)),
+        ([{0: SOLVED, 1: UNSOLVED}, {2: SPREAD, 3: SOLVED}], 2, (0, 0)),
+        ([{0: SPREAD, 1: SPREAD}, {2: SOLVED, 3: UNSOLVED}], 1, (1, 1)),
+        ([{0: SOLVED, 1: SOLVED}, {2: SPREAD, 3: SPREAD}], 1, (0, 0)),
+        ([{0: [0.5, 0.5], 1: [0.5, 0.6]}], 1, (0, 1)),
+        ([{0: [1.5, 1.5], 1: [1.5, 1.0]}], 1, (1, 0)),
+        ([{0: [1.0, None], 1: [None, 0.0]}], 1, (1, 1)),
+    ],
+)
+def test_easy_and_hard_are_those_whose_last_groups_were_alike(
+    dict_store: DictStore, steps: list[dict[int, list[float | None]]], window: int, expected: tuple[int, int]
+) -> None:
+    assert newest_shares(dict_store, *steps, window=window) == expected
+
+
+def test_dropped_groups_count_unless_their_policy_was_rolled_back_or_nothing_is_known(dict_store: DictStore) -> None:
+    curriculum = open_curriculum(dict_store, num_prompts=5, block_groups=5)
+    asked(curriculum, range(5))
+    consume(dict_store, 1, {0: SPREAD}, dropped={1: SOLVED, 4: [None, None]})
+    consume(dict_store, 2, {2: SPREAD}, dropped={3: UNSOLVED}, reason="rolled_back")
+    asked(curriculum, range(5, 6), 3)
+    assert curriculum.newest is not None
+    assert (curriculum.newest.num_easy, curriculum.newest.num_hard) == (1, 0)
+
+
+def test_only_steps_before_the_version_of_the_weights_count(dict_store: DictStore) -> None:
+    curriculum = open_curriculum(dict_store)
+    asked(curriculum, range(4))
+    consume(dict_store, 1, {0: SOLVED})
+    consume(dict_store, 2, {1: SOLVED})
+    asked(curriculum, range(4, 8), 2)
+    assert curriculum.newest is not None
+    assert curriculum.newest.num_easy == 1, "when step 2 becomes visible depends on time"
+
+
+def test_a_block_stays_as_the_first_generator_decided_it(dict_store: DictStore) -> None:
+    first, second = open_curriculum(dict_store), open_curriculum(dict_store)
+    asked(first, range(4))
+    consume(dict_store, 1, {0: SPREAD, 1: SOLVED, 2: UNSOLVED, 3: SPREAD})
+    decided = asked(first, range(4, 8), 0)
+    assert decided == [0, 1, 2, 3], "under version 0 nothing is known"
+    assert asked(second, range(8), 2) == [0, 1, 2, 3, *decided]
+    assert asked(open_curriculum(dict_store), range(8), 2) == [0, 1, 2, 3, *decided], "after a restart"
+    assert asked(first, range(8, 12), 2) == asked(second, range(8, 12), 0)
+
+
+class Overtaken(DictStore):
+    """Another generator decides a block just before this one does."""
+
+    def put_if_absent(self, path: str, data: bytes | bytearray | memoryview) -> bool:
+        if path.startswith(layout.CURRICULUM) and path not in self.objects:
+            other = DictStore(dict(self.objects))
+            open_curriculum(other, shuffle=True).decide(BLOCK * int(path[-13:-5]), 0)
+            self.objects[path] = other.objects[path]
+        return super().put_if_absent(path, data)
+
+
+def test_of_two_generators_that_decide_at_once_both_follow_the_first() -> None:
+    store = Overtaken()
+    found = asked(open_curriculum(store), range(8))
+    assert found != [0, 1, 2, 3, 0, 1, 2, 3], "its own order"
+    assert asked(open_curriculum(store), range(8)) == found
+
+
+def test_what_a_rolled_back_trainer_consumed_does_not_count_and_its_blocks_stay(dict_store: DictStore) -> None:
+    curriculum = open_curriculum(dict_store)
+    asked(curriculum, range(4))
+    consume(dict_store, 1, {0: SOLVED})
+    consume(dict_store, 2, {1: SOLVED})
+    decided = asked(curriculum, range(4, 8), 3)
+    # The trainer starts again from version 1.
+    consume(dict_store, 2, {1: UNSOLVED}, incarnation=1)
+    curriculum.follow(Lineage(1, {0: 1}), 7)
+    assert asked(curriculum, range(4, 8), 1) == decided
+    asked(curriculum, range(8, 12), 3)
+    assert curriculum.newest is not None
+    assert (curriculum.newest.num_easy, curriculum.newest.num_hard) == (1, 1)
+
+
+@pytest.mark.parametrize("kept", [0, 10])
+def test_a_damaged_block_is_one_sentence(dict_store: DictStore, kept: int) -> None:
+    asked(open_curriculum(dict_store), range(8))
+    path = layout.curriculum_block(1)
+    dict_store.objects[path] = dict_store.objects[path][:kept]
+    with pytest.raises(StreamCorrupt, match=r"^curriculum/00000001\.json: it is not JSON.*; restore this file"):
+        open_curriculum(dict_store)
+
+
+def test_an_object_that_is_no_block_is_one_sentence(dict_store: DictStore) -> None:
+    asked(open_curriculum(dict_store), range(4))
+    path = layout.curriculum_block(0)
+    dict_store.objects[path] = b'{"prompts": [1]}'
+    with pytest.raises(StreamCorrupt, match="expected a sealed object with a prompt and a turn for each group"):
+        open_curriculum(dict_store)
+
+
+def test_a_missing_block_is_never_decided_again(dict_store: DictStore) -> None:
+    curriculum = open_curriculum(dict_store)
+    asked(curriculum, range(8))
+    del dict_store.objects[layout.curriculum_block(1)]
+    assert asked(open_curriculum(dict_store), range(4)) == [0, 1, 2, 3]
+    with pytest.raises(StreamCorrupt, match=r"^curriculum/00000001\.json: it is missing, though group 5 was admitted"):
+        open_curriculum(dict_store, last_group=5)
+    consume(dict_store, 1, {6: SPREAD})
+    with pytest.raises(StreamCorrupt, match=r"^curriculum/00000001\.json: it is missing, though group 6 was admitted"):
+        open_curriculum(dict_store)
+
+
+def test_a_block_whose_predecessors_are_missing_is_not_decided(dict_store: DictStore) -> None:
+    with pytest.raises(StreamCorrupt, match=r"^curriculum/00000000\.json: it is missing, though group 4"):
+        open_curriculum(dict_store).decide(4, 0)
+
+
+def test_another_number_of_prompts_is_refused(dict_store: DictStore) -> None:
+    asked(open_curriculum(dict_store), range(4))
+    with pytest.raises(PromptsError, match=r"^file\.jsonl: 5 training prompts; expected 4, as when curriculum/0"):
+        open_curriculum(dict_store, num_prompts=5)
+
+
+def test_rewards_in_a_damaged_part_are_not_known_and_nothing_else_is_lost(dict_store: DictStore) -> None:
+    curriculum = open_curriculum(dict_store)
+    asked(curriculum, range(4))
+    consume(dict_store, 1, {0: SOLVED})
+    consume(dict_store, 2, {1: SOLVED})
+    records = [record for record in iter(LogReader(dict_store, layout.CONSUMED).next, None) if record.kind == "data"]
+    dict_store.objects[f"{layout.CONSUMED}/{records[0].file}"] = b""
+    asked(curriculum, range(4, 8), 3)
+    assert curriculum.newest is not None
+    assert curriculum.newest.num_easy == 1

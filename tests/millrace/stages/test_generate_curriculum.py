@@ -1,0 +1,117 @@
+"""Generators of a run with a curriculum: one order for all of them, through rollbacks and restarts."""
+
+import pytest
+from support.stages.workshop import CONFIG, Workshop, weights
+from support.streams.consumed_groups import consume
+from transformers import PreTrainedTokenizerFast
+
+from configs.prompts import CurriculumConfig, PromptsConfig
+from millrace.runs.record import create_run
+from millrace.runs.status import StatusReader
+from storage import layout
+from storage.errors import StreamCorrupt
+from storage.schema import METRIC
+from storage.stores.memory import MemoryStore
+from storage.streams.stream import StreamReader
+
+PROMPTS = PromptsConfig(shuffle=False, curriculum=CurriculumConfig(window=1))
+ONE = CONFIG.model_copy(
+    update={"prompts": PROMPTS, "staleness": CONFIG.staleness.model_copy(update={"max_staleness": 0})}
+)
+"""Blocks of four groups; nine prompts."""
+TWO = ONE.model_copy(update={"generation": CONFIG.generation.model_copy(update={"replicas": 2})})
+NOTHING_FINISHES: list[int] = []
+
+
+def asked(workshop: Workshop) -> dict[int, str]:
+    """Group → prompt, of the groups in flight."""
+    return {request.group_id: request.prompt.prompt_id for request, _ in workshop.engine.requests}
+
+
+def solve_all(workshop: Workshop, version: int, groups: range, incarnation: int = 0) -> None:
+    """The step that made `version` trained these groups, and every response was right."""
+    consume(workshop.store, version, {n: [1.0, 1.0] for n in groups}, incarnation=incarnation)
+
+
+def test_prompts_that_were_solved_give_way_to_others(
+    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    create_run(memory_store, "run", ONE.model_dump(mode="json"))
+    workshop = Workshop(memory_store, tokenizer, ONE)
+    workshop.turn(range(4), new=weights(0))
+    workshop.turn([3])
+    assert [groups for groups, _ in workshop.committed()] == [[0, 1, 2], [3]]
+    solve_all(workshop, 1, range(4))
+    workshop.turn(range(8), new=weights(1))
+    workshop.turn(range(8))
+    workshop.turn(NOTHING_FINISHES, new=weights(2))
+    assert asked(workshop) == {8: "p8", 9: "p4", 10: "p5"}, "not p0, p1, which are due at turn 4"
+    workshop.stage.progress(now=True)
+    assert StatusReader(memory_store).look()["curriculum"] == {"easy": 4 / 9, "hard": 0.0}
+    workshop.stage.close()
+    rows = StreamReader(memory_store, layout.metrics("generate", 0), METRIC).next()
+    assert rows is not None
+    shares = [row["value"] for row in rows.table.to_pylist() if row["name"] == "easy_prompt_share"]
+    assert shares == [0.0, 0.0, 4 / 9]
+
+
+def test_without_a_curriculum_nothing_is_stored_or_shown(
+    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    create_run(memory_store, "run", CONFIG.model_dump(mode="json"))
+    workshop = Workshop(memory_store, tokenizer, CONFIG)
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    assert memory_store.list(layout.CURRICULUM) == []
+    assert StatusReader(memory_store).look()["curriculum"] is None
+
+
+def test_two_generators_agree_though_they_decide_at_different_times(
+    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    first, second = (Workshop(memory_store, tokenizer, TWO, replica=replica) for replica in (0, 1))
+    first.turn([0, 2], new=weights(0))
+    second.turn([1, 3], new=weights(0))
+    first.turn(NOTHING_FINISHES, new=weights(1))
+    assert asked(first) == {4: "p4", 6: "p6"}
+    solve_all(first, 1, range(4))
+    second.turn(NOTHING_FINISHES, new=weights(2))
+    assert asked(second) == {5: "p5", 7: "p7", 9: "p4"}, "the second block is the first generator's"
+    first.turn([4, 6], new=weights(2))
+    first.turn(NOTHING_FINISHES)
+    assert asked(first) == {8: "p8", 10: "p5"}, "the third is the second generator's"
+
+
+def test_a_group_that_is_made_again_after_a_rollback_or_a_restart_has_its_prompt(
+    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    workshop = Workshop(memory_store, tokenizer, ONE)
+    workshop.turn(range(4), new=weights(0))
+    workshop.turn([3])
+    solve_all(workshop, 1, range(4))
+    workshop.turn(range(8), new=weights(1))
+    workshop.turn([7])
+    workshop.turn(NOTHING_FINISHES, new=weights(2))
+    before = asked(workshop)
+    assert before == {8: "p8", 9: "p4", 10: "p5"}
+    # A trainer that lost its steps; now the policy solves those prompts only sometimes.
+    workshop.turn(range(8), new=weights(0, incarnation=1))
+    consume(memory_store, 1, {n: [0.0, 1.0] for n in range(4)}, incarnation=1)
+    workshop.turn(range(8), new=weights(1, incarnation=1))
+    workshop.turn([7])
+    workshop.turn(NOTHING_FINISHES, new=weights(2, incarnation=1))
+    assert asked(workshop) == before
+    successor = Workshop(memory_store, tokenizer, ONE)
+    successor.turn(NOTHING_FINISHES, new=weights(2, incarnation=1))
+    assert asked(successor) == before
+
+
+def test_a_generator_whose_block_is_missing_stops_instead_of_asking_other_prompts(
+    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    workshop = Workshop(memory_store, tokenizer, ONE)
+    workshop.turn([0, 1], new=weights(0))
+    workshop.carry_over.store(0)
+    memory_store.delete(layout.curriculum_block(0))
+    successor = Workshop(memory_store, tokenizer, ONE)
+    with pytest.raises(StreamCorrupt, match=r"^curriculum/00000000\.json: it is missing, though group 2 was admitted"):
+        successor.turn(NOTHING_FINISHES, new=weights(0))
