@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-# Three blocks at a time: glibc itself would keep one.
+# Eight blocks at a time: glibc itself would keep two.
 _FAULTS = """
 import resource, sys
 from millrace.runtime.memory import keep_freed_memory
@@ -14,7 +14,7 @@ if "keep" in sys.argv:
     keep_freed_memory()
 for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    blocks = [b"x" * (10 << 20) for _ in range(3)]
+    blocks = [b"x" * (4 << 20) for _ in range(8)]
     del blocks
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
