@@ -10,7 +10,6 @@ each update that it took part in, with its values in that update.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -138,10 +137,10 @@ class TokenTable:
     def carrying(self, places: Sequence[int]) -> dict[str, npt.NDArray[np.float64]]:
         """Column → values of the tokens that carry loss, of the samples at `places`; once the ranks are summed."""
         chosen = set(places)
-        carries_N = _flat([sample.loss_mask * (place in chosen) for place, sample in enumerate(self._samples)])
+        carries_N = np.concatenate([sample.loss_mask * (place in chosen) for place, sample in enumerate(self._samples)])
         carries_N = carries_N.astype(bool)
         found = dict(zip(_COLUMNS, self.values_KN.cpu().numpy()[:, carries_N], strict=True))
-        rollout_N = _flat([sample.rollout_logprobs for sample in self._samples])[carries_N]
+        rollout_N = np.concatenate([sample.rollout_logprobs for sample in self._samples])[carries_N]
         return found | {"log_ratio": found["trainer_logprobs"] - rollout_N.astype(np.float64)}
 
 
@@ -150,8 +149,8 @@ def report(samples: Sequence[Sample], updates: Sequence[Update], before_N: torch
     of = {name: np.concatenate([update.tokens[name] for update in updates]) for name in _COLUMNS}
     ratio, weight = of["importance_ratio"], of["weight"]
     quantiles = ratio_quantiles(ratio)
-    carries_N = _flat([sample.loss_mask for sample in samples]).astype(bool)
-    rollout_N = _flat([sample.rollout_logprobs for sample in samples]).astype(np.float64)
+    carries_N = np.concatenate([sample.loss_mask for sample in samples]).astype(bool)
+    rollout_N = np.concatenate([sample.rollout_logprobs for sample in samples]).astype(np.float64)
     logprobs_N = before_N.cpu().numpy()
     ends = np.cumsum([len(sample.response_tokens) for sample in samples])
     return StepReport(
@@ -175,8 +174,3 @@ def report(samples: Sequence[Sample], updates: Sequence[Update], before_N: torch
         tokens=int(carries_N.sum()),
         trainer_logprobs=np.split(logprobs_N.astype(np.float32), ends[:-1]),
     )
-
-
-def _flat(values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """[N] of all samples, in their order."""
-    return np.concatenate(values)
