@@ -3,14 +3,13 @@
 config, run id ─► names, model, reward, prompts, store, engine ─► run.json and attempts/ ─► Prepared
 """
 
-import hashlib
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from configs.load import changed_immutably
 from configs.schema import RunConfig
+from flows.campaign.handover import handover_folder
 from millrace.errors import InputError, RunExists
 from millrace.evaluation.sets import all_asked, evaluation_sets
 from millrace.generation.environments.factory import environment_class
@@ -23,7 +22,6 @@ from millrace.runs.record import create_run, latest_attempt, resume_run
 from storage import layout
 from storage.stores.base import Store, probe
 from storage.stores.factory import open_store
-from storage.stores.memory import memory_folder
 from tasks.jobs import jobs
 
 Resume = Literal["never", "required", "latest"]
@@ -89,18 +87,7 @@ def prepare(config: RunConfig, run_id: str, *, resume: Resume) -> Prepared:
     store = _run_store(config, run_id)
     values = config.model_dump(mode="json")
     attempt = resume_run(store, values) if _continues(store, resume) else create_run(store, run_id, values)
-    return Prepared(run_url=store.url, attempt=attempt.number, handover=handover_folder(store.url))
-
-
-def handover_folder(owner: str) -> Path:
-    """A fresh folder in shared memory.
-
-    Its name is made from its owner, such as the run's URL, so that a successor removes what a killed owner left behind.
-    """
-    folder = memory_folder() / f"handover-{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
-    return folder
+    return Prepared(run_url=store.url, attempt=attempt.number, handover=handover_folder(store.url, attempt.number))
 
 
 def _run_store(config: RunConfig, run_id: str) -> Store:

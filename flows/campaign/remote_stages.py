@@ -16,7 +16,7 @@ import threading
 from prefect import flow, runtime
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.campaign.prepare import handover_folder
+from flows.campaign.handover import handover_folder
 from flows.campaign.stage_group import StageGroup
 from millrace.errors import InputError, RunMissing
 from millrace.runs.record import Provenance, provenance, read_attempt
@@ -89,7 +89,7 @@ def _code(found: Provenance) -> str:
 
 
 def _run(store: Store, run_url: str, attempt: int, job: Job) -> None:
-    handover = handover_folder(f"{run_url} {job.name}")
+    handover = handover_folder(f"{run_url} {job.name}", attempt)
     over = threading.Event()
     threading.Thread(target=_monitor_controller, args=(store, str(attempt), over), daemon=True).start()
     try:

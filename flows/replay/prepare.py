@@ -11,7 +11,7 @@ from configs.load import with_overrides
 from configs.replay import ReplayRequest
 from configs.schema import RunConfig
 from configs.training import LossName
-from flows.campaign.prepare import handover_folder
+from flows.campaign.handover import handover_folder
 from millrace.errors import InputError, RunExists
 from millrace.preflight.model import check_training, read_model
 from millrace.replay.plan import check_same_tokens, plan
@@ -48,7 +48,7 @@ def prepare(request: ReplayRequest) -> PreparedReplay:
             store.put_if_absent(path, bytes(sources[0].get(path)))
         # The manifest goes last: without it there is no start model.
         store.put_if_absent(layout.START_MANIFEST, bytes(sources[0].get(layout.START_MANIFEST)))
-    return PreparedReplay(store=store, config=config, handover=handover_folder(store.url))
+    return PreparedReplay(store=store, config=config, handover=handover_folder(store.url, 0))
 
 
 def check(request: ReplayRequest) -> RunConfig:
