@@ -11,6 +11,8 @@ from millrace.types import Prompt
 
 ScoreStatus = Literal["ok", "timeout", "error"]
 
+_LARGEST = 3.4028234663852886e38
+"""The largest float32: rewards are stored as such."""
 _LONGEST_ERROR = 500
 """Characters. A library's error may quote the whole response."""
 
@@ -20,7 +22,7 @@ class Score:
     """What a verifier found about one response. Raises ValueError if its fields contradict each other."""
 
     reward: float | None
-    """Finite, in the reward's own unit; None unless `status` is `ok`."""
+    """Finite as a float32, in the reward's own unit; None unless `status` is `ok`."""
     components: dict[str, float] = field(default_factory=dict)
     """Named parts of the reward, in their own units."""
     status: ScoreStatus = "ok"
@@ -35,8 +37,17 @@ class Score:
             )
         if self.status != "ok" and self.reward is not None:
             raise ValueError(f"status is {self.status} and reward is {self.reward}; expected no reward")
-        if self.status == "ok" and (self.reward is None or not math.isfinite(self.reward)):
-            raise ValueError(f"reward is {self.reward}; expected a finite number")
+        if self.status == "ok":
+            checked_reward("reward", self.reward)
+
+
+def checked_reward(name: str, value: float | None) -> float:
+    """`value` unchanged. Raises ValueError, naming it `name`, unless a float32 holds it as a finite number."""
+    if value is None or not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; expected a finite number")
+    if abs(value) > _LARGEST:
+        raise ValueError(f"{name} is {value:.6g}; expected a number between -3.4e38 and 3.4e38, as float32 holds them")
+    return value
 
 
 class Reward(ABC):

@@ -1,10 +1,9 @@
 """Several rewards as one: each scored separately, then added with its weight."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 from millrace.errors import InputError
-from millrace.rewards.base import Reward, Score, failed
+from millrace.rewards.base import Reward, Score, checked_reward, failed
 from millrace.types import Prompt
 
 
@@ -42,8 +41,10 @@ class WeightedSum(Reward):
             if component != name
         }
         total = sum(self._weights[name] * reward for name, reward in rewards.items())
-        if not math.isfinite(total):
-            return failed(f"the sum is {total}; expected a finite number")
+        try:
+            checked_reward("the sum", total)
+        except ValueError as error:
+            return failed(str(error))
         return Score(reward=total, components={**rewards, **components})
 
     def score(self, prompt: Prompt, response: str) -> Score:

@@ -97,6 +97,14 @@ def test_a_reward_that_is_not_finite_is_an_error(reward: float) -> None:
     assert score.error == f"ValueError: reward is {reward}; expected a finite number"
 
 
+@pytest.mark.parametrize(("reward", "shown"), [(3.5e38, "3.5e+38"), (-1e300, "-1e+300")])
+def test_a_reward_that_no_float32_holds_is_an_error(reward: float, shown: str) -> None:
+    score = safe_score(Constant(reward), PROMPT, "42")
+    expected = "expected a number between -3.4e38 and 3.4e38, as float32 holds them"
+    assert (score.reward, score.error) == (None, f"ValueError: reward is {shown}; {expected}")
+    assert safe_score(Constant(3.4e38), PROMPT, "42").reward == 3.4e38
+
+
 def test_a_good_score_passes_unchanged() -> None:
     assert safe_score(Constant(0.5), PROMPT, "42") == Score(reward=0.5)
 

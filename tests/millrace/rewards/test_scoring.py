@@ -90,6 +90,24 @@ def test_a_reward_that_raises_leaves_its_reason_and_no_reward(
     assert {row["error"] for row in rows[2:4]} == {"ArithmeticError: can't count"}
 
 
+class Exploding(LengthReward):
+    """Rewards one response with more than a float32 can hold."""
+
+    def score(self, prompt: Prompt, response: str) -> Score:
+        score = super().score(prompt, response)
+        return Score(reward=1e39) if len(self.shown) == 1 else score
+
+
+def test_a_reward_too_large_to_be_stored_is_an_error_of_its_own_row(
+    trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    scores = scored(trajectories, Exploding(), tokenizer)
+    validate(scores, SCORE)
+    rows = scores.to_pylist()
+    assert [row["status"] for row in rows[:2]] == ["error", "ok"]
+    assert rows[0]["error"].startswith("ValueError: reward is 1e+39; expected a number between")
+
+
 def test_the_verifier_sees_the_prompt_and_the_decoded_response(
     trajectories: pa.Table, rollouts: list[Trajectory], tokenizer: PreTrainedTokenizerFast
 ) -> None:
