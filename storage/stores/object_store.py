@@ -5,8 +5,9 @@
                                                 the condition too late: objects are limited to 5 GB
     get, exists     GET, of a range or of all   404 NoSuchKey: not there;    404 NoSuchBucket, 403: errors
 
-The library retries a request whose reply is lost. If the first try created the object, the retry finds it there, so
-False can mean "it was me": whatever is committed has a unique name or nonce, and is read back.
+A request whose reply is lost is retried: by the library, and if it is conditional, by this store, as the library does
+not repeat those. If the first try created the object, the retry finds it there, so False can mean "it was me": whatever
+is committed has a unique name or nonce, and is read back.
 
 Without the permission s3:ListBucket, S3 answers 403 for an absent object. "Not yet" can't be told from "forbidden"
 there, so `probe` refuses such a store.
@@ -50,6 +51,8 @@ _RUNNING = Patience(retry=timedelta(seconds=30), retries=100, silence=timedelta(
 _LARGE = Patience(retry=timedelta(seconds=30), retries=100, silence=timedelta(hours=1))
 """For uploads above `_LARGE_FROM_BYTES`."""
 
+_FIRST_PAUSE, _LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=2)
+"""Between two tries."""
 _LARGE_FROM_BYTES = 8 << 20
 _CONFLICTS = 100
 """Most retries of a create, `poll_seconds` apart, while another request for its name is in progress."""
@@ -141,16 +144,30 @@ class ObjectStore(Store):
         return None
 
     def _create(self, path: str, data: BytesLike) -> bool:
+        lost = _LostReplies(self._patience(len(data)))
         for _ in range(_CONFLICTS):
             try:
                 with self._asking(path):
-                    self._client(len(data)).put(path, _as_bytes(data), mode="create", use_multipart=False)
+                    self._create_once(path, data, lost)
                 return True
             except AlreadyExistsError as error:
                 if not Answer.of(error).in_conflict:
                     return False
             time.sleep(self.poll_seconds)
         raise StoreUnreachable(f"{self.url}: {path}: another request for it has been under way all the time")
+
+    def _create_once(self, path: str, data: BytesLike, lost: "_LostReplies") -> None:
+        """Asks until there is an answer, or `lost` says that it has been long enough."""
+        while True:
+            try:
+                self._client(len(data)).put(path, _as_bytes(data), mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                raise
+            except BaseError as error:
+                if not (Answer.of(error).is_lost(self._bucket) and lost.may_ask_again()):
+                    raise
+            else:
+                return
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, int, float]]:
         """Path, bytes and time of modification of every object below the folder `prefix`, in no order."""
@@ -185,8 +202,11 @@ class ObjectStore(Store):
             has_credentials=self._settings.has_credentials,
         ) from None
 
+    def _patience(self, upload_bytes: int) -> Patience:
+        return _LARGE if upload_bytes > _LARGE_FROM_BYTES else _RUNNING if self._answered else _FIRST_CONTACT
+
     def _client(self, upload_bytes: int = 0) -> S3Store:
-        patience = _LARGE if upload_bytes > _LARGE_FROM_BYTES else _RUNNING if self._answered else _FIRST_CONTACT
+        patience = self._patience(upload_bytes)
         if patience not in self._clients:
             self._clients[patience] = self._open(patience)
         return self._clients[patience]
@@ -207,12 +227,30 @@ class ObjectStore(Store):
                 "max_retries": patience.retries,
                 "retry_timeout": patience.retry,
                 "backoff": {
-                    "init_backoff": timedelta(milliseconds=100),
-                    "max_backoff": timedelta(seconds=2),
+                    "init_backoff": _FIRST_PAUSE,
+                    "max_backoff": _LONGEST_PAUSE,
                     "base": 2,
                 },
             },
         )
+
+
+class _LostReplies:
+    """How often a request is repeated whose connection broke; it waits as the library does between its own tries."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._left = patience.retries
+        self._until = time.monotonic() + patience.retry.total_seconds()
+        self._pause = _FIRST_PAUSE
+
+    def may_ask_again(self) -> bool:
+        """Waits a little, and says whether to ask again."""
+        self._left -= 1
+        if self._left < 0 or time.monotonic() + self._pause.total_seconds() > self._until:
+            return False
+        time.sleep(self._pause.total_seconds())
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        return True
 
 
 def _as_bytes(data: BytesLike) -> memoryview:

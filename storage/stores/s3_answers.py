@@ -70,6 +70,10 @@ class Answer:
         """The object exists but ends before the requested range."""
         return self.status == 416
 
+    def is_lost(self, bucket: str) -> bool:
+        """Whether the connection to the bucket's server broke: it may have done as it was told."""
+        return self.status is None and self.transport != "" and self.went_to(bucket)
+
     def is_sound(self, bucket: str) -> bool:
         """Whether the bucket's server answered, without an error of its own."""
         return self.status is not None and self.status < 500 and self.went_to(bucket)

@@ -9,14 +9,16 @@ import pytest
 from support.stores.s3_server import S3Server, aws_environment
 from support.stores.scripted_s3 import Reply, ScriptedS3, scripted_s3
 
-from storage.errors import BadName, StoreDenied, StoreFull, StoreRefused, StoreUnreachable
+from storage.errors import BadName, Fenced, StoreDenied, StoreFull, StoreRefused, StoreUnreachable
 from storage.stores.base import Store, probe
 from storage.stores.factory import open_store
 from storage.stores.object_store import ObjectStore
+from storage.streams.log import LogReader, LogWriter
 
 SECRET = "hidden/+secret"
 CREATED = Reply(200)
 CONFLICT = Reply.error(409, "ConditionalRequestConflict")
+RESET = Reply(0)
 EXISTS = Reply.error(412, "PreconditionFailed")
 DENIED = Reply.error(403, "AccessDenied")
 
@@ -156,6 +158,50 @@ def test_a_lost_reply_makes_a_create_look_refused_but_the_object_is_there() -> N
     with store_told(Reply.error(500, "InternalError"), EXISTS) as (store, server):
         assert not store.put_if_absent("a", b"mine")
         assert server.asked == ["PUT /bucket/run/a *"] * 2
+
+
+def test_a_create_whose_connection_breaks_is_asked_again_until_there_is_an_answer() -> None:
+    for last, created in ((CREATED, True), (EXISTS, False)):
+        with store_told(CREATED, *[RESET] * 4, last) as (store, server):
+            store.put("b", b"the store answers")
+            assert store.put_if_absent("a", b"x") is created
+            assert server.asked[1:] == ["PUT /bucket/run/a *"] * 5
+
+
+def test_a_create_that_gets_no_answer_at_first_contact_ends_in_a_sentence() -> None:
+    with store_told(RESET) as (store, server):
+        with pytest.raises(
+            StoreUnreachable, match=r"a: no good answer from http://.* \(Connection reset by peer\)"
+        ) as lost:
+            store.put_if_absent("a", b"x")
+        said(lost.value)
+        assert server.asked == ["PUT /bucket/run/a *"] * 3
+
+
+def test_a_record_whose_reply_is_lost_is_committed_once_and_a_zombie_stays_fenced() -> None:
+    objects: dict[str, bytes] = {}
+
+    def answer(method: str, path: str, body: bytes) -> Reply:
+        if method == "GET":
+            return Reply(200, objects[path]) if path in objects else Reply.error(404, "NoSuchKey")
+        if path in objects:
+            return EXISTS
+        objects[path] = body
+        return RESET
+
+    with scripted_s3(answer) as server, store_at(server, "s3://bucket/run") as store:
+        zombie = LogWriter(store, "log", "zombie")
+        assert zombie.commit("checkpoint", body={}).seq == 1
+        assert LogWriter(store, "log", "successor").commit("end").seq == 3
+        with pytest.raises(Fenced):
+            zombie.commit("checkpoint", body={})
+        assert [record.kind for record in iter(LogReader(store, "log").next, None)] == [
+            "fence",
+            "checkpoint",
+            "fence",
+            "end",
+        ]
+        assert len(objects) == 4
 
 
 def test_a_create_in_conflict_is_tried_until_it_is_known_what_became_of_the_name() -> None:
