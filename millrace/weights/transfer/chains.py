@@ -5,14 +5,18 @@
 
 With c chains of k generators, in bytes at the rate of a link:
 
-    max(c · S / T + others, R) + (⌈k / c⌉ − 1) · bucket
+    max(F, R) + F / 4 + (⌈k / c⌉ − 1) · bucket          F = c · S / T + others
 
-S is what all workers of a generator need and T the number of trainer ranks, so c · S / T is what a trainer rank sends;
-`others` is what it sends to generators of another layout. R is what the busiest worker gets, and hands on meanwhile.
-The last summand fills the pipeline. So many small trainer ranks feed many chains, and a single rank feeds one.
+S is what all workers of a generator need and T the number of trainer ranks, so F is what a trainer rank sends; `others`
+goes to generators of another layout. R is what the busiest worker gets, and hands on meanwhile. F counts again, by a
+quarter, because the trainer trains on and its links are needed for that. The last summand fills the pipeline. So many
+trainer ranks feed several chains, and a single rank feeds one.
 """
 
 from collections.abc import Sequence
+
+_TRAINERS_LINKS = 1 / 4
+"""What it costs that a trainer's link is in use, as a share of the same time at the end of a push."""
 
 
 def num_chains(
@@ -26,8 +30,8 @@ def num_chains(
 
     def cost(chains: int) -> float:
         hand_overs = -(-generators // chains) - 1
-        busiest = max(chains * needed / trainers + others, float(most_received))
-        return busiest + hand_overs * min(bucket_bytes, most_received)
+        fed = chains * needed / trainers + others
+        return max(fed, float(most_received)) + fed * _TRAINERS_LINKS + hand_overs * min(bucket_bytes, most_received)
 
     return min(range(1, generators + 1), key=cost)
 

@@ -77,7 +77,7 @@ class TensorDivision:
         return sorted(rank for box in np.flatnonzero(self._volume[:, worker]) for rank in self._holders[box])
 
     def add_sent(self, sent: Ints, turns: Ints) -> None:
-        """Adds to `sent` [S] the bytes that each rank sends for tensors of these turns."""
+        """Adds to `sent` [S, W] the bytes that each rank sends to each worker for tensors of these turns."""
         for size in {len(ranks) for ranks in self._holders}:
             boxes = np.array([index for index, ranks in enumerate(self._holders) if len(ranks) == size])
             holders = np.array([self._holders[index] for index in boxes])
@@ -93,7 +93,8 @@ class TensorDivision:
                 shares = nbytes @ places
                 first = (boxes[box] + worker)[:, None]
                 ranks = holders[box[:, None], (np.arange(size)[None, :] + first) % size]
-                np.add.at(sent, ranks.ravel(), shares.ravel())
+                # A rank has one place among the holders of its only box, so that no pair is there twice.
+                sent[ranks, worker[:, None]] += shares
 
     @cached_property
     def _overlaps(self) -> list[list[Region]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class Family:
     layout: Layout
     chains: tuple[tuple[int, ...], ...]
     """Generators, in the order in which they hand on."""
+    num_trainers: int
     way: _Way
 
     @property
@@ -51,11 +53,14 @@ class Family:
             if region is not None:
                 yield tensor, region
 
-    def add_sent(self, sent: Ints) -> None:
-        """Adds to `sent` [trainer ranks] the bytes that each sends to the first generators of all chains."""
+    @cached_property
+    def sent(self) -> Ints:
+        """[trainer ranks, chains · workers] bytes that each sends to the workers of each chain's first generator."""
+        sent = np.zeros((self.num_trainers, len(self.chains), self.layout.size), dtype=np.int64)
         for division, count in self.way.counts:
-            turns = np.arange(count)[:, None] + np.arange(len(self.chains))[None, :]
-            division.add_sent(sent, turns.ravel())
+            for chain in range(len(self.chains)):
+                division.add_sent(sent[:, chain], np.arange(count) + chain)
+        return sent.reshape(self.num_trainers, -1)
 
 
 def families_of(source: Layout, generators: Sequence[Layout], *, bucket_bytes: int) -> tuple[Family, ...]:
@@ -86,7 +91,7 @@ def families_of(source: Layout, generators: Sequence[Layout], *, bucket_bytes: i
             others=(sum(needed.values()) - needed[key]) / source.size,
             bucket_bytes=bucket_bytes,
         )
-        families.append(Family(layouts[key], chains_of(members[key], num), way))
+        families.append(Family(layouts[key], chains_of(members[key], num), source.size, way))
     return tuple(families)
 
 

@@ -43,27 +43,30 @@ class Hop:
     target: int
     message: Message
     round: int
-    """In a round each rank sends at most one message and receives at most one."""
+    """In a round each rank sends at most one message and receives at most one. Numbers are skipped."""
 
 
-def pack(regions: Iterable[tuple[TensorSpec, Region]], bucket_bytes: int) -> Iterator[tuple[tuple[Slice, ...], int]]:
-    """(slices, bytes) of one message after the other; together they are the regions, in their order."""
+def pack(
+    regions: Iterable[tuple[TensorSpec, Region]], bucket_bytes: int
+) -> Iterator[tuple[tuple[Slice, ...], int, int]]:
+    """(slices, bytes, bytes of the slices alone) of each message; together they are the regions, in their order."""
     slices: list[Slice] = []
-    used = 0
+    used = payload = 0
     for tensor, region in regions:
         rest = [region]
         while rest:
             offset = -(-used // ALIGN) * ALIGN
             piece, left = _cut(rest[0], bucket_bytes - offset, tensor.itemsize, deep=not slices)
             if piece is None:
-                yield tuple(slices), used
-                slices, used = [], 0
+                yield tuple(slices), used, payload
+                slices, used, payload = [], 0, 0
                 continue
             slices.append(Slice(tensor.name, piece, offset))
             used = offset + volume(piece) * tensor.itemsize
+            payload += volume(piece) * tensor.itemsize
             rest = left + rest[1:]
     if slices:
-        yield tuple(slices), used
+        yield tuple(slices), used, payload
 
 
 def _cut(region: Region, room: int, itemsize: int, *, deep: bool) -> tuple[Region | None, list[Region]]:

@@ -3,11 +3,9 @@
     trainer rank ──► worker of a chain's first generator ──► same worker of the next generator ──► …
        └ its part of each tensor: division.py     └ every message handed on as it came: chains.py
 
-The messages of a pair are numbered k = 0, 1, …; message k from trainer rank t to first worker d travels in round
-k · n + (d − t) mod n, where n is the larger number of ranks of the two sides. So in a round a rank sends to one and
-gets from one, and most pairs work at the same time. A worker hands a message on in the round in which its line gets the
-next one. All ranks do their hops in the order of rounds: even if sends and receives block, nobody waits in a circle,
-and nobody holds more than two messages.
+schedule.py says when each trainer rank sends to each first worker. A worker hands a message on when its line gets the
+next one. All ranks do their hops in the order of these times: even if sends and receives block, nobody waits in a
+circle, and nobody holds more than two messages.
 
 What takes time in proportion to the number of hops is done only when `hops` is called. All else works on tensors that
 are divided alike.
@@ -25,6 +23,7 @@ from millrace.weights.transfer.division import Ints
 from millrace.weights.transfer.family import Family, families_of
 from millrace.weights.transfer.layout import Layout
 from millrace.weights.transfer.messages import ALIGN, Hop, Message, pack
+from millrace.weights.transfer.schedule import starts
 
 _VERSION = 1
 """Of the algorithm: processes with another must not agree on a digest."""
@@ -86,7 +85,7 @@ class TransferPlan:
         """[ranks] bytes of tensors that each rank sends; without what alignment leaves unused in messages."""
         sent = np.zeros(self.size, dtype=np.int64)
         for family in self.families:
-            family.add_sent(sent[: self.source.size])
+            sent[: self.source.size] += family.sent.sum(axis=1)
             for chain in family.chains:
                 for generator in chain[:-1]:
                     first = self.rank_of(generator, 0)
@@ -125,15 +124,21 @@ class TransferPlan:
         counts = [len(family.chains) * family.layout.size for family in self.families]
         return list(accumulate(counts, initial=0))
 
+    @cached_property
+    def _starts(self) -> Ints:
+        """[trainer ranks, first workers] when each pair begins."""
+        return starts(np.concatenate([family.sent for family in self.families], axis=1))
+
     def _fed(self, source: int, index: int, chain: int, worker: int) -> Iterator[tuple[int, Message]]:
         """(round, message) of all that a trainer rank sends to a worker of the first generator of a family's chain."""
         family, num_workers = self.families[index], self._first_workers[-1]
         target = self._first_workers[index] + chain * family.layout.size + worker
-        period = max(self.source.size, num_workers)
+        when = int(self._starts[source, target])
         packed = pack(family.regions(source, chain, worker), self.bucket_bytes)
-        for k, (slices, nbytes) in enumerate(packed):
+        for k, (slices, nbytes, payload) in enumerate(packed):
             number = (k * self.source.size + source) * num_workers + target
-            yield k * period + (target - source) % period, Message(number, slices, nbytes)
+            yield when, Message(number, slices, nbytes)
+            when += payload
 
     def _trainer_hops(self, rank: int) -> list[Hop]:
         hops = [
