@@ -1,7 +1,11 @@
 """Moves a model and its optimizer between a device and the CPU, bit for bit."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 _STEP = "step"
 """AdamW keeps its step count on the CPU."""
@@ -19,3 +23,20 @@ def move(module: nn.Module, device: torch.device, optimizer: torch.optim.Optimiz
             for name in slots.keys() - {_STEP}:
                 slots[name] = slots[name].to(device)
     torch.cuda.empty_cache()
+
+
+@contextmanager
+def visiting(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """`module`, which never changes, is on `device` for the `with` block, and on the CPU before and after.
+
+    Its values on the CPU are kept meanwhile, so nothing is copied back, unless FSDP2 owns its parameters.
+    """
+    home = {} if isinstance(module, FSDPModule) else {one: one.data for one in module.parameters()}
+    module.to(device)
+    try:
+        yield
+    finally:
+        for parameter, values in home.items():
+            parameter.data = values
+        # What is left: buffers, and what FSDP2 shards.
+        module.to("cpu")

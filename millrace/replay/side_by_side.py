@@ -98,7 +98,8 @@ def mean_token_kl(policy: Trainer, others: Sequence[Trainer], samples: Sequence[
     for batch in policy.microbatches(samples):
         logprobs_NV = _logprobs(policy, batch)
         sample_N = np.array(batch.places)[batch.response_N.numpy()]
-        carries_N = batch.loss_mask_N.numpy()
+        carries_N = np.zeros(len(sample_N))
+        carries_N[batch.carries_L.numpy()] = 1
         for other, (sums, counts) in zip(others, found, strict=True):
             kl_N = (logprobs_NV.exp() * (logprobs_NV - _logprobs(other, batch))).sum(dim=-1).cpu().numpy()
             sums += np.bincount(sample_N, kl_N * carries_N, minlength=size)

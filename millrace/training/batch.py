@@ -7,7 +7,7 @@ samples ─► units ─► microbatches ─► rank i mod ranks          (units
     predicts          2 3 2 5 2 9 10 11                       position whose hidden state predicts each response token
 
 Shapes: S positions, Q segments, T keys that segments see, N response tokens of the microbatch, including those without
-loss; K token ids that truncated sampling kept, of all response tokens together.
+loss; L of them that carry loss; K token ids that truncated sampling kept, of all response tokens together.
 """
 
 from collections.abc import Iterable, Sequence
@@ -86,8 +86,8 @@ class Microbatch:
     """[N] int64 into S: the position before the token."""
     targets_N: torch.Tensor
     """[N] int64, the tokens."""
-    loss_mask_N: torch.Tensor
-    """[N] bool, whether a token carries loss."""
+    carries_L: torch.Tensor
+    """[L] int64, ascending: the response tokens that carry loss. A mask would make a device wait to count them."""
     rollout_logprobs_N: torch.Tensor
     """[N] float32, log μ, nats."""
     advantages_N: torch.Tensor
@@ -104,6 +104,8 @@ class Microbatch:
     """[K] int64, token ids that truncated sampling could draw from, token by token; None if nothing was truncated."""
     kept_counts_N: torch.Tensor | None
     """[N] int64, how many of them belong to each token, 0 if it was not truncated; None if no token was."""
+    kept_sizes_N: npt.NDArray[np.int64] | None
+    """`kept_counts_N`, readable without waiting for a device."""
     routed_experts_SX: torch.Tensor | None
     """[S, layers · experts per token] int64, the generator's experts, `NOT_RECORDED` where there are none; None if no
     sample has any."""
@@ -205,7 +207,8 @@ def _pack(
         return torch.from_numpy(found)
 
     truncated = any(len(one.kept_counts) for one in samples)
-    kept = [one.kept_counts if len(one.kept_counts) else np.zeros(len(one.response_tokens)) for one in samples]
+    counted = [one.kept_counts if len(one.kept_counts) else np.zeros(len(one.response_tokens)) for one in samples]
+    kept_counts_N = of_tokens(counted, np.int64) if truncated else None
     return Microbatch(
         input_ids_S=at_positions(np.concatenate([np.zeros(0, np.int32), *sequences])),
         positions_S=torch.from_numpy(layout.positions_S),
@@ -218,7 +221,7 @@ def _pack(
         sample_lengths=tuple(lengths),
         predicts_N=torch.from_numpy(layout.where[before_N]),
         targets_N=of_tokens([one.response_tokens for one in samples], np.int64),
-        loss_mask_N=of_tokens([one.loss_mask for one in samples], np.bool_),
+        carries_L=of_tokens([one.loss_mask for one in samples], np.bool_).nonzero().squeeze(1),
         rollout_logprobs_N=of_tokens([one.rollout_logprobs for one in samples], np.float32),
         advantages_N=of_responses([one.advantage for one in samples], np.float32),
         temperatures_N=of_responses([one.temperature for one in samples], np.float32),
@@ -226,7 +229,8 @@ def _pack(
         response_N=of_responses(range(len(samples)), np.int64),
         in_batch_N=of_responses(firsts, np.int64) + torch.from_numpy(index_N),
         kept_tokens_K=of_tokens([one.kept_tokens for one in samples], np.int64) if truncated else None,
-        kept_counts_N=of_tokens(kept, np.int64) if truncated else None,
+        kept_counts_N=kept_counts_N,
+        kept_sizes_N=None if kept_counts_N is None else kept_counts_N.numpy(),
         routed_experts_SX=None if experts is None else at_positions(experts),
         places=places,
     )

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 28}
@@ -29,6 +31,8 @@ class KeptTokens(NamedTuple):
     """[K] int64 token ids: those of the first token, then those of the second, …; no id twice for one token."""
     counts_N: torch.Tensor
     """[N] int64, how many of them belong to each token, K in all; 0 stands for the whole vocabulary."""
+    sizes_N: npt.NDArray[np.int64]
+    """`counts_N`, readable without waiting for a device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,9 +78,9 @@ def chunked_logprobs(
     """
     if chunk is None:
         chunk = max(1, CHUNK_ELEMENTS[hidden_NH.device.type] // len(weight_VH))
-    tokens_K, counts_N = (None, None) if kept is None else kept
+    tokens_K, counts_N, sizes_N = (None, None, None) if kept is None else kept
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N, scale, chunk
+        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N, sizes_N, scale, chunk
     )
     return logprobs_N, entropy_N
 
@@ -92,20 +96,23 @@ class _ChunkedLogprobs(torch.autograd.Function):
         temperatures_N: torch.Tensor,
         tokens_K: torch.Tensor | None,
         counts_N: torch.Tensor | None,
+        sizes_N: npt.NDArray[np.int64] | None,
         scale: LogitScale,
         chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs_N = hidden_NH.new_empty(len(hidden_NH), dtype=_wide(hidden_NH))
         entropy_N = torch.empty_like(logprobs_N)
-        for part, kept in _chunks(len(hidden_NH), chunk, tokens_K, counts_N):
+        for part, kept in _chunks(len(hidden_NH), chunk, tokens_K, counts_N, sizes_N):
             logits_CV = scale.apply_(_output(hidden_NH[part], weight_VH, bias_V))
             logits_CV = _tempered(logits_CV, temperatures_N[part], kept)
             log_sum_C = logits_CV.logsumexp(dim=-1)
             logprobs_N[part] = logits_CV.gather(1, targets_N[part, None]).squeeze(1) - log_sum_C
             probs_CV = logits_CV.softmax(dim=-1)
             entropy_N[part] = log_sum_C - torch.linalg.vecdot(probs_CV, logits_CV)
+            # Else they would stay while the next chunk's are made.
+            del logits_CV, probs_CV
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N)
-        ctx.scale, ctx.chunk = scale, chunk
+        ctx.sizes_N, ctx.scale, ctx.chunk = sizes_N, scale, chunk
         # An entropy that nothing uses costs the backward pass nothing.
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
@@ -122,7 +129,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_hidden_NH = torch.empty_like(hidden_NH) if for_hidden else None
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if for_weight else None
         grad_bias_V = torch.zeros_like(bias_V, dtype=wide) if for_bias else None
-        for part, kept in _chunks(len(hidden_NH), ctx.chunk, tokens_K, counts_N):
+        for part, kept in _chunks(len(hidden_NH), ctx.chunk, tokens_K, counts_N, ctx.sizes_N):
             logits_CV = ctx.scale.apply_(_output(hidden_NH[part], weight_VH, bias_V))
             slope = ctx.scale.slope(logits_CV)
             logits_CV = _tempered(logits_CV, temperatures_N[part], kept)
@@ -142,26 +149,30 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 grad_hidden_NH[part] = grad_CV @ weight_VH
             if grad_weight_VH is not None:
                 _add_product(grad_weight_VH, grad_CV.t(), hidden_NH[part])
+            del logits_CV, slope, probs_CV, from_entropy_CV, grad_CV
         return (
             grad_hidden_NH,
             None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),
             None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
-            *[None] * 6,
+            *[None] * 7,
         )
 
 
 def _chunks(
-    size: int, chunk: int, tokens_K: torch.Tensor | None, counts_N: torch.Tensor | None
+    size: int,
+    chunk: int,
+    tokens_K: torch.Tensor | None,
+    counts_N: torch.Tensor | None,
+    sizes_N: npt.NDArray[np.int64] | None,
 ) -> Iterator[tuple[slice, KeptTokens | None]]:
     """The slice of each chunk of tokens, and what these were drawn from."""
     parts = [slice(start, min(start + chunk, size)) for start in range(0, size, chunk)]
-    if tokens_K is None or counts_N is None:
+    if tokens_K is None or counts_N is None or sizes_N is None:
         yield from ((part, None) for part in parts)
         return
-    # One wait for a device, not one per chunk.
-    sizes = torch.stack([counts_N[part].sum() for part in parts]).tolist() if parts else []
+    sizes = [int(sizes_N[part].sum()) for part in parts]
     for part, tokens in zip(parts, torch.split(tokens_K, sizes), strict=True):
-        yield part, KeptTokens(tokens, counts_N[part])
+        yield part, KeptTokens(tokens, counts_N[part], sizes_N[part])
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:
@@ -179,7 +190,9 @@ def _tempered(logits_CV: torch.Tensor, temperatures_C: torch.Tensor, kept: KeptT
     if kept is None:
         return logits_CV
     dropped_CV = (kept.counts_N > 0)[:, None].repeat(1, logits_CV.shape[1])
-    rows_K = torch.arange(len(dropped_CV), device=dropped_CV.device).repeat_interleave(kept.counts_N)
+    rows_C = torch.arange(len(dropped_CV), device=dropped_CV.device)
+    # With its size a device need not be waited for.
+    rows_K = rows_C.repeat_interleave(kept.counts_N, output_size=len(kept.tokens_K))
     dropped_CV[rows_K, kept.tokens_K] = False
     # Its probability is 0 beside any kept one. Minus infinity would make an entropy of 0 · ∞.
     return logits_CV.masked_fill_(dropped_CV, torch.finfo(logits_CV.dtype).min)

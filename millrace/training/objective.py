@@ -68,7 +68,7 @@ class Objective:
         `fixed` is of the whole batch. The KL is 0 without a reference. Raises TrainingDiverged where something is not
         finite.
         """
-        carries, trainer_logprobs_N = batch.loss_mask_N, found.logprobs_N
+        carries, trainer_logprobs_N = batch.carries_L, found.logprobs_N
         at_L = batch.in_batch_N[carries]
         tokens = LossTokens(
             trainer_logprobs_N=trainer_logprobs_N[carries],

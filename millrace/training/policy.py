@@ -53,8 +53,8 @@ class PackedPolicy(torch.nn.Module):
         """log π of the response tokens of `batch`, which is on the model's device."""
         weight_VH, bias_V = self._output_layer()
         kept = None
-        if batch.kept_tokens_K is not None and batch.kept_counts_N is not None:
-            kept = KeptTokens(batch.kept_tokens_K, batch.kept_counts_N)
+        if batch.kept_tokens_K is not None and batch.kept_counts_N is not None and batch.kept_sizes_N is not None:
+            kept = KeptTokens(batch.kept_tokens_K, batch.kept_counts_N, batch.kept_sizes_N)
         logprobs_N, entropy_N = chunked_logprobs(
             self._hidden(batch), weight_VH, bias_V, batch.targets_N, batch.temperatures_N, scale=self._scale, kept=kept
         )

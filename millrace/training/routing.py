@@ -77,7 +77,8 @@ class Routing:
 def _per_sample(of_SE: torch.Tensor, batch: Microbatch) -> torch.Tensor:
     """[P, E] sums over the tokens of each sample, float32."""
     lengths_P = torch.tensor(batch.sample_lengths, dtype=torch.int64, device=of_SE.device)
-    sample_W = torch.repeat_interleave(torch.arange(len(lengths_P), device=of_SE.device), lengths_P)
+    samples_P = torch.arange(len(lengths_P), device=of_SE.device)
+    sample_W = samples_P.repeat_interleave(lengths_P, output_size=len(batch.where_W))
     return torch.zeros(len(lengths_P), of_SE.shape[1], device=of_SE.device).index_add(0, sample_W, of_SE[batch.where_W])
 
 

@@ -127,7 +127,7 @@ class TokenTable:
         kl_L: torch.Tensor,
     ) -> None:
         """Adds a microbatch's values; all but `found` belong to its L tokens that carry loss."""
-        at_L = batch.in_batch_N[batch.loss_mask_N]
+        at_L = batch.in_batch_N[batch.carries_L]
         of_loss = (scaled_loss_L, losses.importance_ratio, losses.weight, losses.clipped, kl_L)
         for row, values_L in enumerate(of_loss):
             self.values_KN[row, at_L] = values_L.detach().double()

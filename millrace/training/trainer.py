@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
-from millrace.models.offload import move
+from millrace.models.offload import move, visiting
 from millrace.training.batch import Microbatch, Sample, microbatches, pack
 from millrace.training.checkpoints.image import lone_files
 from millrace.training.checkpoints.policy_state import policy_state, restore_policy_state
@@ -230,11 +230,9 @@ class Trainer:
         """As `_fixed_logprobs`, of the reference policy; None if there is none."""
         if self._reference is None:
             return None
-        self._reference.to(self.ranks.device)
-        logprobs_N = self._fixed_logprobs(self._reference, samples)
         # Before activations are kept for a backward pass: the two never need memory at the same time.
-        self._reference.to("cpu")
-        return logprobs_N
+        with visiting(self._reference, self.ranks.device):
+            return self._fixed_logprobs(self._reference, samples)
 
     @torch.no_grad()
     def _fixed_logprobs(self, policy: PackedPolicy, samples: Sequence[Sample]) -> torch.Tensor:
@@ -264,8 +262,8 @@ class Trainer:
         with torch.set_grad_enabled(pulls):
             found = self.policy(batch)
             losses, kl_L = self._objective.token_losses(batch, found, fixed)
-            scale_L = scale_Q[list(batch.places)].to(self.ranks.device)[batch.response_N[batch.loss_mask_N]]
-            total = (scale_L * self._objective.value(losses, kl_L, found.entropy_N[batch.loss_mask_N])).sum()
+            scale_L = scale_Q[list(batch.places)].to(self.ranks.device)[batch.response_N[batch.carries_L]]
+            total = (scale_L * self._objective.value(losses, kl_L, found.entropy_N[batch.carries_L])).sum()
             if balance_scale:
                 total = total + balance_scale * self.policy.routing.imbalance(batch)
         if pulls:

@@ -113,15 +113,18 @@ def surrogate(
 
 def check_finite(tokens: LossTokens) -> None:
     """Raises TrainingDiverged where a log-probability or an advantage is not a finite number."""
-    for what, values_N in (
-        ("log π of the trained policy", tokens.trainer_logprobs_N),
-        ("log μ of the policy that sampled", tokens.rollout_logprobs_N),
-        ("the advantage", tokens.advantages_N),
-    ):
-        finite_N = values_N.detach().isfinite()
-        if not bool(finite_N.all()):
-            worst = values_N.detach()[~finite_N]
-            raise TrainingDiverged(
-                f"{what} is {worst[0].item()} at {len(worst)} of {len(values_N)} tokens that carry loss; "
-                "expected finite numbers"
-            )
+    columns = {
+        "log π of the trained policy": tokens.trainer_logprobs_N.detach(),
+        "log μ of the policy that sampled": tokens.rollout_logprobs_N,
+        "the advantage": tokens.advantages_N,
+    }
+    finite = [values_N.isfinite().all() for values_N in columns.values()]
+    # A GPU is waited for once.
+    if bool(torch.stack(finite).all()):
+        return
+    what, values_N = next(column for column, fine in zip(columns.items(), finite, strict=True) if not fine)
+    worst = values_N[~values_N.isfinite()]
+    raise TrainingDiverged(
+        f"{what} is {worst[0].item()} at {len(worst)} of {len(values_N)} tokens that carry loss; "
+        "expected finite numbers"
+    )

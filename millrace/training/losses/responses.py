@@ -20,7 +20,9 @@ def log_ratio_means(tokens: LossTokens) -> torch.Tensor:
 
 
 def _lengths(tokens: LossTokens) -> torch.Tensor:
-    return torch.bincount(tokens.response_N, minlength=tokens.num_responses)
+    # bincount would make a GPU wait for the highest index.
+    lengths_Q = torch.zeros(tokens.num_responses, dtype=torch.int64, device=tokens.response_N.device)
+    return lengths_Q.index_add_(0, tokens.response_N, torch.ones_like(tokens.response_N))
 
 
 def _sums(tokens: LossTokens, lengths_Q: torch.Tensor) -> torch.Tensor:

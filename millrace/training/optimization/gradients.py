@@ -1,5 +1,6 @@
 """The gradient between the backward passes and the optimizer."""
 
+import math
 from collections.abc import Collection
 
 import torch
@@ -26,9 +27,10 @@ def clipped_norm(parameters: Collection[torch.nn.Parameter], max_norm: float, wh
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
-    if not norm.isfinite():
+    # Read once: a GPU is waited for.
+    value: float = norm.item()
+    if not math.isfinite(value):
         raise TrainingDiverged(
-            f"{what} has norm {norm.item()}; expected a finite one, as fresher rollouts or a smaller learning rate "
-            "keep it"
+            f"{what} has norm {value}; expected a finite one, as fresher rollouts or a smaller learning rate keep it"
         )
-    return norm.item()
+    return value

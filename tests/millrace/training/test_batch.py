@@ -95,14 +95,15 @@ def test_what_is_known_of_a_token_lies_where_the_batch_says(shapes: list[tuple[i
     given_samples = samples(shapes)
     flat = {
         "rollout_logprobs_N": np.concatenate([one.rollout_logprobs for one in given_samples]),
-        "loss_mask_N": np.concatenate([one.loss_mask for one in given_samples]).astype(bool),
         "targets_N": np.concatenate([one.response_tokens for one in given_samples]),
     }
     places = np.repeat(np.arange(len(shapes)), [response for _, response in shapes])
+    mask = np.concatenate([one.loss_mask for one in given_samples])
     for batch in microbatches(given_samples, max_tokens):
         at = batch.in_batch_N.numpy()
         for name, values in flat.items():
             np.testing.assert_array_equal(getattr(batch, name).numpy(), values[at], err_msg=name)
+        np.testing.assert_array_equal(batch.carries_L.numpy(), np.flatnonzero(mask[at]))
         np.testing.assert_array_equal(np.array(batch.places)[batch.response_N.numpy()], places[at])
         for name in ("advantage", "temperature", "staleness"):
             expected = np.array([getattr(one, name) for one in given_samples])[places[at]]
@@ -129,11 +130,13 @@ def test_what_a_token_was_drawn_from_stays_with_it(
     flat = [set() if kept is None else kept[r] for (_, n), kept in zip(shapes, sets, strict=True) for r in range(n)]
     for batch in microbatches(truncated, max_tokens):
         if all(sets[place] is None for place in batch.places):
-            assert batch.kept_tokens_K is batch.kept_counts_N is None
+            assert batch.kept_tokens_K is batch.kept_counts_N is batch.kept_sizes_N is None
             continue
         assert batch.kept_tokens_K is not None
         assert batch.kept_counts_N is not None
         assert batch.kept_tokens_K.dtype == batch.kept_counts_N.dtype == torch.int64
+        assert batch.kept_sizes_N is not None
+        assert batch.kept_sizes_N.tolist() == batch.kept_counts_N.tolist()
         found = batch.kept_tokens_K.split(batch.kept_counts_N.tolist())
         assert [set(ids.tolist()) for ids in found] == [flat[n] for n in batch.in_batch_N.tolist()]
 
@@ -166,7 +169,7 @@ def test_a_sample_is_as_long_as_its_prompt_and_response_together() -> None:
         ("cu_seqlens_Q1", torch.int32),
         ("predicts_N", torch.int64),
         ("targets_N", torch.int64),
-        ("loss_mask_N", torch.bool),
+        ("carries_L", torch.int64),
         ("rollout_logprobs_N", torch.float32),
         ("advantages_N", torch.float32),
         ("temperatures_N", torch.float32),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -46,7 +47,8 @@ def naive(
 
 def kept_tokens(sets: Sequence[Sequence[int]]) -> KeptTokens:
     flat = [token for ids in sets for token in ids]
-    return KeptTokens(torch.tensor(flat, dtype=torch.int64), torch.tensor([len(ids) for ids in sets]))
+    sizes_N = np.array([len(ids) for ids in sets])
+    return KeptTokens(torch.tensor(flat, dtype=torch.int64), torch.from_numpy(sizes_N), sizes_N)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -130,7 +132,7 @@ def test_the_gradient_of_the_entropy_is_that_of_finite_differences() -> None:
 def test_capped_logits_of_tokens_that_were_not_kept_have_no_gradient_and_no_effect() -> None:
     hidden, weight, offset, targets, temperatures = inputs(torch.float64, bias=True)
     others_N = (targets + 1) % V
-    kept = KeptTokens(torch.stack([targets, others_N], dim=1).flatten(), torch.full((N,), 2))
+    kept = KeptTokens(torch.stack([targets, others_N], dim=1).flatten(), torch.full((N,), 2), np.full(N, 2))
     found, _ = chunked_logprobs(
         hidden, weight, offset, targets, temperatures, scale=LogitScale(cap=1.5), kept=kept, chunk=2
     )
@@ -242,7 +244,7 @@ def test_the_gradient_over_kept_tokens_is_that_of_finite_differences() -> None:
 
 def test_a_token_that_was_the_only_one_kept_is_certain_and_teaches_nothing() -> None:
     hidden, weight, _, targets, temperatures = inputs(torch.float32)
-    only = KeptTokens(targets, torch.ones(N, dtype=torch.int64))
+    only = KeptTokens(targets, torch.ones(N, dtype=torch.int64), np.ones(N, dtype=np.int64))
     found, entropy = chunked_logprobs(hidden, weight, None, targets, temperatures, kept=only, chunk=3)
     assert not found.any()
     assert not entropy.any()

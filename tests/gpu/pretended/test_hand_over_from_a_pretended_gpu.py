@@ -1,0 +1,88 @@
+"""Weights and checkpoints leave a pretended GPU once, and what sleeps holds none of its memory."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.gpu.pretend_gpu import GPU, pretend_gpu
+from support.training.sharded_trainers import CASES, make_trainer, samples
+
+from millrace.training.checkpoints.blocks import blocks_to_write
+from millrace.training.checkpoints.image import FileImage
+from millrace.training.parallel.ranks import ALONE, Ranks
+from millrace.weights.base import Manifest, Weights, WeightsId
+from millrace.weights.shm import HandoverRelay, HandoverWriter
+
+ID = WeightsId(incarnation=0, policy_version=1, t_offered=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama aipo", "qwen3 lora"])
+def test_a_version_is_copied_to_shared_memory_once_in_the_generators_dtype(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    with pretend_gpu() as gpu:
+        trainer = make_trainer(CASES[name], Ranks.alone(GPU), None)
+        trainer.step(samples(5, seed=0))
+        like = {name: torch.empty_like(one, dtype=dtype, device="meta") for name, one in trainer.weights().items()}
+        writer, relay = HandoverWriter(tmp_path / "handover", like, 1), HandoverRelay(tmp_path / "handover")
+        gpu.forget()
+        weights = trainer.weights()
+        writer.offer(Weights(manifest=Manifest(id=ID), tensors=weights))
+        assert gpu.copied_to_host == {"weights/shm.py:offer": sum(one.nbytes for one in like.values())}
+        assert not gpu.waits
+    taken = relay.take(None)
+    assert taken is not None
+    for name, tensor in taken.tensors.items():
+        assert torch.equal(tensor, weights[name].to(dtype))
+
+
+def test_the_weights_of_a_trainer_without_adapters_are_its_live_ones_and_take_no_memory() -> None:
+    with pretend_gpu() as gpu:
+        trainer = make_trainer(CASES["llama aipo"], Ranks.alone(GPU), None)
+        before = gpu.peak = gpu.in_use
+        assert all(one.is_cuda for one in trainer.weights().values())
+        assert gpu.peak == before
+
+
+def test_a_checkpoint_is_copied_to_the_host_once() -> None:
+    with pretend_gpu() as gpu:
+        trainer = make_trainer(CASES["llama aipo"], Ranks.alone(GPU), None)
+        trainer.step(samples(5, seed=0))
+        tensors = trainer.tensors()
+        gpu.forget()
+        before = gpu.peak = gpu.in_use
+        nbytes = 0
+        for kind, named in tensors.items():
+            blocks = dict(blocks_to_write(named, 0))
+            FileImage(kind, blocks, 1).take(blocks)
+            nbytes += sum(block.values.nbytes for block in blocks.values() if block.values.is_cuda)
+        assert nbytes == 3 * sum(one.nbytes for one in trainer.weights().values())
+        assert gpu.copied_to_host.total() == nbytes
+        assert not gpu.waits
+        assert gpu.peak == before
+
+
+@pytest.mark.parametrize("name", ["llama aipo", "qwen3 gspo", "qwen3 lora"])
+def test_a_sleeping_trainer_holds_nothing_on_the_gpu_and_wakes_as_it_was(name: str) -> None:
+    case = CASES[name]
+    on_cpu = make_trainer(case, ALONE, None)
+    with pretend_gpu() as gpu:
+        trainer = make_trainer(case, Ranks.alone(GPU), None)
+        trainer.step(samples(5, seed=0))
+        state = trainer.state()
+        gpu.forget()
+        trainer.sleep()
+        assert gpu.in_use == 0
+        # Weights and both moments of what is trained; gradients are dropped, and frozen weights go too.
+        trained = sum(one.nbytes for one in trainer.model.parameters() if one.requires_grad)
+        every = sum(one.nbytes for one in trainer.model.parameters())
+        rotary = sum(one.nbytes for one in trainer.model.buffers())
+        assert gpu.copied_to_host.total() == every + 2 * trained + rotary
+        assert trainer.state() == state
+        trainer.wake()
+        trainer.step(samples(5, seed=1))
+    for seed in range(2):
+        on_cpu.step(samples(5, seed=seed))
+    for mine, other in zip(trainer.weights().values(), on_cpu.weights().values(), strict=True):
+        assert torch.equal(mine, other)

@@ -1,0 +1,134 @@
+"""The trainer's memory on a pretended GPU is that of docs/training.md, "Memory on a GPU", byte for byte."""
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from support.gpu.pretend_gpu import GPU, pretend_gpu
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from configs.training import TrainingConfig
+from millrace.training.batch import Sample
+from millrace.training.logprobs import chunked_logprobs
+from millrace.training.parallel.ranks import Ranks
+from millrace.training.trainer import Trainer
+
+HIDDEN, INTERMEDIATE, HEADS, KEY_HEADS, VOCAB = 64, 160, 4, 2, 37
+HEAD_DIM = HIDDEN // HEADS
+KEYS = KEY_HEADS * HEAD_DIM
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Dtype = Literal["float32", "bfloat16"]
+
+
+def model(num_layers: int, dtype: Dtype) -> LlamaForCausalLM:
+    config: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KEY_HEADS,
+        "tie_word_embeddings": True,
+    }
+    return LlamaForCausalLM(LlamaConfig(**config)).to(DTYPES[dtype])  # type: ignore[no-untyped-call,no-any-return]
+
+
+def batch(num_samples: int, length: int) -> list[Sample]:
+    """Samples of `length` tokens, half of which are the response."""
+    random = np.random.default_rng(0)
+    half = length // 2
+    return [
+        Sample(
+            prompt_tokens=random.integers(0, VOCAB, half).astype(np.int32),
+            response_tokens=random.integers(0, VOCAB, half).astype(np.int32),
+            rollout_logprobs=np.full(half, -3.6, np.float32),
+            loss_mask=np.ones(half, np.uint8),
+            temperature=1.0,
+            advantage=1.0,
+            staleness=0,
+        )
+        for _ in range(num_samples)
+    ]
+
+
+def measure(
+    dtype: Dtype, *, num_layers: int, length: int = 128, num_samples: int = 1, recomputes: bool = False
+) -> tuple[int, int, int]:
+    """Parameters, bytes between two steps, and the most that a step takes beside these."""
+    training = TrainingConfig.model_validate(
+        {
+            "max_steps": 9,
+            "learning_rate": 1e-3,
+            "max_tokens_per_microbatch": length,
+            "activation_checkpointing": recomputes,
+        }
+    )
+    made, samples = model(num_layers, dtype), batch(num_samples, length)
+    with pretend_gpu() as gpu:
+        trainer = Trainer(made, training, max_new_tokens=length, ranks=Ranks.alone(GPU))
+        trainer.step(samples)
+        before = gpu.peak = gpu.in_use
+        trainer.step(samples)
+        return sum(weight.numel() for weight in trainer.weights().values()), before, gpu.peak - before
+
+
+def layer_bytes(dtype: Dtype) -> int:
+    """What a layer of a Llama keeps of each token for the backward pass: docs/training.md."""
+    if dtype == "float32":
+        return 4 * (9 * HIDDEN + 2 * KEYS + 4 * INTERMEDIATE + HEADS + 2)
+    return 2 * (10 * HIDDEN + 2 * KEYS + 4 * INTERMEDIATE) + 4 * (HEADS + 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_between_steps_a_trainer_holds_weights_gradients_and_two_moments(dtype: Dtype) -> None:
+    num_parameters, held, _ = measure(dtype, num_layers=2)
+    rotary = HEAD_DIM // 2 * 4
+    assert held <= 4 * num_parameters * DTYPES[dtype].itemsize + 2 * rotary
+    assert held >= 4 * num_parameters * DTYPES[dtype].itemsize
+
+
+@pytest.mark.parametrize("length", [128, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_layer_keeps_as_many_bytes_of_each_token_as_the_formula_says(dtype: Dtype, length: int) -> None:
+    (_, _, few), (_, _, many) = (measure(dtype, num_layers=layers, length=length) for layers in (2, 4))
+    # Flash attention also keeps a random state of 16 bytes, without dropout too.
+    state = 0 if dtype == "float32" else 16
+    assert many - few == 2 * (length * layer_bytes(dtype) + state)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_with_activation_checkpointing_a_layer_keeps_its_input(dtype: Dtype) -> None:
+    (_, _, few), (_, _, many) = (measure(dtype, num_layers=layers, recomputes=True) for layers in (2, 4))
+    assert many - few == 2 * 128 * HIDDEN * DTYPES[dtype].itemsize
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_a_step_takes_is_that_of_one_microbatch_however_many_there_are(dtype: Dtype) -> None:
+    (_, _, one), (_, _, four) = (measure(dtype, num_layers=2, num_samples=count) for count in (1, 4))
+    # A table of 7 columns of 8 bytes for the tokens of the batch, and which microbatch of ints comes next.
+    assert four - one <= 4 * 64 * 8 * 7 + 4 * 128 * 100
+    assert four - one < 128 * layer_bytes(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adamws_intermediates_take_one_weight_per_parameter(dtype: Dtype) -> None:
+    # With two tokens there are hardly any activations.
+    num_parameters, _, taken = measure(dtype, num_layers=2, length=2)
+    weights = num_parameters * DTYPES[dtype].itemsize
+    assert weights <= taken <= 1.05 * weights
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_log_probabilities_take_three_float32_matrices_of_one_chunk(dtype: Dtype, with_entropy: bool) -> None:
+    num_tokens, chunk, vocab = 64, 16, 4000
+    hidden, weight = torch.randn(num_tokens, 8, dtype=DTYPES[dtype]), torch.randn(vocab, 8, dtype=DTYPES[dtype])
+    with pretend_gpu() as gpu:
+        leaves = [tensor.to(GPU).requires_grad_() for tensor in (hidden, weight)]
+        targets, temperatures = torch.zeros(num_tokens, dtype=torch.int64).to(GPU), torch.ones(num_tokens).to(GPU)
+        before = gpu.peak = gpu.in_use
+        logprobs, entropy = chunked_logprobs(*leaves, None, targets, temperatures, chunk=chunk)
+        (logprobs + entropy if with_entropy else logprobs).sum().backward()
+        matrix, gradient = chunk * vocab * 4, vocab * 8 * 4
+        assert gpu.peak - before <= 3 * matrix + 2 * gradient + 50 * num_tokens
