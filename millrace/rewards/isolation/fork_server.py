@@ -132,6 +132,7 @@ class RewardWorker:
         self._cpu_start: tuple[int, float] | None = None
         """A task, and the processor seconds used when that task was first seen in front."""
         self._resident_at_start = 0
+        self._threads_at_start = 0
 
     def await_ready(self, seconds: float) -> None:
         """Wait until it has warmed up, for so many seconds at most. A preforked worker usually has."""
@@ -140,7 +141,7 @@ class RewardWorker:
         with suppress(TimeoutError, ConnectionResetError):
             self.socket.recv(len(READY))
         self.socket.setblocking(False)
-        self._resident_at_start = self._resident()
+        self._resident_at_start, self._threads_at_start = self._resident(), self._num_threads()
 
     @property
     def sending(self) -> bool:
@@ -150,6 +151,10 @@ class RewardWorker:
     def memory_mb(self) -> float:
         """Memory taken since it was ready, MiB."""
         return (self._resident() - self._resident_at_start) / 2**20
+
+    def threads(self) -> int:
+        """Threads started since it was ready."""
+        return self._num_threads() - self._threads_at_start
 
     def busy_seconds(self) -> float:
         """Processor time used since this was first called for its current task; 0 at that first call."""
@@ -189,6 +194,10 @@ class RewardWorker:
 
     def _resident(self) -> int:
         return int(self._read("statm").split()[1]) * resource.getpagesize()
+
+    def _num_threads(self) -> int:
+        # Each thread is a folder in there. Counting them by its links is cheaper than reading `status`.
+        return os.stat(f"/proc/{self.pid}/task").st_nlink - 2  # noqa: PTH116 — as below
 
     def _read(self, name: str) -> str:
         """One of the kernel's files about it. They exist until it is reaped."""

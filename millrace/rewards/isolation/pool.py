@@ -2,7 +2,8 @@
 
     tasks ─► waiting ─► worker 1 ─┬─ a score                                ─► the next task
                         worker 2  ├─ slow while others wait: killed         ─► waiting, behind all others
-                           …      ├─ past its deadline, or over its memory  ─► killed: `timeout`, `error`
+                           …      ├─ past its deadline, too much memory,
+                                  │  too many threads                       ─► killed: `timeout`, `error`
              spare: the next one  └─ ended by itself                        ─► `error`
 
 A worker is sent a few tasks ahead, so that neither side waits for the other to wake up. When a worker ends, only the
@@ -19,6 +20,7 @@ from typing import Self
 from millrace.rewards.base import Reward, Score, failed
 from millrace.rewards.isolation.fork_server import RewardForkServer, RewardWorker
 from millrace.rewards.isolation.messages import LONGEST_SCORE, Task, TimedScore, read_score, task_line
+from millrace.rewards.isolation.privacy import hide
 from millrace.rewards.isolation.seccomp import Limits
 
 _LONGEST_TASK = 16 * 2**20
@@ -28,6 +30,8 @@ _AHEAD = 16
 """Most unanswered tasks per worker."""
 _TASKS_PER_WORKER = 1000
 """A worker is replaced after so many tasks, so that caches in libraries cannot grow for weeks."""
+_THREADS = 64
+"""Most threads that a worker may start. Many would take the host's processors from everyone else."""
 _SLOW = 10.0
 """A task is slow once it has used this many times the mean processor time of those before it,"""
 _PATIENCE_SECONDS = 0.003
@@ -41,7 +45,8 @@ _MORE_PATIENCE = 10.0
 class Pool:
     """Scores with isolated rewards; every worker has all of them. A context manager; `versions` is set on entering.
 
-    Entering raises InputError with one sentence if a reward can't be loaded.
+    Entering raises InputError with one sentence if a reward can't be loaded, and hides this process from its workers
+    for good (`privacy.hide`).
     """
 
     def __init__(self, rewards: Sequence[Reward], limits: Limits) -> None:
@@ -56,6 +61,7 @@ class Pool:
         """By the name of each reward."""
 
     def __enter__(self) -> Self:
+        hide()
         self._server = RewardForkServer(self._recipes, self._limits)
         self.versions = self._server.versions
         return self
@@ -174,6 +180,8 @@ class Pool:
             score = failed(f"no verdict after {limits.timeout_seconds:g} s", "timeout")
         elif worker.memory_mb() > limits.memory_mb:
             score = failed(f"judging it took more than {limits.memory_mb} MiB of memory")
+        elif worker.threads() > _THREADS:
+            score = failed(f"judging it took more than {_THREADS} threads")
         elif not (waiting or len(worker.tasks) > 1) or not self._is_slow(worker, seconds, slow[first]):
             return
         worker.tasks.popleft()

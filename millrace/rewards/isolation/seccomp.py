@@ -6,7 +6,8 @@
 
 The filter is the kernel's seccomp, built by libseccomp, which knows every processor's system calls by name; Debian and
 Ubuntu always have it. A worker has no network, starts no process, sends no signal and writes no file; its memory and
-processor time are bounded; and none of this can be undone. It can still read the files that the scorer's user can read.
+processor time are bounded; it can't look into other processes; and none of this can be undone. It can still read the
+files that the scorer's user can read.
 This is a list of system calls and no virtual machine: a hole in the kernel is a hole in it.
 """
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 
 from millrace.errors import InputError
 from millrace.parent_death import die_with_parent
+from millrace.rewards.isolation.privacy import look_at_nobody
 
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
@@ -113,6 +115,7 @@ class Sandbox:
         die_with_parent(parent)
         _bound_resources(self._limits)
         self._drop_capabilities()
+        look_at_nobody()
         _check(self._library.seccomp_load(self._filter), "seccomp_load")
 
     def bound_cpu(self) -> None:

@@ -28,6 +28,7 @@ from millrace.parent_death import die_with_parent
 from millrace.rewards.base import Reward, failed, safe_score
 from millrace.rewards.factory import make_part
 from millrace.rewards.isolation.messages import Task, TimedScore, read_task, score_line
+from millrace.rewards.isolation.privacy import hide
 from millrace.rewards.isolation.seccomp import Limits, Sandbox
 
 READY = b"\n"
@@ -40,6 +41,7 @@ def main() -> None:
     """Loads the rewards of the recipe, replies with versions, an error, or that it is `late`; then forks on command."""
     # When the scorer ends, this ends too, even while it loads.
     die_with_parent()
+    hide()
     control = control_socket()
     recipe = read_recipe(control)
     rewards = {name: make_part(name, options) for name, options in recipe["rewards"].items()}

@@ -48,6 +48,10 @@ ORDERS = {
     "sends a packet": "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 53))",
     "is a fork bomb": "import os\nwhile True: os.fork()",
     "is a thread bomb": "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(99,)).start()",
+    "is a bomb of small threads": (
+        "import threading, time\nthreading.stack_size(2**16)\n"
+        "while True: threading.Thread(target=time.sleep, args=(99,)).start()"
+    ),
     "takes all memory": "x = []\nwhile True: x.append(bytearray(2**20))",
     "takes all memory at once": "x = bytearray(2**40)",
     "goes on for ever": "while True: pass",

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ def environment(prompt: str, response: str, answer: str, meta: dict[str, Any]) -
 
 def open_files(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def looks_into(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> int:
+    """How many of the fork server and the scorer let this process open the file in /proc that the response names."""
+    fork_server = os.getppid()
+    scorer = int(Path(f"/proc/{fork_server}/stat").read_text().rpartition(")")[2].split()[1])
+    opened = 0
+    for pid in (fork_server, scorer):
+        with suppress(PermissionError), Path(f"/proc/{pid}/{response}").open("rb"):
+            opened += 1
+    return opened
 
 
 def of_two(prompt: str, response: str) -> float:
