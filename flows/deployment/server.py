@@ -5,7 +5,8 @@ millrace run ──► is PREFECT_API_URL set? ──yes──► that server
                           └──► python -m flows.deployment.server PORT    starts while the controller makes its checks
                                                                          and imports what it needs
 The private server runs in its own session, so that Ctrl-C does not reach it and a draining campaign can still report.
-Its standard input is a lifeline: it closes when the controller ends for any reason, and then the server stops.
+Its standard input is a lifeline: it closes when the controller ends for any reason, and then the server stops. If the
+server ends first, it is started again on its port, with its database: Prefect's clients retry until it answers.
 """
 
 import atexit
@@ -27,6 +28,8 @@ _START_SECONDS = 90.0
 _STOP_SECONDS = 10.0
 _ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.03
+_RESTARTS = 10
+"""Most restarts of a server that ends again and again."""
 _SETTINGS = {
     # Written in batches: with a transaction for each task run and event, SQLite is locked for too long.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
@@ -61,43 +64,77 @@ def prefect_server() -> Iterator[Callable[[], None]]:
         _check_answers(configured)
         yield lambda: None
         return
-    port, process = started or _start()
+    server = started or _start()
     with contextlib.ExitStack() as unused, contextlib.ExitStack() as settings:
         unused.callback(_stop)
 
         def wait() -> None:
-            _wait_until_healthy(port, process)
+            server.await_start()
             unused.pop_all()
-            settings.enter_context(temporary_settings(updates={PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}))
+            settings.enter_context(temporary_settings(updates={PREFECT_API_URL: f"http://127.0.0.1:{server.port}/api"}))
 
         yield wait
 
 
-_private: list[subprocess.Popen[bytes]] = []
+class _PrivateServer:
+    """A server of this process, on a free port."""
 
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._stopping = threading.Event()
+        self._process = self._spawn()
 
-def _start() -> tuple[int, subprocess.Popen[bytes]]:
-    """A private server that is starting, with its port."""
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows.deployment.server", str(port)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-        env={**os.environ, "PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"},
-    )
-    _private.append(process)
-    return port, process
+    def await_start(self) -> None:
+        """Waits until it answers; from then on it is started again if it ends. Raises RuntimeError if it never does."""
+        _wait_until_healthy(self.port, self._process)
+        threading.Thread(target=self._keep_alive, name="prefect server", daemon=True).start()
 
-
-def _stop() -> None:
-    while _private:
-        process = _private.pop()
+    def stop(self) -> None:
+        """Ends it for good."""
+        self._stopping.set()
+        process = self._process
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_STOP_SECONDS)
         process.kill()
         process.wait()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        own = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.deployment.server", str(self.port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, **own},
+        )
+
+    def _keep_alive(self) -> None:
+        from prefect.logging import get_logger
+
+        for _ in range(_RESTARTS):
+            code = self._process.wait()
+            if self._stopping.wait(_POLL_SECONDS):
+                return
+            how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+            get_logger(__name__).warning("the private Prefect server ended (%s) and is started again", how)
+            self._process = self._spawn()
+            if self._stopping.is_set():
+                self.stop()
+
+
+_private: list[_PrivateServer] = []
+
+
+def _start() -> _PrivateServer:
+    """A private server that is starting."""
+    _private.append(_PrivateServer())
+    return _private[-1]
+
+
+def _stop() -> None:
+    while _private:
+        _private.pop().stop()
 
 
 def _check_answers(url: str) -> None:

@@ -28,6 +28,45 @@ with prefect_server():
     print(server.pid, flush=True)
     time.sleep(600)
 """
+_KILLED_ONCE = """
+import http.client, time
+from flows.deployment.server import prefect_server
+with prefect_server() as wait:
+    import psutil
+    from prefect.settings import PREFECT_API_URL
+    wait()
+    [server] = psutil.Process().children()
+    server.kill()
+    server.wait()
+    address = PREFECT_API_URL.value().split("/")[2]
+    while True:
+        try:
+            connection = http.client.HTTPConnection(address)
+            connection.request("GET", "/api/health")
+            print(connection.getresponse().status)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    [server] = psutil.Process().children()
+    print(server.pid)
+"""
+_KILLED_DURING_A_FLOW = """
+from flows.deployment.server import prefect_server
+with prefect_server() as wait:
+    import psutil
+    wait()
+    from prefect import flow
+    from prefect.client.orchestration import get_client
+    @flow
+    def one():
+        [server] = psutil.Process().children()
+        server.kill()
+        return "done"
+    print(one())
+    with get_client(sync_client=True) as client:
+        [run] = client.read_flow_runs()
+        print(run.state.type.value)
+"""
 
 
 @pytest.fixture
@@ -54,3 +93,22 @@ def test_a_starting_server_ends_when_its_controller_is_killed(environment: dict[
         assert select.select([server], [], [], 60)[0]
     finally:
         os.close(server)
+
+
+def test_a_server_that_is_killed_is_started_again_where_it_was(environment: dict[str, str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _KILLED_ONCE], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 0, ended.stderr
+    status, server = ended.stdout.split()
+    assert status == "200"
+    assert "the private Prefect server ended (SIGKILL) and is started again" in ended.stderr
+    assert not Path(f"/proc/{server}").exists(), "it ends with its controller"
+
+
+@pytest.mark.extended
+def test_a_flow_whose_server_is_killed_ends_as_if_nothing_had_been(environment: dict[str, str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _KILLED_DURING_A_FLOW], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert (ended.returncode, ended.stdout.split()) == (0, ["done", "COMPLETED"]), ended.stderr
