@@ -9,6 +9,7 @@ comes first moves on with the tensor, the chain, the box and the worker (the ove
 all holders send the same.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -50,10 +51,14 @@ class TensorDivision:
         """[W] bytes that each worker needs of one tensor."""
         if (self._volume.sum(axis=0) < (needed[:, :, 1] - needed[:, :, 0]).prod(axis=-1) * self._needs).any():
             raise ValueError("is not held whole by the trainer's ranks")
+        self.period = math.lcm(*(len(ranks) for ranks in self._holders))
+        """After so many turns everything repeats."""
         self._rows = extents[:, :, 0] if self._ndim else np.ones_like(self._volume)
         sizes = np.array([len(ranks) for ranks in self._holders], dtype=np.int64)[:, None]
         wanted = np.maximum(self._volume * self._itemsize // part_bytes, 1)
         self._parts = np.minimum(np.minimum(sizes, wanted), np.maximum(self._rows, 1))
+        self.num_regions: Ints = (self._parts * (self._volume > 0)).sum(axis=0)
+        """[W] into how many regions one tensor comes to each worker."""
 
     def region(self, source: int, worker: int, turn: int) -> Region | None:
         """What a trainer rank sends to a worker of the tensor with this turn; None if nothing."""
@@ -71,10 +76,6 @@ class TensorDivision:
         (begin, end), *others = region
         rows = end - begin
         return ((begin + rows * part // parts, begin + rows * (part + 1) // parts), *others)
-
-    def sources(self, worker: int) -> list[int]:
-        """Trainer ranks that may send something to this worker, ascending."""
-        return sorted(rank for box in np.flatnonzero(self._volume[:, worker]) for rank in self._holders[box])
 
     def add_sent(self, sent: Ints, turns: Ints) -> None:
         """Adds to `sent` [S, W] the bytes that each rank sends to each worker for tensors of these turns."""

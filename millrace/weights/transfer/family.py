@@ -42,6 +42,13 @@ class Family:
         """[workers] bytes that each worker of a generator gets."""
         return self.way.received
 
+    @property
+    def num_regions(self) -> Ints:
+        """[workers] regions of tensors that a worker gets, before messages cut any."""
+        return sum(
+            (division.num_regions * count for division, count in self.way.counts), np.zeros(self.layout.size, int)
+        )
+
     def chain_of(self, generator: int) -> int | None:
         """The number of a generator's chain; None if it is of another family."""
         return next((number for number, chain in enumerate(self.chains) if generator in chain), None)
@@ -58,8 +65,10 @@ class Family:
         """[trainer ranks, chains · workers] bytes that each sends to the workers of each chain's first generator."""
         sent = np.zeros((self.num_trainers, len(self.chains), self.layout.size), dtype=np.int64)
         for division, count in self.way.counts:
-            for chain in range(len(self.chains)):
-                division.add_sent(sent[:, chain], np.arange(count) + chain)
+            for chain in range(min(division.period, len(self.chains))):
+                one = np.zeros((self.num_trainers, self.layout.size), dtype=np.int64)
+                division.add_sent(one, np.arange(count) + chain)
+                sent[:, chain :: division.period] += one[:, None]
         return sent.reshape(self.num_trainers, -1)
 
 

@@ -114,6 +114,21 @@ class TransferPlan:
         return _balance(self.received[self.source.size :])
 
     @cached_property
+    def span(self) -> int:
+        """Bytes that a link carries from the start of a push to its end, if all links are alike and only bytes count.
+
+        Takes time in proportion to the pairs of trainer ranks and first workers.
+        """
+        if not self.families:
+            return 0
+        ends = self._starts + np.concatenate([family.sent for family in self.families], axis=1)
+        fill = max(
+            (max(map(len, family.chains)) - 1) * min(self.bucket_bytes, int(family.received.max()))
+            for family in self.families
+        )
+        return int(ends.max()) + fill
+
+    @cached_property
     def _first_ranks(self) -> list[int]:
         sizes = [layout.size for layout in self.generators]
         return [self.source.size + before for before in accumulate(sizes, initial=0)]

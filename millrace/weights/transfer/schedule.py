@@ -4,8 +4,9 @@
     rank 1 ─ to worker 0 ─ to worker 2 ─────── to worker 1 ─
 
 An open shop: each pair is a job that occupies its rank and its worker for as long as its bytes take. Whenever both ends
-of a job are free, one starts; of several, the one whose other end has most left to do. Nothing can end before the
-busiest rank has done its share. For random sizes this took at most 1.3 times as long, and 1.02 times with 64 ranks.
+of a job are free, one starts; of several, the one whose other end has most left to do, or the next one in a circle.
+Nothing can end before the busiest rank or worker is done. Random sizes took at most 1.3 times as long as that, with 64
+ranks 1.02 times, and equal sizes no longer.
 """
 
 import heapq
@@ -51,6 +52,8 @@ class _Shop:
         """[workers] bytes that each has not started to receive."""
         self._idle_ranks = np.ones(len(nbytes), dtype=bool)
         self._idle_workers = np.ones(nbytes.shape[1], dtype=bool)
+        self._last_worker = np.arange(len(nbytes)) - 1
+        self._last_rank = np.arange(nbytes.shape[1]) + 1
         self.starts = np.zeros_like(nbytes)
         self.running: list[tuple[int, int, int]] = []
         """(end, rank, worker), a heap."""
@@ -59,18 +62,20 @@ class _Shop:
     def start_of_rank(self, rank: int) -> None:
         """Starts a job of this rank if it and a worker are idle."""
         if self._idle_ranks[rank]:
-            able = self._waiting[rank] & self._idle_workers
-            worker = int(np.argmax(np.where(able, self.of_worker, -1)))
-            if able[worker]:
-                self._start(rank, worker)
+            able = np.flatnonzero(self._waiting[rank] & self._idle_workers)
+            if able.size:
+                able = able[self.of_worker[able] == self.of_worker[able].max()]
+                ahead = (able - self._last_worker[rank] - 1) % len(self.of_worker)
+                self._start(rank, int(able[np.argmin(ahead)]))
 
     def start_of_worker(self, worker: int) -> None:
         """Starts a job of this worker if it and a rank are idle."""
         if self._idle_workers[worker]:
-            able = self._waiting[:, worker] & self._idle_ranks
-            rank = int(np.argmax(np.where(able, self.of_rank, -1)))
-            if able[rank]:
-                self._start(rank, worker)
+            able = np.flatnonzero(self._waiting[:, worker] & self._idle_ranks)
+            if able.size:
+                able = able[self.of_rank[able] == self.of_rank[able].max()]
+                behind = (self._last_rank[worker] - able - 1) % len(self.of_rank)
+                self._start(int(able[np.argmin(behind)]), worker)
 
     def end_first(self) -> tuple[int, int]:
         """Ends the job that ends next."""
@@ -81,6 +86,7 @@ class _Shop:
     def _start(self, rank: int, worker: int) -> None:
         size = int(self._nbytes[rank, worker])
         self.starts[rank, worker] = self._now
+        self._last_worker[rank], self._last_rank[worker] = worker, rank
         self.of_rank[rank] -= size
         self.of_worker[worker] -= size
         self._waiting[rank, worker] = self._idle_ranks[rank] = self._idle_workers[worker] = False

@@ -55,7 +55,7 @@ def plans(draw: st.DrawFn) -> TransferPlan:
     return plan_transfer(draw(trainers(specs)), draw(generators(specs)), bucket_bytes=bucket)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(plans())
 def test_every_element_arrives_exactly_once_and_right(plan: TransferPlan) -> None:
     versions = versions_of(plan.source.tensors)
@@ -69,7 +69,7 @@ def test_every_element_arrives_exactly_once_and_right(plan: TransferPlan) -> Non
             assert np.array_equal(ranks.staged[worker][name], whole)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(plans())
 def test_two_buckets_are_enough_and_bytes_are_as_planned(plan: TransferPlan) -> None:
     ranks = Ranks(plan, versions_of(plan.source.tensors))
@@ -81,7 +81,7 @@ def test_two_buckets_are_enough_and_bytes_are_as_planned(plan: TransferPlan) -> 
     assert sum(plan.sent) == sum(plan.received) == needed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(plans())
 def test_in_a_round_a_rank_sends_one_message_and_receives_one(plan: TransferPlan) -> None:
     for rank in range(plan.size):

@@ -1,0 +1,45 @@
+"""Regions are cut along rows, and a row only if no bucket holds it."""
+
+from millrace.weights.transfer.layout import Region, TensorSpec
+from millrace.weights.transfer.messages import pack
+
+_SPEC = TensorSpec("a", "float32", (10, 4))
+"""16 bytes a row."""
+
+
+def _regions(bucket_bytes: int, *regions: Region) -> list[list[Region]]:
+    packed = pack([(_SPEC, region) for region in regions], bucket_bytes)
+    return [[one.region for one in slices] for slices, _, _ in packed]
+
+
+def test_a_message_is_filled_with_whole_rows() -> None:
+    assert _regions(40, ((0, 5), (0, 4))) == [[((0, 2), (0, 4))], [((2, 4), (0, 4))], [((4, 5), (0, 4))]]
+
+
+def test_small_regions_travel_together() -> None:
+    assert _regions(64, ((0, 1), (0, 1)), ((1, 2), (0, 1)), ((2, 3), (0, 4))) == [
+        [((0, 1), (0, 1)), ((1, 2), (0, 1)), ((2, 3), (0, 4))]
+    ]
+
+
+def test_the_rest_of_a_message_holds_the_first_rows_of_the_next_region() -> None:
+    assert _regions(48, ((0, 2), (0, 4)), ((5, 8), (0, 4))) == [
+        [((0, 2), (0, 4)), ((5, 6), (0, 4))],
+        [((6, 8), (0, 4))],
+    ]
+
+
+def test_a_row_larger_than_a_bucket_is_cut() -> None:
+    spec = TensorSpec("a", "float32", (2, 6))
+    packed = pack([(spec, ((0, 2), (0, 6)))], 16)
+    assert [[one.region for one in slices] for slices, _, _ in packed] == [
+        [((0, 1), (0, 4))],
+        [((0, 1), (4, 6))],
+        [((1, 2), (0, 4))],
+        [((1, 2), (4, 6))],
+    ]
+
+
+def test_a_slice_begins_at_a_multiple_of_sixteen_bytes() -> None:
+    ((slices, nbytes, payload),) = pack([(_SPEC, ((0, 1), (0, 1))), (_SPEC, ((1, 2), (0, 2)))], 64)
+    assert ([one.offset for one in slices], nbytes, payload) == ([0, 16], 24, 12)
