@@ -41,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from flows.cli import importing
 
             return importing.run(arguments)
+        if arguments.command == "doctor":
+            from flows.cli import doctor
+
+            return doctor.run(arguments)
         if arguments.command == "dashboard":
             from dashboard.server import cli as dashboard
 
@@ -86,11 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="everything, as JSON")
     from dashboard.integrations.sinks.mirror import add_parser as add_mirror
     from dashboard.server.cli import add_parser as add_dashboard
+    from flows.cli.doctor import add_parser as add_doctor
     from flows.cli.importing import add_parser as add_import
     from flows.cli.maintenance import add_parsers as add_maintenance
     from flows.cli.replay import add_parser as add_replay
     from flows.cli.show import add_parsers as add_replay_views
 
+    add_doctor(commands)
     add_import(commands)
     add_dashboard(commands)
     add_mirror(commands)
