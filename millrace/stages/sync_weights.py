@@ -9,7 +9,8 @@
 Consumes: the handover. Waits for: a newer version, and for acknowledgements of the last one. Produces: the newest
 version at each generator, and a row of metrics per push. It never holds the trainer up: of the versions that come while
 it is busy, only the newest is pushed. A generator that has not taken a version by the deadline is named, and the newest
-version goes to the run's store for it as well, until it is back.
+version goes to the run's store for it as well, until it is back. Before that it is verified again. If it is damaged,
+the trainer is asked for it once more.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
+from millrace.errors import WeightsCorrupt
 from millrace.runtime.stage import Stage, run_stage
 from millrace.weights.acknowledgements import AckTracker, Arrival
 from millrace.weights.base import Weights, WeightsId, WeightsReader, WeightsWriter
@@ -71,6 +73,8 @@ class WeightSyncLoop:
         self.newest: Weights | None = None
         self.store: WeightsWriter | None = None
         self.stored: WeightsId | None = None
+        # The newest version is damaged, and the trainer asked for it once more.
+        self.asked_again = False
         self.t_stored = self.t_looked = self.t_published = -float("inf")
         falls_back = open_store is not None
         self.acks = AckTracker(
@@ -89,17 +93,31 @@ class WeightSyncLoop:
             self._look()
             self._serve_the_late()
         started = time.monotonic()
-        weights = self.reader.take(None if self.newest is None else self.newest.id)
+        weights = self._take()
         if weights is None:
             self.writer.tend()
             return False
         self._push(weights, hash_seconds=time.monotonic() - started)
         return True
 
+    def _take(self) -> Weights | None:
+        """Newer weights, or the newest once more if they are damaged."""
+        try:
+            return self.reader.take(None if self.newest is None or self.asked_again else self.newest.id)
+        except WeightsCorrupt as error:
+            self._ask_again(error)
+            return None
+
+    def _ask_again(self, damage: WeightsCorrupt) -> None:
+        if not self.reader.ask_again():
+            raise damage
+        self.asked_again = True
+        self.stage.milestone(f"{damage}: the trainer is asked for them once more")
+
     def _push(self, weights: Weights, hash_seconds: float) -> None:
         fingerprint = weights.manifest.fingerprint
         assert fingerprint is not None
-        self.newest = weights
+        self.newest, self.asked_again = weights, False
         with self.stage.busy("sync"):
             # Before the offer: a generator may acknowledge while that still waits for another one.
             self.acks.push(weights.id, fingerprint.digest)
@@ -151,14 +169,20 @@ class WeightSyncLoop:
 
     def _serve_the_late(self) -> None:
         """Stores the newest version, at most once per deadline: storing it holds the others up."""
-        if self.open_store is None or not self.acks.late or self.newest is None or self.newest.id == self.stored:
+        if not self.acks.late or self.newest is None or self.asked_again or self.newest.id == self.stored:
             return
         if self.clock() - self.t_stored < self.deadline_seconds:
             return
         with self.stage.busy("serve the late"):
-            if self.store is None:
-                self.store = self.open_store()
-            self.store.offer(self.newest)
+            try:
+                self.reader.check(self.newest)
+            except WeightsCorrupt as error:
+                self._ask_again(error)
+                return
+            if self.open_store is not None:
+                if self.store is None:
+                    self.store = self.open_store()
+                self.store.offer(self.newest)
         self.stored, self.t_stored = self.newest.id, self.clock()
 
     def _log(self, **values: float) -> None:

@@ -133,15 +133,23 @@ class TrainLoop:
             self.stage.milestone(f"training ends early at version {self.trainer.policy_version}: {stop.sentence}")
         return stop is not None
 
-    def _stragglers_in(self) -> bool:
+    def _tend(self) -> None:
+        """What goes on beside the steps. Raises what went wrong with a checkpoint."""
         self.state.checkpoints.check()
+        if self.handover.is_wanted_again() and self.turns.begin():
+            self.stage.milestone(f"version {self.trainer.policy_version} is handed over once more")
+            self._hand_over()
+            self.turns.end()
+
+    def _stragglers_in(self) -> bool:
+        self._tend()
         # In sync mode nothing is ever too old.
         waits = self.config.staleness.too_old == "wait" and self.config.pipeline.mode == "async"
         return not waits or self.stragglers.are_in(self.trainer.policy_version)
 
     def _collect(self) -> bool:
         """Takes scored groups; returns whether there are enough for a step."""
-        self.state.checkpoints.check()
+        self._tend()
         dropped_before = self.account.groups_dropped
         while len(self.groups) < self.config.training.groups_per_step:
             group = self.loader.take()

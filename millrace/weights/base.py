@@ -106,6 +106,10 @@ class WeightsWriter(ABC):
     def offer(self, weights: Weights) -> None:
         """Makes these the newest; returns when a reader could take them."""
 
+    def is_wanted_again(self) -> bool:
+        """Whether readers need what was offered last once more, because it has been lost or damaged since."""
+        return False
+
     def tend(self) -> None:  # noqa: B027 — most have nothing to do here
         """Serves readers that came late, without waiting for any. Most transports let readers help themselves."""
 
@@ -123,6 +127,16 @@ class WeightsReader(ABC):
 
         Raises WeightsCorrupt, naming the tensors, if what arrived does not have its manifest's hashes.
         """
+
+    def check(self, weights: Weights) -> None:  # noqa: B027 — most copy what they take
+        """Raises WeightsCorrupt, naming the tensors, if `weights`, taken last and still the newest, have changed."""
+
+    def ask_again(self) -> bool:
+        """Asks the writer once more for what `take` or `check` found damaged; until it comes, `take` returns None.
+
+        Returns False if this transport can't ask.
+        """
+        return False
 
     @abstractmethod
     def close(self) -> None:

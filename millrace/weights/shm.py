@@ -36,25 +36,25 @@ class HandoverWriter(WeightsWriter):
     """The trainer's end, for tensors with the names, dtypes and shapes of `like`.
 
     Reuses a predecessor's file at `path` if it has the same layout. If not, or if the predecessor still has it open, a
-    new file takes its place, and readers find that one. Raises ValueError for more generators than MAX_GENERATORS,
-    StoreFull if memory has no room for the file.
+    new file takes its place, and readers find that one. A file that someone deletes is made again. Raises ValueError
+    for more generators than MAX_GENERATORS, StoreFull if memory has no room for the file.
     """
 
     def __init__(self, path: Path, like: Mapping[str, torch.Tensor], num_generators: int) -> None:
         if num_generators > MAX_GENERATORS:
             raise ValueError(f"at most {MAX_GENERATORS} generators share one weights file, not {num_generators}")
-        shapes, num_readers = shapes_of(like), 1 + num_generators
-        while (file := _lock(path, shapes, num_readers)) is None:
-            create_slot_file(path, shapes, num_readers)
-        for slot in range(USUAL_SLOTS):
-            file.reserve(slot)
-        self._file = file
+        self._path = path
+        self._file = _open(path, shapes_of(like), 1 + num_generators)
 
     def offer(self, weights: Weights) -> None:
         """Copies each tensor once, cast to the file's dtype, from any device.
 
         Raises ValueError for other names or shapes than the file's, StoreFull if memory ran out.
         """
+        if not self._path.exists():
+            lost = self._file
+            self._file = _open(self._path, lost.shapes, lost.num_readers)
+            lost.close()
         file = self._file
         _check_shapes(weights, file.shapes)
         slot = file.free_slot()
@@ -65,6 +65,10 @@ class HandoverWriter(WeightsWriter):
             failpoint("weights.mid_copy", file.path.name)
             file.set_parts(slot, parts)
         file.offer(slot, weights.manifest)
+
+    def is_wanted_again(self) -> bool:
+        # Not if it is another file: then a successor's is there.
+        return self._file.is_asked_again(self._file.pointed(OFFERED)) or not self._path.exists()
 
     def close(self) -> None:
         if not self._file.handle.closed:
@@ -129,6 +133,8 @@ class HandoverRelay(_SlotReader, WeightsWriter):
             if claimed is None:
                 return None
             file, slot = claimed
+            if file.is_asked_again(slot):
+                return None
             if file.is_whole(slot) and not _manifest(file, slot, OFFERED).id.newer_than(newer_than):
                 return None
             tensors = file.tensors(slot)
@@ -142,7 +148,20 @@ class HandoverRelay(_SlotReader, WeightsWriter):
             return None
         if (pushed := file.read_manifest(slot, PUSHED)) is not None:
             _verify(file, pushed, found)
+        file.ask_again(None)
         return Weights(manifest=manifest, tensors=tensors, shared=file.shared(slot))
+
+    def check(self, weights: Weights) -> None:
+        claimed = self._claim(OFFERED)
+        if claimed is not None and _manifest(*claimed, OFFERED).id == weights.id:
+            _verify(claimed[0], weights.manifest, fingerprint(weights.tensors))
+
+    def ask_again(self) -> bool:
+        if self._held is None:
+            return False
+        file, slot = self._held
+        file.ask_again(slot)
+        return True
 
     def offer(self, weights: Weights) -> None:
         """Shows generators the slot that was taken last. Raises ValueError if `weights` are not what is in it."""
@@ -170,6 +189,15 @@ class ShmReader(_SlotReader):
         tensors = file.tensors(slot)
         _verify(file, manifest, fingerprint(tensors))
         return Weights(manifest=manifest, tensors=tensors, shared=file.shared(slot))
+
+
+def _open(path: Path, shapes: tuple[TensorShape, ...], num_readers: int) -> SlotFile:
+    while (file := _lock(path, shapes, num_readers)) is None:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        create_slot_file(path, shapes, num_readers)
+    for slot in range(USUAL_SLOTS):
+        file.reserve(slot)
+    return file
 
 
 def _lock(path: Path, shapes: tuple[TensorShape, ...], num_readers: int) -> SlotFile | None:

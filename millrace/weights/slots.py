@@ -1,13 +1,14 @@
 """A file in shared memory with room for several versions of the same tensors. No process that uses it waits for others.
 
-    page 0    │ magic │ sizes │ filling │ offered │ pushed │ claim of reader 0 … │ parts in slot 0 … │   64-bit words
+    page 0    │ magic │ sizes │ filling │ offered │ pushed │ claim of reader 0 … │ parts in slot 0 … │ again │   words
     shapes    │ JSON: name, dtype and shape of each tensor
     slot 0 …  │ offered manifest │ pushed manifest │ tensors, one after the other │   every part begins a page
 
 Three pointers each name a slot: `filling` the one that was begun last, `offered` the newest whole one, `pushed` the one
 for the generators. A reader claims a slot, checks that the pointer still names it, and only then reads. A slot that
-neither a pointer nor a claim names is free: of R + 4 slots one always is. Each word has one writer. The file is sparse
-and the lowest free slot is taken, so it seldom costs more than three copies of the weights.
+neither a pointer nor a claim names is free: of R + 4 slots one always is. `again` names a slot that sync_weights found
+damaged: the trainer offers its version once more, in another slot. Each word has one writer. The file is sparse and the
+lowest free slot is taken, so it seldom costs more than three copies of the weights.
 """
 
 import errno
@@ -63,6 +64,7 @@ class SlotFile:
         self.num_readers: int = self._words[_READERS_AT]
         self.num_slots = _num_slots(self.num_readers)
         self._parts_at = _CLAIMS_AT + self.num_readers
+        self._again_at = self._parts_at + self.num_slots
         self._manifest_bytes: int = self._words[_MANIFEST_BYTES_AT]
         self._slot_bytes = _slot_bytes(self._manifest_bytes, self.shapes)
         self._first_slot = _PAGE + _round_up(len(shapes))
@@ -117,6 +119,14 @@ class SlotFile:
     def give_up(self, reader: int) -> None:
         """Drops a reader's claim."""
         self._words[_CLAIMS_AT + reader] = _NONE
+
+    def ask_again(self, slot: int | None) -> None:
+        """Asks the trainer for the content of a slot once more, as it is damaged; None: for nothing any more."""
+        self._words[self._again_at] = _NONE if slot is None else slot
+
+    def is_asked_again(self, slot: int) -> bool:
+        """Whether the content of a slot is asked for once more."""
+        return slot != _NONE and self._words[self._again_at] == slot
 
     def free_slot(self) -> int:
         """The lowest free slot, for the only process that fills slots."""

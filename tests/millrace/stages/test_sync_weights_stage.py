@@ -13,6 +13,7 @@ import torch
 from support.stages.failpoints import Failpoints
 
 from configs.schema import RunConfig
+from millrace.errors import WeightsCorrupt
 from millrace.runs.record import create_run
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.exit_codes import DRAINED
@@ -187,6 +188,30 @@ def test_a_stage_killed_during_a_push_is_started_again_and_all_get_every_newest_
     # The witness.
     assert (campaign.failpoints.missed(), campaign.deaths) == ([], 1)
     assert set(campaign.measured("push_bytes")) >= {2, 3, 4}
+    assert not any("ALARM" in line for line in campaign.milestones())
+
+
+def test_a_bit_that_flips_after_a_version_was_pushed_costs_a_deadline_and_no_more(
+    start: Callable[..., Campaign],
+) -> None:
+    campaign = start("shm", 1.0)
+    offered = campaign.offer(1)
+    # No generator looks yet.
+    while campaign.status().get("policy_version") != 1:
+        time.sleep(0.005)
+    path = campaign.handover / "handover"
+    content = torch.full_like(next(iter(TENSORS.values())), 1).numpy().tobytes()
+    with path.open("r+b") as file:
+        file.seek(path.read_bytes().index(content))
+        file.write(bytes([content[0] ^ 1]))
+    for generator in campaign.generators:
+        with pytest.raises(WeightsCorrupt):
+            generator.look()
+    campaign.go_on_until(campaign.trainer.is_wanted_again)
+    assert campaign.offer(1).policy_version == offered.policy_version
+    campaign.go_on_until(lambda: all(generator.held is not None for generator in campaign.generators))
+    campaign.drain()
+    assert any("the trainer is asked for them once more" in line for line in campaign.milestones())
     assert not any("ALARM" in line for line in campaign.milestones())
 
 

@@ -34,6 +34,19 @@ def fresh_steps(bench: TrainerBench, first_group: int, last_version: int) -> int
     return first_group + 2 * last_version
 
 
+def test_a_version_that_is_lost_on_its_way_is_handed_over_once_more_while_the_trainer_waits(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench()
+    group = fresh_steps(bench, 0, 2)
+    bench.later(lambda: bench.lost.append("a flipped bit"))
+    bench.later(lambda: None)
+    bench.later(lambda: fresh_steps(bench, group, 1))
+    assert bench.train() == 3
+    assert len(bench.dropped_at_handover) == 1 + 3 + 1
+    assert bench.stage.heard.count("version 2 is handed over once more") == 1
+
+
 def test_tokens_beyond_the_bound_are_masked_and_the_account_counts_them(
     make_bench: Callable[..., TrainerBench],
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 from support.stores.dict_store import DictStore
 
 from configs.schema import RunConfig
+from millrace.errors import WeightsCorrupt
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.messages import EventKind
 from millrace.runtime.stage import Stage
@@ -34,6 +35,17 @@ class Handover(WeightsReader):
     """What a trainer handed over last."""
 
     offered: Weights | None = None
+    damaged: bool = False
+    asked: int = 0
+
+    def check(self, weights: Weights) -> None:
+        if self.damaged:
+            raise WeightsCorrupt("version 12 is damaged")
+
+    def ask_again(self) -> bool:
+        self.asked += 1
+        self.offered = None
+        return True
 
     def take(self, newer_than: WeightsId | None) -> Weights | None:
         return self.offered if self.offered is not None and self.offered.id.newer_than(newer_than) else None
@@ -130,7 +142,7 @@ class World:
         tensors = {"embed": torch.full((4,), float(policy_version))}
         weights_id = WeightsId(incarnation=incarnation, policy_version=policy_version, t_offered=self.clock.now)
         manifest = Manifest(id=weights_id, fingerprint=fingerprint(tensors))
-        self.handover.offered = Weights(manifest=manifest, tensors=tensors)
+        self.handover.offered, self.handover.damaged = Weights(manifest=manifest, tensors=tensors), False
         return weights_id
 
     def acknowledge(self, generator: int, weights_id: WeightsId, **values: Any) -> None:
@@ -242,6 +254,24 @@ def test_nothing_is_stored_twice_for_the_same_late_generator(world: World) -> No
     for _ in range(20):
         world.run_once(after_seconds=10)
     assert [stored.policy_version for stored in world.fallback.offers] == [12]
+
+
+def test_a_version_found_damaged_when_a_generator_is_late_is_asked_for_again_and_not_stored(world: World) -> None:
+    first = world.hand_over(12)
+    world.run_once()
+    world.handover.damaged = True
+    world.run_once(after_seconds=31)
+    assert (world.handover.asked, world.fallback.offers) == (1, [])
+    assert world.heard[-1] == "version 12 is damaged: the trainer is asked for them once more"
+    world.run_once(after_seconds=31)
+    again = world.hand_over(12)
+    world.run_once()
+    assert world.primary.offers == [first, again]
+    for generator in range(2):
+        world.acknowledge(generator, again)
+    world.run_once(after_seconds=1)
+    assert world.handover.asked == 1
+    assert world.status()["late"] == []
 
 
 def test_where_the_store_is_the_transport_a_late_generator_is_only_named() -> None:

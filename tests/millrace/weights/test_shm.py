@@ -1,6 +1,7 @@
 """Shared memory between the trainer, sync_weights and the generators: what it adds to the transports' contract."""
 
 import random
+import shutil
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from support.weights.shm_host import Host, assert_is
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Manifest, Probe, Weights
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shm import HandoverRelay, ShmReader
+from millrace.weights.shm import HandoverRelay, HandoverWriter, ShmReader
 from millrace.weights.slots import SlotFile
 
 
@@ -93,6 +94,70 @@ def test_a_flipped_bit_in_a_pushed_slot_is_refused_by_name(host: Host, name: str
         host.generators[0].take(None)
     host.deliver(7)
     assert_is(host.generators[0].take(None), 7)
+
+
+def test_a_version_that_is_damaged_once_it_is_pushed_is_asked_for_again_and_arrives(host: Host) -> None:
+    host.trainer.offer(weights(6))
+    taken = host.sync.take(None)
+    assert taken is not None
+    host.sync.offer(taken)
+    host.sync.check(taken)
+    assert not host.trainer.is_wanted_again()
+    flip_a_bit(host.path, tensors_of(6)["embed"])
+    with pytest.raises(WeightsCorrupt, match=r"version 6 .* are damaged: embed"):
+        host.sync.check(taken)
+    assert host.sync.ask_again()
+    assert host.trainer.is_wanted_again()
+    assert host.sync.take(None) is None
+    host.deliver(6)
+    assert not host.trainer.is_wanted_again()
+    assert_is(host.generators[0].take(None), 6)
+    for version in range(7, 20):
+        host.deliver(version)
+        assert not host.trainer.is_wanted_again()
+
+
+@pytest.mark.parametrize("damage", ["tensor", "manifest"])
+def test_what_a_sync_weights_finds_damaged_when_it_starts_again_is_asked_for_again(host: Host, damage: str) -> None:
+    host.deliver(6)
+    if damage == "tensor":
+        flip_a_bit(host.path, tensors_of(6)["embed"])
+    else:
+        host.trainer.offer(weights(7))
+        flip_a_bit_of(host.path, b'"policy_version": 7')
+    host.sync = HandoverRelay(host.path)
+    with pytest.raises(WeightsCorrupt):
+        host.sync.take(None)
+    assert host.sync.ask_again()
+    # A further start finds the question still open.
+    host.sync = HandoverRelay(host.path)
+    assert host.sync.take(None) is None
+    assert host.trainer.is_wanted_again()
+    host.deliver(7)
+    assert_is(host.generators[0].take(None), 7)
+
+
+@pytest.mark.parametrize("lost", ["file", "folder"])
+def test_a_deleted_file_is_made_again_and_everyone_finds_it(tmp_path: Path, lost: str) -> None:
+    folder = tmp_path / "handover"
+    folder.mkdir()
+    host = Host(folder)
+    host.deliver(6)
+    assert not host.trainer.is_wanted_again()
+    shutil.rmtree(folder) if lost == "folder" else host.path.unlink()
+    host.sync = HandoverRelay(host.path)
+    assert host.sync.take(None) is None
+    assert host.trainer.is_wanted_again()
+    host.deliver(6)
+    assert not host.trainer.is_wanted_again()
+    for generator in host.generators:
+        assert_is(generator.take(None), 6)
+
+
+def test_a_trainer_that_was_replaced_does_not_take_its_successors_file_for_lost(host: Host) -> None:
+    successor = HandoverWriter(host.path, tensors_of(0), 2)
+    assert not host.trainer.is_wanted_again()
+    assert not successor.is_wanted_again()
 
 
 def test_a_damaged_manifest_is_refused(host: Host) -> None:

@@ -62,15 +62,23 @@ class HurriedStage(Stage):
 
 
 class _Nobody(WeightsWriter):
-    """Takes weights for no generator, and notes in `told` the groups dropped that one would read then."""
+    """Takes weights for no generator, and notes in `told` the groups dropped that one would read then.
 
-    def __init__(self, store: MemoryStore, told: list[int]) -> None:
+    It wants them again while `lost` holds anything.
+    """
+
+    def __init__(self, store: MemoryStore, told: list[int], lost: list[str]) -> None:
         self._store = store
         self._told = told
+        self._lost = lost
 
     def offer(self, weights: Weights) -> None:
         """Forgets them."""
+        self._lost.clear()
         self._told.append(read_status(self._store, "train", 0)["groups_dropped"])
+
+    def is_wanted_again(self) -> bool:
+        return bool(self._lost)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -98,6 +106,8 @@ class TrainerBench:
         self._script: deque[Callable[[], None]] = deque()
         self.dropped_at_handover: list[int] = []
         """`groups_dropped` of the status record when each version was handed over."""
+        self.lost: list[str] = []
+        """While anything is in it, what was handed over last is wanted again."""
         self.stage: Any = None
         """The stage of the last trainer."""
 
@@ -170,7 +180,7 @@ class TrainerBench:
         trainer = Trainer(self._model(), config.training, max_new_tokens=config.generation.max_new_tokens)
         with open_train_state(self.stage, trainer) as state:
             turns = DeviceTurns(self.stage, Device(), trainer)
-            handover = _Nobody(self.store, self.dropped_at_handover)
+            handover = _Nobody(self.store, self.dropped_at_handover, self.lost)
             TrainLoop(state, turns, handover, (1, 3), config.training.max_steps).run()
         self.stage.close()
         return trainer.policy_version
