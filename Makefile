@@ -58,8 +58,8 @@ deploy host: export DO_NOT_TRACK ?= 1
 deploy: install  ## creates the deployments on that server, and runs a worker; CAMPAIGNS=2 lets two campaigns run at once
 	$(BIN)/python -m flows.deployment.deploy $(if $(CAMPAIGNS),--campaigns $(CAMPAIGNS))
 
-host: install  ## runs stages of campaigns on this host, for the work pool POOL=…; docs/hosts.md
-	$(BIN)/python -m flows.deployment.host $(or $(POOL),$(error say which work pool: make host POOL=name))
+host: install  ## runs stages of campaigns on this host, for the work pool POOL=…, at most LIMIT=… jobs; docs/hosts.md
+	$(BIN)/python -m flows.deployment.host $(or $(POOL),$(error say which work pool: make host POOL=name)) $(if $(LIMIT),--limit $(LIMIT))
 
 install: $(VENV)/base  ## creates the environment for running campaigns
 

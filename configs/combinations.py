@@ -21,6 +21,7 @@ def impossible_combinations(config: RunConfig) -> Iterator[str]:
     yield from _environment(config)
     yield from _scoring(config)
     yield from _placement(config)
+    yield from _hosts_of_the_trainer(config)
     yield from _colocation(config)
     yield from _deadline(config)
 
@@ -257,6 +258,27 @@ def _placement(config: RunConfig) -> Iterator[str]:
             f'weights.transport is "shm" and {key} is "{placed[key]}"; '
             "expected broadcast or store, because generators and trainer may be on different hosts"
         )
+
+
+def _hosts_of_the_trainer(config: RunConfig) -> Iterator[str]:
+    where, data = config.placement.train, config.training.parallel.data
+    if where.hosts == 1:
+        return
+    hosts = f"placement.train.hosts is {where.hosts}"
+    if where.work_pool is None:
+        yield f"{hosts} and placement.train.work_pool is null; expected a work pool, whose workers start the ranks"
+    if where.network is None:
+        yield (
+            f"{hosts} and placement.train.network is null; "
+            "expected the network in which they reach each other, such as 10.0.0.0/24"
+        )
+    if data % where.hosts:
+        yield (
+            f"{hosts} and training.parallel.data is {data}; "
+            "expected a multiple of the hosts, because each host has the same number of data ranks"
+        )
+    if where.min_hosts is not None and where.min_hosts > where.hosts:
+        yield f"{hosts} and placement.train.min_hosts is {where.min_hosts}; expected at most the number of hosts"
 
 
 def _colocation(config: RunConfig) -> Iterator[str]:

@@ -15,6 +15,7 @@ one is expected. `configs.combinations` checks settings against each other.
 """
 
 import re
+from ipaddress import IPv4Network
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -199,6 +200,32 @@ class PlaceConfig(Section):
     """Variables of the pool's job template, such as the number of GPUs per job."""
 
 
+class TrainPlaceConfig(PlaceConfig):
+    """Where the trainer runs."""
+
+    hosts: Annotated[int, Field(ge=1, le=128)] = 1
+    """Number of hosts among which the ranks are divided; must divide `training.parallel.data`. Each is a job of the
+    pool; the first leads, and has sync_weights."""
+    min_hosts: Count | None = None
+    """With how many hosts the trainer goes on while others are missing, with fewer data ranks; null: it waits for all
+    of them. A host that comes back is taken in again at the next step."""
+    join_seconds: Annotated[float, Field(ge=5)] = 60.0
+    """Time that it waits for missing hosts before it goes on with at least `min_hosts`, seconds."""
+    network: Text | None = None
+    """IPv4 network in which the hosts reach each other, such as 10.0.0.0/24: each listens at its own address in it and
+    nowhere else. Any network but loopback is open to those in it."""
+
+    @field_validator("network")
+    @classmethod
+    def _is_a_network(cls, network: str | None) -> str | None:
+        if network is not None:
+            try:
+                IPv4Network(network)
+            except ValueError as error:
+                raise ValueError("an IPv4 network such as 10.0.0.0/24") from error
+        return network
+
+
 class PlacementConfig(Section):
     """On which hosts stages run. Each host must have access to `storage.root` and run the same code."""
 
@@ -209,8 +236,8 @@ class PlacementConfig(Section):
     """Generators; each is a separate job."""
     score: PlaceConfig = Field(default_factory=PlaceConfig)
     """Scorers; each is a separate job."""
-    train: PlaceConfig = Field(default_factory=PlaceConfig)
-    """Trainer and sync_weights; they share memory, so they are one job."""
+    train: TrainPlaceConfig = Field(default_factory=TrainPlaceConfig)
+    """Trainer and sync_weights; they share memory, so they are one job, with a further job for each further host."""
     evaluate: PlaceConfig = Field(default_factory=PlaceConfig)
     """The evaluation while training goes on, and at the end of an attempt."""
 

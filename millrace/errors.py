@@ -49,5 +49,9 @@ class StageDied(MillraceError, RuntimeError):
     """A stage's process ended and could not be brought back."""
 
 
+class PlaceYielded(MillraceError, RuntimeError):
+    """A host of the trainer has given its place in the work pool back, because the leading host is away."""
+
+
 class LedgerMismatch(MillraceError, RuntimeError):
     """The generated amount is not the sum of trained, dropped, buffered and in flight."""

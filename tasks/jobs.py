@@ -1,6 +1,7 @@
 """The jobs of a campaign: which stages run together on one host, as `placement` says.
 
 train + sync_weights              one job: weights pass between them in shared memory
+train on each further host        one job each, if the trainer has several hosts
 generate ×G, score ×S, evaluate   one job each
 """
 
@@ -21,6 +22,7 @@ class StageProcess(BaseModel):
 
     stage: StageName
     replica: int
+    """Of the trainer: the number of its host."""
     threads: int
     """CPU threads for its computation."""
 
@@ -46,6 +48,12 @@ class Job(BaseModel):
         return self.processes[0].replica
 
     @property
+    def may_end_first(self) -> bool:
+        """Whether its end is no reason to end the campaign: the trainer ends with its first host."""
+        first = self.processes[0]
+        return first.stage == "evaluate" or (first.stage == "train" and first.replica > 0)
+
+    @property
     def status_record(self) -> str:
         """With `number`, names the host's status record; see `millrace.runtime.heartbeat`."""
         return f"place-{self.processes[0].stage}"
@@ -54,10 +62,11 @@ class Job(BaseModel):
 def jobs(config: RunConfig) -> list[Job]:
     """All jobs that run side by side in a campaign, the trainer's first."""
     placement = config.placement
-    train = (
-        StageProcess(stage="train", replica=0, threads=config.training.threads),
-        StageProcess(stage="sync_weights", replica=0, threads=1),
-    )
+    trainer: list[tuple[StageProcess, ...]] = [
+        (StageProcess(stage="train", replica=host, threads=config.training.threads),)
+        for host in range(placement.train.hosts)
+    ]
+    trainer[0] += (StageProcess(stage="sync_weights", replica=0, threads=1),)
     generators = [
         (StageProcess(stage="generate", replica=g, threads=config.generation.threads),)
         for g in range(config.generation.replicas)
@@ -68,7 +77,7 @@ def jobs(config: RunConfig) -> list[Job]:
     ]
     stages = [
         Job(processes=processes, work_pool=where.work_pool, job_variables=where.job_variables)
-        for where, groups in ((placement.train, [train]), (placement.generate, generators), (placement.score, scorers))
+        for where, groups in ((placement.train, trainer), (placement.generate, generators), (placement.score, scorers))
         for processes in groups
     ]
     return [*stages, evaluation_job(config, EVALUATE_BESIDE)]

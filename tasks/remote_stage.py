@@ -16,15 +16,15 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import httpx
-from prefect import get_run_logger, task
+from prefect import Task, get_run_logger, task
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectException
 from prefect.runtime import task_run
 from prefect.states import Cancelled
 
-from millrace.errors import InputError, LedgerMismatch, StageDied
+from millrace.errors import InputError, LedgerMismatch, PlaceYielded, StageDied
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.background import Background
 from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor
@@ -32,7 +32,7 @@ from storage.errors import Fenced
 from storage.stores.factory import open_store
 from tasks.events import emit
 from tasks.jobs import Job
-from tasks.restart_budget import restart_budget_of
+from tasks.restart_budget import keep_going, restart_budget_of
 from tasks.stages import STAGE_TASK
 from tasks.stop import STOP
 
@@ -41,15 +41,27 @@ _STATE_SECONDS = 5.0
 _ACCEPT_SECONDS = 25.0
 """After this time, a job that no worker has accepted is reported."""
 _DRAIN_SECONDS = 60.0
-FINAL_ERRORS = (InputError, Fenced, LedgerMismatch)
-"""Errors after which a restart would not help, on any host."""
+FINAL_ERRORS = (InputError, Fenced, LedgerMismatch, PlaceYielded)
+"""Errors after which the host does not start the stage again."""
 
 
-@task(name="place", task_run_name="{job.name}@{job.work_pool}", **STAGE_TASK)
+def _place_again(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """As `keep_going`; a place that was given back to the pool is asked for again, behind the other jobs."""
+    if isinstance(state.result(raise_on_failure=False), PlaceYielded):
+        return not STOP.is_set()
+    return keep_going(task, task_run, state)
+
+
+@task(
+    name="place",
+    task_run_name="{job.name}@{job.work_pool}",
+    **STAGE_TASK | {"retry_condition_fn": _place_again},
+)
 def run_remotely(arguments: StageArguments, job: Job) -> None:
     """Has the work pool of `job` run its stages until they end or drain.
 
-    Raises InputError, Fenced or LedgerMismatch with the other host's sentence, and StageDied after anything else.
+    Raises InputError, Fenced, LedgerMismatch or PlaceYielded with the other host's sentence, and StageDied after
+    anything else.
     """
     budget = restart_budget_of(str(task_run.id))
     if budget.restarts:

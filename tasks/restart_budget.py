@@ -10,7 +10,7 @@ from typing import Any
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
-from millrace.errors import InputError, LedgerMismatch
+from millrace.errors import InputError, LedgerMismatch, PlaceYielded
 from storage.errors import Fenced
 from tasks.stop import STOP
 
@@ -69,7 +69,7 @@ def keep_going(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bo
     taken over the run (two controllers restarting stages would fence each other for ever), or if it keeps dying.
     """
     error = state.result(raise_on_failure=False)
-    if STOP.is_set() or isinstance(error, InputError | Fenced | LedgerMismatch):
+    if STOP.is_set() or isinstance(error, InputError | Fenced | LedgerMismatch | PlaceYielded):
         return False
     # The first line says what happened; the end of the log follows.
     return restart_budget_of(str(task_run.id)).record_death(str(error).partition("\n")[0])

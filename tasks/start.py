@@ -14,6 +14,7 @@ from typing import IO, Protocol
 
 from configs.schema import RunConfig
 from millrace.runtime.arguments import StageArguments
+from millrace.training.parallel.hosts.network import Hosts
 from tasks.fork_server import STAGE_ENVIRONMENT, STAGES, CannotFork
 
 
@@ -56,6 +57,8 @@ def start_stage(
     """
     module, argv = f"millrace.stages.{stage}", arguments.as_argv()
     num_ranks = config.training.parallel.data * config.training.parallel.tensor
+    if stage == "train" and config.placement.train.hosts > 1:
+        return start_command(_launch_on_hosts(arguments, config, ["-m", module, *argv]), stderr, threads)
     if stage == "train" and num_ranks > 1:
         return start_command(launch(num_ranks, ["-m", module, *argv]), stderr, threads)
     try:
@@ -70,6 +73,23 @@ def start_stage(
 def launch(num_ranks: int, program: list[str]) -> list[str]:
     """The command that runs `python PROGRAM` as this many ranks; their launcher is the process to supervise."""
     return [sys.executable, "-m", "millrace.training.parallel.launcher", str(num_ranks), *program]
+
+
+def _launch_on_hosts(arguments: StageArguments, config: RunConfig, program: list[str]) -> list[str]:
+    """The same for this host of a trainer over several."""
+    where, parallel = config.placement.train, config.training.parallel
+    assert where.network is not None, "checked with the config"
+    hosts = Hosts(
+        run_url=arguments.run_url,
+        attempt=arguments.attempt,
+        host=arguments.replica,
+        hosts=where.hosts,
+        min_hosts=where.min_hosts or where.hosts,
+        join_seconds=where.join_seconds,
+        network=where.network,
+        ranks=parallel.data // where.hosts * parallel.tensor,
+    )
+    return [sys.executable, "-m", "millrace.training.parallel.hosts.launcher", hosts.to_json(), *program]
 
 
 def start_command(command: list[str], stderr: IO[bytes], threads: int) -> Process:

@@ -7,7 +7,8 @@
         └── stdin: lifeline, closed when this process ends for any reason
 
 A trainer of several ranks is started by `millrace.training.parallel.launcher`. The launcher is then the supervised
-process: it forwards signals and exits as its ranks did. All waits are short or on STOP, so that Prefect can deliver a
+process: it forwards signals and exits as its ranks did. So is the launcher of each host of a trainer over several
+(`millrace.training.parallel.hosts.launcher`). All waits are short or on STOP, so that Prefect can deliver a
 cancellation or SIGTERM at any time.
 """
 
@@ -28,10 +29,10 @@ from prefect import get_run_logger
 from prefect.runtime import task_run
 
 from configs.schema import RunConfig, SupervisionConfig
-from millrace.errors import InputError, LedgerMismatch, StageDied
+from millrace.errors import InputError, LedgerMismatch, PlaceYielded, StageDied
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.exit_codes import DRAINED, ERROR_PREFIX, FENCED, MISCOUNTED, SHOW_STACKS, USER_ERROR
+from millrace.runtime.exit_codes import DRAINED, ERROR_PREFIX, FENCED, MISCOUNTED, SHOW_STACKS, USER_ERROR, YIELDED
 from millrace.runtime.messages import Event, Heartbeat, read_line
 from storage import layout
 from storage.errors import Fenced
@@ -51,7 +52,12 @@ _GRACE_SECONDS = 20.0
 """From SIGTERM to SIGKILL. Prefect's own grace period of 30 s is longer."""
 _STACKS_SECONDS = 1.0
 """Time for a hung stage to write its stacks; one that still can does so at once."""
-_FINAL_ERRORS: dict[int, type[Exception]] = {USER_ERROR: InputError, FENCED: Fenced, MISCOUNTED: LedgerMismatch}
+_FINAL_ERRORS: dict[int, type[Exception]] = {
+    USER_ERROR: InputError,
+    FENCED: Fenced,
+    MISCOUNTED: LedgerMismatch,
+    YIELDED: PlaceYielded,
+}
 """Exit codes after which a restart would not help. The stage's last milestone is the error's sentence."""
 
 
@@ -59,7 +65,8 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> None:
     """Runs one stage process until it is done or drained. Call it in a task declared with `STAGE_TASK`.
 
     Raises InputError with the stage's own sentence after a user error, LedgerMismatch if the ledger does not balance,
-    Fenced if another process has taken over the work, and StageDied with the cause and the end of the log after
+    Fenced if another process has taken over the work, PlaceYielded if this host is free for another job of the trainer,
+    and StageDied with the cause and the end of the log after
     anything else, such as a hang.
     """
     name, run_url = f"{stage}-{arguments.replica}", arguments.run_url

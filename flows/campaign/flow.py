@@ -57,8 +57,8 @@ def _flow_run_name() -> str:
 _FLOW: dict[str, Any] = {
     "name": "campaign",
     "flow_run_name": _flow_run_name,
-    # Room for the most replicas that a config may ask for, and for evaluation.
-    "task_runner": ThreadPoolTaskRunner(max_workers=160),
+    # Room for the most replicas and hosts that a config may ask for, and for evaluation.
+    "task_runner": ThreadPoolTaskRunner(max_workers=288),
     "persist_result": False,
     "validate_parameters": True,
 }
@@ -135,21 +135,22 @@ def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float, ca
     with _heard_by(all_jobs, arguments), StageGroup() as group:
         for job in all_jobs:
             if job.work_pool is not None:
-                group.add(job.processes[0].stage, run_remotely.submit(arguments, job))
+                group.add(job.name, run_remotely.submit(arguments, job))
                 continue
             for process in job.processes:
                 future = LONG_RUNNING[process.stage].submit(
                     replace(arguments, replica=process.replica), process.threads
                 )
-                group.add(process.stage, future)
+                group.add(f"{process.stage}-{process.replica}", future)
         failpoint("controller.started")
         # Without `evaluation.every` the evaluation ends after the base model.
-        while (ended := group.wait_for_first(ends_at, cancellation.asked)) == "evaluate":
+        may_end_first = {job.name for job in all_jobs if job.may_end_first}
+        while (ended := group.wait_for_first(ends_at, cancellation.asked)) in may_end_first:
             continue
         if ended is None:
             why = "the campaign is cancelled" if cancellation.asked() else "budget.duration_minutes is spent"
             get_run_logger().info("%s: the stages drain", why)
-        elif ended != "train":
+        elif ended != "train-0":
             raise MillraceError(f"{ended} ended before the trainer did")
     STOP.clear()
 

@@ -16,12 +16,14 @@ import threading
 from prefect import flow, runtime
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from configs.schema import RunConfig
 from flows.campaign.handover import handover_folder
 from flows.campaign.stage_group import StageGroup
-from millrace.errors import InputError, RunMissing
+from millrace.errors import InputError, PlaceYielded, RunMissing
 from millrace.runs.record import Provenance, provenance, read_attempt
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.heartbeat import CONTROLLER, SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher
+from millrace.training.parallel.hosts.network import own_interface
 from storage.errors import NotInStore
 from storage.stores.base import Store
 from storage.stores.factory import open_store
@@ -48,7 +50,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
     STOP.clear()
     warm_up(process.stage for process in job.processes)
     store = open_store(run_url)
-    _check(store, attempt)
+    _check(store, attempt, job)
     with HeartbeatPublisher(
         store,
         job.status_record,
@@ -62,12 +64,14 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
         except Exception as error:
             final = type(error).__name__ if isinstance(error, FINAL_ERRORS) else None
             publisher.publish(ended=True, sentence=str(error), final=final)
+            if isinstance(error, PlaceYielded):
+                return
             raise
         publisher.publish(ended=True, sentence=None, final=None)
 
 
-def _check(store: Store, number: int) -> None:
-    """Raises InputError unless this host sees the run and runs the same code as the controller."""
+def _check(store: Store, number: int, job: Job) -> None:
+    """Raises InputError unless this host sees the run, runs the same code as the controller, and is in its network."""
     try:
         attempt = read_attempt(store, number)
     except (RunMissing, NotInStore) as error:
@@ -81,6 +85,9 @@ def _check(store: Store, number: int) -> None:
             f"host {socket.gethostname()} runs {ours} of Millrace, the controller {theirs}: "
             "expected the same code on every host"
         )
+    where = RunConfig.model_validate(attempt.config).placement.train
+    if where.network is not None and any(process.stage == "train" for process in job.processes):
+        own_interface(where.network)
 
 
 def _code(found: Provenance) -> str:
@@ -96,7 +103,9 @@ def _run(store: Store, run_url: str, attempt: int, job: Job) -> None:
         with StageGroup() as group:
             for process in job.processes:
                 arguments = StageArguments(run_url=run_url, attempt=attempt, replica=process.replica, handover=handover)
-                group.add(process.stage, LONG_RUNNING[process.stage].submit(arguments, process.threads))
+                group.add(
+                    f"{process.stage}-{process.replica}", LONG_RUNNING[process.stage].submit(arguments, process.threads)
+                )
             group.wait_for_first()
     finally:
         over.set()

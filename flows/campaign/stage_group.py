@@ -25,6 +25,7 @@ class StageGroup:
         self._ended: queue.Queue[tuple[str, PrefectFuture[None]]] = queue.Queue()
 
     def add(self, stage: str, future: PrefectFuture[None]) -> None:
+        """Adds the task of `stage`, such as `train-0`."""
         self._started.append((stage, future))
         future.add_done_callback(lambda done: self._ended.put((stage, done)))
 
@@ -52,7 +53,7 @@ class StageGroup:
         for _, future in self._started:
             future.wait()
         for stage, future in self._started:
-            if kind is None and stage == "train":
+            if kind is None and stage == "train-0":
                 # If draining the trainer failed, the work since its last checkpoint is lost: raise its error.
                 future.result()
             elif not future.state.is_completed():

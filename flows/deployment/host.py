@@ -19,7 +19,7 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.campaign.remote_stages import stages
 from flows.deployment.deploy import USER_ERROR, server
-from flows.deployment.worker import work
+from flows.deployment.worker import MOST_RUNS, work
 from millrace.errors import InputError
 
 _PROCESS = "process"
@@ -29,7 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 once the worker has been stopped, 2 after a user error, which it prints in one sentence."""
     parser = argparse.ArgumentParser(prog="python -m flows.deployment.host", description=__doc__.partition("\n")[0])
     parser.add_argument("pool", help="name of the work pool; a process pool is created if it does not exist")
-    pool: str = parser.parse_args(argv).pool
+    parser.add_argument("--limit", type=int, default=MOST_RUNS, help="number of jobs that run here at once")
+    given = parser.parse_args(argv)
+    pool: str = given.pool
+    if given.limit < 1:
+        print(f"millrace: --limit is {given.limit}; expected at least 1", file=sys.stderr)
+        return USER_ERROR
     try:
         url = server()
     except InputError as error:
@@ -38,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pool_type = asyncio.run(_deploy(pool))
     print(f"work pool {pool} ({pool_type}) at {url} has the deployment stages/{pool}", flush=True)
     if pool_type == _PROCESS:
-        asyncio.run(work(pool))
+        asyncio.run(work(pool, given.limit))
     return 0
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from prefect.workers.process import ProcessWorker
 
-_MOST_RUNS = 64
+MOST_RUNS = 64
 """The pool's limit decides. A worker needs a limit of its own to count its runs."""
 _GRACE_SECONDS = 60.0
 """Time for flow runs to end after a signal: 20 s for a stage, the rest for a server that is slow to answer."""
@@ -27,12 +27,12 @@ this process alone does not reach them, so they get SIGTERM after this time."""
 _LOOK_SECONDS = 0.2
 
 
-async def work(pool: str) -> None:
-    """Runs the pool's flow runs until SIGTERM or Ctrl-C."""
+async def work(pool: str, limit: int = MOST_RUNS) -> None:
+    """Runs the pool's flow runs, at most `limit` at once, until SIGTERM or Ctrl-C."""
     stop: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.put_nowait, number)
-    worker = ProcessWorker(work_pool_name=pool, name=socket.gethostname(), limit=_MOST_RUNS)
+    worker = ProcessWorker(work_pool_name=pool, name=socket.gethostname(), limit=limit)
     working = asyncio.create_task(worker.start())
     stopping = asyncio.create_task(stop.get())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)

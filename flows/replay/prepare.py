@@ -74,7 +74,7 @@ def check(request: ReplayRequest) -> RunConfig:
             )
     model = read_model(config.model)
     if request.job == "train":
-        check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
+        check_training(model, config.training, on_this_host=True)
     if request.rescore is not None:
         make_scorer(config.scoring, config.prompts).check()
     store = _own_store(request)
@@ -116,6 +116,8 @@ def _check_request(request: ReplayRequest) -> None:
 def _config(request: ReplayRequest, source: SourceRun, max_steps: int | None = None) -> RunConfig:
     """The source's config with the request's changes; `max_steps`, from the plan, is an upper bound."""
     stored = attempt_config(source.attempt).model_dump(mode="json")
+    # A replay trains on this host, wherever the run's trainer was.
+    stored["placement"]["train"] = {}
     settings = list(request.settings)
     if request.rescore is not None:
         settings.append(f"scoring.reward={request.rescore}")

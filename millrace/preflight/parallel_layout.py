@@ -13,15 +13,17 @@ _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """Keys of a model's config.json whose values tensor ranks divide among themselves."""
 
 
-def check_layout(model: Mapping[str, Any], parallel: "ParallelConfig", *, gpus: int | None) -> None:
+def check_layout(model: Mapping[str, Any], parallel: "ParallelConfig", *, gpus: int | None, hosts: int = 1) -> None:
     """Raises InputError if there are more ranks than GPUs, or tensor ranks don't divide a layer evenly.
 
     `model`: content of a model folder's config.json. `gpus`: GPUs of this host; None if the trainer runs on CPUs.
+    `hosts`: number of hosts among which the data ranks are divided.
     """
     data, tensor = parallel.data, parallel.tensor
-    if gpus is not None and data * tensor > gpus:
+    if gpus is not None and data * tensor > gpus * hosts:
         raise InputError(
-            f"training.parallel.data is {data}, training.parallel.tensor is {tensor}, and this host has {gpus} GPUs; "
+            f"training.parallel.data is {data}, training.parallel.tensor is {tensor}, and "
+            f"{'this host has' if hosts == 1 else f'each of {hosts} hosts has'} {gpus} GPUs; "
             "expected data times tensor to be at most as many, for each rank needs one of its own"
         )
     if tensor == 1:

@@ -12,5 +12,7 @@ FENCED = 76
 """Another process has taken over the work: it must not be restarted."""
 MISCOUNTED = 70
 """The ledger does not balance: continuing could give wrong results (EX_SOFTWARE)."""
+YIELDED = 77
+"""The leading host of a trainer over several hosts is away, and this host is free for its job."""
 ERROR_PREFIX = "error: "
 """Begins the last milestone, which says what the error was."""

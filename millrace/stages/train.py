@@ -91,8 +91,14 @@ def load_trainer(config: RunConfig, folder: Path) -> Trainer:
     model = load_model(folder, config.model.dtype)
     reference = load_model(folder, config.model.dtype) if training.kl.coefficient else None
     gpus = torch.cuda.device_count() if training.device == "cuda" else None
-    check_layout(model.config.to_dict(), training.parallel, gpus=gpus)
-    ranks = Ranks.join(data=training.parallel.data, tensor=training.parallel.tensor, device=training.device)
+    hosts = config.placement.train.hosts
+    check_layout(model.config.to_dict(), training.parallel, hosts=hosts, gpus=gpus)
+    ranks = Ranks.join(
+        data=training.parallel.data,
+        tensor=training.parallel.tensor,
+        device=training.device,
+        shrunk=hosts > 1,
+    )
     kind = LeaderTrainer if ranks.size > 1 and ranks.rank == 0 else Trainer
     return kind(
         model,

@@ -48,12 +48,15 @@ class Ranks:
         return cls(rank=0, size=1, data_rank=0, data_size=1, tensor_rank=0, tensor_size=1, device=device)
 
     @classmethod
-    def join(cls, *, data: int, tensor: int, device: Literal["cpu", "cuda"]) -> Self:
+    def join(cls, *, data: int, tensor: int, device: Literal["cpu", "cuda"], shrunk: bool = False) -> Self:
         """Joins the process group of a `torchrun` of data · tensor processes; there is no group if that is 1.
 
-        The group uses gloo for tensors on the CPU and NCCL for those on GPUs. Raises ValueError if `torchrun` started
-        another number of processes, and KeyError if it did not start this one.
+        The group uses gloo for tensors on the CPU and NCCL for those on GPUs. `shrunk`: there may be fewer processes,
+        because hosts are missing, and then there are fewer data ranks. Raises ValueError if `torchrun` started another
+        number of processes, and KeyError if it did not start this one.
         """
+        if shrunk:
+            data = min(data, int(os.environ["WORLD_SIZE"]) // tensor)
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         own = torch.device("cpu") if device == "cpu" else torch.device("cuda", local_rank)
         if own.type == "cuda":

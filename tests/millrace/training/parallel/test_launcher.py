@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from millrace.runtime.exit_codes import DRAINED, FENCED, MISCOUNTED, USER_ERROR
-from millrace.training.parallel.launcher import verdict
+from millrace.training.parallel.agent import verdict
 
 SIGKILLED, TERMINATED, FAULT = -signal.SIGKILL, -signal.SIGTERM, 1
 

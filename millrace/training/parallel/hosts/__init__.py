@@ -1,0 +1,1 @@
+"""A trainer over several hosts: how their launchers find each other, start together and end together."""

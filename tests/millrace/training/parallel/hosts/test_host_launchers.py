@@ -1,0 +1,118 @@
+"""The launchers of several hosts: together they are one trainer. Here all are on loopback, with a rank each."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.campaigns.campaigns import wait_until
+from support.stages.supervised import is_gone
+from support.training.host_launchers import HostLaunchers, Launcher
+
+from millrace.runtime.exit_codes import DRAINED, USER_ERROR, YIELDED
+
+ALL = r"the trainer starts on 2 hosts: 127\.0\.0\.1, 127\.0\.0\.1"
+SHRUNK = r"the trainer starts on 1 of 2 hosts, with 1 of 2 ranks, because host 1 has not come"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def launched(folder: Path) -> Iterator[list[HostLaunchers]]:
+    made: list[HostLaunchers] = []
+    yield made
+    for launchers in made:
+        launchers.kill()
+
+
+def two(made: list[HostLaunchers], folder: Path, *words: str) -> tuple[Launcher, Launcher]:
+    made.append(HostLaunchers(folder, words))
+    return made[0].start(0), made[0].start(1)
+
+
+def test_ranks_of_two_hosts_start_together_and_both_launchers_end_with_rank_0(
+    launched: list[HostLaunchers], folder: Path
+) -> None:
+    leader, member = two(launched, folder, "pid say", "pid")
+    assert (leader.end(), member.end()) == (0, 0)
+    leader.wait_for(ALL)
+    assert len(leader.rank_pids()) == len(member.rank_pids()) == 1
+
+
+def test_a_rank_killed_on_another_host_ends_the_ranks_of_all(launched: list[HostLaunchers], folder: Path) -> None:
+    leader, member = two(launched, folder, "pid hang", "pid kill:9")
+    assert member.end() == -signal.SIGKILL
+    assert leader.end() == 1
+    leader.wait_for(r"host 1 of the trainer, at 127\.0\.0\.1, is lost: all ranks end")
+    wait_until(lambda: is_gone(leader.rank_pids()[0]), "rank 0 to be gone")
+
+
+def test_the_exit_code_of_a_user_error_survives_the_loss_of_the_other_host(
+    launched: list[HostLaunchers], folder: Path
+) -> None:
+    leader, member = two(launched, folder, f"pid exit:{USER_ERROR}", "pid hang")
+    assert (leader.end(), member.end()) == (USER_ERROR, 1)
+
+
+def test_the_ranks_of_a_host_that_loses_host_0_end(launched: list[HostLaunchers], folder: Path) -> None:
+    leader, member = two(launched, folder, "pid hang", "pid hang")
+    leader.wait_for_ranks(1)
+    member.wait_for_ranks(1)
+    leader.process.kill()
+    assert member.end() == 1
+    member.wait_for("host 0 of the trainer is lost: all ranks here end")
+    wait_until(lambda: is_gone(member.rank_pids()[0]), "its rank to be gone")
+
+
+def test_asked_to_stop_rank_0_drains_and_the_other_hosts_end_well(launched: list[HostLaunchers], folder: Path) -> None:
+    leader, member = two(launched, folder, "drain", "pid hang")
+    leader.wait_for_ranks(1)
+    member.wait_for_ranks(1)
+    for launcher in (leader, member):
+        launcher.process.terminate()
+    assert leader.end() == DRAINED
+    assert member.end() in (0, DRAINED)
+
+
+def test_a_host_that_is_asked_to_stop_alone_leaves_and_the_rest_wait_for_another(
+    launched: list[HostLaunchers], folder: Path
+) -> None:
+    leader, member = two(launched, folder, "drain", "pid hang")
+    leader.wait_for_ranks(1)
+    member.wait_for_ranks(1)
+    member.process.stdin.close()  # type: ignore[union-attr]
+    assert member.end() == DRAINED
+    leader.wait_for("host 1 has to leave: the trainer starts again after this step")
+    wait_until(lambda: leader.doing() == "waiting for 1 of 2 hosts of the trainer", "it to wait for a host")
+    successor = launched[0].start(1)
+    successor.wait_for_ranks(1)
+    leader.wait_for(ALL, times=2)
+
+
+def test_with_min_hosts_the_trainer_goes_on_without_a_host_and_takes_it_in_when_it_comes(
+    launched: list[HostLaunchers], folder: Path
+) -> None:
+    launched.append(HostLaunchers(folder, ("drain", "pid hang"), min_hosts=1))
+    leader = launched[0].start(0)
+    leader.wait_for(SHRUNK)
+    leader.wait_for_ranks(1)
+    member = launched[0].start(1)
+    leader.wait_for("host 1 has come: the trainer starts again after this step")
+    leader.wait_for(ALL)
+    member.wait_for_ranks(1)
+    leader.wait_for_ranks(2)
+    assert leader.process.poll() is None, "the launcher is the same, so nobody counts a death"
+
+
+def test_a_host_gives_its_place_back_when_host_0_stays_away(launched: list[HostLaunchers], folder: Path) -> None:
+    impatient = (
+        "import runpy; from millrace.training.parallel.hosts import member; member._YIELD_SECONDS = 2.0; "
+        "runpy.run_module('millrace.training.parallel.hosts.launcher', run_name='__main__')"
+    )
+    launched.append(HostLaunchers(folder, ("pid hang", "pid hang")))
+    member = launched[0].start(1, impatient)
+    assert member.end() == YIELDED
+    assert member.lines() == ["host 0 of the trainer has been away for 2 s: its job can run here"]
