@@ -45,8 +45,8 @@ FINAL_ERRORS = (InputError, Fenced, LedgerMismatch, PlaceYielded)
 """Errors after which the host does not start the stage again."""
 
 
-def _place_again(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
-    """As `keep_going`; a place that was given back to the pool is asked for again, behind the other jobs."""
+def place_again(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """As `keep_going`, but a place that was given back to the pool is asked for again, behind the other jobs."""
     if isinstance(state.result(raise_on_failure=False), PlaceYielded):
         return not STOP.is_set()
     return keep_going(task, task_run, state)
@@ -55,7 +55,7 @@ def _place_again(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> 
 @task(
     name="place",
     task_run_name="{job.name}@{job.work_pool}",
-    **STAGE_TASK | {"retry_condition_fn": _place_again},
+    **STAGE_TASK | {"retry_condition_fn": place_again},
 )
 def run_remotely(arguments: StageArguments, job: Job) -> None:
     """Has the work pool of `job` run its stages until they end or drain.

@@ -122,4 +122,5 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
             for stage in ("generate", "score", "train", "evaluate")
             for key in ("work_pool", "job_variables")
         ),
+        *(f"placement.train.{key}" for key in ("hosts", "min_hosts", "join_seconds", "network")),
     }

@@ -93,6 +93,16 @@ def test_sync_mode_trains_on_fresh_rollouts_only_whatever_the_bound_says() -> No
     assert make_config(pipeline={"mode": "async"}, staleness=bound).effective_max_staleness == 4
 
 
+def over_hosts(**where: object) -> dict[str, dict[str, object]]:
+    """Sections of a trainer of four data ranks over two hosts, changed by `where`."""
+    train = {"work_pool": "hosts", "hosts": 2, "network": "10.0.0.0/24"} | where
+    return {
+        "training": {"max_steps": 3, "parallel": {"data": 4}},
+        "weights": {"transport": "store"},
+        "placement": {"train": train},
+    }
+
+
 IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "heads": (
         {"model": {"bootstrap": {"hidden_size": 66, "num_heads": 4}}},
@@ -247,6 +257,22 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         {"placement": {"train": {"work_pool": "hosts"}}},
         ('weights.transport is "shm"', 'placement.train.work_pool is "hosts"'),
     ),
+    "several hosts without a pool": (
+        over_hosts(work_pool=None),
+        ("placement.train.hosts is 2", "placement.train.work_pool is null"),
+    ),
+    "several hosts that do not know where to meet": (
+        over_hosts(network=None),
+        ("placement.train.hosts is 2", "placement.train.network is null"),
+    ),
+    "data ranks that the hosts can't share evenly": (
+        over_hosts(hosts=3, network="10.0.0.0/24"),
+        ("placement.train.hosts is 3", "training.parallel.data is 4"),
+    ),
+    "more hosts at least than there are": (
+        over_hosts(min_hosts=3),
+        ("placement.train.hosts is 2", "placement.train.min_hosts is 3"),
+    ),
 }
 
 
@@ -282,6 +308,8 @@ def test_an_impossible_combination_is_refused_in_one_sentence_with_every_key(cas
         {"training": {"max_steps": 3, "minibatches": 64, "epochs": 3}},
         {"placement": {"score": {"work_pool": "hosts"}}},
         {"placement": {"train": {"work_pool": "hosts"}}, "weights": {"transport": "store"}},
+        over_hosts(),
+        over_hosts(hosts=4, min_hosts=4, network="127.0.0.0/8"),
         {"prompts": {"source": "a.parquet", "arithmetic": {"digits": 1, "max_sum": 1}}},
         {"prompts": {"source": "chains", "chains": {"median_sums": 8.0, "max_sums": 8}}},
         {"prompts": {"source": "a.parquet", "chains": {"median_sums": 9.0, "max_sums": 8}}},
@@ -301,6 +329,12 @@ def test_an_impossible_combination_is_refused_in_one_sentence_with_every_key(cas
 )
 def test_what_only_looks_impossible_is_taken(sections: dict[str, object]) -> None:
     assert list(impossible_combinations(make_config(**sections))) == []
+
+
+@pytest.mark.parametrize("network", ["10.0.0.1/24", "10.0.0.0/33", "eth0", "fd00::/8"])
+def test_the_trainer_s_network_is_written_as_networks_are(network: str) -> None:
+    with pytest.raises(ValidationError, match=r"an IPv4 network such as 10\.0\.0\.0/24"):
+        make_config(**over_hosts(network=network))
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))

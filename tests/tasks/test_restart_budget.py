@@ -7,7 +7,7 @@ from prefect import task
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import Failed
 
-from millrace.errors import InputError, LedgerMismatch, StageDied
+from millrace.errors import InputError, LedgerMismatch, PlaceYielded, StageDied
 from storage.errors import Fenced
 from tasks.restart_budget import RestartBudget, keep_going, restart_budget_of
 from tasks.stop import STOP
@@ -79,7 +79,9 @@ def test_another_task_run_has_a_budget_of_its_own() -> None:
     assert asked(second, StageDied("dead"))
 
 
-@pytest.mark.parametrize("error", [InputError("no"), Fenced("taken over"), LedgerMismatch("two more")])
+@pytest.mark.parametrize(
+    "error", [InputError("no"), Fenced("taken over"), LedgerMismatch("two more"), PlaceYielded("free")]
+)
 def test_what_a_restart_would_not_help_ends_the_stage(error: Exception) -> None:
     assert not asked(new_task_run(), error)
 

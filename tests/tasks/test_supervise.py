@@ -10,8 +10,8 @@ from support.campaigns.campaigns import wait_until
 from support.stages.supervised import IMPATIENT, PATIENT, Supervised, is_gone
 
 from configs.schema import SupervisionConfig
-from millrace.errors import InputError, LedgerMismatch, StageDied
-from millrace.runtime.exit_codes import FENCED, MISCOUNTED, USER_ERROR
+from millrace.errors import InputError, LedgerMismatch, PlaceYielded, StageDied
+from millrace.runtime.exit_codes import FENCED, MISCOUNTED, USER_ERROR, YIELDED
 from millrace.runtime.messages import Event
 from storage.errors import Fenced
 from tasks.stop import STOP
@@ -74,7 +74,15 @@ def test_a_stage_that_dies_is_named_with_its_cause(supervised: Supervised, words
     assert str(died.value).splitlines()[0] == sentence
 
 
-@pytest.mark.parametrize(("code", "kind"), [(USER_ERROR, InputError), (FENCED, Fenced), (MISCOUNTED, LedgerMismatch)])
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (USER_ERROR, InputError),
+        (FENCED, Fenced),
+        (MISCOUNTED, LedgerMismatch),
+        (YIELDED, PlaceYielded),
+    ],
+)
 def test_the_last_milestone_is_the_sentence_of_an_end_for_good(
     supervised: Supervised, code: int, kind: type[Exception]
 ) -> None:

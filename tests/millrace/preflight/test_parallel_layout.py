@@ -19,6 +19,12 @@ def test_what_fits_is_allowed(data: int, tensor: int, gpus: int | None) -> None:
     check_layout(LLAMA, ParallelConfig(data=data, tensor=tensor), gpus=gpus)
 
 
+def test_hosts_share_the_ranks_and_each_has_gpus_of_its_own() -> None:
+    check_layout(LLAMA, ParallelConfig(data=4, tensor=4), gpus=8, hosts=2)
+    with pytest.raises(InputError, match=r"and each of 2 hosts has 7 GPUs; expected"):
+        check_layout(LLAMA, ParallelConfig(data=4, tensor=4), gpus=7, hosts=2)
+
+
 @pytest.mark.parametrize(("data", "tensor", "gpus"), [(9, 1, 8), (2, 4, 7), (1, 1, 0)])
 def test_more_ranks_than_gpus_are_refused(data: int, tensor: int, gpus: int) -> None:
     layout = f"training.parallel.data is {data}, training.parallel.tensor is {tensor}"
