@@ -24,10 +24,15 @@ def find(api: str, what: str, **body: object) -> list[dict[str, Any]]:
 
 def has_worker(client: PrefectHttpxSyncClient, pool: str) -> bool:
     """Whether a worker of the pool is online; False as long as there is no such pool."""
+    return num_workers(client, pool) > 0
+
+
+def num_workers(client: PrefectHttpxSyncClient, pool: str) -> int:
+    """How many workers of the pool are online; 0 as long as there is no such pool."""
     try:
         workers = client.post(f"/work_pools/{pool}/workers/filter", json={}).json()
     except httpx.HTTPStatusError as error:
         if error.response.status_code == httpx.codes.NOT_FOUND:
-            return False
+            return 0
         raise
-    return any(worker["status"] == "ONLINE" for worker in workers)
+    return sum(worker["status"] == "ONLINE" for worker in workers)

@@ -1,0 +1,117 @@
+"""A trainer over two hosts, with a generator on a third: hosts are lost and come back, and the ledger is exact.
+
+here: Prefect server, controller, Ceph ──┬── host-N-2: generator, scorer
+                                         ├── host-N-3: rank 0, sync_weights ◄═╗ gloo
+                                         └── host-N-4: rank 1 ◄═══════════════╝
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.campaigns.campaigns import assert_balanced, wait_until
+from support.campaigns.network import Host
+from support.campaigns.site import Site, made_site
+
+from millrace.runs.status import StatusReader
+from storage.progress import read_status
+
+pytestmark = [pytest.mark.campaign, pytest.mark.ceph, pytest.mark.faults, pytest.mark.timeout(1500)]
+
+RUN = "ranks"
+ALL, FEWER = "the trainer starts on 2 hosts: ", "the trainer starts on 1 of 2 hosts, "
+
+
+@pytest.fixture
+def site(tmp_path: Path, environment: dict[str, str]) -> Iterator[Site]:
+    with made_site(tmp_path, environment, 3) as site:
+        yield site
+
+
+def campaign(site: Site, **settings: object) -> list[str]:
+    network = site.hosts[0].network
+    placed = {
+        "placement.generate.work_pool": "generating",
+        "placement.score.work_pool": "generating",
+        "placement.train.work_pool": "training",
+        "placement.train.hosts": 2,
+        "placement.train.min_hosts": 1,
+        "placement.train.join_seconds": 15.0,
+        "placement.train.network": f"10.93.{network}.0/24",
+        "training.parallel.data": 2,
+        "weights.transport": "store",
+    }
+    return site.millrace.campaign(RUN, root=site.root, **{**placed, **settings})
+
+
+def host_of_job(site: Site, number: int) -> Host:
+    """The host that runs job `number` of the trainer."""
+    doing = read_status(site.store(RUN), "place-train", number)["doing"]
+    return next(host for host in site.hosts if doing == f"on {host.name}")
+
+
+def said(site: Site, sentence: str) -> int:
+    """How often a launcher or a rank has said a line that begins so."""
+    return sum(message.startswith(sentence) for message in site.messages())
+
+
+def seconds_until_said(site: Site, sentence: str, times: int) -> float:
+    began = time.monotonic()
+    wait_until(lambda: said(site, sentence) >= times, f"{sentence!r} {times} times", 300, every=1.0)
+    return time.monotonic() - began
+
+
+def row(what: str, seconds: float) -> None:
+    print(f"| {what} | {seconds:.0f} s |", flush=True)
+
+
+def test_hosts_of_the_trainer_are_cut_off_and_switched_off_and_come_back_and_the_ledger_is_exact(site: Site) -> None:
+    generating, *training = site.hosts
+    site.worker(generating, "generating")
+    for host in training:
+        site.worker(host, "training", "--limit", "1")
+    site.wait_for_workers("generating")
+    site.wait_for_workers("training", 2)
+    controller, log = site.start(*campaign(site, **{"training.max_steps": 2000}))
+    try:
+        site.wait_for_steps(RUN, 3, "three steps on three hosts")
+        first, second = host_of_job(site, 0), host_of_job(site, 1)
+        assert {first.name, second.name} == {host.name for host in training}, "each host has one of the jobs"
+        assert said(site, f"{ALL}{first.address}, {second.address}") == 1
+
+        second.cut()
+        row("a host without rank 0 is cut off: the rest go on", seconds_until_said(site, FEWER, 1))
+        site.wait_for_steps(RUN, 3, "steps on the host that is left")
+        second.mend()
+        row("it is back: all hosts go on", seconds_until_said(site, ALL, 2))
+        site.wait_for_steps(RUN, 3, "steps on both hosts again")
+
+        first.kill_all()
+        row("the host of rank 0 is switched off: the rest go on", seconds_until_said(site, FEWER, 2))
+        site.wait_for_steps(RUN, 3, "steps on the other host")
+        assert host_of_job(site, 0) == second, "the other host has given its place to the job of rank 0"
+        site.worker(first, "training", "--limit", "1")
+        row("it is back: all hosts go on", seconds_until_said(site, ALL, 3))
+        site.wait_for_steps(RUN, 3, "steps on both hosts at the end")
+        controller.terminate()
+        assert controller.wait(120) == 143, log.read_text()
+    finally:
+        controller.kill()
+        controller.wait()
+    resumed = site.millrace.run(*campaign(site, **{"training.max_steps": site.steps(RUN) + 3}), "--resume")
+    assert resumed.code == 0, resumed.output
+    status = StatusReader(site.store(RUN)).look()
+    assert status["state"] == "finished"
+    assert_balanced(status)
+
+
+def test_a_host_outside_the_trainer_s_network_is_named_before_any_rank_starts(site: Site) -> None:
+    site.worker(site.hosts[0], "training")
+    site.wait_for_workers("training")
+    settings = {"placement.generate.work_pool": None, "placement.score.work_pool": None}
+    ended = site.millrace.run(*campaign(site, **settings | {"placement.train.network": "192.168.77.0/24"}))
+    assert ended.code == 2, ended.output
+    last = ended.output.strip().splitlines()[-1]
+    assert "of work pool training: placement.train.network is 192.168.77.0/24, and host host-" in last
+    assert last.endswith("expected a network that every host of the trainer is in")
