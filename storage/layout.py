@@ -21,6 +21,7 @@ checkpoints/{data,log}/                 the trainer's, cursors inside the record
 weights/{data,log}/                     policy versions in transit, if the store is the transport
 weights/promoted/{data,log}/            checkpoints that passed the promotion gate, as Hugging Face folders
 progress/<stage>-<r>.json               status records, overwritten
+trainer_hosts.json                      where the first host of a trainer over several is, and their secret; overwritten
 curriculum/<block>.json                 which prompts a block of groups has, if there is a curriculum; written once
 evaluations/<version>.json              results of one policy version, on held-out prompts and further sets
 reports/<attempt>.md                    report on an attempt, for people: text, figures and plots
@@ -47,6 +48,7 @@ PROMOTED = "weights/promoted"
 CONSUMED = "streams/consumed"
 TRAINER_LOGPROBS = "streams/trainer_logprobs"
 PROGRESS = "progress"
+TRAINER_HOSTS = "trainer_hosts.json"
 CURRICULUM = "curriculum"
 EVALUATIONS = "evaluations"
 REPORTS = "reports"

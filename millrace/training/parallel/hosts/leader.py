@@ -32,14 +32,12 @@ from millrace.training.parallel.agent import (
     send_signal,
     verdict,
 )
+from millrace.training.parallel.hosts.address import LeaderAddress, publish
 from millrace.training.parallel.hosts.gathering import Gathering
 from millrace.training.parallel.hosts.link import Link
 from millrace.training.parallel.hosts.network import Hosts
-from storage.progress import write_progress
 from storage.stores.factory import open_store
 
-RECORD = "trainer-hosts"
-"""Name of the status record in which host 0 says where it is, and the secret that hosts have to know."""
 GRACE_SECONDS = 3.0
 """When hosts lose each other: for the ranks here to end by themselves, with an exit code that says more."""
 _LOOK_SECONDS = 0.2
@@ -60,8 +58,10 @@ class Leader:
         """Returns the stage's exit code when the ranks have ended for good."""
         secret = secrets.token_bytes(32)
         with Gathering(self._address, secret, self._hosts.hosts) as gathering:
-            own = {"attempt": self._hosts.attempt, "address": self._address, "port": gathering.port}
-            write_progress(open_store(self._hosts.run_url), RECORD, 0, {**own, "secret": secret.hex()})
+            own = LeaderAddress(
+                attempt=self._hosts.attempt, address=self._address, port=gathering.port, secret=secret.hex()
+            )
+            publish(open_store(self._hosts.run_url), own)
             while True:
                 members = self._wait_for_hosts(gathering)
                 code = self._train(gathering, members)

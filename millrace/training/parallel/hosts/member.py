@@ -30,11 +30,10 @@ from millrace.training.parallel.agent import (
     send_signal,
     verdict,
 )
-from millrace.training.parallel.hosts.leader import GRACE_SECONDS, RECORD, give_up
+from millrace.training.parallel.hosts.address import find
+from millrace.training.parallel.hosts.leader import GRACE_SECONDS, give_up
 from millrace.training.parallel.hosts.link import Link
 from millrace.training.parallel.hosts.network import Hosts
-from storage.errors import StorageError
-from storage.progress import read_status
 from storage.stores.factory import open_store
 
 _YIELD_SECONDS = 90.0
@@ -84,20 +83,15 @@ class Member:
 
     def _connect(self) -> Link | None:
         """A connection to host 0 of this attempt; None if it can't be had now."""
-        try:
-            record = read_status(self._store, RECORD, 0)
-        except (StorageError, OSError):
-            return None
-        if record.get("attempt") != self._hosts.attempt:
+        leader = find(self._store, self._hosts.attempt)
+        if leader is None:
             return None
         try:
             # From the own address in the trainer's network, by which host 0 knows this host.
-            connection = socket.create_connection(
-                (record["address"], record["port"]), _CONNECT_SECONDS, (self._address, 0)
-            )
-            link = Link(connection, bytes.fromhex(record["secret"]), leads=False)
+            connection = socket.create_connection((leader.address, leader.port), _CONNECT_SECONDS, (self._address, 0))
+            link = Link(connection, bytes.fromhex(leader.secret), leads=False)
         except OSError as error:
-            self._log(f"host 0 of the trainer can't be joined at {record['address']}: {error}")
+            self._log(f"host 0 of the trainer can't be joined at {leader.address}: {error}")
             return None
         link.send(join=self._hosts.host)
         return link
