@@ -77,6 +77,7 @@ def test_asked_to_stop_rank_0_drains_and_the_other_hosts_end_well(launched: list
     assert member.end() in (0, DRAINED)
 
 
+@pytest.mark.extended
 def test_a_host_that_is_asked_to_stop_alone_leaves_and_the_rest_wait_for_another(
     launched: list[HostLaunchers], folder: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_host_that_is_asked_to_stop_alone_leaves_and_the_rest_wait_for_another
     leader.wait_for(ALL, times=2)
 
 
+@pytest.mark.extended
 def test_with_min_hosts_the_trainer_goes_on_without_a_host_and_takes_it_in_when_it_comes(
     launched: list[HostLaunchers], folder: Path
 ) -> None:
