@@ -66,13 +66,16 @@ class Leader:
                 members = self._wait_for_hosts(gathering)
                 code = self._train(gathering, members)
                 # Rank 0 ends by the signal itself if it has not begun.
-                if not self._again or self._draining or code not in (DRAINED, -signal.SIGTERM):
-                    if code in (0, DRAINED):
-                        for link in members.values():
-                            link.send(over=True)
+                drained = code in (DRAINED, -signal.SIGTERM)
+                for link in members.values():
+                    if drained:
+                        # They join again, here or at a successor, unless they are asked to stop too.
+                        link.send(again=True)
+                    elif code == 0:
+                        link.send(over=True)
+                if not drained or not self._again or self._draining:
                     return code
                 for link in members.values():
-                    # It joins again.
                     link.close()
 
     def _wait_for_hosts(self, gathering: Gathering) -> dict[int, Link]:

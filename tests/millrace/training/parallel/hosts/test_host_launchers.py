@@ -73,8 +73,19 @@ def test_asked_to_stop_rank_0_drains_and_the_other_hosts_end_well(launched: list
     member.wait_for_ranks(1)
     for launcher in (leader, member):
         launcher.process.terminate()
+    assert (leader.end(), member.end()) == (DRAINED, DRAINED)
+
+
+def test_if_host_0_alone_is_asked_to_stop_the_others_wait_for_its_successor(
+    launched: list[HostLaunchers], folder: Path
+) -> None:
+    leader, member = two(launched, folder, "drain", "pid hang")
+    leader.wait_for_ranks(1)
+    member.wait_for_ranks(1)
+    leader.process.terminate()
     assert leader.end() == DRAINED
-    assert member.end() in (0, DRAINED)
+    wait_until(lambda: member.doing() == "waiting for host 0 of the trainer", "the other host to wait")
+    assert is_gone(member.rank_pids()[0])
 
 
 @pytest.mark.extended
