@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-war
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := configs flows tasks millrace storage dashboard benchmarks tests
 
-.PHONY: demo test test-all faults server deploy host install vllm smollm check format clean
+.PHONY: demo test test-all faults server deploy host install vllm smollm check gpu-check format clean
 
 # For `make server`, `make deploy` and `make host`. Variables already set in the environment are kept.
 PORT ?= 4200
@@ -74,6 +74,20 @@ check: $(VENV)/check  ## checks style, types and import direction
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# $(VENV) has the CPU builds of torch and vLLM. The CUDA builds, several GB, are for an environment of their own, and
+# nothing is installed before a GPU is seen.
+GPU_VENV := .venv-gpu
+
+gpu-check:  ## runs on a machine with GPUs what has never run on one, and writes gpu-check.txt; exit code 2 without a GPU
+	@nvidia-smi -L 2>/dev/null | grep -q '^GPU' || { echo "gpu-check: this machine has no GPU that nvidia-smi sees, so there is nothing to check." >&2; exit 2; }
+	@$(MAKE) --no-print-directory $(GPU_VENV)/test
+	PYTHONPATH=$(CURDIR) $(GPU_VENV)/bin/python -m benchmarks.gpu_check
+
+$(GPU_VENV)/test: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[gpu,lora,test]'
+	@touch $@
 
 format: $(VENV)/check  ## formats the sources
 	$(BIN)/ruff check --fix $(SOURCES)

@@ -1,9 +1,9 @@
-"""Trainers spread over gloo ranks beside one that is alone: what they disagree in, as a report.
+"""Trainers spread over ranks beside one that is alone: what they disagree in, as a report.
 
 test ─► torchrun ─► every rank: the same steps with both, for each layout and case ─► rank 0: report.json ─► test
 
-Started as `python -m torch.distributed.run … sharded_trainers.py REPORT`; which layouts there are follows from how many
-ranks were started.
+Started as `python -m torch.distributed.run … sharded_trainers.py REPORT DEVICE`; which layouts there are follows from
+how many ranks were started.
 """
 
 import json
@@ -152,11 +152,11 @@ CASES = {
 }
 
 
-def launch(ranks: int, report: Path) -> Report:
-    """Runs all cases on as many processes; their report."""
+def launch(ranks: int, report: Path, device: Literal["cpu", "cuda"] = "cpu") -> Report:
+    """Runs all cases on as many processes, over gloo on CPUs or over NCCL on GPUs; their report."""
     tests = Path(__file__).parents[2]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tests}:{tests.parent}"}
-    arguments = ["--standalone", f"--nproc-per-node={ranks}", __file__, str(report)]
+    arguments = ["--standalone", f"--nproc-per-node={ranks}", __file__, str(report), device]
     ran = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *arguments], env=environment, capture_output=True, text=True
     )
@@ -286,7 +286,7 @@ def _gradients(trainer: Trainer) -> Iterator[tuple[str, torch.Tensor]]:
 def _apart(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> float:
     """The largest relative distance of any tensor, in L2 norms; not a number where an expected one is 0."""
     assert expected.keys() == found.keys(), expected.keys() ^ found.keys()
-    apart = [(expected[name] - tensor).norm() / expected[name].norm() for name, tensor in found.items()]
+    apart = [(expected[name] - tensor.cpu()).norm() / expected[name].norm() for name, tensor in found.items()]
     return torch.stack(apart).max().item()
 
 
@@ -308,7 +308,7 @@ def main() -> None:
     torch.set_num_threads(1)
     report: Report = {}
     for data, tensor in LAYOUTS[int(os.environ["WORLD_SIZE"])]:
-        ranks = Ranks.join(data=data, tensor=tensor, device="cpu")
+        ranks = Ranks.join(data=data, tensor=tensor, device="cuda" if sys.argv[2] == "cuda" else "cpu")
         for name, case in ((name, case) for name, case in CASES.items() if case.runs_on(tensor)):
             report[f"{name} {data}x{tensor}"] = disagreement(case, ranks)
     if ranks.rank == 0:
