@@ -29,7 +29,7 @@ DEFAULT_CASES = {
 """(trainer ranks, generators, workers of each) by model."""
 PUBLISHED = {
     "LlamaRL (arXiv 2505.24034)": {"8b": "0.04", "70b": "1.15", "405b": "2.31"},
-    "NeMo-RL (pull requests 2413, 2971)": {"4b": "0.11 to 0.34", "397B mixture": "2.0 to 2.2"},
+    "NeMo-RL (pull requests 2413, 2971)": {"4b": "0.07 to 0.34", "397B mixture": "2.0 to 2.2"},
 }
 """Seconds of a weight update, as their authors measured them on H100."""
 TARGETS = {"planning": 2.0, "balance": 1.1}

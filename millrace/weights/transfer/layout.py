@@ -43,38 +43,47 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What each of several ranks holds of the same tensors, or needs of them."""
+    """What each of several ranks holds of the same tensors, or needs of them.
+
+    Raises ValueError for two tensors of the same name, a dtype that torch doesn't have, and a box that is not inside
+    its tensor.
+    """
 
     tensors: tuple[TensorSpec, ...]
     divisions: tuple[Division, ...]
-    """One per tensor; tensors that are divided alike share the object."""
+    """One per tensor; equal ones are one object."""
     size: int
     """Number of ranks."""
 
     def __post_init__(self) -> None:
         same: dict[Division, Division] = {}
         by_id: dict[int, Division] = {}
-        for division in self.divisions:
-            # Hashing a division takes time, and most tensors have the object of another.
+        checked: set[tuple[int, tuple[int, ...]]] = set()
+        if len({tensor.name for tensor in self.tensors}) < len(self.tensors):
+            raise ValueError("a layout has two tensors of the same name")
+        for tensor, division in zip(self.tensors, self.divisions, strict=True):
+            # Hashing and checking take time, and most tensors have the division of another.
             if id(division) not in by_id:
                 by_id[id(division)] = same.setdefault(division, division)
+            if (id(division), tensor.shape) not in checked:
+                _check(tensor, division, self.size)
+                checked.add((id(division), tensor.shape))
+            if not isinstance(getattr(torch, tensor.dtype, None), torch.dtype):
+                raise ValueError(f"{tensor.name} has the dtype {tensor.dtype}, which torch doesn't have")
         object.__setattr__(self, "divisions", tuple(by_id[id(division)] for division in self.divisions))
 
     @classmethod
     def of(cls, tensors: Iterable[TensorSpec], held: Sequence[Mapping[str, Region]]) -> Self:
         """From what each rank holds, by tensor; a name that is missing or a box without elements is nothing.
 
-        Raises ValueError for a name that is not among the tensors, a name that is there twice, and for a box that is
-        not inside its tensor.
+        Raises ValueError as the constructor, and for a name that is not among the tensors.
         """
         tensors = tuple(tensors)
         names = {tensor.name for tensor in tensors}
-        if len(names) < len(tensors):
-            raise ValueError("a layout has two tensors of the same name")
         for rank, line in enumerate(held):
             if unknown := sorted(line.keys() - names):
                 raise ValueError(f"rank {rank} holds {unknown[0]}, which is not in the layout")
-        divisions = (tuple(_checked(tensor, line.get(tensor.name)) for line in held) for tensor in tensors)
+        divisions = (tuple(_filled(line.get(tensor.name)) for line in held) for tensor in tensors)
         return cls(tensors, tuple(divisions), len(held))
 
     def held(self, rank: int) -> dict[str, Region]:
@@ -93,32 +102,31 @@ class Layout:
             if (box := division[rank]) is not None
         )
 
-    def described(self) -> tuple[Any, ...]:
-        """All of it, each way of dividing once: equal layouts have equal descriptions."""
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON, with each way of dividing once. Equal layouts have equal JSON."""
         numbers: dict[int, int] = {}
-        for division in self.divisions:
-            numbers.setdefault(id(division), len(numbers))
         tensors = [
-            (tensor.name, tensor.dtype, tensor.shape, numbers[id(division)])
+            [tensor.name, tensor.dtype, list(tensor.shape), numbers.setdefault(id(division), len(numbers))]
             for tensor, division in zip(self.tensors, self.divisions, strict=True)
         ]
-        return tensors, list({id(division): division for division in self.divisions}.values())
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
         return {
-            "tensors": [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in self.tensors],
-            "held": [self.held(rank) for rank in range(self.size)],
+            "size": self.size,
+            "tensors": tensors,
+            "divisions": list({id(division): division for division in self.divisions}.values()),
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError if the values are not a layout's."""
-        tensors = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in values["tensors"]]
-        lines = [
-            {name: tuple((begin, end) for begin, end in box) for name, box in line.items()} for line in values["held"]
+        """The inverse of `to_json`.
+
+        Raises KeyError, IndexError, TypeError or ValueError if the values are not a layout's.
+        """
+        divisions = [
+            tuple(None if box is None else tuple((begin, end) for begin, end in box) for box in division)
+            for division in values["divisions"]
         ]
-        return cls.of(tensors, lines)
+        tensors = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape, _ in values["tensors"])
+        return cls(tensors, tuple(divisions[number] for *_, number in values["tensors"]), values["size"])
 
 
 def volume(region: Region) -> int:
@@ -126,11 +134,17 @@ def volume(region: Region) -> int:
     return math.prod(end - begin for begin, end in region)
 
 
-def _checked(tensor: TensorSpec, region: Region | None) -> Region | None:
-    if region is None:
-        return None
-    if len(region) != len(tensor.shape) or any(
-        not 0 <= begin <= end <= extent for (begin, end), extent in zip(region, tensor.shape, strict=True)
-    ):
-        raise ValueError(f"{list(region)} is not a box of {tensor.name} {list(tensor.shape)}")
-    return region if volume(region) else None
+def _filled(region: Region | None) -> Region | None:
+    return None if region is None or not volume(region) else region
+
+
+def _check(tensor: TensorSpec, division: Division, size: int) -> None:
+    if len(division) != size:
+        raise ValueError(f"{tensor.name} has boxes of {len(division)} ranks; expected {size}")
+    for region in division:
+        if region is None:
+            continue
+        if len(region) != len(tensor.shape) or any(
+            not 0 <= begin < end <= extent for (begin, end), extent in zip(region, tensor.shape, strict=True)
+        ):
+            raise ValueError(f"{list(region)} is not a box of {tensor.name} {list(tensor.shape)}")

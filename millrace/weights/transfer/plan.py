@@ -62,7 +62,7 @@ class TransferPlan:
         """XXH3 (128 bits, hex) of everything that the plan depends on."""
         state = xxhash.xxh3_128(f"{_VERSION} {self.bucket_bytes} {self.source.size}\n".encode())
         for layout in (self.source, *(family.layout for family in self.families)):
-            state.update(repr(layout.described()).encode())
+            state.update(repr(layout.to_json()).encode())
         state.update(repr([family.chains for family in self.families]).encode())
         return state.hexdigest()
 

@@ -25,6 +25,22 @@ def test_a_layout_survives_json() -> None:
     assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
 
 
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"size": 2}, ValueError),
+        ({"divisions": []}, IndexError),
+        ({"divisions": [[None, None, [[0, 9], [0, 2]]]] * 3}, ValueError),
+        ({"tensors": [["a", "float77", [4, 2], 0]]}, ValueError),
+        ({"tensors": [["a", "float32"]]}, ValueError),
+        ({"tensors": 3}, TypeError),
+    ],
+)
+def test_json_that_is_no_layout_is_refused(change: dict[str, object], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Layout.from_json(Layout.of(SPECS, HELD).to_json() | change)
+
+
 def test_tensors_that_are_divided_alike_share_a_division() -> None:
     specs = [TensorSpec(f"{index}", "float32", (4,)) for index in range(3)]
     layout = Layout.of(specs, [{"0": ((0, 2),), "1": ((0, 2),), "2": ((0, 3),)}])

@@ -41,10 +41,11 @@ def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
 
 @st.composite
 def generators(draw: st.DrawFn, specs: tuple[TensorSpec, ...]) -> list[Layout]:
-    """Up to 5 generators of up to 2 layouts; what a worker needs is any box of each tensor."""
+    """Up to 5 generators of up to 3 layouts; what a worker needs is any box of each tensor, or nothing."""
     layouts = [whole_layout(specs)]
     for size in draw(st.lists(st.integers(1, 3), max_size=2)):
-        layouts.append(Layout.of(specs, [{spec.name: draw(boxes(spec.shape)) for spec in specs} for _ in range(size)]))
+        held = [{spec.name: draw(boxes(spec.shape)) for spec in specs if draw(st.booleans())} for _ in range(size)]
+        layouts.append(Layout.of(specs, held))
     return draw(st.lists(st.sampled_from(layouts), min_size=1, max_size=5))
 
 
