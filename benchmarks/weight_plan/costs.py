@@ -12,7 +12,7 @@ from millrace.weights.transfer.generator_layouts import vllm_layout
 from millrace.weights.transfer.plan import TransferPlan, plan_transfer
 from millrace.weights.transfer.trainer_layouts import fsdp_layout
 
-_MOST_SIMULATED_RANKS = 40
+_MOST_SIMULATED_RANKS = 128
 _GB = 1e9
 
 
