@@ -7,11 +7,12 @@ import torch
 from support.gpu.pretend_gpu import GPU, pretend_gpu
 from support.training.sharded_trainers import CASES, make_trainer, samples
 
-from millrace.training.checkpoints.blocks import blocks_to_write
-from millrace.training.checkpoints.image import FileImage
+from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.shm import HandoverRelay, HandoverWriter
+from storage.checkpoints import CheckpointWriter, load_file, read_latest
+from storage.stores.factory import open_store
 
 ID = WeightsId(incarnation=0, policy_version=1, t_offered=0.0)
 
@@ -45,22 +46,25 @@ def test_the_weights_of_a_trainer_without_adapters_are_its_live_ones_and_take_no
         assert gpu.peak == before
 
 
-def test_a_checkpoint_is_copied_to_the_host_once() -> None:
-    with pretend_gpu() as gpu:
-        trainer = make_trainer(CASES["llama aipo"], Ranks.alone(GPU), None)
+def test_a_checkpoint_is_copied_to_the_host_once_and_the_same_trainer_comes_of_it(tmp_path: Path) -> None:
+    store, ranks = open_store(str(tmp_path)), Ranks.alone(GPU)
+    with pretend_gpu() as gpu, AsyncCheckpoints(store, ranks, CheckpointWriter(store)) as checkpoints:
+        trainer = make_trainer(CASES["llama aipo"], ranks, None)
         trainer.step(samples(5, seed=0))
-        tensors = trainer.tensors()
         gpu.forget()
         before = gpu.peak = gpu.in_use
-        nbytes = 0
-        for kind, named in tensors.items():
-            blocks = dict(blocks_to_write(named, 0))
-            FileImage(kind, blocks, 1).take(blocks)
-            nbytes += sum(block.values.nbytes for block in blocks.values() if block.values.is_cuda)
-        assert nbytes == 3 * sum(one.nbytes for one in trainer.weights().values())
-        assert gpu.copied_to_host.total() == nbytes
+        checkpoints.begin(1, trainer.tensors(), {})
+        checkpoints.finish()
+        # Weights and both moments.
+        assert gpu.copied_to_host.total() == 3 * sum(one.nbytes for one in trainer.weights().values())
         assert not gpu.waits
         assert gpu.peak == before
+        found = read_latest(store)
+        assert found is not None
+        other = make_trainer(CASES["llama aipo"], ranks, None)
+        other.restore(1, {name: bytes(load_file(store, ref)) for name, ref in found.files.items()})
+        assert other.state() == trainer.state()
+        other.step(samples(5, seed=1))
 
 
 @pytest.mark.parametrize("name", ["llama aipo", "qwen3 gspo", "qwen3 lora"])

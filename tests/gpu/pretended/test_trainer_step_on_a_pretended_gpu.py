@@ -10,22 +10,26 @@ Where the CPU waits for a GPU, the GPU then waits for the CPU: it has nothing qu
 | step          | 1 copy of 8 bytes per token | log π of the tokens, which is stored |
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.gpu.pretend_gpu import GPU, PretendGpu, pretend_gpu
 from support.training.sharded_trainers import CASES, Case, make_trainer, samples
 
 from configs.training import LossName
+from millrace.training.attention.packed import packed_attention
+from millrace.training.batch import microbatches
 from millrace.training.losses.base import Loss, LossTokens, TokenLosses
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.training.trainer import Trainer
 
-# FSDP2, which one process with a `compute_dtype` uses too, asks for CUDA's streams; transformers' mixtures of experts
-# ask for the device's capability.
-_WHOLE = sorted(name for name, case in CASES.items() if case.compute_dtype is None and "moe" not in name)
+_WHOLE = sorted(name for name, case in CASES.items() if case.compute_dtype is None)
+_IN_16_BITS = ["llama aipo bfloat16", "qwen3 gspo", "qwen3 lora", "gemma3 one prompt", "qwen3_moe aipo"]
 _NUMBER = 8
 """Bytes of a float64."""
 _COLUMNS = 7
@@ -45,9 +49,17 @@ class Counting(Loss):
         return self._own(tokens)
 
 
+@pytest.fixture
+def gloo() -> Iterator[None]:
+    """A process group of one, as there is no NCCL: with a `compute_dtype` a single process is sharded by FSDP2 too."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
 def stepped(case: Case, gpu: PretendGpu) -> tuple[Trainer, int]:
     """A trainer on `gpu` after two steps, and the microbatches of the second, whose counts `gpu` has."""
-    trainer = make_trainer(case, Ranks.alone(GPU), None)
+    trainer = make_trainer(case, Ranks.alone(GPU), case.compute_dtype)
     trainer.step(samples(5, seed=0, shared_prompt=case.shared_prompt))
     loss = Counting(trainer.loss)
     trainer.train_with(loss)
@@ -76,6 +88,10 @@ def test_a_step_waits_for_the_gpu_as_often_as_listed_above(name: str, dtype: tor
     case = replace(CASES[name], dtype=dtype)
     with pretend_gpu() as gpu:
         _, num_microbatches = stepped(case, gpu)
+    assert_listed(gpu, case, num_microbatches)
+
+
+def assert_listed(gpu: PretendGpu, case: Case, num_microbatches: int) -> None:
     training = case.training
     updates = training.minibatches * training.epochs
     assert gpu.waits.pop("training/optimization/gradients.py:clipped_norm") == updates
@@ -87,8 +103,49 @@ def test_a_step_waits_for_the_gpu_as_often_as_listed_above(name: str, dtype: tor
     assert copied.pop("training/step_report.py:report") == num_tokens * _NUMBER
     if training.kl.coefficient:
         # The reference's table of rotary frequencies. Its weights come from the CPU, and are not copied back.
-        assert copied.pop("models/offload.py:visiting") < 64
+        assert copied.pop("models/offload.py:<lambda>") < 64
     assert not copied
+
+
+@pytest.mark.usefixtures("gloo")
+@pytest.mark.parametrize("name", _IN_16_BITS)
+def test_under_fsdp_in_16_bits_a_step_is_that_of_a_cpu_to_rounding_and_waits_no_more_often(name: str) -> None:
+    case = replace(CASES[name], compute_dtype="bfloat16")
+    on_cpu = make_trainer(case, ALONE, "bfloat16")
+    for seed in range(2):
+        on_cpu.step(samples(5, seed=seed, shared_prompt=case.shared_prompt))
+    with pretend_gpu() as gpu:
+        trainer, num_microbatches = stepped(case, gpu)
+        assert_listed(gpu, case, num_microbatches)
+        found = {name: weight.cpu() for name, weight in trainer.weights().items()}
+    # The CPU has no kernel for packed sequences, and the GPU computes with nothing else here.
+    assert gpu.cuda_only["torch_attn._varlen_attn.default"] > 0
+    for name, other in on_cpu.weights().items():
+        assert (found[name] - other).norm() < 0.002 * other.norm()
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("shared_prompt", [0, 30])
+def test_the_kernel_for_packed_sequences_is_asked_for_what_one_call_for_each_length_computes(
+    shared_prompt: int, window: int | None
+) -> None:
+    [batch] = microbatches(samples(9, seed=0, shared_prompt=shared_prompt), 10_000)
+    torch.manual_seed(0)
+    shapes = [(1, heads, len(batch.input_ids_S), 16) for heads in (4, 2, 2)]
+    halves = [torch.randn(shape, dtype=torch.bfloat16).requires_grad_() for shape in shapes]
+    with pretend_gpu() as gpu:
+        packing = batch.to(GPU)
+        on_gpu = [half.detach().to(GPU).requires_grad_() for half in halves]
+        attend = partial(packed_attention, torch.nn.Identity(), scaling=0.125, sliding_window=window)
+        out, _ = attend(*on_gpu, None, packing=packing)
+        out.float().square().sum().backward()
+        grads = [one.grad.cpu() for one in on_gpu if one.grad is not None]
+    assert gpu.cuda_only.total() == 2
+    expected, _ = attend(*(half.float() for half in halves), None, packing=batch)
+    expected.square().sum().backward()
+    for found, half in zip(grads, halves, strict=True):
+        assert half.grad is not None
+        assert (found - half.grad).norm() < 0.02 * half.grad.norm(), "bfloat16 has 8 bits"
 
 
 @pytest.mark.parametrize("loss", get_args(LossName))
@@ -98,11 +155,3 @@ def test_no_loss_waits_for_the_gpu(loss: str) -> None:
         stepped(case, gpu)
     expected = {"training/losses/base.py:check_finite", "training/optimization/gradients.py:clipped_norm"}
     assert set(gpu.waits) == expected
-
-
-def test_16_bit_weights_are_attended_to_by_the_kernel_for_packed_sequences() -> None:
-    case = replace(CASES["llama aipo"], dtype=torch.bfloat16)
-    with pretend_gpu() as gpu:
-        stepped(case, gpu)
-    assert gpu.stood_in["torch_attn._varlen_attn.default"] > 0
-    assert gpu.stood_in["torch_attn._varlen_attn_backward.default"] > 0

@@ -6,7 +6,8 @@
 
 torch's FakeTensorMode knows devices as well, but a build of torch without CUDA refuses the backward pass of its `cuda`
 tensors: autograd's engine asks for the accelerator's stream. It also has no values. Here numbers are real: a step on
-this GPU is that of a CPU, bit for bit. Kernels that only CUDA has are replaced by stand-ins.
+this GPU is that of a CPU, bit for bit. Kernels that only CUDA has are replaced (`cuda_kernels.py`), and so are streams
+(`cuda_streams.py`).
 """
 
 import traceback
@@ -18,7 +19,9 @@ from unittest.mock import patch
 from weakref import finalize
 
 import torch
-import torch.nn.attention.varlen  # registers its operations
+from support.gpu.cuda_kernels import KERNELS
+from support.gpu.cuda_streams import cuda_streams
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -47,33 +50,43 @@ class PretendGpu:
         """How often the CPU waited for a value of the device, by `file:function` of Millrace."""
         self.copied_to_host: Counter[str] = Counter()
         """Bytes copied from the device to the CPU's memory, by place."""
-        self.stood_in: Counter[str] = Counter()
-        """How often a stand-in replaced a kernel of CUDA, by the operation's name."""
+        self.cuda_only: Counter[str] = Counter()
+        """How often a kernel that only CUDA has was asked for, by the operation's name."""
         self.in_use = 0
         """Bytes of the device's memory that live tensors take."""
         self.peak = 0
         """The most bytes in use at once; set it to `in_use` to measure anew."""
         self.heading: torch.device | None = None
         """Where the copy that is being made is going; None if none is."""
-        self._devices = WeakIdKeyDictionary()
+        self._nbytes = WeakIdKeyDictionary()
+        """The device's storages, and a list of one: the bytes that each is counted with."""
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         """Where `tensor` counts as being."""
+        if isinstance(tensor, DTensor):
+            tensor = tensor._local_tensor
         if tensor.is_meta:
             return torch.device("meta")
-        found: torch.device = self._devices.get(tensor.untyped_storage(), CPU)
-        return found
+        return GPU if tensor.untyped_storage() in self._nbytes else CPU
 
     def place(self, tensor: torch.Tensor) -> None:
         """Counts the storage of `tensor` as the device's."""
         storage = tensor.untyped_storage()
-        if tensor.is_meta or storage in self._devices:
-            return
-        self._devices[storage] = GPU
-        nbytes = storage.nbytes()
-        self.in_use += nbytes
-        self.peak = max(self.peak, self.in_use)
-        finalize(storage, self._free, nbytes)
+        if not tensor.is_meta and storage not in self._nbytes:
+            counted = self._nbytes[storage] = [0]
+            self._count(counted, storage.nbytes())
+            finalize(storage, self._count, counted, 0)
+
+    def resizing(self, resize: Callable[..., Any]) -> Callable[..., Any]:
+        """`resize` of torch's storages, by which FSDP2 frees what it gathered."""
+
+        def resized(storage: torch.UntypedStorage, nbytes: int) -> Any:
+            done = resize(storage, nbytes)
+            if (counted := self._nbytes.get(storage)) is not None:
+                self._count(counted, nbytes)
+            return done
+
+        return resized
 
     def grouped(self, group: Callable[..., Any]) -> Callable[..., Any]:
         """`group` of torch, with the device that tensors count as being on."""
@@ -89,8 +102,10 @@ class PretendGpu:
         self.waits.clear()
         self.copied_to_host.clear()
 
-    def _free(self, nbytes: int) -> None:
-        self.in_use -= nbytes
+    def _count(self, counted: list[int], nbytes: int) -> None:
+        self.in_use += nbytes - counted[0]
+        counted[0] = nbytes
+        self.peak = max(self.peak, self.in_use)
 
 
 @contextmanager
@@ -103,6 +118,8 @@ def pretend_gpu() -> Iterator[PretendGpu]:
         patch.multiple(torch.Tensor, create=True, **seen),
         # torch's own grouping by device, which gradient clipping and AdamW use, is written in C++.
         patch.object(torch._C, "_group_tensors_by_device_and_dtype", gpu.grouped(_GROUPED)),
+        patch.object(torch.UntypedStorage, "resize_", gpu.resizing(torch.UntypedStorage.resize_), create=True),
+        cuda_streams(),
         _Operations(gpu),
         _Python(gpu),
     ):
@@ -176,6 +193,9 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if DTensor in types:
+            # It calls the same for its part of the tensor.
+            return NotImplemented
         kwargs, gpu = dict(kwargs or {}), self._gpu
         if gpu.heading is not None and func is _ATEN._to_copy.default:
             moved = func(*args, **kwargs)
@@ -196,9 +216,9 @@ class _Operations(TorchDispatchMode):
             raise MixedDevices(f"{func} at {_place()} gets tensors of {GPU} and of the CPU")
         if func in _READ or func in _UNKNOWN_SIZE or _is_masked(func, args) or _is_unsized_repeat(func, args, kwargs):
             gpu.waits[_place()] += 1
-        if func in _STAND_INS:
-            gpu.stood_in[str(func)] += 1
-        made = _STAND_INS.get(func, func)(*args, **kwargs)
+        if func in KERNELS:
+            gpu.cuda_only[str(func)] += 1
+        made = KERNELS.get(func, func)(*args, **kwargs)
         for one in tree_leaves(made):
             if isinstance(one, torch.Tensor):
                 gpu.place(one)
@@ -220,28 +240,3 @@ def _place() -> str:
         if "/millrace/" in frame.filename:
             return f"{frame.filename.rpartition('/millrace/')[2]}:{frame.name}"
     return "elsewhere"
-
-
-def _attended(query: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    logsumexp = query.new_zeros(query.shape[1], query.shape[0], dtype=torch.float32)
-    return torch.zeros_like(query), logsumexp, query.new_zeros(2, dtype=torch.uint64)
-
-
-def _attended_backward(
-    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-
-
-def _added_product(
-    summand: torch.Tensor, left: torch.Tensor, right: torch.Tensor, out_dtype: torch.dtype, *, out: torch.Tensor
-) -> torch.Tensor:
-    return out.copy_(summand + left.to(out_dtype) @ right.to(out_dtype))
-
-
-_STAND_INS: dict[Any, Callable[..., Any]] = {
-    # Shapes and devices of flash attention, which has no CPU kernel; its values are 0.
-    torch.ops.torch_attn._varlen_attn.default: _attended,
-    torch.ops.torch_attn._varlen_attn_backward.default: _attended_backward,
-    _ATEN.addmm.dtype_out: _added_product,
-}
