@@ -16,9 +16,10 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -73,6 +74,9 @@ class Stage:
     """Asked to stop. A plain flag: a signal handler that sets an Event hangs if it interrupts that Event's own wait."""
     owing: bool = False
     """While set, no heartbeat is sent: the stage waits for results of its own engine, and only those are progress."""
+
+    process: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Tells this process from its predecessors, whose status record it continues."""
 
     def __post_init__(self) -> None:
         # Seconds and counts continue where the predecessor's last status record left them.
@@ -218,6 +222,7 @@ class Stage:
         # This process's own values come last: they replace its predecessor's.
         own = {
             "pid": os.getpid(),
+            "process": self.process,
             "t": time.time(),
             "attempt": self.arguments.attempt,
             "doing": self._doing,

@@ -184,6 +184,8 @@ class Generator:
             policy_version=weights.id.policy_version,
             incarnation=weights.id.incarnation,
             t_updated=time.time(),
+            # Its successor repeats this record.
+            acknowledged_by=self.stage.process,
             weights_digest=fingerprint.digest,
             weights_route=self.reader.last_route,
             pause_seconds=pause_seconds,

@@ -17,7 +17,7 @@ from millrace.weights.base import WeightsId
 
 Status = Mapping[str, Any]
 """A generator's status record, empty if there is none. Read: `incarnation`, `policy_version`, `weights_digest`,
-`t_updated`, `t_main`, `t_ready`, `pause_seconds`, `weights_route`."""
+`t_updated`, `process`, `acknowledged_by`, `t_ready`, `pause_seconds`, `weights_route`."""
 
 _Version = tuple[int, int]
 """Incarnation, policy version."""
@@ -177,8 +177,8 @@ class _Generator:
 
 
 def _acknowledged(status: Status) -> _Version:
-    # A process that has just started repeats its predecessor's record.
-    if status.get("t_updated", 0.0) < status.get("t_main", 0.0):
+    # A process that has just started repeats its predecessor's record. Times don't tell: a clock may be set back.
+    if status.get("acknowledged_by") != status.get("process"):
         return _NOTHING
     return status.get("incarnation", -1), status.get("policy_version", -1)
 

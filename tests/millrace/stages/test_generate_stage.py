@@ -210,6 +210,7 @@ def test_an_update_is_acknowledged_with_version_digest_route_and_pause(workshop:
     assert (status["incarnation"], status["policy_version"]) == (2, 3)
     assert status["weights_digest"] == fingerprint(TENSORS).digest
     assert (status["weights_route"], status["pause_seconds"]) == ("shm", 0.25)
+    assert status["acknowledged_by"] == status["process"]
 
 
 @pytest.mark.parametrize(("trainer", "alarms"), [(-0.5005, 0), (-0.502, 1)])

@@ -314,7 +314,7 @@ def test_a_generator_that_started_again_is_noticed_after_everything_had_arrived(
     for generator in range(2):
         world.acknowledge(generator, pushed)
     world.run_once(after_seconds=1)
-    world.acknowledge(1, pushed, t_updated=START, t_main=START + 2, t_ready=START + 3)
+    world.acknowledge(1, pushed, process="another", t_ready=START + 3)
     world.run_once(after_seconds=3)
     world.run_once(after_seconds=31)
     assert len(world.heard) == 1

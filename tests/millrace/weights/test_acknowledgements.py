@@ -187,10 +187,18 @@ def test_what_a_predecessor_acknowledged_does_not_count_for_a_generator_that_sta
     push(acks, version(12))
     before = status(version(12))
     assert acks.look([before], START + 1).arrival is not None
-    again = before | {"t_main": START + 5, "t_ready": START + 6}
+    again = before | {"process": "another", "t_ready": START + 6}
     assert sentences(acks.look([again], START + 7)) == []
     assert acks.awaited
     assert sentences(acks.look([again], START + 7 + DEADLINE + 1)) != []
     assert acks.late == [0]
-    there = again | {"t_updated": START + 50, "weights_route": "shm"}
+    there = again | {"t_updated": START + 50, "acknowledged_by": "another", "weights_route": "shm"}
     assert sentences(acks.look([there], START + 51)) == ["generator 0 is back at version 12 after 44 s, by shm"]
+
+
+def test_a_generator_whose_clock_was_set_back_after_it_started_is_heard() -> None:
+    acks = tracked(1)
+    push(acks, version(12))
+    there = status(version(12)) | {"t_main": START, "t_updated": START - 3600}
+    assert acks.look([there], START + 1).arrival is not None
+    assert not acks.awaited
