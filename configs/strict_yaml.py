@@ -51,6 +51,8 @@ def parse_document(text: str) -> object:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ValueError(f"{where}{error.problem or error.context}") from error
+    except RecursionError as error:
+        raise ValueError("lists or sections are nested too deeply") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         column = error.position - (text.rfind("\n", 0, error.position) + 1) + 1

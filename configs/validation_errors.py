@@ -101,8 +101,10 @@ def _expectation(key: str) -> str:
     section, name = _split(key)
     field = dotted_fields().get(key) or _in_named_section(key).get(name)
     if field is None:
-        # A name in a mapping of sections.
-        below: type[Section] = get_args(dotted_fields()[section].annotation)[1]
+        # A name in a mapping.
+        below: type = get_args(dotted_fields()[section].annotation)[1]
+        if not is_section(below):
+            return _phrase(below)
         return f"a section with {', '.join(known for known, one in below.model_fields.items() if one.is_required())}"
     if is_section(field.annotation):
         required = [

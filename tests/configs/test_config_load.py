@@ -199,6 +199,10 @@ FILE_ERRORS = {
     "training:\n  3: 1": "FILE: line 2, column 3: a key is not text; expected a YAML file",
     "[1]: 1": "FILE: line 1, column 1: a key is not text; expected a YAML file",
     "a: [1,\nb: 2": "FILE: line 2, column 5: expected ',' or ']', but got '<stream end>'; expected a YAML file",
+    "a: " + "[" * 20_000: "FILE: lists or sections are nested too deeply; expected a YAML file",
+    "training: {max_steps: 1}\nscoring: {reward: weighted_sum, weights: {math: x}}": (
+        'FILE: scoring.weights.math is "x"; expected a finite number'
+    ),
     "seed: 1\n\x07": "FILE: line 2, column 1: special characters are not allowed; expected a YAML file",
     "seed: !!python/name:os.system": (
         "FILE: line 1, column 7: could not determine a constructor for the tag "
@@ -207,7 +211,7 @@ FILE_ERRORS = {
 }
 
 
-@pytest.mark.parametrize("text", FILE_ERRORS)
+@pytest.mark.parametrize("text", FILE_ERRORS, ids=lambda text: text[:30])
 def test_an_error_in_the_file_gets_its_sentence(write: Write, text: str) -> None:
     [sentence] = validation_errors(write(text))
     assert sentence == FILE_ERRORS[text]
@@ -263,6 +267,7 @@ OVERRIDE_ERRORS = {
         "letter, other than held_out; found 'held_out'"
     ),
     "generation.engine_args=": "--set: generation.engine_args is empty; expected a section with names and values",
+    "scoring.weights.math=high": '--set: scoring.weights.math is "high"; expected a finite number',
     "storage.root=": "--set: storage.root is empty; expected text of at least one character",
     "generation.groups_per_batch=999": (
         "FILE with --set: generation.groups_per_batch is 999 and training.groups_per_step is 64; "
