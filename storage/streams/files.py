@@ -41,19 +41,29 @@ def put_file(store: Store, path: str, data: BytesLike) -> FileRef:
 
 
 def get_file(source: Source, ref: FileRef, *, record: int | None = None) -> memoryview:
-    """The file's bytes, length and checksum verified. Raises StreamCorrupt, naming `record`."""
-    try:
-        data = source.get(ref.path)
-    except NotInStore as error:
-        raise StreamCorrupt(ref.path, "the file is missing", record) from error
-    except BadName as error:
-        raise StreamCorrupt(ref.path, "no file can have this name", record) from error
+    """The file's bytes, length and checksum verified. Raises StreamCorrupt, naming `record`.
+
+    What does not fit is read once more: it may have been damaged on the way here.
+    """
+    problem: str | None = None
+    for _ in range(2):
+        try:
+            data = source.get(ref.path)
+        except NotInStore as error:
+            raise StreamCorrupt(ref.path, "the file is missing", record) from error
+        except BadName as error:
+            raise StreamCorrupt(ref.path, "no file can have this name", record) from error
+        if (problem := _misfit(data, ref)) is None:
+            return data
+    assert problem is not None
+    raise StreamCorrupt(ref.path, problem, record)
+
+
+def _misfit(data: BytesLike, ref: FileRef) -> str | None:
     if len(data) != ref.bytes:
-        raise StreamCorrupt(ref.path, f"the file has {len(data)} bytes, expected {ref.bytes}", record)
+        return f"the file has {len(data)} bytes, expected {ref.bytes}"
     found = checksum(data)
-    if found != ref.checksum:
-        raise StreamCorrupt(ref.path, f"the file's checksum is {found}, expected {ref.checksum}", record)
-    return data
+    return None if found == ref.checksum else f"the file's checksum is {found}, expected {ref.checksum}"
 
 
 def checksum(data: BytesLike) -> str:

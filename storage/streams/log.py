@@ -145,9 +145,18 @@ class LogReader:
             if not self._is_passed():
                 return None
             data = self._get_missing(file)
+        try:
+            record = self._verified(data, file)
+        except StreamCorrupt:
+            # It may have been damaged on the way here.
+            data = bytes(self._source.get(file))
+            record = self._verified(data, file)
+        return record, self.cursor.after(record, _digest(data))
+
+    def _verified(self, data: bytes, file: str) -> Record:
         record = decode(data, file)
         _check_follows(record, self.cursor, file)
-        return record, self.cursor.after(record, _digest(data))
+        return record
 
     def to_head(self) -> LogCursor:
         """Pass every record committed so far. Raises StreamCorrupt."""
@@ -295,14 +304,15 @@ def _check_follows(record: Record, cursor: LogCursor, file: str) -> None:
 
 
 def _get_passed(source: Source, file: str, digest: str) -> bytes:
-    """The bytes of a record that was read before and had the sha256 `digest`."""
-    try:
-        data = bytes(source.get(file))
-    except NotInStore as error:
-        raise StreamCorrupt(file, "the record is missing, but a cursor has passed it") from error
-    if _digest(data) != digest:
-        raise StreamCorrupt(file, "the record is not the one that the cursor has passed")
-    return data
+    """The bytes of a record that was read before and had the sha256 `digest`; what does not fit is read once more."""
+    for _ in range(2):
+        try:
+            data = bytes(source.get(file))
+        except NotInStore as error:
+            raise StreamCorrupt(file, "the record is missing, but a cursor has passed it") from error
+        if _digest(data) == digest:
+            return data
+    raise StreamCorrupt(file, "the record is not the one that the cursor has passed")
 
 
 def _digest(data: bytes) -> str:

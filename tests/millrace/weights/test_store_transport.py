@@ -237,14 +237,14 @@ def test_a_reader_that_holds_a_version_does_not_need_its_anchor_any_more(
     assert_taken(reader.take(None), weights(3))
 
 
-def test_a_delta_that_arrives_damaged_once_is_made_good_from_the_anchor(store: DictStore, tmp_path: Path) -> None:
-    faulty = FaultyStore(store, 8, bit_flip=Fault(calls=frozenset([1]), paths=DATA))
+def test_a_delta_that_arrives_damaged_twice_is_made_good_from_the_anchor(store: DictStore, tmp_path: Path) -> None:
+    faulty = FaultyStore(store, 8, bit_flip=Fault(calls=frozenset([1, 2]), paths=DATA))
     writer, reader = StoreWriter(store), StoreReader(faulty, tmp_path / "received")
     writer.offer(weights(0))
     assert_taken(reader.take(None), weights(0))
     writer.offer(weights(1))
     assert_taken(reader.take(weights(0).id), weights(1))
-    assert faulty.fired == {"bit_flip": 1}, "seed 8"
+    assert faulty.fired == {"bit_flip": 2}, "seed 8"
 
 
 @pytest.mark.parametrize("order", [[2], [2, 1], [1, 1], [1, 3]], ids=["wrong base", "swapped", "twice", "one left out"])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
+from support.stores.faulty_store import Fault, FaultyStore
 
 from storage import layout
 from storage.errors import Fenced, PartCorrupt, PartRemoved, SchemaUnknown, StreamCorrupt
@@ -591,6 +592,24 @@ def test_parts_whose_replies_were_lost_are_committed_once(
     for _ in range(3):
         writer.write(make_trajectories(writer.rows), tokens=0)
     assert row_ids(read_all(StreamReader(store, STREAM, TRAJECTORY))) == list(range(12))
+
+
+@pytest.mark.parametrize("paths", ["*/seg/*", "*/log/*"])
+def test_what_is_damaged_on_its_way_to_the_reader_is_read_once_more(memory_store: MemoryStore, paths: str) -> None:
+    writer = StreamWriter(memory_store, STREAM, METRIC, "w")
+    for _ in range(3):
+        writer.write(metrics([0.5]), tokens=0)
+    faulty = FaultyStore(memory_store, 3, bit_flip=Fault(calls=frozenset([0, 2]), paths=paths))
+    reader = StreamReader(faulty, STREAM, METRIC)
+    assert len(read_all(reader)) == 3
+    assert faulty.fired == {"bit_flip": 2}, "seed 3"
+
+
+def test_what_is_damaged_twice_in_a_row_is_damage(memory_store: MemoryStore) -> None:
+    StreamWriter(memory_store, STREAM, METRIC, "w").write(metrics([0.5]), tokens=0)
+    faulty = FaultyStore(memory_store, 3, bit_flip=Fault(calls=frozenset([0, 1]), paths="*/seg/*"))
+    with pytest.raises(PartCorrupt, match="checksum"):
+        read_all(StreamReader(faulty, STREAM, METRIC))
 
 
 class Losing(MemoryStore):
