@@ -9,6 +9,7 @@ from typing import Any
 
 from storage import layout
 from storage.errors import NotInStore
+from storage.json_text import parse_json
 from storage.stores.base import Store
 
 
@@ -30,7 +31,7 @@ def read_progress(store: Store) -> dict[str, dict[str, Any]]:
 
 def _read(store: Store, path: str) -> dict[str, Any]:
     try:
-        values = json.loads(bytes(store.get(path)))
+        values = parse_json(bytes(store.get(path)))
     except (NotInStore, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

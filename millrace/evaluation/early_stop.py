@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 
 from millrace.evaluation.results import Result, ResultsReader, comparable
 from storage import layout
-from storage.errors import NotInStore
+from storage.errors import NotInStore, StreamCorrupt
+from storage.json_text import parse_json
 from storage.stores.base import Store
 
 
@@ -60,8 +61,11 @@ def stop_if_no_better(store: Store, attempt: int, stop_after: int) -> None:
 
 
 def read_early_stop(store: Store, attempt: int) -> EarlyStop | None:
-    """Why the attempt's trainer is to end early; None if it is not."""
+    """Why the attempt's trainer is to end early; None if it is not. Raises StreamCorrupt."""
+    path = layout.early_stop(attempt)
     try:
-        return EarlyStop(**json.loads(bytes(store.get(layout.early_stop(attempt)))))
+        return EarlyStop(**parse_json(bytes(store.get(path))))
     except NotInStore:
         return None
+    except (ValueError, TypeError) as error:
+        raise StreamCorrupt(path, f"it does not say why training ends: {error}; delete it to train on") from error

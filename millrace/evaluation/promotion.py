@@ -20,6 +20,7 @@ from millrace.evaluation.results import read_result
 from storage import layout
 from storage.checkpoints import Checkpoint, read_latest
 from storage.errors import NotInStore, StreamCorrupt
+from storage.json_text import parse_json
 from storage.stores.base import Store, checked_path
 from storage.streams.files import FileRef, get_file
 
@@ -148,10 +149,10 @@ def write_decision(store: Store, attempt: int, decision: Decision) -> None:
 
 
 def read_decision(store: Store, attempt: int) -> Decision | None:
-    """The decision at the end of `attempt`; None if the attempt did not get that far."""
+    """The decision at the end of `attempt`; None if the attempt did not get that far, or its file can't be read."""
     try:
-        return Decision(**json.loads(bytes(store.get(layout.promotion(attempt)))))
-    except NotInStore:
+        return Decision(**parse_json(bytes(store.get(layout.promotion(attempt)))))
+    except (NotInStore, ValueError, TypeError):
         return None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from storage import layout
 from storage.errors import NotInStore, StreamCorrupt
+from storage.json_text import parse_json
 from storage.stores.base import Store
 
 Result = dict[str, Any]
@@ -68,7 +69,7 @@ class ResultsReader:
 def parse_result(data: bytes, path: str) -> Result:
     """The result in the file at `path`. Raises StreamCorrupt."""
     try:
-        result: Result = json.loads(data)
+        result: Result = parse_json(data)
         sets = {name: _with_types(one, _REQUIRED_OF_SET) for name, one in result.get("sets", {}).items()}
         return {**_with_types(result, _REQUIRED), **({"sets": sets} if sets else {})}
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -10,16 +10,17 @@
 Reading changes nothing. A damaged record is never moved, because everything behind it depends on it.
 """
 
-import json
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from millrace.errors import LedgerMismatch
 from millrace.evaluation.results import parse_result
+from millrace.maintenance.attempt_records import check_record
 from millrace.maintenance.checkpoint_audit import CheckpointAudit
 from millrace.maintenance.listing import Contents, StoredStream, run_scoring
 from millrace.maintenance.orphans import orphans
 from millrace.maintenance.quarantine import reason_set_aside, set_aside
+from millrace.models.start_folder import parse_manifest
 from millrace.selection.blocks import parse_block
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoint_of
@@ -129,17 +130,12 @@ class _Check:
         self.report.findings.append(finding)
 
     def _json_files(self) -> None:
-        """Small files that are written once and have no checksum must at least be JSON objects."""
+        """Small files that are written once and have no checksum must at least hold what they should, as JSON."""
         for path in (layout.RUN, *(entry.path for entry in self.contents.below(layout.ATTEMPTS))):
-            data = bytes(self.store.get(path))
             try:
-                values = json.loads(data)
-            except ValueError as error:
-                self._find("damaged", path, f"not JSON: {error}")
-                continue
-            if not isinstance(values, dict):
-                self._find("damaged", path, "not a JSON object")
-            self.report.bytes += len(data)
+                self.report.bytes += check_record(self.store, path)
+            except StreamCorrupt as error:
+                self._find("damaged", error.file, error.reason)
 
     def _evaluations(self) -> None:
         """A run can do without a result: its version is evaluated again."""
@@ -170,12 +166,11 @@ class _Check:
         if layout.START_MANIFEST not in self.contents.entries:
             return
         try:
-            files = json.loads(bytes(self.store.get(layout.START_MANIFEST)))["files"]
-            refs = [FileRef(**ref) for ref in files.values()]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._find("damaged", layout.START_MANIFEST, f"not a list of the start model's files: {error!r}")
+            refs = parse_manifest(bytes(self.store.get(layout.START_MANIFEST)))
+        except StreamCorrupt as error:
+            self._find("damaged", error.file, error.reason)
             return
-        for ref in refs:
+        for ref in refs.values():
             self._file(ref)
 
     def _file(self, ref: FileRef, record: int | None = None, *, movable: bool = False) -> None:

@@ -1,6 +1,5 @@
 """The policy's Hugging Face folder: checked and loaded. Nothing is ever downloaded."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging
 
 from millrace.errors import ModelFolderError
+from storage.json_text import parse_json
 
 # A progress bar over tensors is noise in the logs of stages.
 logging.disable_progress_bar()
@@ -57,7 +57,7 @@ def end_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int
     found: object = None
     if path.is_file():
         try:
-            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            found = parse_json(path.read_bytes()).get("eos_token_id")
         except (OSError, ValueError, AttributeError) as error:
             raise ModelFolderError(f"{path}: can't be read ({error}); expected a JSON object") from error
     more = found if isinstance(found, list) else [] if found is None else [found]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from millrace.errors import ModelFolderError
 from storage import layout
-from storage.errors import NotInStore
+from storage.errors import NotInStore, StreamCorrupt
+from storage.json_text import parse_json
 from storage.stores.base import Store
 from storage.streams.files import FileRef, get_file, put_file
 
@@ -22,11 +23,19 @@ def start_folder(store: Store, path: str | None, cache: Path) -> Path:
     if path is not None:
         return Path(path).expanduser()
     try:
-        manifest = json.loads(bytes(store.get(layout.START_MANIFEST)))
+        refs = parse_manifest(bytes(store.get(layout.START_MANIFEST)))
     except NotInStore as error:
         raise ModelFolderError(f"{store.url}: the run has no start model yet") from error
-    files = {name: get_file(store, FileRef(**ref)) for name, ref in manifest["files"].items()}
+    files = {name: get_file(store, ref) for name, ref in refs.items()}
     return store.local_path(layout.START_MODEL) or _copied(files, cache / layout.START_MODEL)
+
+
+def parse_manifest(data: bytes) -> dict[str, FileRef]:
+    """The files of the start model by name, from its manifest's content. Raises StreamCorrupt."""
+    try:
+        return {str(name): FileRef(**ref) for name, ref in parse_json(data)["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StreamCorrupt(layout.START_MANIFEST, f"not a list of the start model's files: {error!r}") from error
 
 
 def store_start_model(store: Store, folder: Path) -> None:

@@ -11,6 +11,7 @@ from millrace.errors import InputError, ModelFolderError
 from millrace.models.supported import FAMILIES, check_trainable
 from millrace.preflight.parallel_layout import check_layout
 from millrace.prompts.extras import check_installed
+from storage.json_text import parse_json
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
@@ -84,10 +85,12 @@ def _read_folder(folder: Path) -> dict[str, Any]:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ModelFolderError(f"model.path {str(path.parent)!r}: no config.json; expected a model folder")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelFolderError(f"model.path {str(path.parent)!r}: no config.json; expected a model folder") from error
+        config = parse_json(path.read_bytes())
+    except OSError as error:
+        raise ModelFolderError(f"model.path: {path} can't be read: {error.strerror}") from error
     except ValueError as error:
         raise ModelFolderError(f"model.path: {path} is not JSON: {error}") from error
     if not isinstance(config, dict) or "model_type" not in config:

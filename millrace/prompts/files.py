@@ -22,6 +22,7 @@ from millrace.prompts.messages import checked_messages, checked_tools, last_text
 from millrace.prompts.saved_dataset import saved_records
 from millrace.prompts.text_checks import checked_text, shown
 from millrace.types import Message, Prompt
+from storage.json_text import parse_json
 
 _MESSAGES = "messages"
 _TOOLS = "tools"
@@ -101,7 +102,7 @@ def _jsonl_records(data: bytes, source: str) -> Iterator[tuple[str, int, object]
         if not line.strip():
             continue
         try:
-            yield "line", number, json.loads(line.decode("utf-8"))
+            yield "line", number, parse_json(line.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise PromptsError(
                 f"{source} line {number}: byte {error.start} is not UTF-8; expected UTF-8 text"
@@ -111,6 +112,8 @@ def _jsonl_records(data: bytes, source: str) -> Iterator[tuple[str, int, object]
                 f"{source} line {number}: not JSON at column {error.colno} ({error.msg}); "
                 "expected one JSON object per line"
             ) from error
+        except ValueError as error:
+            raise PromptsError(f"{source} line {number}: {error}; expected one JSON object per line") from error
 
 
 def _parquet_records(data: bytes, source: str, config: PromptsConfig) -> Iterator[tuple[str, int, object]]:

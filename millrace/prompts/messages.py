@@ -3,13 +3,13 @@
 A message is what chat templates take: an object with `role` and `content`, and of an assistant perhaps `tool_calls`.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.errors import PromptsError
 from millrace.prompts.text_checks import checked_text, shown
 from millrace.types import Message
+from storage.json_text import parse_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -35,7 +35,7 @@ def checked_tools(value: object, where: str) -> tuple[Message, ...]:
     """
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except ValueError as error:
             raise PromptsError(f"{where}: the tools are not JSON ({error}); expected a list of functions") from error
     if not isinstance(value, list):
@@ -91,7 +91,7 @@ def _call(call: object, where: str) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = parse_json(arguments)
         except ValueError as error:
             raise PromptsError(
                 f"{where}: the arguments of its tool call, {shown(arguments)}, are not JSON ({error}); "

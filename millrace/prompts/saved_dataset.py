@@ -4,7 +4,6 @@ folder/state.json ─► data-00000-of-00002.arrow, data-00001-of-00002.arrow �
 folder/dataset_dict.json: the folder holds one such folder per split
 """
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import fsspec
 import pyarrow as pa
 
 from millrace.errors import PromptsError
+from storage.json_text import parse_json
 
 
 def saved_records(folder: str, choose: Callable[[list[str]], list[str]]) -> Iterator[dict[str, Any]] | None:
@@ -22,22 +22,35 @@ def saved_records(folder: str, choose: Callable[[list[str]], list[str]]) -> Iter
     folder = folder.rstrip("/")
     splits = _json(f"{folder}/dataset_dict.json")
     if splits is not None:
-        names = splits.get("splits", [])
+        names = _texts(splits.get("splits", []), f"{folder}/dataset_dict.json")
         raise PromptsError(f"{folder}: holds the splits {', '.join(names)}; expected one of them, {folder}/SPLIT")
     state = _json(f"{folder}/state.json")
     # Another program's state.json may be anything.
     files = None if state is None else state.get("_data_files")
-    return None if files is None else _rows([f"{folder}/{file['filename']}" for file in files], choose)
+    if files is None:
+        return None
+    listed = files if isinstance(files, list) else [None]
+    found = [one.get("filename") if isinstance(one, dict) else None for one in listed]
+    return _rows([f"{folder}/{name}" for name in _texts(found, f"{folder}/state.json")], choose)
+
+
+def _texts(values: object, path: str) -> list[str]:
+    """`values`, a list of text in the file `path`. Raises PromptsError for anything else."""
+    if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
+        raise PromptsError(f"{path}: it does not list its files or splits; expected a folder that `datasets` saved")
+    return values
 
 
 def _json(path: str) -> dict[str, Any] | None:
     try:
         with fsspec.open(path, "rb") as file:
-            found: dict[str, Any] = json.loads(file.read())
+            found = parse_json(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, ImportError) as error:
         raise PromptsError(f"{path}: can't be read ({error}); expected a folder that `datasets` saved") from error
+    if not isinstance(found, dict):
+        raise PromptsError(f"{path}: it is no JSON object; expected a folder that `datasets` saved")
     return found
 
 

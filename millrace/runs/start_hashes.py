@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from storage import layout
-from storage.errors import NotInStore
+from storage.errors import NotInStore, StreamCorrupt
+from storage.json_text import parse_json
 from storage.stores.base import Store
 
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
@@ -33,11 +34,18 @@ def record_start_hashes(store: Store, folder: Path) -> None:
 
 
 def read_start_hashes(store: Store) -> dict[str, str] | None:
-    """SHA-256 by file name, 64 hex digits; None if nothing was trained yet, and for older runs."""
+    """SHA-256 by file name, 64 hex digits; None if nothing was trained yet, and for older runs.
+
+    Raises StreamCorrupt.
+    """
     try:
-        hashes: dict[str, str] = json.loads(bytes(store.get(layout.START_HASHES)))
+        hashes = parse_json(bytes(store.get(layout.START_HASHES)))
     except NotInStore:
         return None
+    except ValueError as error:
+        raise StreamCorrupt(layout.START_HASHES, f"not JSON: {error}; restore it from a copy of the run") from error
+    if not isinstance(hashes, dict):
+        raise StreamCorrupt(layout.START_HASHES, "not a JSON object; restore it from a copy of the run")
     return hashes
 
 

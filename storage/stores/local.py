@@ -11,15 +11,17 @@ import errno
 import mmap
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage.errors import NotInStore, StoreDenied, StoreFull
+from storage.errors import BadName, NotInStore, StoreDenied, StoreFull, StoreUnreachable
 from storage.failpoints import failpoint
 from storage.stores.base import TEMPORARY_PREFIX, BytesLike, Entry, Store, checked_path
 
+_LONGEST_SHOWN = 80
 _MAP_FROM_BYTES = 1 << 20
 """Smaller files are read: a mapping holds a file descriptor, and copying 1 MiB takes 0.1 ms."""
 
@@ -68,8 +70,11 @@ class LocalStore(Store):
     def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
         target = self._at(path)
         try:
-            with self._working(path, "read"), target.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
+            with self._working(path, "read"), open(target, "rb", opener=_without_waiting) as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise NotInStore(f"{path}: not a file in {self.url}")
+                size = found.st_size
                 stop = size if length is None else min(size, start + length)
                 if stop - start < _MAP_FROM_BYTES:
                     return memoryview(os.pread(file.fileno(), max(0, stop - start), start))
@@ -93,9 +98,9 @@ class LocalStore(Store):
                     path = Path(folder) / name
                     # A file that disappears while we walk counts as absent.
                     with suppress(FileNotFoundError):
-                        stat = path.stat()
+                        status = path.stat()
                         relative = path.relative_to(self.root).as_posix()
-                        found.append(Entry(path=relative, bytes=stat.st_size, t_modified=stat.st_mtime))
+                        found.append(Entry(path=relative, bytes=status.st_size, t_modified=status.st_mtime))
         return sorted(found, key=lambda entry: entry.path)
 
     def folders(self, prefix: str = "") -> list[str]:
@@ -136,6 +141,11 @@ class LocalStore(Store):
                 raise StoreFull(f"{self.url}: no room left to write {path}") from error
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise StoreDenied(f"{self.url}: {path} may not be {done}: {error.strerror}") from error
+            if error.errno == errno.ENAMETOOLONG:
+                where = self.url if len(self.url) <= _LONGEST_SHOWN else f"{self.url[:_LONGEST_SHOWN]}…"
+                raise BadName(f"{where}: {path} can't be {done}: the name is too long for this file system") from error
+            if error.errno == errno.EIO:
+                raise StoreUnreachable(f"{self.url}: {path} can't be {done}: {error.strerror}") from error
             raise
 
     def _make_durable_folder(self, folder: Path) -> None:
@@ -151,6 +161,11 @@ class LocalStore(Store):
             if level == self._anchor:
                 break
         self._durable_folders.add(folder)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file; a pipe too, without waiting until someone writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -16,6 +16,7 @@ from millrace.errors import InputError, RunMissing
 from millrace.evaluation.results import write_result
 from millrace.maintenance.fsck import Finding, Report, fsck
 from millrace.rollouts.scored_group import LostPart
+from millrace.runs.record import create_run
 from millrace.selection.blocks import Block, write_block
 from storage import layout
 from storage.checkpoints import CheckpointWriter, read_latest
@@ -247,10 +248,20 @@ def test_a_damaged_part_of_what_the_trainer_told_is_one_finding_and_can_be_moved
     assert fsck(dict_store).damaged == 0
 
 
-@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b"\xff", b"{}", b'{"run_id": "a"}', b"[" * 100_000], ids=lambda data: repr(data[:20])
+)
 def test_a_run_record_that_is_no_json_object_is_damage(small_run: Any, dict_store: DictStore, content: bytes) -> None:
     dict_store.objects[layout.RUN] = content
     assert [finding.file for finding in damaged(fsck(dict_store))] == [layout.RUN]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"state": "well"}'])
+def test_a_file_that_does_not_say_how_an_attempt_ended_is_damage(
+    small_run: Any, dict_store: DictStore, content: bytes
+) -> None:
+    dict_store.objects[layout.ended(0)] = content
+    assert [finding.file for finding in damaged(fsck(dict_store))] == [layout.ended(0)]
 
 
 @pytest.mark.parametrize("content", [b"{", b"{}", b'{"files": {"a": {"path": 1}}}'])
@@ -351,7 +362,7 @@ def test_a_stored_run_of_schema_1_is_read_as_far_as_it_goes(tmp_path: Path) -> N
         if path.is_file():
             (tmp_path / path.relative_to(stored)).parent.mkdir(parents=True, exist_ok=True)
             os.link(path, tmp_path / path.relative_to(stored))
-    (tmp_path / "run.json").write_text("{}")
+    create_run(LocalStore(tmp_path), "stored", {})
     report = fsck(LocalStore(tmp_path))
     assert report.damaged == 0
     assert report.parts == len(list(tmp_path.rglob("*.arrows")))

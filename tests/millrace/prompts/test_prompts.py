@@ -238,6 +238,11 @@ JSONL_MISTAKES = {
         "FILE line 2: not JSON at column 16 (Expecting property name enclosed in double quotes); "
         "expected one JSON object per line"
     ),
+    GOOD + b"[" * 100_000: "FILE line 2: values are nested too deeply; expected one JSON object per line",
+    GOOD + b'{"prompt": ' + b"9" * 5000 + b"}": (
+        "FILE line 2: Exceeds the limit (4300 digits) for integer string conversion: value has 5000 digits; use "
+        "sys.set_int_max_str_digits() to increase the limit; expected one JSON object per line"
+    ),
     GOOD + b'{"prompt": "caf\xe9"}': "FILE line 2: byte 15 is not UTF-8; expected UTF-8 text",
 }
 

@@ -91,6 +91,27 @@ def test_a_missing_column_a_missing_part_and_a_damaged_one_are_named(tmp_path: P
         read(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("state.json", "[]"),
+        ("state.json", '{"_data_files": 3}'),
+        ("state.json", '{"_data_files": ["a.arrow"]}'),
+        ("state.json", '{"_data_files": [{"name": "a.arrow"}]}'),
+        ("state.json", "[" * 100_000),
+        ("state.json", '{"_data_files": ' + "9" * 5000 + "}"),
+        ("dataset_dict.json", "3"),
+        ("dataset_dict.json", '{"splits": {"train": 1}}'),
+        ("dataset_dict.json", '{"splits": [1, 2]}'),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_list_of_another_shape_is_named(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(PromptsError, match=rf"{name}: .*; expected a folder that `datasets` saved$"):
+        saved_records(str(tmp_path), chosen)
+
+
 def test_a_list_that_is_no_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(PromptsError, match=r"state\.json: can't be read .*; expected a folder that `datasets` saved"):

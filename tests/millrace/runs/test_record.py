@@ -1,7 +1,7 @@
 """The record of a run."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from millrace.runs.record import (
     resume_run,
 )
 from storage.checkpoints import CheckpointWriter
+from storage.errors import StreamCorrupt
 from storage.stores.base import BytesLike, Store
 from storage.stores.memory import MemoryStore
 
@@ -35,6 +36,39 @@ def test_a_run_id_is_claimed_once(memory_store: Store) -> None:
     with pytest.raises(RunExists, match=r"'mine'.*--resume"):
         create_run(memory_store, "mine", CONFIG)
     assert read_run(memory_store)["run_id"] == "mine"
+
+
+RECORD = {"run_id": "mine", "number": 0, "config": CONFIG, "t_started": 0.0, "provenance": asdict(provenance())}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "not JSON: "),
+        (b"[" * 100_000, "not JSON: values are nested too deeply"),
+        (b"[]", "not a JSON object"),
+        (b"{}", "it names no run_id"),
+        (json.dumps({**RECORD, "colour": 1}).encode(), "not the record of an attempt: .*unexpected keyword .*'colour'"),
+        (json.dumps({"run_id": "mine"}).encode(), "not the record of an attempt: 'provenance'"),
+        (json.dumps({**RECORD, "provenance": 3}).encode(), "not the record of an attempt: "),
+        (
+            json.dumps({**RECORD, "config": [1]}).encode(),
+            "not the record of an attempt: expected a config and whole numbers",
+        ),
+    ],
+    ids=lambda content: repr(content[:20]),
+)
+def test_a_damaged_record_of_a_run_is_named_with_what_to_do(memory_store: Store, content: bytes, problem: str) -> None:
+    memory_store.put("run.json", content)
+    with pytest.raises(StreamCorrupt, match=rf"^run\.json: {problem}.*; restore this file from a copy of the run$"):
+        read_attempt(memory_store, 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "well"}', b'{"state": []}'])
+def test_a_damaged_note_of_an_attempts_end_is_none(memory_store: Store, content: bytes) -> None:
+    create_run(memory_store, "mine", CONFIG)
+    memory_store.put("attempts/0000.ended", content)
+    assert how_attempt_ended(memory_store, 0) is None
 
 
 def test_each_start_is_an_attempt_of_its_own_and_reads_back_as_it_was(memory_store: Store) -> None:

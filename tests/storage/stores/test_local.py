@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.stores.small_disk import make_read_only
 
-from storage.errors import StoreDenied, StoreFull, StoreRefused
+from storage.errors import BadName, NotInStore, StoreDenied, StoreFull, StoreRefused
 from storage.stores.base import probe
 from storage.stores.local import LocalStore
 
@@ -169,3 +169,21 @@ def test_a_folder_that_was_deleted_can_be_written_to_again(tmp_path: Path) -> No
         assert bytes(store.get("a/b/c")) == content
         store.delete_tree("a")
     assert store.list() == []
+
+
+def test_what_is_no_file_is_not_in_the_store_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    store = LocalStore(tmp_path)
+    for path in ("pipe", "folder"):
+        assert not store.exists(path)
+        with pytest.raises(NotInStore, match=f"{path}: not "):
+            store.get(path)
+
+
+def test_a_name_that_the_file_system_does_not_take_is_a_sentence(tmp_path: Path) -> None:
+    for store, path in ((LocalStore(tmp_path), "x" * 300), (LocalStore(f"/{'y/' * 3000}"), "run.json")):
+        for call in (store.get, store.exists, lambda path, store=store: store.put(path, b"")):
+            with pytest.raises(BadName, match=r"the name is too long for this file system$") as refused:
+                call(path)
+            assert len(str(refused.value)) < 500
