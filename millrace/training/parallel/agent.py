@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import NoReturn
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -122,19 +121,20 @@ def end_as(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def on_signals(agent: LocalElasticAgent, drain: Callable[[], None]) -> None:
-    """Calls `drain` on SIGTERM, and has all ranks of `agent` write their stacks on SIGUSR1."""
-
-    def show_stacks(signal_number: int, frame: FrameType | None) -> None:
-        ranks = pids(agent)
-        for pid in ranks:
-            send_signal(pid, signal_number)
-            # One after the other: they write into the same log.
-            time.sleep(_STACKS_SECONDS / len(ranks))
-
+def on_signals(drain: Callable[[], None], hang: Callable[[], None]) -> None:
+    """Calls `drain` on SIGTERM, and `hang` on SIGUSR1."""
     signal.signal(signal.SIGTERM, lambda *_: drain())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(SHOW_STACKS, show_stacks)
+    signal.signal(SHOW_STACKS, lambda *_: hang())
+
+
+def show_stacks(agent: LocalElasticAgent) -> None:
+    """Has all ranks of `agent` write their stacks into the log."""
+    ranks = pids(agent)
+    for pid in ranks:
+        send_signal(pid, SHOW_STACKS)
+        # One after the other: they write into the same log.
+        time.sleep(_STACKS_SECONDS / len(ranks))
 
 
 def drain_rank_0(agent: LocalElasticAgent) -> None:

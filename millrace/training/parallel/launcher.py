@@ -26,6 +26,7 @@ from millrace.training.parallel.agent import (
     prepare,
     rendezvous_store,
     run,
+    show_stacks,
     verdict,
 )
 
@@ -38,7 +39,7 @@ def main(num_ranks: int, arguments: Sequence[str]) -> int:
     prepare(_INTERFACE)
     store = rendezvous_store(_HOST)
     agent = make_agent(num_ranks, arguments, Rendezvous(address=_HOST, port=store.port, run_id=uuid.uuid4().hex))
-    on_signals(agent, lambda: drain_rank_0(agent))
+    on_signals(lambda: drain_rank_0(agent), lambda: show_stacks(agent))
     return verdict(run(agent))
 
 

@@ -5,6 +5,7 @@
 
     SIGTERM at host 0 ─► rank 0 drains, and its last command ends all ranks
     SIGTERM elsewhere ─► host 0 has rank 0 drain, and starts the ranks again without that host
+    SIGUSR1 at host 0 ─► the ranks of all hosts write their stacks into their logs
     a host is lost, or a rank fails ─► every launcher ends its ranks and itself; their tasks start them again
 
     python -m millrace.training.parallel.hosts.launcher HOSTS-AS-JSON ARGUMENTS OF PYTHON …

@@ -30,6 +30,7 @@ from millrace.training.parallel.agent import (
     rendezvous_store,
     run,
     send_signal,
+    show_stacks,
     verdict,
 )
 from millrace.training.parallel.hosts.address import LeaderAddress, publish
@@ -53,6 +54,8 @@ class Leader:
         # Why the ranks are to start again, once there is a reason.
         self._again = ""
         self._draining = False
+        # Whether the other hosts are to be told to show their ranks' stacks.
+        self._hangs = False
 
     def run(self) -> int:
         """Returns the stage's exit code when the ranks have ended for good."""
@@ -107,7 +110,7 @@ class Leader:
         for place, link in enumerate(members.values(), start=1):
             link.send(go=asdict(replace(rendezvous, place=place)))
         agent = make_agent(self._hosts.ranks, self._arguments, rendezvous)
-        on_signals(agent, lambda: self._drain(agent))
+        on_signals(lambda: self._drain(agent), lambda: self._show_stacks(agent))
         ended = threading.Event()
         watch = threading.Thread(target=self._watch, args=(gathering, members, agent, ended), daemon=True)
         watch.start()
@@ -121,6 +124,11 @@ class Leader:
         self._draining = True
         drain_rank_0(agent)
 
+    def _show_stacks(self, agent: LocalElasticAgent) -> None:
+        # The watching thread tells the others: this one may hold a link's lock.
+        self._hangs = True
+        show_stacks(agent)
+
     def _watch(
         self, gathering: Gathering, members: Mapping[int, Link], agent: LocalElasticAgent, ended: threading.Event
     ) -> None:
@@ -132,6 +140,10 @@ class Leader:
                     self._start_again(members, f"host {host} has to leave")
                 if link.lost.is_set() and not ended.wait(GRACE_SECONDS):
                     give_up(f"host {host} of the trainer, at {link.host}, is lost: all ranks end")
+            if self._hangs:
+                self._hangs = False
+                for link in members.values():
+                    link.send(stacks=True)
             if late := gathering.late(members):
                 self._start_again(members, f"host {', '.join(map(str, late))} has come")
             if self._again and not asked and (ranks := pids(agent)):

@@ -28,6 +28,7 @@ from millrace.training.parallel.agent import (
     pids,
     run,
     send_signal,
+    show_stacks,
     verdict,
 )
 from millrace.training.parallel.hosts.address import find
@@ -114,7 +115,7 @@ class Member:
         """Runs the ranks here to their end. Returns their exit code."""
         self._word = ""
         agent = make_agent(self._hosts.ranks, self._arguments, rendezvous)
-        on_signals(agent, self._drain)
+        on_signals(self._drain, lambda: show_stacks(agent))
         ended = threading.Event()
         watch = threading.Thread(target=self._watch, args=(link, agent, ended), daemon=True)
         watch.start()
@@ -154,6 +155,8 @@ class Member:
             # Looked at before the messages: what came before the loss still counts.
             lost = link.lost.is_set()
             message = link.next_message(_LOOK_SECONDS)
+            if "stacks" in message:
+                show_stacks(agent)
             self._word = next((word for word in ("over", "again") if word in message), self._word)
             if lost and not message:
                 self._end_ranks(agent, ended)

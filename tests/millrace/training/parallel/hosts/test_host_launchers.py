@@ -9,7 +9,7 @@ from support.campaigns.campaigns import wait_until
 from support.stages.supervised import is_gone
 from support.training.host_launchers import HostLaunchers, Launcher
 
-from millrace.runtime.exit_codes import DRAINED, USER_ERROR, YIELDED
+from millrace.runtime.exit_codes import DRAINED, SHOW_STACKS, USER_ERROR, YIELDED
 
 ALL = r"the trainer starts on 2 hosts: 127\.0\.0\.1, 127\.0\.0\.1"
 SHRUNK = r"the trainer starts on 1 of 2 hosts, with 1 of 2 ranks, because host 1 has not come"
@@ -65,6 +65,18 @@ def test_the_ranks_of_a_host_that_loses_host_0_end(launched: list[HostLaunchers]
     assert member.end() == 1
     member.wait_for("host 0 of the trainer is lost: all ranks here end")
     wait_until(lambda: is_gone(member.rank_pids()[0]), "its rank to be gone")
+
+
+def test_asked_for_stacks_the_ranks_of_all_hosts_write_theirs(launched: list[HostLaunchers], folder: Path) -> None:
+    leader, member = two(launched, folder, "pid hang", "pid hang")
+    leader.wait_for_ranks(1)
+    member.wait_for_ranks(1)
+    leader.process.send_signal(SHOW_STACKS)
+    for launcher in (leader, member):
+        wait_until(
+            lambda log=launcher.log: "Current thread" in log.read_text(),  # type: ignore[misc]
+            "the stack of a rank",
+        )
 
 
 def test_asked_to_stop_rank_0_drains_and_the_other_hosts_end_well(launched: list[HostLaunchers], folder: Path) -> None:
