@@ -9,6 +9,7 @@ from millrace.doctor.machine import Machine
 GIB = 2**30
 _OLDEST_PYTHON = (3, 11)
 _LEAST_MEMORY = 2 * GIB
+"""The demo's processes take 1.2 GiB together, Prefect's server included."""
 _LEAST_SHARED = 256 << 20
 _LEAST_FILES = 1024
 _SHARED_MEMORY = Path("/dev/shm")
@@ -62,7 +63,7 @@ def _memory(machine: Machine) -> Line:
         found="unknown" if free is None else f"{free / GIB:.1f} GiB available",
         state="ok" if fine else "wrong",
         needed=True,
-        remedy="" if fine else f"A small campaign takes about {_LEAST_MEMORY // GIB} GiB: end other programs.",
+        remedy="" if fine else f"The demo wants {_LEAST_MEMORY // GIB} GiB, larger models more: end other programs.",
     )
 
 
