@@ -42,7 +42,7 @@ from millrace.runtime.messages import (
     send,
 )
 from millrace.runtime.metrics import TIME, MetricsWriter
-from storage import failpoints
+from storage import failpoints, layout
 from storage.errors import Fenced, PartRemoved, SchemaUnknown, StoreDenied, StoreFull, StoreRefused, StreamCorrupt
 from storage.progress import read_status, write_progress
 from storage.stores.base import Store
@@ -90,6 +90,7 @@ class Stage:
         self._written = 0.0
         self._heartbeats = HeartbeatSender()
         self._metrics: MetricsWriter | None = None
+        self._run_file = self._find_run_file()
 
     @property
     def replica(self) -> int:
@@ -217,7 +218,21 @@ class Stage:
             values["total/tokens"] = float(self.value("tokens"))
         self.metrics.log(incarnation=self.value("incarnation"), policy_version=self.value("policy_version"), **values)
 
+    def _find_run_file(self) -> int | None:
+        """The inode of `run.json`; None if it is on no local disk, or not there."""
+        path = self.store.local_path(layout.RUN)
+        try:
+            return None if path is None else path.stat().st_ino
+        except OSError:
+            return None
+
     def _write_status(self) -> None:
+        # Otherwise the next write would make the folder again, and this stage would wait in it for ever.
+        if self._run_file is not None and self._find_run_file() != self._run_file:
+            raise StoreRefused(
+                f"{self.store.url}: the run's folder was moved, deleted or replaced while this stage used it; "
+                "put it back and resume the run"
+            )
         self._written = time.monotonic()
         # This process's own values come last: they replace its predecessor's.
         own = {

@@ -17,6 +17,7 @@ from millrace.runtime.exit_codes import ERROR_PREFIX, USER_ERROR
 from millrace.runtime.messages import Event, Heartbeat, read_line
 from millrace.runtime.stage import Stage, drain_on_signals
 from storage import layout
+from storage.errors import StoreRefused
 from storage.progress import read_progress
 from storage.schema import METRIC
 from storage.stores.base import Store
@@ -54,6 +55,22 @@ def test_a_restarted_stage_goes_on_counting_and_signs_with_its_own_time_and_atte
     assert after["attempt"] == 1
     assert after["t"] > before["t"]
     assert after["doing"] == "starting"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_stage_whose_run_is_moved_away_says_so_instead_of_waiting_for_ever(tmp_path: Path, replaced: bool) -> None:
+    store = LocalStore(tmp_path / "run")
+    create_run(store, "run", {})
+    waiting = stage(store)
+    waiting.progress(now=True)
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    if replaced:
+        create_run(store, "run", {})
+    with pytest.raises(
+        StoreRefused, match=r"run: the run's folder was moved, deleted or replaced .* and resume the run$"
+    ):
+        waiting.wait(lambda: False, why="waiting for nothing")
+    assert (tmp_path / "run").exists() is replaced
 
 
 def test_waiting_in_vain_is_idle_and_the_look_that_finds_something_is_work(store: Store) -> None:
