@@ -5,7 +5,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
@@ -19,6 +18,7 @@ from flows.display.key_figures import (
     queue_length,
     trained_to_taken,
 )
+from flows.display.terminal import plain
 from millrace.errors import MillraceError
 from millrace.runs.status import StatusReader
 from millrace.runtime.background import Background
@@ -63,7 +63,7 @@ class View(Background):
 
     def _print(self, lines: Sequence[str]) -> None:
         for line in lines:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(plain(line), highlight=False, soft_wrap=True)
 
     def _each(self, seconds: float, reader: StatusReader, show: Any) -> None:
         while True:
@@ -120,15 +120,15 @@ def plain_line(status: dict[str, Any], rates: dict[str, float]) -> str:
 def panel(status: dict[str, Any], rates: dict[str, float]) -> Table:
     """The run as a small table."""
     title, _, _ = phase(status).partition(":")
-    table = Table(title=f"{escape(status['run_id'])}: {title}", title_justify="left", expand=False)
+    table = Table(title=plain(f"{status['run_id']}: {title}"), title_justify="left", expand=False)
     table.add_column("figure")
     table.add_column("now", min_width=40)
     table.add_row("step", ProgressBar(total=status["max_steps"], completed=status["steps"], width=40))
     for name, value in figures(status):
-        table.add_row(name, value)
+        table.add_row(plain(name), plain(value))
     for name, doing in sorted(status["doing"].items()):
         if doing != "stopped":
             rate = rates.get(name.rpartition("-")[0])
             speed = f"{rate:7,.0f} tok/s  " if rate is not None else ""
-            table.add_row(name, escape(speed + doing))
+            table.add_row(plain(name), plain(speed + doing))
     return table

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from storage.errors import BadName, NotInStore, StoreDenied, StoreFull, StoreUnreachable
+from storage.errors import BadName, NotInStore, StoreDenied, StoreFull, StoreRefused, StoreUnreachable
 from storage.failpoints import failpoint
 from storage.stores.base import TEMPORARY_PREFIX, BytesLike, Entry, Store, checked_path
 
@@ -144,6 +144,8 @@ class LocalStore(Store):
             if error.errno == errno.ENAMETOOLONG:
                 where = self.url if len(self.url) <= _LONGEST_SHOWN else f"{self.url[:_LONGEST_SHOWN]}…"
                 raise BadName(f"{where}: {path} can't be {done}: the name is too long for this file system") from error
+            if done == "written" and isinstance(error, FileExistsError | NotADirectoryError):
+                raise StoreRefused(f"{self.url}: {path} can't be written: a folder above it is a file") from error
             if error.errno == errno.EIO:
                 raise StoreUnreachable(f"{self.url}: {path} can't be {done}: {error.strerror}") from error
             raise

@@ -175,3 +175,14 @@ def test_masked_tokens_are_a_figure_once_there_are_any() -> None:
     changed = status()
     changed["ledger"]["masked"] = {"rollouts": 7, "tokens": 19}
     assert dict(figures(changed))["masked"] == "19 tokens in 7 rollouts, 10.0% of those trained"
+
+
+def test_control_characters_of_a_run_do_not_reach_the_terminal() -> None:
+    hostile = {"run_id": "mine\x1b]0;title\x07", "doing": {"train-0\x1b[2J": "\x1b[31mtrain"}}
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    console.print(panel(STATUS | hostile, {}))
+    shown = console.file.getvalue()
+    assert "\x07" not in shown
+    assert "\x1b]" not in shown
+    assert r"\x1b[31mtrain" in shown
+    assert "\x1b[2J" not in shown

@@ -187,3 +187,12 @@ def test_a_name_that_the_file_system_does_not_take_is_a_sentence(tmp_path: Path)
             with pytest.raises(BadName, match=r"the name is too long for this file system$") as refused:
                 call(path)
             assert len(str(refused.value)) < 500
+
+
+def test_a_root_that_is_a_file_or_below_one_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        store = LocalStore(root)
+        for write in (store.put, store.put_if_absent):
+            with pytest.raises(StoreRefused, match=r"a/b can't be written: a folder above it is a file$"):
+                write("a/b", b"")
