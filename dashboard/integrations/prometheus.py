@@ -112,31 +112,34 @@ FAMILIES: Mapping[str, Family] = {
 def exposition(runs: Runs) -> bytes:
     """The text that Prometheus scrapes, format 0.0.4. Counts the problems in reading a run."""
     rows = runs.overview()
-    found: list[RunData] = []
+    found: dict[str, RunData] = {}
     unread: set[str] = set()
     # The most recently active first.
     for row in sorted(rows, key=lambda row: min(row.ages.values(), default=float("inf")))[:MOST_DETAILED]:
         try:
             if row.problem is None:
-                found.append(runs.reader(row.run_id).look())
+                found[row.run_id] = runs.reader(row.run_id).look()
         except (MillraceError, StorageError, KeyError):
             # KeyError: the run was removed just now.
             unread.add(row.run_id)
     return expose(rows, found, unread)
 
 
-def expose(rows: Sequence[OverviewRow], found: Sequence[RunData], unread: Collection[str] = ()) -> bytes:
-    """The same from data already read; `unread` are the runs whose details could not be read at all."""
+def expose(rows: Sequence[OverviewRow], found: Mapping[str, RunData], unread: Collection[str] = ()) -> bytes:
+    """The same from data already read, by the names of the runs' folders: a copied run keeps its old id.
+
+    `unread` are the runs whose details could not be read at all.
+    """
     registry = CollectorRegistry()
     registry.register(_Families(rows, found, unread))
     return generate_latest(registry)
 
 
 class _Families(Collector):
-    def __init__(self, rows: Sequence[OverviewRow], found: Sequence[RunData], unread: Collection[str]) -> None:
-        problems = {run.info.run_id: len(run.problems) for run in found} | dict.fromkeys(unread, 1)
+    def __init__(self, rows: Sequence[OverviewRow], found: Mapping[str, RunData], unread: Collection[str]) -> None:
+        problems = {run_id: len(run.problems) for run_id, run in found.items()} | dict.fromkeys(unread, 1)
         self._samples = [(row.run_id, _of_row(row, problems.get(row.run_id, 0))) for row in rows]
-        self._samples += [(run.info.run_id, _of_run(run)) for run in found]
+        self._samples += [(run_id, _of_run(run)) for run_id, run in found.items()]
 
     def collect(self) -> Iterator[Metric]:
         """Every family, also those without samples, so that a board can be set up before the first run."""

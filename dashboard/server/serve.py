@@ -12,6 +12,10 @@ from dashboard.server.security import MAX_BODY_BYTES, chosen_token
 from dashboard.views.registry import VIEWS
 from millrace.errors import InputError
 
+_CONNECTIONS = 500
+"""Most connections at once. Anyone who reaches the port may open some and say nothing."""
+_IDLE_SECONDS = 15
+"""A connection that says nothing is closed after this long; a browser opens another."""
 _THREADS = 8
 """A browser opens up to six connections at once."""
 _MAX_HEADER_BYTES = 16 * 1024
@@ -35,6 +39,11 @@ def serve(url: str, *, host: str, port: int, token: str | None) -> None:
         app.server,
         sockets=[listener],
         threads=_THREADS,
+        connection_limit=_CONNECTIONS,
+        channel_timeout=_IDLE_SECONDS,
+        cleanup_interval=_IDLE_SECONDS,
+        # select() takes no file descriptor above 1023.
+        asyncore_use_poll=True,
         max_request_body_size=MAX_BODY_BYTES,
         max_request_header_size=_MAX_HEADER_BYTES,
         ident=None,

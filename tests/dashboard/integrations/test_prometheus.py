@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def _key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def test_every_number_of_a_run_is_exposed_under_its_name_and_labels() -> None:
-    found = _samples(expose([_ROW], [run_data()]))
+    found = _samples(expose([_ROW], {"mine": run_data()}))
     assert found == {
         _key("millrace_run_state", state="running"): 1,
         _key("millrace_run_state", state="finished"): 0,
@@ -91,7 +92,7 @@ def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
         "generate-1": generating(),
         "generate-2": generating(doing="stopped"),
     }
-    found = _samples(expose([_ROW], [run_data(stage_status=statuses)]))
+    found = _samples(expose([_ROW], {"mine": run_data(stage_status=statuses)}))
     of_generators = {key: value for key, value in found.items() if dict(key[1]).keys() == {"run", "replica"}}
     assert of_generators == {
         _key("millrace_generating_requests", replica="1"): 12,
@@ -110,7 +111,7 @@ def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
 
 def test_where_the_status_is_unknown_the_ledger_does_not_count_as_balanced() -> None:
     broken = run_data(status=None, problems=("the ledger does not balance: rows 3 to 4 of generator 0",))
-    found = _samples(expose([_ROW], [broken]))
+    found = _samples(expose([_ROW], {"mine": broken}))
     assert found[_key("millrace_ledger_balanced")] == 0
     assert found[_key("millrace_problems")] == 1
     assert _key("millrace_buffered_rollouts") not in found
@@ -123,7 +124,7 @@ def test_what_is_not_known_yet_is_absent_and_not_zero() -> None:
         evaluations={name: values[:0] for name, values in run_data().evaluations.items()},
         stage_status={},
     )
-    names = {name for name, _ in _samples(expose([OverviewRow(run_id="mine", state="running")], [young]))}
+    names = {name for name, _ in _samples(expose([OverviewRow(run_id="mine", state="running")], {"mine": young}))}
     absent = {
         "millrace_loss", "millrace_evaluation_accuracy", "millrace_reward_mean", "millrace_policy_version",
         "millrace_last_status_seconds", "millrace_push_seconds",
@@ -133,7 +134,7 @@ def test_what_is_not_known_yet_is_absent_and_not_zero() -> None:
 
 
 def test_every_family_has_a_help_text_and_a_type_before_the_first_run_has_begun() -> None:
-    text = expose([], []).decode()
+    text = expose([], {}).decode()
     for name, family in FAMILIES.items():
         sample = f"{name}_total" if family.counts else name
         assert f"# TYPE {sample} {'counter' if family.counts else 'gauge'}\n" in text
@@ -142,14 +143,14 @@ def test_every_family_has_a_help_text_and_a_type_before_the_first_run_has_begun(
 
 def test_a_label_from_the_store_can_not_end_its_line_or_its_quotes() -> None:
     row = OverviewRow(run_id='x"} 1\nforged{run="y', state="running", policy_version=7)
-    found = _samples(expose([row], []))
+    found = _samples(expose([row], {}))
     assert found[("millrace_policy_version", frozenset({("run", row.run_id)}))] == 7
     assert all(name.startswith("millrace_") for name, _ in found)
 
 
 def test_two_runs_lie_side_by_side() -> None:
     other = OverviewRow(run_id="other", state="stopped", policy_version=9)
-    found = _samples(expose([_ROW, other], [run_data(), run_data("other")]))
+    found = _samples(expose([_ROW, other], {"mine": run_data(), "other": run_data("other")}))
     versions = {
         dict(labels)["run"]: value for (name, labels), value in found.items() if name == "millrace_policy_version"
     }
@@ -174,6 +175,13 @@ def test_of_many_stored_runs_all_are_listed_and_those_heard_from_last_in_detail(
         "millrace_policy_version": [f"run-{n}" for n in range(MOST_DETAILED + 2)],
         "millrace_ledger_balanced": [f"run-{n}" for n in range(2, MOST_DETAILED + 2)],
     }
+
+
+def test_a_copied_run_has_the_name_of_its_folder_on_every_sample(tmp_path: Path) -> None:
+    _store_run(tmp_path, "first", 1_700_000_000.0)
+    shutil.copytree(tmp_path / "first", tmp_path / "copy")
+    labels = [dict(labels)["run"] for name, labels in _samples(exposition(Runs(str(tmp_path))))]
+    assert labels.count("copy") == labels.count("first") > 10
 
 
 def test_a_run_that_cant_be_read_is_counted_and_the_others_are_shown(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import httpx
@@ -106,6 +106,11 @@ def test_it_says_where_it_is_answers_there_and_ends_quietly_with_ctrl_c(root: Pa
     assert TOKEN not in said
     assert httpx.get(found[0]).status_code == 401
     assert httpx.get(found[0], headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    port = int(found[0].rpartition(":")[2].rstrip("/"))
+    with ExitStack() as idle:
+        for _ in range(150):
+            idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert httpx.get(found[0]).status_code == 401, "it answers beside connections that say nothing"
     huge = httpx.post(f"{found[0]}_dash-update-component", content=b"x" * 200_000)
     assert huge.status_code == 413
     process.send_signal(signal.SIGINT)
