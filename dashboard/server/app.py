@@ -20,6 +20,7 @@ from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.draw import CHART, TEXT
 from dashboard.pages.site import TRAJECTORIES, Site
 from dashboard.read.runs import Runs
+from dashboard.server.callbacks import refuse_malformed
 from dashboard.server.security import guard
 from dashboard.views.blocks import View
 
@@ -53,6 +54,8 @@ def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None)
     trajectories_page.register(app, runs)
     _add_responses(app.server, site, runs)
     guard(app.server, host=host, token=token, script_hashes=app.csp_hashes())
+    # After the guard, which decides who may ask at all.
+    refuse_malformed(app)
     return app
 
 

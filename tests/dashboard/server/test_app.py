@@ -18,6 +18,7 @@ from dashboard.pages.draw import CHART, TEXT
 from dashboard.pages.site import TRAJECTORIES, Site
 from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
+from dashboard.server.callbacks import is_callback
 from dashboard.views.blocks import Chart
 from dashboard.views.registry import VIEWS
 from millrace.runs.record import end_attempt
@@ -276,6 +277,63 @@ def test_a_huge_question_is_refused(root: Path) -> None:
         "/_dash-update-component", data=b"[" * 70_000, headers=LOCAL, content_type="application/json"
     )
     assert response.status_code == 413
+
+
+def asked_to_show(**changed: Any) -> dict[str, Any]:
+    """What Dash's script sends when a page is opened."""
+    outputs = [("frame", "children"), ("page", "children"), ("shown", "data")]
+    return {
+        "output": "..frame.children...page.children...shown.data..",
+        "outputs": [{"id": name, "property": of} for name, of in outputs],
+        "inputs": [
+            {"id": "address", "property": "pathname", "value": "/run/one"},
+            {"id": "address", "property": "search", "value": ""},
+            {"id": "again", "property": "data"},
+        ],
+        "changedPropIds": ["address.pathname"],
+        "state": [{"id": "shown", "property": "data"}],
+        **changed,
+    }
+
+
+def test_a_page_is_shown_and_every_callback_of_the_app_is_known(root: Path) -> None:
+    stored(root, "one")
+    page = client(root)
+    answer = page.post("/_dash-update-component", json=asked_to_show(), headers=LOCAL)
+    assert answer.status_code == 200
+    assert answer.json["response"]["shown"]["data"]["path"] == "/run/one"
+    known = {one["output"] for one in page.get("/_dash-dependencies", headers=LOCAL).json}
+    for output in known:
+        assert is_callback(asked_to_show(output=output), known)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        3,
+        {},
+        asked_to_show(output=1),
+        asked_to_show(output="frame.children"),
+        asked_to_show(outputs=3),
+        asked_to_show(inputs=[1]),
+        asked_to_show(inputs=[{"id": "address", "property": "pathname", "value": 5}]),
+        asked_to_show(inputs=None),
+        asked_to_show(state=[{"id": "shown", "property": "data", "value": 7}]),
+        asked_to_show(changedPropIds=[None]),
+    ],
+)
+def test_a_question_that_no_page_asks_is_refused_without_an_exception(root: Path, body: object) -> None:
+    stored(root, "one")
+    assert client(root).post("/_dash-update-component", json=body, headers=LOCAL).status_code == 400
+
+
+def test_a_question_nested_without_end_is_refused(root: Path) -> None:
+    stored(root, "one")
+    answer = client(root).post(
+        "/_dash-update-component", data=b"[" * 50_000, headers=LOCAL, content_type="application/json"
+    )
+    assert answer.status_code == 400
 
 
 def test_the_token_guards_the_page_its_callbacks_its_scripts_and_the_metrics(root: Path) -> None:

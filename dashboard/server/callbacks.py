@@ -1,0 +1,57 @@
+"""Refuses callback requests that no page of ours sends: 400 instead of an exception."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from dash import Dash
+from flask import abort, request
+
+CALLBACK_PATH = "/_dash-update-component"
+_TEXTS = ("pathname", "search")
+
+
+def refuse_malformed(app: Dash) -> None:
+    """Adds the check to the app's requests."""
+
+    @app.server.before_request
+    def check() -> None:
+        if request.path != CALLBACK_PATH or request.method != "POST":
+            return
+        try:
+            body = request.get_json(silent=True)
+        except RecursionError:
+            body = None
+        if not is_callback(body, app.callback_map):
+            abort(400)
+
+
+def is_callback(body: object, known: Collection[str]) -> bool:
+    """Whether `body` has the form that Dash's own script sends, for one of the `known` outputs."""
+    if not isinstance(body, dict) or not isinstance(body.get("output"), str) or body["output"] not in known:
+        return False
+    changed = body.get("changedPropIds", [])
+    return (
+        _all_named(body.get("outputs"))
+        and _all_named(body.get("inputs"))
+        and _all_named(body.get("state", []))
+        and isinstance(changed, list)
+        and all(isinstance(one, str) for one in changed)
+    )
+
+
+def _all_named(values: object) -> bool:
+    """Whether these are properties of components, each with a value of its kind."""
+    if isinstance(values, dict):
+        return _is_property(values)
+    return isinstance(values, list) and all(
+        _all_named(one) if isinstance(one, list) else isinstance(one, dict) and _is_property(one) for one in values
+    )
+
+
+def _is_property(one: Mapping[str, Any]) -> bool:
+    name, value = one.get("property"), one.get("value")
+    if not isinstance(one.get("id"), str | dict) or not isinstance(name, str):
+        return False
+    if one["id"] == "shown":
+        return value is None or (isinstance(value, dict) and isinstance(value.get("path"), str))
+    return name not in _TEXTS or value is None or isinstance(value, str)
