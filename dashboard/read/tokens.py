@@ -69,7 +69,7 @@ def read_tokens(store: Store, config: Mapping[str, Any]) -> TokenTexts:
         return TokenTexts(Tokenizer.from_buffer(_tokenizer_file(store, config)))
     except FileNotFoundError:
         return TokenTexts(None, "tokens are shown as their ids: the tokenizer of this run's model is not here")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return TokenTexts(None, f"tokens are shown as their ids: {_TOKENIZER} of this run's model is damaged: {error}")
 
 

@@ -74,3 +74,12 @@ def _refused_in_a_sentence(folder: Path, what: str = "causal language model") ->
         yield
     except (OSError, ValueError) as error:
         raise ModelFolderError(f"{folder}: not a {what} that transformers can load: {error}") from error
+    except Exception as error:
+        # transformers takes a file's values apart without looking at them, and `tokenizers` raises bare Exceptions.
+        if (
+            not isinstance(error, KeyError | TypeError | AttributeError | RecursionError)
+            and type(error) is not Exception
+        ):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelFolderError(f"{folder}: not a {what} that transformers can load ({reason})") from error

@@ -74,6 +74,12 @@ def test_without_a_tokenizer_ids_stand_for_tokens_and_that_is_said(config: dict[
     assert found.note == "tokens are shown as their ids: the tokenizer of this run's model is not here"
 
 
+def test_a_tokenizer_that_is_no_file_is_reported_as_damaged(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").mkdir()
+    found = read_tokens(DictStore(), {"model": {"path": str(tmp_path)}})
+    assert found.note.startswith("tokens are shown as their ids: tokenizer.json of this run's model is damaged: ")
+
+
 @pytest.mark.parametrize("content", [b"{", b"\xff", json.dumps({"model": 1}).encode()])
 def test_a_damaged_tokenizer_is_reported_as_damaged(content: bytes) -> None:
     found = read_tokens(DictStore({"start/tokenizer.json": content}), {})

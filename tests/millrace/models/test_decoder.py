@@ -66,3 +66,12 @@ def test_a_folder_without_a_tokenizer_is_refused_in_a_sentence(tmp_path: Path) -
         load_decoder(tmp_path)
     with pytest.raises(ModelFolderError, match="no such folder"):
         load_decoder(tmp_path / "none")
+
+
+@pytest.mark.parametrize("content", ["garbage", "[]", "3", "{}", '{"model": {"type": "BPE"}}', "[" * 100_000])
+def test_a_tokenizer_that_cannot_be_read_is_a_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "x"}')
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelFolderError, match="not a tokenizer that transformers can load"):
+        load_decoder(tmp_path)
