@@ -186,7 +186,9 @@ def _serve(port: int) -> None:
     from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 
     from flows.deployment.database import copy_template, user_cache
+    from flows.deployment.sqlite import close_failed_cursors
 
+    close_failed_cursors()
     copy_template(str(PREFECT_API_DATABASE_CONNECTION_URL.value()), user_cache())
     app = create_app()
     gc.freeze()

@@ -1,0 +1,12 @@
+"""Prefect's own command, as `make server` runs it: `python -m flows.deployment.shared_server server start …`.
+
+One server for many campaigns, unlike the private one of server.py.
+"""
+
+from prefect.cli import app
+
+from flows.deployment.sqlite import close_failed_cursors
+
+if __name__ == "__main__":
+    close_failed_cursors()
+    app()
