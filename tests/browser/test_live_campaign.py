@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from support.campaigns.campaigns import Millrace, wait_until
+from support.campaigns.campaigns import Millrace, await_end, wait_until
 from support.pages.dashboard_page import Watched
 
 from dashboard.views.registry import VIEWS
@@ -63,8 +63,8 @@ def test_each_commit_of_a_running_campaign_is_on_the_page_within_three_seconds(
     print(f"seconds from commit to page: {[round(wait, 2) for wait in waits]}")
     assert waits, "the campaign was over before a commit could be watched"
     assert max(waits) <= SECONDS
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    ended = await_end(process, 300)
+    assert ended.code == 0, ended.output
     summary = millrace.summary("real")
     assert committed.newest() == 60
     wait_until(lambda: watched.newest_version() == 60, "the page", SECONDS)

@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from support.campaigns.campaigns import Millrace, assert_balanced, send, wait_until
+from support.campaigns.campaigns import Millrace, assert_balanced, await_end, send, wait_until
 
 from storage.checkpoints import load_file, read_latest
 from storage.stores.factory import open_store
@@ -55,8 +55,8 @@ def test_a_generator_that_is_killed_in_its_sleep_comes_back_for_its_turn(millrac
     wait_until(asleep, "the generator to sleep after version 1", every=0.005)
     killed = millrace.status_record("killed", "generate-0")["pid"]
     os.kill(killed, signal.SIGKILL)
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 0, output
+    ended = await_end(process, 400)
+    assert ended.code == 0, ended.output
     assert_balanced(millrace.summary("killed"))
     assert millrace.status_record("killed", "generate-0")["pid"] != killed
     assert final_weights(millrace, "killed") == apart

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from support.campaigns.campaigns import Ended, Millrace, send, stages_of, wait_until
+from support.campaigns.campaigns import Ended, Millrace, await_end, send, stages_of, wait_until
 from support.replay.trained_run import TrainedRun, flip_a_bit, rewrite, with_value
 
 from flows.cli.main import main
@@ -236,8 +236,8 @@ def test_a_replay_that_is_killed_goes_on_at_its_last_checkpoint(millrace: Millra
 
     wait_until(lambda: life().get("policy_version", 0) >= 10, "step 10 of the replay", every=0.01)
     psutil.Process(life()["pid"]).send_signal(signal.SIGKILL)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    ended = await_end(process, 300)
+    assert ended.code == 0, ended.output
     assert weights(millrace.root / "killed") == weights(stored)
 
 

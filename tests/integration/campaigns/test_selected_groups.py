@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from support.campaigns.campaigns import Millrace, assert_balanced, wait_until
+from support.campaigns.campaigns import Millrace, assert_balanced, await_end, wait_until
 
 from millrace.replay.verify import verify
 from millrace.selection.blocks import read_block
@@ -52,8 +52,8 @@ def test_in_sync_mode_a_trainer_that_was_killed_leaves_no_trace_in_the_final_wei
         if run_id == "killed":
             wait_until(lambda: millrace.status_record("killed", "train-0").get("policy_version", 0) >= 3, "a step")
             os.kill(millrace.status_record("killed", "train-0")["pid"], signal.SIGKILL)
-        output, _ = process.communicate(timeout=400)
-        assert process.returncode == 0, output
+        ended = await_end(process, 400)
+        assert ended.code == 0, ended.output
         assert_balanced(millrace.summary(run_id))
         store = open_store(str(millrace.root / run_id))
         checkpoint = read_latest(store)

@@ -5,7 +5,7 @@ import signal
 
 import psutil
 import pytest
-from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced, send, stages_of, wait_until
+from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced, await_end, send, stages_of, wait_until
 
 from benchmarks.sleeping.pace import VARIABLE, LongTail, Pace
 from storage import layout
@@ -130,9 +130,9 @@ def test_a_run_that_is_resumed_elsewhere_is_given_up_by_its_first_controller(mil
     first = millrace.start(*millrace.campaign("contested", **ENDLESS))
     wait_for_step(millrace, "contested", 3)
     second = millrace.start(*millrace.campaign("contested", "--resume", **ENDLESS))
-    output, _ = first.communicate(timeout=200)
-    assert first.returncode == 3, output
-    assert "took over" in output
+    ended = await_end(first, 200)
+    assert ended.code == 3, ended.output
+    assert "took over" in ended.output
     wait_until(
         lambda: (
             millrace.status_record("contested", "train-0").get("attempt") == 1

@@ -1,7 +1,7 @@
 """What a person sees of a campaign in the UI of a real Prefect server, asked for through its API."""
 
 import pytest
-from support.campaigns.campaigns import Millrace, stages_of, wait_until
+from support.campaigns.campaigns import Millrace, await_end, stages_of, wait_until
 from support.campaigns.prefect_server import find, prefect_client
 
 pytestmark = pytest.mark.campaign
@@ -39,9 +39,9 @@ def test_a_campaign_at_a_terminal_that_is_cancelled_in_the_ui_drains_and_says_so
     cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
     with prefect_client(prefect_api) as client:
         client.post(f"/flow_runs/{run['id']}/set_state", json=cancelling)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 4, output
-    assert "continue with --run-id cancelled --resume" in output
+    ended = await_end(process, 120)
+    assert ended.code == 4, ended.output
+    assert "continue with --run-id cancelled --resume" in ended.output
     assert stages_of(millrace.root / "cancelled") == []
     (run,) = find(prefect_api, "flow_runs", flow_runs=mine)
     assert run["state"]["type"] == "CANCELLED"

@@ -90,9 +90,7 @@ class Millrace:
                 process.communicate()
 
     def run(self, *arguments: str, module: str = "flows.cli.main") -> Ended:
-        process = self.start(*arguments, module=module)
-        output, _ = process.communicate(timeout=400)
-        return Ended(process.returncode, output)
+        return await_end(self.start(*arguments, module=module), 400)
 
     def campaign(self, run_id: str, *flags: str, root: str | None = None, **settings: object) -> list[str]:
         """The arguments of a quick campaign, in its own root folder or elsewhere."""
@@ -148,7 +146,17 @@ def stages_of(run_url: str | Path) -> list[psutil.Process]:
 
 def send(process: subprocess.Popen[str], signal_number: signal.Signals) -> Ended:
     process.send_signal(signal_number)
-    output, _ = process.communicate(timeout=120)
+    return await_end(process, 120)
+
+
+def await_end(process: subprocess.Popen[str], seconds: float) -> Ended:
+    """The command's end. If it takes too long, the test fails with what the command has said until then."""
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as late:
+        # Bytes, though the process is opened as text.
+        said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout
+        raise AssertionError(f"not over within {seconds:.0f} s; its output until then:\n{said}") from None
     return Ended(process.returncode, output)
 
 
