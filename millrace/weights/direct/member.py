@@ -1,0 +1,183 @@
+"""A member of pushes: a thread that finds sync_weights, again whenever it loses it, and takes part.
+
+    find ─► join ─► push? ─► ready ─► go ─► same plan? ─► same group? ─► exchange ─► done ─► verdict
+      ▲               └──────── any error, or the push went on without it: join again ◄─────────┘
+      └─ sync_weights is gone
+
+What a rank of the trainer and a generator do differently is in the subclasses.
+"""
+
+import atexit
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from millrace.errors import WeightsMismatch
+from millrace.weights.base import WeightsId
+from millrace.weights.direct.control import PATIENCE
+from millrace.weights.direct.exchange import Buckets, Exchange, Parts
+from millrace.weights.direct.group import Group
+from millrace.weights.direct.layouts import Plans
+from millrace.weights.direct.rendezvous import Go, Push, RendezvousClient, trainer_name
+from millrace.weights.transfer.layout import Layout
+from millrace.weights.transfer.plan import TransferPlan
+from storage.failpoints import failpoint
+
+_LOOK_SECONDS = 0.05  # between two tries to find sync_weights
+_POLL_SECONDS = 0.01  # between two looks for a push
+_STOP_SECONDS = 5.0  # for the thread to end
+
+
+class Member(ABC):
+    """The loop above. `find` returns where sync_weights listens (`host:port`), None if not yet known.
+
+    `device` is where this member's parts are. No push takes longer than `deadline_seconds`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        find: Callable[[], str | None],
+        layout: Mapping[str, Any],
+        *,
+        device: torch.device,
+        deadline_seconds: float,
+    ) -> None:
+        self.name = name
+        self.wire_bytes = 0
+        """Sent by this member so far."""
+        self._find = find
+        self._layout = layout
+        self._device = device
+        self._deadline_seconds = deadline_seconds
+        self._plans = Plans()
+        self._buckets = Buckets(device)
+        self._group: tuple[str, Group] | None = None
+        self._client: RendezvousClient | None = None
+        self._error: Exception | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Call it once, when all attributes are there."""
+        self._thread.start()
+        # A thread that comes back from torch while the interpreter ends would abort the process.
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Ends the thread. May be called again."""
+        self._closed.set()
+        # While sync_weights is frozen, the thread can't end.
+        self._thread.join(timeout=_STOP_SECONDS)
+        atexit.unregister(self.stop)
+
+    def raise_error(self) -> None:
+        """Raises the error that ended the thread, if any."""
+        if self._error is not None:
+            raise self._error
+
+    @abstractmethod
+    def joined(self, client: RendezvousClient) -> None:
+        """Called whenever sync_weights has been found."""
+
+    def between(self, client: RendezvousClient) -> None:  # noqa: B027 — a generator has nothing to do here
+        """Called while there is no push."""
+
+    @abstractmethod
+    def take_part(self, client: RendezvousClient, push: Push) -> None:
+        """Takes part in a push for which this member is asked."""
+
+    def left_out(self, client: RendezvousClient, push: Push) -> None:  # noqa: B027 — a trainer rank is always asked
+        """Called for a push for which this member is not asked."""
+
+    def go(self, client: RendezvousClient, push: Push, held: WeightsId | None) -> Go | None:
+        """Says that it is ready; None, having joined again, if the push goes on without it."""
+        failpoint("direct.ready")
+        go = client.ready(push, held, 2 * self._deadline_seconds * PATIENCE)
+        if go is None:
+            client.join()
+        return go
+
+    def exchange(self, client: RendezvousClient, go: Go, parts: Callable[[Layout], Parts], until: float) -> str:
+        """Carries out this member's hops; `parts` gets the trainer's layout. Returns what went wrong, or nothing.
+
+        Having failed, it joins again.
+        """
+        try:
+            plan = self._agreed_plan(client, go)
+            group = self._group_of(client, go)
+            exchange = Exchange(group, go.members.index(self.name), parts(plan.source), self._buckets, until)
+            exchange.run(plan.hops(go.members.index(self.name)))
+            self.wire_bytes += exchange.sent_bytes
+        except (RuntimeError, WeightsMismatch) as error:
+            if isinstance(error, dist.DistNetworkError):
+                raise
+            self._group = None
+            print(f"direct: {self.name}: {error}", file=sys.stderr)
+            # With another token, or sync_weights might count on the group that is gone.
+            client.join()
+            return str(error)
+        return ""
+
+    def _agreed_plan(self, client: RendezvousClient, go: Go) -> TransferPlan:
+        generators = [client.layout(member) for member in go.members if not member.startswith("trainer/")]
+        plan = self._plans.plan(client.layout(trainer_name(0)), generators)
+        if plan.digest != go.plan:
+            raise WeightsMismatch(
+                f"{self.name} plans the transfer in another way than sync_weights (digest {plan.digest}, expected "
+                f"{go.plan}): expected the same code and the same model everywhere"
+            )
+        return plan
+
+    def _group_of(self, client: RendezvousClient, go: Go) -> Group:
+        if self._group is None or self._group[0] != go.group:
+            # Drop the old one first: its members may be waiting for this process there.
+            self._group = None
+            seconds = self._deadline_seconds * PATIENCE
+            rank, size = go.members.index(self.name), len(go.members)
+            group = Group(client.store, go.group, client.host, self._device, rank=rank, size=size, seconds=seconds)
+            self._group = (go.group, group)
+        return self._group[1]
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._follow()
+                self._closed.wait(_LOOK_SECONDS)
+        except Exception as error:  # noqa: BLE001 — `raise_error` raises it
+            self._error = error
+
+    def _follow(self) -> None:
+        """Takes part in the pushes of sync_weights, if it can be found, until it is gone."""
+        address = self._find()
+        if address is None:
+            return
+        try:
+            client = RendezvousClient(address, self.name, self._layout, self._deadline_seconds * PATIENCE)
+        except (OSError, dist.DistError):
+            return  # A predecessor's address. The successor will publish its own.
+        try:
+            self.joined(client)
+            while not self._closed.is_set():
+                push = client.next_push()
+                if push is None:
+                    self.between(client)
+                    self._closed.wait(_POLL_SECONDS)
+                elif self.name in push.asked:
+                    self.take_part(client, push)
+                else:
+                    self.left_out(client, push)
+        except dist.DistError:
+            pass  # sync_weights is gone; what it last led stays good.
+        finally:
+            self._group = None
+
+    def until(self) -> float:
+        """When a push that begins now has to be over; on the clock of time.monotonic."""
+        return time.monotonic() + self._deadline_seconds

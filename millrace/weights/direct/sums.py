@@ -1,0 +1,88 @@
+"""Sums of tensors that need no whole tensor: those of its parts add up to that of the whole, wherever the parts are.
+
+    words [rows, columns] of a box ─┬─► sum of each row · weight of the row     ┐
+                                    └─► sum of each column · weight of the column ┴─► + : one number, modulo 2⁶⁴
+
+Rows and columns count from the whole tensor's first, so a box that arrives at another place has another sum. Only
+integer additions and multiplications: a GPU computes the same number as a CPU, without moving the tensor. Finds
+accidents, and is no defence against malice.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from millrace.errors import WeightsMismatch
+from millrace.weights.transfer.layout import Region
+
+_WORD = 8
+"""Bytes of the words that are summed, where rows can be cut into them."""
+_ALIGNED = 128
+"""Bytes. Rows of a multiple of this length can be divided into as many as 16 equal parts of whole words."""
+_ROW, _COLUMN = (0x9E3779B97F4A7C15, 0x632BE59BD9B4E019), (0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7)
+"""Factor and offset of the weights, odd numbers of 64 bits."""
+_MASK = (1 << 64) - 1
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def region_sums(
+    parts: Mapping[str, torch.Tensor], boxes: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, int]:
+    """The sum of each box: `parts` has its elements, `shapes` the shapes of the whole tensors, by name.
+
+    The values are in [0, 2⁶⁴). One device holds all parts, and is waited for once. Raises WeightsMismatch for a box
+    that cuts through a word.
+    """
+    if not parts:
+        return {}
+    sums = torch.stack([_sum(name, part, boxes[name], shapes[name]) for name, part in parts.items()])
+    return {name: value & _MASK for name, value in zip(parts, sums.tolist(), strict=True)}
+
+
+def added(sums: Iterable[int]) -> int:
+    """The sum of a tensor out of those of its parts."""
+    return sum(sums) & _MASK
+
+
+def as_hex(value: int) -> str:
+    """16 digits."""
+    return f"{value:016x}"
+
+
+def _sum(name: str, part: torch.Tensor, box: Region, shape: tuple[int, ...]) -> torch.Tensor:
+    """0-d int64."""
+    # A vector has a row per element: divisions of its only dimension are divisions of rows.
+    rows, columns = (part.shape, 1) if part.ndim < 2 else (part.shape[:-1], part.shape[-1])
+    first_column = box[-1][0] if part.ndim > 1 else 0
+    whole_columns = shape[-1] if part.ndim > 1 else 1
+    words = part.detach().contiguous().view(-1, columns)
+    row_bytes = whole_columns * part.element_size()
+    word = _WORD if row_bytes % _ALIGNED == 0 else part.element_size()
+    first_word, rest = divmod(first_column * part.element_size(), word)
+    if rest or columns * part.element_size() % word:
+        raise WeightsMismatch(
+            f"{name} {list(shape)} is cut at column {first_column}; expected parts of a multiple of {word} bytes"
+        )
+    words = words.view(_INTEGERS[word])
+    row_weights = _weights(_row_numbers(box[: len(rows)], shape, part.device), _ROW)
+    column_weights = _weights(torch.arange(words.shape[1], device=part.device) + first_word, _COLUMN)
+    by_row = words.sum(dim=1, dtype=torch.int64) if words.shape[1] > 1 else words[:, 0].to(torch.int64)
+    by_column = words.sum(dim=0, dtype=torch.int64)
+    return (by_row * row_weights).sum() + (by_column * column_weights).sum()
+
+
+def _row_numbers(box: Region, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """[rows] int64 numbers of the box's rows in the whole tensor."""
+    numbers = torch.zeros(1, dtype=torch.int64, device=device)
+    for (begin, end), extent in zip(box, shape, strict=False):
+        numbers = (numbers[:, None] * extent + torch.arange(begin, end, device=device)).reshape(-1)
+    return numbers
+
+
+def _weights(numbers: torch.Tensor, constants: tuple[int, int]) -> torch.Tensor:
+    factor, offset = (_signed(constant) for constant in constants)
+    return (numbers * factor + offset) | 1
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
