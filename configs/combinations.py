@@ -256,7 +256,7 @@ def _placement(config: RunConfig) -> Iterator[str]:
     if key and config.weights.transport == "shm":
         yield (
             f'weights.transport is "shm" and {key} is "{placed[key]}"; '
-            "expected broadcast or store, because generators and trainer may be on different hosts"
+            "expected direct or store, because generators and trainer may be on different hosts"
         )
 
 
@@ -307,7 +307,7 @@ def _colocation(config: RunConfig) -> Iterator[str]:
 def _deadline(config: RunConfig) -> Iterator[str]:
     # A push that waits for a frozen generator reports no progress.
     deadline, hang = config.weights.deadline_seconds, config.supervision.hang_seconds
-    if config.weights.transport == "broadcast" and deadline >= hang:
+    if config.weights.transport == "direct" and deadline >= hang:
         yield (
             f"weights.deadline_seconds is {deadline:g} and supervision.hang_seconds is {hang:g}; "
             "expected a shorter deadline, or sync_weights would count as hung while it waits for a generator"

@@ -133,11 +133,11 @@ class StalenessConfig(Section):
 class WeightsConfig(Section):
     """How new policy versions are sent to the generators."""
 
-    transport: Literal["shm", "broadcast", "store"] = "shm"
-    """`shm`: shared memory on one host; `broadcast`: a gloo broadcast to all generators at once; `store`: files in the
-    run's storage, for hosts any distance apart."""
+    transport: Literal["shm", "direct", "store"] = "shm"
+    """`shm`: shared memory on one host; `direct`: shards from trainer ranks to generators, on one host or several;
+    `store`: files in the run's storage, for hosts any distance apart."""
     host: Text = "127.0.0.1"
-    """Address on which sync_weights listens for `broadcast`; any address but loopback is open to the network."""
+    """Address on which sync_weights listens for `direct`; any address but loopback is open to the network."""
     deadline_seconds: Positive = 30.0
     """Time for a generator to receive a version, seconds. A generator that takes longer is named in the log and gets it
     through the store."""

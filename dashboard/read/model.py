@@ -28,7 +28,7 @@ class AttemptInfo:
     mode: str
     """async or sync."""
     transport: str
-    """How weights travel: shm, broadcast or store."""
+    """How weights travel: shm, direct or store."""
     ended: str | None
     """finished or stopped; None while it runs, and if it was killed."""
 

@@ -44,7 +44,7 @@ MEANINGS: Mapping[str, str] = {
     "waiting for a new policy version": "#a08a95",
     # Transports.
     "shm": BLUE,
-    "broadcast": GREEN,
+    "direct": GREEN,
     "store": ORANGE,
     # Parts of the staleness.
     "in flight": SKY,

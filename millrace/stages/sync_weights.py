@@ -14,7 +14,6 @@ the trainer is asked for it once more.
 """
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -23,8 +22,7 @@ from millrace.errors import WeightsCorrupt
 from millrace.runtime.stage import Stage, run_stage
 from millrace.weights.acknowledgements import AckTracker, Arrival
 from millrace.weights.base import Weights, WeightsId, WeightsReader, WeightsWriter
-from millrace.weights.factory import sync_weights_ends
-from millrace.weights.store import StoreWriter
+from millrace.weights.factory import store_end, sync_weights_ends
 from storage.failpoints import failpoint
 from storage.progress import read_status
 
@@ -40,7 +38,7 @@ def main(stage: Stage) -> None:
     reader, writer = sync_weights_ends(config, store, stage.arguments.handover, stage.config.generation.replicas)
     # A null address replaces a predecessor's, where nothing listens any more.
     stage.progress(transport=config.transport, address=writer.address)
-    open_store = None if config.transport == "store" else functools.partial(StoreWriter, store)
+    open_store = store_end(config, store, stage.arguments.handover, writer)
     with closing(reader), closing(writer):
         loop = WeightSyncLoop(stage, reader, writer, open_store)
         stage.ready(f"sync_weights ready, transport {config.transport}")
@@ -183,6 +181,7 @@ class WeightSyncLoop:
                 if self.store is None:
                     self.store = self.open_store()
                 self.store.offer(self.newest)
+                self.acks.accept(self.newest.id, self.store.digest_of(self.newest))
         self.stored, self.t_stored = self.newest.id, self.clock()
 
     def _log(self, **values: float) -> None:

@@ -27,12 +27,14 @@ from millrace.runtime.stage import Stage, run_follower, run_stage
 from millrace.stages.train_loop import TrainLoop
 from millrace.stages.train_state import open_train_state
 from millrace.training.checkpoints.saving import AsyncCheckpoints
+from millrace.training.handover import Handover, ShardHandover, WholeHandover
 from millrace.training.parallel.follower import follow
 from millrace.training.parallel.leader import LeaderTrainer
 from millrace.training.parallel.ranks import Ranks
+from millrace.training.parallel.sharding import layout
 from millrace.training.trainer import Trainer
-from millrace.weights.base import WeightsWriter
-from millrace.weights.factory import trainer_end
+from millrace.weights.direct.trainer import ShardSender
+from millrace.weights.factory import rank_end, trainer_end
 from millrace.weights.probe import probe_tokens
 from storage.stores.base import Store
 
@@ -75,7 +77,7 @@ def follow_main(arguments: StageArguments, config: RunConfig, store: Store) -> N
     keep_freed_memory()
     trainer = load_trainer(config, start_folder(store, config.model.path, arguments.handover))
     with AsyncCheckpoints(store, trainer.ranks, None) as checkpoints:
-        follow(trainer, checkpoints)
+        follow(trainer, checkpoints, _sender(trainer, config, store))
     trainer.ranks.leave()
 
 
@@ -110,11 +112,27 @@ def load_trainer(config: RunConfig, folder: Path) -> Trainer:
     )
 
 
-def _handover(stage: Stage, trainer: Trainer) -> WeightsWriter:
-    """The writer of new weights, in the generators' dtype: the copy into shared memory casts."""
-    dtype = getattr(torch, stage.config.generation_dtype)
+def _handover(stage: Stage, trainer: Trainer) -> Handover:
+    """How new versions are handed over: in the generators' dtype."""
+    config, arguments = stage.config, stage.arguments
+    if (sender := _sender(trainer, config, stage.store)) is not None:
+        return ShardHandover(trainer, sender)
+    dtype = _generation_dtype(config)
     like = {name: torch.empty_like(tensor, dtype=dtype, device="meta") for name, tensor in trainer.weights().items()}
-    return trainer_end(stage.arguments.handover, like, stage.config.generation.replicas)
+    return WholeHandover(trainer, trainer_end(arguments.handover, like, config.generation.replicas))
+
+
+def _sender(trainer: Trainer, config: RunConfig, store: Store) -> ShardSender | None:
+    """What takes this rank's shards; None if versions are handed over whole."""
+    if config.weights.transport != "direct":
+        return None
+    shards = layout(trainer.model, trainer.ranks, _generation_dtype(config))
+    return rank_end(config.weights, store, shards, trainer.ranks.rank)
+
+
+def _generation_dtype(config: RunConfig) -> torch.dtype:
+    found: torch.dtype = getattr(torch, config.generation_dtype)
+    return found
 
 
 if __name__ == "__main__":

@@ -34,9 +34,10 @@ from millrace.runtime.device_sharing import DeviceTurns
 from millrace.selection.spread import ZERO_ADVANTAGE, SpreadFilter
 from millrace.selection.truncation import mask_truncated
 from millrace.stages.train_state import TrainState
+from millrace.training.handover import Handover
 from millrace.training.samples import samples_of
 from millrace.training.step_report import StepReport
-from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsWriter
+from millrace.weights.base import Manifest, Probe, WeightsId
 from millrace.weights.probe import NUM_LOGPROBS
 from storage.failpoints import failpoint
 
@@ -55,7 +56,7 @@ class TrainLoop:
         self,
         state: TrainState,
         turns: DeviceTurns,
-        handover: WeightsWriter,
+        handover: Handover,
         probed: tuple[int, ...],
         stop_at_step: int,
     ) -> None:
@@ -136,6 +137,7 @@ class TrainLoop:
     def _tend(self) -> None:
         """What goes on beside the steps. Raises what went wrong with a checkpoint."""
         self.state.checkpoints.check()
+        self.handover.tend()
         if self.handover.is_wanted_again() and self.turns.begin():
             self.stage.milestone(f"version {self.trainer.policy_version} is handed over once more")
             self._hand_over()
@@ -216,6 +218,8 @@ class TrainLoop:
         # Arrival order varies from run to run; the order in the batch must not.
         groups = sorted(self.groups, key=lambda group: group.group_id)
         samples = samples_of(groups, self.config.training.advantage, self.trainer.policy_version, self.selection)
+        self.handover.tend()
+        self.handover.forget()
         with self.stage.busy("train"):
             report = self.trainer.step(samples)
         failpoint("train.before_handover")
@@ -287,8 +291,7 @@ class TrainLoop:
             t_offered=time.time(),
         )
         probe = Probe(tokens=self.probed, logprobs=self.trainer.next_logprobs(self.probed, NUM_LOGPROBS))
-        manifest = Manifest(id=weights_id, probe=probe)
-        self.handover.offer(Weights(manifest=manifest, tensors=self.trainer.weights()))
+        self.handover.offer(Manifest(id=weights_id, probe=probe))
 
     def _settle(self) -> dict[str, Any]:
         return {

@@ -68,7 +68,7 @@ class AckTracker:
         self._generators = [_Generator(g, deadline_seconds, falls_back) for g in range(num_generators)]
         self._opened = opened
         self._newest: WeightsId | None = None
-        self._digests: dict[_Version, str] = {}
+        self._digests: dict[_Version, set[str]] = {}
         self._arrived = True
 
     @property
@@ -85,11 +85,15 @@ class AckTracker:
         """This version, newer than all before, is on its way and supersedes those that have not arrived."""
         self._newest = weights_id
         self._arrived = False
-        self._digests[_version(weights_id)] = digest
+        self._digests[_version(weights_id)] = {digest}
         if len(self._digests) > _DIGESTS_KEPT:
             self._digests.pop(next(iter(self._digests)))
         for generator in self._generators:
             generator.push(weights_id, since=max(weights_id.t_offered, self._opened))
+
+    def accept(self, weights_id: WeightsId, digest: str) -> None:
+        """This version, pushed before, may also be acknowledged with this digest: that of another route."""
+        self._digests[_version(weights_id)].add(digest)
 
     def look(self, statuses: Sequence[Status], now: float) -> Seen:
         """What the generators' status records, in their order, mean at `now` (unix seconds)."""
@@ -135,15 +139,18 @@ class _Generator:
         if self.pending is None:
             self.pending, self._since = weights_id.policy_version, since
 
-    def look(self, status: Status, now: float, newest: WeightsId, digests: Mapping[_Version, str]) -> Iterator[News]:
+    def look(
+        self, status: Status, now: float, newest: WeightsId, digests: Mapping[_Version, set[str]]
+    ) -> Iterator[News]:
         held, digest = _acknowledged(status), status.get("weights_digest")
-        if digest != (expected := digests.get(held, digest)):
+        expected = digests.get(held)
+        if expected is not None and digest not in expected:
             alarmed, self._alarmed = self._alarmed, (held, digest)
             if alarmed != self._alarmed:
                 yield self._news(
                     None,
                     f"ALARM: {self._name} works with other weights than version {held[1]}: their digest is {digest}, "
-                    f"that of what was pushed is {expected}",
+                    f"that of what was pushed is {' or '.join(sorted(expected))}",
                 )
             yield from self._check_deadline(status, now)
             return

@@ -110,6 +110,12 @@ class WeightsWriter(ABC):
         """Whether readers need what was offered last once more, because it has been lost or damaged since."""
         return False
 
+    def digest_of(self, weights: Weights) -> str:
+        """The digest with which readers acknowledge what was offered last. Raises ValueError if it has none."""
+        if weights.manifest.fingerprint is None:
+            raise ValueError(f"version {weights.id.policy_version} has no fingerprint to verify it by")
+        return weights.manifest.fingerprint.digest
+
     def tend(self) -> None:  # noqa: B027 — most have nothing to do here
         """Serves readers that came late, without waiting for any. Most transports let readers help themselves."""
 

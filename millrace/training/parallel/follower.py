@@ -11,8 +11,9 @@ from dataclasses import asdict
 from millrace.training.checkpoints.reading import StoredFiles
 from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.parallel.messages import Command, exchange, receive, unpack
-from millrace.training.parallel.sharding import full_tensors
+from millrace.training.parallel.sharding import full_tensors, own_shards
 from millrace.training.trainer import Trainer
+from millrace.weights.base import Manifest, Weights, WeightsWriter
 from storage.checkpoints import Checkpoint
 from storage.errors import StreamCorrupt
 from storage.stores.base import Store
@@ -20,8 +21,9 @@ from storage.stores.factory import open_store
 from storage.streams.files import FileRef
 
 
-def follow(trainer: Trainer, checkpoints: AsyncCheckpoints) -> None:
-    """Follows rank 0 until it ends. Raises RuntimeError if rank 0 dies.
+def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsWriter | None) -> None:
+    """Follows rank 0 until it ends; `sender` takes this rank's shards, if they are handed over. Raises RuntimeError if
+    rank 0 dies.
 
     Raises what this rank's share of the work raises. Rank 0 then meets the same error, or the loss of this rank.
     """
@@ -46,8 +48,16 @@ def follow(trainer: Trainer, checkpoints: AsyncCheckpoints) -> None:
                 exchange("", trainer.ranks.size)
             case Command.WAKE:
                 trainer.wake()
+            case Command.HAND_OVER:
+                assert sender is not None
+                hand_over(trainer, sender, Manifest.from_json(json.loads(payload)))
             case Command.RESTORE:
                 restore_share(trainer, *_checkpoint(payload))
+
+
+def hand_over(trainer: Trainer, sender: WeightsWriter, manifest: Manifest) -> None:
+    """Hands this rank's shards over; every rank has to call this."""
+    sender.offer(Weights(manifest=manifest, tensors=dict(own_shards(trainer.model))))
 
 
 def checkpoint_payload(store: Store, checkpoint: Checkpoint) -> bytes:

@@ -36,6 +36,8 @@ class Command(IntEnum):
     """Payload: the checkpoint and its run."""
     SLEEP = 6
     WAKE = 7
+    HAND_OVER = 8
+    """Payload: the manifest of the version whose shards each rank hands over."""
 
 
 def send(command: Command, payload: bytes = b"") -> None:

@@ -1,4 +1,4 @@
-"""A policy sharded over the ranks, and its whole tensors gathered again.
+"""A policy sharded over the ranks; its shards, and its whole tensors gathered again.
 
     policy of the model folder ─► each layer divided over a row (tensor.py) ─► each layer and the rest sharded over a
     column (FSDP2): a rank keeps its shard of every weight, gradient and optimizer state in the weights' own dtype
@@ -15,13 +15,15 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
 
 from millrace.training.parallel.lora import adapters, base_name, is_adapter, merged, parts
 from millrace.training.parallel.ranks import DATA, TENSOR, Ranks, mesh_of_one
 from millrace.training.parallel.tensor import replicate, split_layer
 from millrace.training.policy import PackedPolicy
+from millrace.weights.transfer.layout import Layout, TensorSpec
+from millrace.weights.transfer.trainer_layouts import fsdp_layout
 
 
 def shard(policy: PackedPolicy, ranks: Ranks, *, compute_dtype: torch.dtype | None = None) -> None:
@@ -76,6 +78,35 @@ def full_tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
         yield base_name(name), tensor
 
 
+@torch.no_grad()
+def own_shards(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, this rank's part) of each parameter of the base model, as `layout` says, tied ones once.
+
+    Adapters are merged in part by part, for which all ranks gather A, so every rank has to iterate to the end. A part
+    without an adapter is yielded live and changes with the next step.
+    """
+    adapted = adapters(model)
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            continue
+        part = _own(parameter.detach())
+        if (layer := adapted.get(name)) is not None:
+            down, up, scaling = parts(layer)
+            part = merged(part, _own_columns(down.detach()), _own(up.detach()), scaling)
+        yield base_name(name), part
+
+
+def layout(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> Layout:
+    """Which part of each parameter of the base model every rank has; `dtype`: that of what is handed over."""
+    tensors, divided = [], {}
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            continue
+        tensors.append(TensorSpec(base_name(name), str(dtype).removeprefix("torch."), tuple(parameter.shape)))
+        divided[base_name(name)] = _tensor_dim(parameter)
+    return fsdp_layout(tensors, data=ranks.data_size, tensor=ranks.tensor_size, tensor_dims=divided)
+
+
 def _decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The decoder's layers in order, by name; all supported models keep them in `layers`."""
     names = {module: name for name, module in model.named_modules()}
@@ -85,6 +116,29 @@ def _decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
 def _gathered(parameter: torch.Tensor) -> torch.Tensor:
     tensor = parameter.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _own_columns(down: torch.Tensor) -> torch.Tensor:
+    """All rows of A that belong to this rank's columns of W: FSDP shards the rows, tensor parallelism the columns."""
+    if not isinstance(down, DTensor):
+        return down
+    names = down.device_mesh.mesh_dim_names or ()
+    placements = [Replicate() if name == DATA else kept for name, kept in zip(names, down.placements, strict=True)]
+    return down.redistribute(placements=placements).to_local()
+
+
+def _tensor_dim(parameter: torch.Tensor) -> int | None:
+    """The dimension that tensor parallelism divides; None if it does not."""
+    if not isinstance(parameter, DTensor):
+        return None
+    for name, placement in zip(parameter.device_mesh.mesh_dim_names or (), parameter.placements, strict=True):
+        if name == TENSOR and isinstance(placement, Shard):
+            return int(placement.dim)
+    return None
 
 
 def _sum_gradients(module: FSDPModule) -> None:

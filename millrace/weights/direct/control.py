@@ -43,7 +43,7 @@ class DirectRelay(WeightsReader, WeightsWriter):
         self._deadline_seconds = deadline_seconds
         self._rendezvous = Rendezvous(host)
         self.address: str = self._rendezvous.address
-        self._num_generators = num_generators
+        self.num_generators = num_generators
         self._missing = set(range(num_generators))
         self._plans = Plans()
         self._source: tuple[str, Layout] | None = None
@@ -92,13 +92,20 @@ class DirectRelay(WeightsReader, WeightsWriter):
         """Has the trainer send these to all generators that are there; returns when they have them, or after the
         deadline. `missing` then names the generators without them."""
         self._weights = weights
-        self._missing = set(range(self._num_generators))
+        self._missing = set(range(self.num_generators))
         self._serve(weights)
 
     def tend(self) -> None:
         """Has the version offered last sent to generators that lack it and are back."""
         if self._weights is not None and self._missing and time.monotonic() >= self._look_at:
             self._serve(self._weights)
+
+    def send_to(self, number: int, weights: Weights) -> None:
+        """Has the trainer send a version to one more reader, number `number`, once it has joined; by the deadline."""
+        until = time.monotonic() + self._deadline_seconds
+        while self._rendezvous.token(generator_name(number)) is None and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+        self._push(weights, [number], until)
 
     def close(self) -> None:
         """Stops listening; the others then look for a successor."""
@@ -144,8 +151,10 @@ class DirectRelay(WeightsReader, WeightsWriter):
         members = {name: answers[name]["token"] for name in push.asked if name in answers}
         generators = [g for g in asked if generator_name(g) in members]
         held = {name: answers[name]["held"] for name in trainers if name in answers}
-        if len(held) < len(trainers) or not generators or any(
-            values is None or WeightsId(**values) != push.id for values in held.values()
+        if (
+            len(held) < len(trainers)
+            or not generators
+            or any(values is None or WeightsId(**values) != push.id for values in held.values())
         ):
             self._call_off(push)
             return

@@ -12,8 +12,8 @@ import torch
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Weights, WeightsId, WeightsReader
-from millrace.weights.direct.exchange import Parts
 from millrace.weights.direct.control import PATIENCE
+from millrace.weights.direct.exchange import Parts
 from millrace.weights.direct.layouts import WHOLE
 from millrace.weights.direct.member import Member
 from millrace.weights.direct.rendezvous import Push, RendezvousClient, generator_name

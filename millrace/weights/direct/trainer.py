@@ -9,7 +9,7 @@ that a rank does not hold is called off by sync_weights.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
@@ -39,7 +39,11 @@ class ShardSender(Member):
         deadline_seconds: float,
     ) -> None:
         super().__init__(
-            trainer_name(rank), find, FOLLOWS if rank else told(layout), device=device, deadline_seconds=deadline_seconds
+            trainer_name(rank),
+            find,
+            FOLLOWS if rank else told(layout),
+            device=device,
+            deadline_seconds=deadline_seconds,
         )
         self._boxes: dict[str, Region] = layout.held(rank)
         self._shapes = {spec.name: spec.shape for spec in layout.tensors}
