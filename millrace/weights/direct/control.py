@@ -86,6 +86,7 @@ class DirectRelay(WeightsReader, WeightsWriter):
             spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
             for spec in source.tensors
         }
+        failpoint("direct.taken")
         return Weights(manifest=dataclasses.replace(manifests[0], fingerprint=fingerprint), tensors=tensors)
 
     def offer(self, weights: Weights) -> None:
@@ -198,7 +199,10 @@ class DirectRelay(WeightsReader, WeightsWriter):
             if wrong[name]:
                 print(f"direct: version {push.id.policy_version}: {name}: {wrong[name]}", file=sys.stderr)
         self._rendezvous.over(push, wrong)
-        self._missing -= {generator for generator in generators if not wrong[generator_name(generator)]}
+        right = {generator_name(g): g for g in generators if not wrong[generator_name(g)]}
+        arrived = self._rendezvous.arrived(push, right, self._patience(until))
+        failpoint("direct.over")
+        self._missing -= {right[name] for name in arrived}
         if len(answers) < len(self._members) or any(one["wrong"] for one in answers.values()):
             self._group, self._members = "", {}
         else:

@@ -80,6 +80,8 @@ class DirectReader(Member, WeightsReader):
         failpoint("direct.before_arrival")
         if verdict == "":
             self._buffers.arrive(Weights(manifest=push.manifest, tensors=tensors, shared=buffer.shared), buffer)
+            failpoint("direct.arrived")
+            client.arrived(push)
         elif verdict:
             self._buffers.refuse(WeightsCorrupt(verdict))
         else:

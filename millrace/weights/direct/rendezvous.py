@@ -9,6 +9,7 @@
         │◄══════════ shards, from member to member, through a group (group.py) ══════════►        │
         ├── done/n: sums ─────────────────────►│── all done, or out of time ─────────────────────►│
         │                                      │◄── over/n: what is wrong, by generator ──────────┤
+        ├── arrived/n: it is there to take ───►│─────────────────────────────────────────────────►│
 
 There is no standing membership. A member that does not answer in time is not asked again until it joins with another
 token. It does that by itself: when it connects, and whenever it finds that a push went on without it.
@@ -139,8 +140,13 @@ class Rendezvous:
         for key in (f"go/{old}", f"over/{old}"):
             self.store.delete_key(key)
         for member in push.asked:
-            self.store.delete_key(f"ready/{push.number}/{member}")
-            self.store.delete_key(f"done/{push.number}/{member}")
+            for name in ("ready", "done"):
+                self.store.delete_key(f"{name}/{push.number}/{member}")
+            self.store.delete_key(f"arrived/{old}/{member}")
+
+    def arrived(self, push: Push, members: Iterable[str], seconds: float) -> set[str]:
+        """The members that have the version to take within this time, once they know that nothing is wrong with it."""
+        return set(self._answers("arrived", push, members, seconds))
 
     def _read(self, key: str) -> str | None:
         return self.store.get(key).decode() if self.store.check([key]) else None
@@ -213,6 +219,10 @@ class RendezvousClient:
     def done(self, push: Push, *, sums: Mapping[str, int] | None = None, wrong: str = "") -> None:
         """Answers that its part is done: what a generator holds now, or what is wrong."""
         self.store.set(f"done/{push.number}/{self._member}", json.dumps({"sums": sums, "wrong": wrong}))
+
+    def arrived(self, push: Push) -> None:
+        """Answers that the version is there to take."""
+        self.store.set(f"arrived/{push.number}/{self._member}", "{}")
 
     def verdict(self, push: Push, seconds: float) -> str | None:
         """What sync_weights finds wrong with this member's copy, empty if nothing; None if it does not say in time."""

@@ -3,11 +3,13 @@
     words [rows, columns] of a box ─┬─► sum of each row · weight of the row     ┐
                                     └─► sum of each column · weight of the column ┴─► + : one number, modulo 2⁶⁴
 
-Rows and columns count from the whole tensor's first, so a box that arrives at another place has another sum. Only
-integer additions and multiplications: a GPU computes the same number as a CPU, without moving the tensor. Finds
-accidents, and is no defence against malice.
+Rows and columns count from the whole tensor's first, so a box that arrives at another place has another sum. Weights of
+rows are odd and those of columns even: any change of a single word changes the sum. Only integer additions and
+multiplications: a GPU computes the same number as a CPU, without moving the tensor. Finds accidents, and is no defence
+against malice.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -51,11 +53,13 @@ def as_hex(value: int) -> str:
 
 def _sum(name: str, part: torch.Tensor, box: Region, shape: tuple[int, ...]) -> torch.Tensor:
     """0-d int64."""
+    if not part.numel():
+        return torch.zeros((), dtype=torch.int64, device=part.device)
     # A vector has a row per element: divisions of its only dimension are divisions of rows.
     rows, columns = (part.shape, 1) if part.ndim < 2 else (part.shape[:-1], part.shape[-1])
     first_column = box[-1][0] if part.ndim > 1 else 0
     whole_columns = shape[-1] if part.ndim > 1 else 1
-    words = part.detach().contiguous().view(-1, columns)
+    words = part.detach().contiguous().view(math.prod(rows), columns)
     row_bytes = whole_columns * part.element_size()
     word = _WORD if row_bytes % _ALIGNED == 0 else part.element_size()
     first_word, rest = divmod(first_column * part.element_size(), word)
@@ -64,8 +68,8 @@ def _sum(name: str, part: torch.Tensor, box: Region, shape: tuple[int, ...]) -> 
             f"{name} {list(shape)} is cut at column {first_column}; expected parts of a multiple of {word} bytes"
         )
     words = words.view(_INTEGERS[word])
-    row_weights = _weights(_row_numbers(box[: len(rows)], shape, part.device), _ROW)
-    column_weights = _weights(torch.arange(words.shape[1], device=part.device) + first_word, _COLUMN)
+    row_weights = _weights(_row_numbers(box[: len(rows)], shape, part.device), _ROW) | 1
+    column_weights = _weights(torch.arange(words.shape[1], device=part.device) + first_word, _COLUMN) & -2
     by_row = words.sum(dim=1, dtype=torch.int64) if words.shape[1] > 1 else words[:, 0].to(torch.int64)
     by_column = words.sum(dim=0, dtype=torch.int64)
     return (by_row * row_weights).sum() + (by_column * column_weights).sum()
@@ -81,7 +85,7 @@ def _row_numbers(box: Region, shape: tuple[int, ...], device: torch.device) -> t
 
 def _weights(numbers: torch.Tensor, constants: tuple[int, int]) -> torch.Tensor:
     factor, offset = (_signed(constant) for constant in constants)
-    return (numbers * factor + offset) | 1
+    return numbers * factor + offset
 
 
 def _signed(value: int) -> int:
