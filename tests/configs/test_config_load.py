@@ -118,7 +118,7 @@ FILE_ERRORS = {
         'FILE: generation.dtype is "fp8"; expected "float32" or "bfloat16" or null'
     ),
     "training: {max_steps: 3}\nweights: {transport: nccl}": (
-        'FILE: weights.transport is "nccl"; expected "shm" or "broadcast" or "store"'
+        'FILE: weights.transport is "nccl"; expected "shm" or "direct" or "store"'
     ),
     "training: {max_steps: 3}\nweights: {probe_tolerance: 0}": (
         "FILE: weights.probe_tolerance is 0; expected a finite number above 0 or null"

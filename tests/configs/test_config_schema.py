@@ -225,7 +225,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         ("placement.colocated is true", 'generation.engine is "transformers"', 'training.device is "cuda"'),
     ),
     "a wait that looks like a hang": (
-        {"weights": {"transport": "broadcast"}, "supervision": {"hang_seconds": 30}},
+        {"weights": {"transport": "direct"}, "supervision": {"hang_seconds": 30}},
         ("weights.deadline_seconds is 30", "supervision.hang_seconds is 30"),
     ),
     "a filter where equal rewards teach": (

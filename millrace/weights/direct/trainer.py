@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from millrace.weights.base import Manifest, Weights
+from millrace.weights.base import Manifest, Weights, WeightsWriter
 from millrace.weights.direct.exchange import Parts
 from millrace.weights.direct.layouts import FOLLOWS, told
 from millrace.weights.direct.member import Member
@@ -23,7 +23,7 @@ from millrace.weights.transfer.layout import Layout, Region
 from storage.failpoints import failpoint
 
 
-class ShardSender(Member):
+class ShardSender(Member, WeightsWriter):
     """Rank `rank` of the trainer, which has its boxes of `layout`; dtypes are the generators'.
 
     The snapshot is on `device`.
@@ -72,7 +72,6 @@ class ShardSender(Member):
         self.raise_error()
         failpoint("direct.before_snapshot")
         with self._lock, torch.no_grad():
-            self._manifest = None
             for name, kept in self._snapshot.items():
                 kept.copy_(weights.tensors[name])
             self._manifest = weights.manifest
@@ -89,12 +88,11 @@ class ShardSender(Member):
 
     def between(self, client: RendezvousClient) -> None:
         """Offers the snapshot, if sync_weights does not know of it."""
-        if self._manifest is None or self._manifest is self._offered:
+        if self._manifest is self._offered:
             return
         with self._lock:
             manifest = self._manifest
-            if manifest is None:
-                return
+            assert manifest is not None
             self._sums = region_sums(self._snapshot, self._boxes, self._shapes)
         client.offer(manifest, self._sums)
         self._offered = manifest

@@ -56,13 +56,13 @@ def test_a_campaign_without_a_prefect_server_runs_to_its_end_and_accounts_for_ev
 
 
 def test_two_generators_and_two_scorers_share_the_work_and_no_group_is_made_twice(millrace: Millrace) -> None:
-    settings = {"generation.replicas": 2, "scoring.replicas": 2, "weights.transport": "broadcast"}
+    settings = {"generation.replicas": 2, "scoring.replicas": 2, "weights.transport": "direct"}
     ended = millrace.run(*millrace.campaign("wide", **settings))
     assert ended.code == 0, ended.output
     summary = millrace.summary("wide")
     assert_balanced(summary)
     assert summary["policy_versions_used"] > 1
-    assert summary["weight_sync"]["transport"] == "broadcast"
+    assert summary["weight_sync"]["transport"] == "direct"
     run = millrace.root / "wide"
     tables = [rows(run, layout.trajectories(generator), TRAJECTORY) for generator in (0, 1)]
     groups = [set(table["group_id"].to_pylist()) for table in tables]

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.campaign
 
 STEP = GROUPS_PER_STEP * GROUP_SIZE
 """Rollouts that the trainer takes for one version."""
-TRANSPORTS = ["shm", "broadcast", "store"]
+TRANSPORTS = ["shm", "direct", "store"]
 BFLOAT16 = {"generation.dtype": "bfloat16", "training.learning_rate": 1e-5}
 """Small steps in coarse numbers: what is stored of a version is what changed since the one before."""
-SETTINGS: dict[str, dict[str, object]] = {"shm": {}, "broadcast": {}, "store": BFLOAT16}
+SETTINGS: dict[str, dict[str, object]] = {"shm": {}, "direct": {}, "store": BFLOAT16}
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,8 @@ def test_a_frozen_generator_holds_nobody_up_and_gets_the_newest_version_once_it_
 def kills(transport: str, num_tensors: int) -> list[str]:
     """sync_weights and a generator, each in the middle of a push."""
     generator = f"generate-0 weights.mid_hash {3 * num_tensors + num_tensors // 2} kill"
-    if transport == "broadcast":
-        return ["generate-0 broadcast.before_verify 4 kill", "sync_weights-0 broadcast.chunk 7 kill"]
+    if transport == "direct":
+        return ["generate-0 direct.before_arrival 4 kill", "sync_weights-0 direct.gone 7 kill"]
     if transport == "store":
         return [generator, "sync_weights-0 put.mid:weights/data/* 7 kill"]
     return [generator, f"sync_weights-0 weights.mid_hash {6 * num_tensors + num_tensors // 2} kill"]
@@ -123,13 +123,15 @@ def kills(transport: str, num_tensors: int) -> list[str]:
 
 @pytest.mark.parametrize(
     "transport",
-    [pytest.param(t, marks=pytest.mark.extended if t == "broadcast" else pytest.mark.faults) for t in TRANSPORTS],
+    [pytest.param(t, marks=pytest.mark.extended if t == "direct" else pytest.mark.faults) for t in TRANSPORTS],
 )
 def test_killed_in_the_middle_of_a_push_each_stage_comes_back_and_everybody_gets_the_last_version(
     transport: str, millrace: Millrace, start_model: Path, prefect_api: str, tmp_path: Path
 ) -> None:
     num_tensors = len(list(empty_model(start_model).named_parameters()))
     trainer = f"train-0 weights.mid_copy:handover {11 * num_tensors + num_tensors // 2} hang"
+    if transport == "direct":
+        trainer = "train-0 direct.before_snapshot 12 hang"
     armed, settings = [tmp_path / "fired", trainer, *kills(transport, num_tensors)], SETTINGS[transport]
     with WeightCampaign(
         millrace, f"killed-{transport}", transport, start_model, *armed, steps=24, last_hand_over=14, **settings

@@ -1,7 +1,7 @@
 """One campaign on three hosts, joined by a network that fails: controller and stores here, a work pool on each other.
 
 here: Prefect server, controller, Ceph ──┬── host-N-2: generator, scorer
-                                         └── host-N-3: trainer, sync_weights ──broadcast──► host-N-2
+                                         └── host-N-3: trainer, sync_weights ══direct═════► host-N-2
 """
 
 import time
@@ -28,7 +28,7 @@ def campaign(site: Site, run_id: str, **settings: object) -> list[str]:
         "placement.generate.work_pool": "generating",
         "placement.score.work_pool": "generating",
         "placement.train.work_pool": "training",
-        "weights.transport": "broadcast",
+        "weights.transport": "direct",
         "weights.host": site.hosts[1].address,
     }
     return site.millrace.campaign(run_id, root=site.root, **placed, **settings)

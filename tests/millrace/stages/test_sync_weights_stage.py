@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.stages.failpoints import Failpoints
+from support.weights.direct import ShardedTrainer, layout_of
 
 from configs.schema import RunConfig
 from millrace.errors import WeightsCorrupt
@@ -18,7 +19,7 @@ from millrace.runs.record import create_run
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.exit_codes import DRAINED
 from millrace.runtime.messages import Event, Heartbeat, read_line
-from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader
+from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader, WeightsWriter
 from millrace.weights.factory import generator_end, trainer_end
 from millrace.weights.fallback import FallbackReader
 from millrace.weights.store import StoreReader
@@ -90,8 +91,17 @@ class Campaign:
         self.output = (folder / "output").open("w+")
         self.deaths = 0
         self.process = self._start()
-        self.trainer = trainer_end(self.handover, TENSORS, num_generators=2)
+        self.trainer: WeightsWriter
+        if transport == "direct":
+            layout = layout_of(TENSORS, 2)
+            self.trainer = ShardedTrainer(self._address, layout, deadline_seconds=deadline_seconds)
+        else:
+            self.trainer = trainer_end(self.handover, TENSORS, num_generators=2)
         self.generators = [Generator(self.store, number, self.generator_end(number)) for number in range(2)]
+
+    def _address(self) -> str | None:
+        address: str | None = self.status().get("address")
+        return address
 
     def generator_end(self, number: int) -> FallbackReader:
         return generator_end(self.config.weights, self.store, self.handover, number)
@@ -154,6 +164,7 @@ class Campaign:
         self.process.wait()
         for generator in self.generators:
             generator.reader.close()
+        self.trainer.close()
         self.output.close()
 
 
@@ -172,7 +183,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Campaign]]:
 
 @pytest.mark.parametrize(
     ("transport", "place"),
-    [("shm", "before_push"), ("broadcast", "after_push"), ("store", "awaiting_acknowledgement")],
+    [("shm", "before_push"), ("direct", "after_push"), ("store", "awaiting_acknowledgement")],
 )
 def test_a_stage_killed_during_a_push_is_started_again_and_all_get_every_newest_version(
     start: Callable[..., Campaign], transport: str, place: str
@@ -182,7 +193,7 @@ def test_a_stage_killed_during_a_push_is_started_again_and_all_get_every_newest_
         offered = campaign.offer(step)
         campaign.go_on_until(lambda: campaign.all_hold(offered))  # noqa: B023 — called before the next one
     assert campaign.status()["transport"] == transport
-    assert (campaign.status()["address"] is not None) == (transport == "broadcast")
+    assert (campaign.status()["address"] is not None) == (transport == "direct")
     campaign.go_on_until(lambda: campaign.status().get("policy_version") == 4)
     campaign.drain()
     # The witness.
@@ -215,7 +226,7 @@ def test_a_bit_that_flips_after_a_version_was_pushed_costs_a_deadline_and_no_mor
     assert not any("ALARM" in line for line in campaign.milestones())
 
 
-@pytest.mark.parametrize("transport", ["shm", "broadcast"])
+@pytest.mark.parametrize("transport", ["shm", "direct"])
 def test_a_generator_that_the_transport_does_not_reach_goes_on_through_the_store(
     start: Callable[..., Campaign], transport: str, tmp_path: Path
 ) -> None:

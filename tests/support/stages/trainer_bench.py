@@ -29,7 +29,8 @@ from millrace.stages.train_loop import TrainLoop
 from millrace.stages.train_state import open_train_state
 from millrace.training.trainer import Trainer
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
-from millrace.weights.base import Weights, WeightsWriter
+from millrace.training.handover import Handover
+from millrace.weights.base import Manifest
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.progress import read_status, write_progress
@@ -61,8 +62,8 @@ class HurriedStage(Stage):
         self.__dict__.setdefault("heard", []).append(line)
 
 
-class _Nobody(WeightsWriter):
-    """Takes weights for no generator, and notes in `told` the groups dropped that one would read then.
+class _Nobody(Handover):
+    """Takes versions for no generator, and notes in `told` the groups dropped that one would read then.
 
     It wants them again while `lost` holds anything.
     """
@@ -72,16 +73,13 @@ class _Nobody(WeightsWriter):
         self._told = told
         self._lost = lost
 
-    def offer(self, weights: Weights) -> None:
-        """Forgets them."""
+    def offer(self, manifest: Manifest) -> None:
+        """Forgets it."""
         self._lost.clear()
         self._told.append(read_status(self._store, "train", 0)["groups_dropped"])
 
     def is_wanted_again(self) -> bool:
         return bool(self._lost)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class TrainerBench:

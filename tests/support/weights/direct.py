@@ -1,8 +1,8 @@
-"""Versions for `direct`, its ends in this process, and processes that take part: trainer ranks, sync_weights, generators.
+"""Versions for `direct`, its ends in this process, and processes that take part.
 
-    trainer rank   offer 7 ─► {"offered": 7}
-    sync_weights   ─► {"version": 7, "missing": [], "wire_bytes": …}
-    generator      ─► {"version": 7, "digest": …} or {"refused": …}
+trainer rank   offer 7 ─► {"offered": 7}
+sync_weights   ─► {"version": 7, "missing": [], "wire_bytes": …}
+generator      ─► {"version": 7, "digest": …} or {"refused": …}
 """
 
 import json
@@ -20,7 +20,6 @@ from support.stages.failpoints import Failpoints
 
 from millrace.weights.base import Manifest, Weights, WeightsId, WeightsWriter
 from millrace.weights.direct.control import DirectRelay
-from millrace.weights.direct.generator import DirectReader
 from millrace.weights.direct.trainer import ShardSender
 from millrace.weights.fingerprint import fingerprint
 from millrace.weights.transfer.layout import Layout, TensorSpec
@@ -76,7 +75,9 @@ def shards(tensors: dict[str, torch.Tensor], layout: Layout, rank: int) -> dict[
 
 def shards_of(version: int, rank: int, size: int) -> Weights:
     """What a rank offers as this version."""
-    return Weights(manifest=Manifest(id=id_of(version)), tensors=shards(tensors_of(version), trainer_layout(size), rank))
+    return Weights(
+        manifest=Manifest(id=id_of(version)), tensors=shards(tensors_of(version), trainer_layout(size), rank)
+    )
 
 
 class ShardedTrainer(WeightsWriter):

@@ -16,7 +16,9 @@ from millrace.weights.direct.generator import DirectReader
 RANKS = 2
 
 
-def direct_ends(folder: Path, num_generators: int) -> tuple[Callable[[], WeightsWriter], Callable[[int], WeightsReader]]:
+def direct_ends(
+    folder: Path, num_generators: int
+) -> tuple[Callable[[], WeightsWriter], Callable[[int], WeightsReader]]:
     """What opens a writer, and what opens the reader of a generator; at most one of each is open at a time."""
     ends = _Ends(folder, num_generators)
     return lambda: _Writer(ends), lambda number: _Reader(ends, number)

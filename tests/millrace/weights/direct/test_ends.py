@@ -45,9 +45,7 @@ def make_reader(tmp_path: Path) -> Iterator[Callable[[int], DirectReader]]:
 
         def make(number: int) -> DirectReader:
             path = tmp_path / f"received-{number}"
-            return stack.enter_context(
-                closing(DirectReader(finder(tmp_path), number, path, deadline_seconds=DEADLINE))
-            )
+            return stack.enter_context(closing(DirectReader(finder(tmp_path), number, path, deadline_seconds=DEADLINE)))
 
         yield make
 

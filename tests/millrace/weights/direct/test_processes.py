@@ -38,9 +38,7 @@ class Everyone:
         kind, _, number = name.rpartition("-")
         match kind:
             case "train":
-                made = trainer_rank(
-                    self._folder, int(number), RANKS, self._failpoints, deadline_seconds=DEADLINE
-                )
+                made = trainer_rank(self._folder, int(number), RANKS, self._failpoints, deadline_seconds=DEADLINE)
             case "generate":
                 made = generator(self._folder, int(number), self._failpoints, deadline_seconds=DEADLINE)
             case _:

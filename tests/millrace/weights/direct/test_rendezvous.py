@@ -1,23 +1,25 @@
-"""Which generators are asked to take part in a push, and which no longer; the test plays the generators."""
+"""Who is asked to take part in a push, and who no longer; the test plays the members."""
 
+import threading
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support.weights.broadcasting import wait_until, weights_of
+from support.weights.direct import id_of, trainer_layout
 
-from millrace.weights.broadcast import BroadcastReader, BroadcastWriter
-from millrace.weights.rendezvous import Go, Push, Rendezvous, RendezvousClient
-from millrace.weights.shared_tensors import shapes_of
+from millrace.weights.base import Manifest, Weights
+from millrace.weights.direct.control import DirectRelay
+from millrace.weights.direct.layouts import FOLLOWS, WHOLE, told
+from millrace.weights.direct.rendezvous import Go, Push, Rendezvous, RendezvousClient, generator_name, trainer_name
 
 DEADLINE = 0.8
 LONG = 10.0
 
 
 @pytest.fixture
-def writer() -> Iterator[BroadcastWriter]:
+def relay() -> Iterator[DirectRelay]:
     """For two generators."""
-    made = BroadcastWriter(2, deadline_seconds=DEADLINE)
+    made = DirectRelay(2, deadline_seconds=DEADLINE)
     yield made
     made.close()
 
@@ -28,101 +30,128 @@ def rendezvous() -> Rendezvous:
 
 
 def announced(rendezvous: Rendezvous, version: int, *asked: int) -> Push:
-    weights = weights_of(version)
-    return rendezvous.announce(weights.manifest, shapes_of(weights.tensors), asked)
+    return rendezvous.announce(Manifest(id=id_of(version)), map(generator_name, asked))
 
 
-def test_a_silent_generator_is_asked_once_and_again_only_after_it_joins_again(
-    writer: BroadcastWriter,
-) -> None:
-    silent = RendezvousClient(writer.address, 1, LONG)
-    writer.offer(weights_of(1))
+def generator(address: str, number: int) -> RendezvousClient:
+    return RendezvousClient(address, generator_name(number), WHOLE, LONG)
+
+
+def trainer(address: str) -> RendezvousClient:
+    return RendezvousClient(address, trainer_name(0), told(trainer_layout(1)), LONG)
+
+
+def offered(version: int) -> Weights:
+    return Weights(manifest=Manifest(id=id_of(version)), tensors={})
+
+
+def test_a_silent_generator_is_asked_once_and_again_only_after_it_joins_again(relay: DirectRelay) -> None:
+    rank, silent = trainer(relay.address), generator(relay.address, 1)
+    relay.offer(offered(1))
     asked = silent.next_push()
     assert asked is not None
-    assert asked.asked == (1,)
+    assert asked.asked == ("trainer/0", "generator/1")
+    assert rank.next_push() == asked
     for version in (2, 3):
-        writer.offer(weights_of(version))
+        relay.offer(offered(version))
         assert silent.next_push() is None
     silent.join()
-    writer.offer(weights_of(4))
+    relay.offer(offered(4))
     asked = silent.next_push()
     assert asked is not None
-    assert (asked.asked, asked.manifest) == ((1,), weights_of(4).manifest)
-    assert writer.missing == {0, 1}
+    assert asked.id == id_of(4)
+    assert relay.missing == {0, 1}
 
 
-def test_a_push_goes_on_with_those_that_are_ready(writer: BroadcastWriter, tmp_path: Path) -> None:
-    silent = RendezvousClient(writer.address, 1, LONG)
-    reader = BroadcastReader(lambda: writer.address, 0, tmp_path / "received", deadline_seconds=LONG)
-
-    def offered() -> bool:
-        writer.offer(weights_of(1))
-        return 0 not in writer.missing
-
-    wait_until(offered, "generator 0 has it")
-    assert silent.next_push() is not None
-    writer.offer(weights_of(2))
-    push = silent.next_push()
-    assert push is not None
-    assert push.asked == (0,)
-    assert writer.missing == {1}
-    taken = reader.take(None)
-    assert taken is not None
-    assert taken.id == weights_of(2).id
-    reader.close()
+def test_a_push_of_a_version_that_the_trainer_no_longer_holds_is_called_off(relay: DirectRelay) -> None:
+    rank, ready = trainer(relay.address), generator(relay.address, 0)
+    offering = threading.Thread(target=relay.offer, args=(offered(1),))
+    offering.start()
+    while (push := rank.next_push()) is None or (asked := ready.next_push()) is None:
+        time.sleep(0.005)
+    answers: list[Go | None] = []
+    answering = threading.Thread(target=lambda: answers.append(ready.ready(asked, None, LONG)))
+    answering.start()
+    assert rank.ready(push, id_of(2), LONG) is None
+    answering.join()
+    offering.join()
+    assert answers == [None]
+    assert relay.missing == {0, 1}
 
 
-def test_a_push_holds_all_that_a_generator_must_know(rendezvous: Rendezvous) -> None:
-    client = RendezvousClient(rendezvous.address, 3, LONG)
+def test_a_push_holds_all_that_a_member_must_know(rendezvous: Rendezvous) -> None:
+    client = generator(rendezvous.address, 3)
     assert client.next_push() is None
     push = announced(rendezvous, 7, 3, 5)
     assert client.next_push() == push
     assert client.next_push() is None
 
 
-def test_a_late_generator_sees_the_newest_push_alone(rendezvous: Rendezvous) -> None:
+def test_a_late_member_sees_the_newest_push_alone(rendezvous: Rendezvous) -> None:
     announced(rendezvous, 1, 0)
     newest = announced(rendezvous, 2, 0)
-    client = RendezvousClient(rendezvous.address, 0, LONG)
+    client = generator(rendezvous.address, 0)
     assert client.next_push() == newest
     assert client.next_push() is None
 
 
-def test_a_generator_that_answers_after_the_others_went_is_told_so(rendezvous: Rendezvous) -> None:
-    client = RendezvousClient(rendezvous.address, 0, LONG)
+def test_a_member_that_answers_after_the_others_went_is_told_so(rendezvous: Rendezvous) -> None:
+    client = generator(rendezvous.address, 0)
     push = announced(rendezvous, 1, 0)
     assert rendezvous.ready(push, 0.01) == {}
-    rendezvous.go(push, Go(group="1", ranks={}))
-    assert client.ready(push, LONG) is None
+    rendezvous.go(push, Go(group="1", members=(), plan=""))
+    assert client.ready(push, None, LONG) is None
 
 
-def test_a_generator_that_wakes_after_a_push_is_over_stays_out_of_its_group(rendezvous: Rendezvous) -> None:
-    client = RendezvousClient(rendezvous.address, 0, LONG)
+def test_a_member_that_wakes_after_a_push_is_over_stays_out_of_its_group(rendezvous: Rendezvous) -> None:
+    client = generator(rendezvous.address, 0)
     push = announced(rendezvous, 1, 0)
-    rendezvous.go(push, Go(group="1", ranks={0: 1}))
-    rendezvous.over(push)
-    assert client.ready(push, LONG) is None
+    rendezvous.go(push, Go(group="1", members=("generator/0",), plan=""))
+    rendezvous.over(push, {})
+    assert client.ready(push, None, LONG) is None
 
 
-def test_answers_reach_sync_weights(rendezvous: Rendezvous) -> None:
-    clients = {g: RendezvousClient(rendezvous.address, g, LONG) for g in (0, 1)}
+def test_answers_and_verdicts_reach_who_waits_for_them(rendezvous: Rendezvous) -> None:
+    clients = {g: generator(rendezvous.address, g) for g in (0, 1)}
     push = announced(rendezvous, 1, 0, 1)
-    clients[0].done(push)
-    clients[1].done(push, "embed differs")
-    assert rendezvous.done(push, [0, 1], LONG) == {0: "", 1: "embed differs"}
+    clients[0].done(push, sums={"embed": 2**64 - 1})
+    clients[1].done(push, wrong="the deadline passed")
+    assert rendezvous.done(push, push.asked, LONG) == {
+        "generator/0": {"sums": {"embed": 2**64 - 1}, "wrong": ""},
+        "generator/1": {"sums": None, "wrong": "the deadline passed"},
+    }
+    assert clients[0].verdict(push, 0.01) is None
+    rendezvous.over(push, {"generator/0": "", "generator/1": "embed differs"})
+    assert [client.verdict(push, LONG) for client in clients.values()] == ["", "embed differs"]
+    assert rendezvous.arrived(push, ["generator/0"], 0.01) == set()
+    clients[0].arrived(push)
+    assert rendezvous.arrived(push, ["generator/0"], LONG) == {"generator/0"}
+
+
+def test_what_a_trainer_rank_offers_and_what_members_say_of_themselves_is_read_back(rendezvous: Rendezvous) -> None:
+    assert rendezvous.layout("trainer/1") is None
+    assert rendezvous.offered("trainer/1") is None
+    client = RendezvousClient(rendezvous.address, trainer_name(1), FOLLOWS, LONG)
+    assert rendezvous.layout("trainer/1") == FOLLOWS
+    assert not rendezvous.offers_changed()
+    manifest = Manifest(id=id_of(3))
+    client.offer(manifest, {"embed": 5})
+    assert rendezvous.offers_changed()
+    assert not rendezvous.offers_changed()
+    assert rendezvous.offered("trainer/1") == {"manifest": manifest.to_json(), "sums": {"embed": 5}}
 
 
 def test_each_join_has_another_token(rendezvous: Rendezvous) -> None:
-    assert rendezvous.joined(0) is None
-    client = RendezvousClient(rendezvous.address, 0, LONG)
-    first = rendezvous.joined(0)
+    assert rendezvous.token("generator/0") is None
+    client = generator(rendezvous.address, 0)
+    first = rendezvous.token("generator/0")
     client.join()
-    assert None not in (first, rendezvous.joined(0))
-    assert first != rendezvous.joined(0)
+    assert None not in (first, rendezvous.token("generator/0"))
+    assert first != rendezvous.token("generator/0")
 
 
 def test_connecting_where_nothing_listens_is_refused(rendezvous: Rendezvous) -> None:
     address = rendezvous.address
     rendezvous.close()
     with pytest.raises(ConnectionRefusedError):
-        RendezvousClient(address, 0, LONG)
+        generator(address, 0)

@@ -40,9 +40,7 @@ def test_the_sums_of_any_division_add_up_to_that_of_the_whole(
     for dim in range(len(shape)):
         cut = data.draw(st.integers(0, shape[dim]))
         boxes = [
-            (*box[:dim], part, *box[dim + 1 :])
-            for box in boxes
-            for part in ((box[dim][0], cut), (cut, box[dim][1]))
+            (*box[:dim], part, *box[dim + 1 :]) for box in boxes for part in ((box[dim][0], cut), (cut, box[dim][1]))
         ]
     assert added(sum_of(tensor, box) for box in boxes) == sum_of(tensor, whole(shape))
 
@@ -57,7 +55,9 @@ def test_large_rows_are_summed_in_words_of_eight_bytes_with_the_same_rule(column
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES))
-def test_a_flipped_bit_swapped_elements_and_a_moved_box_have_other_sums(data: st.DataObject, dtype: torch.dtype) -> None:
+def test_a_flipped_bit_swapped_elements_and_a_moved_box_have_other_sums(
+    data: st.DataObject, dtype: torch.dtype
+) -> None:
     shape = (4, 64)
     tensor = made(shape, dtype, seed=7)
     before = sum_of(tensor, whole(shape))
@@ -70,7 +70,9 @@ def test_a_flipped_bit_swapped_elements_and_a_moved_box_have_other_sums(data: st
     swapped[r, c], swapped[s, d] = tensor[s, d], tensor[r, c]
     if not torch.equal(swapped.view(torch.uint8), tensor.view(torch.uint8)):
         assert sum_of(swapped, whole(shape)) != before
-    assert sum_of(tensor, ((0, 2), (0, 64))) != region_sums({"a": tensor[:2]}, {"a": ((2, 4), (0, 64))}, {"a": shape})["a"]
+    assert (
+        sum_of(tensor, ((0, 2), (0, 64))) != region_sums({"a": tensor[:2]}, {"a": ((2, 4), (0, 64))}, {"a": shape})["a"]
+    )
 
 
 def test_a_box_that_cuts_through_a_word_is_refused_by_name() -> None:
