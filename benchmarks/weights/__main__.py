@@ -1,12 +1,13 @@
 """How soon a generator uses the trainer's new weights, compared with the time of two copies.
 
-    trainer ─► shared memory ─► sync_weights ─► shm · broadcast · store ─► generator: verified, in its own parameters
+    trainer ─► shared memory ─► sync_weights ─► shm · store ─► generator: verified, in its own parameters
     floor      two copies of the same bytes to memory already allocated, in the trainer's process
+    --ranks    a trainer of several ranks, whose shards are gathered for shm and store, and sent as they are by direct
 
 Three processes, as in a run, with one torch thread each. A time is the median of several pushes. A share of the floor
 is the median of the shares within a round, because the floor is measured before each push.
 
-    python -m benchmarks.weights [--parameters 100 500] [--ways shm broadcast store memory delta] [--engine vllm]
+    python -m benchmarks.weights [--parameters 100 500] [--ways shm store memory delta] [--ranks 1 2 4] [--engine vllm]
     python -m benchmarks.weights --device cuda [--parameters 1000 8000]
 """
 
@@ -27,12 +28,13 @@ from benchmarks.report import machine, make_parser, make_table, print_targets, w
 if TYPE_CHECKING:
     from benchmarks.weights.push import Case
 
-TARGETS = {"of_floor": 0.7, "stall_over_memcpy": 1.2, "saved": 50.0}
+TARGETS = {"of_floor": 0.7, "stall_over_memcpy": 1.2, "saved": 50.0, "direct_speed": 2.0, "direct_stall": 0.6}
 """Through shared memory: minimum share of the floor's speed, and the most copies for which the trainer is blocked.
-For deltas: how many times fewer bytes than the whole, at least."""
+For deltas: how many times fewer bytes than the whole, at least. For `direct` from several ranks: how many times the
+speed of gathering for shm, at least, and which part of its stall, at most."""
 
 _DTYPES = ("float32", "bfloat16")
-_WAYS = ("shm", "broadcast", "store", "memory", "delta")
+_WAYS = ("shm", "store", "memory", "delta")
 _RESERVE = 2 << 30
 _RATE_BYTES = 1 << 30
 
@@ -53,6 +55,7 @@ def main() -> None:
 def measure(arguments: argparse.Namespace, disk: Path) -> dict[str, Any]:
     """All figures, in seconds and bytes unless the name has another unit; stores are created in the folder `disk`."""
     # Imported here: `main` has checked first that their packages are installed.
+    from benchmarks.weights.policy import llama_shapes
     from benchmarks.weights.push import measure_pushes
     from storage.stores.memory import memory_folder
 
@@ -67,6 +70,11 @@ def measure(arguments: argparse.Namespace, disk: Path) -> dict[str, Any]:
             continue
         found = measure_pushes(case, memory=memory_folder(), disk=disk, num_pushes=arguments.pushes)
         result["pushes"].append(found)
+    if arguments.ranks:
+        from benchmarks.weights.ranks import measure_ranks
+
+        shapes = llama_shapes(int(1e6 * max(arguments.parameters)))
+        result["ranks"] = measure_ranks(shapes, arguments.ranks, memory_folder(), disk, arguments.pushes)
     if arguments.device == "cuda":
         from benchmarks.weights.cuda import copy_rates
 
@@ -76,7 +84,7 @@ def measure(arguments: argparse.Namespace, disk: Path) -> dict[str, Any]:
         from benchmarks.weights.vllm import measure_vllm
 
         result["vllm"] = measure_vllm(arguments.pushes)
-    result["targets"] = targets_met(result["pushes"])
+    result["targets"] = targets_met(result["pushes"]) | ranks_met(result.get("ranks", []))
     return result
 
 
@@ -95,11 +103,25 @@ def targets_met(pushes: list[dict[str, Any]]) -> dict[str, bool]:
     return met
 
 
+def ranks_met(found: list[dict[str, Any]]) -> dict[str, bool]:
+    """Which of `TARGETS` a trainer of several ranks meets with `direct`, against the same weights gathered for shm."""
+    met = {}
+    gathered = {one["ranks"]: one for one in found if one["way"] == "shm"}
+    for one in found:
+        if one["way"] == "direct" and one["ranks"] > 1 and one["ranks"] in gathered:
+            other = gathered[one["ranks"]]
+            name = f"direct, {one['ranks']} ranks"
+            met[f"{name}: live"] = other["live"] / one["live"] >= TARGETS["direct_speed"]
+            met[f"{name}: stall"] = one["stall"] / other["stall"] <= TARGETS["direct_stall"]
+    return met
+
+
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--parameters", type=float, nargs="+", metavar="M", help="approximate sizes, in millions")
     parser.add_argument("--dtypes", nargs="+", choices=_DTYPES)
     parser.add_argument("--ways", nargs="*", choices=_WAYS, help="how weights are sent; none: only --engine")
+    parser.add_argument("--ranks", type=int, nargs="+", metavar="N", help="trainers of so many ranks, in one run")
     parser.add_argument("--pushes", type=int, default=7, help="measured pushes per case")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the parameters are")
     parser.add_argument("--engine", choices=("vllm",), help="also measure the pause of a real engine")
@@ -156,6 +178,8 @@ def _print(result: dict[str, Any]) -> None:
         console.print(_table(result["pushes"]))
     for sentence in result["left_out"]:
         console.print(f"left out: {sentence}")
+    if "ranks" in result:
+        console.print(_ranks_table(result["ranks"]))
     for name, rate in result.get("copy_rates", {}).items():
         console.print(f"one copy, {name}: {rate / 1e9:.1f} GB/s")
     if "vllm" in result:
@@ -183,6 +207,21 @@ def _table(pushes: list[dict[str, Any]]) -> Table:
             "" if share is None else f"{share:.0%}",
             f"{one['stall_over_memcpy']:.2f}",
             f"{one['wire_bytes'] / 1e6:,.1f}{saved}",
+        )
+    return table
+
+
+def _ranks_table(found: list[dict[str, Any]]) -> Table:
+    headings = ("", "MB", "live", "stall", "wire MB", "trainer's peak MB a rank")
+    table = make_table("A trainer of several ranks, float32: from the handover until live, ms", headings)
+    for one in found:
+        table.add_row(
+            f"{one['ranks']} ranks, {one['way']}",
+            f"{one['bytes'] / 1e6:,.0f}",
+            f"{1000 * one['live']:,.0f}",
+            f"{1000 * one['stall']:,.0f}",
+            f"{one['wire_bytes'] / 1e6:,.0f}",
+            f"{one['peak_bytes'] / 1e6:,.0f}",
         )
     return table
 

@@ -1,12 +1,11 @@
 """The two processes beside the trainer: sync_weights, and one generator. Each reports through a pipe when it did what.
 
-    sync_weights   {"address": …}, then per version: take ─► offer
+    sync_weights   {}, then per version: take ─► offer
     generator      {}, then per version: take ─► copy into its own parameters
 
 Both look for a new version as often as the stages do while they wait. They end with the trainer's process.
 """
 
-import dataclasses
 import multiprocessing
 import os
 import time
@@ -20,12 +19,14 @@ from typing import Any
 import torch
 
 from millrace.weights.base import Weights, WeightsReader, WeightsWriter
-from millrace.weights.broadcast import BroadcastReader, BroadcastWriter
+from millrace.weights.direct.control import DirectRelay
+from millrace.weights.direct.generator import DirectReader
 from millrace.weights.fingerprint import fingerprint
 from millrace.weights.shm import HandoverRelay, ShmReader
 
 _POLL_SECONDS = 0.002  # as stages look at a local store
-_DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 60.0
+"""For a push by `direct`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,20 +34,23 @@ class Setup:
     """Where the processes find each other."""
 
     transport: str
-    """`shm`, `broadcast` or `store`."""
+    """`shm`, `direct` or `store`."""
     folder: Path
     """In shared memory, for the handover and receive buffers."""
     store: str
     """URL of the run's store."""
     device: str
     """Where the generator's parameters are: `cpu` or `cuda`."""
-    address: str | None = None
-    """Where sync_weights listens, for `broadcast`."""
 
     @property
     def handover(self) -> Path:
         """The handover's file."""
         return self.folder / "handover"
+
+    @property
+    def address(self) -> Path:
+        """The file that says where sync_weights listens, for `direct`."""
+        return self.folder / "address"
 
 
 @contextmanager
@@ -55,19 +59,18 @@ def started(setup: Setup) -> Iterator[tuple[Connection, Connection]]:
     context = multiprocessing.get_context("spawn")
     processes = []
 
-    def start(target: Callable[[Setup, Connection], None], setup: Setup) -> tuple[Connection, dict[str, Any]]:
+    def start(target: Callable[[Setup, Connection], None]) -> Connection:
         receiving, sending = context.Pipe(duplex=False)
         process = context.Process(target=target, args=(setup, sending), daemon=True)
         process.start()
         processes.append(process)
         # Only the process holds it now, so that the pipe ends with the process.
         sending.close()
-        return receiving, next_report(receiving)
+        next_report(receiving)
+        return receiving
 
     try:
-        sync_weights, ready = start(_sync_weights, setup)
-        generator, _ = start(_generate, dataclasses.replace(setup, address=ready["address"]))
-        yield sync_weights, generator
+        yield start(_sync_weights), start(_generate)
     finally:
         for process in processes:
             process.kill()
@@ -87,9 +90,11 @@ def next_report(process: Connection) -> dict[str, Any]:
 def _sync_weights(setup: Setup, reports: Connection) -> None:
     """Hands on version after version. Reports when each was taken and offered, and its digest."""
     torch.set_num_threads(1)
-    with closing(HandoverRelay(setup.handover)) as relay, closing(_writer(setup, relay)) as writer:
-        reports.send({"address": writer.address})
-        for _, weights in _versions(relay, writer):
+    reader, writer = _relay(setup)
+    with closing(reader), closing(writer):
+        setup.address.write_text(writer.address or "")
+        reports.send({})
+        for _, weights in _versions(reader, writer):
             taken = time.monotonic()
             writer.offer(weights)
             assert weights.manifest.fingerprint is not None
@@ -112,25 +117,30 @@ def _generate(setup: Setup, reports: Connection) -> None:
             if setup.device == "cuda":
                 torch.cuda.synchronize()
             live = time.monotonic()
-            reports.send({"found": found, "taken": taken, "live": live, "digest": fingerprint(parameters).digest})
+            assert weights.manifest.fingerprint is not None
+            digest = weights.manifest.fingerprint.digest
+            loaded = fingerprint(parameters).digest
+            reports.send({"found": found, "taken": taken, "live": live, "digest": digest, "loaded": loaded})
 
 
-def _writer(setup: Setup, relay: HandoverRelay) -> WeightsWriter:
-    if setup.transport == "broadcast":
-        return BroadcastWriter(1, deadline_seconds=_DEADLINE_SECONDS)
+def _relay(setup: Setup) -> tuple[WeightsReader, WeightsWriter]:
+    if setup.transport == "direct":
+        direct = DirectRelay(1, deadline_seconds=DEADLINE_SECONDS)
+        return direct, direct
+    relay = HandoverRelay(setup.handover)
     if setup.transport == "store":
         # Late, as below: shared memory alone needs only torch, numpy and xxhash.
         from millrace.weights.store import StoreWriter
         from storage.stores.factory import open_store
 
-        return StoreWriter(open_store(setup.store))
-    return relay
+        return relay, StoreWriter(open_store(setup.store))
+    return relay, relay
 
 
 def _reader(setup: Setup) -> WeightsReader:
     received = setup.folder / "received"
-    if setup.transport == "broadcast":
-        return BroadcastReader(lambda: setup.address, 0, received, deadline_seconds=_DEADLINE_SECONDS)
+    if setup.transport == "direct":
+        return DirectReader(setup.address.read_text, 0, received, deadline_seconds=DEADLINE_SECONDS)
     if setup.transport == "store":
         from millrace.weights.store import StoreReader
         from storage.stores.factory import open_store

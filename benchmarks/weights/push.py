@@ -37,7 +37,7 @@ PARTS = ("copy", "hash", "travel", "verify", "load")
 """The parts of "live", one after the other: see the picture."""
 
 _WARM_UP = 2
-_COPIES = {"shm": 6, "broadcast": 8, "store": 12, "memory": 13, "delta": 19}
+_COPIES = {"shm": 6, "store": 12, "memory": 13, "delta": 19}
 """How often the bytes of the weights are in memory at the worst moment, in all processes together."""
 _HOST_COPIES_OF_CUDA = 4
 
@@ -51,7 +51,7 @@ class Case:
     dtype: str
     """`float32` or `bfloat16`."""
     way: str
-    """`shm`; `broadcast`; `store`, a folder; `memory`, a store in memory; `delta`, the folder again with versions as a
+    """`shm`; `store`, a folder; `memory`, a store in memory; `delta`, the folder again with versions as a
     trainer makes them."""
     device: str = "cpu"
     """Where trainer and generator have their parameters: `cpu` or `cuda`."""
@@ -84,7 +84,7 @@ def measure_pushes(case: Case, *, memory: Path, disk: Path, num_pushes: int) -> 
     """
     run = f"benchmark-{uuid.uuid4().hex}"
     setup = Setup(
-        transport=case.way if case.way in ("shm", "broadcast") else "store",
+        transport="shm" if case.way == "shm" else "store",
         folder=memory / run,
         store=f"memory://{run}" if case.way == "memory" else str(disk / run),
         device=case.device,
@@ -121,7 +121,7 @@ def _push(
     writer.offer(Weights(manifest=manifest, tensors=policy.tensors))
     returned = time.monotonic()
     loaded, pushed = next_report(generator), next_report(sync_weights)
-    if not loaded["digest"] == pushed["digest"] == fingerprint(policy.tensors).digest:
+    if not loaded["digest"] == loaded["loaded"] == pushed["digest"] == fingerprint(policy.tensors).digest:
         raise RuntimeError(f"version {version} is not the same everywhere: a transport has damaged it")
     return {
         "live": loaded["live"] - called,
@@ -137,7 +137,7 @@ def _push(
 def _wire_bytes(setup: Setup, policy: Policy, version: int, *, keep: bool) -> int:
     """What this version, pushed last, took on the wire. `keep`: later versions need its files in the store."""
     if setup.transport != "store":
-        return sum(tensor.nbytes for tensor in policy.tensors.values()) if setup.transport == "broadcast" else 0
+        return 0
     store = _store(setup)
     files = [entry for entry in store.entries(layout.WEIGHTS) if f"/data/{version:08d}-" in entry.path]
     if not keep:

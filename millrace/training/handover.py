@@ -23,6 +23,10 @@ class Handover(ABC):
     def offer(self, manifest: Manifest) -> None:
         """Hands over the live weights, which are those of `manifest`."""
 
+    @abstractmethod
+    def is_wanted_again(self) -> bool:
+        """Whether generators need what was offered last once more, because it has been lost or damaged since."""
+
     def tend(self) -> None:  # noqa: B027 — a whole version is never owed
         """Hands over what could not be at first, if it can be now. The live weights must still be the same."""
 
@@ -39,6 +43,9 @@ class WholeHandover(Handover):
 
     def offer(self, manifest: Manifest) -> None:
         self._writer.offer(Weights(manifest=manifest, tensors=self._trainer.weights()))
+
+    def is_wanted_again(self) -> bool:
+        return self._writer.is_wanted_again()
 
 
 class ShardHandover(Handover):
@@ -66,6 +73,9 @@ class ShardHandover(Handover):
         )
         with together:
             hand_over(trainer, self._sender, manifest)
+
+    def is_wanted_again(self) -> bool:
+        return self._owed is None and self._sender.is_wanted_again()
 
     def forget(self) -> None:
         self._owed = None

@@ -47,7 +47,6 @@ def test_a_trained_version_differs_from_the_one_before_in_few_elements() -> None
     ("way", "least_sent", "most_sent"),
     [
         ("shm", 0.0, 0.0),
-        pytest.param("broadcast", 1.0, 1.0, marks=pytest.mark.extended),
         pytest.param("memory", 1.0, 1.2, marks=pytest.mark.extended),
         ("delta", 0.001, 0.25),
     ],

@@ -48,7 +48,9 @@ class DirectRelay(WeightsReader, WeightsWriter):
         self._plans = Plans()
         self._source: tuple[str, Layout] | None = None
         self._weights: Weights | None = None
-        self._sums: dict[str, int] = {}
+        # What a generator received last, and what is wrong with it.
+        self._damage = ""
+        self._asked = False
         # Generators that did not answer, and the token with which they had joined.
         self._given_up: dict[int, str | None] = {}
         self._group = ""
@@ -67,7 +69,7 @@ class DirectRelay(WeightsReader, WeightsWriter):
 
         Raises WeightsCorrupt if ranks that should hold the same values do not.
         """
-        if not self._rendezvous.offers_changed() and newer_than is not None:
+        if not self._rendezvous.offers_changed() and (newer_than is not None or self._asked):
             return None
         source = self._layout()
         if source is None:
@@ -86,13 +88,24 @@ class DirectRelay(WeightsReader, WeightsWriter):
             spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
             for spec in source.tensors
         }
+        self._asked = False
         failpoint("direct.taken")
         return Weights(manifest=dataclasses.replace(manifests[0], fingerprint=fingerprint), tensors=tensors)
+
+    def check(self, weights: Weights) -> None:
+        """Raises WeightsCorrupt if `weights`, offered last, arrived damaged at the last generator to receive them."""
+        if self._damage:
+            raise WeightsCorrupt(self._damage)
+
+    def ask_again(self) -> bool:
+        self._asked, self._damage = True, ""
+        self._rendezvous.ask_again()
+        return True
 
     def offer(self, weights: Weights) -> None:
         """Has the trainer send these to all generators that are there; returns when they have them, or after the
         deadline. `missing` then names the generators without them."""
-        self._weights = weights
+        self._weights, self._damage = weights, ""
         self._missing = set(range(self.num_generators))
         self._serve(weights)
 
@@ -195,7 +208,8 @@ class DirectRelay(WeightsReader, WeightsWriter):
             if name not in answers:
                 wrong[name] = f"{name} did not answer in time"
             else:
-                wrong[name] = answers[name]["wrong"] or self._differing(push, answers[name]["sums"])
+                self._damage = "" if answers[name]["wrong"] else self._differing(push, answers[name]["sums"])
+                wrong[name] = answers[name]["wrong"] or self._damage
             if wrong[name]:
                 print(f"direct: version {push.id.policy_version}: {name}: {wrong[name]}", file=sys.stderr)
         self._rendezvous.over(push, wrong)

@@ -57,6 +57,8 @@ class ShardSender(Member, WeightsWriter):
         self._manifest: Manifest | None = None
         self._offered: Manifest | None = None
         self._sums: dict[str, int] = {}
+        # How often sync_weights has asked for a version once more: so far, and when the last one was offered.
+        self._asked = self._answered = 0
         self.start()
 
     @property
@@ -75,7 +77,12 @@ class ShardSender(Member, WeightsWriter):
             for name, kept in self._snapshot.items():
                 kept.copy_(weights.tensors[name])
             self._manifest = weights.manifest
+            self._answered = self._asked
         failpoint("direct.after_snapshot")
+
+    def is_wanted_again(self) -> bool:
+        """Whether sync_weights has asked for the version once more, because it arrives damaged."""
+        return self._asked != self._answered
 
     def close(self) -> None:
         """Ends the thread."""
@@ -84,10 +91,12 @@ class ShardSender(Member, WeightsWriter):
     def joined(self, client: RendezvousClient) -> None:
         # A successor of sync_weights knows of no offer.
         self._offered = None
+        self._asked = self._answered = client.asked_again()
         self.between(client)
 
     def between(self, client: RendezvousClient) -> None:
         """Offers the snapshot, if sync_weights does not know of it."""
+        self._asked = client.asked_again()
         if self._manifest is self._offered:
             return
         with self._lock:

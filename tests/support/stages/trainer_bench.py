@@ -27,9 +27,9 @@ from millrace.runtime.messages import EventKind
 from millrace.runtime.stage import Stage
 from millrace.stages.train_loop import TrainLoop
 from millrace.stages.train_state import open_train_state
+from millrace.training.handover import Handover
 from millrace.training.trainer import Trainer
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
-from millrace.training.handover import Handover
 from millrace.weights.base import Manifest
 from storage import layout
 from storage.checkpoints import read_latest

@@ -23,6 +23,7 @@ from millrace.errors import InputError, WeightsCorrupt
 from millrace.weights.base import Manifest, Weights
 from millrace.weights.direct.control import DirectRelay
 from millrace.weights.direct.generator import DirectReader
+from millrace.weights.direct.rendezvous import RendezvousClient
 
 DEADLINE = 3.0
 
@@ -139,6 +140,39 @@ def test_a_version_that_not_all_ranks_hold_is_not_sent(tmp_path: Path) -> None:
             if version == 1:
                 wait_until(lambda: relay.take(None) is not None, "the first version is offered")
         wait_until(lambda: relay.take(None) is None, "rank 0 offers the second alone")
+
+
+def test_a_version_that_is_damaged_in_a_rank_s_memory_is_asked_for_once_more(
+    make_push: Callable[[int], Push], make_reader: Callable[[int], DirectReader]
+) -> None:
+    push, reader = make_push(1), make_reader(0)
+    push.deliver(1)
+    assert_is(taken := reader.take(None), 1)
+    assert taken is not None
+    rank = push.trainer.ranks[1]
+    summed = rank.between
+
+    def damaged(client: RendezvousClient) -> None:
+        before = rank._offered
+        summed(client)
+        if rank._offered is not before:
+            rank._snapshot["head"].view(torch.int16)[0, 5] ^= 64
+
+    rank.between = damaged  # type: ignore[method-assign]
+    push.offer(2)
+    assert push.missing == {0}
+    rank.between = summed  # type: ignore[method-assign]
+    with pytest.raises(WeightsCorrupt, match="version 2 received by direct are damaged: head"):
+        reader.take(taken.id)
+    with pytest.raises(WeightsCorrupt, match="head"):
+        push.relay.check(taken)
+    assert push.relay.ask_again()
+    wait_until(push.trainer.ranks[0].is_wanted_again, "the trainer is asked")
+    assert push.relay.take(None) is None
+    push.newest = None
+    push.deliver(2)
+    assert not push.trainer.ranks[0].is_wanted_again()
+    assert_is(reader.take(taken.id), 2)
 
 
 def test_an_address_that_is_not_of_this_machine_is_refused_in_a_sentence() -> None:

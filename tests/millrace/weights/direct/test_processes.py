@@ -172,8 +172,9 @@ def test_a_generator_frozen_past_the_deadline_is_missing_and_rejoins_by_itself(p
             world.offer(version)
             time.sleep(0.3)
         assert armed.missed() == []
-        for version in range(version + 1, version + 4):
-            world.offer(version)
+        for following in range(3):
+            world.offer(version + 1 + following)
+        version += 3
         assert other.read_until(version)[-1]["digest"] == digest_of(version)
         go_on(frozen.process)
         lines = frozen.read_until(version)

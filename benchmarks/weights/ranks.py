@@ -1,0 +1,152 @@
+"""Pushes from a trainer of several ranks: its shards gathered, or sent as they are.
+
+    shm, store   ranks ─gather─► rank 0: all tensors ─► shared memory ─► sync_weights ─► generator
+    direct       ranks ─copy─► snapshot ══shards══════════════════════════════════════► generator
+
+Each rank is a process, as are sync_weights and the generator. "live" is from the handover until the generator's own
+parameters have the version; "stall" is how long the slowest rank is held up by it. Medians over the pushes.
+"""
+
+import multiprocessing
+import resource
+import shutil
+import statistics
+import time
+import uuid
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from benchmarks.weights.policy import Shapes
+from benchmarks.weights.processes import DEADLINE_SECONDS, Setup, next_report, started
+from millrace.weights.base import Manifest, Weights, WeightsId, WeightsWriter
+from millrace.weights.direct.trainer import ShardSender
+from millrace.weights.shm import HandoverWriter
+from millrace.weights.transfer.layout import Layout, TensorSpec
+from millrace.weights.transfer.trainer_layouts import fsdp_layout
+
+WAYS = ("shm", "store", "direct")
+_WARM_UP = 2
+
+
+def measure_ranks(shapes: Shapes, sizes: list[int], memory: Path, disk: Path, num_pushes: int) -> list[dict[str, Any]]:
+    """For each number of ranks and each way: seconds, bytes, and the most memory that a trainer's rank added."""
+    return [
+        _measure(shapes, size, way, memory=memory, disk=disk, num_pushes=num_pushes) for size in sizes for way in WAYS
+    ]
+
+
+def _measure(shapes: Shapes, size: int, way: str, *, memory: Path, disk: Path, num_pushes: int) -> dict[str, Any]:
+    run = f"benchmark-{uuid.uuid4().hex}"
+    setup = Setup(transport=way, folder=memory / run, store=str(disk / run), device="cpu")
+    setup.folder.mkdir()
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    try:
+        with started(setup) as (sync_weights, generator):
+            for rank in range(size):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_rank, args=(setup, shapes, rank, size, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                pipes.append(ours)
+                processes.append(process)
+            for pipe in pipes:
+                next_report(pipe)
+            rounds = []
+            for version in range(1, 1 + _WARM_UP + num_pushes):
+                called = time.monotonic()
+                for pipe in pipes:
+                    pipe.send(version)
+                told = [next_report(pipe) for pipe in pipes]
+                next_report(sync_weights)
+                loaded = next_report(generator)
+                rounds.append((loaded["live"] - called, max(one["stall"] for one in told)))
+            for pipe in pipes:
+                pipe.send(None)
+            ended = [next_report(pipe) for pipe in pipes]
+            # Before sync_weights, which they would miss aloud.
+            _kill(processes)
+    finally:
+        _kill(processes)
+        shutil.rmtree(setup.folder)
+        shutil.rmtree(setup.store, ignore_errors=True)
+    lives, stalls = zip(*rounds[_WARM_UP:], strict=True)
+    return {
+        "ranks": size,
+        "way": way,
+        "bytes": sum(torch.Size(shape).numel() for shape in shapes.values()) * torch.float32.itemsize,
+        "live": statistics.median(lives),
+        "stall": statistics.median(stalls),
+        "wire_bytes": sum(one["wire_bytes"] for one in ended) / len(rounds),
+        "peak_bytes": max(one["peak_bytes"] for one in ended),
+        "all_seconds": {"live": lives, "stall": stalls},
+    }
+
+
+def _kill(processes: list[Any]) -> None:
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def _rank(setup: Setup, shapes: Shapes, rank: int, size: int, pipe: Connection) -> None:
+    """A rank of the trainer: it pushes the versions that it is told of, and says how long each held it up."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{setup.folder}/group", rank=rank, world_size=size)
+    mesh = init_device_mesh("cpu", (size,))
+    layout = fsdp_layout([TensorSpec(name, "float32", shape) for name, shape in shapes.items()], data=size)
+    parameters = {
+        name: DTensor.from_local(_shard(layout, rank, name), mesh, [Shard(0)], shape=torch.Size(shape), stride=_stride(shape))
+        for name, shape in shapes.items()
+    }
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with closing(_writer(setup, layout, rank)) as writer:
+        pipe.send({})
+        while (version := pipe.recv()) is not None:
+            with torch.no_grad():
+                for parameter in parameters.values():
+                    parameter.to_local().add_(1)
+            dist.barrier()
+            began = time.monotonic()
+            manifest = Manifest(id=WeightsId(incarnation=0, policy_version=version, t_offered=time.time()))
+            if isinstance(writer, ShardSender):
+                tensors = {name: parameter.to_local() for name, parameter in parameters.items()}
+            else:
+                # Rank 0 has all of them at once, as a trainer that hands them over whole.
+                tensors = {name: parameter.full_tensor() for name, parameter in parameters.items()}
+                tensors = tensors if rank == 0 else {}
+            if rank == 0 or isinstance(writer, ShardSender):
+                writer.offer(Weights(manifest=manifest, tensors=tensors))
+            pipe.send({"stall": time.monotonic() - began})
+            del tensors
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        wire_bytes = writer.wire_bytes if isinstance(writer, ShardSender) else 0
+        pipe.send({"peak_bytes": peak << 10, "wire_bytes": wire_bytes})
+        # The parent ends this process.
+        pipe.recv()
+
+
+def _shard(layout: Layout, rank: int, name: str) -> torch.Tensor:
+    box = layout.held(rank)[name]
+    return torch.randn([end - begin for begin, end in box])
+
+
+def _stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+def _writer(setup: Setup, layout: Layout, rank: int) -> WeightsWriter:
+    if setup.transport == "direct":
+        cpu = torch.device("cpu")
+        return ShardSender(setup.address.read_text, layout, rank, device=cpu, deadline_seconds=DEADLINE_SECONDS)
+    like = {spec.name: torch.empty(spec.shape, device="meta") for spec in layout.tensors}
+    # Only rank 0 hands over; the others never use theirs.
+    path = setup.handover if rank == 0 else setup.handover.with_name(f"unused-{rank}")
+    return HandoverWriter(path, like if rank == 0 else {}, num_generators=1)
