@@ -103,7 +103,9 @@ def _rank(setup: Setup, shapes: Shapes, rank: int, size: int, pipe: Connection) 
     mesh = init_device_mesh("cpu", (size,))
     layout = fsdp_layout([TensorSpec(name, "float32", shape) for name, shape in shapes.items()], data=size)
     parameters = {
-        name: DTensor.from_local(_shard(layout, rank, name), mesh, [Shard(0)], shape=torch.Size(shape), stride=_stride(shape))
+        name: DTensor.from_local(
+            _shard(layout, rank, name), mesh, [Shard(0)], shape=torch.Size(shape), stride=_stride(shape)
+        )
         for name, shape in shapes.items()
     }
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
