@@ -37,7 +37,8 @@ from configs.training import TrainingConfig
 from millrace.training.batch import Sample
 from millrace.training.parallel.lora import add_adapters
 from millrace.training.parallel.ranks import ALONE, Ranks
-from millrace.training.parallel.sharding import full_tensors
+from millrace.training.parallel.messages import exchange
+from millrace.training.parallel.sharding import full_tensors, layout, own_shards
 from millrace.training.trainer import Trainer
 
 Report = dict[str, dict[str, Any]]
@@ -241,6 +242,7 @@ def disagreement(case: Case, ranks: Ranks) -> dict[str, Any]:
         "elements": sum(parameter.numel() for parameter in spread.model.parameters()),
         "with_optimizer_state": len(spread._optimizer.state),
         "trained": len(trained),
+        "shards_apart": _shards_apart(spread, end),
         "misplaced_blocks": [name for name, block in spread.model.named_parameters() if not _in_its_place(block)],
     }
 
@@ -288,6 +290,20 @@ def _apart(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tenso
     assert expected.keys() == found.keys(), expected.keys() ^ found.keys()
     apart = [(expected[name] - tensor.cpu()).norm() / expected[name].norm() for name, tensor in found.items()]
     return torch.stack(apart).max().item()
+
+
+def _shards_apart(trainer: Trainer, whole: Mapping[str, torch.Tensor]) -> float:
+    """The largest difference, on any rank, of what it would hand over from its box of the whole; inf without a box."""
+    boxes = layout(trainer.model, trainer.ranks, torch.float32).held(trainer.ranks.rank)
+    shards = {name: shard for name, shard in own_shards(trainer.model) if shard.numel()}
+    apart = 0.0 if shards.keys() == boxes.keys() else float("inf")
+    for name in shards.keys() & boxes.keys():
+        box = whole[name][tuple(slice(begin, end) for begin, end in boxes[name])]
+        same = box.shape == shards[name].shape
+        apart = max(apart, float((box - shards[name]).abs().max()) if same else float("inf"))
+    if trainer.ranks.size == 1:
+        return apart
+    return max(map(float, exchange(str(apart), trainer.ranks.size)))
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
