@@ -145,7 +145,7 @@ class LocalStore(Store):
                 where = self.url if len(self.url) <= _LONGEST_SHOWN else f"{self.url[:_LONGEST_SHOWN]}…"
                 raise BadName(f"{where}: {path} can't be {done}: the name is too long for this file system") from error
             if done == "written" and isinstance(error, FileExistsError | NotADirectoryError):
-                raise StoreRefused(f"{self.url}: {path} can't be written: a folder above it is a file") from error
+                raise StoreRefused(f"{self.url}: can't be written: a folder above {path} is a file") from error
             if error.errno == errno.EIO:
                 raise StoreUnreachable(f"{self.url}: {path} can't be {done}: {error.strerror}") from error
             raise

@@ -194,5 +194,5 @@ def test_a_root_that_is_a_file_or_below_one_is_a_sentence(tmp_path: Path) -> Non
     for root in (tmp_path / "file", tmp_path / "file" / "below"):
         store = LocalStore(root)
         for write in (store.put, store.put_if_absent):
-            with pytest.raises(StoreRefused, match=r"a/b can't be written: a folder above it is a file$"):
+            with pytest.raises(StoreRefused, match=r"can't be written: a folder above .*a/b is a file$"):
                 write("a/b", b"")

@@ -14,6 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 from weakref import finalize
@@ -27,9 +28,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+import millrace
+
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 _ATEN = torch.ops.aten
+_PACKAGE = Path(millrace.__file__).parent
 _GROUPED = torch._C._group_tensors_by_device_and_dtype
 _INDEXED = {_ATEN.index.Tensor, _ATEN.index_put_.default, _ATEN.index_put.default, _ATEN._index_put_impl_.default}
 _UNKNOWN_SIZE = {_ATEN.nonzero.default, _ATEN.masked_select.default, _ATEN._unique2.default, _ATEN.bincount.default}
@@ -237,6 +241,7 @@ def _is_unsized_repeat(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 def _place() -> str:
     """The innermost function of Millrace that is running."""
     for frame in reversed(traceback.extract_stack()):
-        if "/millrace/" in frame.filename:
-            return f"{frame.filename.rpartition('/millrace/')[2]}:{frame.name}"
+        file = Path(frame.filename)
+        if file.is_relative_to(_PACKAGE):
+            return f"{file.relative_to(_PACKAGE)}:{frame.name}"
     return "elsewhere"
