@@ -41,7 +41,7 @@ def main(url: str, report: Path) -> None:
         return
     trainer = make_trainer(Trainer, ranks)
     with AsyncCheckpoints(store, ranks, None) as checkpoints:
-        follow(trainer, checkpoints)
+        follow(trainer, checkpoints, None)
     ranks.leave()
 
 
