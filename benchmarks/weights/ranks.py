@@ -121,9 +121,13 @@ def _rank(setup: Setup, shapes: Shapes, rank: int, size: int, pipe: Connection) 
             if isinstance(writer, ShardSender):
                 tensors = {name: parameter.to_local() for name, parameter in parameters.items()}
             else:
-                # Rank 0 has all of them at once, as a trainer that hands them over whole.
-                tensors = {name: parameter.full_tensor() for name, parameter in parameters.items()}
-                tensors = tensors if rank == 0 else {}
+                # Rank 0 has all of them at once, as a trainer that hands them over whole; the others take part.
+                tensors = {}
+                for name, parameter in parameters.items():
+                    whole = parameter.full_tensor()
+                    if rank == 0:
+                        tensors[name] = whole
+                    del whole
             if rank == 0 or isinstance(writer, ShardSender):
                 writer.offer(Weights(manifest=manifest, tensors=tensors))
             pipe.send({"stall": time.monotonic() - began})
