@@ -117,7 +117,8 @@ def _rank(setup: Setup, shapes: Shapes, rank: int, size: int, pipe: Connection) 
                     parameter.to_local().add_(1)
             dist.barrier()
             began = time.monotonic()
-            manifest = Manifest(id=WeightsId(incarnation=0, policy_version=version, t_offered=time.time()))
+            # The same on every rank, as when rank 0 hands it to all.
+            manifest = Manifest(id=WeightsId(incarnation=0, policy_version=version, t_offered=float(version)))
             if isinstance(writer, ShardSender):
                 tensors = {name: parameter.to_local() for name, parameter in parameters.items()}
             else:
