@@ -49,10 +49,14 @@ class Push:
 
     number: int
     """Counts the pushes of this sync_weights process, from 1."""
-    id: WeightsId
     manifest: Manifest
     asked: tuple[str, ...]
     """Members."""
+
+    @property
+    def id(self) -> WeightsId:
+        """Which version."""
+        return self.manifest.id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +124,7 @@ class Rendezvous:
     def announce(self, manifest: Manifest, asked: Iterable[str]) -> Push:
         """Tells all members of a new push."""
         self._number += 1
-        push = Push(number=self._number, id=manifest.id, manifest=manifest, asked=tuple(asked))
+        push = Push(number=self._number, manifest=manifest, asked=tuple(asked))
         values = {"number": push.number, "manifest": manifest.to_json(), "asked": push.asked}
         self.store.set("push", json.dumps(values))
         self.store.add("pushes", 1)
@@ -209,7 +213,7 @@ class RendezvousClient:
         values = json.loads(self.store.get("push"))
         self._seen = values["number"]
         manifest = Manifest.from_json(values["manifest"])
-        return Push(number=self._seen, id=manifest.id, manifest=manifest, asked=tuple(values["asked"]))
+        return Push(number=self._seen, manifest=manifest, asked=tuple(values["asked"]))
 
     def ready(self, push: Push, held: WeightsId | None, seconds: float) -> Go | None:
         """Answers that it is ready and waits this long for the others; None if the push goes on without it.

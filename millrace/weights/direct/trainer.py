@@ -56,7 +56,6 @@ class ShardSender(Member, WeightsWriter):
         self._lock = threading.Lock()
         self._manifest: Manifest | None = None
         self._offered: Manifest | None = None
-        self._sums: dict[str, int] = {}
         # How often sync_weights has asked for a version once more: so far, and when the last one was offered.
         self._asked = self._answered = 0
         self.start()
@@ -102,8 +101,8 @@ class ShardSender(Member, WeightsWriter):
         with self._lock:
             manifest = self._manifest
             assert manifest is not None
-            self._sums = region_sums(self._snapshot, self._boxes, self._shapes)
-        client.offer(manifest, self._sums)
+            sums = region_sums(self._snapshot, self._boxes, self._shapes)
+        client.offer(manifest, sums)
         self._offered = manifest
         failpoint("direct.offered")
 

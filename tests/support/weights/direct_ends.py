@@ -3,15 +3,18 @@
 writer.offer ─► two trainer ranks ─► pushed until all open readers have it          reader.take ─► the same ─► take
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from support.weights.direct import PATIENT, ShardedTrainer, finder, layout_of, publish_address, wait_until
 from support.weights.mixed_versions import tensors_of
 
 from millrace.weights.base import Weights, WeightsId, WeightsReader, WeightsWriter
 from millrace.weights.direct.control import DirectRelay
 from millrace.weights.direct.generator import DirectReader
+from millrace.weights.direct.sums import as_hex, region_sums
+from millrace.weights.fingerprint import Fingerprint
 
 RANKS = 2
 
@@ -22,6 +25,14 @@ def direct_ends(
     """What opens a writer, and what opens the reader of a generator; at most one of each is open at a time."""
     ends = _Ends(folder, num_generators)
     return lambda: _Writer(ends), lambda number: _Reader(ends, number)
+
+
+def fingerprint_of_sums(tensors: Mapping[str, torch.Tensor]) -> Fingerprint:
+    """What sync_weights says of these by `direct`, here from the whole tensors."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    boxes = {name: tuple((0, extent) for extent in shape) for name, shape in shapes.items()}
+    sums = region_sums(tensors, boxes, shapes)
+    return Fingerprint(tensors={name: as_hex(value) for name, value in sums.items()})
 
 
 class _Ends:

@@ -99,7 +99,6 @@ def test_one_copy_of_the_model_per_generator_is_on_the_wire(
     push.deliver(2)
     model = sum(tensor.nbytes for tensor in tensors_of(2).values())
     assert push.relay.wire_bytes - before == 2 * model
-    assert [reader.wire_bytes for reader in readers] == [0, 0] or sum(reader.wire_bytes for reader in readers) > 0
     sent = sum(rank.wire_bytes for rank in push.trainer.ranks) + sum(reader.wire_bytes for reader in readers)
     # Messages have gaps of up to 15 bytes between slices.
     assert 0 <= sent - push.relay.wire_bytes < 1000
