@@ -1,8 +1,10 @@
 """All ends of `direct`, in one process: who gets what, what is refused, and how long it stays as it is."""
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from millrace.weights.base import Manifest, Weights
 from millrace.weights.direct.control import DirectRelay
 from millrace.weights.direct.generator import DirectReader
 from millrace.weights.direct.rendezvous import RendezvousClient
+from millrace.weights.transfer.plan import TransferPlan
 
 DEADLINE = 3.0
 
@@ -172,6 +175,28 @@ def test_a_version_that_is_damaged_in_a_rank_s_memory_is_asked_for_once_more(
     push.deliver(2)
     assert not push.trainer.ranks[0].is_wanted_again()
     assert_is(reader.take(taken.id), 2)
+
+
+def test_a_generator_that_plans_otherwise_gets_nothing_and_is_named(
+    make_push: Callable[[int], Push],
+    make_reader: Callable[[int], DirectReader],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    push, reader = make_push(1), make_reader(0)
+    ours = reader._plans.plan
+
+    def otherwise(source: Mapping[str, Any], generators: Sequence[Mapping[str, Any]]) -> TransferPlan:
+        return dataclasses.replace(ours(source, generators), bucket_bytes=1 << 20)
+
+    monkeypatch.setattr(reader._plans, "plan", otherwise)
+    push.offer(1)
+    assert push.missing == {0}
+    assert reader.take(None) is None
+    assert "generator/0 plans the transfer in another way than sync_weights" in capsys.readouterr().err
+    monkeypatch.undo()
+    push.tend_until_missing(set())
+    assert_is(reader.take(None), 1)
 
 
 def test_an_address_that_is_not_of_this_machine_is_refused_in_a_sentence() -> None:
