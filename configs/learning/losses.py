@@ -34,6 +34,13 @@ class TisConfig(Section):
     """Upper clip C of a token's importance ratio π/μ, no unit."""
 
 
+class SequenceTisConfig(Section):
+    """Truncated importance sampling of whole responses."""
+
+    max_importance_ratio: AtLeastOne = 2.0
+    """Upper clip C of the product of a response's importance ratios, no unit."""
+
+
 class IcePopConfig(Section):
     """IcePop."""
 
@@ -103,6 +110,8 @@ class LossesConfig(Section):
     """Parameters of the loss `decoupled_ppo`."""
     tis: TisConfig = Field(default_factory=TisConfig)
     """Parameters of the loss `tis`."""
+    sequence_tis: SequenceTisConfig = Field(default_factory=SequenceTisConfig)
+    """Parameters of the loss `sequence_tis`."""
     icepop: IcePopConfig = Field(default_factory=IcePopConfig)
     """Parameters of the loss `icepop`."""
     sequence_mask: SequenceMaskConfig = Field(default_factory=SequenceMaskConfig)
@@ -125,3 +134,22 @@ class KlConfig(Section):
     estimator: KlEstimator = "k3"
     """Schulman's estimator of KL(π‖π_ref) from a sampled token: `k2` has the gradient of that divergence; `k3` is
     GRPO's; `k1` has a gradient of mean 0, so it is useful only as a metric."""
+    straight_through: bool = False
+    """Whether the gradient is that of `k2`, whatever estimator gives the value."""
+    importance_weighted: bool = False
+    """Whether the estimate is multiplied by the token's importance ratio π/μ, with a gradient of its own, so that it
+    holds on stale rollouts too (DeepSeek-V3.2, arXiv 2512.02556)."""
+
+
+class MasksConfig(Section):
+    """Whole responses that carry no loss because π and μ are too far apart in them, whatever the loss; null: none."""
+
+    min_token_ratio: AtMostOne | None = None
+    """Responses with a token whose importance ratio π/μ is below this are dropped, no unit; usually 1e-4 to 0.01."""
+    max_token_ratio: AtLeastOne | None = None
+    """Responses with a token whose importance ratio π/μ is above this are dropped, no unit; usually 10 to 100."""
+    max_kl: Positive | None = None
+    """Responses whose mean of π/μ − 1 − log π/μ, an estimate of KL(μ‖π), is above this are dropped, nats per token."""
+    max_kl_negative: Positive | None = None
+    """Responses with a negative advantage whose mean of log μ/π is above this are dropped, nats per token
+    (DeepSeek-V3.2, arXiv 2512.02556)."""

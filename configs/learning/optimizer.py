@@ -26,7 +26,8 @@ class ScheduleConfig(Section):
     """Rate after the decay, as a share of the full rate, no unit; 0.1 is usual."""
     ess_scaling: bool = False
     """Whether the rate is multiplied by the square root of the effective sample size of the importance ratios π/μ, as
-    a share of the tokens (VCPO, arXiv 2602.17616): stale trajectories then make smaller steps."""
+    a share of the tokens (VCPO, arXiv 2602.17616): stale trajectories then make smaller steps. Always with
+    `staleness.control: adaptive`."""
 
 
 class AdamWConfig(Section):

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 
 import psutil
 import pytest
@@ -54,6 +55,31 @@ def test_a_stopped_campaign_drains_says_so_and_can_be_resumed_with_the_ledger_ex
     assert summary["ledger"]["trained"]["rollouts"] == summary["steps"] * 16 * 8
     assert summary["ledger"]["generated"]["rollouts"] > stopped["ledger"]["generated"]["rollouts"]
     assert summary["staleness"]["max"] <= summary["staleness"]["bound"] == 2
+
+
+@pytest.mark.extended
+def test_a_campaign_that_is_stopped_within_a_long_step_loses_no_step(millrace: Millrace) -> None:
+    pace = Pace(generate=0.0, score=0.0, train=25.0, rollouts_per_step=8)
+    millrace.environment[VARIABLE] = pace.to_json()
+    settings = {
+        "generation.group_size": 4,
+        "generation.groups_per_batch": 2,
+        "training.groups_per_step": 2,
+        "training.checkpoint_every": 1000,
+        "training.checkpoint_minutes": None,
+        **ENDLESS,
+    }
+    process = millrace.start(*millrace.campaign("long", **settings), module="benchmarks.sleeping.campaign")
+    wait_until(lambda: millrace.status_record("long", "train-0").get("policy_version", 0) >= 1, "its first step", 300)
+    # Its groups are there already, so it is well within its second step by then, and no checkpoint is due.
+    time.sleep(5)
+    ended = send(process, signal.SIGINT)
+    assert ended.code == 130, ended.output
+    assert "stopping: each stage finishes and commits what it is doing" in ended.output
+    checkpoint = read_latest(open_store(str(millrace.root / "long")))
+    assert checkpoint is not None
+    assert checkpoint.step == 2, "the step that took longer than a stage once had to drain"
+    assert_balanced(millrace.status("long"))
 
 
 def test_attempts_shorter_than_a_response_still_get_on_and_no_token_is_sampled_twice(millrace: Millrace) -> None:

@@ -1,0 +1,120 @@
+"""Decisions in the store, and the way back from a collapse."""
+
+import pytest
+
+from millrace.control.collapse import Collapse
+from millrace.control.decisions import ROLL_BACK, Decisions, rate_factor, rolled_back
+from millrace.control.rollback import roll_back
+from millrace.errors import TrainingDiverged
+from millrace.evaluation.results import read_result, write_result
+from millrace.runs.decisions import DecisionsReader, StoredDecision, decisions_in_short, read_decisions
+from millrace.weights.base import Terms
+from storage import layout
+from storage.checkpoints import CheckpointWriter
+from storage.errors import Fenced, StreamCorrupt
+from storage.stores.memory import MemoryStore
+
+TERMS = Terms(max_staleness=2, places=16)
+COLLAPSE = Collapse(sentence="version 27: the mean reward is gone", good_version=24)
+
+
+def decision(version: int, action: str = "raise", incarnation: int = 0) -> StoredDecision:
+    return StoredDecision(
+        t=1.0,
+        incarnation=incarnation,
+        policy_version=version,
+        action=action,
+        max_staleness=3,
+        places=16,
+        reason="the trainer waits 20% of its time",
+        measured={"trainer_waits": 0.2},
+    )
+
+
+def test_what_was_decided_is_read_in_its_order(memory_store: MemoryStore) -> None:
+    decisions = Decisions(memory_store)
+    decisions.add(decision(5))
+    decisions.add(decision(9, "lower"))
+    assert read_decisions(memory_store) == [decision(5), decision(9, "lower")]
+
+
+@pytest.mark.parametrize(
+    ("action", "change"),
+    [
+        ("raise", "bound raised to 3"),
+        ("floor", "bound lowered to its minimum, 3"),
+        ("places", "places per generator set to 16"),
+        (ROLL_BACK, "rolled back to version 5"),
+    ],
+)
+def test_a_decision_says_what_it_changes(action: str, change: str) -> None:
+    assert decision(5, action).change == change
+
+
+def test_a_trainer_that_another_one_has_replaced_decides_nothing(memory_store: MemoryStore) -> None:
+    old, new = Decisions(memory_store), Decisions(memory_store)
+    new.add(decision(5, incarnation=1))
+    with pytest.raises(Fenced, match=r"decisions/00000000\.json was written by another trainer"):
+        old.add(decision(6))
+    assert read_decisions(memory_store) == [decision(5, incarnation=1)]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"t": 1}', b"\xff", b"[1]"])
+def test_a_damaged_decision_is_named(memory_store: MemoryStore, content: bytes) -> None:
+    memory_store.put_if_absent(layout.decision(0), content)
+    with pytest.raises(StreamCorrupt, match=r"decisions/00000000\.json: it is no decision of a trainer"):
+        read_decisions(memory_store)
+
+
+def test_people_see_new_decisions_at_each_look_and_a_damaged_one_hides_no_other(memory_store: MemoryStore) -> None:
+    decisions, reader = Decisions(memory_store), DecisionsReader(memory_store)
+    assert decisions_in_short(reader.read()) == {"count": 0, "latest": []}
+    decisions.add(decision(5))
+    assert reader.read() == [decision(5)]
+    memory_store.put_if_absent(layout.decision(1), b"{}")
+    decisions.all.append(decision(7))
+    decisions.add(decision(9, "lower"))
+    assert reader.read() == [decision(5), decision(9, "lower")]
+    assert [one["action"] for one in decisions_in_short(reader.read())["latest"]] == ["raise", "lower"]
+
+
+def test_a_rollback_gives_up_what_came_after_and_nothing_that_is_made_later() -> None:
+    found = [decision(9), decision(20, ROLL_BACK, incarnation=1)]
+    assert rolled_back(found, 1, 21)
+    assert rolled_back(found, 0, 30)
+    assert not rolled_back(found, 1, 20)
+    assert not rolled_back(found, 2, 21), "the trainer after it makes version 21 again"
+    assert [rate_factor(found, incarnation) for incarnation in (0, 1, 2)] == [1, 1, pytest.approx(1 / 3)]
+
+
+def with_checkpoints(store: MemoryStore, *steps: int) -> int:
+    """The incarnation of a trainer that made these checkpoints, each with an evaluation."""
+    writer = CheckpointWriter(store)
+    for step in steps:
+        writer.commit(step, {"model": b"weights"}, {})
+        write_result(store, {"policy_version": step, "accuracy": 0.5, "prompts": 8, "t": 1.0})
+    return writer.incarnation
+
+
+def test_it_goes_back_to_the_newest_checkpoint_from_before_the_collapse(memory_store: MemoryStore) -> None:
+    incarnation = with_checkpoints(memory_store, 10, 20, 25)
+    error = roll_back(memory_store, Decisions(memory_store), COLLAPSE, incarnation=incarnation, terms=TERMS)
+    assert str(error) == "rolled back to version 20: version 27: the mean reward is gone"
+    [stored] = read_decisions(memory_store)
+    assert (stored.action, stored.policy_version, stored.incarnation) == (ROLL_BACK, 20, incarnation)
+    assert [read_result(memory_store, step) is None for step in (10, 20, 25)] == [False, False, True]
+
+
+def test_without_a_checkpoint_from_before_a_person_is_asked(memory_store: MemoryStore) -> None:
+    incarnation = with_checkpoints(memory_store, 25)
+    with pytest.raises(TrainingDiverged, match="before its first good checkpoint"):
+        roll_back(memory_store, Decisions(memory_store), COLLAPSE, incarnation=incarnation, terms=TERMS)
+    assert read_decisions(memory_store) == []
+
+
+def test_a_run_is_rolled_back_three_times_at_most(memory_store: MemoryStore) -> None:
+    incarnation, decisions = with_checkpoints(memory_store, 10), Decisions(memory_store)
+    for _ in range(3):
+        roll_back(memory_store, decisions, COLLAPSE, incarnation=incarnation, terms=TERMS)
+    with pytest.raises(TrainingDiverged, match="collapsed again after 3 rollbacks"):
+        roll_back(memory_store, decisions, COLLAPSE, incarnation=incarnation, terms=TERMS)
