@@ -6,8 +6,10 @@ What may change while the page is open has an id, so that a refresh can update i
 {"type": "text", "block": <block id>}      its `children`
 """
 
+import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 from dash import Patch, dcc, html
@@ -19,22 +21,27 @@ from dashboard.views.blocks import Block, Rows
 CHART, TEXT = "chart", "text"
 _HEIGHT = 320
 """Pixels, for a figure without a height of its own."""
+_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?( %)?")
+_UNKNOWN = ("–", "none", "")
 _MODE_BAR = {"displaylogo": False, "showSendToCloud": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 
 
 def draw(block: Block, built: go.Figure | Rows) -> Component:
     """The block in its frame; `built` is its content."""
     if isinstance(built, Rows):
-        inside: Component = html.Div(table(built), id={"type": TEXT, "block": block.id}, className="table")
+        inside: Component = scrolling(table(built), block.title, id={"type": TEXT, "block": block.id})
     else:
-        inside = dcc.Graph(
+        height = {"height": f"{built.layout.height or _HEIGHT}px"}
+        graph = dcc.Graph(
             id={"type": CHART, "block": block.id},
             figure=built,
             config=_MODE_BAR,
             # The figure follows the window's width, and takes its height from the element.
             responsive=True,
-            style={"height": f"{built.layout.height or _HEIGHT}px"},
+            style=height,
         )
+        # Keeps the chart's place while Plotly is loaded.
+        inside = html.Figure(graph, style=height, **{"aria-label": block.title})
     return html.Section(
         [html.H2(block.title), html.P(block.sentence, className="sentence"), inside],
         id=block.id,
@@ -78,15 +85,43 @@ def table(rows: Rows) -> list[Component]:
         parts.append(html.P(rows.verdict, className=f"verdict {rows.verdict}"))
     if rows.note:
         parts.append(html.P(rows.note, className="note"))
-    lines = [html.Tr([html.Td(cell) for cell in row]) for row in rows.rows]
-    parts.append(grid(rows.header, lines or html.Tr(html.Td("none", colSpan=len(rows.header), className="none"))))
+    numbers = number_columns(rows.rows)
+    lines = [line(row, numbers) for row in rows.rows]
+    nothing = html.Tr(html.Td("none", colSpan=len(rows.header), className="none"))
+    parts.append(grid(rows.header, lines or nothing, numbers))
     return parts
 
 
-def grid(header: Sequence[str], rows: Component | Sequence[Component]) -> Component:
-    """A table element with these columns; `rows` are its `html.Tr`."""
-    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in header]))
-    return html.Table([head, html.Tbody(rows)])
+def grid(
+    header: Sequence[str], rows: Component | Sequence[Component], numbers: Collection[int] = frozenset()
+) -> Component:
+    """A table element with these columns; `rows` are its `html.Tr`, `numbers` the columns aligned to the right."""
+    cells = [
+        html.Th(name, scope="col", className=_aligned(i, numbers)) if name else html.Td()
+        for i, name in enumerate(header)
+    ]
+    return html.Table([html.Thead(html.Tr(cells)), html.Tbody(rows)])
+
+
+def line(cells: Sequence[str | Component], numbers: Collection[int]) -> Component:
+    """A row of a table; `numbers` are the columns aligned to the right."""
+    return html.Tr([html.Td(cell, className=_aligned(i, numbers)) for i, cell in enumerate(cells)])
+
+
+def number_columns(rows: Sequence[Sequence[str | Component]]) -> set[int]:
+    """The columns that hold numbers alone, or nothing."""
+    columns = enumerate(zip(*rows, strict=True))
+    return {
+        i
+        for i, cells in columns
+        if all(isinstance(cell, str) and (cell in _UNKNOWN or _NUMBER.fullmatch(cell)) for cell in cells)
+        and any(cell not in _UNKNOWN for cell in cells)
+    }
+
+
+def scrolling(inside: Sequence[Component], name: str, **given: Any) -> Component:
+    """A table that may be scrolled, also by keyboard; `given` are properties of its element."""
+    return html.Div(inside, className="table", role="region", tabIndex=0, **{"aria-label": name}, **given)
 
 
 def problem_box(sentences: Sequence[str]) -> Component:
@@ -102,6 +137,10 @@ def facts(named: Mapping[str, str], before: Sequence[Component] = ()) -> Compone
         for name, value in named.items()
     ]
     return html.Div([*before, *spans], className="facts")
+
+
+def _aligned(column: int, numbers: Collection[int]) -> str:
+    return "number" if column in numbers else ""
 
 
 def _sum(part: object) -> int:

@@ -8,9 +8,13 @@ from dash.development.base_component import Component
 
 from dashboard.pages import address
 from dashboard.pages.draw import facts, problem_box
+from dashboard.pages.pipeline import picture
+from dashboard.pages.verdict import strip
 from dashboard.queries.stragglers import BAND, biased_length
+from dashboard.queries.verdict.rules import duration
 from dashboard.read.model import RunData
 from dashboard.views.blocks import View
+from dashboard.views.home import HOME, HOME_BY_TIME
 
 
 def frame(
@@ -18,7 +22,7 @@ def frame(
 ) -> list[Component]:
     """The top of the page at `at`; `found` are the runs on it that can be read, `url` is the root of all runs."""
     title: list[Component] = [dcc.Link("Millrace", href=address.overview(), className="brand")]
-    navigation: list[Component] = []
+    below: list[Component] = []
     shown = list(problems)
     if isinstance(at, address.RunPage):
         if at.compared:
@@ -26,12 +30,15 @@ def frame(
             title += [html.H1("Comparison"), html.Div(chips, className="facts")]
         else:
             title += [html.H1(at.run_ids[0]), *map(run_facts, found)]
+            below += map(strip, found)
         names = {run.info.run_id: f"{run.info.run_id}: " if at.compared else "" for run in found}
         shown += [names[run.info.run_id] + sentence for run in found for sentence in run.problems]
-        navigation.append(html.Nav([_to_view(at, view) for view in views], **{"aria-label": "views"}))
+        below.append(html.Nav([_to_view(at, view) for view in views], **{"aria-label": "views"}))
+        if at.view in (HOME.name, HOME_BY_TIME.name):
+            below += map(picture, found)
     else:
         title += [html.H1("Runs"), html.Div(url, className="facts url")]
-    return [html.Div(title, className="place"), *navigation, problem_box(shown)]
+    return [html.Div(title, className="place"), *below, problem_box(shown)]
 
 
 def run_facts(run: RunData) -> Component:
@@ -56,15 +63,6 @@ def run_facts(run: RunData) -> Component:
     started = max(attempt.t_started for attempt in run.info.attempts)
     newest = max((float(record["t"]) for record in run.stage_status.values()), default=started)
     return facts({**named, "updated": f"{duration(time.time() - newest)} ago"}, state)
-
-
-def duration(seconds: float) -> str:
-    """`seconds` in the largest unit of which it has at least 2, or in seconds."""
-    seconds = max(0.0, seconds)
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def number(value: float | None) -> str:

@@ -9,9 +9,11 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dashboard.pages import address
-from dashboard.pages.draw import TEXT, grid
-from dashboard.pages.frame import duration, number
+from dashboard.pages.draw import TEXT, grid, scrolling
+from dashboard.pages.frame import number
+from dashboard.queries.verdict.rules import duration
 from dashboard.read.runs import OverviewRow
+from millrace.runs.planned import PLAN_NAMES, Comparison
 from millrace.runs.status import STAGES
 
 TABLE = "overview"
@@ -25,6 +27,7 @@ _HEADER = (
     "staleness in policy versions: mean, largest, bound",
     "last status",
 )
+_PLANNED = "measured ÷ planned"
 
 
 def page(rows: Sequence[OverviewRow], picked: Sequence[str], url: str) -> Component:
@@ -32,20 +35,23 @@ def page(rows: Sequence[OverviewRow], picked: Sequence[str], url: str) -> Compon
         "Every run found here: its progress, the staleness of the rollouts it was trained on, and the time since each "
         "of its stages last wrote its status."
     )
-    inside = html.Div(table(rows, picked, url), id={"type": TEXT, "block": TABLE}, className="table")
+    inside = scrolling(table(rows, picked, url), "runs", id={"type": TEXT, "block": TABLE})
     return html.Section([html.P(sentence, className="sentence"), inside], className="block wide")
 
 
 def table(rows: Sequence[OverviewRow], picked: Sequence[str], url: str) -> list[Component]:
     if not rows:
         return [html.P(f"There is no run in {url} yet; this page keeps looking.", className="nowhere")]
-    return [grid(_HEADER, [_row(row, picked) for row in rows]), _comparison(picked)]
+    # A column for the runs that were planned, if there are any.
+    planned = any(row.planned for row in rows)
+    header = (*_HEADER, _PLANNED) if planned else _HEADER
+    return [grid(header, [_row(row, picked, len(header)) for row in rows]), _comparison(picked)]
 
 
-def _row(row: OverviewRow, picked: Sequence[str]) -> Component:
+def _row(row: OverviewRow, picked: Sequence[str], columns: int) -> Component:
     name = html.Td(dcc.Link(row.run_id, href=address.run(row.run_id)))
     if row.problem is not None:
-        return html.Tr([html.Td(), name, html.Td(row.problem, colSpan=len(_HEADER) - 2, className="problem")])
+        return html.Tr([html.Td(), name, html.Td(row.problem, colSpan=columns - 2, className="problem")])
     step = "–" if row.policy_version is None else f"{row.policy_version} of {row.max_steps}"
     staleness = "–" if row.staleness_mean is None else f"{row.staleness_mean:.2f}, {row.staleness_max}"
     ages = [html.Span(f"{stage} {duration(row.ages[stage])}", className="age") for stage in STAGES if stage in row.ages]
@@ -55,11 +61,24 @@ def _row(row: OverviewRow, picked: Sequence[str]) -> Component:
             name,
             html.Td(html.Span(row.state, className=f"state {row.state}")),
             html.Td(step),
-            html.Td(number(row.reward_mean)),
+            html.Td(number(row.reward_mean), className="number"),
             html.Td(f"{staleness}, {row.max_staleness}"),
             html.Td(ages or "–"),
+            *([html.Td(_measured(row.planned) or "–")] if columns > len(_HEADER) else []),
         ]
     )
+
+
+def _measured(planned: Sequence[Comparison]) -> list[Component]:
+    """The ratio of each figure; both values where it can be pointed at."""
+    return [
+        html.Span(
+            f"{PLAN_NAMES[one.name]} {'–' if one.ratio is None else f'{one.ratio:.2f}'}",
+            title=f"measured {'–' if one.measured is None else f'{one.measured:.4g}'}, planned {one.planned:.4g}",
+            className="age",
+        )
+        for one in planned
+    ]
 
 
 def _tick(run_id: str, picked: Sequence[str]) -> Component:

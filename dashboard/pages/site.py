@@ -22,6 +22,7 @@ from dashboard.queries.stragglers import in_flight
 from dashboard.read.model import RunData
 from dashboard.read.runs import OverviewRow, Runs
 from dashboard.views.blocks import Rows, View
+from dashboard.views.home import HOME, HOME_BY_TIME
 from millrace.errors import MillraceError
 from storage.errors import StorageError
 
@@ -69,7 +70,7 @@ class _Look:
 
 
 class Site:
-    """Draws the pages of `runs`; `views` are those of a run, without its trajectories page."""
+    """Draws the pages of `runs`; `views` are those of a run, without its home pages and its trajectories."""
 
     def __init__(self, runs: Runs, views: Sequence[View]) -> None:
         self._runs = runs
@@ -146,7 +147,7 @@ class Site:
         return _Look(at=at, found=found, problems=problems)
 
     def _offered(self, compared: bool) -> Sequence[View]:
-        return self._views if compared else (*self._views, TRAJECTORIES)
+        return self._views if compared else (HOME, HOME_BY_TIME, *self._views, TRAJECTORIES)
 
     def _view(self, at: address.RunPage) -> View:
         return next(view for view in self._offered(at.compared) if view.name == at.view)
@@ -175,7 +176,8 @@ class Site:
                 if view is TRAJECTORIES:
                     return html.Div(trajectories_page.layout(at.run_ids[0]), className="trajectories")
                 blocks = [draw(block, built[block.id]) for block in view.blocks if block.id in built]
-                return html.Div([html.P(view.sentence, className="sentence"), html.Div(blocks, className="grid")])
+                said = [html.P(view.sentence, className="sentence")] if view.sentence else []
+                return html.Div([*said, html.Div(blocks, className="grid")])
 
 
 def _drawn_from(path: str, look: _Look) -> dict[str, Any]:

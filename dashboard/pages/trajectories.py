@@ -16,7 +16,7 @@ import numpy as np
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboard.pages.draw import grid, problem_box
+from dashboard.pages.draw import grid, line, number_columns, problem_box, scrolling
 from dashboard.pages.group import view
 from dashboard.read.groups import MAX_TEXT_PARTS, GroupReader
 from dashboard.read.model import RunData
@@ -206,9 +206,12 @@ def _table(
         if there
     ]
     header = ("group", "prompt", "generator", "for version", "outcomes", "mean reward", "staleness", "mean tokens")
-    rows = [html.Tr([html.Td(cell) for cell in _cells(run, span, query, prompts)]) for span in shown]
+    cells = [_cells(run, span, query, prompts) for span in shown]
+    numbers = number_columns(cells)
+    rows = [line(of_group, numbers) for of_group in cells]
     parts: list[Component] = [html.P(count + note, className="note")]
-    parts += [html.Div(grid(header, rows), className="table", style={"maxHeight": f"{pixels}px"})] if rows else []
+    found_rows = [grid(header, rows, numbers)]
+    parts += [scrolling(found_rows, "groups found", style={"maxHeight": f"{pixels}px"})] if rows else []
     parts += [html.Div(pages, className="row")] if pages else []
     return html.Section(parts, className="block wide column")
 

@@ -127,7 +127,8 @@ def stage_times(run: RunData) -> list[StageTime]:
     """From the status records, for the whole run including earlier attempts."""
     found = []
     for stage in STAGES:
-        times = [status["seconds"] for name, status in run.stage_status.items() if name.rpartition("-")[0] == stage]
+        records = [record for name, record in run.stage_status.items() if name.rpartition("-")[0] == stage]
+        times = [record["seconds"] for record in records if "seconds" in record]
         if times:
             idle = sum(seconds.get("idle", 0.0) for seconds in times)
             busy = sum(sum(seconds.values()) for seconds in times) - idle

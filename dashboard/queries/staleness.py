@@ -6,15 +6,17 @@
 Staleness is in policy versions; lines are over the policy version that a step made. Means are over trajectories.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dashboard.queries.series import MOST_POINTS, NO_LINE, Floats, Heat, Line
+from dashboard.queries.learning import TRAINER
+from dashboard.queries.series import MOST_POINTS, NO_LINE, Floats, Heat, Line, over_versions, thin
 from dashboard.read.model import Columns, RunData
+from millrace.rollouts.staleness import TOKENS_OF_STALENESS
 
 MOST_CELLS = 120
 """Per side of a heat map."""
@@ -73,7 +75,13 @@ def over_time(run: RunData) -> tuple[Line, Line]:
 
 
 def bound(run: RunData) -> Line:
-    """The bound in force, each value until the next, as attempts may differ. Ends at the newest trained version."""
+    """The bound in force, each value until the next: it may move, and attempts may differ.
+
+    Ends at the newest trained version. Runs of earlier releases have no measured bound, only those of their attempts.
+    """
+    measured = over_versions(run, "train-0", "max_staleness")
+    if len(measured.x):
+        return thin(measured, largest=True)
     versions: list[float] = []
     bounds: list[float] = []
     for attempt in reversed(run.info.attempts):
@@ -84,6 +92,12 @@ def bound(run: RunData) -> Line:
     trained = run.consumed["policy_version"][run.trained]
     newest = max(float(trained[-1]) if len(trained) else 0.0, versions[0])
     return Line(np.array([*versions[::-1], newest]), np.array([*bounds[::-1], bounds[0]]))
+
+
+def decisions(run: RunData) -> Sequence[Mapping[str, Any]]:
+    """The latest decisions about staleness and rollbacks, oldest first, as a status has them."""
+    found: Sequence[Mapping[str, Any]] = (run.status or {}).get("decisions", {}).get("latest", ())
+    return found
 
 
 def split(run: RunData) -> tuple[Line, Line]:
@@ -110,6 +124,28 @@ def distribution(run: RunData) -> tuple[Line, Line] | None:
     staleness = np.arange(len(whole), dtype=np.float64)
     newest = np.bincount(recent, minlength=len(whole)) / len(recent)
     return Line(staleness, newest), Line(staleness, whole / len(lags))
+
+
+def token_distribution(run: RunData) -> tuple[Line, Line] | None:
+    """As `distribution`, of the trained tokens, each by the version that sampled it.
+
+    First of the newest tenth of the steps; then of all. None if the run did not measure it.
+    """
+    rows = {
+        int(name.removeprefix(TOKENS_OF_STALENESS)): columns
+        for name, columns in run.metrics.get(TRAINER, {}).items()
+        if name.startswith(TOKENS_OF_STALENESS)
+    }
+    if not rows:
+        return None
+    last = max(int(columns["policy_version"].max()) for columns in rows.values())
+    first = last - int(np.ceil(last * _RECENT_SHARE))
+    whole, recent = np.zeros(max(rows) + 1), np.zeros(max(rows) + 1)
+    for value, columns in rows.items():
+        whole[value] = columns["value"].sum()
+        recent[value] = columns["value"][columns["policy_version"] > first].sum()
+    staleness = np.arange(len(whole), dtype=np.float64)
+    return Line(staleness, recent / recent.sum()), Line(staleness, whole / whole.sum())
 
 
 def pairs(run: RunData) -> Heat | None:

@@ -1,12 +1,12 @@
 """The runs below a root, or a single run, with an overview of each.
 
 URL ─► run.json there? ─ yes ─► that run
-                       └ no ──► its folders, each a run or about to become one ─► overview: three small files per run
+                       └ no ──► its folders, each a run or about to become one ─► overview: a few small files per run
 """
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,10 @@ from dashboard.read.model import RunInfo
 from dashboard.read.run_info import read_run_info
 from dashboard.read.run_reader import MALFORMED_STATUS, RunReader
 from millrace.errors import InputError, MillraceError, RunMissing
+from millrace.evaluation.results import Result, ResultsReader
 from millrace.rollouts.ledger import Account
-from millrace.runs.status import STAGES, run_state, staleness_trained
+from millrace.runs.planned import Comparison, measured_against_plan
+from millrace.runs.status import STAGES, of_attempt, run_state, staleness_trained
 from storage import layout
 from storage.errors import BadName, StorageError
 from storage.progress import read_progress
@@ -48,8 +50,20 @@ class OverviewRow:
     staleness_max: int | None = None
     max_staleness: int | None = None
     """The bound in force, policy versions."""
+    planned: Sequence[Comparison] = ()
+    """What was measured of the figures that its config's plan predicts."""
     ages: Mapping[str, float] = field(default_factory=dict)
     """Seconds since the last status record, by stage; of several replicas, the largest."""
+    t_started: float | None = None
+    """When the newest attempt started, unix seconds."""
+    wall_seconds: float | None = None
+    """Of the newest attempt, until its last status record."""
+    accuracy: float | None = None
+    """On the held-out prompts, of the newest version that was evaluated."""
+    accuracy_version: int | None = None
+    """That version."""
+    missing: Sequence[str] = ()
+    """What else of the run can't be read, one sentence each."""
 
 
 class Runs:
@@ -121,6 +135,8 @@ class _Watched:
         self.store = store
         self._info: RunInfo | None = None
         self._stage_status: Mapping[str, Mapping[str, Any]] = {}
+        self._results = ResultsReader(store)
+        self._result: Result | None = None
 
     def row(self) -> OverviewRow:
         try:
@@ -138,21 +154,37 @@ class _Watched:
         # The status records of a run that has ended do not change, and most runs below a root have ended.
         if not newest.ended or info != before:
             self._stage_status = read_progress(self.store)
+            self._result = next(reversed(self._results.read()), None)
         self._info = info
         trainer = self._stage_status.get("train-0", {})
         account = Account.from_json(trainer["account"]) if "account" in trainer else Account()
         staleness = staleness_trained(account)
+        own = of_attempt(newest.number, self._stage_status)
+        state = run_state(newest.ended, newest.t_started, own)
+        last = max([newest.t_started, *(status["t"] for status in own.values())])
         return OverviewRow(
             run_id=self.run_id,
-            state=run_state(newest.ended, newest.t_started, self._stage_status),
+            state=state,
             policy_version=trainer.get("policy_version"),
             max_steps=info.config["training"]["max_steps"],
             reward_mean=trainer.get("reward_mean"),
             staleness_mean=staleness["mean"],
             staleness_max=staleness["max"],
             max_staleness=info.max_staleness,
+            planned=measured_against_plan(info.config, trainer, account, staleness["mean"]),
             ages=_ages(self._stage_status, time.time()),
+            t_started=newest.t_started,
+            wall_seconds=last - newest.t_started,
+            accuracy=None if self._result is None else self._result["accuracy"],
+            accuracy_version=None if self._result is None else self._result["policy_version"],
+            missing=self._missing(state, trainer),
         )
+
+    def _missing(self, state: str, trainer: Mapping[str, Any]) -> list[str]:
+        found = [str(error) for error in self._results.damaged]
+        if state != "running" and "policy_version" not in trainer:
+            found.insert(0, f"{layout.progress('train', 0)} is missing or damaged, which names the version")
+        return found
 
 
 def _own_id(store: Store) -> str:

@@ -20,12 +20,30 @@ from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.draw import CHART, TEXT
 from dashboard.pages.site import TRAJECTORIES, Site
 from dashboard.read.runs import Runs
-from dashboard.server.callbacks import refuse_malformed
+from dashboard.server.callbacks import answer_senseless, refuse_malformed
 from dashboard.server.security import guard
+from dashboard.server.transfer import compress, preload
 from dashboard.views.blocks import View
 
 _TICK_MS = 1000
 _ASSETS = Path(__file__).parents[1] / "assets"
+_INDEX = """<!DOCTYPE html>
+<html lang="en">
+    <head>
+        {%metas%}
+        <title>{%title%}</title>
+        {%favicon%}
+        {%css%}
+    </head>
+    <body>
+        <div id="connection" role="alert" hidden></div>
+        {%app_entry%}
+        {%config%}
+        {%scripts%}
+        {%renderer%}
+    </body>
+</html>
+"""
 
 
 def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None) -> Dash:
@@ -35,6 +53,7 @@ def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None)
         server=Flask("dashboard", static_folder=None),
         assets_folder=str(_ASSETS),
         title="Millrace",
+        index_string=_INDEX,
         update_title="",
         suppress_callback_exceptions=True,
         enable_mcp=False,
@@ -52,10 +71,14 @@ def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None)
     site = Site(runs, views)
     _add_callbacks(app, site)
     trajectories_page.register(app, runs)
+    # What is added last runs first, so this one sees whole responses with all their headers.
+    compress(app.server)
+    preload(app.server)
     _add_responses(app.server, site, runs)
     guard(app.server, host=host, token=token, script_hashes=app.csp_hashes())
     # After the guard, which decides who may ask at all.
     refuse_malformed(app)
+    answer_senseless(app)
     return app
 
 

@@ -1,13 +1,16 @@
-"""Refuses callback requests that no page of ours sends: 400 instead of an exception."""
+"""Refuses callback requests that no page of ours sends: 400 and a sentence instead of an exception."""
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from dash import Dash
-from flask import abort, request
+from dash.exceptions import CallbackException
+from flask import Response, abort, request
 
 CALLBACK_PATH = "/_dash-update-component"
 _TEXTS = ("pathname", "search")
+_LOGGER = logging.getLogger(__name__)
 
 
 def refuse_malformed(app: Dash) -> None:
@@ -23,6 +26,25 @@ def refuse_malformed(app: Dash) -> None:
             body = None
         if not is_callback(body, app.callback_map):
             abort(400)
+
+
+def answer_senseless(app: Dash) -> None:
+    """Answers requests that have the form of a callback and values that no page sends, so that it fails on them.
+
+    A page that an older server has drawn may send such values as well. The log gets the traceback.
+    """
+
+    # What Dash and Python raise where values are too few, of another kind, or lack something.
+    @app.server.errorhandler(CallbackException)
+    @app.server.errorhandler(LookupError)
+    @app.server.errorhandler(TypeError)
+    @app.server.errorhandler(ValueError)
+    @app.server.errorhandler(AttributeError)
+    def refuse(error: Exception) -> Response:
+        if request.path != CALLBACK_PATH:
+            raise error
+        _LOGGER.warning("a callback request could not be answered", exc_info=error)
+        return Response("this page can't be updated as it is; load it again\n", status=400, mimetype="text/plain")
 
 
 def is_callback(body: object, known: Collection[str]) -> bool:

@@ -39,7 +39,8 @@ MEANINGS: Mapping[str, str] = {
     # Waiting is grey, with a tint of the stage that waits.
     "waiting for scored groups": "#7e9a8c",
     "waiting for groups that the step would leave too old": "#6f8f9f",
-    "waiting for weights or room under max_staleness": "#8a8fa3",
+    "waiting for weights": "#8a8fa3",
+    "waiting for room under max_staleness": "#6f7896",
     "waiting for trajectories": "#9c8f7e",
     "waiting for a new policy version": "#a08a95",
     # Transports.

@@ -1,6 +1,6 @@
 """How stale the trained trajectories are, where that comes from, and what the bound costs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 
@@ -11,9 +11,10 @@ from dashboard.views import bias
 from dashboard.views.blocks import Chart, Table, View
 from dashboard.views.colours import BLUE, GREY, SEQUENCE, SKY, VERMILION, colour_number, colour_of
 from dashboard.views.figures import Series, area_chart, bar_chart, heat_maps, line_chart
-from dashboard.views.per_run import NO_STEP, VERSIONS, line_per_run, lines, number, rows_per_run
+from dashboard.views.per_run import NO_STEP, VERSIONS, Build, line_per_run, lines, number, rows_per_run
 
 _STALENESS = "staleness, policy versions"
+_DECISIONS = ("version", "decision", "bound", "places", "reason")
 _OUTCOMES = ("outcome", "rollouts", "response tokens", "mean length, tokens", "÷ trained", "mean reward")
 
 
@@ -42,17 +43,22 @@ def _split(runs: Sequence[RunData]) -> go.Figure:
     return area_chart(series, x=VERSIONS, y="mean staleness, versions", empty=NO_STEP)
 
 
-def _distribution(runs: Sequence[RunData]) -> go.Figure:
-    series = []
-    for index, run in enumerate(runs):
-        if (found := queries.distribution(run)) is None:
-            continue
-        recent, whole = found
-        name = "newest tenth" if len(runs) == 1 else run.info.run_id
-        series.append(Series(name=name, line=recent, colour=colour_number(index)))
-        if len(runs) == 1:
-            series.append(Series(name="whole run", line=whole, colour=GREY))
-    return bar_chart(series, x=_STALENESS, y="share of trajectories", empty=NO_STEP)
+def _distribution(of: Callable[[RunData], tuple[Line, Line] | None], y: str) -> Build:
+    """Builds bars of the newest tenth and of the whole run; for several runs, of the newest tenth of each."""
+
+    def build(runs: Sequence[RunData]) -> go.Figure:
+        series = []
+        for index, run in enumerate(runs):
+            if (found := of(run)) is None:
+                continue
+            recent, whole = found
+            name = "newest tenth" if len(runs) == 1 else run.info.run_id
+            series.append(Series(name=name, line=recent, colour=colour_number(index)))
+            if len(runs) == 1:
+                series.append(Series(name="whole run", line=whole, colour=GREY))
+        return bar_chart(series, x=_STALENESS, y=y, empty=NO_STEP)
+
+    return build
 
 
 def _pairs(runs: Sequence[RunData]) -> go.Figure:
@@ -99,6 +105,19 @@ def _outcomes(run: RunData) -> list[tuple[str, ...]]:
     ]
 
 
+def _decisions(run: RunData) -> list[tuple[str, ...]]:
+    return [
+        (
+            f"{one['policy_version']:,}",
+            one["change"],
+            str(one["max_staleness"]),
+            str(one["places"]),
+            one["reason"],
+        )
+        for one in reversed(queries.decisions(run))
+    ]
+
+
 VIEW = View(
     name="staleness",
     title="Staleness",
@@ -112,6 +131,15 @@ VIEW = View(
             build=lines(_over_time, _mean, x=VERSIONS, y=_STALENESS),
             wide=True,
         ),
+        Table(
+            id="staleness-decisions",
+            title="Decisions",
+            sentence="What the trainer decided about the bound, the places of each generator and rollbacks, and why; "
+            "the newest first. Decisions of versions that were rolled back stay in the list.",
+            build=lambda runs: rows_per_run(runs, _DECISIONS, _decisions),
+            wide=True,
+            requires=lambda run: bool(queries.decisions(run)),
+        ),
         Chart(
             id="staleness-split",
             title="Where it comes from",
@@ -124,7 +152,16 @@ VIEW = View(
             title="Distribution now",
             sentence="Share of trajectories by staleness: the newest tenth of those trained, and the whole run. For "
             "several runs: the newest tenth.",
-            build=_distribution,
+            build=_distribution(queries.distribution, "share of trajectories"),
+        ),
+        Chart(
+            id="staleness-by-token",
+            title="Distribution by token",
+            sentence="Share of trained tokens by staleness, each by the version that sampled it: the newest tenth of "
+            "the steps, and the whole run. A trajectory's staleness is that of its oldest token. For several runs: the "
+            "newest tenth.",
+            build=_distribution(queries.token_distribution, "share of tokens"),
+            requires=lambda run: queries.token_distribution(run) is not None,
         ),
         Chart(
             id="staleness-pairs",

@@ -39,6 +39,7 @@ def local(root: Path, run_id: str) -> LocalStore:
 @pytest.fixture(scope="module")
 def finished(root: Path) -> str:
     run = make_run(local(root, "finished"), "finished", Shape(steps=12, seed=3))
+    run.decide()
     run.finish()
     return "finished"
 

@@ -51,6 +51,14 @@ def test_the_bound_holds_until_a_later_attempt_changes_it() -> None:
     assert bound.y.tolist() == [4, 2, 2]
 
 
+def test_a_bound_that_moves_is_the_one_that_was_measured() -> None:
+    rows = {"policy_version": np.array([1, 2, 3]), "value": np.array([1.0, 3.0, 2.0])}
+    run = RunData(**{**vars(_with_attempts(_attempt(0, 4))), "metrics": {"train-0": {"max_staleness": rows}}})
+    bound = staleness.bound(run)
+    assert bound.x.tolist() == [1, 2, 3]
+    assert bound.y.tolist() == [1, 3, 2]
+
+
 def test_the_bound_of_an_attempt_that_was_rolled_back_whole_is_not_shown() -> None:
     bound = staleness.bound(_with_attempts(_attempt(0, 4), _attempt(20, 8), _attempt(10, 1)))
     assert bound.x.tolist() == [0, 10, 30]
@@ -151,3 +159,21 @@ def test_before_the_first_step_there_is_nothing_to_count() -> None:
         assert staleness.distribution(run) is staleness.pairs(run) is None
         assert staleness.by_generator(run) == staleness.spans(run) == {}
         assert len(staleness.mean_span(run).x) == 0
+
+
+def test_tokens_are_counted_by_their_own_staleness_over_the_newest_tenth_and_the_whole_run() -> None:
+    def counted(versions: list[int], tokens: list[float]) -> dict[str, Any]:
+        return {"policy_version": np.array(versions), "value": np.array(tokens)}
+
+    metrics = {
+        "trained_tokens_of_staleness/0": counted(list(range(1, 21)), [10.0] * 20),
+        "trained_tokens_of_staleness/2": counted([18, 19, 20], [100.0, 10.0, 30.0]),
+        "staleness_mean": counted([1], [9.0]),
+    }
+    found = staleness.token_distribution(run_data(metrics={"train-0": metrics}))
+    assert found is not None
+    recent, whole = found
+    assert recent.x.tolist() == whole.x.tolist() == [0, 1, 2]
+    assert recent.y == pytest.approx([1 / 3, 0, 2 / 3])
+    assert whole.y == pytest.approx([200 / 340, 0, 140 / 340])
+    assert staleness.token_distribution(run_data()) is None

@@ -12,10 +12,11 @@ from support.stores.s3_server import S3Server, aws_environment
 from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.read.runs import OverviewRow, Runs
 from millrace.errors import InputError
+from millrace.evaluation.results import write_result
 from millrace.runs.record import read_run, resume_run
 from storage import layout
 from storage.errors import StoreRefused, StreamCorrupt
-from storage.progress import read_status, write_progress
+from storage.progress import read_progress, read_status, write_progress
 from storage.stores.local import LocalStore
 from storage.stores.object_store import ObjectStore
 
@@ -139,6 +140,40 @@ def test_a_row_says_how_a_run_is_doing_and_reads_no_stream(tmp_path: Path) -> No
     assert row.staleness_max == max(histogram) > 0
     assert set(row.ages) == {"generate", "score", "train", "sync_weights"}
     assert before - status["t"] <= row.ages["train"] <= time.time() - status["t"]
+
+
+def test_a_row_says_when_the_newest_attempt_started_how_long_it_took_and_the_newest_accuracy(
+    tmp_path: Path, clock: HandClock
+) -> None:
+    run = store_run(tmp_path, "a")
+    for version, accuracy in ((0, 0.25), (2, 0.5)):
+        write_result(run.store, {"policy_version": version, "accuracy": accuracy, "prompts": 64, "t": 1.0})
+    newest = max(status["t"] for status in read_progress(run.store).values())
+    runs = Runs(str(tmp_path), clock)
+    row = rows(runs)["a"]
+    assert (row.accuracy, row.accuracy_version, list(row.missing)) == (0.5, 2, [])
+    assert row.t_started is not None
+    assert row.wall_seconds == max(0.0, newest - row.t_started)
+    resume_run(run.store, read_run(run.store)["config"])
+    clock.now += 2.0
+    again = rows(runs)["a"].t_started
+    assert again is not None
+    assert again > row.t_started
+
+
+def test_what_is_damaged_of_a_run_is_named_and_the_rest_of_its_row_is_there(tmp_path: Path) -> None:
+    run = store_run(tmp_path, "a")
+    for version, accuracy in ((0, 0.25), (2, 0.5)):
+        write_result(run.store, {"policy_version": version, "accuracy": accuracy, "prompts": 64, "t": 1.0})
+    run.store.put(layout.evaluation(2), b'{"policy_')
+    run.finish()
+    run.store.delete(layout.progress("train", 0))
+    row = rows(Runs(str(tmp_path)))["a"]
+    assert (row.problem, row.state, row.max_steps, row.policy_version) == (None, "finished", 10, None)
+    assert (row.accuracy, row.accuracy_version) == (0.25, 0)
+    trainer, evaluation = row.missing
+    assert layout.progress("train", 0) in trainer
+    assert layout.evaluation(2) in evaluation
 
 
 def test_of_several_replicas_the_one_that_has_been_silent_longest_counts(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
 from dashboard.server.callbacks import is_callback
 from dashboard.views.blocks import Chart
+from dashboard.views.home import HOME, HOME_BY_TIME
 from dashboard.views.registry import VIEWS
 from millrace.runs.record import end_attempt
 from storage import layout
@@ -93,6 +94,19 @@ def test_an_empty_root_says_so_and_the_page_finds_a_run_that_is_made_later(root:
     assert "3 of 6" in texts(plain(fresh.texts))
 
 
+def test_the_overview_has_a_column_of_measured_and_planned_once_a_run_has_a_plan(root: Path) -> None:
+    stored(root, "one")
+    stored(root, "planned")
+    assert "÷" not in texts(plain(site(root).show("/", "").body))
+    record = root / "planned" / layout.RUN
+    values = json.loads(record.read_text())
+    values["config"]["plan"] = {"step_seconds": 2.0, "staleness_mean": None}
+    record.write_text(json.dumps(values))
+    overview = texts(plain(site(root).show("/", "").body))
+    assert "measured ÷ planned" in overview
+    assert "seconds per step 0.50" in overview
+
+
 def test_a_run_that_is_being_created_is_named_in_the_overview_and_its_page_goes_on_looking(root: Path) -> None:
     (root / "coming").mkdir(parents=True)
     stored(root, "there")
@@ -111,7 +125,7 @@ def test_a_run_that_is_being_created_is_named_in_the_overview_and_its_page_goes_
 
 @pytest.mark.parametrize("view", VIEWS, ids=NAMES)
 def test_every_block_of_a_view_stands_on_its_page_with_its_title_and_sentence(root: Path, view: Any) -> None:
-    stored(root, "one")
+    stored(root, "one").decide()
     stored(root, "two", steps=2)
     for path, search in ((f"/run/one/{view.name}", ""), (f"/compare/{view.name}", "?runs=one,two")):
         body = plain(site(root).show(path, search).body)
@@ -196,6 +210,17 @@ def test_a_run_that_vanishes_leaves_its_page_as_it_was_and_a_sentence(root: Path
     assert "run.json" in texts(plain(fresh.frame))
 
 
+def test_a_run_opens_on_its_home_page_with_verdict_pipeline_and_charts(root: Path) -> None:
+    stored(root, "home")
+    shown = site(root).show("/run/home", "")
+    frame = texts(plain(shown.frame))
+    assert "Advice:" in frame
+    assert "scored, not taken" in frame
+    assert blocks_on(plain(shown.body), CHART) == ["home-charts"]
+    assert blocks_on(plain(site(root).show("/run/home/home-time", "").body), CHART) == ["home-time-charts"]
+    assert "scored, not taken" not in texts(plain(site(root).show("/run/home/flow", "").frame))
+
+
 def test_the_frame_tells_how_the_run_does(root: Path) -> None:
     run = stored(root, "told", steps=6)
     run.finish()
@@ -210,7 +235,7 @@ def test_the_frame_tells_how_the_run_does(root: Path) -> None:
 
 def test_the_trajectories_of_one_run_have_a_page_and_those_of_several_have_none(root: Path) -> None:
     stored(root, "one")
-    views = [view.name for view in (*VIEWS, TRAJECTORIES)]
+    views = [view.name for view in (HOME, HOME_BY_TIME, *VIEWS, TRAJECTORIES)]
     assert address.parse("/run/one/trajectories", "?group=1", ["one"], views) == address.RunPage(
         run_ids=("one",), view="trajectories", compared=False
     )
@@ -326,6 +351,26 @@ def test_a_page_is_shown_and_every_callback_of_the_app_is_known(root: Path) -> N
 def test_a_question_that_no_page_asks_is_refused_without_an_exception(root: Path, body: object) -> None:
     stored(root, "one")
     assert client(root).post("/_dash-update-component", json=body, headers=LOCAL).status_code == 400
+
+
+def senseless_questions(page: FlaskClient) -> Iterator[dict[str, Any]]:
+    """The questions of every callback of the app, with values, and numbers of them, that no page sends."""
+    for one in page.get("/_dash-dependencies", headers=LOCAL).json:
+        yield asked_to_show(output=one["output"])
+        yield asked_to_show(output=one["output"], inputs=[])
+        yield asked_to_show(output=one["output"], outputs=[], state=[])
+        shown = {"id": "shown", "property": "data", "value": {"path": "/run/one", "page": "run", "found": 3}}
+        yield asked_to_show(output=one["output"], state=[shown] * 4)
+
+
+def test_a_question_of_the_right_form_and_without_sense_gets_a_sentence(root: Path) -> None:
+    stored(root, "one")
+    page = client(root)
+    answers = [page.post("/_dash-update-component", json=body, headers=LOCAL) for body in senseless_questions(page)]
+    refused = [answer for answer in answers if answer.status_code == 400]
+    assert refused
+    assert {answer.text for answer in refused} == {"this page can't be updated as it is; load it again\n"}
+    assert {answer.status_code for answer in answers} <= {200, 204, 400}
 
 
 def test_a_question_nested_without_end_is_refused(root: Path) -> None:

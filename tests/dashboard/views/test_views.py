@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 from support.pages.consumed_rows import consumed_rows
-from support.pages.run_data import T, generating, measured, run_data
+from support.pages.run_data import STATUS, T, generating, measured, run_data
 
 from dashboard.queries.flow import SYNC
 from dashboard.queries.learning import RATIO_QUANTILES
@@ -35,8 +35,22 @@ _STEP = (
     *("chi_square", "kl_to_reference"),
     *("overtaken_groups_mean", "overtaken_groups_max", "masked_token_share", "length_ratio", "reward_ratio"),
     "zero_advantage_share",
+    *("trained_tokens_of_staleness/0", "trained_tokens_of_staleness/2"),
     *(f"importance_ratio_{quantile}" for quantile in RATIO_QUANTILES),
 )
+
+
+_DECISION = {
+    "t": T,
+    "incarnation": 0,
+    "policy_version": 5,
+    "action": "raise",
+    "change": "bound raised to 2",
+    "max_staleness": 2,
+    "places": 64,
+    "reason": "the trainer waits 20% of its time",
+    "measured": {},
+}
 
 
 def _time(*kinds: str) -> dict[str, Columns]:
@@ -49,6 +63,7 @@ def _run(run_id: str = "mine", **changes: Any) -> RunData:
     account.train(Amount(rollouts=3, tokens=12), generator=0, staleness=0, reward_sum=1.0)
     account.drop("stale", Amount(rollouts=1, tokens=4), generator=0, reward_sum=0.0)
     values: dict[str, Any] = {
+        "status": {**STATUS, "decisions": {"count": 2, "latest": [_DECISION, {**_DECISION, "policy_version": 9}]}},
         "metrics": {
             "train-0": {name: measured([0.5, 0.25]) for name in _STEP} | _time("train", "waiting for scored groups"),
             "generate-0": _time("generate", "update_weights")
@@ -133,17 +148,25 @@ def test_an_older_run_has_every_block_but_those_of_what_it_did_not_measure() -> 
     newer = _run()
     older = _run(
         "older",
+        status=STATUS,
         metrics={name: {} for name in newer.metrics},
         stage_status={"generate-0": {"doing": "generate", "t": T, "seconds": {}}},
     )
     left_out = {block.id for view in VIEWS for block in view.blocks if block not in view.blocks_for([older])}
     assert left_out == {
         "flow-in-flight", "flow-overtaken", "staleness-masked", "staleness-ratios", "staleness-bias",
+        "staleness-decisions", "staleness-by-token",
         "learning-zero-advantage-share",
     }  # fmt: skip
     assert all([*view.blocks_for([older, newer])] == [*view.blocks] for view in VIEWS)
     assert _table("flow-in-flight", older, newer).rows[0][:2] == ["mine", "generate-0"]
     assert [row[0] for row in _table("staleness-bias", older, newer).rows] == ["mine", "mine"]
+
+
+def test_decisions_are_listed_with_their_reasons_the_newest_first() -> None:
+    rows = _table("staleness-decisions", _run()).rows
+    assert [row[0] for row in rows] == ["9", "5"]
+    assert rows[1][1:] == ("bound raised to 2", "2", "64", "the trainer waits 20% of its time")
 
 
 def test_what_is_in_flight_is_shown_with_its_age_and_the_bound() -> None:

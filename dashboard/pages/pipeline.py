@@ -1,0 +1,43 @@
+"""The pipeline as a picture: four stages from left to right, between them what waits."""
+
+from dash import html
+from dash.development.base_component import Component
+
+from dashboard.queries.pipeline import QueueNow, StageNow, pipeline_now
+from dashboard.queries.verdict.rules import duration
+from dashboard.read.model import RunData
+from millrace.runtime.messages import LOADING, STARTING
+
+_ARROWS = {1: " ↑", 0: "", -1: " ↓"}
+
+
+def picture(run: RunData) -> Component:
+    now = pipeline_now(run)
+    generate, score, train, sync = map(_stage, now.stages)
+    push = "–" if now.push_seconds is None else f"{now.push_seconds:.2g} s"
+    parts = [
+        generate, _edge(_waiting(now.unscored), "not scored"), score, _edge(_waiting(now.scored), "scored, not taken"),
+        train, _edge(push, "to all generators"), sync,
+    ]  # fmt: skip
+    return html.Section(parts, className="pipeline", **{"aria-label": "pipeline"})
+
+
+def _stage(stage: StageNow) -> Component:
+    title = stage.name if stage.replicas < 2 else f"{stage.name} × {stage.replicas}"
+    busy = "busy –" if stage.busy is None else f"{stage.busy:.0%} busy"
+    tokens = "" if stage.tokens_per_second is None else f", {stage.tokens_per_second:,.0f} tokens/s"
+    heard = "stopped" if stage.silent is None else f"status {duration(stage.silent)} ago"
+    if stage.doing in (STARTING, LOADING, "not started"):
+        busy, tokens = stage.doing, ""
+    lines = [html.Strong(title), html.Span(busy + tokens), html.Span(heard, className="none")]
+    if stage.holds_up:
+        lines.insert(1, html.Span("bottleneck", className="label"))
+    return html.Div(lines, className="stage bottleneck" if stage.holds_up else "stage")
+
+
+def _edge(what: str, label: str) -> Component:
+    return html.Div([html.Span(f"{what} →"), html.Span(label, className="none")], className="edge")
+
+
+def _waiting(queue: QueueNow) -> str:
+    return "–" if queue.rollouts is None else f"{queue.rollouts:,}{_ARROWS[queue.trend]}"

@@ -1,0 +1,84 @@
+"""What the charts of a run's home page show beyond those of its other pages."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dashboard.queries.learning import TRAINER, measured
+from dashboard.queries.series import Floats, Line, metric, minutes, over_versions, thin
+from dashboard.read.model import RunData
+from millrace.control.collapse import STEPS
+from millrace.runtime.metrics import TIME
+
+_MOST_BINS = 150
+_SECONDS = "/seconds"
+
+
+def smoothed_reward(run: RunData) -> Line:
+    """The mean reward of the ten steps up to each version, as collapse is judged by; of fewer at first."""
+    reward = over_versions(run, TRAINER, "reward_mean")
+    sums = np.cumsum(np.append(0.0, reward.y))
+    ends = np.arange(1, len(reward.y) + 1)
+    starts = np.maximum(0, ends - STEPS)
+    return thin(Line(reward.x, (sums[ends] - sums[starts]) / (ends - starts)))
+
+
+def step_phases(run: RunData) -> Mapping[str, Line]:
+    """The trainer's seconds per step by kind of work and waiting, over policy versions.
+
+    Seconds are recorded about every two seconds, so that a point is the mean of the steps between two records.
+    """
+    named = {
+        name.removeprefix(TIME).removesuffix(_SECONDS): rows
+        for name, rows in run.metrics.get(TRAINER, {}).items()
+        if name.startswith(TIME) and len(rows["t"])
+    }
+    if not named:
+        return {}
+    versions = np.unique(np.concatenate([rows["policy_version"] for rows in named.values()])).astype(np.float64)
+    edges = versions[:: -(-len(versions) // _MOST_BINS)]
+    if len(edges) < 2:
+        return {}
+    found = {}
+    for kind, rows in named.items():
+        cumulative = np.append(0.0, np.cumsum(rows["value"]))
+        at = cumulative[np.searchsorted(rows["policy_version"], edges, side="right")]
+        found[kind] = Line(edges[1:], np.diff(at) / np.diff(edges))
+    return found
+
+
+def clock(run: RunData) -> Line:
+    """Minutes since the run was started (y) at which each policy version (x) was made."""
+    rows = metric(run, TRAINER, "reward_mean")
+    return Line(rows["policy_version"].astype(np.float64), minutes(run, rows["t"]))
+
+
+def by_clock(run: RunData, line: Line) -> Line:
+    """A line over policy versions as one over minutes since the run was started."""
+    at = clock(run)
+    return Line(np.interp(line.x, at.x, at.y), line.y) if len(at.x) else line
+
+
+def restarts(run: RunData) -> Floats:
+    """Policy versions at which a stage was started again, or the run resumed."""
+    at = clock(run)
+    latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("incidents", {}).get("latest", [])
+    times = [one["t"] for one in latest if one["kind"] == "stage.restarted"]
+    times += [attempt.t_started for attempt in run.info.attempts[1:]]
+    if not len(at.x) or not times:
+        return np.empty(0)
+    found: Floats = np.unique(np.interp(minutes(run, np.array(times)), at.y, at.x).round())
+    return found
+
+
+def checkpoints(run: RunData) -> Floats:
+    """Policy versions at which the trainer spent time on a checkpoint."""
+    rows = metric(run, TRAINER, f"{TIME}checkpoint{_SECONDS}")
+    found: Floats = np.unique(rows["policy_version"][rows["value"] > 0]).astype(np.float64)
+    return found
+
+
+def tail_ratio(run: RunData) -> Line:
+    """The 95th percentile of the importance ratio π/μ over a step's tokens."""
+    return measured(run, "importance_ratio_p95")

@@ -1,0 +1,111 @@
+"""The pipeline at this moment: its stages, what waits between them, and which one holds it up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dashboard.queries.learning import TRAINER
+from dashboard.queries.series import metric, replicas
+from dashboard.queries.verdict.facts import IDLE_SECONDS, STEPS, read_facts
+from dashboard.queries.verdict.rules import bottleneck
+from dashboard.read.model import RunData
+from millrace.runs.status import STAGES
+
+_HOLDS_UP = {
+    "trainer-bound": "train",
+    "generator-bound": "generate",
+    "scorer-bound": "score",
+    "sync-bound": "sync_weights",
+}
+_TREND = 0.25
+"""A queue grows or shrinks if the mean of the newest steps differs by more than this share from the one before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageNow:
+    """One stage, all replicas together."""
+
+    name: str
+    replicas: int
+    """With a status record."""
+    busy: float | None
+    """Share of its time; of a running run, of the newest two minutes."""
+    tokens_per_second: float | None
+    """Response tokens over the newest two minutes, summed over replicas."""
+    silent: float | None
+    """Seconds since the replica that has been silent longest wrote its status record; None once all have stopped."""
+    doing: str
+    """What the replica that was silent longest did last."""
+    holds_up: bool
+    """It is the bottleneck."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueNow:
+    """What waits between two stages."""
+
+    rollouts: int | None
+    trend: int
+    """1 if it grows, -1 if it shrinks, else 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineNow:
+    """From generation to weight sync."""
+
+    stages: Sequence[StageNow]
+    """generate, score, train, sync_weights."""
+    unscored: QueueNow
+    scored: QueueNow
+    push_seconds: float | None
+    """Until a new version runs in all generators: the median of the newest."""
+
+
+def pipeline_now(run: RunData) -> PipelineNow:
+    """The pipeline as it was when the run was read."""
+    facts = read_facts(run)
+    holding = _HOLDS_UP.get(bottleneck(facts).cause)
+    stages = []
+    for stage in STAGES:
+        names = [name for name in facts.doing if name.rpartition("-")[0] == stage]
+        slowest = max(names, key=lambda name: facts.silent.get(name, -1.0), default=None)
+        idle = facts.idle.get(stage)
+        stages.append(
+            StageNow(
+                name=stage,
+                replicas=len(names),
+                busy=None if idle is None else 1.0 - idle,
+                tokens_per_second=_tokens_per_second(run, stage),
+                silent=None if slowest is None else facts.silent.get(slowest),
+                doing="not started" if slowest is None else facts.doing[slowest],
+                holds_up=stage == holding,
+            )
+        )
+    return PipelineNow(
+        stages=stages,
+        unscored=_queue(run, "in_flight", "in_flight_rollouts"),
+        scored=_queue(run, "buffered", "buffered_rollouts"),
+        push_seconds=facts.push_seconds,
+    )
+
+
+def _queue(run: RunData, in_ledger: str, name: str) -> QueueNow:
+    ledger = (run.status or {}).get("ledger", {})
+    values = metric(run, TRAINER, name)["value"][-2 * STEPS :]
+    trend = 0
+    if len(values) == 2 * STEPS:
+        before, now = float(values[:STEPS].mean()), float(values[STEPS:].mean())
+        trend = int(np.sign(now - before)) if abs(now - before) > _TREND * max(before, 1.0) else 0
+    return QueueNow(rollouts=ledger.get(in_ledger, {}).get("rollouts"), trend=trend)
+
+
+def _tokens_per_second(run: RunData, stage: str) -> float | None:
+    found = []
+    for name in replicas(run, stage):
+        rows = metric(run, name, "total/tokens")
+        now = rows["t"] > (rows["t"][-1] - IDLE_SECONDS if len(rows["t"]) else 0.0)
+        t, totals = rows["t"][now], rows["value"][now]
+        if len(t) > 1 and t[-1] > t[0]:
+            found.append(max(0.0, float((totals[-1] - totals[0]) / (t[-1] - t[0]))))
+    return sum(found) if found else None

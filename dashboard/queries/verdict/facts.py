@@ -1,0 +1,239 @@
+"""What the rules of the verdict look at, read off a run. What a run did not record is None.
+
+status, status records ─► state, silence, restarts      ┐
+metrics of the trainer ─► pace, staleness, ESS, collapse │
+time/<kind>/seconds    ─► idle share by stage            ├─► Facts
+consumed               ─► share dropped as too old       ┘
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dashboard.queries.flow import SYNC, WAITING, stage_times
+from dashboard.queries.learning import TRAINER
+from dashboard.queries.series import metric, replicas
+from dashboard.queries.stragglers import biased_length
+from dashboard.read.model import RunData
+from millrace.control.collapse import CollapseWatch
+from millrace.runs.status import STAGES
+from millrace.runtime.messages import STOPPED
+from millrace.runtime.metrics import TIME
+
+STEPS = 20
+"""Steps that count as now."""
+IDLE_SECONDS = 120.0
+"""Idle shares of a running run are of so much of its newest time."""
+_COLLAPSE_STEPS = 2000
+"""The newest steps, among which a collapse is looked for."""
+_HANG_SECONDS = 120.0
+"""`supervision.hang_seconds` of a run that does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """A run, as far as the rules look at it."""
+
+    run_url: str
+    state: str | None = None
+    """running, finished or stopped; None if the status can't be computed."""
+    ended: bool = False
+    """Whether the controller recorded the end of the newest attempt."""
+    version: int = 0
+    target: int | None = None
+    """The version at which this attempt ends."""
+    step_seconds: float | None = None
+    """Median of the newest steps."""
+    doing: Mapping[str, str] = field(default_factory=dict)
+    """What each replica did last."""
+    silent: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since each replica that has not stopped wrote its status record."""
+    hang_seconds: float = _HANG_SECONDS
+    stalled: str | None = None
+    """The newest incident, if it is a stall after which no step was made."""
+    problems: Sequence[str] = ()
+    collapse: str | None = None
+    """The sentence of a collapse that is not over."""
+    alarm: str | None = None
+    """The newest incident that a person wants to know of, if it was within the newest steps."""
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """Restarts by stage replica, in the whole run."""
+    length_bias: float | None = None
+    """Mean length, trained ÷ taken, if that is outside its band."""
+    no_spread: float | None = None
+    """Share of the newest groups whose rewards are all equal."""
+    idle: Mapping[str, float] = field(default_factory=dict)
+    """Share of its time that each stage waited; of a running run, of the newest two minutes."""
+    sync: bool = False
+    push_seconds: float | None = None
+    """From the handover of a version until all generators have it: the median of the newest."""
+    bound: int | None = None
+    """Staleness bound, policy versions."""
+    staleness_mean: float | None = None
+    staleness_max: float | None = None
+    dropped_share: float | None = None
+    """Share of the trajectories taken for the newest steps that were dropped as too old."""
+    masked_share: float | None = None
+    """Share of the newest steps' response tokens that were too old to carry loss."""
+    ess: float | None = None
+    """Effective sample size of the newest steps, as a share."""
+    ess_target: float = 0.95
+    ess_floor: float = 0.5
+
+
+_ALARMS = ("probe.alarm", "generator.lost", "trainer.rolled-back", "selection.starving", "placement.waiting")
+"""Kinds of incidents that a person wants to know of while they are new."""
+
+
+def read_facts(run: RunData) -> Facts:
+    """The facts of a run as it is now."""
+    status, config = run.status or {}, run.info.config
+    newest = run.info.attempts[-1]
+    staleness = _section(config, "staleness")
+    return Facts(
+        run_url=run.info.url,
+        state=status.get("state"),
+        ended=newest.ended is not None,
+        version=int(status.get("steps") or 0),
+        target=status.get("stop_at_step") or status.get("max_steps"),
+        step_seconds=_step_seconds(run),
+        doing=_doing(run),
+        silent=_silent(run),
+        hang_seconds=float(_section(config, "supervision").get("hang_seconds", _HANG_SECONDS)),
+        stalled=_stalled(run),
+        problems=run.problems,
+        collapse=_collapse(run),
+        alarm=_alarm(run),
+        restarts=status.get("incidents", {}).get("restarts", {}),
+        length_bias=biased_length(run),
+        no_spread=_mean(run, "zero_advantage_share"),
+        idle=_idle(run),
+        sync=newest.mode == "sync",
+        push_seconds=_median(metric(run, SYNC, "push_seconds")["value"][-STEPS:]),
+        bound=run.info.max_staleness,
+        staleness_mean=_mean(run, "staleness_mean"),
+        staleness_max=_largest(run, "staleness_max"),
+        dropped_share=_dropped_share(run),
+        masked_share=_mean(run, "masked_token_share"),
+        ess=_mean(run, "effective_sample_size"),
+        ess_target=float(staleness.get("ess_target", Facts.ess_target)),
+        ess_floor=float(staleness.get("ess_floor", Facts.ess_floor)),
+    )
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _doing(run: RunData) -> dict[str, str]:
+    """What each replica of the pipeline's stages was doing last."""
+    return {
+        name: record.get("doing", "") for name, record in run.stage_status.items() if name.rpartition("-")[0] in STAGES
+    }
+
+
+def _silent(run: RunData) -> dict[str, float]:
+    written = {name: run.stage_status[name].get("t") for name, doing in _doing(run).items() if doing != STOPPED}
+    return {name: max(0.0, run.t - t) for name, t in written.items() if t is not None}
+
+
+def _newest(run: RunData, name: str) -> Any:
+    """The metric's values at the newest steps, without NaN."""
+    values = metric(run, TRAINER, name)["value"][-STEPS:]
+    return values[np.isfinite(values)]
+
+
+def _mean(run: RunData, name: str) -> float | None:
+    values = _newest(run, name)
+    return float(values.mean()) if len(values) else None
+
+
+def _largest(run: RunData, name: str) -> float | None:
+    values = _newest(run, name)
+    return float(values.max()) if len(values) else None
+
+
+def _median(values: Any) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def _step_seconds(run: RunData) -> float | None:
+    """A median, so that the pause between two attempts does not count."""
+    return _median(np.diff(metric(run, TRAINER, "staleness_mean")["t"][-STEPS - 1 :]))
+
+
+def _incidents(run: RunData) -> list[Mapping[str, Any]]:
+    """The latest ones, oldest first."""
+    return list((run.status or {}).get("incidents", {}).get("latest", []))
+
+
+def _stalled(run: RunData) -> str | None:
+    incidents, steps = _incidents(run), metric(run, TRAINER, "staleness_mean")["t"]
+    newest = incidents[-1] if incidents else None
+    if newest is None or newest["kind"] != "pipeline.stalled" or (len(steps) and steps[-1] > newest["t"]):
+        return None
+    return str(newest["sentence"])
+
+
+def _alarm(run: RunData) -> str | None:
+    steps = metric(run, TRAINER, "staleness_mean")["t"]
+    since = steps[-STEPS] if len(steps) >= STEPS else 0.0
+    found = [one for one in _incidents(run) if one["kind"] in _ALARMS and one["t"] >= since]
+    return str(found[-1]["sentence"]) if found else None
+
+
+def _collapse(run: RunData) -> str | None:
+    """By the trainer's own rules, from what it logged."""
+    rewards, entropies, kls = (metric(run, TRAINER, name) for name in ("reward_mean", "entropy", "mismatch_kl"))
+    rows = min(len(rewards["value"]), len(entropies["value"]), len(kls["value"]), _COLLAPSE_STEPS)
+    watch, found = CollapseWatch(), None
+    for version, reward, entropy, kl in zip(
+        rewards["policy_version"][len(rewards["value"]) - rows :],
+        rewards["value"][len(rewards["value"]) - rows :],
+        entropies["value"][len(entropies["value"]) - rows :],
+        kls["value"][len(kls["value"]) - rows :],
+        strict=True,
+    ):
+        collapse = watch.step(int(version), reward=float(reward), entropy=float(entropy), mismatch_kl=float(kl))
+        found = collapse.sentence if collapse else found if watch.is_collapsed else None
+    return found
+
+
+def _idle(run: RunData) -> Mapping[str, float]:
+    """From the newest rows of time; before there are any, and of a run that has ended, from the status records."""
+    found = _idle_now(run) if (run.status or {}).get("state", "running") == "running" else {}
+    whole = {time.stage: time.idle / (time.busy + time.idle) for time in stage_times(run) if time.busy + time.idle}
+    return {**whole, **found}
+
+
+def _idle_now(run: RunData) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for stage in STAGES:
+        shares = [share for name in replicas(run, stage) if (share := _idle_share(run, name)) is not None]
+        if shares:
+            found[stage] = sum(shares) / len(shares)
+    return found
+
+
+def _idle_share(run: RunData, replica: str) -> float | None:
+    named = {name: rows for name, rows in run.metrics[replica].items() if name.startswith(TIME) and len(rows["t"])}
+    if not named:
+        return None
+    since = max(rows["t"][-1] for rows in named.values()) - IDLE_SECONDS
+    sums = {name: float(rows["value"][rows["t"] > since].sum()) for name, rows in named.items()}
+    whole = sum(sums.values())
+    waited = sum(seconds for name, seconds in sums.items() if name.startswith(TIME + WAITING))
+    return waited / whole if whole else None
+
+
+def _dropped_share(run: RunData) -> float | None:
+    versions = run.consumed.get("policy_version")
+    if versions is None or not len(versions):
+        return None
+    first = int(np.searchsorted(versions, versions[-1] - STEPS, side="right"))
+    outcomes = run.consumed["outcome"][first:]
+    stale = run.outcomes.index("stale") if "stale" in run.outcomes else None
+    return 0.0 if stale is None else float((outcomes == stale).mean())

@@ -1,0 +1,103 @@
+"""A run's home page: whether it learns, how stale it is, how far off policy, and where a step's time goes."""
+
+from collections.abc import Callable, Sequence
+
+import plotly.graph_objects as go
+
+from dashboard.queries import learning, phases, staleness
+from dashboard.queries.series import Line
+from dashboard.read.model import RunData
+from dashboard.views.blocks import Chart, View
+from dashboard.views.colours import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, colour_of
+from dashboard.views.figures import Series, area_chart, line_chart
+from dashboard.views.per_run import MINUTES, NO_STEP, VERSIONS
+from dashboard.views.stacked import stacked
+
+_PIXELS = 400
+_NOT_RECORDED = "Not recorded in this run."
+Move = Callable[[Line], Line]
+
+
+def _by_version(runs: Sequence[RunData]) -> go.Figure:
+    return _home(runs[0], VERSIONS, lambda line: line)
+
+
+def _by_time(runs: Sequence[RunData]) -> go.Figure:
+    return _home(runs[0], MINUTES, lambda line: phases.by_clock(runs[0], line))
+
+
+def _home(run: RunData, x: str, move: Move) -> go.Figure:
+    charts = [
+        ("reward, mean of 10 steps; ● held-out accuracy", _reward(run, x, move)),
+        ("staleness: mean, largest (dotted), bound (dashed)", _staleness(run, x, move)),
+        ("π/μ, p95 (orange); effective sample size (blue)", _off_policy(run, x, move)),
+        ("seconds a step by phase; grey: waiting; ◆ checkpoint", _phases(run, x, move)),
+    ]
+    restarts = phases.restarts(run)
+    marks = [float(mark) for mark in move(Line(restarts, restarts)).x]
+    return stacked(charts, x=x, height=_PIXELS, marks=marks)
+
+
+def _reward(run: RunData, x: str, move: Move) -> go.Figure:
+    low, high = learning.accuracy_interval(run)
+    series = [
+        Series(name="reward", line=move(phases.smoothed_reward(run)), colour=BLUE),
+        Series(
+            name="accuracy",
+            line=move(learning.accuracy(run)),
+            colour=GREY,
+            dots_only=True,
+            interval=(move(low), move(high)),
+        ),
+    ]
+    return line_chart(series, x=x, y="", empty=NO_STEP)
+
+
+def _staleness(run: RunData, x: str, move: Move) -> go.Figure:
+    mean, largest = staleness.over_time(run)
+    series = [
+        Series(name="mean staleness", line=move(mean), colour=BLUE),
+        Series(name="largest", line=move(largest), colour=SKY, dash="dot"),
+    ]
+    if len(mean.x):
+        bound = Series(name="bound", line=move(staleness.bound(run)), colour=VERMILION, dash="dash", stepped=True)
+        series.append(bound)
+    return line_chart(series, x=x, y="", empty=NO_STEP, from_zero=True)
+
+
+def _off_policy(run: RunData, x: str, move: Move) -> go.Figure:
+    series = [
+        Series(name="π/μ, p95", line=move(phases.tail_ratio(run)), colour=ORANGE),
+        Series(name="effective sample size", line=move(learning.measured(run, "effective_sample_size")), colour=BLUE),
+    ]
+    return line_chart(series, x=x, y="", empty=_NOT_RECORDED)
+
+
+def _phases(run: RunData, x: str, move: Move) -> go.Figure:
+    found = phases.step_phases(run)
+    series = [Series(name=kind, line=move(line), colour=colour_of(kind)) for kind, line in found.items()]
+    figure = area_chart(series, x=x, y="", empty=_NOT_RECORDED)
+    at = phases.checkpoints(run)
+    if series and len(at):
+        moved = move(Line(at, 0 * at))
+        figure.add_scatter(
+            x=moved.x, y=moved.y, mode="markers", name="checkpoint", marker={"symbol": "diamond", "color": GREEN},
+            hoverinfo="skip",
+        )  # fmt: skip
+    return figure
+
+
+_SENTENCE = "Dotted lines across: a stage was started again, or the run was resumed."
+
+HOME = View(
+    name="home",
+    title="Home",
+    sentence="",
+    blocks=(Chart(id="home-charts", title="By version", sentence=_SENTENCE, build=_by_version, wide=True),),
+)
+HOME_BY_TIME = View(
+    name="home-time",
+    title="By time",
+    sentence="",
+    blocks=(Chart(id="home-time-charts", title="By wall time", sentence=_SENTENCE, build=_by_time, wide=True),),
+)

@@ -1,0 +1,48 @@
+"""Charts over one x axis below each other, with one crosshair and one zoom."""
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from dashboard.views.colours import GREY
+
+_GAP = 0.05
+"""Between two charts, as a share of the figure's height."""
+
+
+def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, height: int, marks: Sequence[float] = ()) -> go.Figure:
+    """The charts, each with its title, from top to bottom; `height` is in pixels, `marks` are lines at these x."""
+    figure = go.Figure(layout=charts[0][1].layout)
+    figure.update_layout(
+        height=height,
+        hovermode="x unified",
+        hoversubplots="axis",
+        # Opaque over the lines; the page's style gives it its colour.
+        hoverlabel={"bgcolor": "#ffffff"},
+        margin={"l": 56, "r": 8, "t": 22, "b": 36},
+        showlegend=False,
+    )
+    figure.layout.annotations = ()
+    share = (1 + _GAP) / len(charts)
+    for number, (title, chart) in enumerate(charts):
+        suffix = "" if number == 0 else str(number + 1)
+        top = 1 - number * share
+        axis = chart.layout.yaxis.to_plotly_json() | {"domain": [max(0.0, top - share + _GAP), top], "visible": True}
+        figure.update_layout({f"yaxis{suffix}": {**axis, "title": {"text": ""}, "nticks": 4, "anchor": "x"}})
+        for trace in chart.data:
+            trace.update(xaxis="x", yaxis=f"y{suffix}")
+            figure.add_trace(trace)
+        figure.add_annotation(
+            text=title, showarrow=False, xref="paper", yref="paper", x=0, y=top, xanchor="left", yanchor="bottom"
+        )
+        for one in chart.layout.annotations:
+            figure.add_annotation(one.to_plotly_json() | {"yref": "paper", "y": top - (share - _GAP) / 2})
+    for mark in marks:
+        figure.add_shape(
+            type="line", x0=mark, x1=mark, y0=0, y1=1, yref="paper", line={"color": GREY, "width": 1, "dash": "dot"}
+        )
+    figure.update_xaxes(
+        title={"text": x}, visible=True, anchor=f"y{len(charts)}", showspikes=True, spikemode="across",
+        spikesnap="cursor", spikethickness=1, spikedash="solid",
+    )  # fmt: skip
+    return figure

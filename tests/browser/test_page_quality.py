@@ -1,0 +1,115 @@
+"""Pages that everybody can read: no complaint of axe, names for what is on them, and a word when the server is gone."""
+
+import os
+import signal
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+from support.campaigns.campaigns import REPOSITORY
+from support.pages.dashboard_page import Watched
+
+from benchmarks.stored_run.run import Shape, make_run
+from dashboard.views.registry import VIEWS
+from flows.deployment.server import free_port
+from storage.stores.local import LocalStore
+
+AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
+NAMES = [view.name for view in VIEWS]
+PAGES = [
+    "/",
+    "/?runs=read",
+    "/run/nobody",
+    "/run/read",
+    *(f"/run/read/{name}" for name in (*NAMES, "trajectories", "trajectories?group=1")),
+    "/compare/staleness?runs=read,other",
+    "/compare/flow?runs=read,other",
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs(root: Path) -> None:
+    for name in ("read", "other"):
+        make_run(LocalStore(root / name, fsync=False), name, Shape(steps=12, seed=3)).finish()
+
+
+def complaints(page: Page) -> list[str]:
+    """What axe finds on the page: each rule, and the elements that break it."""
+    page.evaluate(AXE)
+    found: dict[str, Any] = page.evaluate("axe.run()")
+    assert found["passes"], "axe has looked at nothing"
+    return [f"{one['id']}: {[node['html'][:150] for node in one['nodes']][:3]}" for one in found["violations"]]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_axe_finds_nothing_on_a_page(watched: Watched, path: str) -> None:
+    watched.open(path)
+    watched.page.wait_for_timeout(500)
+    for scheme in ("light", "dark"):
+        watched.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        assert complaints(watched.page) == [], scheme
+
+
+def test_axe_finds_what_is_wrong(watched: Watched) -> None:
+    watched.open("/")
+    watched.page.evaluate("document.documentElement.removeAttribute('lang')")
+    assert any(found.startswith("html-has-lang") for found in complaints(watched.page))
+
+
+def test_a_page_says_what_it_is_and_where_one_is(watched: Watched) -> None:
+    page = watched.page
+    watched.open("/")
+    expect(page).to_have_title("Runs · Millrace")
+    assert page.locator("html").get_attribute("lang") == "en"
+    watched.open("/run/read/flow")
+    expect(page).to_have_title("Flow · read · Millrace")
+    expect(page.locator("nav [aria-current=page]")).to_have_text("Flow")
+    page.get_by_role("link", name="Learning", exact=True).click()
+    expect(page).to_have_title("Learning · read · Millrace")
+    expect(page.locator("nav [aria-current=page]")).to_have_text("Learning")
+    for block in next(view.blocks for view in VIEWS if view.name == "learning"):
+        expect(page.get_by_role("figure", name=block.title, exact=True)).to_be_visible()
+
+
+def test_numbers_stand_at_the_right_of_their_column(watched: Watched) -> None:
+    watched.open("/run/read/ledger")
+    cells = watched.page.locator("#ledger-balance tbody tr").first.locator("td")
+    sides = [cell.evaluate("cell => getComputedStyle(cell).textAlign") for cell in cells.all()]
+    assert sides == ["left", "right", "right"]
+
+
+def start(root: Path, port: int) -> subprocess.Popen[str]:
+    """A dashboard that answers."""
+    command = [sys.executable, "-m", "flows.cli.main", "dashboard", str(root), "--port", str(port)]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert "http://" in process.stdout.readline()
+    return process
+
+
+def test_a_page_whose_server_is_stopped_or_gone_says_so_until_it_is_back(root: Path, page: Page) -> None:
+    port = free_port()
+    server = start(root, port)
+    banner = page.locator("#connection")
+    try:
+        page.goto(f"http://127.0.0.1:{port}/run/read/ledger")
+        expect(page.locator("#ledger-balance")).to_be_visible()
+        expect(banner).to_be_hidden()
+        os.kill(server.pid, signal.SIGSTOP)
+        expect(banner).to_contain_text("has not answered for")
+        os.kill(server.pid, signal.SIGCONT)
+        expect(banner).to_be_hidden()
+        server.kill()
+        server.communicate()
+        expect(banner).to_contain_text("does not answer")
+        expect(page.locator("#ledger-balance")).to_be_visible()
+        server = start(root, port)
+        expect(banner).to_be_hidden()
+        expect(page.locator("#ledger-balance")).to_be_visible()
+    finally:
+        server.kill()
+        server.communicate()

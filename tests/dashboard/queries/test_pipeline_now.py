@@ -1,0 +1,61 @@
+"""The pipeline as it is now: how busy its stages are, what waits between them, and which one holds it up."""
+
+from typing import Any
+
+import pytest
+from support.pages.run_data import T, measured, run_data
+
+from dashboard.pages.pipeline import picture
+from dashboard.queries.pipeline import pipeline_now
+from dashboard.read.model import RunData
+
+
+def _run(**changes: Any) -> RunData:
+    """The trainer is always busy, the generators wait half of the time; scored rollouts have doubled."""
+    times = {"time/train/seconds": measured([1.0] * 40), "buffered_rollouts": measured([8.0] * 20 + [16.0] * 20)}
+    generating = {
+        "time/generate/seconds": measured([0.5] * 40),
+        "time/waiting for weights or room/seconds": measured([0.5] * 40),
+        "total/tokens": measured([100.0 * step for step in range(40)]),
+    }
+    written = {"doing": "train", "seconds": {}, "t": T - 2}
+    values: dict[str, Any] = {
+        "metrics": {"train-0": times, "generate-0": generating, "generate-1": generating},
+        "stage_status": {
+            "train-0": written,
+            "generate-0": written | {"t": T - 1},
+            "generate-1": written | {"t": T - 9, "doing": "generate"},
+            "score-0": written | {"doing": "stopped"},
+        },
+    }
+    return run_data(**{**values, **changes})
+
+
+def test_each_stage_tells_how_busy_it_is_how_fast_and_when_it_was_heard_last() -> None:
+    generate, score, train, sync = pipeline_now(_run()).stages
+    assert (generate.replicas, generate.busy, generate.silent, generate.doing) == (2, 0.5, 9.0, "generate")
+    assert generate.tokens_per_second == pytest.approx(200.0)
+    assert (train.busy, train.holds_up, generate.holds_up) == (1.0, True, False)
+    assert (score.silent, score.busy) == (None, None)
+    assert (sync.replicas, sync.doing) == (0, "not started")
+
+
+@pytest.mark.parametrize(
+    ("values", "trend"),
+    [([8.0] * 20 + [16.0] * 20, 1), ([16.0] * 20 + [8.0] * 20, -1), ([8.0] * 40, 0), ([8.0, 16.0], 0)],
+)
+def test_a_queue_grows_or_shrinks_by_its_newest_steps_against_those_before(values: list[float], trend: int) -> None:
+    now = pipeline_now(_run(metrics={"train-0": {"buffered_rollouts": measured(values)}}))
+    assert (now.scored.rollouts, now.scored.trend) == (8, trend)
+    assert (now.unscored.rollouts, now.unscored.trend) == (6, 0)
+
+
+def test_the_picture_outlines_the_bottleneck_and_says_so() -> None:
+    outlined = [part for part in picture(_run()).children if part.className == "stage bottleneck"]
+    assert [part.children[0].children for part in outlined] == ["train"]
+    assert outlined[0].children[1].children == "bottleneck"
+
+
+def test_a_run_without_status_or_metrics_has_a_picture_too() -> None:
+    parts = picture(run_data(status=None, stage_status={}, metrics={})).children
+    assert [part.children[1].children for part in parts[::2]] == ["not started"] * 4

@@ -1,0 +1,257 @@
+"""The verdict: what is said of runs that are well, limited, too stale, collapsed, hanging, over or damaged."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.pages.consumed_rows import consumed_rows
+from support.pages.run_data import STATUS, T, measured, run_data
+
+from dashboard.queries.flow import SYNC
+from dashboard.queries.verdict.advice import ADVICE, NOTHING, judge
+from dashboard.queries.verdict.facts import Facts, read_facts
+from dashboard.queries.verdict.rules import CLAUSES, Clause, Verdict
+from dashboard.read.model import Columns, RunData
+from dashboard.views.registry import VIEWS
+
+STEPS = 40
+WELL = {
+    "reward_mean": [0.5] * STEPS,
+    "entropy": [1.0] * STEPS,
+    "mismatch_kl": [0.001] * STEPS,
+    "staleness_mean": [1.25] * STEPS,
+    "staleness_max": [3.0] * STEPS,
+    "effective_sample_size": [0.98] * STEPS,
+    "masked_token_share": [0.01] * STEPS,
+    "zero_advantage_share": [0.3] * STEPS,
+}
+
+
+def _times(busy: str, waited: float, kind: str) -> dict[str, Columns]:
+    """A stage's rows of time: it waited for this share of each of forty seconds."""
+    return {
+        f"time/{busy}/seconds": measured([1.0 - waited] * STEPS),
+        f"time/waiting for {kind}/seconds": measured([waited] * STEPS),
+    }
+
+
+def _run(
+    *,
+    train: float = 0.02,
+    generate: float = 0.2,
+    score: float = 0.8,
+    trained: dict[str, list[float]] | None = None,
+    outcome: Any = 0,
+    state: str = "running",
+    silent: float = 1.0,
+    **changes: Any,
+) -> RunData:
+    """A run at version 40 of 120 whose stages waited for these shares of the time."""
+    status = {**STATUS, "state": state, "steps": STEPS, "max_steps": 120, "stop_at_step": 120}
+    metrics = {
+        "train-0": {name: measured(values) for name, values in {**WELL, **(trained or {})}.items()}
+        | _times("train", train, "scored groups"),
+        "generate-0": _times("generate", generate, "weights or room"),
+        "score-0": _times("score", score, "trajectories"),
+        SYNC: {"push_seconds": measured([0.1] * STEPS)},
+    }
+    written = {"doing": "waiting", "seconds": {}, "t": T - 1}
+    values: dict[str, Any] = {
+        "status": status,
+        "metrics": metrics,
+        "stage_status": {
+            "train-0": {**written, "doing": "train", "t": T - silent},
+            "generate-0": written,
+            "score-0": written,
+        },
+        "consumed": consumed_rows(np.repeat(np.arange(1, STEPS + 1), 4), outcome=outcome),
+    }
+    return run_data(**{**values, **changes})
+
+
+def _verdict(run: RunData) -> Verdict:
+    return judge(read_facts(run))
+
+
+def _worst(verdict: Verdict) -> Clause:
+    order = ("bad", "warning", "unknown", "good")
+    return min(verdict.clauses, key=lambda clause: order.index(clause.level))
+
+
+def test_a_healthy_run_is_green_in_every_clause_and_needs_nothing() -> None:
+    verdict = _verdict(_run())
+    assert [(clause.level, clause.words) for clause in verdict.clauses] == [
+        ("good", "running: version 40 of 120, 1 s a step, 80 s left"),
+        ("good", "healthy: no alarm"),
+        ("good", "trainer-bound: train 98% busy, generate idle 20%"),
+        ("good", "staleness mean 1.2, largest 3, bound 4"),
+        ("good", "effective sample size 98%"),
+    ]
+    assert verdict.advice == NOTHING
+
+
+def test_a_trainer_that_never_waits_is_the_bottleneck_and_idle_generators_are_too_many() -> None:
+    verdict = _verdict(_run(train=0.01, generate=0.44))
+    assert verdict.clauses[2].words == "trainer-bound: train 99% busy, generate idle 44%"
+    assert verdict.clauses[2].level == "good"
+    assert verdict.advice.startswith("Generators wait 44% of their time")
+
+
+@pytest.mark.parametrize(
+    ("idle", "cause", "advised"),
+    [
+        ({"train": 0.5, "generate": 0.03}, "generator-bound", "generation.replicas"),
+        ({"train": 0.5, "generate": 0.4, "score": 0.0}, "scorer-bound", "scoring.replicas"),
+        ({"train": 0.5, "generate": 0.4}, "waits", "staleness.max_staleness"),
+    ],
+)
+def test_a_trainer_that_waits_is_a_warning_that_names_what_it_waits_for(
+    idle: dict[str, float], cause: str, advised: str
+) -> None:
+    verdict = _verdict(_run(**idle))
+    assert (_worst(verdict).level, _worst(verdict).cause) == ("warning", cause)
+    assert advised in verdict.advice
+
+
+def test_weights_that_travel_for_most_of_a_step_are_the_bottleneck_of_stages_that_wait() -> None:
+    facts = replace(read_facts(_run(train=0.5, generate=0.4)), push_seconds=0.9)
+    assert judge(facts).clauses[2].cause == "sync-bound"
+    assert "weights.transport" in judge(facts).advice
+
+
+def test_idle_shares_are_of_the_newest_two_minutes_while_a_run_goes_on() -> None:
+    waits = {
+        "time/train/seconds": measured([0.0] * 300 + [1.0] * 120),
+        "time/waiting for scored groups/seconds": measured([1.0] * 300 + [0.0] * 120),
+    }
+    run = _run()
+    facts = read_facts(replace(run, metrics={**run.metrics, "train-0": waits}))
+    assert facts.idle["train"] == 0.0
+
+
+@pytest.mark.parametrize(("every", "level"), [(40, "good"), (8, "warning"), (2, "bad")])
+def test_a_run_is_too_stale_when_much_of_what_was_taken_is_dropped(every: int, level: str) -> None:
+    clause = _verdict(_run(outcome=[int(row % every == 0) for row in range(4 * STEPS)])).clauses[3]
+    assert clause.level == level
+    assert clause.cause == ("in bound" if level == "good" else "too stale")
+
+
+def test_dropping_is_cured_by_masking_and_masking_by_a_larger_bound() -> None:
+    dropped = _verdict(_run(outcome=[row % 2 for row in range(4 * STEPS)]))
+    assert "50% of the rollouts were too old and dropped" in dropped.clauses[3].words
+    assert "staleness.too_old to mask" in dropped.advice
+    masked = _verdict(_run(trained={"masked_token_share": [0.3] * STEPS}))
+    assert (masked.clauses[3].level, masked.clauses[3].cause) == ("bad", "too stale")
+    assert "Raise staleness.max_staleness (now 4)" in masked.advice
+
+
+@pytest.mark.parametrize(("ess", "level"), [(0.96, "good"), (0.9, "warning"), (0.4, "bad")])
+def test_the_effective_sample_size_is_held_against_its_target_and_its_floor(ess: float, level: str) -> None:
+    verdict = _verdict(_run(trained={"effective_sample_size": [ess] * STEPS}))
+    assert verdict.clauses[4].level == level
+    assert (verdict.advice == NOTHING) == (level == "good")
+
+
+def test_a_collapse_is_named_until_the_reward_is_back() -> None:
+    fallen = [0.5] * 20 + [0.1] * 20
+    verdict = _verdict(_run(trained={"reward_mean": fallen}))
+    assert (_worst(verdict).cause, _worst(verdict).level) == ("collapsed", "bad")
+    assert "was 0.500 at its best" in _worst(verdict).words
+    assert "training.on_collapse" in verdict.advice
+    back = {name: values + values for name, values in WELL.items()} | {"reward_mean": fallen + [0.5] * 40}
+    assert _verdict(_run(trained=back)).clauses[1].cause == "healthy"
+
+
+@pytest.mark.parametrize(("silent", "level", "cause"), [(40.0, "warning", "silent"), (200.0, "bad", "hanging")])
+def test_a_stage_that_writes_nothing_is_named_and_hangs_after_its_limit(silent: float, level: str, cause: str) -> None:
+    verdict = _verdict(_run(silent=silent))
+    assert (_worst(verdict).cause, _worst(verdict).level) == (cause, level)
+    assert "train-0 has written nothing for" in _worst(verdict).words
+    assert ("logs/train-0.log" in verdict.advice) == (cause == "hanging")
+
+
+def test_a_pipeline_in_which_nothing_moves_hangs_though_its_stages_write() -> None:
+    stalled = {"t": T + 1, "kind": "pipeline.stalled", "sentence": "nothing has moved for 120 s", "stage": None}
+    status = {**STATUS, "incidents": {"restarts": {}, "latest": [stalled]}}
+    assert _verdict(_run(status=status)).clauses[0].words == "hanging at version 3 of 10: nothing has moved for 120 s"
+    status = {**STATUS, "incidents": {"restarts": {}, "latest": [{**stalled, "t": T - 20}]}}
+    assert _verdict(_run(status=status)).clauses[0].cause == "running"
+
+
+def test_a_stage_that_loads_its_model_does_not_hang() -> None:
+    loading = {"train-0": {"doing": "loading the model", "seconds": {}, "t": T - 300}}
+    clause = _verdict(_run(stage_status=loading)).clauses[0]
+    assert (clause.cause, clause.words) == ("starting", "version 40 of 120; train-0 is loading the model")
+
+
+def test_a_run_that_has_ended_says_how() -> None:
+    run = _run(state="finished", silent=9000.0)
+    assert _verdict(run).clauses[0].words == "finished at version 40 of 120"
+    assert "millrace export /runs/mine" in _verdict(run).advice
+    run = _run(state="stopped", silent=9000.0)
+    ended = replace(run.info, attempts=(replace(run.info.attempts[0], ended="stopped"),))
+    assert _verdict(replace(run, info=ended)).clauses[0].level == "warning"
+    lost = _verdict(run)
+    assert (lost.clauses[0].cause, lost.clauses[0].level) == ("lost", "bad")
+    assert "--resume" in lost.advice
+
+
+def test_a_damaged_run_names_what_is_damaged_and_still_says_the_rest() -> None:
+    verdict = _verdict(_run(problems=("seg/1.arrows: its checksum differs", "log/3.json: torn"), status=None))
+    assert [clause.cause for clause in verdict.clauses] == [
+        "state unknown", "damaged", "trainer-bound", "in bound", "in bound",
+    ]  # fmt: skip
+    assert verdict.clauses[1].words == "damaged: seg/1.arrows: its checksum differs, and 1 more"
+    assert verdict.advice.startswith("Run `millrace fsck /runs/mine`")
+
+
+def test_new_incidents_are_told_and_old_ones_only_counted() -> None:
+    probe = {"kind": "probe.alarm", "sentence": "generate-0 differs by 0.5 nats", "stage": None}
+    for t, cause in ((T - 5, "alarm"), (T - 100, "healthy")):
+        incidents = {"restarts": {"score-0": 2}, "latest": [{**probe, "t": t}]}
+        clause = _verdict(_run(status={**STATUS, "incidents": incidents})).clauses[1]
+        assert clause.cause == cause
+    assert clause.words == "healthy; started again: score-0 2 ×"
+
+
+@pytest.mark.parametrize(
+    ("trained", "cause"),
+    [({"length_ratio": [0.9] * STEPS}, "length bias"), ({"zero_advantage_share": [0.9] * STEPS}, "no spread")],
+)
+def test_a_biased_length_and_groups_without_spread_are_warnings(trained: dict[str, list[float]], cause: str) -> None:
+    verdict = _verdict(_run(trained=trained))
+    assert (_worst(verdict).cause, _worst(verdict).level) == (cause, "warning")
+    assert verdict.advice == ADVICE[cause](read_facts(_run()))
+
+
+def test_what_a_run_has_not_recorded_is_said_to_be_unknown() -> None:
+    begun = run_data(status=None, stage_status={}, metrics={}, consumed=consumed_rows([]))
+    assert [clause.level for clause in _verdict(begun).clauses] == ["unknown", "good", "unknown", "unknown", "unknown"]
+    older = _verdict(run_data())
+    assert {clause.cause for clause in older.clauses[2:]} == {"not recorded"}
+
+
+def test_every_clause_links_to_a_block_that_exists() -> None:
+    blocks = {(view.name, block.id) for view in VIEWS for block in view.blocks}
+    well = Facts(
+        run_url="u", state="running", idle={"train": 0, "generate": 0}, staleness_mean=0, staleness_max=0, ess=1
+    )
+    ill = [
+        Facts(run_url="u"),
+        well,
+        replace(well, problems=["torn"]),
+        replace(well, collapse="it fell"),
+        replace(well, alarm="a"),
+        replace(well, length_bias=0.5),
+        replace(well, no_spread=1.0),
+        replace(well, dropped_share=1.0),
+    ]
+    linked = {(clause.view, clause.block) for facts in ill for clause in (rule(facts) for rule in CLAUSES)}
+    assert linked <= blocks
+
+
+def test_the_most_urgent_cause_decides_the_advice() -> None:
+    verdict = _verdict(_run(train=0.5, generate=0.03, problems=("torn",)))
+    assert verdict.clauses[2].cause == "generator-bound"
+    assert "fsck" in verdict.advice

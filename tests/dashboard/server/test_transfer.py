@@ -1,0 +1,83 @@
+"""Scripts are compressed, and a browser that has them does not load them again."""
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flask.testing import FlaskClient
+
+from benchmarks.stored_run.run import Shape, StoredRun
+from dashboard.read.runs import Runs
+from dashboard.server.app import make_app
+from dashboard.views.registry import VIEWS
+from storage.stores.local import LocalStore
+
+LOCAL = {"Host": "127.0.0.1:8050"}
+ZIPPED = {**LOCAL, "Accept-Encoding": "gzip, deflate, br"}
+PLOTLY = "/_dash-component-suites/plotly/package_data/plotly.min.js"
+MOST_FIRST, MOST_AFTER = 2_000_000, 100_000
+"""Bytes of a page and its scripts: in a browser that has nothing, and in one that has kept what it may keep."""
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> FlaskClient:
+    run = StoredRun(LocalStore(tmp_path / "one", fsync=False), "one", Shape(steps=3))
+    run.append(3)
+    return make_app(Runs(str(tmp_path)), VIEWS, host="127.0.0.1", token=None).server.test_client()
+
+
+def scripts(page: FlaskClient) -> Iterator[str]:
+    """Addresses of what a page loads: those in its text, and Plotly."""
+    text = page.get("/run/one", headers=LOCAL).text
+    for mark in ('src="', 'href="'):
+        addresses = (part.split('"')[0] for part in text.split(mark)[1:])
+        yield from (address for address in addresses if "favicon" not in address)
+    yield PLOTLY
+
+
+def test_a_script_is_compressed_for_a_browser_that_says_it_can_read_that(page: FlaskClient) -> None:
+    plain, zipped = page.get(PLOTLY, headers=LOCAL), page.get(PLOTLY, headers=ZIPPED)
+    assert "Content-Encoding" not in plain.headers
+    assert zipped.headers["Content-Encoding"] == "gzip"
+    assert plain.headers["Vary"] == zipped.headers["Vary"] == "Accept-Encoding"
+    assert gzip.decompress(zipped.data) == plain.data
+    assert int(zipped.headers["Content-Length"]) == len(zipped.data) < len(plain.data) / 3
+
+
+def test_every_script_of_a_page_is_kept_for_good_or_confirmed_by_its_etag(page: FlaskClient) -> None:
+    addresses = [*scripts(page)]
+    assert len(addresses) > 5
+    for address in addresses:
+        first = page.get(address, headers=ZIPPED)
+        kept = first.headers["Cache-Control"]
+        assert kept in ("private, max-age=31536000, immutable", "private, no-cache"), address
+        if "no-cache" in kept:
+            again = page.get(address, headers={**ZIPPED, "If-None-Match": first.headers["ETag"]})
+            assert (again.status_code, again.data) == (304, b""), address
+
+
+def test_a_page_and_its_scripts_weigh_two_megabytes_at_first_and_little_after(page: FlaskClient) -> None:
+    first = after = len(page.get("/run/one", headers=ZIPPED).data)
+    for address in scripts(page):
+        answer = page.get(address, headers=ZIPPED)
+        first += len(answer.data)
+        if "immutable" not in answer.headers["Cache-Control"]:
+            again = page.get(address, headers={**ZIPPED, "If-None-Match": answer.headers["ETag"]})
+            after += len(again.data)
+    assert first <= MOST_FIRST
+    assert after <= MOST_AFTER
+
+
+def test_what_a_run_holds_is_compressed_and_never_kept(page: FlaskClient) -> None:
+    metrics = page.get("/metrics", headers=ZIPPED)
+    assert (metrics.headers["Content-Encoding"], metrics.headers["Cache-Control"]) == ("gzip", "no-store")
+    assert gzip.decompress(metrics.data).startswith(b"# HELP")
+    assert page.get("/", headers=ZIPPED).headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("path", "loaded"), [("/run/one/flow", True), ("/compare?runs=one", True), ("/", False), ("/run/nobody", False)]
+)
+def test_plotly_is_loaded_at_once_on_pages_with_charts(page: FlaskClient, path: str, loaded: bool) -> None:
+    assert (PLOTLY in page.get(path, headers=LOCAL).headers.get("Link", "")) == loaded

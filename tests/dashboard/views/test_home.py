@@ -1,0 +1,88 @@
+"""A run's home page: four charts below each other that share one x axis, by version or by wall time."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from support.pages.consumed_rows import consumed_rows
+from support.pages.run_data import STATUS, T, measured, run_data
+
+from dashboard.queries.phases import by_clock, checkpoints, restarts, smoothed_reward, step_phases
+from dashboard.queries.series import Line
+from dashboard.read.model import RunData
+from dashboard.views.blocks import Chart
+from dashboard.views.home import HOME, HOME_BY_TIME
+
+
+def _run(**changes: Any) -> RunData:
+    """Twenty steps of a second each, of which the trainer waits a quarter; a checkpoint in the tenth."""
+    trainer = {
+        "reward_mean": measured([0.0] * 10 + [1.0] * 10),
+        "importance_ratio_p95": measured([1.1] * 20),
+        "effective_sample_size": measured([0.9] * 20),
+        "time/train/seconds": measured([0.75] * 20),
+        "time/waiting for scored groups/seconds": measured([0.25] * 20),
+        "time/checkpoint/seconds": measured([0.0] * 9 + [0.1] + [0.0] * 10),
+    }
+    consumed = consumed_rows(range(1, 21), staleness=1)
+    return run_data(**{"metrics": {"train-0": trainer}, "consumed": consumed, **changes})
+
+
+@pytest.mark.parametrize("view", [HOME, HOME_BY_TIME], ids=lambda view: view.name)
+def test_the_four_charts_share_their_x_axis_and_each_has_its_own_y(view: Any) -> None:
+    (block,) = view.blocks
+    assert isinstance(block, Chart)
+    figure = block.build([_run()])
+    assert {trace.xaxis for trace in figure.data} == {"x"}
+    assert {trace.yaxis for trace in figure.data} == {"y", "y2", "y3", "y4"}
+    assert figure.layout.hoversubplots == "axis"
+    domains = sorted(axis.domain for axis in figure.select_yaxes())
+    assert all(below[1] < above[0] for below, above in pairwise(domains))
+
+
+@pytest.mark.parametrize("view", [HOME, HOME_BY_TIME], ids=lambda view: view.name)
+def test_a_run_that_has_hardly_begun_says_so_in_each_chart(view: Any) -> None:
+    nothing = {name: np.empty(0) for name in ("policy_version", "accuracy", "accuracy_low", "accuracy_high")}
+    figure = view.blocks[0].build(
+        [run_data(status=None, stage_status={}, metrics={}, consumed=consumed_rows([]), evaluations=nothing)]
+    )
+    said = [one.text for one in figure.layout.annotations]
+    assert said.count("No step was finished yet.") == 2
+    assert said.count("Not recorded in this run.") == 2
+
+
+def test_the_reward_is_the_mean_of_the_last_ten_steps() -> None:
+    reward = smoothed_reward(_run())
+    assert reward.y[[0, 9, 14, 19]] == pytest.approx([0.0, 0.0, 0.5, 1.0])
+
+
+def test_the_seconds_of_a_step_are_split_by_phase() -> None:
+    phases = step_phases(_run())
+    assert phases["train"].y == pytest.approx([0.75] * 19)
+    assert phases["waiting for scored groups"].y == pytest.approx([0.25] * 19)
+
+
+def test_records_of_several_steps_are_shared_among_them() -> None:
+    every_second = {name: values[1::2] for name, values in measured([2.0] * 20).items()}
+    run = run_data(metrics={"train-0": {"time/train/seconds": every_second}})
+    assert step_phases(run)["train"].y == pytest.approx([1.0] * 9)
+
+
+def test_by_wall_time_a_point_stands_where_its_version_was_made() -> None:
+    moved = by_clock(_run(), Line(np.array([10.0, 20.0]), np.array([1.0, 2.0])))
+    assert moved.x == pytest.approx([50 / 60, 60 / 60])
+    assert moved.y == pytest.approx([1.0, 2.0])
+
+
+def test_restarts_and_checkpoints_are_marked_at_their_versions() -> None:
+    again = {"t": T - 5.0, "kind": "stage.restarted", "sentence": "score-0 was started again", "stage": "score-0"}
+    run = _run(status={**STATUS, "incidents": {"latest": [again, {**again, "kind": "probe.alarm", "t": T - 9}]}})
+    assert restarts(run).tolist() == [15.0]
+    assert checkpoints(run).tolist() == [10.0]
+    resumed = replace(run.info.attempts[0], number=1, t_started=T - 8.0)
+    info = replace(run.info, attempts=(run.info.attempts[0], resumed))
+    assert restarts(replace(run, info=info)).tolist() == [12.0, 15.0]
+    figure = HOME.blocks[0].build([run])
+    assert [shape.x0 for shape in figure.layout.shapes] == [15.0]
