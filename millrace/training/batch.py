@@ -20,7 +20,7 @@ import torch
 
 from millrace.models.routers import NOT_RECORDED
 from millrace.training.prefix_tree import counts, lay_out, saves_enough
-from millrace.training.units import Unit, cut_into_units, fill
+from millrace.training.units import cut_into_units, fill, whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +126,7 @@ def microbatches(
     *,
     places: Sequence[int] | None = None,
     share_prefixes: bool = True,
+    hidden_size: int | None = None,
 ) -> list[Microbatch]:
     """Splits a batch, or its samples at `places`, into few microbatches of at most `max_tokens` tokens.
 
@@ -133,13 +134,13 @@ def microbatches(
     i modulo `num_ranks`. If there are fewer units than ranks, spare ranks get a one-token dummy batch; without any
     samples there are no microbatches. The split depends on the samples alone, so every rank computes the same one, and
     the same batch gives the same floating-point sums. `share_prefixes` says whether tokens that samples begin with may
-    stand once.
+    stand once. Ranks get equal work, attention included if the model's `hidden_size` is given.
     """
     chosen = range(len(samples)) if places is None else places
     sizes = np.array([len(sample.response_tokens) for sample in samples], dtype=np.int64)
     starts = (np.cumsum(sizes) - sizes).tolist()
     sequences = {place: _sequence(samples[place]) for place in chosen}
-    units = [Unit(len(sequence), [place]) for place, sequence in sequences.items()]
+    units = [whole(len(sequence), place) for place, sequence in sequences.items()]
     families = _families(samples, chosen) if share_prefixes else []
     saved = sum(len(samples[places[0]].prompt_tokens) * (len(places) - 1) for places in families)
     share = share_prefixes and saves_enough(list(sequences.values()), saved)
@@ -156,7 +157,7 @@ def microbatches(
             [starts[place] for place in them],
             share,
         )
-        for them in fill(units, max_tokens, num_ranks)
+        for them in fill(units, max_tokens, num_ranks, hidden_size)
     ]
 
 

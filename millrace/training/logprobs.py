@@ -12,7 +12,7 @@ Truncated sampling (top-p) draws a token from few of the vocabulary. π is then 
 the logits of all others are masked before the softmax, in the forward and in the backward pass, chunk by chunk.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -68,19 +68,20 @@ def chunked_logprobs(
     scale: LogitScale = _UNSCALED,
     kept: KeptTokens | None = None,
     chunk: int | None = None,
+    each_chunk: Callable[[], None] = lambda: None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """[N] log π of each target and [N] entropy of π there, nats, both with gradient.
 
     π is the softmax of logits / temperature over the tokens in `kept`, or over the whole vocabulary; `scale` makes the
     logits of hidden · weightᵀ + bias. A target is one of its kept tokens. Both results are float32, or float64 if the
     hidden states are; so are the softmax and the sum of the weight's gradient over chunks. `targets_N` is int64;
-    `chunk` is the number of tokens per chunk.
+    `chunk` is the number of tokens per chunk, and `each_chunk` is called after each one of either pass.
     """
     if chunk is None:
         chunk = max(1, CHUNK_ELEMENTS[hidden_NH.device.type] // len(weight_VH))
     tokens_K, counts_N, sizes_N = (None, None, None) if kept is None else kept
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N, sizes_N, scale, chunk
+        hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N, sizes_N, scale, chunk, each_chunk
     )
     return logprobs_N, entropy_N
 
@@ -99,6 +100,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         sizes_N: npt.NDArray[np.int64] | None,
         scale: LogitScale,
         chunk: int,
+        each_chunk: Callable[[], None],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs_N = hidden_NH.new_empty(len(hidden_NH), dtype=_wide(hidden_NH))
         entropy_N = torch.empty_like(logprobs_N)
@@ -111,8 +113,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             entropy_N[part] = log_sum_C - torch.linalg.vecdot(probs_CV, logits_CV)
             # Else they would stay while the next chunk's are made.
             del logits_CV, probs_CV
+            each_chunk()
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, temperatures_N, tokens_K, counts_N)
-        ctx.sizes_N, ctx.scale, ctx.chunk = sizes_N, scale, chunk
+        ctx.sizes_N, ctx.scale, ctx.chunk, ctx.each_chunk = sizes_N, scale, chunk, each_chunk
         # An entropy that nothing uses costs the backward pass nothing.
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
@@ -150,11 +153,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if grad_weight_VH is not None:
                 _add_product(grad_weight_VH, grad_CV.t(), hidden_NH[part])
             del logits_CV, slope, probs_CV, from_entropy_CV, grad_CV
+            ctx.each_chunk()
         return (
             grad_hidden_NH,
             None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),
             None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
-            *[None] * 7,
+            *[None] * 8,
         )
 
 

@@ -7,11 +7,13 @@
 All reads of weights happen within `forward` and `over_vocabulary`, because FSDP gathers the weights there.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
+from millrace.models.layers import call_at_each_layer
 from millrace.models.supported import check_trainable
 from millrace.training.attention.packed import PACKED
 from millrace.training.batch import Microbatch
@@ -42,6 +44,9 @@ class PackedPolicy(torch.nn.Module):
         check_trainable(model.config.to_dict())
         model.set_attn_implementation(PACKED)
         self.model = model
+        self.on_progress: Callable[[], None] = lambda: None
+        """Called at each layer of a forward and a backward pass, and at each chunk of the output layer."""
+        call_at_each_layer(model, lambda: self.on_progress())
         self.routing = Routing(model, replays=router_replay, balances=balances_experts)
         config = model.config
         # Granite divides its logits; Gemma 2 caps them.
@@ -56,7 +61,14 @@ class PackedPolicy(torch.nn.Module):
         if batch.kept_tokens_K is not None and batch.kept_counts_N is not None and batch.kept_sizes_N is not None:
             kept = KeptTokens(batch.kept_tokens_K, batch.kept_counts_N, batch.kept_sizes_N)
         logprobs_N, entropy_N = chunked_logprobs(
-            self._hidden(batch), weight_VH, bias_V, batch.targets_N, batch.temperatures_N, scale=self._scale, kept=kept
+            self._hidden(batch),
+            weight_VH,
+            bias_V,
+            batch.targets_N,
+            batch.temperatures_N,
+            scale=self._scale,
+            kept=kept,
+            each_chunk=self.on_progress,
         )
         return TokenLogprobs(logprobs_N, entropy_N)
 

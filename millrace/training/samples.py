@@ -21,7 +21,7 @@ Each estimator takes the rewards per group and returns one advantage per reward,
 for a reward that is not finite.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import hypot, isfinite, sqrt
 
 from configs.learning.selection import SelectionConfig
@@ -31,13 +31,10 @@ from millrace.rollouts.staleness import staleness
 from millrace.selection.overlong import shaped_rewards
 from millrace.selection.sources import source_factor
 from millrace.training.batch import Sample
+from millrace.training.own_advantage import Estimator, Rewards, own_advantage
 
 _EPSILON = 1e-6
 """Keeps rewards that differ by rounding alone from becoming advantages of ±1."""
-
-Rewards = Sequence[Sequence[float]]
-"""[groups] of [members]."""
-Estimator = Callable[[Rewards], list[list[float]]]
 
 _ALL_ALIKE = SelectionConfig()
 
@@ -48,17 +45,18 @@ def samples_of(
     policy_versions: int | Sequence[int],
     selection: SelectionConfig = _ALL_ALIKE,
 ) -> list[Sample]:
-    """One sample per trained member of a batch's `groups`, in their order; `advantage` is a key of `ADVANTAGES`.
+    """One sample per trained member of a batch's `groups`, in their order.
 
     `policy_versions` is the trainer's before the step: one for all groups, or one per group. `selection` shapes the
-    rewards by length, and weighs the advantages by source. Raises what the estimator raises.
+    rewards by length, and weighs the advantages by source. `advantage` is as in `make_estimator`. Raises what the
+    estimator raises.
     """
     versions = [policy_versions] * len(groups) if isinstance(policy_versions, int) else policy_versions
     rewards = [shaped_rewards(group, selection.overlong) for group in groups]
     factors = [source_factor(group, selection.source_factors) for group in groups]
     advantages = (
         [value * factor for value in values]
-        for values, factor in zip(ADVANTAGES[advantage](rewards), factors, strict=True)
+        for values, factor in zip(make_estimator(advantage)(rewards), factors, strict=True)
     )
     return [
         sample
@@ -141,6 +139,14 @@ ADVANTAGES: dict[str, Estimator] = {
     for estimator in (group_mean, leave_one_out, grpo, reinforce_plus_plus, reinforce_plus_plus_baseline, maxrl)
 }
 """The estimators by their names in configs."""
+
+
+def make_estimator(advantage: str) -> Estimator:
+    """The estimator of that name, or at the import path `package.module:function`.
+
+    Raises InputError for one that can't be used.
+    """
+    return own_advantage(advantage) if ":" in advantage else ADVANTAGES[advantage]
 
 
 def _check_finite(groups: Rewards) -> None:

@@ -18,7 +18,6 @@ import torch
 from millrace.rollouts.ledger import Amount
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.batch import Microbatch, Sample
-from millrace.training.losses.base import TokenLosses
 from millrace.training.losses.offpolicy import (
     chi_square,
     clip_fraction,
@@ -26,6 +25,7 @@ from millrace.training.losses.offpolicy import (
     mismatch_kl,
     ratio_quantiles,
 )
+from millrace.training.objective import Judged
 from millrace.training.policy import TokenLogprobs
 
 
@@ -52,6 +52,8 @@ class StepReport:
     """Share of tokens whose weight the loss bounded."""
     effective_sample_size: float
     """(Σ w)² / (n · Σ w²) of the loss's weights w, in [0, 1]; 0 if all are 0."""
+    ratio_effective_sample_size: float
+    """The same of the ratios π/μ before the first update and before any clipping; tokens that are not finite aside."""
     weight_mean: float
     """Mean of the loss's weights: 1 on rollouts of the policy itself."""
     weight_max: float
@@ -65,6 +67,8 @@ class StepReport:
     """Of the trained policy's next token at the rollout's temperature, nats."""
     tokens: int
     """Response tokens of the batch that carried loss."""
+    non_finite_tokens: int
+    """Of them, those masked because their loss was not finite; a token counts once for each update."""
     trainer_logprobs: list[npt.NDArray[np.float32]] = field(compare=False)
     """[samples] of [R] log π of each response token before the first update, nats."""
 
@@ -92,7 +96,16 @@ class StepReport:
         }
 
 
-_COLUMNS = ("loss", "importance_ratio", "weight", "clipped", "kl_to_reference", "entropy", "trainer_logprobs")
+_COLUMNS = (
+    "loss",
+    "importance_ratio",
+    "weight",
+    "clipped",
+    "kl_to_reference",
+    "non_finite",
+    "entropy",
+    "trainer_logprobs",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +135,14 @@ class TokenTable:
         self,
         batch: Microbatch,
         found: TokenLogprobs,
-        losses: TokenLosses,
-        scaled_loss_L: torch.Tensor,
-        kl_L: torch.Tensor,
+        judged: Judged,
+        scale_L: torch.Tensor,
     ) -> None:
-        """Adds a microbatch's values; all but `found` belong to its L tokens that carry loss."""
-        at_L = batch.in_batch_N[batch.carries_L]
-        of_loss = (scaled_loss_L, losses.importance_ratio, losses.weight, losses.clipped, kl_L)
+        """Adds a microbatch's values; `scale_L` is [L], the factor of the loss of each token that carries loss."""
+        at_L, losses = batch.in_batch_N[batch.carries_L], judged.losses
+        of_loss = [scale_L * losses.loss, losses.importance_ratio, losses.weight, losses.clipped, judged.kl_L]
+        if judged.non_finite_L is not None:
+            of_loss.append(judged.non_finite_L)
         for row, values_L in enumerate(of_loss):
             self.values_KN[row, at_L] = values_L.detach().double()
         self.values_KN[-2, batch.in_batch_N] = found.entropy_N.detach().double()
@@ -152,6 +166,7 @@ def report(samples: Sequence[Sample], updates: Sequence[Update], before_N: torch
     carries_N = np.concatenate([sample.loss_mask for sample in samples]).astype(bool)
     rollout_N = np.concatenate([sample.rollout_logprobs for sample in samples]).astype(np.float64)
     logprobs_N = before_N.cpu().numpy()
+    log_ratio = (logprobs_N - rollout_N)[carries_N]
     ends = np.cumsum([len(sample.response_tokens) for sample in samples])
     return StepReport(
         loss=float(of["loss"].sum()) / len(updates),
@@ -165,6 +180,7 @@ def report(samples: Sequence[Sample], updates: Sequence[Update], before_N: torch
         importance_ratio_max=quantiles.max,
         clip_fraction=clip_fraction(of["clipped"]),
         effective_sample_size=effective_sample_size(weight),
+        ratio_effective_sample_size=_ess_of_ratios(log_ratio),
         weight_mean=float(weight.mean()),
         weight_max=float(weight.max()),
         mismatch_kl=mismatch_kl(logprobs_N[carries_N], rollout_N[carries_N]),
@@ -172,5 +188,12 @@ def report(samples: Sequence[Sample], updates: Sequence[Update], before_N: torch
         kl_to_reference=float(of["kl_to_reference"].mean()),
         entropy=float(of["entropy"].mean()),
         tokens=int(carries_N.sum()),
+        non_finite_tokens=int(of["non_finite"].sum()),
         trainer_logprobs=np.split(logprobs_N.astype(np.float32), ends[:-1]),
     )
+
+
+def _ess_of_ratios(log_ratio: npt.NDArray[np.float64]) -> float:
+    finite = log_ratio[np.isfinite(log_ratio)]
+    # The ESS does not depend on the ratios' scale, and so none of them overflows.
+    return effective_sample_size(np.exp(finite - finite.max())) if finite.size else 0.0

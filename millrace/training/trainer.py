@@ -81,6 +81,9 @@ class Trainer:
         self.ranks = ranks
         self.before_update: Callable[[], None] = lambda: None
         """Called in each update before parameters and optimizer state change, so that others can finish reading."""
+        self.on_progress: Callable[[], None] = lambda: None
+        """Called many times in each pass, so that others can see that it gets on."""
+        self.policy.on_progress = lambda: self.on_progress()
         self._objective = Objective(training, max_new_tokens)
         self._training = training
         self._seed = seed
@@ -128,8 +131,10 @@ class Trainer:
         best = logprobs_V.topk(min(most, self.vocab_size))
         return dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
-    def step(self, samples: Sequence[Sample]) -> StepReport:
+    def step(self, samples: Sequence[Sample], rate_factor: float = 1.0) -> StepReport:
         """All updates on the batch `samples`, the same on every rank; the policy version grows by one.
+
+        `rate_factor` multiplies the learning rate, beside the schedule.
 
         Raises InputError if no token of `samples` carries loss, and TrainingDiverged where log-probabilities or the
         gradient are not finite. Optimizer and weights are then those before the update that failed: if the batch takes
@@ -147,7 +152,7 @@ class Trainer:
             reference_N=self._reference_logprobs(samples),
             before_N=self._fixed_logprobs(self.policy, samples) if len(plan) > 1 else None,
         )
-        done = [self._update(samples, places, fixed) for places in plan]
+        done = [self._update(samples, places, fixed, rate_factor) for places in plan]
         self.policy_version += 1
         return report(samples, done, done[0].logprobs_N if fixed.before_N is None else fixed.before_N)
 
@@ -187,9 +192,12 @@ class Trainer:
             self.ranks.data_size,
             places=places,
             share_prefixes=self._training.share_prefixes,
+            hidden_size=self.model.config.hidden_size,
         )
 
-    def _update(self, samples: Sequence[Sample], places: Sequence[int], fixed: FixedLogprobs) -> Update:
+    def _update(
+        self, samples: Sequence[Sample], places: Sequence[int], fixed: FixedLogprobs, rate_factor: float
+    ) -> Update:
         """One optimizer update on the samples at `places` of the batch."""
         scale_Q = self._objective.scale(samples, places)
         pulling, others = self._divided(samples, places)
@@ -206,7 +214,7 @@ class Trainer:
         grad_norm = clipped_norm(parameters, self._training.max_grad_norm, what)
         self.ranks.sum(table.values_KN)
         tokens = table.carrying(places)
-        rate = self._training.learning_rate * share_of_rate(self._training.schedule, version)
+        rate = self._training.learning_rate * share_of_rate(self._training.schedule, version) * rate_factor
         if self._training.schedule.ess_scaling:
             rate *= ess_factor(tokens["log_ratio"])
         self.before_update()
@@ -223,6 +231,7 @@ class Trainer:
 
     def _frozen(self, reference: PreTrainedModel) -> PackedPolicy:
         policy = PackedPolicy(reference.eval()).requires_grad_(False)
+        policy.on_progress = lambda: self.on_progress()
         shard(policy, self.ranks, compute_dtype=self._compute_dtype)
         return policy.to("cpu")
 
@@ -261,15 +270,15 @@ class Trainer:
         """
         with torch.set_grad_enabled(pulls):
             found = self.policy(batch)
-            losses, kl_L = self._objective.token_losses(batch, found, fixed)
+            judged = self._objective.judge(batch, found, fixed)
             scale_L = scale_Q[list(batch.places)].to(self.ranks.device)[batch.response_N[batch.carries_L]]
-            total = (scale_L * self._objective.value(losses, kl_L, found.entropy_N[batch.carries_L])).sum()
+            total = (scale_L * self._objective.value(judged, found.entropy_N[batch.carries_L])).sum()
             if balance_scale:
                 total = total + balance_scale * self.policy.routing.imbalance(batch)
         if pulls:
             # Also where this rank's microbatch is a dummy: FSDP needs every rank in every layer.
             total.backward()
-        table.enter(batch, found, losses, scale_L * losses.loss, kl_L)
+        table.enter(batch, found, judged, scale_L)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """The live tensors that a checkpoint holds, by kind and name."""

@@ -21,7 +21,7 @@ from millrace.training.losses.base import Loss, LossTokens
 from millrace.training.losses.clipped import Gspo, PpoClip
 from millrace.training.losses.decoupled_ppo import DecoupledPpo
 from millrace.training.losses.factory import LOSSES
-from millrace.training.losses.masks import DppoTv, GeometricMask, IcePop, SequenceMask
+from millrace.training.losses.masks import DppoTv, GeometricMask, IcePop, SequenceMask, SequenceTis
 from millrace.training.losses.reinforce import Reinforce, Topr
 from millrace.training.losses.sapo import Sapo
 from millrace.training.losses.truncated import Aipo, Cispo, Tis
@@ -36,6 +36,7 @@ SAME_VALUE = [
     (make(DecoupledPpo, proximal="interpolated"), papers.decoupled_ppo(0.2, 0.2, interpolated=True), "token_mean"),
     (make(Aipo, max_importance_ratio=4), papers.truncated(4), "token_mean"),
     (make(Tis, max_importance_ratio=2), papers.truncated(2), "sequence_mean"),
+    (make(SequenceTis, max_importance_ratio=2), papers.sequence_tis(2), "sequence_mean"),
     (make(Cispo, clip_high=0.3), papers.truncated(1.3), "token_mean"),
     (make(GeometricMask), papers.geometric_mask(0.1, 10, 2), "sequence_mean"),
     (make(Gspo, clip_low=0.1, clip_high=0.2), papers.gspo(0.1, 0.2), "sequence_mean"),
@@ -102,10 +103,13 @@ def published(rows: Rows, terms: Terms, aggregation: str) -> tuple[torch.Tensor,
     return value_and_gradient(rows, lambda pi_BT: -average(terms(with_pi(rows, pi_BT)), rows.mask_BT, MOST_TOKENS))
 
 
-def ours(rows: Rows, loss: Loss, aggregation: str) -> tuple[torch.Tensor, torch.Tensor]:
+def ours(
+    rows: Rows, loss: Loss, aggregation: str, groups_B: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What the trainer minimises: ragged tokens, response after response."""
+    groups_B = torch.arange(len(rows.advantages_B)) if groups_B is None else groups_B
     response_N = rows.mask_BT.nonzero()[:, 0]
-    scale_Q = token_scale(aggregation, rows.mask_BT.sum(1), MOST_TOKENS)
+    scale_Q = token_scale(aggregation, rows.mask_BT.sum(1), MOST_TOKENS, groups_B)
 
     def objective(pi_BT: torch.Tensor) -> torch.Tensor:
         judged = loss(
@@ -138,8 +142,10 @@ def in_a_later_update(rows: Rows, moved_BT: torch.Tensor) -> Rows:
     return Rows(**{**vars(rows), "before_BT": rows.pi_BT - moved_BT})
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13 * max(1.0, float(expected.abs().max())))
+def close(found: torch.Tensor, expected: torch.Tensor, terms: torch.Tensor | None = None) -> None:
+    """`terms` are as large as what `expected` sums up, and may cancel in it."""
+    largest = max(float(one.abs().max()) for one in (expected, expected if terms is None else terms))
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13 * max(1.0, largest))
 
 
 def name(value: object) -> str | None:
@@ -152,7 +158,7 @@ def name(value: object) -> str | None:
 def test_a_loss_is_the_published_objective(loss: Loss, terms: Terms, aggregation: str, rows: Rows) -> None:
     away_from_kinks(rows)
     (found, found_BT), (expected, expected_BT) = ours(rows, loss, aggregation), published(rows, terms, aggregation)
-    close(found, expected)
+    close(found, expected, expected_BT)
     close(found_BT, expected_BT)
 
 
@@ -176,7 +182,7 @@ def test_in_a_later_update_decoupled_ppo_clips_against_the_policy_before_the_fir
     later, recomputed = in_a_later_update(rows, moved_BT), make(DecoupledPpo, proximal="recomputed")
     (found, found_BT) = ours(later, recomputed, "token_mean")
     (expected, expected_BT) = published(later, papers.decoupled_ppo(0.2, 0.2, interpolated=False), "token_mean")
-    close(found, expected)
+    close(found, expected, expected_BT)
     close(found_BT, expected_BT)
 
 
@@ -185,6 +191,18 @@ def test_in_a_later_update_decoupled_ppo_clips_against_the_policy_before_the_fir
 @given(rows=batches())
 def test_an_average_is_the_published_one_with_responses_that_are_empty(aggregation: str, rows: Rows) -> None:
     close(ours(rows, make(Reinforce), aggregation)[1], published(rows, papers.reinforce, aggregation)[1])
+
+
+@settings(max_examples=50)
+@given(rows=batches(), groups=st.lists(st.integers(0, 2), min_size=4, max_size=4))
+def test_the_mean_over_prompts_is_the_published_one(rows: Rows, groups: list[int]) -> None:
+    groups_B = torch.tensor(groups[: len(rows.pi_BT)])
+    expected = value_and_gradient(
+        rows, lambda pi_BT: -papers.prompt_mean(papers.reinforce(with_pi(rows, pi_BT)), rows.mask_BT, groups_B)
+    )
+    found = ours(rows, make(Reinforce), "prompt_mean", groups_B)
+    close(found[0], expected[0])
+    close(found[1], expected[1])
 
 
 def test_every_loss_is_compared_with_a_publication() -> None:

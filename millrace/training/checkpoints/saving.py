@@ -14,8 +14,8 @@ the latest, and `millrace gc` removes the files. An error in the thread is raise
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import deepcopy
 from dataclasses import asdict
 from types import TracebackType
@@ -34,6 +34,8 @@ from storage.checkpoints import CheckpointWriter
 from storage.stores.base import Store
 from storage.streams.files import FileRef, put_file
 
+_LOOK_SECONDS = 0.5
+"""While a checkpoint is waited for, how often to look whether another of its files was written."""
 MOST_COPIED = 256 << 20
 """Bytes. On a CPU, larger states are copied file by file while they are written."""
 MOST_BYTES_EACH = 64 << 20
@@ -72,6 +74,15 @@ class AsyncCheckpoints:
         self._group = None if ranks.size == 1 else _group(ranks)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
+        self.on_progress: Callable[[], None] = lambda: None
+        """Called while a checkpoint is waited for, after each file that was written meanwhile."""
+        self.after_commit: Callable[[], None] = lambda: None
+        """Rank 0's, called in the thread after each commit; its error is raised as that of the checkpoint."""
+        self.on_saved: Callable[[int], None] = lambda _step: None
+        """Called by `finish` with the policy version whose checkpoint was committed."""
+        self._step = 0
+        """Policy version of the last `begin`."""
+        self._written = self._seen = 0
         self._images: dict[str, FileImage] = {}
         """By file name; reused by the next checkpoint."""
 
@@ -82,6 +93,7 @@ class AsyncCheckpoints:
         what `CheckpointWriter.commit` raises, or OSError if another rank could not write its files.
         """
         self.finish()
+        self._step = step
         nbytes = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())
         if self._ranks.device.type == "cpu" and nbytes > self._most_copied:
             self._images = {}
@@ -96,13 +108,23 @@ class AsyncCheckpoints:
 
     def wait_until_read(self) -> None:
         """Returns once the values of the tensors of the last `begin` may change."""
-        self._read.wait()
+        while not self._read.wait(_LOOK_SECONDS):
+            self._look()
 
     def finish(self) -> None:
         """Waits until the checkpoint in flight, if any, is committed. Raises its error."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
+            while not wait([in_flight], _LOOK_SECONDS).done:
+                self._look()
             in_flight.result()
+            self.on_saved(self._step)
+
+    def _look(self) -> None:
+        # Waiting alone is no progress: the thread may hang.
+        if self._written != self._seen:
+            self._seen = self._written
+            self.on_progress()
 
     def check(self) -> None:
         """Raises the error of the checkpoint in flight, if it has failed already; never waits."""
@@ -155,7 +177,10 @@ class AsyncCheckpoints:
         try:
             named = f"{layout.CHECKPOINTS}/{layout.new_checkpoint_data(step)}"
             folder = exchange(named, self._ranks.size, self._group)[0]
-            refs = {name: put_file(self._store, f"{folder}/{name}", image.data) for name, image in images}
+            refs: dict[str, FileRef] = {}
+            for name, image in images:
+                refs[name] = put_file(self._store, f"{folder}/{name}", image.data)
+                self._written += 1
             outcome = {"files": {name: asdict(ref) for name, ref in refs.items()}}
         except Exception as error:  # noqa: BLE001 — raised below
             failure, outcome = error, {"error": repr(error)}
@@ -174,6 +199,7 @@ class AsyncCheckpoints:
                 )
         files = {name: FileRef(**ref) for one in outcomes for name, ref in one["files"].items()}
         self._writer.commit_stored(step, files, state)
+        self.after_commit()
 
 
 def _group(ranks: Ranks) -> dist.ProcessGroup:

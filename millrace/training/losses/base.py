@@ -55,10 +55,12 @@ class TokenLosses(NamedTuple):
 class Loss(ABC):
     """A policy-gradient loss. It reads its parameters from `training`."""
 
-    name: ClassVar[str]
+    name: str
     """The loss's name in configs."""
     needs: ClassVar[frozenset[str]] = frozenset({"rollout_logprobs"})
     """Columns of trajectories that it reads, besides tokens and mask."""
+    needs_advantage: bool = True
+    """Whether a token without advantage has no gradient, so that a backward pass is spared."""
 
     def __init__(self, training: TrainingConfig) -> None:
         self.training = training
@@ -70,7 +72,7 @@ class Loss(ABC):
 
 def importance_ratio(tokens: LossTokens) -> torch.Tensor:
     """[N] π/μ of each token, without gradient; infinite where it overflows."""
-    return (tokens.trainer_logprobs_N.detach() - tokens.rollout_logprobs_N).exp()
+    return (tokens.trainer_logprobs_N.detach() - tokens.rollout_logprobs_N.detach()).exp()
 
 
 def weighted(tokens: LossTokens, weight_N: torch.Tensor, clipped_N: torch.Tensor) -> TokenLosses:
@@ -97,11 +99,14 @@ def surrogate(
 ) -> TokenLosses:
     """The loss −objective · A with gradient −weight · A · ∇ log π, for objectives that are functions of a ratio.
 
-    A token without advantage has loss and gradient 0, even where its ratio is infinite. Any other token with an
-    infinite weight has a gradient that is not finite; the trainer refuses to step along it.
+    A token without advantage has loss and gradient 0, even where its ratio is infinite. One without weight has a finite
+    loss too: where its objective overflows, the largest number stands for it. Any other token with an infinite weight
+    has a gradient that is not finite; the trainer refuses to step along it.
     """
     nothing_N = tokens.advantages_N == 0
     value_N = (objective_N * tokens.advantages_N).masked_fill(nothing_N, 0)
+    largest = torch.finfo(value_N.dtype).max
+    value_N = torch.where(weight_N == 0, value_N.clamp(-largest, largest), value_N)
     pull_N = (weight_N * tokens.advantages_N).masked_fill(nothing_N, 0)
     return TokenLosses(
         loss=-value_N - pull_N * (tokens.trainer_logprobs_N - tokens.trainer_logprobs_N.detach()),

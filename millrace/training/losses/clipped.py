@@ -10,8 +10,6 @@ The ratio is against μ, which sampled the token. PPO's own old policy is at mos
 versions behind. So many tokens of stale rollouts are clipped from the start.
 """
 
-from typing import ClassVar
-
 import torch
 
 from millrace.training.losses.base import Loss, LossTokens, TokenLosses, importance_ratio, surrogate
@@ -25,7 +23,7 @@ class PpoClip(Loss):
     and a token whose ratio exceeds c is clipped too.
     """
 
-    name: ClassVar[str] = "ppo_clip"
+    name = "ppo_clip"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         low, high, dual_clip = self.training.clip_low, self.training.clip_high, self.training.losses.ppo_clip.dual_clip
@@ -41,7 +39,7 @@ class Gspo(Loss):
     step's minibatches; here it is against μ, so the paper's narrow bounds clip most of a stale batch.
     """
 
-    name: ClassVar[str] = "gspo"
+    name = "gspo"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         own = self.training.losses.gspo

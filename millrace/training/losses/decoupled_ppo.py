@@ -20,8 +20,6 @@ response's, counted from the oldest version that sampled any of it.
 Neither bounds π/μ. AReaL's code drops tokens where it is large; `icepop` does that.
 """
 
-from typing import ClassVar
-
 import torch
 
 from millrace.training.losses.base import Loss, LossTokens, TokenLosses, importance_ratio, surrogate
@@ -31,7 +29,7 @@ from millrace.training.losses.clipped import moved_far_enough
 class DecoupledPpo(Loss):
     """Importance weights, and none for tokens that moved far enough from the proximal policy."""
 
-    name: ClassVar[str] = "decoupled_ppo"
+    name = "decoupled_ppo"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         low, high = self.training.clip_low, self.training.clip_high
@@ -41,7 +39,7 @@ class DecoupledPpo(Loss):
         clipped_N = moved_far_enough(ratio_N, tokens.advantages_N, low, high)
         # Where nothing is clipped (π_prox/μ) · r is π/μ; computed as a product, either factor could overflow.
         weight_N = importance_ratio(tokens)
-        correction_N = (proximal_logprobs_N - tokens.rollout_logprobs_N).exp()
+        correction_N = (proximal_logprobs_N - tokens.rollout_logprobs_N.detach()).exp()
         at_bound_N = correction_N * ratio_N.clamp(1 - low, 1 + high)
         objective_N = torch.where(clipped_N, at_bound_N, weight_N)
         return surrogate(tokens, objective_N, weight_N.masked_fill(clipped_N, 0), clipped_N)
@@ -52,5 +50,6 @@ class DecoupledPpo(Loss):
         if self.training.losses.decoupled_ppo.proximal == "recomputed":
             return trainer_logprobs_N if tokens.before_logprobs_N is None else tokens.before_logprobs_N
         staleness_N = tokens.staleness_N.to(trainer_logprobs_N)
+        rollout_logprobs_N = tokens.rollout_logprobs_N.detach().to(trainer_logprobs_N)
         share_of_rollout_N = torch.where(staleness_N > 0, 1 / staleness_N, 0)
-        return torch.lerp(trainer_logprobs_N, tokens.rollout_logprobs_N.to(trainer_logprobs_N), share_of_rollout_N)
+        return torch.lerp(trainer_logprobs_N, rollout_logprobs_N, share_of_rollout_N)

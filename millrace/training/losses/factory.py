@@ -7,7 +7,8 @@ from millrace.errors import InputError
 from millrace.training.losses.base import Loss
 from millrace.training.losses.clipped import Gspo, PpoClip
 from millrace.training.losses.decoupled_ppo import DecoupledPpo
-from millrace.training.losses.masks import DppoTv, GeometricMask, IcePop, SequenceMask
+from millrace.training.losses.function import FunctionLoss
+from millrace.training.losses.masks import DppoTv, GeometricMask, IcePop, SequenceMask, SequenceTis
 from millrace.training.losses.reinforce import Reinforce, Topr
 from millrace.training.losses.sapo import Sapo
 from millrace.training.losses.truncated import Aipo, Cispo, Tis
@@ -18,6 +19,7 @@ _CLASSES: tuple[type[Loss], ...] = (
     PpoClip,
     DecoupledPpo,
     Tis,
+    SequenceTis,
     IcePop,
     SequenceMask,
     GeometricMask,
@@ -33,11 +35,13 @@ LOSSES = {loss.name: loss for loss in _CLASSES}
 def make_loss(training: TrainingConfig, name: str | None = None) -> Loss:
     """Make the loss called `name`, or the one that `training` names, with the parameters in `training`.
 
-    Raises InputError for an unknown name.
+    Raises InputError for an unknown name, and for a function `package.module:function` that can't be used.
     """
     name = training.loss if name is None else name
+    if ":" in name:
+        return FunctionLoss(training, name)
     if name not in LOSSES:
-        raise InputError(f'there is no loss "{name}"; expected one of {", ".join(LOSSES)}')
+        raise InputError(f'there is no loss "{name}"; expected one of {", ".join(LOSSES)}, or package.module:function')
     return LOSSES[name](training)
 
 

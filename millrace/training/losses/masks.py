@@ -4,8 +4,6 @@ A mask drops where clipping would keep the weight at the bound: a ratio far from
 is wrong.
 """
 
-from typing import ClassVar
-
 import torch
 
 from configs.learning.losses import GeometricMaskConfig, IcePopConfig, SequenceMaskConfig
@@ -21,7 +19,7 @@ class IcePop(Loss):
     As in `tis`, the source has PPO's clipped objective behind the mask; with one update per batch its ratio is 1.
     """
 
-    name: ClassVar[str] = "icepop"
+    name = "icepop"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         ratio_N = importance_ratio(tokens)
@@ -39,12 +37,28 @@ class SequenceMask(Loss):
     varies more the longer the response, so more of the long ones are dropped.
     """
 
-    name: ClassVar[str] = "sequence_mask"
+    name = "sequence_mask"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         ratio_N = log_ratio_sums(tokens).exp()
         dropped_N = _outside(ratio_N, self.training.losses.sequence_mask)
         return weighted(tokens, ratio_N.masked_fill(dropped_N, 0).to(tokens.trainer_logprobs_N), dropped_N)
+
+
+class SequenceTis(Loss):
+    """Seq-TIS: truncated importance sampling of whole responses.
+
+        −∇ loss = min(ρ, C) · A · ∇ log π        ρ = Π_t π_t/μ_t over the response
+
+    Source: that of `SequenceMask`. Where the mask drops a response, this keeps it at the bound.
+    """
+
+    name = "sequence_tis"
+
+    def __call__(self, tokens: LossTokens) -> TokenLosses:
+        bound = self.training.losses.sequence_tis.max_importance_ratio
+        ratio_N = log_ratio_sums(tokens).exp()
+        return weighted(tokens, ratio_N.clamp(max=bound).to(tokens.trainer_logprobs_N), ratio_N > bound)
 
 
 class GeometricMask(Loss):
@@ -56,7 +70,7 @@ class GeometricMask(Loss):
     the geometric mean of its tokens' ratios does not.
     """
 
-    name: ClassVar[str] = "geometric_mask"
+    name = "geometric_mask"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         own = self.training.losses.geometric_mask
@@ -75,11 +89,11 @@ class DppoTv(Loss):
     all other tokens count as one. C is the authors' own bound in verl and large: §5.4 finds that a small one hurts.
     """
 
-    name: ClassVar[str] = "dppo_tv"
+    name = "dppo_tv"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         own, advantages_N = self.training.losses.dppo_tv, tokens.advantages_N
-        moved_N = tokens.trainer_logprobs_N.detach().exp() - tokens.rollout_logprobs_N.exp()
+        moved_N = tokens.trainer_logprobs_N.detach().exp() - tokens.rollout_logprobs_N.detach().exp()
         dropped_N = ((advantages_N > 0) & (moved_N > own.max_divergence)) | (
             (advantages_N < 0) & (moved_N < -own.max_divergence)
         )

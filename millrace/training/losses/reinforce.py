@@ -1,7 +1,5 @@
 """REINFORCE: no importance weights, or only for bad responses."""
 
-from typing import ClassVar
-
 import torch
 
 from millrace.training.losses.base import Loss, LossTokens, TokenLosses, weighted
@@ -17,7 +15,7 @@ class Reinforce(Loss):
     rollouts the other losses reduce to this one; on stale ones it shows what their correction is worth.
     """
 
-    name: ClassVar[str] = "reinforce"
+    name = "reinforce"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         one_N = torch.ones_like(tokens.rollout_logprobs_N)
@@ -34,7 +32,7 @@ class Topr(Loss):
     towards 0 for ever. The paper's R, with its baseline, is the advantage here.
     """
 
-    name: ClassVar[str] = "topr"
+    name = "topr"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         ratio_N = log_ratio_sums(tokens).exp().to(tokens.trainer_logprobs_N)

@@ -9,8 +9,6 @@ spread over the whole vocabulary. Nothing is ever clipped. The paper takes the m
 its tokens: that is the aggregation `sequence_mean`.
 """
 
-from typing import ClassVar
-
 import torch
 from torch.nn.functional import logsigmoid
 
@@ -20,14 +18,14 @@ from millrace.training.losses.base import Loss, LossTokens, TokenLosses, importa
 class Sapo(Loss):
     """Importance weights behind a soft gate."""
 
-    name: ClassVar[str] = "sapo"
+    name = "sapo"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         own = self.training.losses.sapo
         ratio_N = importance_ratio(tokens)
         tau_N = torch.full_like(ratio_N, own.tau_negative).masked_fill(tokens.advantages_N > 0, own.tau_positive)
         gate_N = tau_N * (ratio_N - 1)
-        log_ratio_N = tokens.trainer_logprobs_N.detach() - tokens.rollout_logprobs_N
+        log_ratio_N = tokens.trainer_logprobs_N.detach() - tokens.rollout_logprobs_N.detach()
         # In logarithms: an infinite ratio behind a closed gate then weighs 0.
         weight_N = 4 * (logsigmoid(gate_N) + logsigmoid(-gate_N) + log_ratio_N).exp()
         never_N = torch.zeros_like(ratio_N, dtype=torch.bool)

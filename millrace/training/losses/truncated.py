@@ -6,15 +6,13 @@ The bound applies outside the gradient: a token whose ratio exceeds it keeps pul
 `-clamp(ratio, max=bound)·A` would let go of it. So no token weighs more than the bound.
 """
 
-from typing import ClassVar
-
 from millrace.training.losses.base import Loss, LossTokens, TokenLosses, weighted_up_to
 
 
 class Aipo(Loss):
     """AIPO: asynchronous importance-weighted policy optimisation (LlamaRL, arXiv 2505.24034); the bound is ρ."""
 
-    name: ClassVar[str] = "aipo"
+    name = "aipo"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         return weighted_up_to(self.training.max_importance_ratio, tokens)
@@ -29,7 +27,7 @@ class Tis(Loss):
     with several, nothing here clips what they do together.
     """
 
-    name: ClassVar[str] = "tis"
+    name = "tis"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         return weighted_up_to(self.training.losses.tis.max_importance_ratio, tokens)
@@ -42,7 +40,7 @@ class Cispo(Loss):
     acts. The paper also divides advantages by their group's standard deviation; that is the advantage `grpo`.
     """
 
-    name: ClassVar[str] = "cispo"
+    name = "cispo"
 
     def __call__(self, tokens: LossTokens) -> TokenLosses:
         return weighted_up_to(1 + self.training.clip_high, tokens)

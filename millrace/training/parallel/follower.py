@@ -6,11 +6,12 @@ Only rank 0 reads streams, hands weights over and commits; see `millrace.trainin
 """
 
 import json
+import struct
 from dataclasses import asdict
 
 from millrace.training.checkpoints.reading import StoredFiles
 from millrace.training.checkpoints.saving import AsyncCheckpoints
-from millrace.training.parallel.messages import Command, exchange, receive, unpack
+from millrace.training.parallel.messages import RATE_FACTOR, Command, exchange, receive, unpack
 from millrace.training.parallel.sharding import full_tensors, own_shards
 from millrace.training.trainer import Trainer
 from millrace.weights.base import Manifest, Weights, WeightsWriter
@@ -34,7 +35,8 @@ def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsWrite
             case Command.END:
                 return
             case Command.STEP:
-                trainer.step(unpack(payload))
+                (rate_factor,) = struct.unpack_from(RATE_FACTOR, payload)
+                trainer.step(unpack(payload[struct.calcsize(RATE_FACTOR) :]), rate_factor)
             case Command.WEIGHTS:
                 # All ranks take part in gathering; only rank 0 uses the result.
                 for _ in full_tensors(trainer.model):

@@ -7,6 +7,7 @@ A trainer without other ranks needs none of this: `Trainer` and `AsyncCheckpoint
 """
 
 import json
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -18,7 +19,7 @@ from configs.training import TrainingConfig
 from millrace.training.batch import Sample
 from millrace.training.checkpoints.saving import AsyncCheckpoints, Tensors
 from millrace.training.parallel.follower import checkpoint_payload, restore_share
-from millrace.training.parallel.messages import Command, exchange, pack, send
+from millrace.training.parallel.messages import RATE_FACTOR, Command, exchange, pack, send
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.parallel.sharding import full_tensors
 from millrace.training.step_report import StepReport
@@ -60,9 +61,9 @@ class LeaderTrainer(Trainer):
         super().__init__(model, training, **others)
         self.followers = Followers(self.ranks)
 
-    def step(self, samples: Sequence[Sample]) -> StepReport:
-        with self.followers.together(Command.STEP, pack(samples)):
-            return super().step(samples)
+    def step(self, samples: Sequence[Sample], rate_factor: float = 1.0) -> StepReport:
+        with self.followers.together(Command.STEP, struct.pack(RATE_FACTOR, rate_factor) + pack(samples)):
+            return super().step(samples, rate_factor)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """As in `Trainer`, but in the CPU's memory: a device never holds more than one whole tensor."""

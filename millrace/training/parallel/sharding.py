@@ -13,11 +13,11 @@ batch (`millrace.training.objective`). FSDP2: https://docs.pytorch.org/docs/stab
 from collections.abc import Iterator
 
 import torch
-from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
 
+from millrace.models.layers import decoder_layers
 from millrace.training.parallel.lora import adapters, base_name, is_adapter, merged, parts
 from millrace.training.parallel.ranks import DATA, TENSOR, Ranks, mesh_of_one
 from millrace.training.parallel.tensor import replicate, split_layer
@@ -43,7 +43,7 @@ def shard(policy: PackedPolicy, ranks: Ranks, *, compute_dtype: torch.dtype | No
         # Inputs have the compute dtype already, or have to keep theirs, as the temperatures.
         cast_forward_inputs=False,
     )
-    layers = _decoder_layers(policy.model)
+    layers = decoder_layers(policy.model)
     for name, layer in layers.items():
         # Layer by layer, so that a device never holds more than one whole layer.
         if ranks.tensor_size > 1:
@@ -105,12 +105,6 @@ def layout(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> Layout:
         tensors.append(TensorSpec(base_name(name), str(dtype).removeprefix("torch."), tuple(parameter.shape)))
         divided[base_name(name)] = _tensor_dim(parameter)
     return fsdp_layout(tensors, data=ranks.data_size, tensor=ranks.tensor_size, tensor_dims=divided)
-
-
-def _decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The decoder's layers in order, by name; all supported models keep them in `layers`."""
-    names = {module: name for name, module in model.named_modules()}
-    return {names[layer]: layer for layer in model.base_model.get_submodule("layers").children()}
 
 
 def _gathered(parameter: torch.Tensor) -> torch.Tensor:

@@ -72,14 +72,6 @@ def test_all_ranks_get_as_many_and_spare_ranks_a_dummy_token(
         assert (batch.input_ids_S.tolist(), batch.lengths, len(batch.targets_N)) == ([0], (1,), 0)
 
 
-@given(st.lists(st.integers(2, 40), min_size=1, max_size=40), st.integers(40, 200))
-def test_when_nothing_is_longer_than_the_budget_shares_are_within_one_sample_of_each_other(
-    sizes: list[int], max_tokens: int
-) -> None:
-    filled = [len(batch.input_ids_S) for batch in microbatches(samples([(1, n - 1) for n in sizes]), max_tokens)]
-    assert max(filled) - min(filled) <= max(sizes)
-
-
 @given(lengths, budgets)
 def test_a_response_token_is_predicted_from_the_position_before_it(
     shapes: list[tuple[int, int]], max_tokens: int

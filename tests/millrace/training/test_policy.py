@@ -22,6 +22,7 @@ from transformers import (
 from millrace.errors import InputError
 from millrace.training.attention.packed import PACKED
 from millrace.training.batch import Microbatch, Sample, microbatches, pack
+from millrace.training.logprobs import CHUNK_ELEMENTS
 from millrace.training.policy import PackedPolicy
 
 SMALL = {
@@ -147,6 +148,20 @@ def test_over_the_vocabulary_it_is_the_model_itself(config: PreTrainedConfig) ->
     expected = response_logprobs(model, one)
     torch.testing.assert_close(policy.over_vocabulary(pack(one)), expected, rtol=0, atol=1e-11)
     assert not policy.over_vocabulary(pack(one)).requires_grad
+
+
+def test_progress_is_told_of_at_each_layer_and_at_each_chunk_of_the_output_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 40)
+    policy = PackedPolicy(model_of(CONFIGS["llama"]))
+    told: list[None] = []
+    policy.on_progress = lambda: told.append(None)
+    (batch,) = microbatches(mixed(), 1000, 1)
+    found = policy(batch)
+    assert len(told) == 2 + 25, "two layers, and a chunk for each of 25 tokens"
+    found.logprobs_N.sum().backward()
+    assert len(told) == 2 * (2 + 25)
 
 
 def test_no_token_sees_one_of_another_sequence() -> None:

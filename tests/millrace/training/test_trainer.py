@@ -469,6 +469,33 @@ def test_a_sample_that_is_not_finite_is_refused_and_moves_nothing(make_model: Ma
     assert (trainer.policy_version, trainer.state()) == (0, before)
 
 
+@pytest.mark.parametrize("ratio_overflows", [True, False])
+def test_a_token_that_is_not_finite_can_be_masked_and_the_step_is_that_of_the_others(
+    make_model: MakeModel, ratio_overflows: bool
+) -> None:
+    masking = {**PPO, "non_finite": "mask", "entropy_coefficient": 0.1}
+    good, bad = sample([1, 3], [4, 5]), sample([1, 3], [4], rollout_logprobs=[-200.0], advantage=-1.0)
+    if not ratio_overflows:
+        bad = replace(sample([1, 3], [4]), advantage=math.inf)
+    trainer, expected = (make_trainer(make_model(0), **masking, aggregation="constant") for _ in range(2))
+    report = trainer.step([good, bad])
+    assert (report.non_finite_tokens, report.tokens) == (1, 3)
+    assert all(math.isfinite(value) for value in report.measured().values())
+    # Both count it among the responses: a response without loss has a mask of 0.
+    without = expected.step([good, replace(sample([1, 3], [4]), loss_mask=np.zeros(1, dtype=np.uint8))])
+    assert (without.non_finite_tokens, without.tokens) == (0, 2)
+    for name, parameter in trainer.model.named_parameters():
+        torch.testing.assert_close(parameter, expected.model.get_parameter(name), rtol=1e-6, atol=1e-9)
+
+
+def test_a_response_that_a_mask_drops_has_no_gradient(make_model: MakeModel) -> None:
+    stale = sample([1, 3], [4, 5], rollout_logprobs=[-20.0, -2.0])
+    trainer = make_trainer(make_model(0), masks={"max_token_ratio": 100})
+    report = trainer.step([stale])
+    assert (report.grad_norm, report.clip_fraction, report.weight_max) == (0.0, 1.0, 0.0)
+    assert report.importance_ratio_max > 100
+
+
 @pytest.mark.parametrize("steps_before", [0, 2])
 def test_a_trainer_that_became_another_goes_on_as_that_one_would(make_model: MakeModel, steps_before: int) -> None:
     original, copy = make_trainer(make_model(0)), make_trainer(make_model(1))

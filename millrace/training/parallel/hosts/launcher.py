@@ -18,17 +18,18 @@ from collections.abc import Sequence
 
 from millrace.errors import InputError
 from millrace.runtime.exit_codes import ERROR_PREFIX, USER_ERROR
+from millrace.runtime.interfaces import own_interface
 from millrace.runtime.messages import milestone_line, send
 from millrace.training.parallel.agent import end_as, prepare
 from millrace.training.parallel.hosts.leader import Leader
 from millrace.training.parallel.hosts.member import Member
-from millrace.training.parallel.hosts.network import Hosts, own_interface
+from millrace.training.parallel.hosts.network import Hosts
 
 
 def main(hosts: Hosts, arguments: Sequence[str]) -> int:
     """Runs `python ARGUMENTS` as the ranks of this host, to their end. Returns the stage's exit code; see `verdict`."""
     try:
-        interface = own_interface(hosts.network)
+        interface = own_interface(hosts.network, "placement.train.network")
     except InputError as error:
         send(milestone_line(f"{ERROR_PREFIX}{error}"))
         return USER_ERROR

@@ -1,18 +1,8 @@
-"""What the launcher of each host is told, and this host's own address in the trainer's network."""
+"""What the launcher of each host is told."""
 
-import fcntl
 import json
-import socket
-import struct
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from ipaddress import IPv4Address, IPv4Network
 from typing import Self
-
-from millrace.errors import InputError
-
-_SIOCGIFADDR = 0x8915
-"""From Linux's netdevice(7): the IPv4 address of a network interface."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,40 +30,3 @@ class Hosts:
     @classmethod
     def from_json(cls, text: str) -> Self:
         return cls(**json.loads(text))
-
-
-@dataclass(frozen=True)
-class Interface:
-    """A network interface of this host."""
-
-    name: str
-    """Such as eth0; gloo and NCCL are told where to listen by this name."""
-    address: str
-
-
-def own_interface(network: str) -> Interface:
-    """This host's interface in `network`, such as 10.0.0.0/24. Raises InputError if it has none there."""
-    found = {name: address for _, name in socket.if_nameindex() if (address := _address(name)) is not None}
-    return choose(found, network)
-
-
-def choose(found: Mapping[str, str], network: str) -> Interface:
-    """The first of `found`, addresses by interface, that is in `network`. Raises InputError if none is."""
-    within = IPv4Network(network)
-    for name, address in found.items():
-        if IPv4Address(address) in within:
-            return Interface(name, address)
-    raise InputError(
-        f"placement.train.network is {network}, and host {socket.gethostname()} has no address in it, only "
-        f"{', '.join(sorted(found.values())) or 'none at all'}; expected a network that every host of the trainer is in"
-    )
-
-
-def _address(interface: str) -> str | None:
-    """The first IPv4 address of an interface, if it has one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])

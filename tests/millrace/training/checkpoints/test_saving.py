@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.campaigns.campaigns import wait_until
 from support.stages.failpoints import Failpoints
 from support.stores.dict_store import DictStore
 
@@ -105,6 +106,37 @@ def test_a_large_state_is_copied_while_it_is_written_and_may_change_once_it_has_
     assert len(checkpoint.files) == 3
     for name, tensor in load_weights(gate, checkpoint, {}).items():
         assert torch.equal(tensor, torch.full((3, 2), 1.0)), name
+
+
+class Turnstile(DictStore):
+    """Writes of data pass one by one, as they are let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = threading.Semaphore(0)
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        if "/data/" in path:
+            self.passes.acquire()
+        return super().put_if_absent(path, data)
+
+
+def test_whoever_waits_for_a_checkpoint_tells_of_each_file_that_is_written_meanwhile() -> None:
+    store = Turnstile()
+    told: list[None] = []
+    live = {MODEL: {name: torch.full((3, 2), 1.0) for name in ("one", "two", "three")}}
+    with AsyncCheckpoints(store, ALONE, CheckpointWriter(store), most_bytes=25) as checkpoints:
+        checkpoints.on_progress = lambda: told.append(None)
+        checkpoints.begin(1, live, {})
+        waiting = threading.Thread(target=checkpoints.finish)
+        waiting.start()
+        for passed in (1, 2):
+            assert len(told) == passed - 1, "waiting alone is no progress"
+            store.passes.release()
+            wait_until(lambda passed=passed: len(told) == passed, "the file to be told of")
+        store.passes.release()
+        waiting.join()
+    assert len(latest(store).files) == 3
 
 
 def test_where_writing_a_large_state_fails_nobody_waits_for_it_to_be_read(gate: Gate) -> None:

@@ -11,7 +11,7 @@ from support.training.bandit import Bandit, make, pulls, random_bandit
 from millrace.training.losses.base import Loss
 from millrace.training.losses.clipped import Gspo, PpoClip
 from millrace.training.losses.decoupled_ppo import DecoupledPpo
-from millrace.training.losses.masks import DppoTv, GeometricMask, IcePop, SequenceMask
+from millrace.training.losses.masks import DppoTv, GeometricMask, IcePop, SequenceMask, SequenceTis
 from millrace.training.losses.reinforce import Reinforce, Topr
 from millrace.training.losses.sapo import Sapo
 from millrace.training.losses.truncated import Aipo, Cispo, Tis
@@ -99,6 +99,7 @@ WEIGHTS: list[tuple[Loss, Callable[[Token], float], Callable[[Token], float]]] =
     (make(DecoupledPpo, clip_low=0.2, clip_high=0.3, proximal="recomputed"), lambda t: t.ratio, lambda t: t.ratio),
     (make(DecoupledPpo, clip_low=0.2, clip_high=0.3, proximal="interpolated"), interpolated, lambda t: t.ratio),
     (make(Tis, max_importance_ratio=1.5), lambda t: min(t.ratio, 1.5), lambda t: t.ratio),
+    (make(SequenceTis, max_importance_ratio=1.5), lambda t: min(t.product, 1.5), lambda t: t.product),
     (make(IcePop, low=0.5, high=3), lambda t: t.ratio if 0.5 <= t.ratio <= 3 else 0.0, lambda t: t.ratio),
     (make(SequenceMask, low=0.5, high=3), lambda t: t.product if 0.5 <= t.product <= 3 else 0.0, lambda t: t.product),
     (

@@ -61,6 +61,7 @@ PARAMETERS: dict[str, tuple[object, list[str]]] = {
     "losses.ppo_clip.dual_clip": (1.5, ["ppo_clip"]),
     "losses.decoupled_ppo.proximal": ("recomputed", ["decoupled_ppo"]),
     "losses.tis.max_importance_ratio": (1.5, ["tis"]),
+    "losses.sequence_tis.max_importance_ratio": (1.5, ["sequence_tis"]),
     "losses.icepop.low": (0.7, ["icepop"]),
     "losses.icepop.high": (1.3, ["icepop"]),
     "losses.sequence_mask.low": (0.01, ["sequence_mask"]),
@@ -105,7 +106,10 @@ def test_a_parameter_changes_the_losses_that_have_it_and_no_other(key: str) -> N
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(InputError, match=r'^there is no loss "grpo"; expected one of aipo, reinforce, .*, topr$'):
+    with pytest.raises(
+        InputError,
+        match=r'^there is no loss "grpo"; expected one of aipo, reinforce, .*, topr, or package.module:function$',
+    ):
         make_loss(TRAINING, "grpo")
 
 

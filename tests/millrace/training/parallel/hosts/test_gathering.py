@@ -9,11 +9,10 @@ from contextlib import closing
 import pytest
 from support.campaigns.campaigns import wait_until
 
-from millrace.errors import InputError
 from millrace.training.parallel.hosts import link as links
 from millrace.training.parallel.hosts.gathering import Gathering, refusal
 from millrace.training.parallel.hosts.link import Link, NotTrusted
-from millrace.training.parallel.hosts.network import Hosts, Interface, choose, own_interface
+from millrace.training.parallel.hosts.network import Hosts
 
 SECRET = b"s" * 32
 TWO = {0: "10.0.0.1", 1: "10.0.0.2"}
@@ -101,16 +100,6 @@ def test_a_machine_counts_once_and_only_known_hosts_join(host: object, address: 
 
 def test_on_loopback_all_hosts_may_be_one_machine() -> None:
     assert refusal(1, "127.0.0.1", {0: "127.0.0.1"}, 2) is None
-
-
-def test_a_host_finds_its_own_address_in_the_trainer_s_network() -> None:
-    assert own_interface("127.0.0.0/8") == Interface("lo", "127.0.0.1")
-    found = {"lo": "127.0.0.1", "eth0": "192.168.1.7", "ib0": "10.0.0.7"}
-    assert choose(found, "10.0.0.0/24") == Interface("ib0", "10.0.0.7")
-    with pytest.raises(
-        InputError, match=r"^placement\.train\.network is 10\.9\.0\.0/24, and host .* has no address in"
-    ):
-        choose(found, "10.9.0.0/24")
 
 
 def test_what_a_launcher_is_told_survives_the_command_line() -> None:

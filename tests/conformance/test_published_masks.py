@@ -1,0 +1,210 @@
+"""Masks of whole responses, tokens that are not finite, and corrected KL estimates, against their publications."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.training.bandit import make, pulls, random_bandit, tokens_of, vector
+
+from configs.learning.losses import KlConfig, MasksConfig
+from millrace.training.losses.base import Loss, LossTokens
+from millrace.training.losses.decoupled_ppo import DecoupledPpo
+from millrace.training.losses.factory import LOSSES
+from millrace.training.losses.kl import kl_penalty
+from millrace.training.losses.left_out import loss_without, not_finite
+from millrace.training.losses.masks import SequenceMask
+from millrace.training.losses.mismatch import masked_responses
+from millrace.training.losses.reinforce import Reinforce
+from millrace.training.losses.truncated import Aipo
+
+each_loss = pytest.mark.parametrize("loss", [make(kind) for kind in LOSSES.values()], ids=LOSSES)
+logits = st.lists(st.floats(-3, 3), min_size=4, max_size=4)
+
+
+def rows(tokens: LossTokens) -> list[list[int]]:
+    """Places of the tokens of each response."""
+    return [(tokens.response_N == q).nonzero()[:, 0].tolist() for q in range(tokens.num_responses)]
+
+
+def by_hand(masks: MasksConfig, tokens: LossTokens) -> list[bool]:
+    """Plain floats, response by response."""
+    log_ratio = (tokens.trainer_logprobs_N - tokens.rollout_logprobs_N).tolist()
+    found = [False] * len(log_ratio)
+    for places in rows(tokens):
+        if not places:
+            continue
+        ratios = [math.exp(log_ratio[n]) for n in places]
+        k3 = sum(ratio - 1 - math.log(ratio) for ratio in ratios) / len(ratios)
+        k1 = -sum(math.log(ratio) for ratio in ratios) / len(ratios)
+        bad = tokens.advantages_N[places[0]].item() < 0
+        dropped = (
+            (masks.min_token_ratio is not None and min(ratios) < masks.min_token_ratio)
+            or (masks.max_token_ratio is not None and max(ratios) > masks.max_token_ratio)
+            or (masks.max_kl is not None and k3 > masks.max_kl)
+            or (masks.max_kl_negative is not None and bad and k1 > masks.max_kl_negative)
+        )
+        for n in places:
+            found[n] = dropped
+    return found
+
+
+@pytest.mark.parametrize(
+    "masks",
+    [
+        {"min_token_ratio": 0.4},
+        {"max_token_ratio": 2.5},
+        {"max_kl": 0.3},
+        {"max_kl_negative": 0.1},
+        {"min_token_ratio": 0.3, "max_kl": 0.4},
+    ],
+    ids=lambda masks: "-".join(masks),
+)
+def test_a_mask_drops_the_responses_of_its_formula(masks: dict[str, float]) -> None:
+    config, seen = MasksConfig.model_validate(masks), set()
+    for seed in range(40):
+        tokens = random_bandit(seed).tokens()
+        dropped_N = masked_responses(config, tokens)
+        assert dropped_N is not None
+        assert dropped_N.tolist() == by_hand(config, tokens)
+        seen |= set(dropped_N.tolist())
+    assert seen == {True, False}
+
+
+def test_without_a_mask_nothing_is_dropped() -> None:
+    assert masked_responses(MasksConfig(), random_bandit(0).tokens()) is None
+
+
+def test_a_spare_ranks_dummy_batch_has_nothing_to_mask() -> None:
+    empty = tokens_of(vector(), vector(), vector(), lengths=())
+    dropped_N = masked_responses(MasksConfig(min_token_ratio=0.5, max_kl=0.1), empty)
+    assert dropped_N is not None
+    assert dropped_N.tolist() == []
+
+
+@each_loss
+def test_what_a_mask_drops_has_neither_loss_nor_weight_and_the_other_responses_are_as_without_it(loss: Loss) -> None:
+    tokens = random_bandit(3).tokens()
+    dropped_N = masked_responses(MasksConfig(max_kl=0.3), tokens)
+    assert dropped_N is not None
+    assert 0 < int(dropped_N.sum()) < len(dropped_N)
+    whole, masked = loss(tokens), loss_without(loss, tokens, dropped_N)
+    assert torch.equal(masked.loss[~dropped_N], whole.loss[~dropped_N])
+    assert torch.equal(masked.weight[~dropped_N], whole.weight[~dropped_N])
+    assert not masked.loss[dropped_N].any()
+    assert not masked.weight[dropped_N].any()
+    assert masked.clipped[dropped_N].all()
+    assert torch.equal(masked.importance_ratio, whole.importance_ratio)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("trainer", [-1.0, -math.inf])
+@each_loss
+def test_a_token_that_is_not_finite_can_be_left_out_and_the_gradient_is_that_of_the_others(
+    loss: Loss, advantage: float, trainer: float
+) -> None:
+    """Token 1 has a ratio of e^2000, or a probability of 0."""
+    tokens = tokens_of(
+        vector(-1.0, trainer, -2.0), vector(-1.1, -2001.0, -1.9), vector(0.5, advantage, -0.5), lengths=(1, 1, 1)
+    )
+    with torch.no_grad():
+        bad_N = not_finite(loss(tokens), torch.zeros(3), tokens)
+    assert not bad_N[[0, 2]].any()
+    live_N = tokens.trainer_logprobs_N.clone().requires_grad_()
+    left = loss_without(loss, replace(tokens, trainer_logprobs_N=live_N), bad_N)
+    (gradient_N,) = torch.autograd.grad(left.loss.sum(), live_N)
+    assert gradient_N.isfinite().all()
+    assert left.loss.isfinite().all()
+    assert left.weight.isfinite().all()
+    others = tokens_of(vector(-1.0, -2.0), vector(-1.1, -1.9), vector(0.5, -0.5))
+    torch.testing.assert_close(-gradient_N[[0, 2]], pulls(loss, others), rtol=1e-14, atol=0)
+
+
+def test_the_ratio_of_a_response_is_that_of_its_finite_tokens() -> None:
+    tokens = tokens_of(vector(-1.0, -math.inf, -2.0), vector(-1.1, -1.0, -1.9), vector(1.0, 1.0, 1.0), lengths=(3,))
+    bad_N = not_finite(make(Reinforce)(tokens), torch.zeros(3), tokens)
+    assert bad_N.tolist() == [False, True, False]
+    found = loss_without(make(SequenceMask), tokens, bad_N)
+    assert found.weight.tolist() == pytest.approx([1.0, 0.0, 1.0])
+
+
+@settings(max_examples=50)
+@given(trainer=st.floats(-5, 0), rollout=st.floats(-5000, 0), d=st.integers(1, 4), advantage=st.sampled_from((1.0, -1)))
+def test_interpolated_decoupled_ppo_has_a_finite_loss_wherever_it_has_no_gradient(
+    trainer: float, rollout: float, d: int, advantage: float
+) -> None:
+    loss = make(DecoupledPpo, proximal="interpolated")
+    tokens = tokens_of(
+        torch.tensor([trainer]), torch.tensor([rollout]), torch.tensor([advantage]), lengths=(1,), staleness=(d,)
+    )
+    judged = loss(tokens)
+    assume(judged.weight.item() == 0)
+    assert math.isfinite(judged.loss.item())
+
+
+@each_loss
+def test_no_loss_has_a_gradient_by_the_policy_that_sampled(loss: Loss) -> None:
+    tokens = random_bandit(2).tokens()
+    live_N, rollout_N = (one.clone().requires_grad_() for one in (tokens.trainer_logprobs_N, tokens.rollout_logprobs_N))
+    judged = loss(replace(tokens, trainer_logprobs_N=live_N, rollout_logprobs_N=rollout_N))
+    (gradient_N,) = torch.autograd.grad(judged.loss.sum(), rollout_N, allow_unused=True, materialize_grads=True)
+    assert not gradient_N.any()
+    assert [tensor.requires_grad for tensor in judged] == [True, False, False, False]
+
+
+def mean_gradient(kl: KlConfig, policy: list[float], sampler: list[float], reference: list[float]) -> torch.Tensor:
+    """By the policy's logits, in the mean over samples of another policy."""
+    live_V = torch.tensor(policy, dtype=torch.float64, requires_grad=True)
+    mu_V, ref_V = (torch.log_softmax(torch.tensor(one, dtype=torch.float64), 0) for one in (sampler, reference))
+    pi_V = torch.log_softmax(live_V, 0)
+    tokens = tokens_of(pi_V, mu_V, torch.ones(4, dtype=torch.float64))
+    (gradient_V,) = torch.autograd.grad((mu_V.exp() * kl_penalty(kl, tokens, ref_V)).sum(), live_V)
+    return gradient_V
+
+
+def divergences_gradient(policy: list[float], reference: list[float]) -> torch.Tensor:
+    live_V = torch.tensor(policy, dtype=torch.float64, requires_grad=True)
+    ref_V = torch.log_softmax(torch.tensor(reference, dtype=torch.float64), 0)
+    pi_V = torch.log_softmax(live_V, 0)
+    (gradient_V,) = torch.autograd.grad((pi_V.exp() * (pi_V - ref_V)).sum(), live_V)
+    return gradient_V
+
+
+@pytest.mark.parametrize(
+    ("estimator", "straight_through"), [("k1", False), ("k3", False), ("k1", True), ("k2", True), ("k3", True)]
+)
+@settings(max_examples=50)
+@given(policy=logits, sampler=logits, reference=logits)
+def test_an_importance_weighted_estimate_has_the_divergences_gradient_on_samples_of_another_policy(
+    estimator: str, straight_through: bool, policy: list[float], sampler: list[float], reference: list[float]
+) -> None:
+    kl = KlConfig.model_validate(
+        {"estimator": estimator, "straight_through": straight_through, "importance_weighted": True}
+    )
+    found_V = mean_gradient(kl, policy, sampler, reference)
+    torch.testing.assert_close(found_V, divergences_gradient(policy, reference), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@settings(max_examples=50)
+@given(policy=logits, reference=logits)
+def test_straight_through_each_estimator_has_the_divergences_gradient_and_its_own_value(
+    estimator: str, policy: list[float], reference: list[float]
+) -> None:
+    plain, through = (
+        KlConfig.model_validate({"estimator": estimator, "straight_through": value}) for value in (False, True)
+    )
+    found_V = mean_gradient(through, policy, policy, reference)
+    torch.testing.assert_close(found_V, divergences_gradient(policy, reference), rtol=1e-9, atol=1e-12)
+    tokens, ref_V = random_bandit(1).tokens(), random_bandit(1).rollout_logprobs_N
+    assert torch.equal(kl_penalty(plain, tokens, ref_V), kl_penalty(through, tokens, ref_V))
+
+
+def test_a_mask_and_a_bound_on_weights_act_together() -> None:
+    tokens = tokens_of(vector(-1.0, -1.0, -1.0), vector(-3.0, -1.0, -9.0), vector(1.0, 1.0, 1.0), lengths=(2, 1))
+    dropped_N = masked_responses(MasksConfig(max_token_ratio=100), tokens)
+    found = loss_without(make(Aipo, max_importance_ratio=2), tokens, dropped_N)
+    assert found.weight.tolist() == [2.0, 1.0, 0.0]
+    assert found.clipped.tolist() == [True, False, True]
