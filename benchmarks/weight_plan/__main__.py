@@ -16,10 +16,9 @@ from rich.table import Table
 
 from benchmarks.report import machine, make_parser, make_table, print_targets, write_json
 from benchmarks.weight_plan.costs import Case, Links, cost
-from benchmarks.weight_plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B, QWEN3_4B
+from benchmarks.weight_plan.models import MODELS
 from millrace.errors import InputError
 
-MODELS = {"4b": QWEN3_4B, "8b": LLAMA_8B, "70b": LLAMA_70B, "405b": LLAMA_405B}
 DEFAULT_CASES = {
     "4b": [(8, 2, 4)],
     "8b": [(8, 1, 1), (8, 1, 8), (8, 16, 1), (64, 8, 8), (64, 64, 1), (256, 128, 1), (1024, 128, 8)],
@@ -104,10 +103,11 @@ def _cases(arguments: argparse.Namespace) -> list[Case]:
 
 
 def _case(model: str, ranks: int, generators: int, workers: int, tensor: int | None) -> Case:
-    tensor = tensor or min(MODELS[model].trainer_tensor, ranks)
+    shape, usual = MODELS[model]
+    tensor = tensor or min(usual, ranks)
     if ranks % tensor:
         raise InputError(f"{ranks} trainer ranks can't be divided into rows of {tensor}")
-    return Case(model=MODELS[model], trainer_ranks=ranks, trainer_tensor=tensor, generators=generators, workers=workers)
+    return Case(model=shape, trainer_ranks=ranks, trainer_tensor=tensor, generators=generators, workers=workers)
 
 
 def _table(rows: list[dict[str, Any]], links: Links) -> Table:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.weight_plan.models import DenseModel, tensor_dims
 from benchmarks.weight_plan.simulation import simulated_span
+from millrace.planning.costs.model_shape import ModelShape, tensor_dims
+from millrace.planning.costs.weight_sync import most_copies, push_seconds
 from millrace.weights.transfer.generator_layouts import vllm_layout
 from millrace.weights.transfer.plan import TransferPlan, plan_transfer
 from millrace.weights.transfer.trainer_layouts import fsdp_layout
@@ -20,7 +21,7 @@ _GB = 1e9
 class Case:
     """A model, a trainer and its generators."""
 
-    model: DenseModel
+    model: ModelShape
     trainer_ranks: int
     trainer_tensor: int
     """Tensor ranks of the trainer; the others are data ranks."""
@@ -42,9 +43,9 @@ class Links:
     copy_us: float
     """What it costs to copy one region into a bucket or out of it, microseconds; the other bucket travels meanwhile."""
 
-    def seconds(self, rate: float, *, nbytes: int, messages: int, copies: int) -> float:
-        """How long a rank takes that carries so much, at `rate` GB/s."""
-        return max(nbytes / rate / _GB + messages * self.message_us * 1e-6, copies * self.copy_us * 1e-6)
+    def seconds(self, plan: TransferPlan, rate: float) -> float:
+        """How long a push takes at `rate` GB/s."""
+        return push_seconds(plan, rate * _GB, message_us=self.message_us, copy_us=self.copy_us)
 
 
 def cost(case: Case, links: Links, *, bucket_bytes: int, dtype: str) -> dict[str, Any]:
@@ -61,7 +62,6 @@ def cost(case: Case, links: Links, *, bucket_bytes: int, dtype: str) -> dict[str
     plan = plan_transfer(source, [generator] * case.generators, bucket_bytes=bucket_bytes)
     sent, received, digest = plan.sent, plan.received, plan.digest
     planned = time.perf_counter() - begin
-    work = {"nbytes": plan.span, "messages": _most_messages(plan), "copies": _most_copies(plan)}
     row = {
         **asdict(case),
         "model": case.model.name,
@@ -76,22 +76,10 @@ def cost(case: Case, links: Links, *, bucket_bytes: int, dtype: str) -> dict[str
         "received_balance": plan.received_balance,
         "trainer_extra_gb": (max(source.nbytes(rank) for rank in range(source.size)) + 2 * bucket_bytes) / _GB,
         "worker_extra_gb": (int(received.max()) + 2 * bucket_bytes) / _GB,
-        "copies": work["copies"],
-        "over_network": links.seconds(links.network, **work),
-        "over_nvlink": links.seconds(links.nvlink, **work),
+        "copies": most_copies(plan),
+        "over_network": links.seconds(plan, links.network),
+        "over_nvlink": links.seconds(plan, links.nvlink),
     }
     if plan.size <= _MOST_SIMULATED_RANKS:
         row["simulated_over_span"] = simulated_span(plan) / plan.span
     return row
-
-
-def _most_messages(plan: TransferPlan) -> int:
-    """Of the busiest rank, if all messages are full but each pair's last."""
-    messages = np.concatenate([-(-family.sent // plan.bucket_bytes) for family in plan.families], axis=1)
-    return int(max(messages.sum(axis=0).max(), messages.sum(axis=1).max()))
-
-
-def _most_copies(plan: TransferPlan) -> int:
-    """Of the busiest worker, or of a trainer rank on average."""
-    sends = sum(len(family.chains) * int(family.num_regions.sum()) for family in plan.families)
-    return max(sends // plan.source.size, *(int(family.num_regions.max()) for family in plan.families))

@@ -45,6 +45,16 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """How far a generator may run ahead under these weights, and how wide (`millrace.control`)."""
+
+    max_staleness: int
+    """Staleness bound by which it admits groups, policy versions."""
+    places: int
+    """Requests that it may have in flight."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """Everything about a policy version but its tensors; travels with them on every transport."""
 
@@ -52,6 +62,8 @@ class Manifest:
     probe: Probe | None = None
     fingerprint: Fingerprint | None = None
     """None only between the trainer and sync_weights, which computes it: hashing would hold the trainer up."""
+    terms: Terms | None = None
+    """None: those of the config."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -65,6 +77,8 @@ class Manifest:
     def from_json(cls, values: dict[str, Any]) -> "Manifest":
         """The inverse of `to_json`. Raises KeyError or TypeError if the values are not a manifest's."""
         probe, fingerprint = values["probe"], values["fingerprint"]
+        # Stored versions of earlier releases have none.
+        terms = values.get("terms")
         if probe is not None:
             logprobs = {int(token): logprob for token, logprob in probe["logprobs"].items()}
             probe = Probe(tokens=tuple(probe["tokens"]), logprobs=logprobs)
@@ -72,6 +86,7 @@ class Manifest:
             id=WeightsId(**values["id"]),
             probe=probe,
             fingerprint=None if fingerprint is None else Fingerprint(**fingerprint),
+            terms=None if terms is None else Terms(**terms),
         )
 
 

@@ -2,7 +2,7 @@
 
     reader ──fills──► file ──SharedTensors.map──► the engine's other processes
 
-A reader that receives in a thread has two, so that it can always receive:
+A reader that receives in a thread has a second one while the first is in use, so that it can always receive:
 
     thread ─free─► buffer ─fill, verify─► arrived ─take─► lent to the caller ─next take─► free
 """
@@ -73,7 +73,10 @@ class ReceiveBuffer:
 
 
 class ReceiveBuffers:
-    """Two files beside `path`: one may be lent while the other is filled. Any thread may call the methods."""
+    """One file beside `path`, and a second one while the first is lent or waits to be taken.
+
+    Any thread may call the methods.
+    """
 
     def __init__(self, path: Path) -> None:
         self._buffers = [ReceiveBuffer(path.with_name(f"{path.name}-{i}")) for i in (0, 1)]
@@ -82,6 +85,7 @@ class ReceiveBuffers:
         self._lent: ReceiveBuffer | None = None
         self._arrived: tuple[Weights, ReceiveBuffer] | None = None
         self._refused: WeightsCorrupt | None = None
+        self._last_refused: WeightsId | None = None
 
     def lacks(self, wanted: WeightsId) -> bool:
         """Whether these are newer than what the caller has and than what waits for it here."""
@@ -92,35 +96,39 @@ class ReceiveBuffers:
         """A buffer that is not in use. If there is none, discards the version that was never taken."""
         with self._lock:
             untaken = None if self._arrived is None else self._arrived[1]
-            for buffer in self._buffers:
-                if buffer is not self._lent and buffer is not untaken:
-                    return buffer
-            self._arrived = None
-            assert untaken is not None
-            return untaken
+            unused = [buffer for buffer in self._buffers if buffer is not self._lent and buffer is not untaken]
+            if not unused:
+                self._arrived = None
+                assert untaken is not None
+                return untaken
+            for buffer in unused[1:]:
+                # Each is a whole model. The second is seldom needed, and made again when it is.
+                buffer.close()
+            return unused[0]
 
     def arrive(self, weights: Weights, buffer: ReceiveBuffer) -> None:
         """These are in this buffer, whole and verified."""
         with self._lock:
-            self._arrived, self._refused = (weights, buffer), None
+            self._arrived = weights, buffer
 
-    def refuse(self, error: WeightsCorrupt) -> None:
-        """What arrived is damaged: the next `take` raises this, unless it finds something newer."""
+    def refuse(self, damaged: WeightsId, error: WeightsCorrupt) -> None:
+        """This version arrived damaged. The next `take` raises it, once per version, also if it is sound meanwhile."""
         with self._lock:
-            self._refused = error
+            if damaged != self._last_refused:
+                self._last_refused, self._refused = damaged, error
 
     def take(self, newer_than: WeightsId | None) -> Weights | None:
-        """The newest that arrived, if newer. Ends the loan of what was taken before. Raises what was refused."""
+        """The newest that arrived, if newer. Ends the loan of what was taken before. Raises what was refused, once."""
         with self._lock:
             self._held, self._lent = newer_than, None
-            arrived, self._arrived = self._arrived, None
             refused, self._refused = self._refused, None
+            if refused is not None:
+                raise refused
+            arrived, self._arrived = self._arrived, None
             if arrived is not None and arrived[0].id.newer_than(newer_than):
                 weights, self._lent = arrived
                 self._held = weights.id
                 return weights
-            if refused is not None:
-                raise refused
             return None
 
     def close(self) -> None:

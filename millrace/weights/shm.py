@@ -51,7 +51,7 @@ class HandoverWriter(WeightsWriter):
 
         Raises ValueError for other names or shapes than the file's, StoreFull if memory ran out.
         """
-        if not self._path.exists():
+        if not self._file.is_there() and not self._is_replaced():
             lost = self._file
             self._file = _open(self._path, lost.shapes, lost.num_readers)
             lost.close()
@@ -67,8 +67,19 @@ class HandoverWriter(WeightsWriter):
         file.offer(slot, weights.manifest)
 
     def is_wanted_again(self) -> bool:
-        # Not if it is another file: then a successor's is there.
-        return self._file.is_asked_again(self._file.pointed(OFFERED)) or not self._path.exists()
+        # A cut-off file may not be touched: reading beyond its end kills the process.
+        if not self._file.is_there():
+            return not self._is_replaced()
+        return self._file.is_asked_again(self._file.pointed(OFFERED))
+
+    def _is_replaced(self) -> bool:
+        """Whether a sound file is there that is not this one: a successor's."""
+        try:
+            other = SlotFile(self._path)
+        except (FileNotFoundError, WeightsCorrupt):
+            return False
+        other.close()
+        return other.inode != self._file.inode
 
     def close(self) -> None:
         if not self._file.handle.closed:
@@ -97,12 +108,13 @@ class _SlotReader(WeightsReader):
         return self._held
 
     def _current(self) -> SlotFile | None:
+        if self._file is not None and not self._file.is_there():
+            self._file.close()
+            self._file = None
         try:
-            if self._file is not None and self._path.stat().st_ino != self._file.inode:
-                self._file.close()
-                self._file = None
             self._file = self._file or SlotFile(self._path)
-        except FileNotFoundError:
+        except (FileNotFoundError, WeightsCorrupt):
+            # Of another kind, or cut off: the trainer replaces it.
             return None
         return self._file
 
@@ -110,7 +122,8 @@ class _SlotReader(WeightsReader):
         """Drops the claim."""
         self._held = None
         if self._file is not None:
-            if self._reader < self._file.num_readers:
+            # A cut-off file may not be touched.
+            if self._reader < self._file.num_readers and self._file.is_there():
                 self._file.give_up(self._reader)
             self._file.close()
             self._file = None

@@ -52,10 +52,17 @@ class SlotFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.handle = path.open("r+b")
-        if self.handle.read(len(_MAGIC)) != _MAGIC:
+        try:
+            self._open()
+        except (ValueError, TypeError, OSError, WeightsCorrupt) as error:
             self.handle.close()
-            raise WeightsCorrupt(f"{path} is not a shared-memory weights file")
-        self.inode = os.fstat(self.handle.fileno()).st_ino
+            raise WeightsCorrupt(f"{path} is not a shared-memory weights file, or was cut off: {error}") from error
+
+    def _open(self) -> None:
+        if self.handle.read(len(_MAGIC)) != _MAGIC:
+            raise ValueError("it does not begin like one")
+        found = os.fstat(self.handle.fileno())
+        self.inode = found.st_ino
         self._map = mmap.mmap(self.handle.fileno(), 0)
         self._words = memoryview(self._map)[:_PAGE].cast("q")
         self._reserved: set[int] = set()
@@ -68,6 +75,19 @@ class SlotFile:
         self._manifest_bytes: int = self._words[_MANIFEST_BYTES_AT]
         self._slot_bytes = _slot_bytes(self._manifest_bytes, self.shapes)
         self._first_slot = _PAGE + _round_up(len(shapes))
+        self._size = self._first_slot + self.num_slots * self._slot_bytes
+        if found.st_size != self._size:
+            raise ValueError(f"it has {found.st_size:,} bytes, expected {self._size:,}")
+
+    def is_there(self) -> bool:
+        """Whether this file is still whole, and still the one at its path."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return False
+        # In this order: what is beyond the end of a file that was cut off may not be touched.
+        same = found.st_ino == self.inode and found.st_size == self._size
+        return same and self._map[: len(_MAGIC)] == _MAGIC
 
     def pointed(self, pointer: int) -> int:
         """The slot that a pointer names; negative if none."""

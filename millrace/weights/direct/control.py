@@ -50,7 +50,7 @@ class DirectRelay(WeightsReader, WeightsWriter):
         self._weights: Weights | None = None
         # What a generator received last, and what is wrong with it.
         self._damage = ""
-        self._asked = False
+        self._asked = 0
         # Generators that did not answer, and the token with which they had joined.
         self._given_up: dict[int, str | None] = {}
         self._group = ""
@@ -69,7 +69,7 @@ class DirectRelay(WeightsReader, WeightsWriter):
 
         Raises WeightsCorrupt if ranks that should hold the same values do not.
         """
-        if not self._rendezvous.offers_changed() and (newer_than is not None or self._asked):
+        if not self._rendezvous.offers_changed() and newer_than is not None:
             return None
         source = self._layout()
         if source is None:
@@ -80,6 +80,9 @@ class DirectRelay(WeightsReader, WeightsWriter):
         if len(held) < source.size or len({manifest.id for manifest in manifests}) > 1:
             # The last of them makes the number of offers change again.
             return None
+        if max(one["answers"] for one in held) < self._asked:
+            # Still what was damaged.
+            return None
         if not manifests[0].id.newer_than(newer_than):
             return None
         sums = _whole_sums(source, [one["sums"] for one in held])
@@ -88,7 +91,6 @@ class DirectRelay(WeightsReader, WeightsWriter):
             spec.name: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
             for spec in source.tensors
         }
-        self._asked = False
         failpoint("direct.taken")
         return Weights(manifest=dataclasses.replace(manifests[0], fingerprint=fingerprint), tensors=tensors)
 
@@ -98,8 +100,7 @@ class DirectRelay(WeightsReader, WeightsWriter):
             raise WeightsCorrupt(self._damage)
 
     def ask_again(self) -> bool:
-        self._asked, self._damage = True, ""
-        self._rendezvous.ask_again()
+        self._asked, self._damage = self._rendezvous.ask_again(), ""
         return True
 
     def offer(self, weights: Weights) -> None:

@@ -83,6 +83,6 @@ class DirectReader(Member, WeightsReader):
             failpoint("direct.arrived")
             client.arrived(push)
         elif verdict:
-            self._buffers.refuse(WeightsCorrupt(verdict))
+            self._buffers.refuse(push.id, WeightsCorrupt(verdict))
         else:
             client.join()

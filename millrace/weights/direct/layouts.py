@@ -13,6 +13,8 @@ from millrace.weights.transfer.generator_layouts import whole_layout
 from millrace.weights.transfer.layout import Layout
 from millrace.weights.transfer.plan import TransferPlan, plan_transfer
 
+_ALONE_BYTES = 2 << 20
+"""In the CPU's memory a copy takes about as long as sending the same bytes, and far longer than one message more."""
 WHOLE: Mapping[str, Any] = {"whole": True}
 """A generator that takes the model whole."""
 FOLLOWS: Mapping[str, Any] = {"follows": True}
@@ -40,5 +42,5 @@ class Plans:
                 theirs = [
                     whole_layout(layout.tensors) if said.get("whole") else Layout.from_json(said) for said in generators
                 ]
-                self._made = (key, plan_transfer(layout, theirs, bucket_bytes=BUCKET_BYTES))
+                self._made = (key, plan_transfer(layout, theirs, bucket_bytes=BUCKET_BYTES, alone_bytes=_ALONE_BYTES))
             return self._made[1]

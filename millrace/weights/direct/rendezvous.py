@@ -117,9 +117,10 @@ class Rendezvous:
         text = self._read(f"offered/{member}")
         return None if text is None else json.loads(text)
 
-    def ask_again(self) -> None:
-        """Asks the trainer to offer its version once more."""
-        self.store.add("asked", 1)
+    def ask_again(self) -> int:
+        """Asks the trainer to offer its version once more. Returns how often that was asked for."""
+        asked: int = self.store.add("asked", 1)
+        return asked
 
     def announce(self, manifest: Manifest, asked: Iterable[str]) -> Push:
         """Tells all members of a new push."""
@@ -190,9 +191,12 @@ class RendezvousClient:
         self._token = uuid4().hex
         self.store.set(f"join/{self._member}", self._token)
 
-    def offer(self, manifest: Manifest, sums: Mapping[str, int]) -> None:
-        """Says that this trainer rank holds its part of a version: the sum of each of its boxes, by tensor."""
-        values = {"manifest": manifest.to_json(), "sums": dict(sums)}
+    def offer(self, manifest: Manifest, sums: Mapping[str, int], answers: int) -> None:
+        """Says that this trainer rank holds its part of a version: the sum of each of its boxes, by tensor.
+
+        `answers`: how often a version had been asked for once more when the rank took it.
+        """
+        values = {"manifest": manifest.to_json(), "sums": dict(sums), "answers": answers}
         self.store.set(f"offered/{self._member}", json.dumps(values))
         self.store.add("offers", 1)
 

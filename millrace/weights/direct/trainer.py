@@ -99,10 +99,10 @@ class ShardSender(Member, WeightsWriter):
         if self._manifest is self._offered:
             return
         with self._lock:
-            manifest = self._manifest
+            manifest, answers = self._manifest, self._answered
             assert manifest is not None
             sums = region_sums(self._snapshot, self._boxes, self._shapes)
-        client.offer(manifest, sums)
+        client.offer(manifest, sums, answers)
         self._offered = manifest
         failpoint("direct.offered")
 

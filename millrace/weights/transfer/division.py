@@ -11,14 +11,15 @@ all holders send the same.
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from millrace.weights.transfer.layout import Division, Region, TensorSpec
+from millrace.weights.transfer.layout import Division, Region, TensorSpec, volume
 
 Ints = npt.NDArray[np.int64]
+Part = tuple[Region, int]
+"""A region of a tensor, and its bytes."""
 
 
 class TensorDivision:
@@ -60,22 +61,30 @@ class TensorDivision:
         self.num_regions: Ints = (self._parts * (self._volume > 0)).sum(axis=0)
         """[W] into how many regions one tensor comes to each worker."""
 
-    def region(self, source: int, worker: int, turn: int) -> Region | None:
-        """What a trainer rank sends to a worker of the tensor with this turn; None if nothing."""
+    def parts(self, source: int, worker: int) -> tuple[Part | None, ...]:
+        """What a trainer rank sends to a worker of the tensor with turn 0, 1, … up to where that repeats.
+
+        None where it sends nothing; empty if it never does.
+        """
         box = self._box_of.get(source)
         if box is None or not self._volume[box, worker]:
-            return None
-        parts = int(self._parts[box, worker])
+            return ()
+        bounds = zip(self._begin[box, worker].tolist(), self._end[box, worker].tolist(), strict=True)
+        region: Region = tuple(bounds)
+        count, size = int(self._parts[box, worker]), len(self._holders[box])
         # Overlap (box, worker) of turn t begins with holder (box + worker + t).
-        part = (self._place_of[source] - box - worker - turn) % len(self._holders[box])
-        if part >= parts:
+        first = self._place_of[source] - box - worker
+        return tuple(self._part(region, (first - turn) % size, count) for turn in range(size))
+
+    def _part(self, region: Region, part: int, count: int) -> Part | None:
+        """Part number `part` of so many of a region, cut along its rows; None if there is no such part."""
+        if part >= count:
             return None
-        region = self._overlaps[box][worker]
-        if parts == 1:
-            return region
-        (begin, end), *others = region
-        rows = end - begin
-        return ((begin + rows * part // parts, begin + rows * (part + 1) // parts), *others)
+        if count > 1:
+            (begin, end), *others = region
+            rows = end - begin
+            region = ((begin + rows * part // count, begin + rows * (part + 1) // count), *others)
+        return region, volume(region) * self._itemsize
 
     def add_sent(self, sent: Ints, turns: Ints) -> None:
         """Adds to `sent` [S, W] the bytes that each rank sends to each worker for tensors of these turns."""
@@ -96,11 +105,6 @@ class TensorDivision:
                 ranks = holders[box[:, None], (np.arange(size)[None, :] + first) % size]
                 # A rank has one place among the holders of its only box, so that no pair is there twice.
                 sent[ranks, worker[:, None]] += shares
-
-    @cached_property
-    def _overlaps(self) -> list[list[Region]]:
-        bounds = np.stack([self._begin, self._end], axis=-1).tolist()
-        return [[tuple((begin, end) for begin, end in region) for region in line] for line in bounds]
 
 
 def _bounds(boxes: Sequence[Region], ndim: int) -> Ints:

@@ -19,8 +19,9 @@ _PARTS_PER_BUCKET = 1024
 class _Way:
     """How one generator gets everything from the trainer."""
 
-    tensors: tuple[tuple[TensorSpec, TensorDivision, int], ...]
-    """In the trainer's order, each with its number among those that are divided alike."""
+    tensors: tuple[tuple[TensorSpec, int, int], ...]
+    """In the trainer's order, each with the index of its division in `counts` and its number among those divided alike.
+    """
     counts: tuple[tuple[TensorDivision, int], ...]
     """How many tensors are divided alike."""
     received: Ints
@@ -53,12 +54,17 @@ class Family:
         """The number of a generator's chain; None if it is of another family."""
         return next((number for number, chain in enumerate(self.chains) if generator in chain), None)
 
-    def regions(self, source: int, chain: int, worker: int) -> Iterator[tuple[TensorSpec, Region]]:
-        """What a trainer rank sends to a worker of this chain's first generator, in the trainer's order of tensors."""
-        for tensor, division, number in self.way.tensors:
-            region = division.region(source, worker, number + chain)
-            if region is not None:
-                yield tensor, region
+    def regions(self, source: int, chain: int, worker: int) -> Iterator[tuple[TensorSpec, Region, int]]:
+        """What a trainer rank sends to a worker of this chain's first generator, in the trainer's order of tensors.
+
+        The last number is the region's bytes.
+        """
+        # A large model has a thousand tensors and ten divisions.
+        parts = [division.parts(source, worker) for division, _ in self.way.counts]
+        for tensor, index, number in self.way.tensors:
+            turns = parts[index]
+            if turns and (part := turns[(number + chain) % len(turns)]) is not None:
+                yield tensor, *part
 
     @cached_property
     def sent(self) -> Ints:
@@ -107,21 +113,24 @@ def families_of(source: Layout, generators: Sequence[Layout], *, bucket_bytes: i
 def _way(source: Layout, target: Layout, generator: int, bucket_bytes: int) -> _Way:
     _check_tensors(source, target, generator)
     targets = dict(zip((tensor.name for tensor in target.tensors), target.divisions, strict=True))
-    alike: dict[tuple[str, tuple[int, ...], int, int], TensorDivision] = {}
-    counts: dict[TensorDivision, int] = {}
+    alike: dict[tuple[str, tuple[int, ...], int, int], int] = {}
+    divisions: list[TensorDivision] = []
+    counts: list[int] = []
     tensors = []
     for tensor, division in zip(source.tensors, source.divisions, strict=True):
         needed = targets[tensor.name]
         key = (tensor.dtype, tensor.shape, id(division), id(needed))
         if key not in alike:
-            alike[key] = _divided(tensor, division, needed, generator, bucket_bytes)
-        number = counts.get(alike[key], 0)
-        counts[alike[key]] = number + 1
-        tensors.append((tensor, alike[key], number))
+            alike[key] = len(divisions)
+            divisions.append(_divided(tensor, division, needed, generator, bucket_bytes))
+            counts.append(0)
+        index = alike[key]
+        tensors.append((tensor, index, counts[index]))
+        counts[index] += 1
     received = np.zeros(target.size, dtype=np.int64)
-    for one, count in counts.items():
+    for one, count in zip(divisions, counts, strict=True):
         received += one.received * count
-    return _Way(tuple(tensors), tuple(counts.items()), received)
+    return _Way(tuple(tensors), tuple(zip(divisions, counts, strict=True)), received)
 
 
 def _divided(

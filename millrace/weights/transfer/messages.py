@@ -2,6 +2,9 @@
 
 regions  ████████████ ███ ██ █████████
 messages [███████████][█ ███ ██ ████][█████]      cut along rows; each slice begins at a multiple of 16 bytes
+
+On request large regions have messages of their own, before all others. Their rows often lie in one piece at both ends,
+and then are sent from there and received there, without a copy to a bucket and one out of it.
 """
 
 import math
@@ -47,12 +50,34 @@ class Hop:
 
 
 def pack(
-    regions: Iterable[tuple[TensorSpec, Region]], bucket_bytes: int
+    regions: Iterable[tuple[TensorSpec, Region, int]], bucket_bytes: int, alone_bytes: int | None = None
 ) -> Iterator[tuple[tuple[Slice, ...], int, int]]:
-    """(slices, bytes, bytes of the slices alone) of each message; together they are the regions, in their order."""
+    """(slices, bytes, bytes of the slices alone) of each message; together they are the regions, in their order.
+
+    Each region comes with its bytes. Those of at least `alone_bytes` come first and share no message; None: all share.
+    """
+    together = []
+    for one in regions:
+        if alone_bytes is not None and one[2] >= alone_bytes:
+            yield from _filled([one], bucket_bytes)
+        else:
+            together.append(one)
+    yield from _filled(together, bucket_bytes)
+
+
+def _filled(
+    regions: Iterable[tuple[TensorSpec, Region, int]], bucket_bytes: int
+) -> Iterator[tuple[tuple[Slice, ...], int, int]]:
+    """Messages that are as full as they can be, of these regions in their order."""
     slices: list[Slice] = []
     used = payload = 0
-    for tensor, region in regions:
+    for tensor, region, nbytes in regions:
+        offset = -(-used // ALIGN) * ALIGN
+        if nbytes <= bucket_bytes - offset:
+            slices.append(Slice(tensor.name, region, offset))
+            used = offset + nbytes
+            payload += nbytes
+            continue
         rest = [region]
         while rest:
             offset = -(-used // ALIGN) * ALIGN

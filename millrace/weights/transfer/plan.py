@@ -29,18 +29,21 @@ _VERSION = 1
 """Of the algorithm: processes with another must not agree on a digest."""
 
 
-def plan_transfer(source: Layout, generators: Sequence[Layout], *, bucket_bytes: int) -> "TransferPlan":
+def plan_transfer(
+    source: Layout, generators: Sequence[Layout], *, bucket_bytes: int, alone_bytes: int | None = None
+) -> "TransferPlan":
     """Plans a push from the trainer's ranks to the workers of all generators.
 
     Ranks of the push are the trainer's, then the workers of generator 0, of generator 1, and so on. Tensors travel in
-    the order of `source`. The same arguments give the same plan in every process.
+    the order of `source`, but regions of at least `alone_bytes` first and in messages of their own (`messages.py`). The
+    same arguments give the same plan in every process.
     Raises WeightsMismatch, naming the generator and a tensor, if the trainer does not have what a generator needs, and
     ValueError for buckets of less than 16 bytes.
     """
     if bucket_bytes < ALIGN:
         raise ValueError(f"buckets of {bucket_bytes} bytes; expected at least {ALIGN}")
     families = families_of(source, generators, bucket_bytes=bucket_bytes)
-    return TransferPlan(source, tuple(generators), families, bucket_bytes)
+    return TransferPlan(source, tuple(generators), families, bucket_bytes, alone_bytes)
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class TransferPlan:
     generators: tuple[Layout, ...]
     families: tuple[Family, ...]
     bucket_bytes: int
+    alone_bytes: int | None
 
     @property
     def size(self) -> int:
@@ -60,7 +64,7 @@ class TransferPlan:
     @cached_property
     def digest(self) -> str:
         """XXH3 (128 bits, hex) of everything that the plan depends on."""
-        state = xxhash.xxh3_128(f"{_VERSION} {self.bucket_bytes} {self.source.size}\n".encode())
+        state = xxhash.xxh3_128(f"{_VERSION} {self.bucket_bytes} {self.alone_bytes} {self.source.size}\n".encode())
         for layout in (self.source, *(family.layout for family in self.families)):
             state.update(repr(layout.to_json()).encode())
         state.update(repr([family.chains for family in self.families]).encode())
@@ -149,11 +153,16 @@ class TransferPlan:
         family, num_workers = self.families[index], self._first_workers[-1]
         target = self._first_workers[index] + chain * family.layout.size + worker
         when = int(self._starts[source, target])
-        packed = pack(family.regions(source, chain, worker), self.bucket_bytes)
+        packed = pack(family.regions(source, chain, worker), self.bucket_bytes, self.alone_bytes)
         for k, (slices, nbytes, payload) in enumerate(packed):
             number = (k * self.source.size + source) * num_workers + target
             yield when, Message(number, slices, nbytes)
             when += payload
+
+    def _senders(self, index: int, chain: int, worker: int) -> list[int]:
+        """The trainer ranks that send anything to this worker of a family's chain."""
+        sent = self.families[index].sent[:, chain * self.families[index].layout.size + worker]
+        return [int(source) for source in np.flatnonzero(sent)]
 
     def _trainer_hops(self, rank: int) -> list[Hop]:
         hops = [
@@ -176,7 +185,7 @@ class TransferPlan:
         place = chain.index(generator)
         fed = [
             (when, source, message)
-            for source in range(self.source.size)
+            for source in self._senders(index, number, worker)
             for when, message in self._fed(source, index, number, worker)
         ]
         fed.sort(key=lambda one: one[0])

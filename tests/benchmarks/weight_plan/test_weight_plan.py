@@ -1,20 +1,17 @@
-"""The benchmark of plans knows the models, and its times follow from the hops."""
+"""The benchmark of plans adds up, and its times follow from the hops."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.weight_plan.__main__ import main, targets_met
 from benchmarks.weight_plan.costs import Case, Links, cost
-from benchmarks.weight_plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B, QWEN3_4B, DenseModel, tensor_dims
 from benchmarks.weight_plan.simulation import simulated_span
+from millrace.planning.costs.known_models import model_named
+from millrace.planning.costs.model_shape import tensor_dims
 from millrace.weights.transfer.generator_layouts import vllm_layout
-from millrace.weights.transfer.layout import TensorSpec
 from millrace.weights.transfer.plan import plan_transfer
 from millrace.weights.transfer.trainer_layouts import fsdp_layout
 
@@ -22,41 +19,11 @@ _LINKS = Links(nvlink=450.0, network=50.0, message_us=20.0, copy_us=5.0)
 
 
 @pytest.mark.parametrize(
-    ("model", "billions"), [(QWEN3_4B, 4.02), (LLAMA_8B, 8.03), (LLAMA_70B, 70.55), (LLAMA_405B, 405.85)]
-)
-def test_a_model_has_its_published_number_of_parameters(model: DenseModel, billions: float) -> None:
-    assert sum(math.prod(spec.shape) for spec in model.tensors()) / 1e9 == pytest.approx(billions, abs=0.005)
-
-
-@pytest.mark.parametrize(
-    ("model", "config", "module"),
-    [(LLAMA_8B, LlamaConfig, LlamaForCausalLM), (QWEN3_4B, Qwen3Config, Qwen3ForCausalLM)],
-)
-def test_names_and_shapes_are_those_of_transformers(model: DenseModel, config: type, module: type) -> None:
-    small = replace(model, layers=2)
-    with torch.device("meta"):
-        theirs = module(
-            config(
-                num_hidden_layers=small.layers,
-                hidden_size=small.hidden,
-                intermediate_size=small.intermediate,
-                num_attention_heads=small.heads,
-                num_key_value_heads=small.kv_heads,
-                head_dim=small.head_dim,
-                vocab_size=small.vocabulary,
-                tie_word_embeddings=small.tied,
-            )
-        )
-    named = [TensorSpec(name, "bfloat16", tuple(tensor.shape)) for name, tensor in theirs.named_parameters()]
-    assert list(small.tensors()) == named
-
-
-@pytest.mark.parametrize(
     ("data", "tensor", "generators", "workers"),
     [(1, 1, 1, 1), (1, 1, 4, 1), (4, 1, 2, 1), (2, 2, 2, 2), (4, 2, 1, 8), (8, 1, 4, 4), (3, 1, 1, 2)],
 )
 def test_the_time_follows_from_the_hops(data: int, tensor: int, generators: int, workers: int) -> None:
-    specs = replace(LLAMA_8B, layers=4).tensors()
+    specs = replace(model_named("llama-8b"), layers=4).tensors()
     plan = plan_transfer(
         fsdp_layout(specs, data=data, tensor=tensor, tensor_dims=tensor_dims(specs)),
         [vllm_layout(specs, tensor=workers, num_heads=32, num_kv_heads=8)] * generators,
@@ -67,7 +34,7 @@ def test_the_time_follows_from_the_hops(data: int, tensor: int, generators: int,
 
 
 def test_a_row_counts_each_copy_once() -> None:
-    case = Case(model=LLAMA_8B, trainer_ranks=8, trainer_tensor=1, generators=4, workers=2)
+    case = Case(model=model_named("llama-8b"), trainer_ranks=8, trainer_tensor=1, generators=4, workers=2)
     row = cost(case, _LINKS, bucket_bytes=64 << 20, dtype="bfloat16")
     assert row["model_gb"] == pytest.approx(16.06, abs=0.01)
     assert row["worker_receives_gb"] == pytest.approx(row["model_gb"] / 2, rel=0.001)

@@ -1,5 +1,6 @@
 """The handover file itself: what it costs, who may go on with a predecessor's, and when another takes its place."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,16 +93,42 @@ def test_a_predecessor_that_is_still_there_writes_where_no_reader_looks_any_more
 
 
 @pytest.mark.parametrize("content", [b"no weights" * 1000, b""])
-def test_a_file_that_is_something_else_is_refused_by_readers_and_replaced_by_the_trainer(
+def test_a_file_that_is_something_else_is_nothing_to_readers_and_replaced_by_the_trainer(
     tmp_path: Path, content: bytes
 ) -> None:
     path = tmp_path / "handover"
     path.write_bytes(content)
     for reader in (HandoverRelay(path), ShmReader(path, 0)):
-        with pytest.raises(WeightsCorrupt, match="not a shared-memory weights file"):
-            reader.take(None)
+        assert reader.take(None) is None
+    with pytest.raises(WeightsCorrupt, match="not a shared-memory weights file"):
+        SlotFile(path)
     host = Host(tmp_path)
     host.deliver(1)
+    assert_is(host.generators[0].take(None), 1)
+
+
+def _overwritten(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"\xa5" * 4096)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [*(lambda path, kept=kept: os.truncate(path, kept) for kept in (0, 100, 5000)), _overwritten],
+    ids=["empty", "within the header", "within the shapes", "header overwritten"],
+)
+def test_a_file_that_is_damaged_under_its_users_is_made_again_with_what_was_offered_last(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    host = Host(tmp_path)
+    host.deliver(1)
+    assert not host.trainer.is_wanted_again()
+    damage(host.path)
+    assert host.sync.take(None) is None
+    assert host.generators[0].take(None) is None
+    assert host.trainer.is_wanted_again()
+    host.deliver(1)
+    assert not host.trainer.is_wanted_again()
     assert_is(host.generators[0].take(None), 1)
 
 

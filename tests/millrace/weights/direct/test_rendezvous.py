@@ -1,8 +1,12 @@
 """Who is asked to take part in a push, and who no longer; the test plays the members."""
 
+import os
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from support.weights.direct import id_of, trainer_layout
@@ -135,10 +139,14 @@ def test_what_a_trainer_rank_offers_and_what_members_say_of_themselves_is_read_b
     assert rendezvous.layout("trainer/1") == FOLLOWS
     assert not rendezvous.offers_changed()
     manifest = Manifest(id=id_of(3))
-    client.offer(manifest, {"embed": 5})
+    client.offer(manifest, {"embed": 5}, 2)
     assert rendezvous.offers_changed()
     assert not rendezvous.offers_changed()
-    assert rendezvous.offered("trainer/1") == {"manifest": manifest.to_json(), "sums": {"embed": 5}}
+    assert rendezvous.offered("trainer/1") == {
+        "manifest": manifest.to_json(),
+        "sums": {"embed": 5},
+        "answers": 2,
+    }
 
 
 def test_each_join_has_another_token(rendezvous: Rendezvous) -> None:
@@ -155,3 +163,21 @@ def test_connecting_where_nothing_listens_is_refused(rendezvous: Rendezvous) -> 
     rendezvous.close()
     with pytest.raises(ConnectionRefusedError):
         generator(address, 0)
+
+
+def test_strangers_who_say_nothing_or_nonsense_keep_no_push_from_its_members(rendezvous: Rendezvous) -> None:
+    host, port = rendezvous.address.split(":")
+    # What a TCPStore's client says first: a query of kind 0 with a magic number. Kind 1 sets a key.
+    greeting = struct.pack("<BI", 0, 0x3C85F7CE)
+    endless_key = greeting + struct.pack("<BQ", 1, 2**60)
+    said = [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), greeting, endless_key]
+    member = generator(rendezvous.address, 0)
+    with ExitStack() as strangers:
+        for number in range(200):
+            stranger = strangers.enter_context(socket.create_connection((host, int(port))))
+            stranger.sendall(said[number % len(said)])
+        push = announced(rendezvous, 1, 0)
+        assert member.next_push() == push
+        late = generator(rendezvous.address, 1)
+        assert rendezvous.token("generator/1") is not None, "whoever comes later is let in too"
+        assert late.next_push() == push

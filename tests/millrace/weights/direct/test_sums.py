@@ -1,13 +1,13 @@
 """Sums of boxes: they add up to the whole, and no accident leaves them as they were."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.errors import WeightsMismatch
 from millrace.weights.direct.sums import added, region_sums
 from millrace.weights.transfer.layout import Region
 
@@ -75,10 +75,13 @@ def test_a_flipped_bit_swapped_elements_and_a_moved_box_have_other_sums(
     )
 
 
-def test_a_box_that_cuts_through_a_word_is_refused_by_name() -> None:
-    tensor = made((2, 64), torch.float32)
-    with pytest.raises(WeightsMismatch, match=r"a \[2, 64\] is cut at column 1; expected parts of a multiple of 8"):
-        sum_of(tensor, ((0, 2), (1, 64)))
+@settings(max_examples=60, deadline=None)
+@given(cuts=st.lists(st.integers(0, 128), max_size=4), dtype=st.sampled_from(DTYPES))
+def test_parts_that_cut_through_words_add_up_too(cuts: list[int], dtype: torch.dtype) -> None:
+    tensor = made((3, 128), dtype)
+    ends = sorted({0, 128, *cuts})
+    parts = [((0, 3), columns) for columns in pairwise(ends)]
+    assert added(sum_of(tensor, box) for box in parts) == sum_of(tensor, whole((3, 128)))
 
 
 def test_without_tensors_there_is_nothing_to_sum() -> None:

@@ -53,7 +53,8 @@ def generators(draw: st.DrawFn, specs: tuple[TensorSpec, ...]) -> list[Layout]:
 def plans(draw: st.DrawFn) -> TransferPlan:
     specs = draw(tensors())
     bucket = draw(st.sampled_from([16, 33, 64, 1000, 100_000]))
-    return plan_transfer(draw(trainers(specs)), draw(generators(specs)), bucket_bytes=bucket)
+    alone = draw(st.sampled_from([None, 0, 20, 500]))
+    return plan_transfer(draw(trainers(specs)), draw(generators(specs)), bucket_bytes=bucket, alone_bytes=alone)
 
 
 @settings(max_examples=80, deadline=None)

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.weight_plan.models import LLAMA_405B, tensor_dims
 from millrace.errors import WeightsMismatch
+from millrace.planning.costs.known_models import model_named
+from millrace.planning.costs.model_shape import tensor_dims
 from millrace.weights.transfer.generator_layouts import vllm_layout, whole_layout
 from millrace.weights.transfer.layout import Layout, Region, TensorSpec
 from millrace.weights.transfer.plan import TransferPlan, plan_transfer
@@ -44,6 +45,7 @@ def test_a_digest_differs_if_anything_differs() -> None:
     plans = {
         "base": _plan(source, whole),
         "bucket": _plan(source, whole, bucket_bytes=128),
+        "alone": plan_transfer(source, [whole], bucket_bytes=64, alone_bytes=20),
         "generators": _plan(source, whole, whole),
         "trainer ranks": _plan(fsdp_layout(SPECS, data=4), whole),
         "tensor parallel": _plan(fsdp_layout(SPECS, data=1, tensor=2, tensor_dims={"a": 1}), whole),
@@ -101,7 +103,7 @@ def test_without_generators_nothing_is_sent() -> None:
 
 
 def test_the_largest_llama_is_balanced_over_a_thousand_ranks() -> None:
-    specs = LLAMA_405B.tensors()
+    specs = model_named("llama-405b").tensors()
     source = fsdp_layout(specs, data=128, tensor=8, tensor_dims=tensor_dims(specs))
     generator = vllm_layout(specs, tensor=16, num_heads=128, num_kv_heads=8)
     plan = _plan(source, *[generator] * 128, bucket_bytes=64 << 20)
