@@ -12,31 +12,42 @@ nothing in that time. That is not the stage's fault: its heartbeats may wait in 
 
 
 class HangDetector:
-    """Watches one stage process. `started` and `now` are seconds of the same clock."""
+    """Watches one stage process. `started` and `now` are seconds of the same clock.
 
-    def __init__(self, *, started: float, hang_seconds: float, start_seconds: float) -> None:
+    Without `hang_seconds`, `start_seconds` applies to a stage at work as well.
+    """
+
+    def __init__(self, *, started: float, hang_seconds: float | None, start_seconds: float) -> None:
         self.silent_seconds = 0.0
         """Time since the last heartbeat."""
         self.doing = STARTING
         """What the stage was doing at the last heartbeat."""
         self.at_work_seconds = 0.0
         """Time since the stage became ready."""
-        self._hang_seconds = hang_seconds
+        self.hang_seconds = start_seconds if hang_seconds is None else hang_seconds
+        """The limit at work."""
         self._start_seconds = start_seconds
-        self._ready = False
+        self._at_work_limit = "start_seconds" if hang_seconds is None else "hang_seconds"
+        self.is_at_work = False
+        """Whether the stage has said that it is ready."""
         self._checked = started
+
+    @property
+    def limit(self) -> str:
+        """The setting in `supervision` that applies now."""
+        return self._at_work_limit if self.is_at_work else "start_seconds"
 
     def record(self, heartbeat: Heartbeat) -> None:
         """Takes note of a heartbeat."""
         self.silent_seconds = 0.0
         self.doing = heartbeat.doing
-        self._ready = heartbeat.ready
+        self.is_at_work = heartbeat.ready
 
     def hangs(self, now: float) -> bool:
         """Whether the stage hangs; call it often."""
         passed = min(now - self._checked, _MAX_CHECK_SECONDS)
         self._checked = now
         self.silent_seconds += passed
-        if self._ready:
+        if self.is_at_work:
             self.at_work_seconds += passed
-        return self.silent_seconds > (self._hang_seconds if self._ready else self._start_seconds)
+        return self.silent_seconds > (self.hang_seconds if self.is_at_work else self._start_seconds)

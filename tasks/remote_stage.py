@@ -24,7 +24,9 @@ from prefect.exceptions import PrefectException
 from prefect.runtime import task_run
 from prefect.states import Cancelled
 
+from configs.schema import RunConfig
 from millrace.errors import InputError, LedgerMismatch, PlaceYielded, StageDied
+from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.background import Background
 from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor
@@ -34,13 +36,14 @@ from tasks.events import emit
 from tasks.jobs import Job
 from tasks.restart_budget import keep_going, restart_budget_of
 from tasks.stages import STAGE_TASK
-from tasks.stop import STOP
+from tasks.stop import STOP, STOP_NOW
 
 _POLL_SECONDS = 1.0
 _STATE_SECONDS = 5.0
 _ACCEPT_SECONDS = 25.0
 """After this time, a job that no worker has accepted is reported."""
-_DRAIN_SECONDS = 60.0
+_REPORT_SECONDS = 40.0
+"""For a host to report that its stages have drained."""
 FINAL_ERRORS = (InputError, Fenced, LedgerMismatch, PlaceYielded)
 """Errors after which the host does not start the stage again."""
 
@@ -76,7 +79,8 @@ def run_remotely(arguments: StageArguments, job: Job) -> None:
     )
     # A coroutine only inside an event loop, and there is none here.
     assert isinstance(flow_run, FlowRun)
-    remote = RemoteStage(arguments, job, str(flow_run.id))
+    config = RunConfig.model_validate(read_attempt(open_store(arguments.run_url), arguments.attempt).config)
+    remote = RemoteStage(arguments, job, str(flow_run.id), drain_seconds=config.supervision.drain_seconds)
     try:
         with _FlowRunState(flow_run.id) as state:
             remote.monitor(state)
@@ -87,8 +91,9 @@ def run_remotely(arguments: StageArguments, job: Job) -> None:
 class RemoteStage:
     """One flow run `stages`, as seen from the controller."""
 
-    def __init__(self, arguments: StageArguments, job: Job, flow_run_id: str) -> None:
+    def __init__(self, arguments: StageArguments, job: Job, flow_run_id: str, *, drain_seconds: float) -> None:
         self._arguments = arguments
+        self._drain_seconds = drain_seconds
         self._job = job
         self._flow_run_id = flow_run_id
         self._heartbeats = HeartbeatMonitor(open_store(arguments.run_url), job.status_record, job.number)
@@ -126,9 +131,10 @@ class RemoteStage:
                 self._check_flow_run(state.final, status)
             if STOP.is_set():
                 stopping = stopping or time.monotonic()
-                if time.monotonic() - stopping > _DRAIN_SECONDS:
+                seconds = time.monotonic() - stopping
+                if STOP_NOW.is_set() or seconds > self._drain_seconds + _REPORT_SECONDS:
                     state.give_up()
-                    raise StageDied(f"{self._where(status)} has not drained after {_DRAIN_SECONDS:.0f} s")
+                    raise StageDied(f"{self._where(status)} has not drained after {seconds:.0f} s")
             time.sleep(_POLL_SECONDS)
 
     def _check_flow_run(self, final: State[Any], status: dict[str, Any]) -> None:

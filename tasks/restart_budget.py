@@ -10,7 +10,7 @@ from typing import Any
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
-from millrace.errors import InputError, LedgerMismatch, PlaceYielded
+from millrace.errors import InputError, LedgerMismatch, PlaceYielded, RolledBack
 from storage.errors import Fenced
 from tasks.stop import STOP
 
@@ -71,5 +71,8 @@ def keep_going(task: Task[Any, Any], task_run: TaskRun, state: State[Any]) -> bo
     error = state.result(raise_on_failure=False)
     if STOP.is_set() or isinstance(error, InputError | Fenced | LedgerMismatch | PlaceYielded):
         return False
+    if isinstance(error, RolledBack):
+        # The trainer itself limits how often: this is no death.
+        return True
     # The first line says what happened; the end of the log follows.
     return restart_budget_of(str(task_run.id)).record_death(str(error).partition("\n")[0])

@@ -4,6 +4,8 @@ from typing import Any
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from millrace.runtime.arguments import StageArguments
 from tasks.jobs import StageName
@@ -18,61 +20,67 @@ STAGE_TASK: dict[str, Any] = {
     "cache_policy": NO_CACHE,
     "persist_result": False,
 }
-"""Options of every stage task."""
+"""Options of every stage task. None has tags: before Prefect starts a tagged task, also for a retry, it asks the server
+for the tags' limits, so a stage that dies while the server is away could not be started again."""
+
+
+def _run(stage: str, arguments: StageArguments, threads: int) -> State[None]:
+    """Runs it to its end; the task's state then tells the last milestone that it reported."""
+    return Completed(message=supervise(stage, arguments, threads=threads) or None)
 
 
 @task(name="bootstrap", task_run_name="bootstrap", **STAGE_TASK)
-def bootstrap(arguments: StageArguments, threads: int) -> None:
+def bootstrap(arguments: StageArguments, threads: int) -> State[None]:
     """Makes the run's start model unless it exists already."""
-    supervise("bootstrap", arguments, threads=threads)
+    return _run("bootstrap", arguments, threads)
 
 
 @task(name="evaluate", task_run_name="evaluate-{arguments.replica}", **STAGE_TASK)
-def evaluate(arguments: StageArguments, threads: int) -> None:
+def evaluate(arguments: StageArguments, threads: int) -> State[None]:
     """Measures policy versions: beside training until the campaign ends, or the latest one at the end."""
-    supervise("evaluate", arguments, threads=threads)
+    return _run("evaluate", arguments, threads)
 
 
 @task(name="promote", task_run_name="promote", **STAGE_TASK)
-def promote(arguments: StageArguments, threads: int) -> None:
+def promote(arguments: StageArguments, threads: int) -> State[None]:
     """Promotes the latest checkpoint if it is better than the last promoted one; otherwise records why not."""
-    supervise("promote", arguments, threads=threads)
+    return _run("promote", arguments, threads)
 
 
 @task(name="train", task_run_name="train-{arguments.replica}", **STAGE_TASK)
-def train(arguments: StageArguments, threads: int) -> None:
+def train(arguments: StageArguments, threads: int) -> State[None]:
     """Trains to the last step."""
-    supervise("train", arguments, threads=threads)
+    return _run("train", arguments, threads)
 
 
 @task(name="sync_weights", task_run_name="sync_weights-{arguments.replica}", **STAGE_TASK)
-def sync_weights(arguments: StageArguments, threads: int) -> None:
+def sync_weights(arguments: StageArguments, threads: int) -> State[None]:
     """Delivers policy versions to the generators until the campaign ends."""
-    supervise("sync_weights", arguments, threads=threads)
+    return _run("sync_weights", arguments, threads)
 
 
 @task(name="generate", task_run_name="generate-{arguments.replica}", **STAGE_TASK)
-def generate(arguments: StageArguments, threads: int) -> None:
+def generate(arguments: StageArguments, threads: int) -> State[None]:
     """Generates trajectories until the campaign ends."""
-    supervise("generate", arguments, threads=threads)
+    return _run("generate", arguments, threads)
 
 
 @task(name="score", task_run_name="score-{arguments.replica}", **STAGE_TASK)
-def score(arguments: StageArguments, threads: int) -> None:
+def score(arguments: StageArguments, threads: int) -> State[None]:
     """Scores trajectories until the campaign ends."""
-    supervise("score", arguments, threads=threads)
+    return _run("score", arguments, threads)
 
 
 @task(name="verify", **STAGE_TASK)
-def verify(arguments: StageArguments, threads: int) -> None:
+def verify(arguments: StageArguments, threads: int) -> State[None]:
     """Trains on the original batches of a stored run again and compares the results."""
-    supervise("verify", arguments, threads=threads)
+    return _run("verify", arguments, threads)
 
 
 @task(name="compare", **STAGE_TASK)
-def compare(arguments: StageArguments, threads: int) -> None:
+def compare(arguments: StageArguments, threads: int) -> State[None]:
     """Computes several losses on the same stored batches."""
-    supervise("compare", arguments, threads=threads)
+    return _run("compare", arguments, threads)
 
 
 LONG_RUNNING: dict[StageName, Task[..., Any]] = {

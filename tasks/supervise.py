@@ -28,11 +28,21 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.runtime import task_run
 
-from configs.schema import RunConfig, SupervisionConfig
-from millrace.errors import InputError, LedgerMismatch, PlaceYielded, StageDied
+from configs.operation.limits import SupervisionConfig
+from millrace.errors import InputError, LedgerMismatch, PlaceYielded, RolledBack, StageDied
+from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.exit_codes import DRAINED, ERROR_PREFIX, FENCED, MISCOUNTED, SHOW_STACKS, USER_ERROR, YIELDED
+from millrace.runtime.exit_codes import (
+    DRAINED,
+    ERROR_PREFIX,
+    FENCED,
+    MISCOUNTED,
+    ROLLED_BACK,
+    SHOW_STACKS,
+    USER_ERROR,
+    YIELDED,
+)
 from millrace.runtime.messages import Event, Heartbeat, read_line
 from storage import layout
 from storage.errors import Fenced
@@ -43,13 +53,15 @@ from tasks.exit_causes import OomKills, cause, oom_counters, with_last_lines
 from tasks.hang_detector import HangDetector
 from tasks.restart_budget import restart_budget_of
 from tasks.start import Process, kill, start_stage
-from tasks.stop import STOP
+from tasks.stop import STOP, STOP_NOW
 
 _POLL_SECONDS = 0.1
 _END_POLL_SECONDS = 0.005
 """Once the process has closed its pipe, which it does when it ends."""
 _GRACE_SECONDS = 20.0
-"""From SIGTERM to SIGKILL. Prefect's own grace period of 30 s is longer."""
+"""From SIGTERM to SIGKILL for a stage that has nothing to lose; `supervision.drain_seconds` for the others."""
+_COMMITTING = frozenset({"train", "generate", "score", "sync_weights"})
+"""Stages that drain: they finish their unit of work and commit it. The others are done again if they were killed."""
 _STACKS_SECONDS = 1.0
 """Time for a hung stage to write its stacks; one that still can does so at once."""
 _FINAL_ERRORS: dict[int, type[Exception]] = {
@@ -57,21 +69,25 @@ _FINAL_ERRORS: dict[int, type[Exception]] = {
     FENCED: Fenced,
     MISCOUNTED: LedgerMismatch,
     YIELDED: PlaceYielded,
+    ROLLED_BACK: RolledBack,
 }
-"""Exit codes after which a restart would not help. The stage's last milestone is the error's sentence."""
+"""Exit codes with an error of their own, whose sentence is the stage's last milestone. Only a trainer that was rolled
+back is started again."""
 
 
-def supervise(stage: str, arguments: StageArguments, *, threads: int) -> None:
-    """Runs one stage process until it is done or drained. Call it in a task declared with `STAGE_TASK`.
+def supervise(stage: str, arguments: StageArguments, *, threads: int) -> str:
+    """Runs one stage process until it is done or drained, and returns the last milestone that it reported, if any.
+
+    Call it in a task declared with `STAGE_TASK`.
 
     Raises InputError with the stage's own sentence after a user error, LedgerMismatch if the ledger does not balance,
     Fenced if another process has taken over the work, PlaceYielded if this host is free for another job of the trainer,
-    and StageDied with the cause and the end of the log after
-    anything else, such as a hang.
+    RolledBack if the trainer is to start again from an earlier checkpoint, and StageDied with the cause and the end of
+    the log after anything else, such as a hang.
     """
     name, run_url = f"{stage}-{arguments.replica}", arguments.run_url
     store = open_store(run_url)
-    config = RunConfig.model_validate(read_attempt(store, arguments.attempt).config)
+    config = attempt_config(read_attempt(store, arguments.attempt))
     log = _log_path(store, layout.log_file(stage, arguments.replica))
     log.parent.mkdir(parents=True, exist_ok=True)
     budget = restart_budget_of(str(task_run.id))
@@ -80,19 +96,16 @@ def supervise(stage: str, arguments: StageArguments, *, threads: int) -> None:
     logger = get_run_logger()
     with log.open("ab") as stderr:
         process = start_stage(stage, arguments, config, stderr, threads, logger.warning)
-    supervision = config.supervision
-    if stage == "evaluate":
-        # It gets what processor time the others leave, so a batch may take minutes.
-        supervision = supervision.model_copy(update={"hang_seconds": supervision.start_seconds})
     try:
         supervisor = StageSupervisor(
-            name, process, supervision, logger, lambda event: emit(event.kind, run_url, event.payload)
+            name, process, config.supervision, logger, lambda event: emit(event.kind, run_url, event.payload)
         )
         supervisor.monitor()
     finally:
         kill(process)
-    budget.add_work(supervisor.hang_detector.at_work_seconds, supervision.hang_seconds)
+    budget.add_work(supervisor.hang_detector.at_work_seconds, supervisor.hang_detector.hang_seconds)
     supervisor.check_exit(log)
+    return supervisor.last_milestone
 
 
 class StageSupervisor:
@@ -107,16 +120,22 @@ class StageSupervisor:
         emit_event: Callable[[Event], None],
     ) -> None:
         now = time.monotonic()
+        # An evaluation gets what processor time the others leave, so a layer may take minutes.
+        in_idle_time = name.rpartition("-")[0] == "evaluate"
         self.hang_detector = HangDetector(
-            started=now, hang_seconds=supervision.hang_seconds, start_seconds=supervision.start_seconds
+            started=now,
+            hang_seconds=None if in_idle_time else supervision.hang_seconds,
+            start_seconds=supervision.start_seconds,
         )
         self._name = name
+        self._drain_seconds = supervision.drain_seconds
         self._process = process
         self._logger = logger
         self._emit_event = emit_event
         # None: the process has closed its pipe, so it has ended or is about to.
         self._lines: queue.Queue[Heartbeat | Event | str | None] = queue.Queue()
-        self._last_milestone = ""
+        self.last_milestone = ""
+        """What the stage reported last; empty before."""
         self._oom_kills = OomKills(oom_counters(), now)
         self._poll_seconds = _POLL_SECONDS
         # Why the supervisor killed the process, if it did.
@@ -144,31 +163,47 @@ class StageSupervisor:
         if code == 0 or (STOP.is_set() and code in (DRAINED, -signal.SIGTERM)):
             return
         if code in _FINAL_ERRORS:
-            raise _FINAL_ERRORS[code](self._last_milestone.removeprefix(ERROR_PREFIX))
+            raise _FINAL_ERRORS[code](self.last_milestone.removeprefix(ERROR_PREFIX))
         why = self._why_killed or f"{self._name} {cause(code, out_of_memory=self._oom_kills.happened())}"
         raise StageDied(with_last_lines(why, log))
 
     def _drain(self) -> None:
-        """Asks the process to stop, and kills it if it takes too long."""
+        """Asks the process to stop, and kills it if it takes too long, hangs, or a person asks once more."""
         if self._process.poll() is None:
             self._process.terminate()
-        deadline = time.monotonic() + _GRACE_SECONDS
+        asked = time.monotonic()
         while self._process.poll() is None:
-            self._forward()
-            time.sleep(_POLL_SECONDS)
-            if time.monotonic() > deadline:
-                self._why_killed = f"{self._name} was asked to stop, and killed after {_GRACE_SECONDS:.0f} s"
+            self._forward(self._poll_seconds)
+            now = time.monotonic()
+            if self.hang_detector.hangs(now):
+                self._report_hang()
+            elif STOP_NOW.is_set() or now - asked > self._seconds_to_drain():
+                self._why_killed = (
+                    f"{self._name} was asked to stop, and killed after {now - asked:.0f} s; last activity: "
+                    f"{self.hang_detector.doing}"
+                )
+            if self._why_killed:
                 self._process.kill()
                 self._process.wait()
+                self._emit_event(
+                    Event(kind="stage.killed", payload={"stage": self._name, "sentence": self._why_killed})
+                )
+
+    def _seconds_to_drain(self) -> float:
+        works = self.hang_detector.is_at_work and self._name.rpartition("-")[0] in _COMMITTING
+        return self._drain_seconds if works else min(self._drain_seconds, _GRACE_SECONDS)
 
     def _report_hang(self) -> None:
         seconds, doing = self.hang_detector.silent_seconds, self.hang_detector.doing
-        self._why_killed = f"{self._name} hangs: no sign of progress for {seconds:.0f} s; last activity: {doing}"
+        self._why_killed = (
+            f"{self._name} hangs: no sign of progress for {seconds:.0f} s; last activity: {doing}; the limit is "
+            f"supervision.{self.hang_detector.limit}"
+        )
         self._logger.error("%s; it is killed", self._why_killed)
         payload = {"stage": self._name, "seconds": round(seconds, 1), "doing": doing}
         self._emit_event(Event(kind="stage.hung", payload=payload))
         self._process.send_signal(SHOW_STACKS)
-        STOP.wait(_STACKS_SECONDS)
+        (STOP_NOW if STOP.is_set() else STOP).wait(_STACKS_SECONDS)
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -192,7 +227,7 @@ class StageSupervisor:
             case Event() as event:
                 self._emit_event(event)
             case str(milestone):
-                self._last_milestone = milestone
+                self.last_milestone = milestone
                 self._logger.info(milestone)
             case None:
                 self._poll_seconds = _END_POLL_SECONDS

@@ -1,17 +1,21 @@
-"""Polls the Prefect server: has a person cancelled this flow run?
+"""Polls the Prefect server: has a person cancelled or suspended this flow run?
 
-    UI: Cancel ─► server: Cancelling ◄── polled every 5 s ── a thread of the campaign ─► control loop: drain
+    UI: Cancel  ─► server: Cancelling ◄─┬─ polled every 5 s ── a thread of the campaign ─► control loop: drain
+    UI: Suspend ─► server: Suspended  ◄─┘
 
-Prefect's worker polls too, and ends the process. But it stops polling once the server was away for half a minute, it
-may have been killed, and a campaign at a terminal has no worker.
+Prefect's worker polls for cancellation too, and ends the process. But it stops polling once the server was away for
+half a minute, it may have been killed, and a campaign at a terminal has no worker. Prefect itself acts on a suspension
+only when the next task starts, which in a campaign is the evaluation at its end.
 """
 
 import contextlib
 import threading
+from collections.abc import Sequence
 
 import httpx
 from prefect import runtime
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
 from prefect.exceptions import PrefectException
 
 from millrace.runtime.background import Background
@@ -20,23 +24,48 @@ _POLL_SECONDS = 5.0
 
 
 class Cancellation(Background):
-    """Polls while its `with` block lasts. The campaign neither waits for the server nor fails with it."""
+    """Polls while its `with` block lasts. The campaign neither waits for the server nor fails with it.
 
-    def __init__(self) -> None:
+    `former` is how often this flow run had been suspended when this process began.
+    """
+
+    def __init__(self, former: int) -> None:
         # An unreachable server must not delay the campaign's end.
         super().__init__("cancellation", join_seconds=0)
         self._flow_run_id = runtime.flow_run.id
+        self._former = former
         self._asked = threading.Event()
+        self._suspended: State | None = None
 
     def asked(self) -> bool:
-        """Whether cancellation was requested, as far as is known."""
+        """Whether cancellation or suspension was requested, as far as is known."""
         return self._asked.is_set()
+
+    @property
+    def suspended(self) -> State | None:
+        """The state in which a person suspended the flow run, though it may be resumed by now; None otherwise."""
+        return self._suspended
 
     def _run(self) -> None:
         while not self._over.wait(_POLL_SECONDS):
             # An unreachable server is polled again.
             with contextlib.suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
-                state = client.read_flow_run(self._flow_run_id).state
-                if state is not None and (state.is_cancelling() or state.is_cancelled()):
+                # All states, because the flow run may have been resumed between two polls.
+                states = client.read_flow_run_states(self._flow_run_id)
+                newest = max(states, key=lambda state: state.timestamp)
+                if newest.is_cancelling() or newest.is_cancelled():
                     self._asked.set()
                     return
+                if len(found := suspensions(states)) > self._former:
+                    self._suspended = found[-1]
+                    self._asked.set()
+                    return
+
+
+def suspensions(states: Sequence[State]) -> list[State]:
+    """Those of a flow run's states in which its process should end, oldest first.
+
+    Without rescheduling a paused flow run waits inside its process, so a campaign goes on in it.
+    """
+    found = [state for state in states if state.is_paused() and state.state_details.pause_reschedule]
+    return sorted(found, key=lambda state: state.timestamp)

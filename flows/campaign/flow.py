@@ -9,8 +9,8 @@
                                      ─► evaluate at the end ─► promote ─► summary.json ─► report
 
 One call is one attempt. What its budget leaves undone, the next attempt continues: a schedule that calls the flow every
-night with `resume="latest"` is a campaign of weeks. Cancel, SIGTERM and Ctrl-C reach the control loop; on its way out
-it sets STOP, and every stage drains.
+night with `resume="latest"` is a campaign of weeks. Cancel, Suspend, SIGTERM and Ctrl-C reach the control loop; on its
+way out it sets STOP, and every stage drains.
 """
 
 import contextlib
@@ -23,17 +23,22 @@ from typing import Any
 
 from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled
+from prefect.exceptions import Pause
+from prefect.states import Cancelled, Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.schema import RunConfig
 from flows.campaign.cancellation import Cancellation
 from flows.campaign.prepare import Resume, check, prepare
 from flows.campaign.report import Outcome, write_report, write_summary
+from flows.campaign.resumption import num_suspensions, wait_for_former
 from flows.campaign.stage_group import StageGroup
 from flows.display.artifacts import show
+from flows.display.links import artifact_key
+from flows.display.promotion import final_message, show_promoted
 from flows.display.ui_reporter import Reporter
 from millrace.errors import MillraceError
+from millrace.evaluation.promotion import read_decision
 from millrace.runs.record import end_attempt, read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
 from millrace.runtime.heartbeat import CONTROLLER, HeartbeatPublisher
@@ -45,7 +50,7 @@ from tasks.jobs import Job, evaluation_job, jobs, stages_here
 from tasks.remote_stage import run_remotely
 from tasks.stages import LONG_RUNNING, bootstrap, evaluate, promote
 from tasks.start import warm_up
-from tasks.stop import STOP
+from tasks.stop import STOP, STOP_NOW
 
 
 def _flow_run_name() -> str:
@@ -54,7 +59,7 @@ def _flow_run_name() -> str:
     return str(parameters.get("run_id") or (config.name if isinstance(config, RunConfig) else config["name"]))
 
 
-_FLOW: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "name": "campaign",
     "flow_run_name": _flow_run_name,
     # Room for the most replicas and hosts that a config may ask for, and for evaluation.
@@ -62,15 +67,17 @@ _FLOW: dict[str, Any] = {
     "persist_result": False,
     "validate_parameters": True,
 }
+"""Of every flow that runs a campaign."""
 
 
-@flow(**_FLOW)
+@flow(**OPTIONS)
 def campaign(
     config: RunConfig, run_id: str | None = None, resume: Resume = "never"
 ) -> dict[str, Any] | State[dict[str, Any]]:
-    """Asynchronous RL post-training as `config` describes it: one attempt. Returns the content of summary.json.
+    """Asynchronous RL post-training as `config` describes it: one attempt. Its result is the content of summary.json.
 
-    If a person cancels it in the Prefect UI, it drains and returns the state Cancelled.
+    If a person cancels it in the Prefect UI, it drains and returns the state Cancelled. If a person suspends it, it
+    drains and its process ends; once resumed, the same flow run continues the run.
 
     Args:
         config: Everything a person decides about the run.
@@ -80,18 +87,31 @@ def campaign(
 
     Raises InputError for a user error before anything has run, and StageDied if a stage can't be kept alive.
     """
-    check(config, run_id or config.name, resume=resume)
-    return _attempt(config, run_id or config.name, resume)
+    return run_attempt(config, run_id or config.name, resume)
 
 
-@flow(**_FLOW)
+def run_attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] | State[dict[str, Any]]:
+    """One attempt within the flow run of a deployment. Returns and raises as `campaign` does."""
+    former = num_suspensions()
+    if former and resume == "never":
+        # The run that exists is this flow run's own.
+        resume = "latest"
+    store = check(config, run_id, resume=resume)
+    if former:
+        wait_for_former(store, config.supervision.drain_seconds)
+    return _attempt(config, run_id, resume, former)
+
+
+@flow(**OPTIONS)
 def checked_campaign(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] | State[dict[str, Any]]:
     """The same flow for `millrace run`, which makes the checks itself before it starts a Prefect server."""
     return _attempt(config, run_id, resume)
 
 
-def _attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] | State[dict[str, Any]]:
+def _attempt(config: RunConfig, run_id: str, resume: Resume, former: int = 0) -> dict[str, Any] | State[dict[str, Any]]:
+    """`former`: how often the flow run was suspended before."""
     STOP.clear()
+    STOP_NOW.clear()
     warm_up(stages_here(config))
     minutes = config.budget.duration_minutes
     ends_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
@@ -101,12 +121,15 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] |
     for change in read_attempt(store, run.attempt).changes:
         get_run_logger().info("attempt %s: %s", run.attempt, change)
     try:
-        with Reporter(run.run_url), Cancellation() as cancellation:
+        with Reporter(run.run_url), Cancellation(former) as cancellation:
             failpoint("controller.prepared")
             if config.model.path is None:
                 bootstrap(arguments, config.model.bootstrap.threads)
             failpoint("controller.bootstrapped")
             _run_stages(config, arguments, ends_at, cancellation)
+            if cancellation.suspended is not None:
+                # Prefect's way to end the process and leave the state as it is.
+                raise Pause(state=cancellation.suspended)
             if cancellation.asked():
                 return Cancelled(message="its stages have drained; the run can be resumed")
             failpoint("controller.trained")
@@ -119,8 +142,11 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] |
         failpoint("controller.summarised")
         outcome: Outcome = "finished" if summary["state"] == "finished" else "window over"
         report = write_report(store, run.attempt, outcome)
-        show(report, key="campaign-report", description="The result of this attempt")
-        return summary
+        show(report, key=artifact_key(run_id, "report"), description="The result of this attempt")
+        decision = read_decision(store, run.attempt)
+        if decision is not None and decision.promoted:
+            show_promoted(run.run_url, run_id, decision)
+        return Completed(message=final_message(decision, summary), data=summary)
     finally:
         STOP.set()
         STAGES.close()
@@ -148,11 +174,16 @@ def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float, ca
         while (ended := group.wait_for_first(ends_at, cancellation.asked)) in may_end_first:
             continue
         if ended is None:
-            why = "the campaign is cancelled" if cancellation.asked() else "budget.duration_minutes is spent"
-            get_run_logger().info("%s: the stages drain", why)
+            get_run_logger().info("%s: the stages drain", _why_it_ends(cancellation))
         elif ended != "train-0":
             raise MillraceError(f"{ended} ended before the trainer did")
     STOP.clear()
+
+
+def _why_it_ends(cancellation: Cancellation) -> str:
+    if cancellation.suspended is not None:
+        return "the campaign is suspended"
+    return "the campaign is cancelled" if cancellation.asked() else "budget.duration_minutes is spent"
 
 
 def _evaluate_at_end(config: RunConfig, arguments: StageArguments) -> None:

@@ -3,26 +3,34 @@
 config, run id ─► names, model, reward, prompts, store, engine ─► run.json and attempts/ ─► Prepared
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from configs.load import changed_immutably
 from configs.schema import RunConfig
 from flows.campaign.handover import handover_folder
-from millrace.errors import InputError, RunExists
+from millrace.errors import InputError, ModelFolderError, RunExists
 from millrace.evaluation.sets import all_asked, evaluation_sets
 from millrace.generation.environments.factory import environment_class
+from millrace.preflight import model_folder
+from millrace.preflight.folder_files import check_folder_files
 from millrace.preflight.model import check_training, read_model
 from millrace.preflight.prompts import check_prompts
-from millrace.preflight.vllm import Question, check_vllm
+from millrace.preflight.vllm import Question as VllmQuestion
+from millrace.preflight.vllm import check_vllm
+from millrace.preflight.weight_files import check_weight_files
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
+from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import create_run, latest_attempt, resume_run
 from storage import layout
 from storage.stores.base import Store, probe
 from storage.stores.factory import open_store
-from tasks.jobs import jobs
+from tasks.jobs import jobs, stages_here
+from tasks.questions import Question, ask
+from tasks.start import warm_up
 
 Resume = Literal["never", "required", "latest"]
 """`never`: the run must not exist yet. `required`: it must, and continues from its latest checkpoint. `latest`: it
@@ -39,15 +47,21 @@ class Prepared:
     """Folder in shared memory where this attempt's weights pass from process to process."""
 
 
-def check(config: RunConfig, run_id: str, *, resume: Resume) -> Store:
+def check(config: RunConfig, run_id: str, *, resume: Resume, meanwhile: Callable[[], object] = lambda: None) -> Store:
     """Returns the run's store after every check that leaves nothing of a run behind.
 
-    Raises InputError, BadName or StoreRefused with one sentence about the first mistake, and StageDied if vLLM is
-    configured and its check crashes.
+    `meanwhile` is called while another process looks at the model folder. Raises InputError, BadName or StoreRefused
+    with one sentence about the first mistake, and StageDied if that process, or the check of vLLM, crashes.
     """
     layout.validate_run_id(run_id)
     model = read_model(config.model)
+    asked = None if config.model.path is None else _ask_about(Path(config.model.path).expanduser(), model, config)
     check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
+    if ":" in config.training.loss + config.training.advantage:
+        # Imported late: torch is slow to import, and only functions of one's own need it here.
+        from millrace.training.own_functions import check_own_functions
+
+        check_own_functions(config.training)
     make_scorer(config.scoring, config.prompts, [one.source for one in config.evaluation.sets.values()]).check()
     environment_class(config.environment.name)
     prompts = load_prompts(config.prompts)
@@ -57,11 +71,13 @@ def check(config: RunConfig, run_id: str, *, resume: Resume) -> Store:
         config.environment,
         all_asked(prompts, evaluation_sets(config.evaluation, config.prompts, prompts)),
         context=model.get("max_position_embeddings"),
+        vocab_size=model.get("vocab_size"),
+        ask=ask,
         max_new_tokens=config.generation.max_new_tokens,
     )
     store = _run_store(config, run_id)
     if _continues(store, resume):
-        changes = changed_immutably(RunConfig.model_validate(latest_attempt(store).config), config)
+        changes = changed_immutably(attempt_config(latest_attempt(store)), config)
         if changes:
             raise InputError(f"run {run_id!r} can't be resumed with another config: {'; '.join(changes)}")
     elif store.exists(layout.RUN):
@@ -74,9 +90,22 @@ def check(config: RunConfig, run_id: str, *, resume: Resume) -> Store:
         from flows.campaign.work_pools import check_pools
 
         check_pools(remote)
+    if asked is not None:
+        meanwhile()
+        if (refusal := asked.answer()) is not None:
+            raise ModelFolderError(refusal)
     # Last, because it creates the root folder if there is none.
     probe(open_store(config.storage.root))
     return store
+
+
+def _ask_about(folder: Path, model: Mapping[str, Any], config: RunConfig) -> Question:
+    """Checks the files of a model folder, and has another process look at what transformers makes of it."""
+    check_folder_files(folder, model)
+    here = stages_here(config)
+    check_weight_files(folder, model, loaded_here="train" in here or "generate" in here)
+    warm_up(here)
+    return Question(model_folder.MODULE, {"folder": str(folder)}, "the model folder")
 
 
 def prepare(config: RunConfig, run_id: str, *, resume: Resume) -> Prepared:
@@ -99,8 +128,8 @@ def _continues(store: Store, resume: Resume) -> bool:
     return resume == "required" or (resume == "latest" and store.exists(layout.RUN))
 
 
-def _question(config: RunConfig, prompts: PromptSet, longest: int | None) -> Question:
-    return Question(
+def _question(config: RunConfig, prompts: PromptSet, longest: int | None) -> VllmQuestion:
+    return VllmQuestion(
         folder=None if config.model.path is None else str(Path(config.model.path).expanduser()),
         tiny=config.model.bootstrap.model_dump(),
         dtype=config.generation_dtype,

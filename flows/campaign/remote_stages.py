@@ -16,14 +16,14 @@ import threading
 from prefect import flow, runtime
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from configs.schema import RunConfig
 from flows.campaign.handover import handover_folder
 from flows.campaign.stage_group import StageGroup
 from millrace.errors import InputError, PlaceYielded, RunMissing
+from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import Provenance, provenance, read_attempt
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.heartbeat import CONTROLLER, SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher
-from millrace.training.parallel.hosts.network import own_interface
+from millrace.runtime.interfaces import own_interface
 from storage.errors import NotInStore
 from storage.stores.base import Store
 from storage.stores.factory import open_store
@@ -32,7 +32,7 @@ from tasks.jobs import Job
 from tasks.remote_stage import FINAL_ERRORS
 from tasks.stages import LONG_RUNNING
 from tasks.start import warm_up
-from tasks.stop import STOP
+from tasks.stop import STOP, STOP_NOW
 
 _POLL_SECONDS = 1.0
 
@@ -48,6 +48,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
     Raises InputError if this host can't serve that run, and the error of a stage that can't be kept alive.
     """
     STOP.clear()
+    STOP_NOW.clear()
     warm_up(process.stage for process in job.processes)
     store = open_store(run_url)
     _check(store, attempt, job)
@@ -85,9 +86,9 @@ def _check(store: Store, number: int, job: Job) -> None:
             f"host {socket.gethostname()} runs {ours} of Millrace, the controller {theirs}: "
             "expected the same code on every host"
         )
-    where = RunConfig.model_validate(attempt.config).placement.train
+    where = attempt_config(attempt).placement.train
     if where.network is not None and any(process.stage == "train" for process in job.processes):
-        own_interface(where.network)
+        own_interface(where.network, "placement.train.network")
 
 
 def _code(found: Provenance) -> str:

@@ -2,13 +2,14 @@
 
 status ─► summary.json                               as in `millrace status`
 status, promotion decision, history ─► Markdown ─┬─► reports/<attempt>.md in the run
-                                                 └─► artifact `campaign-report` of the flow run
+                                                 └─► artifact `<run>-report` of the flow run
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from flows.display import decision_table
 from flows.display.evaluation_table import as_markdown, rows
 from flows.display.key_figures import figures
 from flows.display.plots import line_chart
@@ -74,6 +75,7 @@ def _report(store: Store, attempt: int, outcome: Outcome) -> str:
             f"| figure | value |\n|---|---|\n{key_figures}",
             *_plots(store),
             *_evaluations(status),
+            *_decisions(status),
             f"The run is stored at `{store.url}`.\n",
         ]
     )
@@ -136,4 +138,10 @@ def _accuracy_plot(store: Store) -> str:
 def _evaluations(status: dict[str, Any]) -> list[str]:
     """A table of the newest evaluations; none if there are none."""
     found = rows(status)[-_MOST_ROWS:]
+    return [as_markdown(found)] if found else []
+
+
+def _decisions(status: dict[str, Any]) -> list[str]:
+    """A table of the latest decisions about staleness and rollbacks; none if there are none."""
+    found = decision_table.rows(status)
     return [as_markdown(found)] if found else []

@@ -1,6 +1,7 @@
 """The stage tasks that run side by side in one flow run. When one of them ends, stop the rest.
 
 add ×n ─► wait_for_first, polling ─► STOP ─► all drained ─► result of each
+                                       └─ asked once more ─► STOP_NOW ─► all killed
 """
 
 import math
@@ -12,7 +13,7 @@ from types import TracebackType
 from prefect import get_run_logger
 from prefect.futures import PrefectFuture
 
-from tasks.stop import STOP
+from tasks.stop import STOP, STOP_NOW
 
 _POLL_SECONDS = 0.5
 
@@ -43,6 +44,10 @@ class StageGroup:
             return stage
         return None
 
+    def _wait_for_all(self) -> None:
+        for _, future in self._started:
+            future.wait()
+
     def __enter__(self) -> "StageGroup":
         return self
 
@@ -50,8 +55,13 @@ class StageGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         STOP.set()
-        for _, future in self._started:
-            future.wait()
+        try:
+            self._wait_for_all()
+        except BaseException:
+            # Ctrl-C or SIGTERM once more: nobody wants to wait for what the stages are doing.
+            STOP_NOW.set()
+            self._wait_for_all()
+            raise
         for stage, future in self._started:
             if kind is None and stage == "train-0":
                 # If draining the trainer failed, the work since its last checkpoint is lost: raise its error.

@@ -1,8 +1,8 @@
 """The `millrace` command: parses the command line, then imports and calls what it needs.
 
-Exit codes: 0 done · 1 an internal error, with its traceback · 2 a user error, in one sentence · 3 another controller
-took over the run · after draining, so that --resume continues it: 4 cancelled in the Prefect UI, 130 / 143 stopped by
-Ctrl-C / SIGTERM.
+Exit codes: 0 done · 1 a stage that kept dying, with its cause and the end of its log, or an internal error, with its
+traceback · 2 a user error, in one sentence · 3 another controller took over the run · after draining, so that --resume
+continues it: 4 cancelled in the Prefect UI, 130 / 143 stopped by Ctrl-C / SIGTERM.
 """
 
 import argparse
@@ -21,7 +21,7 @@ FAULT, USER_ERROR, SUPERSEDED = 1, 2, 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = _parser().parse_args(argv)
-    from millrace.errors import InputError, LedgerMismatch
+    from millrace.errors import InputError, LedgerMismatch, StageDied
     from storage.errors import Fenced, StorageError
 
     try:
@@ -41,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from flows.cli import importing
 
             return importing.run(arguments)
+        if arguments.command == "plan":
+            from flows.cli import plan
+
+            return plan.run(arguments)
         if arguments.command == "doctor":
             from flows.cli import doctor
 
@@ -53,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from dashboard.integrations.sinks import mirror
 
             return mirror.run(arguments)
+        if arguments.command == "runs":
+            from flows.cli import runs
+
+            return runs.run(arguments)
         from flows.cli import maintenance
 
         return maintenance.run(arguments)
@@ -62,13 +70,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LedgerMismatch as error:
         print(f"millrace: the ledger does not balance, so the run was stopped: {error}", file=sys.stderr)
         return FAULT
+    except StageDied as error:
+        print(f"millrace: {error}", file=sys.stderr)
+        return FAULT
     except (ConfigError, InputError, StorageError) as error:
         print(f"millrace: {error}", file=sys.stderr)
         return USER_ERROR
 
 
+class _PrintVersion(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import importlib.metadata
+
+        print(f"millrace {importlib.metadata.version('millrace')}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="millrace", description="Asynchronous RL post-training as Prefect flows.")
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version of Millrace")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run a campaign")
     run.add_argument("config", type=Path, help="a YAML file, such as configs/presets/tiny-cpu.yaml")
@@ -93,9 +115,13 @@ def _parser() -> argparse.ArgumentParser:
     from flows.cli.doctor import add_parser as add_doctor
     from flows.cli.importing import add_parser as add_import
     from flows.cli.maintenance import add_parsers as add_maintenance
+    from flows.cli.plan import add_parser as add_plan
     from flows.cli.replay import add_parser as add_replay
+    from flows.cli.runs import add_parser as add_runs
     from flows.cli.show import add_parsers as add_replay_views
 
+    add_runs(commands)
+    add_plan(commands)
     add_doctor(commands)
     add_import(commands)
     add_dashboard(commands)
@@ -108,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> int:
     from configs.load import load_config
+    from flows.cli.invocation import run_again
     from millrace.errors import InputError
 
     overrides = list(arguments.set)
@@ -127,7 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with prefect_server() as wait_for_server:
         from flows.cli.run import run_campaign
 
-        return run_campaign(config, run_id, arguments.resume, wait_for_server)
+        return run_campaign(config, run_id, arguments.resume, wait_for_server, run_again(arguments, run_id))
 
 
 def _status(arguments: argparse.Namespace) -> int:

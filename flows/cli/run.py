@@ -1,5 +1,6 @@
 """Runs one campaign at a terminal: checks it, shows it while it runs, prints its summary."""
 
+import importlib
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -27,26 +28,24 @@ class CancelledInTheUI(Exception):
     """A person cancelled the flow run, and its stages have drained."""
 
 
-def _terminate(signal_number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
-
-
-def run_campaign(config: RunConfig, run_id: str, resume: Resume, wait_for_server: Callable[[], None]) -> int:
+def run_campaign(
+    config: RunConfig, run_id: str, resume: Resume, wait_for_server: Callable[[], None], command: str
+) -> int:
     """Runs it to its end. Returns 0, or one of the exit codes above if it was stopped and every stage has drained.
 
-    `wait_for_server` is the value of `flows.deployment.server.prefect_server`. Raises the errors of
+    `wait_for_server` is the value of `flows.deployment.server.prefect_server`. `command`, with --resume added, is what
+    a person types to continue the run. Raises the errors of
     `flows.campaign.prepare.check` before anything is created.
     """
     failpoints.arm("controller")
-    store = check(config, run_id, resume=resume)
     console = Console()
+    with console.status("checking the config, the model, the reward and the prompts"):
+        store = check(config, run_id, resume=resume, meanwhile=_import_flow)
     _print(console, f"run {run_id} at {store.url}")
     if store.exists(layout.RUN):
         for change in changed_settings(latest_attempt(store), config.model_dump(mode="json")):
             _print(console, f"resumed with another setting: {change}")
-    signal.signal(signal.SIGTERM, _terminate)
-    # A shell script starts its background jobs with SIGINT ignored; this one has stages to drain.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _stop_on_signals(console)
     try:
         status = _campaign(config, run_id, resume, store, console, wait_for_server)
     except KeyboardInterrupt:
@@ -59,10 +58,27 @@ def run_campaign(config: RunConfig, run_id: str, resume: Resume, wait_for_server
         console.print(panel(status, {}))
         _print(console, f"summary at {store.url}/summary.json")
         if status["state"] != "finished":
-            _print(console, f"this attempt's budget is spent{_stored(store)}; continue with --run-id {run_id} --resume")
+            _print(console, f"this attempt's budget is spent{_stored(store)}; continue with:\n{command} --resume")
         return 0
-    _print(console, f"stopped{_stored(store)}; continue with --run-id {run_id} --resume")
+    if store.exists(layout.RUN):
+        _print(console, f"stopped{_stored(store)}; continue with:\n{command} --resume")
+    else:
+        _print(console, f"stopped before the run began; start it with:\n{command}")
     return code
+
+
+def _import_flow() -> None:
+    importlib.import_module("flows.campaign.flow")
+
+
+def _stop_on_signals(console: Console) -> None:
+    def stop(signal_number: int, frame: FrameType | None) -> NoReturn:
+        _print(console, "stopping: each stage finishes and commits what it is doing; stop once more to kill them")
+        raise KeyboardInterrupt if signal_number == signal.SIGINT else Terminated
+
+    # SIGINT too: a shell script starts its background jobs with it ignored, and this one has stages to drain.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
 
 
 def _stored(store: Store) -> str:
@@ -80,7 +96,8 @@ def _campaign(
 
     from flows.campaign.flow import checked_campaign
 
-    wait_for_server()
+    with console.status("waiting for the Prefect server"):
+        wait_for_server()
     with View(store, console):
         try:
             status = checked_campaign(config, run_id, resume)

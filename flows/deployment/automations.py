@@ -39,10 +39,10 @@ def automations(
             actions=stop,
         ),
         AutomationCore(
-            name="millrace: the reward collapsed",
+            name="millrace: training collapsed",
             description="Cancel the attempt, pause its deployment: a person should look before more is trained.",
             enabled=False,
-            trigger=_event_of_a_run("millrace.reward.collapsed"),
+            trigger=_event_of_a_run("millrace.training.collapsed"),
             actions=stop,
         ),
         AutomationCore(

@@ -18,9 +18,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from millrace.errors import InputError
 
@@ -50,12 +52,13 @@ def prefect_server() -> Iterator[Callable[[], None]]:
     What comes before that call takes place while the server starts. A server that was never waited for ends with the
     block, others with this process. Enter it before anything else imports Prefect. Exit handlers run in reverse order,
     so Prefect's own then still reach the server before ours stops it. Raises InputError if the configured server does
-    not answer.
+    not answer, or if there is none and Prefect has no folder to write to.
     """
     atexit.register(_stop)
     # At once, because importing Prefect takes as long as a third of the server's start. If it turns out that a profile
     # names a server, this one ends again.
-    started = None if os.environ.get("PREFECT_API_URL") else _start()
+    unwritable = None if os.environ.get("PREFECT_API_URL") else _unwritable_home()
+    started = None if os.environ.get("PREFECT_API_URL") or unwritable else _start()
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     configured: str | None = PREFECT_API_URL.value()
@@ -64,6 +67,8 @@ def prefect_server() -> Iterator[Callable[[], None]]:
         _check_answers(configured)
         yield lambda: None
         return
+    if unwritable:
+        raise InputError(unwritable)
     server = started or _start()
     with contextlib.ExitStack() as unused, contextlib.ExitStack() as settings:
         unused.callback(_stop)
@@ -121,6 +126,22 @@ class _PrivateServer:
             self._process = self._spawn()
             if self._stopping.is_set():
                 self.stop()
+
+
+def _unwritable_home() -> str | None:
+    """A sentence if Prefect can't write to its folder, where the private server's database is."""
+    if any(os.environ.get(f"PREFECT_{part}_DATABASE_CONNECTION_URL") for part in ("SERVER", "API")):
+        return None
+    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            return None
+    except OSError as error:
+        return (
+            f"Prefect's folder {home} can't be written ({error.strerror}); expected a writable HOME, or PREFECT_HOME "
+            "set to a writable folder"
+        )
 
 
 _private: list[_PrivateServer] = []

@@ -13,14 +13,18 @@ import contextlib
 import os
 import signal
 import socket
+from abc import ABC
 from pathlib import Path
 
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import WorkerFlowRunResponse
 from prefect.workers.process import ProcessWorker
 
 MOST_RUNS = 64
 """The pool's limit decides. A worker needs a limit of its own to count its runs."""
-_GRACE_SECONDS = 60.0
-"""Time for flow runs to end after a signal: 20 s for a stage, the rest for a server that is slow to answer."""
+_GRACE_SECONDS = 720.0
+"""Time for flow runs to end after a signal: `supervision.drain_seconds`, 600 s by default, and the rest for a server
+that is slow to answer."""
 _INTERRUPT_SECONDS = 25.0
 """Ctrl-C in a terminal reaches the flow runs too, and a second signal at once would disturb their drain. SIGINT sent to
 this process alone does not reach them, so they get SIGTERM after this time."""
@@ -32,7 +36,7 @@ async def work(pool: str, limit: int = MOST_RUNS) -> None:
     stop: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.put_nowait, number)
-    worker = ProcessWorker(work_pool_name=pool, name=socket.gethostname(), limit=limit)
+    worker = _Worker(work_pool_name=pool, name=socket.gethostname(), limit=limit)
     working = asyncio.create_task(worker.start())
     stopping = asyncio.create_task(stop.get())
     await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -42,6 +46,19 @@ async def work(pool: str, limit: int = MOST_RUNS) -> None:
     working.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await working
+
+
+# ABC keeps it out of Prefect's registry of workers, which would warn of a second one of the type `process`.
+class _Worker(ProcessWorker, ABC):
+    async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
+        """Leaves a flow run that was resumed while its former process still drains for a later poll.
+
+        Prefect's own worker would take it a second time, and end with an error.
+        """
+        draining = self.limiter.statistics().borrowers
+        return await super()._submit_scheduled_flow_runs(
+            [response for response in flow_run_response if response.flow_run.id not in draining]
+        )
 
 
 async def _drain(worker: ProcessWorker, number: signal.Signals) -> None:

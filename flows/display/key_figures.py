@@ -4,36 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-TRAINING = "training"
-"""The phase in which all four stages run."""
-
-
-class Rates:
-    """Response tokens per second of each stage between two calls of `look`."""
-
-    def __init__(self) -> None:
-        self._before: tuple[float, dict[str, int]] | None = None
-
-    def look(self, status: dict[str, Any]) -> dict[str, float]:
-        """By stage; empty at the first call."""
-        now, tokens = time.monotonic(), status["tokens"]
-        before, self._before = self._before, (now, tokens)
-        if before is None:
-            return {}
-        return {stage: max(0, count - before[1][stage]) / (now - before[0]) for stage, count in tokens.items()}
-
-
-def phase(status: dict[str, Any]) -> str:
-    """What the campaign is doing, in a few words."""
-    if status["state"] != "running":
-        return str(status["state"])
-    doing = status["doing"]
-    if "train-0" not in doing:
-        bootstrap = doing.get("bootstrap-0", "stopped")
-        return "starting the stages" if bootstrap == "stopped" else f"making the start model: {bootstrap}"
-    if status["steps"] >= status["stop_at_step"] or status["early_stop"] is not None:
-        return "evaluating the trained model"
-    return TRAINING
+from millrace.runs.planned import PLAN_NAMES
 
 
 def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
@@ -46,6 +17,8 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("reward", number(status["reward_mean"])),
         ("staleness", f"mean {number(staleness['mean'])}, max {number(staleness['max'])} of {staleness['bound']}"),
         ("rollouts by staleness", histogram),
+        *_decided(status),
+        *_planned(status),
         ("trained to taken", trained_to_taken(status)),
         ("queue", f"{queue_length(ledger)} rollouts on their way to the trainer"),
         ("ledger", f"{ledger['generated']['rollouts']} generated = {ledger['trained']['rollouts']} trained"),
@@ -57,8 +30,9 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         *_curriculum(status),
         ("weight sync", f"{sync['count']} by {sync['transport']}, median {number(sync['p50_seconds'], 4)} s"),
     ]
-    for name, result in status["eval"].items():
-        found += _measured(name, result)
+    found += _incidents(status)
+    for result in status["eval"].values():
+        found += _measured(result)
     if (best := status["best"]) is not None:
         found.append(("best version", evaluation_line(best)))
     if status["early_stop"] is not None:
@@ -74,6 +48,42 @@ def evaluation_line(evaluation: dict[str, Any]) -> str:
     return f"{evaluation['policy_version']}: held-out accuracy {measured}{further}"
 
 
+_COUNTED = {
+    "stage.restarted": "restarts",
+    "trainer.rolled-back": "rollbacks of the trainer",
+    "stage.killed": "stages killed while they drained",
+}
+"""Every other kind of incident is an alarm."""
+_LATEST = 3
+
+
+def incident_line(incident: dict[str, Any]) -> str:
+    """One of a status's incidents in a line."""
+    return f"{time.strftime('%H:%M:%S', time.localtime(incident['t']))} {incident['sentence']}"
+
+
+def _incidents(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """How many there were, and the latest; nothing if there were none."""
+    incidents = status["incidents"]
+    if not incidents["counts"]:
+        return []
+    counts = {name: incidents["counts"][kind] for kind, name in _COUNTED.items() if kind in incidents["counts"]}
+    if alarms := sum(count for kind, count in incidents["counts"].items() if kind not in _COUNTED):
+        counts["alarms"] = alarms
+    said = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return [("incidents", said), *(("", incident_line(one)) for one in incidents["latest"][-_LATEST:])]
+
+
+def _decided(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """The bound by the newest decision, and its reason; nothing if nothing was decided."""
+    decisions = status["decisions"]
+    if not decisions["latest"]:
+        return []
+    newest, count = decisions["latest"][-1], decisions["count"]
+    said = f"{count} {'decision' if count == 1 else 'decisions'}, the newest at version {newest['policy_version']:,}"
+    return [("control", said), ("", f"{newest['change']}: {newest['reason']}")]
+
+
 def _repeated(ledger: dict[str, Any]) -> list[tuple[str, str]]:
     tokens = ledger.get("generated_twice", {}).get("tokens", 0)
     return [("", f"{tokens} tokens were generated twice")] if tokens else []
@@ -83,6 +93,20 @@ def trained_to_taken(status: dict[str, Any]) -> str:
     """The length and reward of what was trained, as ratios to those of all that was taken; of the last steps."""
     ratios = status["trained_to_taken"]
     return f"length {number(ratios['length'], 3)}, reward {number(ratios['reward'], 3)}"
+
+
+def _planned(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """Measured ÷ planned, for what the run's plan predicted."""
+    found: list[tuple[str, str]] = []
+    for name, one in status.get("plan", {}).items():
+        ratio = "" if one["ratio"] is None else f" = {one['ratio']:.2f}"
+        said = f"{PLAN_NAMES[name]} {_short(one['measured'])} ÷ {_short(one['planned'])}{ratio}"
+        found.append(("" if found else "measured ÷ planned", said))
+    return found
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.4g}"
 
 
 def _masked(ledger: dict[str, Any]) -> list[tuple[str, str]]:
@@ -110,18 +134,19 @@ def _curriculum(status: dict[str, Any]) -> list[tuple[str, str]]:
     return [("curriculum", f"{shares['easy']:.0%} of the prompts are easy, {shares['hard']:.0%} are hard")]
 
 
-def _measured(name: str, result: dict[str, Any]) -> list[tuple[str, str]]:
-    """An evaluation's figures; those of older runs have no intervals."""
+def _measured(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """An evaluation's figures, with the version it measured; those of older runs have no intervals."""
+    measured = f"version {result['policy_version']}"
     ends = interval(result.get("accuracy_interval"))
-    found = [(f"accuracy at {name}", f"{result['accuracy']:.3f}{ends} of {result['prompts']} held-out prompts")]
+    found = [(f"accuracy, {measured}", f"{result['accuracy']:.3f}{ends} of {result['prompts']} held-out prompts")]
     if "pass_at" in result:
         measures = {f"pass@{k}": estimate for k, estimate in result["pass_at"].items()}
         measures[f"majority of {result['samples']}"] = result["majority"]
         said = [f"{what} {one['value']:.3f}{interval([one['low'], one['high']])}" for what, one in measures.items()]
-        found.append((f"sampled at {name}", ", ".join(said)))
+        found.append((f"sampled, {measured}", ", ".join(said)))
     for set_name, one in result.get("sets", {}).items():
         ends = interval(one.get("accuracy_interval"))
-        found.append((f"{set_name} at {name}", f"{one['accuracy']:.3f}{ends} of {one['prompts']} prompts"))
+        found.append((f"{set_name}, {measured}", f"{one['accuracy']:.3f}{ends} of {one['prompts']} prompts"))
     return found
 
 

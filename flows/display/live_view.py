@@ -9,24 +9,25 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from flows.display.key_figures import (
-    TRAINING,
-    Rates,
     evaluation_line,
     figures,
+    incident_line,
     number,
-    phase,
     queue_length,
     trained_to_taken,
 )
+from flows.display.progress import TRAINING, Rates, phase, time_line
 from flows.display.terminal import plain
 from millrace.errors import MillraceError
 from millrace.runs.status import StatusReader
 from millrace.runtime.background import Background
+from millrace.runtime.messages import STOPPED
 from storage.errors import StorageError
 from storage.stores.base import Store
 
 _LIVE_SECONDS = 0.5
 _PLAIN_SECONDS = 5.0
+_BAR_WIDTH = 40
 
 
 class View(Background):
@@ -38,15 +39,16 @@ class View(Background):
         self._console = console
 
     def _run(self) -> None:
-        reader = self._wait_for_run()
+        with self._console.status("preparing the run"):
+            reader = self._wait_for_run()
         if reader is None:
             return
-        rates, evaluated = Rates(), Evaluated()
+        rates, news = Rates(), News()
         if self._console.is_terminal:
             with Live(console=self._console, refresh_per_second=4) as live:
 
                 def update(status: dict[str, Any]) -> None:
-                    self._print(evaluated.look(status))
+                    self._print(news.look(status))
                     live.update(panel(status, rates.look(status)))
 
                 self._each(_LIVE_SECONDS, reader, update)
@@ -56,7 +58,7 @@ class View(Background):
             def print_line(status: dict[str, Any]) -> None:
                 nonlocal last
                 line = plain_line(status, rates.look(status))
-                self._print([*evaluated.look(status), *([line] if line != last else [])])
+                self._print([*news.look(status), *([line] if line != last else [])])
                 last = line
 
             self._each(_PLAIN_SECONDS, reader, print_line)
@@ -90,45 +92,58 @@ class View(Background):
                     return None
 
 
-class Evaluated:
-    """One line per evaluation of this attempt; those before the first look are known."""
+class News:
+    """One line per evaluation and per incident of this attempt; those before the first look are known."""
 
     def __init__(self) -> None:
-        self._known: list[dict[str, Any]] | None = None
+        self._evaluations: list[dict[str, Any]] | None = None
+        self._incidents: list[dict[str, Any]] | None = None
 
     def look(self, status: dict[str, Any]) -> list[str]:
-        """The lines of the evaluations since the last look."""
-        found = status["evaluations"]
-        new = [] if self._known is None else [one for one in found if one not in self._known]
-        self._known = found
-        return [f"version {evaluation_line(one)}" for one in new]
+        """The lines of what came since the last look."""
+        evaluations, incidents = status["evaluations"], status["incidents"]["latest"]
+        lines = [f"version {evaluation_line(one)}" for one in _new(evaluations, self._evaluations)]
+        lines += [incident_line(one) for one in _new(incidents, self._incidents)]
+        self._evaluations, self._incidents = evaluations, incidents
+        return lines
+
+
+def _new(found: list[dict[str, Any]], known: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    return [] if known is None else [one for one in found if one not in known]
 
 
 def plain_line(status: dict[str, Any], rates: dict[str, float]) -> str:
     """The run in one line."""
-    if (now := phase(status)) != TRAINING:
-        return now
+    if (now := phase(status)).name != TRAINING:
+        return str(now)
     ledger, staleness = status["ledger"], status["staleness"]
-    return (
-        f"{now} | step {status['steps']}/{status['max_steps']} | reward {number(status['reward_mean'])} | "
-        f"staleness mean {number(staleness['mean'])} max {number(staleness['max'])} of {staleness['bound']} | "
-        f"trained to taken: {trained_to_taken(status)} | "
-        f"queue {queue_length(ledger)} | " + " ".join(f"{stage} {rate:,.0f} tok/s" for stage, rate in rates.items())
+    return " | ".join(
+        [
+            now.name,
+            f"step {status['steps']}/{status['max_steps']}",
+            time_line(status),
+            f"reward {number(status['reward_mean'])}",
+            f"staleness mean {number(staleness['mean'])} max {number(staleness['max'])} of {staleness['bound']}",
+            f"trained to taken: {trained_to_taken(status)}",
+            f"queue {queue_length(ledger)}",
+            *(f"{stage} {rate:,.0f} tok/s" for stage, rate in rates.items()),
+        ]
     )
 
 
 def panel(status: dict[str, Any], rates: dict[str, float]) -> Table:
-    """The run as a small table."""
-    title, _, _ = phase(status).partition(":")
-    table = Table(title=plain(f"{status['run_id']}: {title}"), title_justify="left", expand=False)
+    """The run as a small table. Before anything was generated or evaluated it has no figures."""
+    table = Table(title=plain(f"{status['run_id']}: {phase(status).name}"), title_justify="left", expand=False)
     table.add_column("figure")
-    table.add_column("now", min_width=40)
-    table.add_row("step", ProgressBar(total=status["max_steps"], completed=status["steps"], width=40))
-    for name, value in figures(status):
-        table.add_row(plain(name), plain(value))
+    table.add_column("now", min_width=_BAR_WIDTH)
+    table.add_row("step", ProgressBar(total=status["max_steps"], completed=status["steps"], width=_BAR_WIDTH))
+    table.add_row("time", plain(time_line(status)))
+    if status["steps"] or status["ledger"]["generated"]["rollouts"] or status["eval"]:
+        if rates:
+            table.add_row("tokens per second", ", ".join(f"{stage} {rate:,.0f}" for stage, rate in rates.items()))
+        for name, value in figures(status):
+            table.add_row(plain(name), plain(value))
     for name, doing in sorted(status["doing"].items()):
-        if doing != "stopped":
-            rate = rates.get(name.rpartition("-")[0])
-            speed = f"{rate:7,.0f} tok/s  " if rate is not None else ""
-            table.add_row(plain(name), plain(speed + doing))
+        if doing != STOPPED and name in status["ready"]:
+            table.add_row(plain(name), plain(doing))
     return table

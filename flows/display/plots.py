@@ -21,26 +21,37 @@ _DOTS = 30
 
 
 def line_chart(
-    title: str, lines: Mapping[str, Sequence[Point]], *, band: Sequence[tuple[float, float, float]] = ()
+    title: str,
+    lines: Mapping[str, Sequence[Point]],
+    *,
+    band: Sequence[tuple[float, float, float]] = (),
+    x_name: str = "policy version",
+    mark: tuple[str, Point] | None = None,
 ) -> str:
-    """A Markdown image of `lines` (name → points by policy version, at least one point in all) under `title`.
+    """A Markdown image of `lines` (name → points by `x_name`, at least one point in all) under `title`.
 
-    `band` are (policy version, low, high) of the first line's uncertainty.
+    `band` are (x, low, high) of the first line's uncertainty. `mark` names a point.
     """
-    data = base64.b64encode(_svg(title, lines, band).encode()).decode()
-    return f"![{_in_words(title, lines)}](data:image/svg+xml;base64,{data})"
+    data = base64.b64encode(_svg(title, lines, band, x_name, mark).encode()).decode()
+    return f"![{_in_words(title, lines, x_name)}](data:image/svg+xml;base64,{data})"
 
 
-def _in_words(title: str, lines: Mapping[str, Sequence[Point]]) -> str:
+def _in_words(title: str, lines: Mapping[str, Sequence[Point]], x_name: str) -> str:
     ends = [
-        f"{name} {points[0][1]:.4g} at version {points[0][0]:.0f}, {points[-1][1]:.4g} at version {points[-1][0]:.0f}"
+        f"{name} {points[0][1]:.4g} at {x_name} {points[0][0]:.0f}, {points[-1][1]:.4g} at {x_name} {points[-1][0]:.0f}"
         for name, points in lines.items()
         if points
     ]
     return f"{title}: {'; '.join(ends)}"
 
 
-def _svg(title: str, lines: Mapping[str, Sequence[Point]], band: Sequence[tuple[float, float, float]]) -> str:
+def _svg(
+    title: str,
+    lines: Mapping[str, Sequence[Point]],
+    band: Sequence[tuple[float, float, float]],
+    x_name: str,
+    mark: tuple[str, Point] | None,
+) -> str:
     points = [point for some in lines.values() for point in some]
     xs = _ticks([x for x, _ in points])
     ys = _ticks([0.0, *(y for _, y in points), *(high for _, _, high in band)])
@@ -50,7 +61,7 @@ def _svg(title: str, lines: Mapping[str, Sequence[Point]], band: Sequence[tuple[
         parts.append(f'<path d="M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}" stroke="{_GRID}"/>')
         parts.append(_text(_LEFT - 8, at + 4, f"{y:,g}", anchor="end"))
     parts += [_text(_x(x, xs), _HEIGHT - _BOTTOM + 18, f"{x:,g}", anchor="middle") for x in xs]
-    parts.append(_text(_WIDTH - _RIGHT, _HEIGHT - 6, "policy version", anchor="end"))
+    parts.append(_text(_WIDTH - _RIGHT, _HEIGHT - 6, x_name, anchor="end"))
     if band:
         edge = [(x, high) for x, _, high in band] + [(x, low) for x, low, _ in reversed(band)]
         corners = " ".join(f"{_x(x, xs):.1f},{_y(y, ys):.1f}" for x, y in edge)
@@ -64,6 +75,11 @@ def _svg(title: str, lines: Mapping[str, Sequence[Point]], band: Sequence[tuple[
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
         if len(lines) > 1:
             parts.append(_text(_WIDTH - _RIGHT - 90 * (len(lines) - 1 - number), 22, name, anchor="end", colour=colour))
+    if mark is not None:
+        name, (at_x, at_y) = mark
+        cx, cy = _x(at_x, xs), _y(at_y, ys)
+        ring = f'cx="{cx:.1f}" cy="{cy:.1f}" r="7" fill="none" stroke="{_INK}" stroke-width="2"'
+        parts += [f"<circle {ring}/>", _text(cx, cy - 12, name, anchor="middle")]
     size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">{"".join(parts)}</svg>'
 

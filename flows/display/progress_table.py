@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from flows.display.key_figures import Rates
+from flows.display.progress import Rates
 
 EVERY_SECONDS = 30.0
 """Least time between two tables."""
@@ -28,7 +28,7 @@ class CampaignTable:
     def __init__(self, write: Callable[[list[Row]], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
         self._clock = clock
-        self._rates = Rates()
+        self._rates = Rates(clock)
         self._before: dict[str, Any] | None = None
         self._written_at = 0.0
         self._shown: dict[str, Any] | None = None

@@ -6,13 +6,14 @@ A version that was evaluated before is not evaluated again.
 """
 
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 
-from configs.schema import RunConfig
+from flows.display.links import artifact_key
+from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import latest_attempt
 from millrace.runs.status import StatusReader
 from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
@@ -36,7 +37,7 @@ def evaluate(run_url: str) -> dict[str, Any]:
     STOP.clear()
     store = open_store(run_url)
     attempt = latest_attempt(store)
-    config = RunConfig.model_validate(attempt.config)
+    config = attempt_config(attempt)
     try:
         # Not the campaign's own folder, which may be in use.
         with tempfile.TemporaryDirectory(prefix="evaluate-", dir=memory_folder()) as folder:
@@ -48,7 +49,8 @@ def evaluate(run_url: str) -> dict[str, Any]:
         STOP.set()
         STAGES.close()
     found: dict[str, Any] = StatusReader(store).look()["eval"]
-    create_table_artifact(table_rows(found), key="evaluations", description=f"Held-out results of {store.url}")
+    key = artifact_key(PurePosixPath(store.url).name, "evaluations")
+    create_table_artifact(table_rows(found), key=key, description=f"Held-out results of {store.url}")
     return found
 
 

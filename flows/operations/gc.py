@@ -1,11 +1,13 @@
 """The deployment `gc`: frees space in a stored run, as `millrace gc` does. By default it only lists what would go."""
 
+from pathlib import PurePosixPath
 from typing import Annotated
 
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
+from flows.display.links import artifact_key
 from millrace.maintenance.gc import KINDS, Retention, carry_out, plan
 from storage.stores.factory import open_store
 
@@ -51,6 +53,7 @@ def gc(
         get_run_logger().warning(note)
     files, freed = made.files(), made.freed()
     table = [{"what": kind, "files": files[kind], "bytes": freed[kind]} for kind in KINDS]
-    create_table_artifact(table, key="gc", description=f"What {what} of {store.url}")
+    key = artifact_key(PurePosixPath(store.url).name, "gc")
+    create_table_artifact(table, key=key, description=f"What {what} of {store.url}")
     get_run_logger().info("%d files, %d bytes %s", len(made.removals), freed.total(), what)
     return freed.total()

@@ -8,6 +8,7 @@ Each stage runs in its own process, supervised by a task; score and train are th
 
 import shutil
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from prefect import flow, runtime
@@ -15,6 +16,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.replay import ReplayRequest
 from flows.display.artifacts import show
+from flows.display.links import artifact_key
 from flows.replay.formatting import as_markdown
 from flows.replay.prepare import prepare
 from flows.replay.results import collect
@@ -71,7 +73,8 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
         found = collect(store)
         report = as_markdown(found, store)
         store.put(f"{layout.REPLAY_RESULTS}/report.md", report.encode())
-        show(report, key="replay", description=f"What the replay of {request.sources[0]} found")
+        key = artifact_key(PurePosixPath(store.url).name, "replay")
+        show(report, key=key, description=f"What the replay of {request.sources[0]} found")
         finished = True
         return found
     finally:

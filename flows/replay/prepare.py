@@ -75,6 +75,13 @@ def check(request: ReplayRequest) -> RunConfig:
     model = read_model(config.model)
     if request.job == "train":
         check_training(model, config.training, on_this_host=True)
+    own = [name for name in (config.training.loss, config.training.advantage, *request.losses) if ":" in name]
+    if own and request.job is not None:
+        # Imported late: torch is slow to import, and only functions of one's own need it here.
+        from millrace.training.own_functions import check_own_functions
+
+        for loss in request.losses or [config.training.loss]:
+            check_own_functions(config.training.model_copy(update={"loss": loss}))
     if request.rescore is not None:
         make_scorer(config.scoring, config.prompts).check()
     store = _own_store(request)
@@ -97,17 +104,20 @@ def _check_request(request: ReplayRequest) -> None:
         raise InputError(f"{len(request.sources)} stored runs were given; expected one: only --train takes several")
     if request.job == "compare":
         known = get_args(LossName)
-        unknown = [name for name in request.losses if name not in known]
+        unknown = [name for name in request.losses if name not in known and ":" not in name]
         if unknown or len(set(request.losses)) < 2:
             raise InputError(
-                f"--compare {','.join(request.losses)}: expected two or more of {', '.join(known)}, joined by commas"
+                f"--compare {','.join(request.losses)}: expected two or more of {', '.join(known)} "
+                "or package.module:function, joined by commas"
             )
     if request.job != "train":
+        # Every job is supervised; nothing else of the config may change where nothing is made anew.
+        others = [one for one in request.settings if not one.startswith("supervision.")]
         for name, given in (
             ("--order", request.order != "stored"),
             ("--dropped", request.dropped),
             ("--start-step", request.start_step is not None),
-            ("--set", bool(request.settings) and request.rescore is None),
+            (f"--set {' '.join(others)}", bool(others) and request.rescore is None),
         ):
             if given:
                 raise InputError(f"{name} is given without --train, the only job that uses it")

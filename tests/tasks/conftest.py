@@ -11,7 +11,7 @@ from support.stages import fake_stage
 from support.stages.supervised import Supervised
 
 from tasks.fork_server import StageForkServer
-from tasks.stop import STOP
+from tasks.stop import STOP, STOP_NOW
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +34,4 @@ def supervised(
     caplog.set_level(logging.INFO, logger="stage")
     yield Supervised(tmp_path, caplog, fork_server if request.param == "forked" else None)
     STOP.clear()
+    STOP_NOW.clear()

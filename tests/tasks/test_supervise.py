@@ -9,12 +9,12 @@ import pytest
 from support.campaigns.campaigns import wait_until
 from support.stages.supervised import IMPATIENT, PATIENT, Supervised, is_gone
 
-from configs.schema import SupervisionConfig
+from configs.operation.limits import SupervisionConfig
 from millrace.errors import InputError, LedgerMismatch, PlaceYielded, StageDied
 from millrace.runtime.exit_codes import FENCED, MISCOUNTED, USER_ERROR, YIELDED
 from millrace.runtime.messages import Event
 from storage.errors import Fenced
-from tasks.stop import STOP
+from tasks.stop import STOP, STOP_NOW
 
 
 def test_milestones_reach_people_events_become_events_and_beats_and_broken_lines_neither(
@@ -36,7 +36,8 @@ def test_a_stage_whose_main_thread_hangs_is_named_with_where_and_killed_with_all
     with pytest.raises(StageDied) as died:
         supervised.run("child", "hang", supervision=IMPATIENT)
     sentence, *log = str(died.value).splitlines()
-    assert re.fullmatch(r"train-0 hangs: no sign of progress for \d s; last activity: train", sentence)
+    expected = "train-0 hangs: no sign of progress for N s; last activity: train; the limit is supervision.hang_seconds"
+    assert re.sub(r"\d+ s;", "N s;", sentence) == expected
     assert "stuck_in_the_middle_of_a_step" in "\n".join(log), "the stack of its main thread"
     (error,) = supervised.said(logging.ERROR)
     assert error.startswith(sentence)
@@ -56,7 +57,7 @@ def test_a_stage_that_is_stopped_is_named_and_killed_though_it_can_not_say_where
 
 def test_a_stage_that_does_not_get_ready_is_named_too(supervised: Supervised) -> None:
     never_ready = SupervisionConfig(hang_seconds=60.0, start_seconds=0.5)
-    with pytest.raises(StageDied, match=r"train-0 hangs: .* last activity: starting"):
+    with pytest.raises(StageDied, match=r"train-0 hangs: .* last activity: starting; .* supervision.start_seconds"):
         supervised.run("deaf", f"kill:{signal.SIGSTOP:d}", supervision=never_ready)
 
 
@@ -101,12 +102,35 @@ def test_a_stage_that_is_asked_to_stop_while_it_works_is_not_taken_to_hang(super
     assert supervised.told == []
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("words", [["deaf", "hang"], ["stop"]])
 def test_a_stage_that_does_not_stop_when_asked_is_killed_and_that_is_said(
     supervised: Supervised, words: list[str]
 ) -> None:
-    threading.Timer(2, STOP.set).start()
-    with pytest.raises(StageDied, match="train-0 was asked to stop, and killed after 20 s"):
-        supervised.run(*words)
+    threading.Timer(1, STOP.set).start()
+    hasty = SupervisionConfig(hang_seconds=60.0, start_seconds=60.0, drain_seconds=0.5)
+    with pytest.raises(StageDied, match=r"train-0 was asked to stop, and killed after \d+ s; last activity: "):
+        supervised.run(*words, supervision=hasty)
     assert is_gone(supervised.pid)
+    (event,) = supervised.told
+    assert event.kind == "stage.killed"
+    assert str(event.payload["sentence"]).startswith("train-0 was asked to stop, and killed after ")
+
+
+def test_a_stage_that_finishes_its_work_may_take_longer_than_one_that_has_none(supervised: Supervised) -> None:
+    threading.Timer(1, STOP.set).start()
+    supervised.run("deaf", "beat", supervision=IMPATIENT)
+    assert supervised.told == [], "four seconds of work, with heartbeats"
+
+
+def test_a_stage_that_hangs_while_it_drains_is_killed_long_before_its_time_is_up(supervised: Supervised) -> None:
+    threading.Timer(1, STOP.set).start()
+    with pytest.raises(StageDied, match=r"train-0 hangs: .* supervision.hang_seconds"):
+        supervised.run("deaf", "hang", supervision=IMPATIENT)
+    assert "stuck_in_the_middle_of_a_step" in supervised.log.read_text()
+
+
+def test_who_asks_once_more_gets_the_stage_killed_at_once(supervised: Supervised) -> None:
+    threading.Timer(1, STOP.set).start()
+    threading.Timer(1.5, STOP_NOW.set).start()
+    with pytest.raises(StageDied, match=r"train-0 was asked to stop, and killed after \d s; last activity: train"):
+        supervised.run("deaf", "hang")

@@ -1,4 +1,4 @@
-"""Rewards that can't be used: one sentence before any process starts, and no half-made run."""
+"""Rewards, losses and advantages that can't be used: one sentence before any process starts, and no half-made run."""
 
 from pathlib import Path
 
@@ -28,9 +28,17 @@ PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
             ["scoring.reward=weighted_sum", "scoring.weights.maths=1.0"],
             'a name in scoring.weights is "maths"; expected one of ',
         ),
+        (
+            ["training.loss=my.nowhere:f"],
+            'training.loss is "my.nowhere:f"; expected a module that can be imported (Mod',
+        ),
+        (
+            ["training.advantage=tests.support.training.own_functions:one_group"],
+            "which can't be used: of the batch it returned 1 values; expected 2, one per group",
+        ),
     ],
 )
-def test_a_reward_that_can_not_be_used_is_one_sentence(tmp_path: Path, settings: list[str], expected: str) -> None:
+def test_a_function_that_can_not_be_used_is_one_sentence(tmp_path: Path, settings: list[str], expected: str) -> None:
     config = load_config(PRESET, [*settings, f"storage.root={tmp_path / 'runs'}"])
     with pytest.raises(InputError) as caught:
         check(config, "run", resume="never")
@@ -40,5 +48,7 @@ def test_a_reward_that_can_not_be_used_is_one_sentence(tmp_path: Path, settings:
 
 
 def test_a_function_of_ones_own_that_can_be_called_is_let_through(tmp_path: Path) -> None:
+    own = "tests.support.training.own_functions"
     settings = ["scoring.reward=python", "scoring.function=tests.support.rewards.own_rewards:length"]
+    settings += [f"training.loss={own}:capped", f"training.advantage={own}:better_than_half"]
     check(load_config(PRESET, [*settings, f"storage.root={tmp_path / 'runs'}"]), "run", resume="never")

@@ -22,6 +22,10 @@ TEXT = (REPOSITORY / "prefect.yaml").read_text()
 DEPLOYED: dict[str, dict[str, Any]] = {one["name"]: one for one in yaml.safe_load(TEXT)["deployments"]}
 NEEDED: dict[str, dict[str, object]] = {
     "replay": {"request": {"sources": ["runs/mine"], "job": "verify", "run_id": "mine-verified"}},
+    "plan": {
+        "config": {"training": {"max_steps": 3}},
+        "request": {"hardware": "h100", "gpus": 16, "model": "llama-8b"},
+    },
     "evaluate": {"run_url": "runs/mine"},
     "gc": {"run_url": "runs/mine"},
 }

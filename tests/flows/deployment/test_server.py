@@ -29,15 +29,17 @@ with prefect_server():
     time.sleep(600)
 """
 _KILLED_ONCE = """
-import http.client, time
+import http.client, os, select, time
 from flows.deployment.server import prefect_server
 with prefect_server() as wait:
     import psutil
     from prefect.settings import PREFECT_API_URL
     wait()
     [server] = psutil.Process().children()
+    ended = os.pidfd_open(server.pid)
     server.kill()
-    server.wait()
+    # Not server.wait(): it could take the exit code from the thread that waits for it.
+    select.select([ended], [], [])
     address = PREFECT_API_URL.value().split("/")[2]
     while True:
         try:
@@ -104,6 +106,35 @@ def test_a_server_that_is_killed_is_started_again_where_it_was(environment: dict
     assert status == "200"
     assert "the private Prefect server ended (SIGKILL) and is started again" in ended.stderr
     assert not Path(f"/proc/{server}").exists(), "it ends with its controller"
+
+
+_NO_HOME = """
+from flows.deployment.server import prefect_server
+from millrace.errors import InputError
+try:
+    with prefect_server():
+        print("started")
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("named", ["HOME", "PREFECT_HOME"])
+def test_a_folder_that_prefect_can_not_write_to_is_refused_in_one_sentence(
+    environment: dict[str, str], tmp_path: Path, named: str
+) -> None:
+    (tmp_path / "a-file").touch()
+    without = {name: value for name, value in environment.items() if name != "PREFECT_HOME"}
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _NO_HOME],
+        env={**without, named: str(tmp_path / "a-file")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith(f"Prefect's folder {tmp_path}/a-file")
+    assert ended.stdout.endswith("expected a writable HOME, or PREFECT_HOME set to a writable folder\n")
 
 
 @pytest.mark.extended

@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import pyarrow as pa
 import pytest
 
-from configs.schema import BudgetConfig, RunConfig
+from configs.operation.limits import BudgetConfig
+from configs.schema import RunConfig
 from configs.training import TrainingConfig
 from flows.campaign.report import Outcome, write_report
 from flows.display.plots import line_chart
@@ -28,6 +29,7 @@ from storage.streams.stream import StreamWriter
 STATUS: dict[str, Any] = {
     "steps": 7,
     "max_steps": 4000,
+    "step_seconds": None,
     "policy_versions_used": 8,
     "staleness": {"histogram": {"0": 16, "2": 48}, "mean": 1.5, "max": 2, "bound": 4},
     "ledger": {"buffered": {"rollouts": 20}, "in_flight": {"rollouts": 1008}},
@@ -162,7 +164,7 @@ def test_higher_values_are_drawn_higher_and_later_versions_further_right() -> No
 
 def test_where_no_image_is_drawn_words_tell_first_and_last() -> None:
     image = line_chart("Reward", {"reward": [(1, 0.25), (40, 0.8125)]})
-    assert image.startswith("![Reward: reward 0.25 at version 1, 0.8125 at version 40](")
+    assert image.startswith("![Reward: reward 0.25 at policy version 1, 0.8125 at policy version 40](")
 
 
 def test_text_in_a_drawing_is_text() -> None:
@@ -205,7 +207,7 @@ def test_the_report_tells_outcome_gate_and_figures_and_is_kept_in_the_run(
     assert markdown.startswith(f"# mine, attempt 0: {outcome}\n")
     assert f"this attempt made 40 optimizer steps, to version 40 of 400: {said}" in markdown
     assert "\nGate: version 40 is promoted.\n" in markdown
-    assert "| accuracy at end | 0.750 of 512 held-out prompts |" in markdown
+    assert "| accuracy, version 40 | 0.750 of 512 held-out prompts |" in markdown
     assert "| train busy | 75% of 40 s |" in markdown
     images = re.findall(r"!\[([^:\]]*)", markdown)
     assert images == [

@@ -1,19 +1,19 @@
-"""What a replay takes over from the config of the run that it replays."""
+"""What a replay takes over from the config of the run that it replays, and what may be set."""
 
 from pathlib import Path
 
 from support.replay.trained_run import train_and_store
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from configs.operation.placement import TrainPlaceConfig
 from configs.replay import ReplayRequest
-from configs.schema import TrainPlaceConfig
 from flows.replay.prepare import check
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import latest_attempt, resume_run
 
 
-def test_a_replay_trains_here_wherever_the_run_s_trainer_was(tmp_path: Path) -> None:
+def test_a_replay_trains_here_wherever_the_run_s_trainer_was_and_is_supervised_as_it_is_told(tmp_path: Path) -> None:
     tokenizer = character_tokenizer(["0123456789+="])
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "start")
@@ -27,3 +27,5 @@ def test_a_replay_trains_here_wherever_the_run_s_trainer_was(tmp_path: Path) -> 
     config = check(request)
     assert config.placement.train == TrainPlaceConfig()
     assert config.training.parallel.data == 2
+    verifying = request.model_copy(update={"job": "verify", "settings": ["supervision.hang_seconds=900"]})
+    assert check(verifying).supervision.hang_seconds == 900

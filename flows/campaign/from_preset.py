@@ -1,0 +1,92 @@
+"""The campaign with a short form: a preset, what people change first, and any other setting as `section.key=value`.
+
+preset ─► changed by the form's fields ─► changed by `advanced` ─► RunConfig ─► the campaign
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import flow, runtime
+from prefect.client.schemas.objects import State
+
+import configs
+from configs.load import load_config
+from configs.schema import RunConfig
+from flows.campaign.flow import OPTIONS, run_attempt
+from flows.campaign.prepare import Resume
+
+Preset = Literal[
+    "tiny-cpu",
+    "calculator-cpu",
+    "chain-cpu",
+    "gsm8k-cpu",
+    "gsm8k-qwen-gpu",
+    "reasoning-gym-cpu",
+    "smollm2-cpu",
+    "tiny-vllm-cpu",
+]
+"""The files of configs/presets, the one to begin with first."""
+PRESETS = Path(configs.__file__).parent / "presets"
+
+
+def _flow_run_name() -> str:
+    parameters = runtime.flow_run.parameters
+    return str(parameters.get("name") or parameters["preset"])
+
+
+@flow(**{**OPTIONS, "name": "campaign-from-preset", "flow_run_name": _flow_run_name})
+def campaign_from_preset(
+    preset: Preset = "tiny-cpu",
+    name: str = "",
+    max_steps: int = 0,
+    duration_minutes: float = 0.0,
+    model: str = "",
+    prompts: str = "",
+    reward: str = "",
+    learning_rate: float = 0.0,
+    max_staleness: int = -1,
+    resume: Resume = "latest",
+    advanced: list[str] | None = None,
+) -> dict[str, Any] | State[dict[str, Any]]:
+    """One attempt of a campaign as a preset describes it, with a few changes. Its result is that of `campaign`.
+
+    Args:
+        preset: The config to begin with, a file of configs/presets.
+        name: The run's name, and its folder under storage.root. Empty: the preset's.
+        max_steps: The run's last optimizer step, training.max_steps. 0: the preset's.
+        duration_minutes: Time for this attempt, budget.duration_minutes; the next one continues. 0: the preset's.
+        model: Folder of the model to train, model.path. Empty: the preset's.
+        prompts: What is asked, prompts.source. Empty: the preset's.
+        reward: What a response earns, scoring.reward. Empty: the preset's.
+        learning_rate: training.learning_rate. 0: the preset's.
+        max_staleness: How many versions behind the trainer a trajectory may be, staleness.max_staleness. -1: the
+            preset's.
+        resume: latest: the run continues if it exists, and starts otherwise. never: it must not exist yet. required:
+            it must.
+        advanced: Any other setting, one `section.key=value` per entry, as with `millrace run --set`. They win over the
+            fields above.
+
+    Raises ConfigError for a setting that is wrong, and what `campaign` raises.
+    """
+    config = config_of(
+        preset,
+        {
+            "name": name or None,
+            "training.max_steps": max_steps or None,
+            "budget.duration_minutes": duration_minutes or None,
+            "model.path": model or None,
+            "prompts.source": prompts or None,
+            "scoring.reward": reward or None,
+            "training.learning_rate": learning_rate or None,
+            "staleness.max_staleness": None if max_staleness < 0 else max_staleness,
+        },
+        advanced or [],
+    )
+    return run_attempt(config, config.name, resume)
+
+
+def config_of(preset: Preset, fields: dict[str, str | float | None], advanced: list[str]) -> RunConfig:
+    """The preset, changed by each of the `fields` that is not None and then by `advanced`. Raises ConfigError."""
+    filled = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in fields.items() if value is not None]
+    return load_config(PRESETS / f"{preset}.yaml", [*filled, *advanced], option="the form")

@@ -1,0 +1,24 @@
+"""Names and addresses of a run in the Prefect UI: artifact keys, and the link to its page of the dashboard."""
+
+import os
+import re
+from urllib.parse import quote
+
+DASHBOARD_URL = "MILLRACE_DASHBOARD_URL"
+"""Environment variable with the address of a dashboard, which the Prefect UI then links to."""
+
+
+def artifact_key(run_id: str, what: str) -> str:
+    """The key of an artifact of this run, such as `tiny-nightly-progress`.
+
+    Prefect shows all artifacts of one key as one history, so each run has its own. A key has lowercase letters, digits
+    and dashes only.
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-") or "run"
+    return f"{slug}-{what}"
+
+
+def dashboard_link(run_id: str) -> str | None:
+    """The address of the run's page in the dashboard; None if no dashboard is known."""
+    url = os.environ.get(DASHBOARD_URL)
+    return f"{url.rstrip('/')}/run/{quote(run_id)}" if url else None

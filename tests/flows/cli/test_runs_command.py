@@ -1,0 +1,80 @@
+"""What `millrace runs` prints."""
+
+import argparse
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.stored_run.run import Shape, StoredRun
+from flows.cli.runs import add_parser, run
+from millrace.errors import InputError
+from millrace.evaluation.results import write_result
+from storage import layout
+from storage.stores.local import LocalStore
+
+
+def store_run(root: Path, run_id: str, steps: int, *, t_started: float) -> StoredRun:
+    stored = StoredRun(LocalStore(root / run_id, fsync=False), run_id, Shape(steps=10))
+    record = json.loads(bytes(stored.store.get(layout.RUN)))
+    stored.store.put(layout.RUN, json.dumps({**record, "t_started": t_started}).encode())
+    if steps:
+        stored.append(steps)
+    return stored
+
+
+def printed(url: Path, width: int = 80) -> list[str]:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers(dest="command"))
+    out = io.StringIO()
+    assert run(parser.parse_args(["runs", str(url)]), Console(file=out, width=width)) == 0
+    return [line.strip() for line in out.getvalue().splitlines()]
+
+
+def test_runs_are_rows_the_one_started_last_first(tmp_path: Path) -> None:
+    store_run(tmp_path, "older", 3, t_started=1_000_000.0).finish()
+    newer = store_run(tmp_path, "newer", 2, t_started=2_000_000.0)
+    write_result(newer.store, {"policy_version": 2, "accuracy": 0.5703, "prompts": 64, "t": 1.0})
+    rows = [line for line in printed(tmp_path) if line.startswith(("older", "newer"))]
+    assert [row.split()[:3] for row in rows] == [["newer", "running", "2/10"], ["older", "finished", "3/10"]]
+    assert "0.570 v2" in rows[0]
+    assert rows[1].split()[3] == "–", "it was not evaluated"
+
+
+def test_a_run_that_is_damaged_or_half_written_is_told_of_and_the_others_are_shown(tmp_path: Path) -> None:
+    store_run(tmp_path, "fine", 2, t_started=2_000_000.0)
+    partly = store_run(tmp_path, "partly", 2, t_started=1_000_000.0)
+    partly.finish()
+    partly.store.delete(layout.progress("train", 0))
+    store_run(tmp_path, "torn", 2, t_started=1_000_000.0).store.put(layout.RUN, b'{"run_id": "to')
+    (tmp_path / "creating").mkdir()
+    lines = printed(tmp_path)
+    assert any(line.startswith("fine") and "2/10" in line for line in lines)
+    assert any(line.startswith("partly") and "finished" in line and "–/10" in line for line in lines)
+    unreadable = [line.split()[0] for line in lines if line.endswith(" –")]
+    assert unreadable == ["creating", "torn"], "they come last"
+    assert "creating: no run.json yet: being created, or no run" in lines
+    assert any(line.startswith("torn: ") and layout.RUN in line for line in lines)
+    assert any(line.startswith("partly: ") and layout.progress("train", 0) in line for line in lines)
+
+
+def test_run_ids_and_long_runs_fit_into_80_columns(tmp_path: Path) -> None:
+    run_id = "tiny-cpu-20261123-221041"
+    result = {"policy_version": 4000, "accuracy": 0.916, "prompts": 64, "t": 1.0}
+    write_result(store_run(tmp_path, run_id, 10, t_started=1_000_000.0).store, result)
+    assert any(line.startswith(run_id) and "0.916 v4000" in line for line in printed(tmp_path))
+
+
+def test_nothing_a_run_is_called_or_holds_is_taken_for_markup(tmp_path: Path) -> None:
+    broken = store_run(tmp_path, "run", 1, t_started=1_000_000.0)
+    broken.store.put(layout.RUN, b'{"run_id": "run", "config": "[red]\x1b[2J"}')
+    assert "\x1b" not in "\n".join(printed(tmp_path))
+
+
+def test_a_root_without_runs_says_so_and_a_file_is_a_mistake(tmp_path: Path) -> None:
+    assert printed(tmp_path / "none", width=300) == [f"There is no run in {tmp_path / 'none'}."]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="expected the folder of a run"):
+        printed(tmp_path / "file")

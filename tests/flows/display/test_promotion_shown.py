@@ -1,0 +1,58 @@
+"""Artifact keys, links and messages of a campaign in the Prefect UI."""
+
+import re
+
+import pytest
+
+from flows.display.links import DASHBOARD_URL, artifact_key, dashboard_link
+from flows.display.promotion import final_message, promoted_card
+from millrace.evaluation.promotion import Decision, Evaluation, decide
+
+STATUS = {"steps": 90, "max_steps": 4000}
+
+
+def decision_of(accuracy: float) -> Decision:
+    start = Evaluation(policy_version=0, accuracy=0.34, prompts=512)
+    candidate = Evaluation(policy_version=90, accuracy=accuracy, prompts=512)
+    return decide(90, candidate, promoted=None, start=start, margin=0.0)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "expected"),
+    [
+        (0.57, "v90 promoted, 0.340 → 0.570; version 90 of 4,000"),
+        (0.3, "v90 held back, 0.340 → 0.300; version 90 of 4,000"),
+    ],
+)
+def test_the_last_state_says_what_was_promoted_and_how_much_better_it_is(accuracy: float, expected: str) -> None:
+    assert final_message(decision_of(accuracy), STATUS) == expected
+
+
+def test_without_a_measurement_the_last_state_gives_no_numbers() -> None:
+    unmeasured = decide(90, None, promoted=None, start=None, margin=0.0)
+    assert final_message(unmeasured, STATUS) == "v90 held back; version 90 of 4,000"
+    assert final_message(None, STATUS) == "version 90 of 4,000"
+
+
+@pytest.mark.parametrize(
+    ("run_id", "expected"), [("tiny-nightly", "tiny-nightly-report"), ("A_b.7-", "a-b-7-report"), ("-", "run-report")]
+)
+def test_a_key_carries_the_run_in_the_letters_that_prefect_allows(run_id: str, expected: str) -> None:
+    assert artifact_key(run_id, "report") == expected
+    assert re.fullmatch(r"[a-z0-9-]+", expected)
+
+
+def test_the_dashboard_link_leads_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DASHBOARD_URL, raising=False)
+    assert dashboard_link("mine") is None
+    monkeypatch.setenv(DASHBOARD_URL, "http://host:8080/")
+    assert dashboard_link("mine") == "http://host:8080/run/mine"
+
+
+def test_the_card_of_a_promotion_says_why_and_how_to_get_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DASHBOARD_URL, "http://host:8080")
+    card = promoted_card("s3://bucket/runs/mine", "mine", decision_of(0.57))
+    assert card.startswith("# v90 promoted, 0.340 → 0.570\n")
+    assert "exceeds the 0.3400 of the start model" in card
+    assert "`millrace export s3://bucket/runs/mine --to FOLDER --promoted`" in card
+    assert "(http://host:8080/run/mine)" in card
