@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from configs.learning.staleness import impossible_control
+from configs.operation.weights import weight_combinations
+
 if TYPE_CHECKING:
     from configs.schema import RunConfig
 
@@ -23,7 +26,8 @@ def impossible_combinations(config: RunConfig) -> Iterator[str]:
     yield from _placement(config)
     yield from _hosts_of_the_trainer(config)
     yield from _colocation(config)
-    yield from _deadline(config)
+    yield from weight_combinations(config)
+    yield from impossible_control(config)
 
 
 def _model(config: RunConfig) -> Iterator[str]:
@@ -301,14 +305,4 @@ def _colocation(config: RunConfig) -> Iterator[str]:
         yield (
             f'placement.colocated is true, generation.engine is "{engine}" and training.device is "{device}"; '
             "expected the engine vllm with cuda, or transformers with cpu, so that both use the same device"
-        )
-
-
-def _deadline(config: RunConfig) -> Iterator[str]:
-    # A push that waits for a frozen generator reports no progress.
-    deadline, hang = config.weights.deadline_seconds, config.supervision.hang_seconds
-    if config.weights.transport == "direct" and deadline >= hang:
-        yield (
-            f"weights.deadline_seconds is {deadline:g} and supervision.hang_seconds is {hang:g}; "
-            "expected a shorter deadline, or sync_weights would count as hung while it waits for a generator"
         )

@@ -23,11 +23,13 @@ _MAPPINGS_OF_SECTIONS = frozenset(key for key, field in dotted_fields().items() 
 # number of ranks and the size of microbatches change only the last bits of a gradient; its number format changes more.
 # What became of tokens that were too old, and of groups without spread, is stored with each step.
 _FREE_KEYS = {
-    "scoring.workers", "staleness.too_old", "training.max_steps", "training.checkpoint_every", "training.device",
-    "training.activation_checkpointing", "training.max_tokens_per_microbatch", "training.selection.drop_zero_advantage",
+    "scoring.workers", "staleness.too_old", "training.max_steps", "training.checkpoint_every",
+    "training.checkpoint_minutes", "training.checkpoint_keep", "training.device", "training.activation_checkpointing",
+    "training.max_tokens_per_microbatch", "training.selection.drop_zero_advantage", "training.on_collapse",
 }  # fmt: skip
 _FREE_SECTIONS = (
     "training.parallel.", "weights.", "storage.", "evaluation.", "promotion.", "budget.", "supervision.", "placement.",
+    "plan.",
 )  # fmt: skip
 _FREE_ON_RESUME = frozenset(
     key for key in _LEAVES if key in _FREE_KEYS or key.endswith(".threads") or key.startswith(_FREE_SECTIONS)
@@ -37,39 +39,43 @@ IMMUTABLE_ON_RESUME = _LEAVES - _FREE_ON_RESUME
 """Settings that define the run cannot change on resume: their dotted keys."""
 
 
-def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, option: str = "--set") -> RunConfig:
     """Read the YAML file at `path`, apply each `section.key=value` of `overrides` (the last one wins), and validate.
+
+    `option` names in errors where the overrides are from.
 
     Raises ConfigError with one sentence per error, each on its own line.
     """
     file = os.fspath(path)
-    return with_overrides(_read_mapping(file), overrides, where=file)
+    return with_overrides(_read_mapping(file), overrides, where=file, option=option)
 
 
-def with_overrides(values: dict[str, object], overrides: Sequence[str], *, where: str) -> RunConfig:
+def with_overrides(
+    values: dict[str, object], overrides: Sequence[str], *, where: str, option: str = "--set"
+) -> RunConfig:
     """The config of `values`, sections with their keys, changed by each `section.key=value`, and validated.
 
     `values` themselves are changed too. Raises ConfigError with one sentence per error, each on its own line; it
-    names `where` the values are from.
+    names `where` the values are from, and the `option` that the overrides are from.
     """
     errors: list[str] = []
     overridden: set[str] = set()
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
-            errors.append(f"--set: found {show(override)}; expected section.key=value")
+            errors.append(f"{option}: found {show(override)}; expected section.key=value")
         elif key not in _LEAVES and not _is_in_mapping(key):
-            errors.append(f"--set: {_not_a_leaf(key)}")
+            errors.append(f"{option}: {_not_a_leaf(key)}")
         else:
             try:
                 put_key(values, key, parse_scalar(text))
             except ValueError as error:
-                errors.append(f"--set: {key} is {show(text)}; expected one YAML scalar ({error})")
+                errors.append(f"{option}: {key} is {show(text)}; expected one YAML scalar ({error})")
             overridden.add(key)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        errors.extend(sentences(error, file=where, overridden=overridden))
+        errors.extend(sentences(error, file=where, overridden=overridden, option=option))
         raise ConfigError("\n".join(errors)) from error
     if errors:
         raise ConfigError("\n".join(errors))

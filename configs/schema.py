@@ -8,15 +8,14 @@
                ├─ scoring      how responses are rewarded   ├─ promotion    when a checkpoint is promoted
                ├─ training     how the policy is trained    ├─ supervision  when a stage counts as hung
                ├─ budget       limits of one attempt        ├─ environment  what answers between turns
-               └─ placement    on which hosts stages run
+               └─ placement    on which hosts stages run    └─ plan         what `millrace plan` predicted
 
 Unknown keys, wrong types and non-finite numbers are refused. Nothing is converted, except a whole number where a real
 one is expected. `configs.combinations` checks settings against each other.
 """
 
 import re
-from ipaddress import IPv4Network
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -24,9 +23,13 @@ from pydantic.fields import FieldInfo
 from configs.combinations import impossible_combinations
 from configs.engine_args import EngineArgs
 from configs.environment import EnvironmentConfig
+from configs.learning.staleness import StalenessConfig
+from configs.operation.limits import BudgetConfig, SupervisionConfig
+from configs.operation.placement import PlacementConfig
+from configs.operation.plan import PlanConfig
 from configs.prompts import EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
-from configs.section import Count, NonNegative, Positive, Replicas, Section, Text, is_section
+from configs.section import Count, NonNegative, Positive, Replicas, Section, Text, ipv4_network, is_section
 from configs.stored import staleness_bound
 from configs.training import TrainingConfig
 
@@ -119,17 +122,6 @@ class GenerationConfig(Section):
     """CPU threads per generator."""
 
 
-class StalenessConfig(Section):
-    """Maximum age of a trajectory when it is trained on."""
-
-    max_staleness: Annotated[int, Field(ge=0)] = 4
-    """Maximum policy versions by which the trainer is ahead of the oldest one in a trajectory; 0 in `sync` mode."""
-    too_old: Literal["drop", "wait", "mask"] = "mask"
-    """What happens to a group with tokens older than that. `drop`: the whole group is dropped; `wait`: no step
-    is made that would leave a group in flight too old; `mask`: these tokens carry no loss, and the rest of the group is
-    trained on. No effect in `sync` mode."""
-
-
 class WeightsConfig(Section):
     """How new policy versions are sent to the generators."""
 
@@ -137,13 +129,19 @@ class WeightsConfig(Section):
     """`shm`: shared memory on one host; `direct`: shards from trainer ranks to generators, on one host or several;
     `store`: files in the run's storage, for hosts any distance apart."""
     host: Text = "127.0.0.1"
-    """Address on which sync_weights listens for `direct`; any address but loopback is open to the network."""
+    """Address on which sync_weights listens for `direct`, or a network such as 10.0.0.0/24, in which it listens at its
+    host's own address. Any but loopback is open to the network."""
     deadline_seconds: Positive = 30.0
     """Time for a generator to receive a version, seconds. A generator that takes longer is named in the log and gets it
     through the store."""
     probe_tolerance: Positive | None = None
     """An alarm is raised if log-probabilities of generator and trainer on the same weights differ by more than this,
     nats; null: 1e-3 if both compute in float32, else if their next tokens diverge by more than 0.03 nats."""
+
+    @field_validator("host")
+    @classmethod
+    def _is_an_address_or_a_network(cls, host: str) -> str:
+        return ipv4_network(host) if "/" in host else host
 
 
 class StorageConfig(Section):
@@ -171,75 +169,6 @@ class PromotionConfig(Section):
     margin: NonNegative | None = 0.0
     """A checkpoint is promoted if its held-out accuracy exceeds that of the last promoted one (at first the start
     model's) by more than this; null: never."""
-
-
-class BudgetConfig(Section):
-    """Limits of one attempt, such as one night of a campaign. The next attempt continues the run."""
-
-    duration_minutes: Positive | None = None
-    """After this time the stages drain and the last checkpoint is evaluated, minutes; null: no limit."""
-    max_steps: Count | None = None
-    """Maximum optimizer steps of one attempt; null: only `training.max_steps` applies."""
-
-
-class SupervisionConfig(Section):
-    """When a stage counts as hung. It is then named in the log, killed and restarted."""
-
-    hang_seconds: Positive = 45.0
-    """Maximum time without progress, seconds; must exceed the longest optimizer step, batch or checkpoint."""
-    start_seconds: Positive = 600.0
-    """The same limit while a stage starts and loads its model, seconds."""
-
-
-class PlaceConfig(Section):
-    """Where one stage runs."""
-
-    work_pool: Text | None = None
-    """Prefect work pool whose workers start the stage on their hosts; null: on the controller's host."""
-    job_variables: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the pool's job template, such as the number of GPUs per job."""
-
-
-class TrainPlaceConfig(PlaceConfig):
-    """Where the trainer runs."""
-
-    hosts: Annotated[int, Field(ge=1, le=128)] = 1
-    """Number of hosts among which the ranks are divided; must divide `training.parallel.data`. Each is a job of the
-    pool; the first leads, and has sync_weights."""
-    min_hosts: Count | None = None
-    """With how many hosts the trainer goes on while others are missing, with fewer data ranks; null: it waits for all
-    of them. A host that comes back is taken in again at the next step."""
-    join_seconds: Annotated[float, Field(ge=5)] = 60.0
-    """Time that it waits for missing hosts before it goes on with at least `min_hosts`, seconds."""
-    network: Text | None = None
-    """IPv4 network in which the hosts reach each other, such as 10.0.0.0/24: each listens at its own address in it and
-    nowhere else. Any network but loopback is open to those in it."""
-
-    @field_validator("network")
-    @classmethod
-    def _is_a_network(cls, network: str | None) -> str | None:
-        if network is not None:
-            try:
-                IPv4Network(network)
-            except ValueError as error:
-                raise ValueError("an IPv4 network such as 10.0.0.0/24") from error
-        return network
-
-
-class PlacementConfig(Section):
-    """On which hosts stages run. Each host must have access to `storage.root` and run the same code."""
-
-    colocated: bool = False
-    """Whether trainer and generators take turns on the same devices: a generator frees its device memory when it has
-    made all trajectories of a version, the trainer after its step. Only in `sync` mode."""
-    generate: PlaceConfig = Field(default_factory=PlaceConfig)
-    """Generators; each is a separate job."""
-    score: PlaceConfig = Field(default_factory=PlaceConfig)
-    """Scorers; each is a separate job."""
-    train: TrainPlaceConfig = Field(default_factory=TrainPlaceConfig)
-    """Trainer and sync_weights; they share memory, so they are one job, with a further job for each further host."""
-    evaluate: PlaceConfig = Field(default_factory=PlaceConfig)
-    """The evaluation while training goes on, and at the end of an attempt."""
 
 
 class RunConfig(Section):
@@ -279,11 +208,21 @@ class RunConfig(Section):
     """When a stage counts as hung."""
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     """On which hosts stages run."""
+    plan: PlanConfig = Field(default_factory=PlanConfig)
+    """What was predicted of the run."""
 
     @property
     def effective_max_staleness(self) -> int:
         """The staleness bound in force, policy versions."""
         return staleness_bound(self.pipeline.mode, self.staleness.max_staleness)
+
+    @property
+    def effective_training(self) -> TrainingConfig:
+        """How the policy is trained: adaptive control scales the learning rate by √ESS."""
+        if self.staleness.control == "fixed" or self.training.schedule.ess_scaling:
+            return self.training
+        schedule = self.training.schedule.model_copy(update={"ess_scaling": True})
+        return self.training.model_copy(update={"schedule": schedule})
 
     @property
     def generation_dtype(self) -> str:

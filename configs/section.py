@@ -1,11 +1,14 @@
 """The base class of all config sections, and their kinds of numbers and text."""
 
+import json
+from collections.abc import Callable
+from ipaddress import IPv4Network
 from typing import Annotated, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
-Replicas = Annotated[int, Field(ge=1, le=64)]
+Replicas = Annotated[int, Field(ge=1, le=1024)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
@@ -17,6 +20,28 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+def ipv4_network(text: str) -> str:
+    """The same text. Raises ValueError, with what is expected, if it is not an IPv4 network."""
+    try:
+        IPv4Network(text)
+    except ValueError as error:
+        raise ValueError("an IPv4 network such as 10.0.0.0/24") from error
+    return text
+
+
+def one_of_or_path(names: object) -> Callable[[str], str]:
+    """A check of a field that holds one of the Literal `names`, or `package.module:function`."""
+
+    def check(value: str) -> str:
+        module, _, function = value.partition(":")
+        if value not in get_args(names) and not (module and function):
+            known = " or ".join(json.dumps(name) for name in get_args(names))
+            raise ValueError(f"{known} or package.module:function")
+        return value
+
+    return check
 
 
 def is_section(annotation: object) -> TypeGuard[type[Section]]:

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from configs.learning.losses import KlConfig, LossesConfig
+from configs.learning.losses import KlConfig, LossesConfig, MasksConfig
 from configs.learning.optimizer import AdamWConfig, ScheduleConfig
 from configs.learning.selection import SelectionConfig
-from configs.section import Count, NonNegative, Positive, Section, Text
+from configs.section import Count, NonNegative, Positive, Section, Text, one_of_or_path
 
 LossName = Literal[
     "aipo",
@@ -15,6 +15,7 @@ LossName = Literal[
     "ppo_clip",
     "decoupled_ppo",
     "tis",
+    "sequence_tis",
     "icepop",
     "sequence_mask",
     "geometric_mask",
@@ -54,9 +55,10 @@ class LoraConfig(Section):
 class TrainingConfig(Section):
     """How the policy is trained."""
 
-    loss: LossName = "aipo"
+    loss: Annotated[str, AfterValidator(one_of_or_path(LossName))] = "aipo"
     """Policy-gradient loss. It weights a token: `aipo` with its importance ratio π/μ, clipped from above; `reinforce`
-    with 1; `ppo_clip` with the ratio while that is within bounds. docs/losses.md lists all losses."""
+    with 1; `ppo_clip` with the ratio while that is within bounds. docs/losses.md lists all losses. Or your own, as
+    `package.module:function`."""
     max_importance_ratio: Annotated[float, Field(ge=1)] = 4.0
     """Upper clip ρ of a token's importance ratio π/μ in `aipo`, no unit; usually 2 to 10."""
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
@@ -67,15 +69,21 @@ class TrainingConfig(Section):
     `cispo` that is the maximum weight of a token; no unit."""
     losses: LossesConfig = Field(default_factory=LossesConfig)
     """Parameters of individual losses."""
-    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    masks: MasksConfig = Field(default_factory=MasksConfig)
+    """Responses that carry no loss because π and μ are too far apart."""
+    non_finite: Literal["refuse", "mask"] = "refuse"
+    """What happens if the loss of a token is not a finite number. `refuse`: the run ends with a sentence and the policy
+    stays; `mask`: the token carries no loss and is counted in `non_finite_tokens`."""
+    aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "constant"] = "token_mean"
     """How token losses are summed: `token_mean`: mean over all tokens of the batch; `sequence_mean`: mean over each
-    response's tokens, then over responses; `constant`: sum over all tokens, divided by the number of responses times
-    `generation.max_new_tokens`."""
-    advantage: AdvantageName = "group_mean"
+    response's tokens, then over responses; `prompt_mean`: mean over the tokens of each group, then over groups;
+    `constant`: sum over all tokens, divided by the number of responses times `generation.max_new_tokens`."""
+    advantage: Annotated[str, AfterValidator(one_of_or_path(AdvantageName))] = "group_mean"
     """How a response's advantage is computed from its reward. `group_mean`: minus the group's mean; `leave_one_out`:
     minus the mean of the group's other responses; `grpo`: minus the group's mean, over the group's standard deviation;
     `reinforce_plus_plus`: minus the batch's mean, over the batch's standard deviation; `reinforce_plus_plus_baseline`:
-    minus the group's mean, over the batch's standard deviation; `maxrl`: minus the group's mean, over that mean."""
+    minus the group's mean, over the batch's standard deviation; `maxrl`: minus the group's mean, over that mean. Or
+    your own, as `package.module:function`."""
     selection: SelectionConfig = Field(default_factory=SelectionConfig)
     """Which groups and tokens a step trains, and how much they weigh."""
     kl: KlConfig = Field(default_factory=KlConfig)
@@ -127,7 +135,22 @@ class TrainingConfig(Section):
     router_aux_loss_coefficient: NonNegative = 0.0
     """Factor of a loss that keeps the use of experts in balance in each trajectory (arXiv 2101.03961); 0: none. Only
     for mixtures of experts."""
+    on_collapse: Literal["go_on", "stop", "roll_back"] = "go_on"
+    """What follows when training collapses (docs/control.md), which is reported in any case. `stop`: training ends;
+    `roll_back`: it goes back to the last checkpoint from before, with a third of the learning rate."""
     checkpoint_every: Count = 10
     """Number of optimizer steps between two checkpoints."""
+    checkpoint_minutes: Positive | None = 10.0
+    """Maximum time between two checkpoints, minutes; the first of a run is due after a tenth of it. null: only
+    `checkpoint_every` applies."""
+    checkpoint_keep: Annotated[int, Field(ge=2)] | None = None
+    """Number of newest checkpoints whose files stay; those of the best version evaluated stay as well. null: all."""
     threads: Count = 1
     """CPU threads of the trainer."""
+
+    @property
+    def pulls_without_advantage(self) -> bool:
+        """Whether rollouts without an advantage add to the gradient: by KL, entropy, the experts' balance or a loss of
+        one's own."""
+        others = (self.kl.coefficient, self.entropy_coefficient, self.router_aux_loss_coefficient)
+        return any(others) or ":" in self.loss

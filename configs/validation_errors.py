@@ -20,16 +20,16 @@ _NAME = "[key]"
 """Pydantic's mark for an invalid name in a mapping, as opposed to an invalid value."""
 
 
-def sentences(error: ValidationError, *, file: str, overridden: Collection[str]) -> Iterator[str]:
-    """Yield one sentence per finding in `error`; keys in `overridden` came from `--set`, the others from `file`."""
+def sentences(error: ValidationError, *, file: str, overridden: Collection[str], option: str) -> Iterator[str]:
+    """Yield one sentence per finding in `error`; keys in `overridden` came from `option`, the others from `file`."""
     for detail in error.errors():
         key = ".".join(str(part) for part in detail["loc"] if part != _NAME)
         reason = detail.get("ctx", {}).get("error")
         if not key:
-            where = f"{file} with --set" if overridden else file
+            where = f"{file} with {option}" if overridden else file
             yield from (f"{where}: {sentence}" for sentence in str(reason).splitlines())
             continue
-        where = "--set" if key in overridden else file
+        where = option if key in overridden else file
         if detail["type"] == "extra_forbidden":
             yield f"{where}: {unknown_key(key)}"
         elif detail["loc"][-1] == _NAME:
@@ -99,6 +99,9 @@ def _in_named_section(key: str) -> dict[str, FieldInfo]:
 def _expectation(key: str) -> str:
     """What the schema allows at `key`, in words."""
     section, name = _split(key)
+    if name.isdecimal() and section in dotted_fields():
+        # An item of a list.
+        return _expectation(section)
     field = dotted_fields().get(key) or _in_named_section(key).get(name)
     if field is None:
         # A name in a mapping.
@@ -124,6 +127,8 @@ def _phrase(annotation: object, rules: Sequence[object] = ()) -> str:
         return " or ".join(json.dumps(choice) for choice in arguments)
     if origin is dict:
         return "a section with names and values"
+    if origin is list:
+        return f"a list whose items are {_phrase(arguments[0])}"
     bounds = " and ".join(_bounds(rules))
     return f"{_KINDS[annotation]} {bounds}".rstrip()  # type: ignore[index]
 

@@ -49,6 +49,10 @@ class StageDied(MillraceError, RuntimeError):
     """A stage's process ended and could not be brought back."""
 
 
+class RolledBack(MillraceError, RuntimeError):
+    """Training collapsed, and goes on from a checkpoint from before, in a new process."""
+
+
 class PlaceYielded(MillraceError, RuntimeError):
     """A host of the trainer has given its place in the work pool back, because the leading host is away."""
 

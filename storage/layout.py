@@ -22,7 +22,9 @@ weights/{data,log}/                     policy versions in transit, if the store
 weights/promoted/{data,log}/            checkpoints that passed the promotion gate, as Hugging Face folders
 progress/<stage>-<r>.json               status records, overwritten
 trainer_hosts.json                      where the first host of a trainer over several is, and their secret; overwritten
+decisions/<n>.json                      what the trainer decided about staleness and rollbacks, and why; written once
 curriculum/<block>.json                 which prompts a block of groups has, if there is a curriculum; written once
+incidents/<ms>-<kind>-<id>.json         restarts, rollbacks and alarms, for people; written once
 evaluations/<version>.json              results of one policy version, on held-out prompts and further sets
 reports/<attempt>.md                    report on an attempt, for people: text, figures and plots
 logs/<stage>-<r>.log                    what each stage process printed
@@ -45,11 +47,14 @@ START_HASHES = "start_hashes.json"
 CHECKPOINTS = "checkpoints"
 WEIGHTS = "weights"
 PROMOTED = "weights/promoted"
+TRAJECTORIES = "streams/trajectories"
 CONSUMED = "streams/consumed"
 TRAINER_LOGPROBS = "streams/trainer_logprobs"
 PROGRESS = "progress"
 TRAINER_HOSTS = "trainer_hosts.json"
 CURRICULUM = "curriculum"
+DECISIONS = "decisions"
+INCIDENTS = "incidents"
 EVALUATIONS = "evaluations"
 REPORTS = "reports"
 LOGS = "logs"
@@ -82,7 +87,7 @@ def validate_run_id(run_id: str) -> str:
 
 def trajectories(generator: int) -> str:
     """The stream that generator number `generator` writes."""
-    return f"streams/trajectories/{generator}"
+    return f"{TRAJECTORIES}/{generator}"
 
 
 def unfinished(generator: int) -> str:
@@ -143,6 +148,11 @@ def report(attempt: int) -> str:
 def progress(stage: str, replica: int) -> str:
     """The status record of one stage replica."""
     return f"{PROGRESS}/{stage}-{replica}.json"
+
+
+def decision(number: int) -> str:
+    """What the trainer decided, number `number` of the run."""
+    return f"{DECISIONS}/{number:08d}.json"
 
 
 def curriculum_block(number: int) -> str:

@@ -1,6 +1,7 @@
 """Status records: one small JSON object per stage replica, overwritten, for people and supervisors.
 
-Nothing is decided from them: what happened is in the streams.
+Nothing is decided from them: what happened is in the streams. They are sealed, so that whatever else is in their place
+counts as no record.
 """
 
 import json
@@ -9,29 +10,43 @@ from typing import Any
 
 from storage import layout
 from storage.errors import NotInStore
-from storage.json_text import parse_json
 from storage.stores.base import Store
+from storage.streams.sealed import seal, unseal
 
 
 def write_progress(store: Store, stage: str, replica: int, values: dict[str, Any]) -> None:
-    """Replace a replica's status record with `values`, a JSON object."""
-    store.put(layout.progress(stage, replica), json.dumps(values, sort_keys=True).encode())
+    """Replaces a replica's status record with `values`, a JSON object. What is not finite becomes null."""
+    plain = json.loads(json.dumps(values), parse_constant=lambda name: None)
+    store.put(layout.progress(stage, replica), seal(plain))
 
 
 def read_status(store: Store, stage: str, replica: int) -> dict[str, Any]:
-    """A replica's status record; empty if there is none, or if a power cut tore it."""
+    """A replica's status record; empty if there is none, or if it was torn, damaged or replaced."""
     return _read(store, layout.progress(stage, replica))
 
 
 def read_progress(store: Store) -> dict[str, dict[str, Any]]:
-    """Every replica's status record as `{"<stage>-<replica>": values}`, without torn ones."""
+    """Every replica's status record as `{"<stage>-<replica>": values}`, without torn or damaged ones."""
     records = {PurePosixPath(path).stem: _read(store, path) for path in store.list(layout.PROGRESS)}
     return {name: record for name, record in records.items() if record}
 
 
 def _read(store: Store, path: str) -> dict[str, Any]:
     try:
-        values = parse_json(bytes(store.get(path)))
+        values, sealed = unseal(bytes(store.get(path)))
     except (NotInStore, ValueError):
         return {}
-    return values if isinstance(values, dict) else {}
+    # Older versions did not seal them.
+    return values if sealed or _is_well_formed(values) else {}
+
+
+def _is_well_formed(values: dict[str, Any]) -> bool:
+    """Whether an unsealed record has the values that every stage writes."""
+    seconds = values.get("seconds")
+    return (
+        isinstance(values.get("t"), int | float)
+        and type(values.get("pid")) is int
+        and isinstance(values.get("doing"), str)
+        and isinstance(seconds, dict)
+        and all(isinstance(each, int | float) for each in seconds.values())
+    )

@@ -61,6 +61,17 @@ PARTS: Sequence[Part] = (
         command=_tests("tests/gpu/test_weights_cuda.py"),
     ),
     Part(
+        name="shards from a GPU",
+        shows="Ranks on a GPU offer their shards by direct, and sums and buckets on the GPU are those of a CPU.",
+        command=_tests("tests/gpu/test_shards_cuda.py"),
+    ),
+    Part(
+        name="weights by direct over NCCL",
+        shows="Shards go over NCCL from a trainer's GPUs to a generator's; with two GPUs one rank, with four three.",
+        command=_tests("tests/gpu/test_direct_nccl.py"),
+        gpus=2,
+    ),
+    Part(
         name="trainer ranks over NCCL",
         shows="FSDP2 and tensor parallelism over NCCL train as one process does.",
         command=_tests("tests/gpu/test_ranks_cuda.py"),

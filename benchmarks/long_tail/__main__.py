@@ -23,7 +23,7 @@ from rich.console import Console
 
 from benchmarks.long_tail.campaign import measured, run_campaign
 from benchmarks.long_tail.cases import GROUP_SIZE, MEAN_TOKENS, Case, all_cases
-from benchmarks.long_tail.simulation import simulate
+from benchmarks.long_tail.expected import expected
 from benchmarks.report import machine, make_parser, make_table, print_targets, write_json
 
 SHARES = {0.6: 0.95, 1.0: 0.90}
@@ -68,12 +68,12 @@ def main() -> None:
 
 
 def _row(case: Case, *, root: Path, step_seconds: float, steps: int, warmup: int) -> Row:
-    expected = simulate(case, steps=steps, warmup=warmup)
+    simulated = expected(case, steps=steps, warmup=warmup)
     run = run_campaign(case, root, step_seconds=step_seconds, steps=steps)
     tail = case.pace(step_seconds).long_tail
     assert tail is not None
     found = measured(run, tail, step_seconds=step_seconds, warmup=warmup)
-    return {**asdict(case), "expected": asdict(expected), "measured": found}
+    return {**asdict(case), "expected": asdict(simulated), "measured": found}
 
 
 def _is_square(case: Case) -> bool:

@@ -48,7 +48,7 @@ def run_campaign(case: Case, root: Path, *, step_seconds: float, steps: int) -> 
         return run
     shutil.rmtree(run, ignore_errors=True)
     config = root / f"{case.name}.yaml"
-    config.write_text(json.dumps(_config(case, root, steps)))
+    config.write_text(json.dumps(settings(case, root, steps)))
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")},
         "PREFECT_HOME": str(root / f"{case.name}.prefect"),
@@ -62,7 +62,8 @@ def run_campaign(case: Case, root: Path, *, step_seconds: float, steps: int) -> 
     return run
 
 
-def _config(case: Case, root: Path, steps: int) -> dict[str, Any]:
+def settings(case: Case, root: Path, steps: int) -> dict[str, Any]:
+    """The config of the case's campaign."""
     return {
         **_CONFIG,
         "generation": {

@@ -25,7 +25,7 @@ class SleepingTrainer(Trainer):
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         return dict(AGREED_LOGPROBS)
 
-    def step(self, samples: Sequence[Sample]) -> StepReport:
+    def step(self, samples: Sequence[Sample], rate_factor: float = 1.0) -> StepReport:
         time.sleep(Pace.from_environment().train)
         self.policy_version += 1
         return StepReport(
@@ -40,6 +40,7 @@ class SleepingTrainer(Trainer):
             importance_ratio_max=1.0,
             clip_fraction=0.0,
             effective_sample_size=1.0,
+            ratio_effective_sample_size=1.0,
             weight_mean=1.0,
             weight_max=1.0,
             mismatch_kl=0.0,
@@ -47,6 +48,7 @@ class SleepingTrainer(Trainer):
             kl_to_reference=0.0,
             entropy=0.0,
             tokens=len(samples),
+            non_finite_tokens=0,
             trainer_logprobs=[sample.rollout_logprobs for sample in samples],
         )
 

@@ -6,10 +6,17 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.stored_run.groups import STALE, TRAINED, Rollouts
+from millrace.rollouts.staleness import TOKENS_OF_STALENESS
 from storage.schema import METRIC
 
 TIMES = {
-    "generate": {"generate": 0.7, "commit": 0.05, "update_weights": 0.02, "waiting for weights or room": 0.23},
+    "generate": {
+        "generate": 0.7,
+        "commit": 0.05,
+        "update_weights": 0.02,
+        "waiting for weights": 0.03,
+        "waiting for room under max_staleness": 0.2,
+    },
     "score": {"score": 0.1, "commit": 0.05, "waiting for trajectories": 0.85},
     "train": {"train": 0.8, "handover": 0.03, "loading": 0.05, "waiting for scored groups": 0.12},
     "sync_weights": {"sync": 0.02, "waiting for a new policy version": 0.98},
@@ -28,6 +35,7 @@ def of_trainer(random: np.random.Generator, rollouts: Rollouts, step: int) -> di
     in_step = (rollouts.of("step") == step) & (rollouts.outcome != STALE)
     staleness = rollouts.of("staleness")[in_step]
     spread = 0.01 * (1 + float(staleness.mean()))
+    tokens_of_staleness = np.bincount(staleness, rollouts.tokens[in_step])
     return {
         "reward_mean": float(np.nanmean(rollouts.reward[in_step])),
         "staleness_mean": float(staleness.mean()),
@@ -53,6 +61,7 @@ def of_trainer(random: np.random.Generator, rollouts: Rollouts, step: int) -> di
         "reward_ratio": 1.0 + 0.02 * random.normal(),
         "entropy": 0.2 + 0.8 / (1 + step / 200),
         "tokens": float(rollouts.tokens[in_step & (rollouts.outcome == TRAINED)].sum()),
+        **{f"{TOKENS_OF_STALENESS}{value}": float(count) for value, count in enumerate(tokens_of_staleness) if count},
     }
 
 

@@ -34,8 +34,10 @@ from benchmarks.stored_run.groups import (
 )
 from benchmarks.stored_run.metrics import in_flight, metric_rows, of_generator, of_sync_weights, of_trainer, stage_time
 from configs.load import load_config
+from millrace.control.decisions import Decisions
 from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.lineage import Lineage
+from millrace.runs.decisions import StoredDecision
 from millrace.runs.record import create_run, end_attempt, how_attempt_ended, read_run
 from storage import layout
 from storage.checkpoints import CheckpointWriter
@@ -124,6 +126,20 @@ class StoredRun:
             "t": self.t_now,
         }
         self.store.put(layout.evaluation(self.policy_version), json.dumps(values).encode())
+
+    def decide(self) -> None:
+        """Adds a decision of the trainer at the current policy version: its bound rises by one."""
+        bound = self.shape.max_staleness
+        decision = StoredDecision(
+            t=self.t_now,
+            incarnation=self._checkpoints.incarnation,
+            policy_version=self.policy_version,
+            action="raise",
+            max_staleness=bound,
+            places=64,
+            reason=f"the trainer waits, and generators wait for room: the bound rises to {bound}",
+        )
+        Decisions(self.store).add(decision)
 
     def finish(self) -> None:
         """Ends the attempt; each generator's stream keeps one part that was not taken, and one of these is unscored."""
@@ -278,6 +294,8 @@ class StoredRun:
             "rollouts": self._account.trained.rollouts,
             "groups_dropped": self._account.groups_dropped,
             "max_steps": self.shape.steps,
+            "step_seconds": _STEP_SECONDS,
+            "tokens_per_second": self._account.trained.tokens / (self.policy_version * _STEP_SECONDS),
             "account": self._account.to_json(),
             "consumed": [amount.to_json() for amount in self._streams.consumed()],
             "reward_mean": self._measured.get("reward_mean"),

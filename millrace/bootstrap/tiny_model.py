@@ -32,6 +32,7 @@ from millrace.generation.environments.base import ChatEnvironment, Environment
 from millrace.generation.environments.episodes import in_environment
 from millrace.generation.environments.exchange import TextExchange
 from millrace.generation.environments.factory import environment_class
+from millrace.models.layers import call_at_each_layer
 from millrace.types import Prompt, Sampling
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -108,17 +109,19 @@ def bootstrap(
     max_new_tokens: int,
     report: Callable[[str], None],
     environment: EnvironmentConfig = _NO_ENVIRONMENT,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> Bootstrapped:
     """Make a tiny model and its tokenizer from `prompts`, and save both to `folder` as a Hugging Face folder.
 
-    `report` receives a line per measurement of the accuracy. The policy may use the environment that
-    `environment` names. Deterministic in `seed`, on one machine with one thread count.
+    `report` receives a line per measurement of the accuracy; `on_progress` is called at each layer. The policy
+    may use the environment that `environment` names. Deterministic in `seed`, on one machine with one thread count.
     """
     started = time.monotonic()
     torch.manual_seed(seed)
     rng = random.Random(seed)
     played = _text_environment(environment.name)
     tokenizer, model = _fresh(prompts, shape, played, max_new_tokens)
+    call_at_each_layer(model, on_progress)
     optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.0)
     engine = in_environment(
         lambda stop: TransformersEngine(model, tokenizer, stop=stop),
@@ -146,8 +149,8 @@ def bootstrap(
         if step % check_every == 0:
             imitation_rate, accuracy = _measure(engine, tokenizer, checked, max_new_tokens)
             report(
-                f"warm start step {step}: loss {loss.item():.3f}, answers like a demonstrator {imitation_rate:.2f}, "
-                f"right {accuracy:.2f}"
+                f"warm start step {step} of at most {shape.max_steps}: loss {loss.item():.3f}, answers like a "
+                f"demonstrator {imitation_rate:.2f} of {shape.target_imitation_rate:.2f}, right {accuracy:.2f}"
             )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -46,6 +46,16 @@ class Decision:
     """On held-out prompts; None if it was not measured."""
     sentence: str
     """The reason, with the numbers, for people."""
+    bar: float | None = None
+    """The accuracy that it had to exceed; None if there was none, and in older records."""
+
+    @property
+    def headline(self) -> str:
+        """The decision in a few words, such as `v90 promoted, 0.340 → 0.570`."""
+        what = f"v{self.policy_version} {'promoted' if self.promoted else 'held back'}"
+        if self.accuracy is None or self.bar is None:
+            return what
+        return f"{what}, {self.bar:.3f} → {self.accuracy:.3f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +71,8 @@ class Promoted:
     """The reason."""
     files: Mapping[str, FileRef]
     """The files of a Hugging Face folder, by name; `fetch_promoted` writes them out."""
+    bar: float | None = None
+    """As in `Decision`."""
 
     @property
     def decision(self) -> Decision:
@@ -71,6 +83,7 @@ class Promoted:
             policy_version=measured.policy_version,
             accuracy=measured.accuracy,
             sentence=self.sentence,
+            bar=self.bar,
         )
 
 
@@ -98,7 +111,13 @@ def decide(
         )
     else:
         sentence = f"version {policy_version} is held back: {reason}"
-    return Decision(promoted=reason is None, policy_version=policy_version, accuracy=accuracy, sentence=sentence)
+    return Decision(
+        promoted=reason is None,
+        policy_version=policy_version,
+        accuracy=accuracy,
+        sentence=sentence,
+        bar=None if bar is None else bar.accuracy,
+    )
 
 
 def _reason_against(
@@ -164,6 +183,7 @@ def state_of(promoted: Decision, evaluation: Evaluation, *, incarnation: int, at
         "accuracy": evaluation.accuracy,
         "prompts": evaluation.prompts,
         "sentence": promoted.sentence,
+        "bar": promoted.bar,
     }
 
 
@@ -177,6 +197,7 @@ def promoted_of(record: Checkpoint) -> Promoted:
             attempt=state["attempt"],
             sentence=state["sentence"],
             files=record.files,
+            bar=state.get("bar"),
         )
     except (KeyError, TypeError) as error:
         raise StreamCorrupt(layout.PROMOTED, f"version {record.step} has no promotion's record: {error!r}") from error

@@ -19,6 +19,7 @@ from millrace.errors import LedgerMismatch
 from millrace.rollouts.consumed import TRAINED
 from millrace.rollouts.ledger import Account, Amount, balance
 from millrace.rollouts.lineage import surviving
+from millrace.rollouts.loader import consumed_by
 from storage import layout
 from storage.checkpoints import Checkpoint
 from storage.errors import PartRemoved, StreamCorrupt
@@ -58,7 +59,7 @@ class CheckpointAudit:
         balance(
             generated=_committed(heads[path] for path in self.cursors if path.startswith("streams/trajectories/")),
             scored=_committed(heads[path] for path in self.cursors if path.startswith("streams/scores/")),
-            consumed=[_consumed(stream) for stream in state["intake"]],
+            consumed=consumed_by(state["intake"]),
             account=account,
         )
         if layout.CONSUMED in heads:
@@ -67,12 +68,6 @@ class CheckpointAudit:
 
 def _committed(heads: Iterable[LogCursor]) -> Amount:
     return sum((Amount(rollouts=head.rows, tokens=head.tokens) for head in heads), Amount())
-
-
-def _consumed(stream: dict[str, Any]) -> Amount:
-    """What the trainer took from one generator: whole parts, by the cursor, and the beginning of the next part."""
-    cursor = LogCursor.from_json(stream["trajectories"])
-    return Amount(rollouts=cursor.rows, tokens=cursor.tokens) + Amount.from_json(stream["taken"])
 
 
 def _check_consumed(store: Store, step: int, account: Account) -> None:

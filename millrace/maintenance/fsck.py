@@ -20,7 +20,9 @@ from millrace.maintenance.checkpoint_audit import CheckpointAudit
 from millrace.maintenance.listing import Contents, StoredStream, run_scoring
 from millrace.maintenance.orphans import orphans
 from millrace.maintenance.quarantine import reason_set_aside, set_aside
+from millrace.maintenance.record_values import disagreements
 from millrace.models.start_folder import parse_manifest
+from millrace.runs.decisions import parse_decision
 from millrace.selection.blocks import parse_block
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoint_of
@@ -105,6 +107,7 @@ class _Check:
         self._json_files()
         self._evaluations()
         self._curriculum()
+        self._decisions()
         self._start_model()
         # Checkpoints before streams, and scores before trajectories: what they refer to is committed by then.
         checkpoints = {log: self._checkpoints(log) for log in layout.FILE_LOGS}[layout.CHECKPOINTS]
@@ -157,6 +160,19 @@ class _Check:
             data = bytes(self.store.get(entry.path))
             try:
                 parse_block(data, entry.path)
+            except StreamCorrupt as error:
+                self._find("damaged", error.file, error.reason)
+            else:
+                self.report.bytes += len(data)
+
+    def _decisions(self) -> None:
+        for number, entry in enumerate(self.contents.below(layout.DECISIONS)):
+            if entry.path != (expected := layout.decision(number)):
+                self._find("damaged", expected, f"missing, though {entry.path} is there")
+                return
+            data = bytes(self.store.get(entry.path))
+            try:
+                parse_decision(data, entry.path)
             except StreamCorrupt as error:
                 self._find("damaged", error.file, error.reason)
             else:
@@ -263,8 +279,7 @@ class _Check:
             return
         self.report.parts += 1
         self.report.bytes += record.bytes
-        if "row_id" in table.column_names and (first := table["row_id"][0].as_py()) != record.first_row_id:
-            reason = f"the first row_id is {first}, but the record says {record.first_row_id}"
+        for reason in disagreements(record, table):
             self._find("damaged", f"{stream.path}/{record.file}", reason, record.seq, movable=True)
 
     def _alignment(self, stream: StoredStream) -> None:

@@ -105,9 +105,7 @@ def plan(store: Store, retention: Retention, *, now: float | None = None) -> Pla
     made = Plan()
     # Checkpoints first: a running trainer only moves forward, so they need at least as much as it will need later.
     checkpoints, weights, promoted = (contents.checkpoints(log) for log in layout.FILE_LOGS)
-    stored = [one for one in checkpoints if all(ref.path in contents.entries for ref in one.files.values())]
-    best = best_checkpoint(store, stored)
-    kept = _plan_files(made, contents, "checkpoints", layout.CHECKPOINTS, checkpoints, retention.keep_checkpoints, best)
+    kept = _plan_checkpoints(made, contents, checkpoints, retention.keep_checkpoints)
     _plan_files(made, contents, "weights", layout.WEIGHTS, weights, _kept_weights(weights))
     _plan_files(made, contents, "promoted", layout.PROMOTED, promoted, retention.keep_checkpoints)
     named = {ref.path for stored in (*checkpoints, *weights, *promoted) for ref in stored.files.values()}
@@ -129,6 +127,16 @@ def plan(store: Store, retention: Retention, *, now: float | None = None) -> Pla
     return made
 
 
+def plan_checkpoints(store: Store, keep: int) -> Plan:
+    """What can be removed of the checkpoints alone: all but the newest `keep` and the best. Lists nothing else.
+
+    Raises as `plan`.
+    """
+    contents, made = Contents(store, layout.CHECKPOINTS), Plan()
+    _plan_checkpoints(made, contents, contents.checkpoints(), keep)
+    return made
+
+
 def carry_out(store: Store, made: Plan) -> None:
     """Removes what the plan lists. May be called again, also after a crash."""
     for log, parts in made.marks.items():
@@ -139,6 +147,13 @@ def carry_out(store: Store, made: Plan) -> None:
             _delete_temporary(store, removal.path)
         else:
             store.delete(removal.path)
+
+
+def _plan_checkpoints(made: Plan, contents: Contents, checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
+    """As `_plan_files`, of the trainer's checkpoints."""
+    stored = [one for one in checkpoints if all(ref.path in contents.entries for ref in one.files.values())]
+    best = best_checkpoint(contents.store, stored)
+    return _plan_files(made, contents, "checkpoints", layout.CHECKPOINTS, checkpoints, keep, best)
 
 
 def _plan_files(

@@ -73,13 +73,13 @@ class StoredStream:
 
 
 class Contents:
-    """A run as listed at one moment. Raises RunMissing where there is no run."""
+    """A run, or its folder `below`, as listed at one moment. Raises RunMissing where there is no run."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, below: str = "") -> None:
         if not store.exists(layout.RUN):
             raise RunMissing(f"no run at {store.url}: expected {layout.RUN} there")
         self.store = store
-        self.entries: dict[str, Entry] = {entry.path: entry for entry in store.entries()}
+        self.entries: dict[str, Entry] = {entry.path: entry for entry in store.entries(below)}
 
     @cached_property
     def streams(self) -> list[StoredStream]:

@@ -24,6 +24,8 @@ _FOLDERS = (
     layout.START_MODEL,
     layout.PROGRESS,
     layout.CURRICULUM,
+    layout.DECISIONS,
+    layout.INCIDENTS,
     layout.EVALUATIONS,
     layout.REPORTS,
     layout.LOGS,

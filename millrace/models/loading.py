@@ -1,11 +1,20 @@
-"""The policy's Hugging Face folder: checked and loaded. Nothing is ever downloaded."""
+"""The policy's Hugging Face folder: checked and loaded. Nothing is ever downloaded, no pickle opened, no code run."""
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from millrace.errors import ModelFolderError
@@ -13,23 +22,92 @@ from storage.json_text import parse_json
 
 # A progress bar over tensors is noise in the logs of stages.
 logging.disable_progress_bar()
+_MOST_NAMED = 3
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+_LONGEST_REASON = 400
+_CHUNK = 1 << 24
+"""Values that are looked at at once."""
 
 
 def load_model(folder: Path, dtype: str) -> PreTrainedModel:
-    """The causal language model in `folder`, in `dtype`. Raises ModelFolderError."""
+    """The causal language model in `folder`, in `dtype`.
+
+    Raises ModelFolderError, also if the weight files and the model that config.json describes have different tensors
+    (transformers would draw what is missing at random), or if a value is not finite.
+    """
     with _refused_in_a_sentence(folder):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, **_LOCAL)
         # transformers' default attention, sdpa, leaves soft caps out without a word.
         attention = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
-        return AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=getattr(torch, dtype), local_files_only=True, **attention
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **_LOCAL,
+            **attention,
         )
+    model, loaded = found
+    _refuse_differences(folder, loaded)
+    for name, parameter in model.named_parameters():
+        if not is_finite(parameter):
+            raise ModelFolderError(f"{folder}: {name} holds values that are not finite; expected numbers")
+    return cast("PreTrainedModel", model)
+
+
+def check_loads(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises ModelFolderError if `load_model` would find other tensors than the model of config.json has.
+
+    `tensors` are those of the weight files, on the meta device: nothing is loaded.
+    """
+    with _refused_in_a_sentence(folder):
+        config = AutoConfig.from_pretrained(folder, **_LOCAL)
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        _, loaded = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(tensors),
+            device_map="meta",
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    _refuse_differences(folder, loaded)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all values of `tensor` are finite. Needs no copy of it."""
+    return all(bool(torch.isfinite(chunk).all()) for chunk in tensor.detach().flatten().split(_CHUNK))
+
+
+def _refuse_differences(folder: Path, loaded: Mapping[str, Any]) -> None:
+    """Raises ModelFolderError for what transformers' report of a load says."""
+    if missing := sorted(loaded["missing_keys"]):
+        raise ModelFolderError(f"{folder}: its weight files lack {_named(missing)}")
+    if differing := sorted(loaded["mismatched_keys"]):
+        name, found, expected = differing[0]
+        raise ModelFolderError(
+            f"{folder}: {name} has the shape {list(found)} in the weight files, but the model that config.json "
+            f"describes has {list(expected)}"
+        )
+    if unexpected := sorted(loaded["unexpected_keys"]):
+        raise ModelFolderError(
+            f"{folder}: its weight files hold {_named(unexpected)}, which the model that config.json describes does "
+            "not have"
+        )
+
+
+def _named(names: list[str]) -> str:
+    more = "" if len(names) <= _MOST_NAMED else f" and {len(names) - _MOST_NAMED} more"
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def empty_model(folder: Path) -> PreTrainedModel:
     """The model in `folder` without values: names and shapes of its parameters. Raises ModelFolderError."""
     with _refused_in_a_sentence(folder), torch.device("meta"):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, **_LOCAL)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
         return model
 
@@ -40,7 +118,7 @@ def load_tokenizer(folder: Path, chat_template: str | None = None) -> PreTrained
     `chat_template` is Jinja that replaces its own chat template; None keeps that.
     """
     with _refused_in_a_sentence(folder, what="tokenizer"):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
     if tokenizer.eos_token_id is None:
         raise ModelFolderError(f"{folder}: its tokenizer has no end-of-sequence token, so no response could stop")
     if chat_template is not None:
@@ -61,7 +139,7 @@ def end_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int
         except (OSError, ValueError, AttributeError) as error:
             raise ModelFolderError(f"{path}: can't be read ({error}); expected a JSON object") from error
     more = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(isinstance(one, int) for one in more):
+    if not all(type(one) is int and one >= 0 for one in more):
         raise ModelFolderError(f"{path}: eos_token_id is {found}; expected token ids")
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *more]))
 
@@ -73,13 +151,15 @@ def _refused_in_a_sentence(folder: Path, what: str = "causal language model") ->
     try:
         yield
     except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{folder}: not a {what} that transformers can load: {error}") from error
+        raise ModelFolderError(f"{folder}: not a {what} that transformers can load: {_short(error)}") from error
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
-        # transformers takes a file's values apart without looking at them, and `tokenizers` raises bare Exceptions.
-        if (
-            not isinstance(error, KeyError | TypeError | AttributeError | RecursionError)
-            and type(error) is not Exception
-        ):
-            raise
-        reason = f"{type(error).__name__}: {error}"
+        # transformers takes a file's values apart without looking at them, and may raise anything for it.
+        reason = f"{type(error).__name__}: {_short(error)}"
         raise ModelFolderError(f"{folder}: not a {what} that transformers can load ({reason})") from error
+
+
+def _short(error: Exception) -> str:
+    """The error's text without the pages of advice that transformers adds."""
+    return textwrap.shorten(str(error), _LONGEST_REASON, placeholder=" …")

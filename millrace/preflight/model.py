@@ -9,12 +9,23 @@ from configs.schema import ModelConfig
 from configs.training import TrainingConfig
 from millrace.errors import InputError, ModelFolderError
 from millrace.models.supported import FAMILIES, check_trainable
+from millrace.preflight.folder_files import read_object
 from millrace.preflight.parallel_layout import check_layout
 from millrace.prompts.extras import check_installed
-from storage.json_text import parse_json
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+_SECTIONS = ("rope_parameters", "rope_scaling", "quantization_config")
 
 
 def read_model(model: ModelConfig) -> Mapping[str, Any]:
@@ -59,7 +70,12 @@ def check_training(model: Mapping[str, Any], training: TrainingConfig, *, on_thi
 
 
 def _check_frozen(model: Mapping[str, Any], training: TrainingConfig) -> None:
-    frozen, layers = training.frozen_layers, model["num_hidden_layers"]
+    frozen, layers = training.frozen_layers, model.get("num_hidden_layers")
+    if layers is None:
+        raise InputError(
+            f"training.frozen_layers is {frozen} and the model's config.json has no num_hidden_layers; "
+            "expected it there"
+        )
     if frozen > layers:
         raise InputError(
             f"training.frozen_layers is {frozen} and the model has {layers} layers; expected at most {layers}"
@@ -74,7 +90,10 @@ def _check_frozen(model: Mapping[str, Any], training: TrainingConfig) -> None:
 def _read_folder(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ModelFolderError(f"model.path {str(folder)!r}: no such folder; expected a Hugging Face model folder")
-    config = _read_config(folder / "config.json")
+    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else None
+    if config is None:
+        raise ModelFolderError(f"model.path {str(folder)!r}: no config.json; expected a model folder")
+    _check_config(folder / "config.json", config)
     if not any(match for pattern in _WEIGHT_FILES for match in folder.glob(pattern)):
         raise ModelFolderError(f"model.path {str(folder)!r}: no weights; expected *.safetensors files")
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
@@ -84,15 +103,20 @@ def _read_folder(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ModelFolderError(f"model.path {str(path.parent)!r}: no config.json; expected a model folder")
-    try:
-        config = parse_json(path.read_bytes())
-    except OSError as error:
-        raise ModelFolderError(f"model.path: {path} can't be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelFolderError(f"model.path: {path} is not JSON: {error}") from error
-    if not isinstance(config, dict) or "model_type" not in config:
+def _check_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Raises ModelFolderError for a value of another type than the checks, and transformers, take it for."""
+    if not isinstance(config.get("model_type"), str):
         raise ModelFolderError(f"model.path: {path} names no model_type; expected a Hugging Face model's config")
-    return config
+    for name in _SIZES:
+        value = config.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise ModelFolderError(f"model.path: {path} says {name} {value!r}; expected a whole number above 0")
+    for name in _SECTIONS:
+        if not isinstance(config.get(name) or {}, dict):
+            raise ModelFolderError(f"model.path: {path} says {name} {config[name]!r}; expected an object")
+    heads, of_keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if heads is not None and of_keys is not None and heads % of_keys:
+        raise ModelFolderError(
+            f"model.path: {path} says num_attention_heads {heads} and num_key_value_heads {of_keys}; expected the "
+            "second to divide the first"
+        )

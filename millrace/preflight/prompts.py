@@ -10,11 +10,13 @@ The child process keeps transformers out of the parent, which does not need it o
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tokenizers import Tokenizer
 
@@ -28,6 +30,11 @@ from millrace.prompts.dataset import PromptSet
 from millrace.prompts.templates import templated
 from millrace.types import Prompt
 
+if TYPE_CHECKING:
+    from millrace.chat.encoder import PromptEncoder
+
+_LONGEST_SECONDS = 10
+"""For one prompt: writing it takes milliseconds."""
 _ONLY_CHAT = ("system_prompt", "response_prefix", "tools")
 
 
@@ -39,12 +46,14 @@ def check_prompts(
     *,
     context: int | None,
     max_new_tokens: int,
+    vocab_size: int | None = None,
+    ask: Callable[[str, Any, str], Any] = answer_of,
 ) -> int | None:
     """The length of the longest prompt, tokens; None if bootstrap has still to make the tokenizer.
 
-    `context` is the model's, tokens; None if its config does not say. Raises InputError with one sentence that names
-    the first prompt that the model can't be asked: its conversation can't be written or continued, or it leaves no room
-    for a response.
+    `context` and `vocab_size` are the model's, tokens; None if its config does not say. `ask` starts the child process.
+    Raises InputError with one sentence that names the first prompt that the model can't be asked: its conversation
+    can't be written or continued, the model does not know its tokens, or it leaves no room for a response.
     """
     if model.path is None:
         _refuse_chat_with_a_bootstrapped_model(prompts, asked)
@@ -52,8 +61,8 @@ def check_prompts(
     tokenizer = _plain(model, prompts, environment, asked)
     if tokenizer is not None:
         every = (*asked.train, *asked.eval)
-        lengths = tokenizer.encode_batch([templated(prompts.template, prompt.text) for prompt in every])
-        return _longest_that_fits(every, map(len, lengths), context, max_new_tokens)
+        encoded = tokenizer.encode_batch([templated(prompts.template, prompt.text) for prompt in every])
+        return _longest_that_fits(every, (one.ids for one in encoded), context, max_new_tokens, vocab_size)
     question = {
         "model": model.model_dump(),
         "prompts": prompts.model_dump(),
@@ -61,9 +70,10 @@ def check_prompts(
         "train": [asdict(prompt) for prompt in asked.train],
         "eval": [asdict(prompt) for prompt in asked.eval],
         "context": context,
+        "vocab_size": vocab_size,
         "max_new_tokens": max_new_tokens,
     }
-    answer = answer_of("millrace.preflight.prompts", question, "the prompts")
+    answer = ask("millrace.preflight.prompts", question, "the prompts")
     if "refusal" in answer:
         raise InputError(answer["refusal"])
     longest: int = answer["longest"]
@@ -109,8 +119,28 @@ def longest_prompt(question: Mapping[str, Any]) -> int:
         except ChatError as error:
             raise ChatError(f"environment.name is {name}, and {error}") from error
     every = (*asked.train, *asked.eval)
-    lengths = (len(encoder.encode(prompt).tokens) for prompt in every)
-    return _longest_that_fits(every, lengths, question["context"], question["max_new_tokens"])
+    encoded = (_encode(encoder, prompt) for prompt in every)
+    return _longest_that_fits(
+        every, encoded, question["context"], question["max_new_tokens"], question.get("vocab_size")
+    )
+
+
+def _encode(encoder: "PromptEncoder", prompt: Prompt) -> Sequence[int]:
+    """The prompt's tokens. Raises ChatError for a chat template that does not come to an end."""
+
+    def give_up(signal_number: int, frame: FrameType | None) -> NoReturn:
+        raise ChatError(
+            f"prompt {prompt.prompt_id}: the chat template has not written it within {_LONGEST_SECONDS} s; "
+            "expected one that ends"
+        )
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(_LONGEST_SECONDS)
+    try:
+        return encoder.encode(prompt).tokens
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _plain(
@@ -125,10 +155,20 @@ def _plain(
 
 
 def _longest_that_fits(
-    prompts: Sequence[Prompt], lengths: Iterable[int], context: int | None, max_new_tokens: int
+    prompts: Sequence[Prompt],
+    encoded: Iterable[Sequence[int]],
+    context: int | None,
+    max_new_tokens: int,
+    vocab_size: int | None,
 ) -> int:
     longest = 0
-    for prompt, length in zip(prompts, lengths, strict=True):
+    for prompt, tokens in zip(prompts, encoded, strict=True):
+        length = len(tokens)
+        if vocab_size is not None and max(tokens, default=0) >= vocab_size:
+            raise InputError(
+                f"prompt {prompt.prompt_id} holds token {max(tokens)} of the tokenizer, and the model knows "
+                f"{vocab_size} tokens; expected a tokenizer of the model's own"
+            )
         if context is not None and length + max_new_tokens > context:
             raise InputError(
                 f"prompt {prompt.prompt_id} has {length} tokens and generation.max_new_tokens is {max_new_tokens}; "

@@ -1,14 +1,17 @@
-"""Prompts from a file of the user: JSONL, Parquet, or a folder that `datasets` saved.
+"""Prompts from a file of the user: JSONL, JSON, CSV, Parquet, or a folder that `datasets` saved.
 
-.jsonl ───┐
-.parquet ─┼─► records, numbered ─► text or messages, tools and answer of each ─► prompts
-folder ───┘
+.jsonl, .json, .csv ─┐
+.parquet ────────────┼─► records, numbered ─► text or messages, tools and answer of each ─► prompts
+folder ──────────────┘
 
 A record may have a unique `id`; otherwise the file's name and the record's number identify the prompt.
 """
 
+import codecs
+import csv
+import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 import fsspec
@@ -20,12 +23,16 @@ from millrace.errors import PromptsError
 from millrace.prompts.answers import EXPECTED, reference_answer
 from millrace.prompts.messages import checked_messages, checked_tools, last_text
 from millrace.prompts.saved_dataset import saved_records
-from millrace.prompts.text_checks import checked_text, shown
+from millrace.prompts.text_checks import checked_text, checked_text_or_int, shown
 from millrace.types import Message, Prompt
 from storage.json_text import parse_json
 
 _MESSAGES = "messages"
 _TOOLS = "tools"
+_EXPECTED_FILE = "a .jsonl, .json, .csv or .parquet file"
+
+_Records = Iterator[tuple[str, int, object]]
+"""(`line` or `row`, its number from 1, the record)."""
 
 
 def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
@@ -42,7 +49,7 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
             raise PromptsError(f"{where}: no object; expected one with the keys {keys}")
         messages = _messages(record, config, where)
         prompt = Prompt(
-            prompt_id=checked_text(record, "id", where) if "id" in record else f"{name}:{number}",
+            prompt_id=checked_text_or_int(record, "id", where) if "id" in record else f"{name}:{number}",
             text=last_text(messages) if messages else checked_text(record, config.prompt_field, where),
             answer=_answer(record, config, where),
             source=name,
@@ -64,7 +71,7 @@ def _messages(record: dict[str, object], config: PromptsConfig, where: str) -> t
 
 
 def _answer(record: dict[str, object], config: PromptsConfig, where: str) -> str:
-    text = checked_text(record, config.answer_field, where)
+    text = checked_text_or_int(record, config.answer_field, where)
     answer = reference_answer(text, config.answer_format)
     if answer is None:
         expected = EXPECTED[config.answer_format]
@@ -72,17 +79,15 @@ def _answer(record: dict[str, object], config: PromptsConfig, where: str) -> str
     return answer
 
 
-def _records(source: str, config: PromptsConfig) -> Iterator[tuple[str, int, object]]:
-    """(`line` or `row`, its number from 1, the record)."""
-    suffix = PurePosixPath(source).suffix
-    if suffix in (".jsonl", ".parquet"):
-        data = _bytes(source)
-        return _jsonl_records(data, source) if suffix == ".jsonl" else _parquet_records(data, source, config)
+def _records(source: str, config: PromptsConfig) -> _Records:
+    read = _READERS.get(PurePosixPath(source).suffix)
+    if read is not None:
+        return read(_bytes(source), source, config)
     saved = saved_records(source, lambda names: chosen_columns(names, source, config))
     if saved is None:
         raise PromptsError(
-            f'prompts source "{source}"; expected arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, a '
-            ".jsonl or .parquet file, or a folder that `datasets` saved"
+            f'prompts source "{source}"; expected arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, '
+            f"{_EXPECTED_FILE}, or a folder that `datasets` saved"
         )
     return (("row", number, record) for number, record in enumerate(saved, start=1))
 
@@ -92,12 +97,14 @@ def _bytes(source: str) -> bytes:
         with fsspec.open(source, "rb") as file:
             data: bytes = file.read()
     except (OSError, ValueError, ImportError) as error:
-        raise PromptsError(f"{source}: can't be read ({error}); expected a .jsonl or .parquet file") from error
+        raise PromptsError(f"{source}: can't be read ({error}); expected {_EXPECTED_FILE}") from error
     return data
 
 
-def _jsonl_records(data: bytes, source: str) -> Iterator[tuple[str, int, object]]:
+def _jsonl_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
     """The lines that are not blank."""
+    # Windows' editors put one before UTF-8; elsewhere it is a character of the text.
+    data = data.removeprefix(codecs.BOM_UTF8)
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -116,7 +123,44 @@ def _jsonl_records(data: bytes, source: str) -> Iterator[tuple[str, int, object]
             raise PromptsError(f"{source} line {number}: {error}; expected one JSON object per line") from error
 
 
-def _parquet_records(data: bytes, source: str, config: PromptsConfig) -> Iterator[tuple[str, int, object]]:
+def _json_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
+    """The objects of an array. Without one, it is read as JSONL, which is often called .json."""
+    text = data.removeprefix(codecs.BOM_UTF8)
+    if not text.lstrip().startswith(b"["):
+        yield from _jsonl_records(text, source, config)
+        return
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise PromptsError(
+            f"{source}: not JSON ({error}); expected an array of objects, or one object per line"
+        ) from error
+    for number, record in enumerate(found, start=1):
+        yield "row", number, record
+
+
+def _csv_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
+    """The rows under the header, all values text."""
+    try:
+        text = data.decode("utf-8-sig")
+        rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+        names = next(rows, [])
+        wanted = chosen_columns(names, source, config)
+        for number, row in enumerate((row for row in rows if row), start=1):
+            if len(row) != len(names):
+                raise PromptsError(
+                    f"{source} row {number}: {len(row)} values under a header of {len(names)}; expected as many"
+                )
+            yield "row", number, {name: value for name, value in zip(names, row, strict=True) if name in wanted}
+    except UnicodeDecodeError as error:
+        raise PromptsError(f"{source}: byte {error.start} is not UTF-8; expected UTF-8 text") from error
+    except csv.Error as error:
+        raise PromptsError(
+            f"{source}: can't be read as CSV ({error}); expected a header, commas and double quotes"
+        ) from error
+
+
+def _parquet_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
     """The rows, with the columns that prompts are made of."""
     try:
         names = pq.read_schema(pa.BufferReader(data)).names
@@ -135,3 +179,12 @@ def chosen_columns(names: Sequence[str], source: str, config: PromptsConfig) -> 
     if missing := [name for name in wanted if name not in names]:
         raise PromptsError(f'{source}: column "{missing[0]}" is missing; expected it among {", ".join(names)}')
     return [name for name in names if name in (*wanted, "id", _TOOLS)]
+
+
+_READERS: dict[str, Callable[[bytes, str, PromptsConfig], _Records]] = {
+    ".jsonl": _jsonl_records,
+    ".json": _json_records,
+    ".csv": _csv_records,
+    ".parquet": _parquet_records,
+}
+"""By the end of the name."""

@@ -18,6 +18,14 @@ def checked_text(record: Mapping[str, object], key: str, where: str) -> str:
     return value
 
 
+def checked_text_or_int(record: Mapping[str, object], key: str, where: str) -> str:
+    """As `checked_text`, but a whole number is its decimal digits."""
+    value = record.get(key)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return checked_text(record, key, where)
+
+
 def shown(value: object) -> str:
     """A value as JSON, cut to 40 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)

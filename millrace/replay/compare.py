@@ -32,12 +32,13 @@ def compare(
     *,
     selection: Selection,
     each: Callable[[list[Row]], None] = lambda rows: None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Computes each of `losses`, with the parameters of the run's config, on the selected groups of each step.
 
-    `each` gets the rows of every step. The run's own trainer starts from its newest stored checkpoint before the range,
-    or from the start model, with the number of threads of the run's config, which torch keeps. One copy of policy and
-    optimizer per loss is held beside it.
+    `each` gets the rows of every step, and `on_progress` is called many times in each. The run's own trainer starts
+    from its newest stored checkpoint before the range, or from the start model, with the number of threads of the run's
+    config, which torch keeps. One copy of policy and optimizer per loss is held beside it.
 
     Raises, before anything is trained: InputError for an unknown loss, ReplayError if nothing is selected, too little
     is stored or the vocabulary differs, ModelFolderError, StreamCorrupt. Later: StreamCorrupt for damaged trajectories,
@@ -56,7 +57,9 @@ def compare(
     original = start_trainer(run, start)
     # Gradients compare only at the same weights.
     copies = [start_trainer(run, start, one_update=True) for _ in chosen]
+    original.on_progress = on_progress
     for copy, loss in zip(copies, chosen, strict=True):
+        copy.on_progress = on_progress
         copy.train_with(loss)
     side_by_side = SideBySide(original, copies, advantage=training.advantage, selection=training.selection)
     table: list[Row] = []

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from millrace.control.decisions import rate_factor
 from millrace.errors import ReplayError
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
@@ -27,6 +28,7 @@ from millrace.replay.sources.source_run import SourceRun
 from millrace.replay.verdict import CheckpointVerdict, Difference, StepVerdict, Verdict
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.attempt_config import attempt_config
+from millrace.runs.decisions import read_decisions
 from millrace.runs.record import attempt_of_step, differences, provenance
 from millrace.selection.truncation import mask_truncated
 from millrace.training.batch import Sample
@@ -59,13 +61,14 @@ def verify(
     tolerance: float | None = None,
     threads: int | None = None,
     each: Callable[[StepVerdict], None] = lambda step: None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> Verdict:
     """Trains the steps of the run in `store` again, up to the one that made version `to_step` (None: the last).
 
     It starts from the start model, or from the stored checkpoint of version `from_step`. `tolerance` bounds the
     absolute difference of log-probabilities (nats), weights and optimizer state; None: they must be equal bit for bit.
-    `threads` of the CPU; None: as many as the run's trainer had. `each` gets every step that passed. Ends at the first
-    that fails, or at damage; the verdict names either.
+    `threads` of the CPU; None: as many as the run's trainer had. `each` gets every step that passed, and
+    `on_progress` is called many times in each. Ends at the first that fails, or at damage; the verdict names either.
 
     Raises, before anything is trained, ReplayError if the run stored too little, RunMissing, and ModelFolderError.
     """
@@ -75,7 +78,9 @@ def verify(
     try:
         run = SourceRun(store)
         steps = _steps(run, verdict.from_step, to_step)
-        _Verification(run, verdict, threads).run(steps, each)
+        verification = _Verification(run, verdict, threads)
+        verification.trainer.on_progress = on_progress
+        verification.run(steps, each)
     except _Differs as differs:
         verdict.difference = differs.difference
     except StreamCorrupt as damage:
@@ -115,11 +120,12 @@ class _Verification:
         self._verdict = verdict
         self._threads = threads
         self._attempt = -1
-        self._trainer = start_trainer(run, verdict.from_step)
+        self.trainer = start_trainer(run, verdict.from_step)
+        self._decisions = read_decisions(run.store)
         training = attempt_config(run.attempt).training
         self._advantage, self._selection = training.advantage, training.selection
         self._max_tokens_per_microbatch = training.max_tokens_per_microbatch
-        self._here = provenance()
+        self._here = provenance(run.config)
 
     def run(self, steps: range, each: Callable[[StepVerdict], None]) -> None:
         """Trains the steps. Raises _Differs at the first one that differs, and StreamCorrupt."""
@@ -128,9 +134,9 @@ class _Verification:
             rows = self._run.batch(step)
             groups = [mask_truncated(group, self._selection) for group in self._run.read(rows.tolist())]
             self._compare_rewards(step, rows, groups)
-            samples = samples_of(groups, self._advantage, self._trainer.policy_version, self._selection)
+            samples = samples_of(groups, self._advantage, self.trainer.policy_version, self._selection)
             self._compare_advantages(step, groups, samples)
-            report = self._trainer.step(samples)
+            report = self.trainer.step(samples, rate_factor(self._decisions, self._run.incarnation(rows)))
             passed = StepVerdict(
                 step=step,
                 rollouts=len(samples),
@@ -207,7 +213,7 @@ class _Verification:
         if step not in self._run.checkpoints:
             return None
         stored = load_files(self._run.store, self._run.checkpoints[step])
-        found = self._trainer.state()
+        found = self.trainer.state()
         weights, old_weights = (StoredTensors(files, MODEL).read_whole() for files in (found, stored))
         optimizer, old_optimizer = (StoredTensors(files, OPTIMIZER).read_whole() for files in (found, stored))
         compared = CheckpointVerdict(
@@ -246,7 +252,9 @@ def start_trainer(run: SourceRun, from_step: int, *, one_update: bool = False) -
         folder = start_folder(run.store, config.model.path, Path(cache))
         model = load_model(folder, config.model.dtype)
         reference = load_model(folder, config.model.dtype) if config.training.kl.coefficient else None
-    training = config.training.model_copy(update={"minibatches": 1, "epochs": 1}) if one_update else config.training
+    training = config.effective_training
+    if one_update:
+        training = training.model_copy(update={"minibatches": 1, "epochs": 1})
     trainer = Trainer(
         model, training, max_new_tokens=config.generation.max_new_tokens, seed=config.seed, reference=reference
     )

@@ -1,16 +1,14 @@
 """A function of your own, named by its import path."""
 
-import hashlib
-import importlib
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 
-from millrace.errors import InputError
 from millrace.rewards.base import Reward, Score
+from millrace.rewards.import_path import imported_function, source_hash, unusable
 from millrace.types import Prompt
+
+_KEY = "scoring.function"
 
 
 class PythonReward(Reward):
@@ -28,26 +26,19 @@ class PythonReward(Reward):
 
     def __init__(self, *, function: str | None = None) -> None:
         """`function`: `package.module:function`. Raises InputError for anything else."""
-        module, colon, attribute = (function or "").partition(":")
-        if function is None or not (module and colon and attribute):
-            raise self._input_error(function, "package.module:function")
+        module, _, attribute = (function or "").partition(":")
+        if function is None or not (module and attribute):
+            raise unusable(_KEY, function, "package.module:function")
         self._path = function
         self._function: Callable[..., object] | None = None
 
     def load(self) -> None:
         """Import the function. Raises InputError if it can't be imported, or can't be called with four arguments."""
-        module_name, _, attribute = self._path.partition(":")
-        try:
-            module = importlib.import_module(module_name)
-        # Importing a module may raise anything, SystemExit too.
-        except BaseException as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise self._input_error(self._path, f"a module that can be imported ({reason})") from error
-        function = getattr(module, attribute, None)
-        if not callable(function):
-            raise self._input_error(self._path, f'a function "{attribute}" in {module_name}')
-        self._check_signature(function)
-        self.version = f"{self._path} {_source_hash(self._path, module.__file__)}"
+        function = imported_function(_KEY, self._path, ("prompt", "response", "answer", "meta"))
+        found = source_hash(self._path)
+        if found is None:
+            raise unusable(_KEY, self._path, "a module with a file, whose hash can be recorded with the scores")
+        self.version = f"{self._path} {found}"
         self._function = function
 
     def score(self, prompt: Prompt, response: str) -> Score:
@@ -62,26 +53,6 @@ class PythonReward(Reward):
         if "reward" not in values:
             raise ValueError(f"the function returned {sorted(values)}; expected a dict with the key reward")
         return Score(reward=values.pop("reward"), components=values)
-
-    def _check_signature(self, function: Callable[..., object]) -> None:
-        try:
-            inspect.signature(function).bind("", "", "", {})
-        except (TypeError, ValueError) as error:
-            raise self._input_error(self._path, f"a function of (prompt, response, answer, meta) ({error})") from error
-        if inspect.iscoroutinefunction(function):
-            raise self._input_error(self._path, "a function that is not async")
-
-    @staticmethod
-    def _input_error(function: str | None, expected: str) -> InputError:
-        shown = "null" if function is None else f'"{function}"'
-        return InputError(f"scoring.function is {shown}; expected {expected}")
-
-
-def _source_hash(path: str, file: str | None) -> str:
-    """SHA-256 of the whole module, since the function may call others in it; 12 hex digits."""
-    if file is None:
-        raise PythonReward._input_error(path, "a module with a file, whose hash can be recorded with the scores")
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
 
 
 def _number(name: str, value: object) -> float:

@@ -1,9 +1,13 @@
 r"""Mathematics: whether two expressions are equal, by `math-verify`.
 
-response ─► the last \boxed{…}, else $…$, else a number ─┬─ none, or no mathematics ─► 0
-                                                         └─ an expression ─┐ equal? ─► 1 or 0
-prompt's answer ─► an expression ──────────────────────────────────────────┘
+response ─► after the last </think> ─► in the last <answer> ─► the last whole \boxed{…}, else $…$, else a number
+                                                                 ├─ none, or no mathematics ─► 0
+                                                                 └─ an expression ─┐ equal? ─► 1 or 0
+prompt's answer ─► an expression ──────────────────────────────────────────────────┘
 brackets nested too deep, or a parser that gives up ─► error
+
+Two answers of several letters, such as the order of three runners, are compared as text: as products, ABC and BAC would
+be equal.
 """
 
 import logging
@@ -18,6 +22,9 @@ _LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
 _DEEPEST = 200
 """Nested brackets. The parser recurses; what it could not read it would pass over, and take something within it."""
 _BRACKET = re.compile(r"[{(\[})\]]")
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_LETTERS = re.compile(r"(?:\\text(?:bf|rm|it)?\s*\{)?\s*([A-Za-z]{2,})\s*\}?")
 _SAMPLES = (
     ("42", r"So the answer is \boxed{43}."),
     (r"\frac{x^2-1}{2}", r"$\boxed{\frac{1}{2}x^2-\sqrt{4}}$"),
@@ -41,7 +48,7 @@ class MathReward(Reward):
         """Imports math-verify, which takes seconds."""
         import math_verify
 
-        self.version = "1 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
+        self.version = "2 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
         # It warns that its own time limit is off; the pool has one.
         for name in ("math_verify.parser", "math_verify.grader"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -57,12 +64,19 @@ class MathReward(Reward):
     def score(self, prompt: Prompt, response: str) -> Score:
         """Call in the main thread. Raises ValueError if the response or the prompt's answer can't be parsed."""
         _check_depth(response)
-        gold = self._parse(prompt.answer if r"\boxed" in prompt.answer else rf"\boxed{{{prompt.answer}}}")
+        expected = _last_box(prompt.answer) or prompt.answer
+        gold = self._parse(rf"\boxed{{{expected}}}")
         if not gold:
             raise ValueError(f"the prompt's answer {prompt.answer!r} can't be read; expected an expression")
-        found = self._parse_response(response)
-        equal = bool(found) and self._equal(gold, found)
-        return Score(reward=float(equal), components={"math": float(equal), "extracted": float(bool(found))})
+        answer = _answer_part(response)
+        box = _last_box(answer)
+        found = self._parse_response(answer if box is None else rf"\boxed{{{box}}}")
+        words = _LETTERS.fullmatch(expected.strip()), _LETTERS.fullmatch((answer if box is None else box).strip())
+        if words[0] and words[1]:
+            extracted, equal = True, words[0][1].casefold() == words[1][1].casefold()
+        else:
+            extracted, equal = bool(found), bool(found) and self._equal(gold, found)
+        return Score(reward=float(equal), components={"math": float(equal), "extracted": float(extracted)})
 
     def _parse(self, text: str) -> list[object]:
         # Only the first match: where the last box can't be read, a number elsewhere in the text is not the answer.
@@ -89,6 +103,26 @@ class MathReward(Reward):
             return bool(self._library.verify(gold, found, timeout_seconds=None, raise_on_error=True))
         finally:
             sys.setrecursionlimit(before)
+
+
+def _answer_part(response: str) -> str:
+    """What comes after the model's thoughts; of that, the last that it marks as its answer, if it marks any."""
+    text = response.rpartition("</think>")[2]
+    marked = _ANSWER.findall(text)
+    return marked[-1] if marked else text
+
+
+def _last_box(text: str) -> str | None:
+    r"""The content of the last `\boxed{…}` that is closed, the innermost if they are nested; None if there is none."""
+    found: tuple[int, int] | None = None
+    # Where the content of each box begins that is not closed yet; None for other braces.
+    opened: list[int | None] = []
+    for match in _BRACE.finditer(text):
+        if match[0] != "}":
+            opened.append(match.end() if match[0] != "{" else None)
+        elif opened and (begin := opened.pop()) is not None and (found is None or begin > found[0]):
+            found = begin, match.start()
+    return None if found is None else text[found[0] : found[1]]
 
 
 def _check_depth(text: str) -> None:

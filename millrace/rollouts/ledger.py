@@ -19,6 +19,7 @@ from typing import Any
 
 from millrace.errors import LedgerMismatch
 from storage import layout
+from storage.errors import StreamCorrupt
 from storage.stores.base import Store
 from storage.streams.log import LogReader
 
@@ -205,9 +206,21 @@ class CommittedAmounts:
         ]
 
     def look(self) -> tuple[Amount, Amount]:
-        """(generated, scored) so far. Scored is read first, so it never exceeds generated."""
+        """(generated, scored) so far. Scored is read first, so it never exceeds generated. Raises StreamCorrupt."""
         scored = amount_committed(self._scored)
-        return amount_committed(self._generated), scored
+        generated = amount_committed(self._generated)
+        check_scored(generated, scored)
+        return generated, scored
+
+
+def check_scored(generated: Amount, scored: Amount) -> None:
+    """Raises StreamCorrupt if more trajectories are scored than there are records of: the newest records are gone."""
+    if scored.rollouts > generated.rollouts:
+        raise StreamCorrupt(
+            layout.TRAJECTORIES,
+            f"its records hold {generated.rollouts} trajectories, but {scored.rollouts} are scored: its newest records "
+            "are gone; restore them from a copy of the run",
+        )
 
 
 def amount_committed(readers: Sequence[LogReader]) -> Amount:

@@ -24,6 +24,7 @@ from millrace.rollouts.group_sequence import committed_groups, pass_part
 from millrace.rollouts.ledger import Amount
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.scored_group import LostPart, ScoredGroup, zip_groups
+from millrace.rollouts.staleness import consumption_order
 from storage import layout
 from storage.errors import PartCorrupt, StreamCorrupt
 from storage.schema import SCORE, TRAJECTORY
@@ -221,6 +222,18 @@ def _taken_of(state: dict[str, Any], first: int) -> dict[int, _Taken]:
     return {first: _Taken(rows=None, amount=amount)} if amount.rollouts else {}
 
 
+def consumed_by(state: Sequence[dict[str, Any]]) -> list[Amount]:
+    """Everything taken, by generator, as `RolloutLoader.consumed` of the loader that returned this state.
+
+    Raises KeyError, TypeError or ValueError if it is damaged.
+    """
+    cursors = (LogCursor.from_json(stream["trajectories"]) for stream in state)
+    return [
+        Amount(rollouts=cursor.rows, tokens=cursor.tokens) + Amount.from_json(stream.get("taken", {}))
+        for cursor, stream in zip(cursors, state, strict=True)
+    ]
+
+
 class RolloutLoader:
     """The scored groups of a run, for a trainer of this `lineage`.
 
@@ -287,6 +300,6 @@ class RolloutLoader:
         if isinstance(group, LostPart):
             record = group.record
             exists = self._lineage.holds(record.incarnation, record.max_policy_version)
-            return record.min_policy_version if exists else -1, record.last_group_id
+            return consumption_order(record.min_policy_version if exists else -1, record.last_group_id)
         exists = self._lineage.holds(group.incarnation, group.part_max_policy_version)
-        return group.min_policy_version if exists else -1, group.group_id
+        return consumption_order(group.min_policy_version if exists else -1, group.group_id)

@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.rollouts.scored_group import ScoredGroup
+from millrace.rollouts.staleness import oldest_trainable
 
 
 def mask_too_old(group: ScoredGroup, trainer_version: int, max_staleness: int) -> ScoredGroup:
     """The group as a trainer at `trainer_version` may train it: without loss on tokens beyond the bound."""
-    first = trainer_version - max_staleness
+    first = oldest_trainable(trainer_version, max_staleness)
     if group.min_policy_version >= first:
         return group
     return _masked(group, [first] * len(group.rewards))

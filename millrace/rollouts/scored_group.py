@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 
 from millrace.rollouts.arrow import list_slices
 from millrace.rollouts.ledger import Amount
+from millrace.rollouts.staleness import staleness
 from storage.errors import StreamCorrupt
 from storage.streams.record import Record
 from storage.streams.stream import Part
@@ -86,13 +87,15 @@ class ScoredGroup:
         """Whether no token of a member is left to train on."""
         return self.masked_tokens[member] > 0 and not self.loss_mask[member].any()
 
-    def staleness(self, trainer_version: int) -> int:
-        """Policy versions by which `trainer_version` is ahead of the oldest token with loss.
-
-        If no token carries loss, ahead of the oldest one.
-        """
+    @property
+    def oldest_version(self) -> int:
+        """Oldest version that sampled a token with loss; if no token carries loss, that of the oldest one."""
         left = [bool(mask.any()) for mask in self.loss_mask]
-        return trainer_version - int(self.oldest_versions[left].min() if any(left) else self.min_policy_version)
+        return int(self.oldest_versions[left].min()) if any(left) else self.min_policy_version
+
+    def staleness(self, trainer_version: int) -> int:
+        """Policy versions by which `trainer_version` is ahead of `oldest_version`."""
+        return staleness(trainer_version, self.oldest_version)
 
     @property
     def max_policy_version(self) -> int:

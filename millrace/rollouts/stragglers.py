@@ -5,17 +5,18 @@
     in flight    status records of the generators ─┐
     unscored     commit records ahead of the scores ┴─► the oldest v ─► wait?
 
-The trainer takes nothing while it waits, and then the oldest groups first. So all that must not wait longer is in the
-next step: admission leaves at most a step's worth of them.
+The trainer takes nothing while it waits, and then the oldest groups first. Admission leaves at most a step's worth of
+groups that must not wait longer, so all of them are in the next step. It leaves more if younger groups overtook some of
+them in earlier steps, and a status record may be late: a group can be too old all the same. Then it is dropped.
 
-A status record may be late, so a group can be too old all the same; then it is dropped. A generator that was killed
-keeps its last record until its successor writes one. A generator that has been silent for `silent_seconds` counts as
-idle: one that never returns must not hold the trainer for ever.
+A generator that was killed keeps its last record until its successor writes one. A generator that has been silent for
+`silent_seconds` counts as idle: one that never returns must not hold the trainer for ever.
 """
 
 import time
 
 from millrace.rollouts.loader import RolloutLoader
+from millrace.rollouts.staleness import step_leaves_too_old
 from storage.progress import read_status
 from storage.stores.base import Store
 
@@ -23,22 +24,23 @@ from storage.stores.base import Store
 class Stragglers:
     """What `loader` will hand on later, by generators whose status records are in `store`."""
 
-    def __init__(
-        self, store: Store, loader: RolloutLoader, *, num_generators: int, max_staleness: int, silent_seconds: float
-    ) -> None:
+    def __init__(self, store: Store, loader: RolloutLoader, *, num_generators: int, silent_seconds: float) -> None:
         self._store = store
         self._loader = loader
         self._num_generators = num_generators
-        self._max_staleness = max_staleness
         self._silent_seconds = silent_seconds
 
-    def are_in(self, trainer_version: int) -> bool:
-        """Whether a step from `trainer_version` leaves no group too old. Raises as `RolloutLoader.take`."""
+    def are_in(self, trainer_version: int, max_staleness: int) -> bool:
+        """Whether a step from `trainer_version` leaves no group too old, by the bound in force after it.
+
+        Raises as `RolloutLoader.take`.
+        """
         # Generators first: a group that is no longer in flight is committed already.
         versions = [self._oldest_in_flight(generator) for generator in range(self._num_generators)]
         versions.append(self._loader.oldest_unscored())
-        oldest = trainer_version + 1 - self._max_staleness
-        return all(version is None or version >= oldest for version in versions)
+        return not any(
+            version is not None and step_leaves_too_old(version, trainer_version, max_staleness) for version in versions
+        )
 
     def _oldest_in_flight(self, generator: int) -> int | None:
         record = read_status(self._store, "generate", generator)

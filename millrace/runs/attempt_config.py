@@ -1,9 +1,17 @@
 """The config of a stored attempt, parsed. Apart from `record`, which the dashboard reads without `configs`."""
 
+from pydantic import ValidationError
+
 from configs.schema import RunConfig
-from millrace.runs.record import Attempt
+from millrace.runs.record import RESTORE, Attempt
+from storage.errors import StreamCorrupt
 
 
 def attempt_config(attempt: Attempt) -> RunConfig:
-    """The config that the attempt was started with."""
-    return RunConfig.model_validate(attempt.config)
+    """The config that the attempt was started with. Raises StreamCorrupt if it is none."""
+    try:
+        return RunConfig.model_validate(attempt.config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "its config"
+        raise StreamCorrupt(attempt.path, f"not a run's config: {where}: {first['msg']}; {RESTORE}") from error

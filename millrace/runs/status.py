@@ -14,9 +14,15 @@ from typing import Any
 
 from millrace.evaluation.early_stop import read_early_stop
 from millrace.evaluation.results import Result, ResultsReader, best_result, measures_by_set
-from millrace.rollouts.ledger import Account, Amount, Ledger, amount_committed, balance
-from millrace.runs.record import how_attempt_ended, latest_attempt, read_run
+from millrace.rollouts.ledger import Account, Amount, Ledger, amount_committed, balance, check_scored
+from millrace.rollouts.loader import consumed_by
+from millrace.runs.decisions import DecisionsReader, decisions_in_short
+from millrace.runs.incidents import IncidentsReader, in_short
+from millrace.runs.planned import measured_against_plan
+from millrace.runs.record import RESTORE, Attempt, how_attempt_ended, latest_attempt, read_run
 from storage import layout
+from storage.checkpoints import read_latest
+from storage.errors import StreamCorrupt
 from storage.progress import read_progress
 from storage.schema import METRIC
 from storage.stores.base import Store
@@ -35,19 +41,19 @@ class StatusReader:
         self._store = store
         self._run_id: str = read_run(store)["run_id"]
         self._attempt = latest_attempt(store)
-        config = self._attempt.config
-        generators, scorers = config["generation"]["replicas"], config["scoring"]["replicas"]
-        reward = config["scoring"]["reward"]
+        generators, scorers, reward = _layout_of(self._attempt)
         self._trajectories = [LogReader(store, layout.trajectories(g)) for g in range(generators)]
         # A replay scores another run's trajectories, so its scores are not part of its own ledger.
-        scored_here = not store.exists(layout.REPLAY)
+        self._is_replay = store.exists(layout.REPLAY)
         self._scores = [
             LogReader.at_head(store, layout.scores(reward, g, s, scorers))
             for g in range(generators)
             for s in range(scorers)
-            if scored_here
+            if not self._is_replay
         ]
         self._results = ResultsReader(store)
+        self._incidents = IncidentsReader(store)
+        self._decisions = DecisionsReader(store)
         self._versions_used: set[int] = set()
         self._pushes = StreamReader(store, layout.metrics("sync_weights", 0), METRIC)
         self._push_values: dict[str, list[float]] = {"push_seconds": [], "push_bytes": []}
@@ -58,22 +64,40 @@ class StatusReader:
         self._attempt = latest_attempt(self._store)
         records = read_progress(self._store)
         trainer = records.get("train-0", {})
-        account = Account.from_json(trainer["account"]) if "account" in trainer else Account()
-        consumed = [Amount.from_json(amount) for amount in trainer.get("consumed", [])]
-        # Read after the trainer's status record, so that everything it counts is committed.
-        ledger = self._ledger(account, consumed)
+        if "account" not in trainer:
+            trainer = self._as_of_checkpoint() | trainer
+        try:
+            account, ledger = self._balanced(trainer)
+        except StreamCorrupt:
+            raise
+        except (KeyError, TypeError, ValueError):
+            # The record is something else's.
+            trainer = trainer | self._as_of_checkpoint()
+            account, ledger = self._balanced(trainer)
         self._read_pushes()
         results = self._results.read()
+        staleness = staleness_trained(account)
+        planned = measured_against_plan(self._attempt.config, trainer, account, staleness["mean"])
         early_stop = read_early_stop(self._store, self._attempt.number)
+        state = run_state(
+            how_attempt_ended(self._store, self._attempt.number),
+            self._attempt.t_started,
+            of_attempt(self._attempt.number, records),
+        )
+        wall_seconds, step_seconds = self._wall_seconds(records), trainer.get("step_seconds")
         return {
             "run_id": self._run_id,
             "run_url": self._store.url,
             "attempt": self._attempt.number,
-            "state": run_state(how_attempt_ended(self._store, self._attempt.number), self._attempt.t_started, records),
+            "state": state,
             "steps": trainer.get("policy_version", 0),
             "max_steps": self._attempt.config["training"]["max_steps"],
             "stop_at_step": self._attempt.stop_at_step,
-            "wall_seconds": self._wall_seconds(records),
+            "wall_seconds": wall_seconds,
+            "step_seconds": step_seconds,
+            "eta_seconds": self._seconds_left(trainer.get("policy_version", 0), step_seconds, wall_seconds)
+            if state == "running" and early_stop is None
+            else None,
             "reward_mean": trainer.get("reward_mean"),
             "eval": _start_and_end(results),
             "evaluations": [_in_short(result) for result in results],
@@ -81,27 +105,48 @@ class StatusReader:
             "early_stop": None if early_stop is None else early_stop.sentence,
             "stage_pids": {name: record["pid"] for name, record in records.items() if _stage(name) in STAGES},
             "doing": {name: record["doing"] for name, record in records.items()},
+            "ready": self._ready(records),
+            "advances": sum(record.get("advances", 0) for record in records.values()),
+            "incidents": in_short(self._incidents.read()),
+            "decisions": decisions_in_short(self._decisions.read()),
             "policy_versions_used": len(self._versions_used),
-            "staleness": {**staleness_trained(account), "bound": self._attempt.max_staleness},
+            "staleness": {**staleness, "bound": self._attempt.max_staleness},
+            "plan": {one.name: one.to_json() for one in planned},
             "trained_to_taken": {"length": trainer.get("length_ratio"), "reward": trainer.get("reward_ratio")},
             "zero_advantage_share": trainer.get("zero_advantage_share"),
             "curriculum": _curriculum(records),
             "ledger": {**ledger.to_json(), "generated_twice": _generated_twice(ledger, records)},
             "seconds": _seconds(records),
-            "tokens": _tokens(records),
+            "tokens": self._tokens(ledger, records),
             "weight_sync": self._weight_sync(),
         }
 
-    def _ledger(self, account: Account, consumed: list[Amount]) -> Ledger:
+    def _as_of_checkpoint(self) -> dict[str, Any]:
+        """What the trainer's status record would say if it had ended at the latest checkpoint: that record is lost, or
+        was not written yet."""
+        checkpoint = read_latest(self._store)
+        # A replay keeps no account: what it trains is another run's.
+        if checkpoint is None or "account" not in checkpoint.state:
+            return {"account": Account().to_json(), "consumed": []}
+        return {
+            "policy_version": checkpoint.step,
+            "account": checkpoint.state["account"],
+            "consumed": [amount.to_json() for amount in consumed_by(checkpoint.state["intake"])],
+        }
+
+    def _balanced(self, trainer: Mapping[str, Any]) -> tuple[Account, Ledger]:
+        """The account in the trainer's record, and the ledger with what is committed now, which is at least as new."""
+        account = Account.from_json(trainer["account"])
+        consumed = [Amount.from_json(amount) for amount in trainer["consumed"]]
         # Scores first, because their trajectories are already committed.
         scored = amount_committed(self._scores)
         for reader in self._trajectories:
             while (record := reader.next()) is not None:
                 if record.kind == "data":
                     self._versions_used.update((record.min_policy_version, record.max_policy_version))
-        return balance(
-            generated=amount_committed(self._trajectories), scored=scored, consumed=consumed, account=account
-        )
+        generated = amount_committed(self._trajectories)
+        check_scored(generated, scored)
+        return account, balance(generated=generated, scored=scored, consumed=consumed, account=account)
 
     def _read_pushes(self) -> None:
         # Damaged parts are skipped; `millrace fsck` lists them.
@@ -110,6 +155,21 @@ class StatusReader:
             for name, value in zip(names, values, strict=True):
                 if name in self._push_values:
                     self._push_values[name].append(value)
+
+    def _tokens(self, ledger: Ledger, records: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+        """Response tokens that each stage has committed so far."""
+        if self._is_replay:
+            # What it scores and trains is another run's, and in no ledger here.
+            of_stage = {stage: [one for name, one in records.items() if _stage(name) == stage] for stage in STAGES}
+            return {
+                stage: sum(record.get("tokens", 0) for record in of_stage[stage])
+                for stage in ("generate", "score", "train")
+            }
+        return {
+            "generate": ledger.generated.tokens,
+            "score": ledger.generated.tokens - ledger.in_flight.tokens,
+            "train": ledger.trained.tokens,
+        }
 
     def _weight_sync(self) -> dict[str, Any]:
         seconds = self._push_values["push_seconds"]
@@ -124,6 +184,32 @@ class StatusReader:
         """Duration of this attempt until its last status record."""
         newest = max((record["t"] for record in records.values()), default=self._attempt.t_started)
         return max(0.0, newest - self._attempt.t_started)
+
+    def _ready(self, records: dict[str, dict[str, Any]]) -> dict[str, bool]:
+        """Of the processes of this attempt, by name: whether each has got to its actual work."""
+        mine = of_attempt(self._attempt.number, records)
+        return {name: record.get("t_ready", 0) is not None for name, record in mine.items()}
+
+    def _seconds_left(self, step: int, step_seconds: float | None, wall_seconds: float) -> float | None:
+        """Until this attempt's training ends, by its last step or its budget; None if neither is known yet."""
+        minutes = self._attempt.config.get("budget", {}).get("duration_minutes")
+        found = [] if minutes is None else [60 * minutes - wall_seconds]
+        if step_seconds is not None:
+            found.append((self._attempt.stop_at_step - step) * step_seconds)
+        return max(0.0, min(found)) if found else None
+
+
+def _layout_of(attempt: Attempt) -> tuple[int, int, str]:
+    """Numbers of generators and scorers, and the reward. Raises StreamCorrupt if the record lacks what a look needs."""
+    config = attempt.config
+    try:
+        found = config["generation"]["replicas"], config["scoring"]["replicas"], config["scoring"]["reward"]
+        needed = (attempt.stop_at_step, attempt.max_staleness, config["weights"]["transport"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StreamCorrupt(attempt.path, f"its config lacks what every run's has: {error!r}; {RESTORE}") from error
+    if [type(value) for value in (*found, *needed)] != [int, int, str, int, int, str]:
+        raise StreamCorrupt(attempt.path, f"its config has values of other types than a run's; {RESTORE}")
+    return found
 
 
 def _start_and_end(results: Sequence[Result]) -> dict[str, Result]:
@@ -148,6 +234,11 @@ def _in_short(result: Result) -> dict[str, Any]:
 
 def _stage(name: str) -> str:
     return name.rpartition("-")[0]
+
+
+def of_attempt(number: int, records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    """The status records that processes of this attempt wrote; also those of older runs, which name no attempt."""
+    return {name: record for name, record in records.items() if record.get("attempt", number) == number}
 
 
 def run_state(ended: str | None, t_started: float, records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -197,11 +288,3 @@ def _generated_twice(ledger: Ledger, records: dict[str, dict[str, Any]]) -> dict
     flight with their generator, as far as its last status record knew of them."""
     lost = sum(record.get("tokens_discarded", 0) for name, record in records.items() if _stage(name) == "generate")
     return {"tokens": ledger.dropped.get("rolled_back", Amount()).tokens + lost}
-
-
-def _tokens(records: dict[str, dict[str, Any]]) -> dict[str, int]:
-    """Response tokens processed by each stage so far, summed over its replicas."""
-    return {
-        stage: sum(record.get("tokens", 0) for name, record in records.items() if _stage(name) == stage)
-        for stage in ("generate", "score", "train")
-    }

@@ -14,5 +14,7 @@ MISCOUNTED = 70
 """The ledger does not balance: continuing could give wrong results (EX_SOFTWARE)."""
 YIELDED = 77
 """The leading host of a trainer over several hosts is away, and this host is free for its job."""
+ROLLED_BACK = 78
+"""The trainer collapsed, and is to start again from a checkpoint before."""
 ERROR_PREFIX = "error: "
 """Begins the last milestone, which says what the error was."""

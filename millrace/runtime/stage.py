@@ -7,7 +7,8 @@
                ◄──exit code────────               see `millrace.runtime.exit_codes`; anything else is a fault
 
 A stage's loop checks `draining` between two units of work, finishes the current one, commits, and returns. Its main
-thread sends a heartbeat whenever it begins something, has finished something, or polls for what it waits for.
+thread sends a heartbeat whenever it begins something, has finished something, or polls for what it waits for. Within a
+long unit of work, such as an optimizer step, it calls `advance`.
 """
 
 import faulthandler
@@ -24,10 +25,11 @@ from types import FrameType
 from typing import Any
 
 from configs.schema import RunConfig
-from millrace.errors import InputError, LedgerMismatch
+from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.exit_codes import DRAINED, ERROR_PREFIX, FENCED, MISCOUNTED, SHOW_STACKS, USER_ERROR
+from millrace.runtime.exit_codes import DRAINED, SHOW_STACKS
+from millrace.runtime.final_errors import final_error_reported
 from millrace.runtime.messages import (
     LOADING,
     STARTING,
@@ -43,23 +45,17 @@ from millrace.runtime.messages import (
 )
 from millrace.runtime.metrics import TIME, MetricsWriter
 from storage import failpoints, layout
-from storage.errors import Fenced, PartRemoved, SchemaUnknown, StoreDenied, StoreFull, StoreRefused, StreamCorrupt
+from storage.errors import StoreRefused
 from storage.progress import read_status, write_progress
 from storage.stores.base import Store
 from storage.stores.factory import open_store
 
 _PROGRESS_SECONDS = 0.25
 _TIMES_SECONDS = 2.0
+_ADVANCED_SECONDS = 2.0
+"""How often a stage reports within a unit of work."""
 _LONG_RUNNING = frozenset({"generate", "score", "train", "sync_weights"})
 """Stages that run as long as the campaign: only their times are logged as metrics."""
-
-_USER_ERRORS = (InputError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
-_EXIT_CODES: dict[type[Exception], int] = {
-    **dict.fromkeys(_USER_ERRORS, USER_ERROR),
-    Fenced: FENCED,
-    LedgerMismatch: MISCOUNTED,
-}
-"""Errors that end a stage with one sentence and no restart, because a restart would not help."""
 
 
 @dataclass(kw_only=True)
@@ -87,7 +83,7 @@ class Stage:
         self._busy = 0.0
         self._times: dict[str, float] = {}
         self._times_logged = time.monotonic()
-        self._written = 0.0
+        self._written = self._advanced = 0.0
         self._heartbeats = HeartbeatSender()
         self._metrics: MetricsWriter | None = None
         self._run_file = self._find_run_file()
@@ -118,6 +114,21 @@ class Stage:
             with self._drain_if_unheard():
                 self._heartbeats.offer(Heartbeat(doing=self._doing, ready=self._ready))
 
+    def advance(self) -> None:
+        """Notes progress within a unit of work, such as a layer's forward pass; cheap enough for any loop.
+
+        Also sends a heartbeat while `owing`: what the engine computes is progress. Ignores calls from other threads,
+        which would go on while the main thread hangs.
+        """
+        now = time.monotonic()
+        if now - self._advanced < _ADVANCED_SECONDS or threading.current_thread() is not threading.main_thread():
+            return
+        self._advanced = now
+        self._values["advances"] = self.value("advances") + 1
+        with self._drain_if_unheard():
+            self._heartbeats.offer(Heartbeat(doing=self._doing, ready=self._ready))
+        self._write_status()
+
     def ready(self, line: str) -> None:
         """Reports a milestone: from here on the stage does its actual work."""
         self._ready = True
@@ -145,6 +156,10 @@ class Stage:
         if now or time.monotonic() - self._written >= _PROGRESS_SECONDS:
             self._write_status()
 
+    def seconds(self, what: str) -> float:
+        """Seconds spent on work of this kind, or `idle`, including those of its predecessors."""
+        return self._seconds.get(what, 0.0)
+
     def value(self, name: str) -> int:
         """A count from the status record, including the predecessor's; 0 if there is none yet."""
         found = self._values.get(name, 0)
@@ -162,9 +177,10 @@ class Stage:
         finally:
             self._count(what, time.monotonic() - started)
 
-    def wait(self, until: Callable[[], bool], *, why: str) -> bool:
-        """Polls until the condition holds; False if the stage was asked to drain first. `why` says what is missing."""
-        self._doing = why
+    def wait(self, until: Callable[[], bool], *, why: str | Callable[[], str]) -> bool:
+        """Polls until the condition holds; False if asked to drain first. `why` says what is missing, as of a poll."""
+        lacking = why if callable(why) else lambda: why
+        self._doing = lacking()
         while True:
             polled, busy_before = time.monotonic(), self._busy
             if until():
@@ -173,10 +189,10 @@ class Stage:
                 return True
             if not self.draining:
                 # `until` may have done some other work.
-                self._doing = why
+                self._doing = lacking()
                 self.progress()
                 time.sleep(self.store.poll_seconds)
-            self._count("idle", time.monotonic() - polled - (self._busy - busy_before), why)
+            self._count("idle", time.monotonic() - polled - (self._busy - busy_before), lacking())
             if self.draining:
                 return False
 
@@ -230,8 +246,8 @@ class Stage:
         # Otherwise the next write would make the folder again, and this stage would wait in it for ever.
         if self._run_file is not None and self._find_run_file() != self._run_file:
             raise StoreRefused(
-                f"{self.store.url}: the run's folder was moved, deleted or replaced while this stage used it; "
-                "put it back and resume the run"
+                f"{self.store.url}: {layout.RUN}, or the run's folder, was moved, deleted or replaced while this stage "
+                "used it; put it back and resume the run"
             )
         self._written = time.monotonic()
         # This process's own values come last: they replace its predecessor's.
@@ -252,7 +268,7 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
     Exits with 0 when `main` returns by itself, otherwise as `millrace.runtime.exit_codes` says. An exception without an
     exit code of its own is a fault and leaves its traceback.
     """
-    with _report_final_error():
+    with final_error_reported():
         arguments, config, store = _begin(name)
         stage = Stage(name=name, arguments=arguments, config=config, store=store)
         drain_on_signals(stage)
@@ -270,7 +286,7 @@ def run_follower(name: str, rank: int, follow: Callable[[StageArguments, RunConf
 
     SIGTERM ends a follower at once: torchrun sends it when another rank has failed.
     """
-    with _report_final_error():
+    with final_error_reported():
         arguments, config, store = _begin(name, rank)
         follow(arguments, config, store)
 
@@ -281,18 +297,8 @@ def _begin(name: str, rank: int = 0) -> tuple[StageArguments, RunConfig, Store]:
     faulthandler.register(SHOW_STACKS)
     arguments = StageArguments.parse(sys.argv[1:])
     failpoints.arm(f"{name}-{arguments.replica}{f'.{rank}' if rank else ''}")
-    config = RunConfig.model_validate(read_attempt(open_store(arguments.run_url), arguments.attempt).config)
+    config = attempt_config(read_attempt(open_store(arguments.run_url), arguments.attempt))
     return arguments, config, open_store(arguments.run_url, fsync=config.storage.fsync)
-
-
-@contextmanager
-def _report_final_error() -> Iterator[None]:
-    """Sends the sentence of an error that has an exit code, and exits with that code."""
-    try:
-        yield
-    except tuple(_EXIT_CODES) as error:
-        send(milestone_line(f"{ERROR_PREFIX}{error}"))
-        sys.exit(next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)))
 
 
 def drain_on_signals(stage: Stage) -> None:

@@ -10,15 +10,17 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+from configs.schema import RunConfig
 from millrace.chat.encoder import PromptEncoder
 from millrace.prompts.dataset import PromptOrder
 from millrace.rollouts.group_sequence import GroupSet
 from millrace.rollouts.groups_in_flight import GroupsInFlight, num_tokens
 from millrace.rollouts.lineage import Lineage
-from millrace.rollouts.staleness import admission_limit
+from millrace.rollouts.staleness import admission_limit, generator_places
 from millrace.runtime.stage import Stage
 from millrace.selection.curriculum import Curriculum
 from millrace.types import Prompt, Request, Trajectory
+from millrace.weights.base import Terms
 from storage.progress import read_status
 
 
@@ -32,9 +34,9 @@ class Admission:
         self._encoder = encoder
         self.by_step = config.pipeline.mode == "sync"
         """Whether a part is a whole step's share: the barrier between generation and the other stages."""
-        # In sync mode the bound alone says how many: all groups of a step are decoded together.
-        groups = config.training.groups_per_step if self.by_step else config.generation.groups_per_batch
-        self._places = groups * config.generation.group_size
+        self._terms = as_configured(config)
+        self.newest_version = 0
+        """The newest policy version that the trainer was known to have, when room was last asked for."""
         self.groups = GroupsInFlight(config.generation.group_size, config.seed)
         # Set by `restart`, once the first weights are here.
         self._numbers: Iterator[int]
@@ -49,6 +51,10 @@ class Admission:
         """
         if isinstance(self._order, Curriculum):
             self._order.follow(lineage, last_group)
+
+    def obey(self, terms: Terms | None) -> None:
+        """Admits by these terms from now on, those of the weights in use; None leaves them as they are."""
+        self._terms = terms or self._terms
 
     def restart(self, committed: GroupSet, begun: Sequence[Trajectory] = ()) -> tuple[int, int]:
         """Goes on behind the committed groups, continuing the responses that had `begun`.
@@ -76,7 +82,7 @@ class Admission:
 
     def requests(self, policy_version: int, in_flight: int) -> list[Request]:
         """The requests to submit now, while `in_flight` are."""
-        free = self._places - in_flight
+        free = self._terms.places - in_flight
         if len(self._queue) < free:
             limit = self._limit(policy_version)
             while len(self._queue) < free and self._next < limit:
@@ -91,12 +97,13 @@ class Admission:
         return [*self.groups.interrupted(from_engine), *waiting]
 
     def _limit(self, policy_version: int) -> int:
-        config = self._stage.config
+        trainer = read_status(self._stage.store, "train", 0)
+        self.newest_version = trainer.get("policy_version", 0)
         return admission_limit(
             policy_version,
-            max_staleness=config.effective_max_staleness,
-            groups_per_step=config.training.groups_per_step,
-            groups_dropped=read_status(self._stage.store, "train", 0).get("groups_dropped", 0),
+            max_staleness=self._terms.max_staleness,
+            groups_per_step=self._stage.config.training.groups_per_step,
+            groups_dropped=trainer.get("groups_dropped", 0),
         )
 
     def _admit(self, policy_version: int) -> None:
@@ -120,6 +127,17 @@ class Admission:
             easy_prompt_share=easy,
             hard_prompt_share=hard,
         )
+
+
+def as_configured(config: RunConfig) -> Terms:
+    """The terms of a version whose weights bring none."""
+    places = generator_places(
+        by_step=config.pipeline.mode == "sync",
+        groups_per_step=config.training.groups_per_step,
+        groups_per_batch=config.generation.groups_per_batch,
+        group_size=config.generation.group_size,
+    )
+    return Terms(max_staleness=config.effective_max_staleness, places=places)
 
 
 def prompt_order(stage: Stage, prompts: Sequence[Prompt]) -> PromptOrder | Curriculum:

@@ -22,17 +22,25 @@ def main(stage: Stage) -> None:
     if stage.store.exists(layout.START_MANIFEST):
         return
     shape = config.model.bootstrap
+
+    def report(progress: str) -> None:
+        stage.say(progress)
+        stage.milestone(progress)
+
+    stage.milestone(f"making the start model: at most {shape.max_steps:,} supervised steps")
     torch.set_num_threads(shape.threads)
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / "start"
+        stage.say(f"warm start step 0 of at most {shape.max_steps}")
         result = bootstrap(
             load_prompts(config.prompts).train,
             shape,
             made,
             seed=config.seed,
             max_new_tokens=config.generation.max_new_tokens,
-            report=stage.say,
+            report=report,
             environment=config.environment,
+            on_progress=stage.advance,
         )
         failpoint("bootstrap.before_store")
         store_start_model(stage.store, made)

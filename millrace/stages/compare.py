@@ -29,7 +29,7 @@ def main(stage: Stage) -> None:
         stage.metrics.log(incarnation=0, policy_version=step, **norms)
 
     with stage.busy("compare"):
-        found = compare(run, spec.losses, selection=spec, each=each)
+        found = compare(run, spec.losses, selection=spec, each=each, on_progress=stage.advance)
     means = {"losses": list(found.losses), "means": found.means(), "logprob_error": found.logprob_error}
     write_result(stage.store, "comparison", means, table=("comparison", found.table))
     stage.milestone(f"compared {', '.join(found.losses)} on {found.table.num_rows // len(found.losses)} batches")

@@ -228,7 +228,11 @@ class Policy:
             encoder, model = self._encoder, load_model(self._folder, config.model.dtype)
             engine = in_environment(
                 lambda stop: TransformersEngine(
-                    model, encoder.tokenizer, stop=stop, stop_token_ids=encoder.stop_token_ids
+                    model,
+                    encoder.tokenizer,
+                    stop=stop,
+                    stop_token_ids=encoder.stop_token_ids,
+                    on_progress=stage.advance,
                 ),
                 self._environment,
                 lambda played: exchange_of(played, encoder),

@@ -100,6 +100,7 @@ def _engine(
             stop_token_ids=encoder.stop_token_ids,
             sleeps=config.placement.colocated,
             records_experts=config.training.router_replay,
+            on_progress=stage.advance,
         )
 
     def each_turn() -> None:

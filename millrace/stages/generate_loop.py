@@ -36,6 +36,9 @@ _COLLECT_SECONDS = 0.02
 """How long to wait for a finished trajectory before looking for new weights again."""
 _SHOW_SECONDS = 0.2
 """How often the status record says what is in flight."""
+_WEIGHTS = "waiting for weights"
+_ROOM = "waiting for room under max_staleness"
+_DEVICE = "waiting for the trainer to give the device back"
 
 
 class Generator:
@@ -62,15 +65,15 @@ class Generator:
         # Newer weights that wait until this generator has the device.
         self.arrived: Weights | None = None
         self.environment_failed = False
-        # When the status record last got what is in flight.
+        self._lacking = _WEIGHTS
+        # When the status record last got what is in flight, and how many tokens of it there were.
         self.t_shown = 0.0
+        self.tokens_shown = 0
 
     def run(self) -> None:
         """Runs until asked to drain."""
         # When draining, do not wait for in-flight requests: that may take minutes.
-        while not self.stage.draining and self.stage.wait(
-            self._ready, why="waiting for weights or room under max_staleness"
-        ):
+        while not self.stage.draining and self.stage.wait(self._ready, why=lambda: self._lacking):
             with self.stage.busy("generate"):
                 self._submit()
                 self._collect()
@@ -108,6 +111,7 @@ class Generator:
         """Commits the finished groups; in sync mode, once all groups of the step are finished."""
         by_step = self.admission.by_step
         if by_step and self.engine.in_flight:
+            self._show_in_flight()
             return
         trajectories = self.admission.groups.take()
         if not trajectories:
@@ -116,8 +120,9 @@ class Generator:
         failpoint("generate.before_commit")
         with self.stage.busy("commit"):
             num_tokens = self.writer.append(trajectories)
-            if by_step:
-                # The other stages wait for this share of the step.
+            if by_step or self.stage.config.staleness.too_old == "wait":
+                # In sync mode the other stages wait for this share of the step. With `wait`, the trainer must find
+                # every group in flight or committed: it would not wait for one that is neither.
                 self.writer.flush()
         self.stage.progress(rollouts=self.writer.rows, tokens=self.stage.value("tokens") + num_tokens)
         self._show_in_flight()
@@ -127,11 +132,15 @@ class Generator:
         if self.engine.in_flight and time.monotonic() - self.t_shown < _SHOW_SECONDS:
             return
         self.t_shown = time.monotonic()
-        groups = self.admission.groups
+        groups, tokens = self.admission.groups, self.carry_over.tokens_in_flight
+        if tokens != self.tokens_shown:
+            # No response has to end for that: the engine samples.
+            self.tokens_shown = tokens
+            self.stage.advance()
         self.stage.progress(
             requests_in_flight=self.engine.in_flight,
             groups_in_flight=len(groups),
-            tokens_in_flight=self.carry_over.tokens_in_flight,
+            tokens_in_flight=tokens,
             oldest_version_in_flight=groups.oldest_version,
             t_oldest_in_flight=groups.t_oldest,
         )
@@ -142,15 +151,26 @@ class Generator:
         self.stage.owing = self.engine.in_flight > 0
         self._look_for_weights()
         if self.arrived is None and not self._has_work():
+            self._lacking = self._why_no_work()
             self.turns.end()
             return False
         if not self.turns.begin():
+            self._lacking = _DEVICE
             return False
         if self.arrived is None:
             return True
         weights, self.arrived = self.arrived, None
         self._update_weights(weights)
-        return self._has_work()
+        if self._has_work():
+            return True
+        self._lacking = self._why_no_work()
+        return False
+
+    def _why_no_work(self) -> str:
+        """What would give this generator work: weights that the trainer has already made, or a step of the trainer."""
+        if self.weights is None or self.weights.policy_version < self.admission.newest_version:
+            return _WEIGHTS
+        return _ROOM
 
     def _has_work(self) -> bool:
         if self.weights is None:
@@ -176,6 +196,7 @@ class Generator:
             pause_seconds = self.engine.update_weights(weights)
         failpoint("generate.before_acknowledgement")
         self.weights = weights.id
+        self.admission.obey(weights.manifest.terms)
         fingerprint = weights.manifest.fingerprint
         assert fingerprint is not None
         # The acknowledgement that sync_weights looks for.
@@ -212,10 +233,12 @@ class Generator:
         alarms = self.stage.value("probe_alarms")
         if (wrong := alarm(probe, found, tolerance)) is not None:
             alarms += 1
-            self.stage.milestone(
-                f"ALARM: generator {self.stage.replica} and the trainer disagree about version "
+            sentence = (
+                f"generator {self.stage.replica} and the trainer disagree about version "
                 f"{weights.id.policy_version}: {wrong}"
             )
+            self.stage.milestone(f"ALARM: {sentence}")
+            self.stage.tell("probe.alarm", generator=self.stage.replica, sentence=sentence)
         self.stage.progress(probe_difference=difference, probe_alarms=alarms)
         self.stage.metrics.log(
             incarnation=weights.id.incarnation, policy_version=weights.id.policy_version, probe_difference=difference

@@ -18,7 +18,9 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
+from configs.schema import WeightsConfig
 from millrace.errors import WeightsCorrupt
+from millrace.runtime.interfaces import own_interface
 from millrace.runtime.stage import Stage, run_stage
 from millrace.weights.acknowledgements import AckTracker, Arrival
 from millrace.weights.base import Weights, WeightsId, WeightsReader, WeightsWriter
@@ -34,7 +36,7 @@ _PUBLISH_SECONDS = 10.0
 
 def main(stage: Stage) -> None:
     """Pushes versions until asked to drain."""
-    config, store = stage.config.weights, stage.store
+    config, store = _listening_here(stage.config.weights), stage.store
     reader, writer = sync_weights_ends(config, store, stage.arguments.handover, stage.config.generation.replicas)
     # A null address replaces a predecessor's, where nothing listens any more.
     stage.progress(transport=config.transport, address=writer.address)
@@ -44,6 +46,13 @@ def main(stage: Stage) -> None:
         stage.ready(f"sync_weights ready, transport {config.transport}")
         loop.run()
     stage.milestone(f"sync_weights drained after {stage.value('pushes')} pushes")
+
+
+def _listening_here(config: WeightsConfig) -> WeightsConfig:
+    """With this host's own address in place of a network."""
+    if "/" not in config.host or config.transport != "direct":
+        return config
+    return config.model_copy(update={"host": own_interface(config.host, "weights.host").address})
 
 
 class WeightSyncLoop:

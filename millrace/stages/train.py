@@ -86,7 +86,7 @@ def load_trainer(config: RunConfig, folder: Path) -> Trainer:
 
     Raises InputError if model or host don't allow the configured layout of ranks.
     """
-    training = config.training
+    training = config.effective_training
     torch.set_num_threads(training.threads)
     # The same on every rank, so that all draw the same adapters.
     torch.manual_seed(config.seed)

@@ -16,33 +16,30 @@ can tell from the log which of their groups it will refuse. If it shares its dev
 hand-over of a version until a step's worth of groups is there (`millrace/runtime/device_sharing.py`).
 """
 
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
+from millrace.control.collapse import Collapse, CollapseWatch
+from millrace.control.controller import StalenessController
+from millrace.control.decisions import rate_factor
+from millrace.control.rollback import roll_back
+from millrace.errors import TrainingDiverged
 from millrace.evaluation.early_stop import read_early_stop, stop_if_no_better
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
-from millrace.rollouts.length_bias import LengthBias
 from millrace.rollouts.loader import RolloutLoader
-from millrace.rollouts.masking import mask_too_old
-from millrace.rollouts.overtaking import Overtaking
-from millrace.rollouts.scored_group import LostPart, ScoredGroup
 from millrace.rollouts.stragglers import Stragglers
 from millrace.runtime.device_sharing import DeviceTurns
-from millrace.selection.spread import ZERO_ADVANTAGE, SpreadFilter
-from millrace.selection.truncation import mask_truncated
+from millrace.selection.intake import Intake
+from millrace.stages.admission import as_configured
 from millrace.stages.train_state import TrainState
+from millrace.training.batch import Sample
 from millrace.training.handover import Handover
 from millrace.training.samples import samples_of
 from millrace.training.step_report import StepReport
 from millrace.weights.base import Manifest, Probe, WeightsId
 from millrace.weights.probe import NUM_LOGPROBS
 from storage.failpoints import failpoint
-
-_STALE_SECONDS = 60.0
-"""Minimum time between two events about rollouts dropped as stale."""
 
 
 class TrainLoop:
@@ -84,22 +81,36 @@ class TrainLoop:
             self.stage.store,
             self.loader,
             num_generators=self.config.generation.replicas,
-            max_staleness=self.config.effective_max_staleness,
             silent_seconds=self.config.supervision.hang_seconds,
         )
         self.committed = CommittedAmounts(self.stage.store, **streams)
         self.account = Account.from_json(found["account"]) if found else Account()
         # Position of the cursors when the ledger was last found balanced.
         self.balanced: list[Amount] = []
-        # Rollouts dropped as stale since the last event about them, and the time of that event.
-        self.stale_rollouts, self.t_stale_event = 0, -math.inf
-        self.length_bias = LengthBias()
-        self.selection = self.config.training.selection
-        self.spread = SpreadFilter(self.selection, self.config.training.groups_per_step)
-        # Groups of the next step, and how many later ones had been taken before each.
-        self.groups: list[ScoredGroup] = []
-        self.overtaken: list[int] = []
-        self.overtaking = Overtaking(self.config.generation.replicas)
+        self.intake = Intake(
+            self.stage,
+            self.loader,
+            self.lineage,
+            self.consumed,
+            self.account,
+            selection=self.config.training.selection,
+            masks_too_old=self.config.staleness.too_old == "mask",
+            groups_per_step=self.config.training.groups_per_step,
+            group_size=self.config.generation.group_size,
+            num_generators=self.config.generation.replicas,
+        )
+        self.controller = StalenessController(
+            self.stage.store,
+            self.config.staleness,
+            state.decisions,
+            as_configured(self.config),
+            group_size=self.config.generation.group_size,
+            num_generators=self.config.generation.replicas,
+            incarnation=state.incarnation,
+            state=found.get("control"),
+        )
+        self.rate_factor = rate_factor(state.decisions.all, state.incarnation)
+        self.collapse = CollapseWatch()
         # As of the last finished step: what a checkpoint may hold.
         self.settled = self._settle()
         state.adopt(self.settled)
@@ -115,7 +126,7 @@ class TrainLoop:
         if self.config.evaluation.stop_after is not None:
             # An earlier attempt may have evaluated enough.
             stop_if_no_better(self.stage.store, self.stage.arguments.attempt, self.config.evaluation.stop_after)
-        while self.trainer.policy_version < self.stop_at_step and not self._stops_early():
+        while self.trainer.policy_version < self.stop_at_step and not (self.stage.draining or self._stops_early()):
             if not self.stage.wait(self._stragglers_in, why="waiting for groups that the step would leave too old"):
                 break
             if not self.stage.wait(self._collect, why="waiting for scored groups"):
@@ -147,81 +158,31 @@ class TrainLoop:
         self._tend()
         # In sync mode nothing is ever too old.
         waits = self.config.staleness.too_old == "wait" and self.config.pipeline.mode == "async"
-        return not waits or self.stragglers.are_in(self.trainer.policy_version)
+        version = self.trainer.policy_version
+        return not waits or self.stragglers.are_in(version, self.controller.bound_at(version + 1))
 
     def _collect(self) -> bool:
         """Takes scored groups; returns whether there are enough for a step."""
         self._tend()
-        dropped_before = self.account.groups_dropped
-        while len(self.groups) < self.config.training.groups_per_step:
-            group = self.loader.take()
-            if group is None:
-                break
-            if isinstance(group, LostPart):
-                self._set_aside(group)
-            else:
-                self._keep_or_drop(group)
+        dropped_before, version = self.account.groups_dropped, self.trainer.policy_version
+        enough = self.intake.collect(version, self.controller.bound_at(version))
         if self.account.groups_dropped != dropped_before:
             # Generators read the count: each dropped group makes room for another.
             self.stage.progress(
-                now=True, groups_dropped=self.account.groups_dropped, zero_advantage_share=self.spread.share
+                now=True,
+                groups_dropped=self.account.groups_dropped,
+                zero_advantage_share=self.intake.spread.share,
             )
-        return len(self.groups) >= self.config.training.groups_per_step
-
-    def _keep_or_drop(self, group: ScoredGroup) -> None:
-        if not self.lineage.holds(group.incarnation, group.part_max_policy_version):
-            # Its generator makes it again under weights that exist, so it makes no room for another.
-            self._drop(group, "rolled_back")
-            return
-        overtaken = self.overtaking.take(group.group_id)
-        version, bound = self.trainer.policy_version, self.config.effective_max_staleness
-        group = mask_truncated(group, self.selection)
-        if self.config.staleness.too_old == "mask":
-            group = mask_too_old(group, version, bound)
-        reason = "stale" if group.staleness(version) > bound else group.drop_reason or self.spread.drop_reason(group)
-        if reason is None:
-            self.groups.append(group)
-            self.overtaken.append(overtaken)
-            return
-        self._drop(group, reason)
-        self.account.groups_dropped += 1
-        if reason == "stale":
-            self._publish_stale(len(group.rewards))
-        elif reason == ZERO_ADVANTAGE and (sentence := self.spread.starving()) is not None:
-            self.stage.tell("selection.starving", zero_advantage_share=self.spread.share, sentence=sentence)
-            self.stage.milestone(sentence)
-
-    def _drop(self, group: ScoredGroup | LostPart, reason: str) -> None:
-        reward_sum = _reward_sum(group, group.verified) if isinstance(group, ScoredGroup) else 0.0
-        self.consumed.drop(group, reason, self.trainer.policy_version)
-        if reason not in ("rolled_back", ZERO_ADVANTAGE):
-            self.length_bias.take(group)
-        self.account.drop(reason, group.amount(), generator=group.generator, reward_sum=reward_sum)
-
-    def _publish_stale(self, rollouts: int) -> None:
-        self.stale_rollouts += rollouts
-        if time.monotonic() - self.t_stale_event >= _STALE_SECONDS:
-            self.stage.tell("staleness.bound-hit", rollouts_dropped=self.stale_rollouts)
-            self.stale_rollouts, self.t_stale_event = 0, time.monotonic()
-
-    def _set_aside(self, part: LostPart) -> None:
-        """Drops the rollouts of a damaged part; the parts after it are not affected."""
-        self.stage.milestone(f"set aside {part.left.rollouts} rollouts: {part.reason}")
-        exists = self.lineage.holds(part.record.incarnation, part.record.max_policy_version)
-        self._drop(part, "corrupt" if exists else "rolled_back")
-        if exists:
-            num_groups = part.left.rollouts // self.config.generation.group_size
-            self.account.groups_dropped += num_groups
+        return enough
 
     def _step(self) -> None:
         """One optimizer step on the groups taken; on return they count as consumed."""
-        # Arrival order varies from run to run; the order in the batch must not.
-        groups = sorted(self.groups, key=lambda group: group.group_id)
-        samples = samples_of(groups, self.config.training.advantage, self.trainer.policy_version, self.selection)
+        groups, taken_at = self.intake.in_order(), self.trainer.policy_version
+        samples = samples_of(groups, self.config.training.advantage, taken_at, self.config.training.selection)
         self.handover.tend()
         self.handover.forget()
         with self.stage.busy("train"):
-            report = self.trainer.step(samples)
+            report = self._trained(samples)
         failpoint("train.before_handover")
         with self.stage.busy("handover"):
             self._hand_over()
@@ -229,60 +190,99 @@ class TrainLoop:
         self.turns.end()
         failpoint("train.after_handover")
         version = self.trainer.policy_version
-        lags = [group.staleness(version - 1) for group in groups]
-        for group, lag in zip(groups, lags, strict=True):
-            self._account_for(group, lag)
+        lags = [group.staleness(taken_at) for group in groups]
+        self.intake.account_for(lags)
         advantages = (sample.advantage for sample in samples)
         self.consumed.step(version, groups, advantages, report.trainer_logprobs)
         if self.config.prompts.curriculum.window is not None and self.config.pipeline.mode == "sync":
             # What the curriculum reads of it before the next step but one must not depend on time.
             self.consumed.flush()
-        self.groups = []
+        ratios, of_intake = self.intake.end_step(taken_at)
         self._check_ledger()
+        terms = self.controller.terms(taken_at)
+        bound = max(terms.max_staleness, self.controller.bound_at(taken_at))
+        self._control(report, ratios.length_ratio)
         self.settled = self._settle()
         self._publish(report)
+        self.stage.progress(
+            length_ratio=ratios.length_ratio,
+            reward_ratio=ratios.reward_ratio,
+            zero_advantage_share=self.intake.spread.share,
+        )
         measures = self.state.measure(
             report,
             groups,
             lags,
-            **self._watch_length_bias(groups),
-            zero_advantage_share=self.spread.step(),
+            **of_intake,
+            max_staleness=bound,
+            places=terms.places,
             buffered_rollouts=self.ledger.buffered.rollouts,
             in_flight_rollouts=self.ledger.in_flight.rollouts,
-            overtaken_groups_max=max(self.overtaken),
-            overtaken_groups_mean=sum(self.overtaken) / len(self.overtaken),
         )
-        self.overtaken = []
         if version % 10 == 0:
             reward = measures["reward_mean"]
             self.stage.milestone(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
-
-    def _watch_length_bias(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """Returns the metrics of a step on `groups`."""
-        for group in groups:
-            self.length_bias.take(group, group.trained)
-        ratios = self.length_bias.step()
-        if self.length_bias.has_left(ratios):
-            self.stage.tell("staleness.length-bias", **asdict(ratios), sentence=ratios.sentence)
-            self.stage.milestone(ratios.sentence)
-        self.stage.progress(
-            length_ratio=ratios.length_ratio,
-            reward_ratio=ratios.reward_ratio,
-            zero_advantage_share=self.spread.share,
+        collapse = self.collapse.step(
+            version, reward=measures["reward_mean"], entropy=report.entropy, mismatch_kl=report.mismatch_kl
         )
-        return ratios.metrics()
+        if collapse is not None:
+            self._collapsed(collapse)
 
-    def _account_for(self, group: ScoredGroup, lag: int) -> None:
-        self.account.train(
-            group.amount(group.trained),
-            generator=group.generator,
-            staleness=lag,
-            reward_sum=_reward_sum(group, group.trained),
-            masked=group.masked_amount(),
+    def _trained(self, samples: Sequence[Sample]) -> StepReport:
+        try:
+            return self.trainer.step(samples, self.rate_factor)
+        except TrainingDiverged as error:
+            if self.config.training.on_collapse == "roll_back":
+                self._collapsed(Collapse(sentence=str(error), good_version=self.collapse.good_version))
+            raise
+
+    def _control(self, report: StepReport, length_ratio: float) -> None:
+        """Decides on the staleness bound and the places of the versions to come."""
+        per_step = self.config.training.groups_per_step * self.config.generation.group_size
+        decision = self.controller.step(
+            self.trainer.policy_version,
+            effective_sample_size=report.ratio_effective_sample_size,
+            length_ratio=length_ratio,
+            steps_ready=self.ledger.buffered.rollouts / per_step,
+            waited=self.stage.seconds("idle"),
         )
-        for reason, members in group.left_out.items():
-            amount, reward_sum = group.amount(members), _reward_sum(group, members)
-            self.account.drop(reason, amount, generator=group.generator, reward_sum=reward_sum)
+        if decision is None:
+            return
+        sentence = (
+            f"staleness bound to {decision.max_staleness}, {decision.places} places per generator, from version "
+            f"{self.trainer.policy_version + 1} on: {decision.reason}"
+        )
+        self.stage.progress(control=sentence)
+        self.stage.tell(
+            "staleness.control",
+            action=decision.action,
+            max_staleness=decision.max_staleness,
+            places=decision.places,
+            sentence=sentence,
+        )
+        self.stage.milestone(sentence)
+
+    def _collapsed(self, collapse: Collapse) -> None:
+        """Reports it. Raises RolledBack or TrainingDiverged as `training.on_collapse` says."""
+        self.stage.tell("training.collapsed", sentence=collapse.sentence, good_version=collapse.good_version)
+        self.stage.milestone(f"training collapsed: {collapse.sentence}")
+        match self.config.training.on_collapse:
+            case "stop":
+                raise TrainingDiverged(
+                    f"training collapsed, and training.on_collapse is stop: {collapse.sentence}; the last good "
+                    f"version was {collapse.good_version}"
+                )
+            case "roll_back":
+                # Checkpoints in progress are finished first: the decision names them all.
+                self.state.checkpoints.finish()
+                version = self.trainer.policy_version
+                raise roll_back(
+                    self.stage.store,
+                    self.state.decisions,
+                    collapse,
+                    incarnation=self.state.incarnation,
+                    terms=self.controller.terms(version),
+                )
 
     def _hand_over(self) -> None:
         weights_id = WeightsId(
@@ -291,13 +291,15 @@ class TrainLoop:
             t_offered=time.time(),
         )
         probe = Probe(tokens=self.probed, logprobs=self.trainer.next_logprobs(self.probed, NUM_LOGPROBS))
-        self.handover.offer(Manifest(id=weights_id, probe=probe))
+        terms = self.controller.terms(self.trainer.policy_version)
+        self.handover.offer(Manifest(id=weights_id, probe=probe, terms=terms))
 
     def _settle(self) -> dict[str, Any]:
         return {
             "account": self.account.to_json(),
             "intake": self.loader.state(),
             "lineage": self.lineage.to_json(),
+            "control": self.controller.state(),
         }
 
     def _check_ledger(self) -> None:
@@ -319,7 +321,3 @@ class TrainLoop:
             consumed=[amount.to_json() for amount in self.loader.consumed()],
             account=self.settled["account"],
         )
-
-
-def _reward_sum(group: ScoredGroup, members: Sequence[int]) -> float:
-    return float(sum(group.rewards[i] or 0.0 for i in members))

@@ -1,19 +1,24 @@
 """What both train loops share: the run's checkpoints, the record of consumed groups, and the stage's figures.
 
 newest readable checkpoint ─► trainer ─► step ─► ║ consumed ║ + ║ trainer_logprobs ║
-                                          └─► every `checkpoint_every` steps: checkpoint, written while training
-                                              goes on
+                                          └─► every `checkpoint_every` steps or `checkpoint_minutes`: checkpoint,
+                                              written while training goes on; then old ones may be removed
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
+from millrace.control.decisions import Decisions, rolled_back
+from millrace.maintenance.gc import carry_out, plan_checkpoints
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.scored_group import ScoredGroup
+from millrace.runtime.pace import Pace
 from millrace.runtime.stage import Stage
 from millrace.training.checkpoints.saving import AsyncCheckpoints
+from millrace.training.checkpoints.schedule import CheckpointSchedule
 from millrace.training.parallel.leader import checkpoints_of, restore
 from millrace.training.step_report import StepReport
 from millrace.training.trainer import Trainer
@@ -34,18 +39,25 @@ class TrainState:
         writer: CheckpointWriter,
         checkpoints: AsyncCheckpoints,
         consumed: ConsumedWriter,
+        decisions: Decisions,
         found: Checkpoint | None,
     ) -> None:
         self.stage = stage
         self.trainer = trainer
         self.checkpoints = checkpoints
         self.consumed = consumed
+        self.decisions = decisions
         self.found = found
         self.incarnation = writer.incarnation
         self.lineage = Lineage.after(found, writer.incarnation)
         self._writer = writer
+        self._pace = Pace()
         # Version of the last checkpoint begun, which may still be on its way to the store.
         self._saved: int | None = None
+        training = stage.config.training
+        self._schedule = CheckpointSchedule(
+            training.checkpoint_every, training.checkpoint_minutes, has_one=found is not None, now=time.monotonic()
+        )
 
     def adopt(self, state: dict[str, Any]) -> None:
         """Commits the found checkpoint, if any, again as this incarnation's own, with `state`."""
@@ -53,12 +65,13 @@ class TrainState:
             self._saved = self._writer.adopt(self.found, state).step
 
     def save_if_due(self, state: dict[str, Any], *, evaluate_every: int | None = None) -> None:
-        """Begins a checkpoint every `training.checkpoint_every` versions, and of each version that is to be evaluated.
+        """Begins a checkpoint if `training` says so, and of each version that is to be evaluated.
 
         `state` is committed with it.
         """
-        every = (self.stage.config.training.checkpoint_every, evaluate_every)
-        if any(versions and self.trainer.policy_version % versions == 0 for versions in every):
+        version = self.trainer.policy_version
+        evaluated = evaluate_every is not None and version % evaluate_every == 0
+        if evaluated or self._schedule.is_due(version, time.monotonic()):
             self._save(state)
 
     def finish(self, state: dict[str, Any]) -> None:
@@ -83,7 +96,8 @@ class TrainState:
     ) -> dict[str, float]:
         """Logs the metrics of a step, with those of the loop, and returns the step's."""
         measures = report.measures(groups, lags)
-        self.stage.progress(reward_mean=measures["reward_mean"], staleness_mean=measures["staleness_mean"])
+        pace: dict[str, Any] = self._pace.step(measures["tokens"])
+        self.stage.progress(reward_mean=measures["reward_mean"], staleness_mean=measures["staleness_mean"], **pace)
         self.stage.metrics.log(
             incarnation=self.incarnation, policy_version=self.trainer.policy_version, **metrics, **measures
         )
@@ -95,26 +109,49 @@ class TrainState:
             self.consumed.flush()
             self.checkpoints.begin(self.trainer.policy_version, self.trainer.tensors(), state)
         self._saved = self.trainer.policy_version
+        self._schedule.saved(time.monotonic())
 
 
 @contextmanager
 def open_train_state(stage: Stage, trainer: Trainer) -> Iterator[TrainState]:
     """Fences older trainers of the run, and restores the newest readable checkpoint. On exit all is written."""
     writer = CheckpointWriter(stage.store)
+    trainer.on_progress = stage.advance
+    decisions = Decisions(stage.store)
     with (
         checkpoints_of(trainer, stage.store, writer) as checkpoints,
         closing(ConsumedWriter(stage.store, writer.incarnation)) as consumed,
     ):
-        yield TrainState(stage, trainer, writer, checkpoints, consumed, _restore_newest(stage, trainer))
+        checkpoints.on_progress = stage.advance
+        checkpoints.on_saved = lambda step: stage.tell("checkpoint.saved", policy_version=step)
+        if (keep := stage.config.training.checkpoint_keep) is not None:
+            checkpoints.after_commit = lambda: carry_out(stage.store, plan_checkpoints(stage.store, keep))
+        found = _restore_newest(stage, trainer, decisions)
+        _report_rollback(stage, trainer)
+        yield TrainState(stage, trainer, writer, checkpoints, consumed, decisions, found)
 
 
-def _restore_newest(stage: Stage, trainer: Trainer) -> Checkpoint | None:
-    """Restores the newest readable checkpoint and returns it; None if the run has none yet.
+def _report_rollback(stage: Stage, trainer: Trainer) -> None:
+    """Tells how many steps of its predecessor, as its status record counts them, are lost."""
+    lost = stage.value("policy_version") - trainer.policy_version
+    if lost > 0:
+        sentence = (
+            f"the trainer went back from version {stage.value('policy_version')} to {trainer.policy_version}, its last "
+            f"checkpoint: {lost} {'step is' if lost == 1 else 'steps are'} trained again"
+        )
+        stage.tell("trainer.rolled-back", steps=lost, policy_version=trainer.policy_version, sentence=sentence)
+        stage.milestone(sentence)
+
+
+def _restore_newest(stage: Stage, trainer: Trainer, decisions: Decisions) -> Checkpoint | None:
+    """Restores the newest readable checkpoint that no rollback gave up, and returns it; None if the run has none yet.
 
     Raises StreamCorrupt, of the newest, if there are checkpoints and none can be read.
     """
     damage: StreamCorrupt | None = None
     for checkpoint in checkpoints_backwards(stage.store):
+        if rolled_back(decisions.all, checkpoint.incarnation, checkpoint.step):
+            continue
         try:
             restore(trainer, stage.store, checkpoint)
         except StreamCorrupt as error:

@@ -33,6 +33,7 @@ def main(stage: Stage) -> None:
             to_step=spec.to_step,
             tolerance=spec.tolerance,
             each=each,
+            on_progress=stage.advance,
         )
     write_result(stage.store, "verdict", verdict.to_json())
     stage.milestone(verdict.sentence)

@@ -146,6 +146,8 @@ class LocalStore(Store):
                 raise BadName(f"{where}: {path} can't be {done}: the name is too long for this file system") from error
             if done == "written" and isinstance(error, FileExistsError | NotADirectoryError):
                 raise StoreRefused(f"{self.url}: can't be written: a folder above {path} is a file") from error
+            if done == "written" and isinstance(error, IsADirectoryError):
+                raise StoreRefused(f"{self.url}: {path} can't be written: a folder has its name; remove it") from error
             if error.errno == errno.EIO:
                 raise StoreUnreachable(f"{self.url}: {path} can't be {done}: {error.strerror}") from error
             raise

@@ -36,6 +36,8 @@ from storage.streams.record import NO_VERSION, Kind, Record, decode, encode
 
 _LOOKS_AT_A_HOLE = 4
 """Retries for a record that should exist: some stores cache a "not found" for a while."""
+_LOOKED_AT_BEYOND = (1, 2, 4, 8)
+"""How far behind a record that is not there a later one is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,6 +182,16 @@ class LogReader:
         raise StreamCorrupt(file, f"the record is missing, but the log goes on to record {self._known_seq - 1}")
 
 
+def check_no_hole(store: Store, path: str, head: LogCursor) -> None:
+    """Raises StreamCorrupt if there are records soon after `head`, where the log seems to end: one was deleted."""
+    for beyond in _LOOKED_AT_BEYOND:
+        if store.exists(f"{path}/{layout.record(head.seq + beyond)}"):
+            file = f"{path}/{layout.record(head.seq)}"
+            # It may have been committed since the caller looked.
+            if not store.exists(file):
+                raise StreamCorrupt(file, f"the record is missing, but record {head.seq + beyond} is there")
+
+
 def backwards(source: Source, path: str, cursor: LogCursor) -> Iterator[Record]:
     """The records before `cursor`, newest first, each verified by the sha256 that the one after it holds.
 
@@ -210,6 +222,8 @@ class LogWriter:
         self._snapshot_seq = reader.cursor.seq
         while True:
             self.cursor = reader.to_head()
+            # A record that was deleted must not be replaced by a fence.
+            check_no_hole(store, path, self.cursor)
             fence, data = self._record("fence", self.cursor.epoch + 1)
             if self._put(fence, data) is None:
                 break
@@ -260,7 +274,12 @@ class LogWriter:
             self._snapshot_seq = self.cursor.seq
         file = f"{self._path}/{layout.record(record.seq)}"
         if not self._store.put_if_absent(file, data):
-            other = decode(bytes(self._store.get(file)), file)
+            try:
+                other = decode(bytes(self._store.get(file)), file)
+            except NotInStore as error:
+                raise StreamCorrupt(
+                    file, "something that is no file is where the next record belongs; remove it and resume the run"
+                ) from error
             if other.nonce != record.nonce:
                 return other
         self.cursor = self.cursor.after(record, _digest(data))

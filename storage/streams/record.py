@@ -130,6 +130,8 @@ def decode(data: bytes, file: str) -> Record:
             raise StreamCorrupt(file, f"{name} is {values[name]!r}, expected {_TYPES[_field(name)].__name__}")
         if isinstance(values[name], list) and not all(type(item) is int for item in values[name]):
             raise StreamCorrupt(file, f"{name} is {values[name]!r}, expected a list of int")
+        if type(values[name]) is int and not -1 <= values[name] < 2**63:
+            raise StreamCorrupt(file, f"{name} is {values[name]}, expected at least -1 and less than 2**63")
     if not sealed and version > 1:
         raise StreamCorrupt(file, f"the record of schema version {version} lacks its checksum")
     return Record(**{_field(name): value for name, value in values.items()})

@@ -18,11 +18,14 @@ from storage.errors import NotInStore, PartCorrupt, PartRemoved, SchemaUnknown, 
 from storage.schema import SCHEMA_VERSION, TRAJECTORY, check_columns, with_columns
 from storage.stores.base import Store
 from storage.streams.files import FileRef, Source, get_file, put_file
-from storage.streams.log import LogCursor, LogReader, LogWriter
+from storage.streams.log import LogCursor, LogReader, LogWriter, check_no_hole
 from storage.streams.prefetch import ReadAhead
 from storage.streams.record import NO_VERSION, Record
 from storage.streams.sealed import seal, unseal
 from storage.validation import validate
+
+_QUIET_SECONDS = 5.0
+"""A reader that has waited for so long checks whether a record has been deleted: it would wait for ever."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -143,9 +146,12 @@ class StreamReader:
         *,
         columns: Sequence[str] | None = None,
     ) -> None:
+        self._store = store
         self._path = path
         self._schema = schema
         self._columns = columns
+        # When a reader that has found nothing since began to wait, monotonic seconds.
+        self._quiet_since: float | None = None
         _chosen(schema, columns)
         # A local store needs no prefetching.
         self._source: Source = ReadAhead(store, path) if store.local_path("") is None else store
@@ -206,9 +212,15 @@ class StreamReader:
     def _next_data(self) -> tuple[Record, LogCursor] | None:
         """The next data record and the cursor after it; other records before it are passed."""
         while (found := self._log.peek()) is not None:
+            self._quiet_since = None
             if found[0].kind == "data":
                 return found
             self._log.cursor = found[1]
+        now = time.monotonic()
+        self._quiet_since = self._quiet_since or now
+        if now - self._quiet_since >= _QUIET_SECONDS:
+            self._quiet_since = now
+            check_no_hole(self._store, self._path, self._log.cursor)
         return None
 
 

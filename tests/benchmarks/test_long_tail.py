@@ -11,7 +11,7 @@ from support.campaigns.campaigns import REPOSITORY
 
 from benchmarks.long_tail.__main__ import targets_met
 from benchmarks.long_tail.cases import Case, Mode
-from benchmarks.long_tail.simulation import simulate
+from benchmarks.long_tail.expected import expected
 
 
 def case(mode: Mode = "drop", *, sigma: float = 1.0, batches: int = 1) -> Case:
@@ -26,13 +26,13 @@ def test_engine_and_trainer_are_equally_fast_alone() -> None:
 
 def test_without_a_tail_nothing_is_lost_in_any_mode() -> None:
     for mode in ("drop", "wait", "mask"):
-        found = simulate(case(mode, sigma=0.01), steps=60, warmup=20)
+        found = expected(case(mode, sigma=0.01), steps=60, warmup=20)
         assert found.share == pytest.approx(1.0, abs=0.02)
         assert (found.dropped_share, found.masked_token_share) == (0.0, 0.0)
 
 
 def test_each_mode_pays_for_stragglers_in_its_own_way() -> None:
-    drop, wait, mask = (simulate(case(mode), steps=120, warmup=20) for mode in ("drop", "wait", "mask"))
+    drop, wait, mask = (expected(case(mode), steps=120, warmup=20) for mode in ("drop", "wait", "mask"))
     assert drop.dropped_share > 0 and drop.length_ratio < 0.95
     assert wait.share < drop.share and wait.length_ratio == pytest.approx(1.0)
     assert mask.masked_token_share > 0 and 1.0 < mask.length_ratio < 1.05

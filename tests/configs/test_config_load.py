@@ -141,15 +141,16 @@ FILE_ERRORS = {
         "FILE: generation.engine is transformers and generation.engine_args has max_model_len, enforce_eager; expected "
         "no arguments, or the engine vllm"
     ),
-    "training: {max_steps: 3}\ngeneration: {replicas: 65}": (
-        "FILE: generation.replicas is 65; expected a whole number of at least 1 and at most 64"
+    "training: {max_steps: 3}\ngeneration: {replicas: 1025}": (
+        "FILE: generation.replicas is 1025; expected a whole number of at least 1 and at most 1024"
     ),
     "training: {max_steps: 3, max_importance_ratio: 0.5}": (
         "FILE: training.max_importance_ratio is 0.5; expected a finite number of at least 1"
     ),
     "training: {max_steps: 3, loss: grpo}": (
         'FILE: training.loss is "grpo"; expected "aipo" or "reinforce" or "ppo_clip" or "decoupled_ppo" or "tis" or '
-        '"icepop" or "sequence_mask" or "geometric_mask" or "cispo" or "gspo" or "sapo" or "dppo_tv" or "topr"'
+        '"sequence_tis" or "icepop" or "sequence_mask" or "geometric_mask" or "cispo" or "gspo" or "sapo" or '
+        '"dppo_tv" or "topr" or package.module:function'
     ),
     "training: {max_steps: 3, losses: {icepop: {low: 1.5}}}": (
         "FILE: training.losses.icepop.low is 1.5; expected a finite number above 0 and at most 1"
@@ -162,8 +163,17 @@ FILE_ERRORS = {
     ),
     "training: {max_steps: 3, advantage: gae}": (
         'FILE: training.advantage is "gae"; expected "group_mean" or "leave_one_out" or "grpo" or '
-        '"reinforce_plus_plus" or "reinforce_plus_plus_baseline" or "maxrl"'
+        '"reinforce_plus_plus" or "reinforce_plus_plus_baseline" or "maxrl" or package.module:function'
     ),
+    "training: {max_steps: 3, loss: 'my_losses:'}": (
+        'FILE: training.loss is "my_losses:"; expected "aipo" or "reinforce" or "ppo_clip" or "decoupled_ppo" or "tis" '
+        'or "sequence_tis" or "icepop" or "sequence_mask" or "geometric_mask" or "cispo" or "gspo" or "sapo" or '
+        '"dppo_tv" or "topr" or package.module:function'
+    ),
+    "training: {max_steps: 3, masks: {min_token_ratio: 2}}": (
+        "FILE: training.masks.min_token_ratio is 2; expected a finite number above 0 and at most 1 or null"
+    ),
+    "training: {max_steps: 3, non_finite: skip}": ('FILE: training.non_finite is "skip"; expected "refuse" or "mask"'),
     "training: {max_steps: 3, clip_low: 1.5}": (
         "FILE: training.clip_low is 1.5; expected a finite number above 0 and at most 1"
     ),

@@ -58,7 +58,7 @@ def test_an_engine_and_its_arguments_stay_as_what_a_rollout_means_may_hang_on_th
     "change",
     [
         {"training": {"max_steps": 9}},
-        {"training": {"checkpoint_every": 9}},
+        {"training": {"checkpoint_every": 9, "checkpoint_minutes": None, "checkpoint_keep": 2}},
         {"training": {"threads": 9}},
         {"scoring": {"workers": 9}},
         {"training": {"parallel": {"data": 4, "tensor": 2}, "device": "cuda"}},
@@ -70,6 +70,7 @@ def test_an_engine_and_its_arguments_stay_as_what_a_rollout_means_may_hang_on_th
         {"evaluation": {"num_prompts": 9, "batch_size": 9, "every": None, "stop_after": 3}},
         {"promotion": {"margin": None}, "budget": {"max_steps": 9}, "supervision": {"hang_seconds": 9}},
         {"placement": {"score": {"work_pool": "hosts"}}, "staleness": {"too_old": "drop"}},
+        {"plan": {"step_seconds": 9.0}},
     ],
 )
 def test_a_resumed_run_may_go_on_longer_faster_and_elsewhere(change: dict[str, dict[str, object]]) -> None:
@@ -82,7 +83,10 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
     assert leaves >= IMMUTABLE_ON_RESUME
     assert free == {
         "training.max_steps",
+        "training.on_collapse",
         "training.checkpoint_every",
+        "training.checkpoint_minutes",
+        "training.checkpoint_keep",
         "training.parallel.data",
         "training.parallel.tensor",
         "training.device",
@@ -116,6 +120,7 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
         "budget.max_steps",
         "supervision.hang_seconds",
         "supervision.start_seconds",
+        "supervision.drain_seconds",
         "placement.colocated",
         *(
             f"placement.{stage}.{key}"
@@ -123,4 +128,5 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
             for key in ("work_pool", "job_variables")
         ),
         *(f"placement.train.{key}" for key in ("hosts", "min_hosts", "join_seconds", "network")),
+        *(f"plan.{key}" for key in ("step_seconds", "tokens_per_second", "staleness_mean", "dropped_share")),
     }

@@ -273,6 +273,10 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         over_hosts(min_hosts=3),
         ("placement.train.hosts is 2", "placement.train.min_hosts is 3"),
     ),
+    "several hosts and one address for sync_weights": (
+        over_hosts() | {"weights": {"transport": "direct", "host": "10.0.0.7"}},
+        ("placement.train.hosts is 2", "weights.host is 10.0.0.7"),
+    ),
 }
 
 
@@ -325,6 +329,8 @@ def test_an_impossible_combination_is_refused_in_one_sentence_with_every_key(cas
             "generation": {"engine": "vllm"},
             "training": {"max_steps": 3, "device": "cuda"},
         },
+        over_hosts() | {"weights": {"transport": "direct", "host": "10.0.0.0/24"}},
+        over_hosts(network="127.0.0.0/8") | {"weights": {"transport": "direct"}},
     ],
 )
 def test_what_only_looks_impossible_is_taken(sections: dict[str, object]) -> None:
@@ -335,6 +341,12 @@ def test_what_only_looks_impossible_is_taken(sections: dict[str, object]) -> Non
 def test_the_trainer_s_network_is_written_as_networks_are(network: str) -> None:
     with pytest.raises(ValidationError, match=r"an IPv4 network such as 10\.0\.0\.0/24"):
         make_config(**over_hosts(network=network))
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1/24", "fd00::/8"])
+def test_a_network_in_which_sync_weights_listens_is_written_as_networks_are(host: str) -> None:
+    with pytest.raises(ValidationError, match=r"an IPv4 network such as 10\.0\.0\.0/24"):
+        make_config(weights={"host": host})
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))

@@ -1,8 +1,11 @@
-"""The seeds of the fault tests: the module's own, unless MILLRACE_FAULT_SEED names one."""
+"""The seeds of the fault tests: the module's own, unless MILLRACE_FAULT_SEED names one. The fixtures of campaigns."""
 
 import os
 
 import pytest
+from support.campaigns.fixtures import environment, millrace, prefect_api
+
+__all__ = ["environment", "millrace", "prefect_api"]
 
 SEED = "MILLRACE_FAULT_SEED"
 

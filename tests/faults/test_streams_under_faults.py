@@ -139,7 +139,9 @@ def test_a_writer_reopened_after_an_error_learns_whether_it_had_committed(fault:
     """A caller that goes on from `.rows` loses nothing and repeats nothing, whether the put happened or not."""
     inner = DictStore()
     open_writer(inner).write(numbered(0, 2), tokens=2)
-    store = FaultyStore(inner, seed, **{fault: Fault(calls=frozenset({0}), paths=f"{PATH}/{place}")})
+    # Opening looks whether there are records behind the end of the log: the first call that names record 3.
+    looks = 1 if fault == "error_before" and place.startswith("log/") else 0
+    store = FaultyStore(inner, seed, **{fault: Fault(calls=frozenset({looks}), paths=f"{PATH}/{place}")})
     writer = open_writer(store)
     with pytest.raises(OSError, match=f"fault {fault}"):
         writer.write(numbered(2, 3), tokens=3)
@@ -181,13 +183,15 @@ def test_of_writers_that_fight_for_a_stream_each_record_has_one_winner(seed: int
     inner = DictStore()
     committed: dict[str, list[tuple[int, int]]] = {"a": [], "b": []}
     taken_over: Counter[str] = Counter()
-    start = threading.Barrier(2)
+    start = threading.Barrier(2, timeout=60)
 
     def fight(name: str, seed: int) -> None:
         store = FaultyStore(inner, seed, latency=0.3, lost_reply=0.2)
-        start.wait()
         writer = open_writer(store, name)
         for number in range(40):
+            if number % 10 == 0:
+                # Both have a writer, so one of them has the older.
+                start.wait()
             while True:
                 try:
                     record = writer.write(numbered(number, 1, name), tokens=1)
@@ -200,7 +204,7 @@ def test_of_writers_that_fight_for_a_stream_each_record_has_one_winner(seed: int
     with ThreadPoolExecutor(2) as threads:
         for ended in [threads.submit(fight, name, seed + k) for k, name in enumerate("ab")]:
             ended.result()
-    assert taken_over.total() >= 2, f"seed {seed}: they never met"
+    assert taken_over.total() >= 4, f"seed {seed}: they never met"
     found = {"a": [], "b": []}
     reader = open_reader(inner)
     while part := reader.next():

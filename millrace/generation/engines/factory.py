@@ -1,6 +1,6 @@
 """Which engine a run generates with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -21,12 +21,14 @@ def make_engine(
     stop_token_ids: Sequence[int] = (),
     sleeps: bool = False,
     records_experts: bool = False,
+    on_progress: Callable[[], None] | None = None,
 ) -> Engine:
     """The configured engine with the model in `folder`, at policy version 0. Raises ModelFolderError.
 
     `stop` are texts that end a response, and `stop_token_ids` tokens; without any, the tokenizer's end-of-sequence
     token does. `sleeps`: whether `sleep` will be called. `records_experts`: whether responses say which experts
-    computed each token; the engine is transformers then.
+    computed each token; the engine is transformers then. `on_progress`: see `TransformersEngine`; vLLM computes in
+    other processes.
     """
     if config.engine == "vllm":
         # Importing vLLM takes seconds, and it need not be installed for a run without it.
@@ -47,4 +49,5 @@ def make_engine(
         stop=stop,
         stop_token_ids=stop_token_ids,
         records_experts=records_experts,
+        on_progress=on_progress,
     )

@@ -15,7 +15,7 @@ rows enter again from their prompts and the tokens that they have (docs/decision
 
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +26,7 @@ from millrace.generation.engines.expert_recorder import ExpertRecorder
 from millrace.generation.engines.kv_rows import KvRows
 from millrace.generation.engines.sampling import draw, uniforms
 from millrace.generation.engines.stop_criteria import StopCriteria
+from millrace.models.layers import call_at_each_layer
 from millrace.models.offload import move
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
@@ -105,13 +106,17 @@ class TransformersEngine(Engine):
         stop: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         records_experts: bool = False,
+        on_progress: Callable[[], None] | None = None,
     ) -> None:
         """Raises ModelFolderError for a model whose layers keep more than keys and values.
 
         Without `stop_token_ids`, the tokenizer's end-of-sequence token ends a response. `records_experts`: whether
-        responses say which experts computed each token; only for mixtures of experts.
+        responses say which experts computed each token; only for mixtures of experts. `on_progress` is called at each
+        layer of a pass: many prompts together may take minutes.
         """
         self.model = model
+        if on_progress is not None:
+            call_at_each_layer(model, on_progress)
         self.policy_version = policy_version
         self._device: torch.device = model.device
         self.vocab_size: int = model.config.vocab_size

@@ -98,6 +98,11 @@ class SourceRun:
         rows: npt.NDArray[np.int64] = first + np.flatnonzero(in_batch)
         return rows
 
+    def incarnation(self, rows: npt.NDArray[np.int64]) -> int:
+        """Of the trainer that trained these rows of `groups`, all of one step."""
+        found: int = self.groups["incarnation"][int(rows[0])].as_py()
+        return found
+
     def read(self, rows: Sequence[int]) -> Iterator[ScoredGroup]:
         """These rows of `groups`, in this order, verified and masked. Near the stream's order, each part is read once.
 

@@ -38,7 +38,7 @@ def test_a_campaign_without_a_prefect_server_runs_to_its_end_and_accounts_for_ev
 ) -> None:
     ended = millrace_alone.run(*millrace_alone.campaign("first", **FROM_SCRATCH))
     assert ended.code == 0, ended.output
-    assert "accuracy at end" in ended.output
+    assert "accuracy, version 6" in ended.output
     summary = millrace_alone.summary("first")
     assert summary["state"] == "finished"
     assert summary["steps"] == 6

@@ -63,4 +63,4 @@ def test_a_preset_with_real_data_runs_to_its_end_and_accounts_for_every_rollout(
         assert (result["prompts"], result["samples"], result["errors"], result["sample_errors"]) == (12, 2, 0, 0)
         assert set(result["pass_at"]) == {"1", "2"}
         assert result["pass_at"]["1"]["value"] <= result["pass_at"]["2"]["value"]
-    assert "sampled at end" in ended.output
+    assert "sampled, version " in ended.output

@@ -253,6 +253,7 @@ def test_a_replay_that_is_killed_goes_on_at_its_last_checkpoint(millrace: Millra
         (["--compare", "aipo,magic"], "expected two or more of aipo, reinforce, ppo_clip, decoupled_ppo, "),
         (["--rescore", "magic"], '"magic"'),
         (["--rescore", "exact_match", "--verify"], "which uses the run's own rewards"),
+        (["--verify", "--set", "seed=3"], "--set seed=3 is given without --train, the only job that uses it"),
         (["--verify", "--order", "shuffled"], "--order is given without --train, the only job that uses it"),
         (["--train", "--start-step", "8"], "no checkpoint of version 8 is stored"),
     ],

@@ -74,7 +74,8 @@ def test_a_server_with_a_password_lets_nobody_in_without_it(site: Site) -> None:
     assert httpx.post(f"{site.url}/api/deployments/filter", json={}).status_code == httpx.codes.UNAUTHORIZED
     assert httpx.get(f"{site.url}/api/health").status_code == httpx.codes.OK
     deployed = site.api.post("/deployments/filter", json={}).json()
-    assert {deployment["name"] for deployment in deployed} == {"campaign", "replay", "evaluate", "gc"}
+    names = {"campaign-from-preset", "campaign", "replay", "evaluate", "gc", "plan"}
+    assert {deployment["name"] for deployment in deployed} == names
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_deploying_again_leaves_on_what_a_person_has_switched_on(site: Site) -> 
 
 
 @pytest.mark.parametrize(
-    ("automation", "event", "times"), [(0, "millrace.stage.restarted", 3), (1, "millrace.reward.collapsed", 1)]
+    ("automation", "event", "times"), [(0, "millrace.stage.restarted", 3), (1, "millrace.training.collapsed", 1)]
 )
 def test_an_automation_cancels_the_attempt_and_pauses_its_deployment(
     site: Site, waiting: str, automation: int, event: str, times: int

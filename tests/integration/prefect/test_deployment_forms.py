@@ -6,14 +6,20 @@ from contextlib import suppress
 
 import pytest
 from playwright.sync_api import Page, TimeoutError, expect
-from support.campaigns.campaigns import QUICK, stages_of, wait_until
+from support.campaigns.campaigns import QUICK, assert_balanced, stages_of, wait_until
 from support.campaigns.deployed import Site, Terminal
 from support.pages.browser import NoBrowser, browser_page, fill
+
+from millrace.evaluation.promotion import read_decision
+from millrace.runs.status import StatusReader
+from storage.stores.factory import open_store
 
 pytestmark = pytest.mark.campaign
 
 LONG = 5000
 """Optimizer steps that nobody waits for."""
+STEPS_OF_AN_ATTEMPT = 200
+"""Optimizer steps of an attempt, more than are made until it is suspended."""
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +47,13 @@ def page() -> Iterator[Page]:
 
 def training(site: Site, name: str) -> bool:
     return (site.folder / "runs" / name / "progress" / "train-0.json").exists()
+
+
+def press(page: Page, url: str, button: str) -> None:
+    """Presses a button of a flow run's page, and the one of the dialog that asks again."""
+    page.goto(url)
+    page.get_by_role("button", name=button, exact=True).click()
+    page.get_by_role("button", name="Submit", exact=True).click()
 
 
 def submit(page: Page) -> None:
@@ -101,6 +114,34 @@ def test_a_second_attempt_waits_while_the_first_goes_on_and_a_cancelled_one_drai
     page.get_by_role("button", name="Confirm").click()
     assert site.wait_until_over(first, 60)["type"] == "CANCELLED"
     wait_until(lambda: stages_of(site.folder / "runs" / "crowded") == [], "every stage to end", 30)
+
+
+@pytest.mark.extended
+def test_a_suspended_campaign_drains_and_the_same_flow_run_goes_on_where_it_stopped_once_it_is_resumed(
+    site: Site, worker: Terminal, page: Page
+) -> None:
+    run_url = site.folder / "runs" / "paused"
+    # The run must not exist yet, so the second process has to know it as its own.
+    settings = {"training.max_steps": LONG, "budget.max_steps": STEPS_OF_AN_ATTEMPT, "promotion.margin": 0.0}
+    run = site.start("campaign/campaign", {**site.campaign("paused", **settings), "resume": "never"})
+    wait_until(lambda: training(site, "paused"), "the campaign to train")
+    press(page, f"{site.url}/runs/flow-run/{run}", "Suspend")
+    wait_until(lambda: (run_url / "attempts" / "0000.ended").exists(), "the attempt to end", 60)
+    wait_until(lambda: stages_of(run_url) == [], "every stage to end", 30)
+    assert site.state(run) == "Suspended"
+    drained = StatusReader(open_store(str(run_url))).look()
+    assert_balanced(drained)
+    assert drained["steps"] < STEPS_OF_AN_ATTEMPT
+    assert not (run_url / "summary.json").exists()
+
+    press(page, f"{site.url}/runs/flow-run/{run}", "Resume")
+    state = site.wait_until_over(run)
+    assert state["type"] == "COMPLETED", state
+    resumed = StatusReader(open_store(str(run_url))).look()
+    assert_balanced(resumed)
+    assert resumed["steps"] == drained["steps"] + STEPS_OF_AN_ATTEMPT
+    assert read_decision(open_store(str(run_url)), attempt=1) is not None
+    assert (run_url / "reports" / "0001.md").exists()
 
 
 @pytest.mark.faults

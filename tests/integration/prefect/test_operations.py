@@ -131,7 +131,7 @@ def kill_server(operated: Operated, server: Terminal) -> Terminal:
             bars = api.api.post("/artifacts/latest/filter", json={}).json()
         except httpx.HTTPError:
             return False
-        seen = [bar["data"] for bar in bars if bar["key"] == "campaign-progress"]
+        seen = [bar["data"] for bar in bars if bar["key"] == f"{NAME}-progress"]
         return bool(seen) and float(seen[0]) * STEPS / 100 > steps
 
     overcome = seconds_until(caught_up, "the UI to catch up", back)

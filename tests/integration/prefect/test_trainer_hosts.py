@@ -3,6 +3,8 @@
 here: Prefect server, controller, Ceph ──┬── host-N-2: generator, scorer
                                          ├── host-N-3: rank 0, sync_weights ◄═╗ gloo
                                          └── host-N-4: rank 1 ◄═══════════════╝
+
+Weights reach the generator through the store, or straight from the ranks.
 """
 
 import time
@@ -41,6 +43,8 @@ def campaign(site: Site, **settings: object) -> list[str]:
         "placement.train.network": f"10.93.{network}.0/24",
         "training.parallel.data": 2,
         "weights.transport": "store",
+        # Rank 0, and sync_weights with it, may be on either of the hosts.
+        "weights.host": f"10.93.{network}.0/24",
     }
     return site.millrace.campaign(RUN, root=site.root, **{**placed, **settings})
 
@@ -75,14 +79,17 @@ def row(what: str, seconds: float) -> None:
     print(f"| {what} | {seconds:.0f} s |", flush=True)
 
 
-def test_hosts_of_the_trainer_are_cut_off_and_switched_off_and_come_back_and_the_ledger_is_exact(site: Site) -> None:
+@pytest.mark.parametrize("transport", ["store", "direct"])
+def test_hosts_of_the_trainer_are_cut_off_and_switched_off_and_come_back_and_the_ledger_is_exact(
+    transport: str, site: Site
+) -> None:
     generating, *training = site.hosts
     site.worker(generating, "generating")
     for host in training:
         site.worker(host, "training", "--limit", "1")
     site.wait_for_workers("generating")
     site.wait_for_workers("training", 2)
-    controller, log = site.start(*campaign(site, **{"training.max_steps": 2000}))
+    controller, log = site.start(*campaign(site, **{"training.max_steps": 2000, "weights.transport": transport}))
     starts = Starts(site)
     try:
         # With fewer at first, if one of the workers is slow.
@@ -111,9 +118,11 @@ def test_hosts_of_the_trainer_are_cut_off_and_switched_off_and_come_back_and_the
     finally:
         controller.kill()
         controller.wait()
-    resumed = site.millrace.run(*campaign(site, **{"training.max_steps": site.steps(RUN) + 3}), "--resume")
+    last = {"training.max_steps": site.steps(RUN) + 3, "weights.transport": transport}
+    resumed = site.millrace.run(*campaign(site, **last), "--resume")
     assert resumed.code == 0, resumed.output
     status = StatusReader(site.store(RUN)).look()
+    assert status["weight_sync"]["transport"] == transport
     assert status["state"] == "finished"
     assert_balanced(status)
 

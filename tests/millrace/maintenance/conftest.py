@@ -86,6 +86,7 @@ class SmallRun:
             min_policy_version=self.version,
             max_policy_version=self.version,
             incarnation=0,
+            group_ids=group_ids,
             last_group_id=group_ids[-1],
         )
         self._parts[generator].append(rollouts)

@@ -42,6 +42,7 @@ def checked(
     folder: Path | None,
     *,
     context: int | None = 2048,
+    vocab_size: int | None = None,
     model: dict[str, Any] | None = None,
     environment: str | None = None,
     **prompts: Any,
@@ -55,6 +56,7 @@ def checked(
         EnvironmentConfig(name=environment),
         load_prompts(config),
         context=context,
+        vocab_size=vocab_size,
         max_new_tokens=8,
     )
 
@@ -86,6 +88,12 @@ def test_bootstrap_makes_its_tokenizer_later(tmp_path: Path) -> None:
             {"context": 20},
             r"prompt asked\.jsonl:3 has 22 tokens and generation\.max_new_tokens is 8; .* 20 t",
         ),
+        (
+            TEXT,
+            {"vocab_size": 40},
+            r"prompt asked\.jsonl:\d holds token \d+ of the tokenizer, and the model knows 40",
+        ),
+        (CHAT, {"vocab_size": 200}, r"holds token 25\d of the tokenizer, and the model knows 200 tokens"),
         (
             TEXT,
             {"system_prompt": "a"},

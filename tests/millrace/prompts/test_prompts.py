@@ -222,11 +222,12 @@ JSONL_MISTAKES = {
     b"\n \n": "FILE: no prompts; expected at least one",
     GOOD + b'{"prompt": "b"}': 'FILE line 2: key "answer" is missing; expected text',
     GOOD + b'\n{"answer": "b"}': 'FILE line 3: key "prompt" is missing; expected text',
-    GOOD + b'{"prompt": "b", "answer": 3}': 'FILE line 2: key "answer" is 3; expected text that is not empty',
+    GOOD + b'{"prompt": "b", "answer": 3.5}': 'FILE line 2: key "answer" is 3.5; expected text that is not empty',
     GOOD + b'{"prompt": null, "answer": "3"}': 'FILE line 2: key "prompt" is null; expected text that is not empty',
     GOOD + b'{"prompt": "", "answer": "3"}': 'FILE line 2: key "prompt" is ""; expected text that is not empty',
     GOOD + b'{"prompt": "b", "answer": " "}': 'FILE line 2: key "answer" is " "; expected text that is not blank',
-    GOOD + b'{"prompt": "b", "answer": "3", "id": 7}': 'FILE line 2: key "id" is 7; expected text that is not empty',
+    GOOD
+    + b'{"prompt": "b", "answer": "3", "id": true}': 'FILE line 2: key "id" is true; expected text that is not empty',
     GOOD + b'{"prompt": "\\ud800", "answer": "3"}': (
         'FILE line 2: key "prompt" holds half a surrogate pair; expected Unicode text'
     ),
@@ -336,7 +337,10 @@ def test_a_row_without_an_answer_is_named(tmp_path: Path, suffix: str, answer_fo
     ("columns", "sentence"),
     [
         ({"prompt": ["a"]}, 'FILE: column "answer" is missing; expected it among prompt'),
-        ({"prompt": ["a", "b"], "answer": [1, 2]}, 'FILE row 1: key "answer" is 1; expected text that is not empty'),
+        (
+            {"prompt": ["a", "b"], "answer": [1.5, 2]},
+            'FILE row 1: key "answer" is 1.5; expected text that is not empty',
+        ),
         (
             {"prompt": ["a", None], "answer": ["1", "2"]},
             'FILE row 2: key "prompt" is null; expected text that is not empty',
@@ -366,13 +370,63 @@ def test_a_parquet_file_that_is_none_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_file_an_unknown_protocol_and_an_unknown_format_are_named(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing.jsonl")
-    with pytest.raises(PromptsError, match=r"missing\.jsonl: can't be read .*; expected a \.jsonl or \.parquet file"):
+    with pytest.raises(PromptsError, match=r"missing\.jsonl: can't be read .*; expected a \.jsonl, "):
         load(source=missing)
     with pytest.raises(PromptsError, match=r"^nowhere://a\.jsonl: can't be read .*nowhere"):
         load(source="nowhere://a.jsonl")
     with pytest.raises(PromptsError) as caught:
-        load(source="prompts.csv")
+        load(source="prompts.txt")
     assert str(caught.value) == (
-        'prompts source "prompts.csv"; expected arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, a '
-        ".jsonl or .parquet file, or a folder that `datasets` saved"
+        'prompts source "prompts.txt"; expected arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, a '
+        ".jsonl, .json, .csv or .parquet file, or a folder that `datasets` saved"
     )
+
+
+SUMS = [("1+1=", "2"), ("what, exactly, is 2+5?", "7"), ("3+4=\n", "007")]
+WRITTEN = {
+    "array.json": json.dumps([{"prompt": prompt, "answer": answer} for prompt, answer in SUMS], indent=1),
+    "lines.json": "\n".join(json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in SUMS),
+    "bom.jsonl": "\ufeff" + "\n".join(json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in SUMS),
+    "bom.json": "\ufeff" + json.dumps([{"prompt": prompt, "answer": answer} for prompt, answer in SUMS]),
+    "table.csv": 'prompt,answer,unused\n1+1=,2,x\n"what, exactly, is 2+5?",7,\n"3+4=\n",007,\n',
+    "windows.csv": '\ufeffanswer,prompt\r\n2,1+1=\r\n7,"what, exactly, is 2+5?"\r\n007,"3+4=\n"\r\n\r\n',
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_json_csv_and_files_with_a_byte_order_mark_are_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(WRITTEN[name].encode())
+    prompts = load(source=str(path), eval_source="arithmetic")
+    assert [(prompt.text, prompt.answer) for prompt in prompts.train] == SUMS
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ""])
+def test_ids_and_answers_may_be_whole_numbers(tmp_path: Path, suffix: str) -> None:
+    rows: list[dict[str, Any]] = [{"id": 7, "prompt": "1+1=", "answer": 2}, {"id": 8, "prompt": "1-2=", "answer": -1}]
+    prompts = load(source=write_data_set(tmp_path, "prompts", suffix, rows), eval_source="arithmetic")
+    assert [(prompt.prompt_id, prompt.answer) for prompt in prompts.train] == [("7", "2"), ("8", "-1")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("a.json", "[1, 2", r"a\.json: not JSON \(.*\); expected an array of objects, or one object per line"),
+        ("a.json", "[1, 2]", r'a\.json row 1: no object; expected one with the keys "prompt" and "answer"'),
+        ("a.csv", "prompt\n1+1=\n", r'a\.csv: column "answer" is missing; expected it among prompt'),
+        ("a.csv", "", r'a\.csv: column "prompt" is missing'),
+        ("a.csv", "prompt,answer\n1+1=,2\n2+2=\n", r"a\.csv row 2: 1 values under a header of 2; expected as many"),
+        ("a.csv", 'prompt,answer\n"1+1="x,2\n', r"a\.csv: can't be read as CSV \(.*\); expected a header, commas"),
+        ("a.csv", "prompt,answer\n1+1=,\n", r'a\.csv row 1: key "answer" is ""; expected text that is not empty'),
+        (
+            "a.jsonl",
+            '{"prompt": "a", "answer": true}',
+            r'line 1: key "answer" is true; expected text that is not empty',
+        ),
+    ],
+)
+def test_a_mistake_in_such_a_file_is_one_sentence(tmp_path: Path, name: str, text: str, sentence: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(PromptsError, match=sentence):
+        load(source=str(path))

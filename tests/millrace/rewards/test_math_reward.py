@@ -37,6 +37,12 @@ def judged(math: Reward, answer: str, response: str) -> Score:
         ("(1, 2)", "\\boxed{(1,2)}"),
         ("18", "9 * 2 = $18 a day.\n#### 18"),
         ("\\text{Monday}", "\\boxed{\\text{monday}}"),
+        ("12", "I first thought \\boxed{11}, but that is wrong. The answer is \\boxed{12}."),
+        ("12", "\\boxed{12}, that is \\boxed{12 + "),
+        ("12", "<think>It is \\boxed{13}.</think> So <answer>12</answer>."),
+        ("\\frac{1}{2}", "<answer>I am sure: \\boxed{0.5}</answer>"),
+        ("ABC", "<answer>ABC</answer>"),
+        ("2x", "\\boxed{x + x}"),
     ],
 )
 def test_what_equals_the_answer_earns_one(math: Reward, answer: str, response: str) -> None:
@@ -54,6 +60,11 @@ def test_what_equals_the_answer_earns_one(math: Reward, answer: str, response: s
         ("42", "-07", 0.0),
         ("42", "\\boxed{}", 0.0),
         ("42", "", 0.0),
+        ("42", "<think>42</think>", 0.0),
+        ("42", "<answer>42</answer>, no, <answer>43</answer>", 1.0),
+        ("BAC", "\\boxed{ABC}", 1.0),
+        ("act", "\\boxed{cat}", 1.0),
+        ("no", "\\boxed{\\text{on}}", 1.0),
     ],
 )
 def test_anything_else_earns_nothing(math: Reward, answer: str, response: str, extracted: float) -> None:

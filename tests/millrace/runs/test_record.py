@@ -1,7 +1,9 @@
 """The record of a run."""
 
+import hashlib
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +109,16 @@ def test_an_attempt_says_what_made_its_numbers(memory_store: Store) -> None:
     assert {"torch", "pyarrow", "prefect"} <= made_by.dependencies.keys()
     assert None not in made_by.dependencies.values()
     assert made_by.cpu, "the same code on another CPU may round otherwise"
+
+
+def test_an_attempt_says_which_functions_of_one_s_own_it_trained_with(memory_store: Store) -> None:
+    own = "tests.support.training.own_functions"
+    training = {"max_steps": 3, "loss": f"{own}:capped", "advantage": f"{own}:better_than_half"}
+    config = RunConfig.model_validate({"training": training}).model_dump(mode="json")
+    made_by = create_run(memory_store, "mine", config).provenance.dependencies
+    file = Path(__file__).parents[3] / "tests/support/training/own_functions.py"
+    expected = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    assert (made_by[f"{own}:capped"], made_by[f"{own}:better_than_half"]) == (expected, expected)
 
 
 def test_an_attempt_keeps_the_hash_of_its_own_config(memory_store: Store) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +68,7 @@ def test_a_stage_whose_run_is_moved_away_says_so_instead_of_waiting_for_ever(tmp
     if replaced:
         create_run(store, "run", {})
     with pytest.raises(
-        StoreRefused, match=r"run: the run's folder was moved, deleted or replaced .* and resume the run$"
+        StoreRefused, match=r"run: run.json, or the run's folder, was moved, deleted or replaced .* and resume the run$"
     ):
         waiting.wait(lambda: False, why="waiting for nothing")
     assert (tmp_path / "run").exists() is replaced
@@ -194,6 +195,28 @@ def test_a_stage_that_owes_something_is_silent_whatever_else_it_does(
     owing.owing = False
     owing.progress()
     assert lines(capsys) == [Heartbeat(doing="generate", ready=False)]
+
+
+def test_progress_within_a_unit_of_work_is_told_also_while_owing_and_counted_in_the_status_record(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    computing = stage(store)
+    computing.owing = True
+    with computing.busy("generate"):
+        for _ in range(1000):
+            computing.advance()
+        assert lines(capsys) == [Heartbeat(doing="generate", ready=False)]
+        assert status(store)["advances"] == 1, "as often as a heartbeat is due, however often it is called"
+
+
+def test_what_another_thread_does_is_no_progress_because_the_main_thread_may_hang(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    computing = stage(store)
+    thread = threading.Thread(target=computing.advance)
+    thread.start()
+    thread.join()
+    assert lines(capsys) == []
 
 
 def test_an_event_is_told_and_a_milestone_that_quotes_one_stays_a_milestone(

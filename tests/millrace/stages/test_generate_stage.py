@@ -7,14 +7,14 @@ import pytest
 from support.stages.workshop import CONFIG, TENSORS, Workshop, answer, weights
 from transformers import PreTrainedTokenizerFast
 
-from configs.schema import PipelineConfig
+from configs.schema import PipelineConfig, StalenessConfig, StorageConfig
 from millrace.errors import WeightsCorrupt
 from millrace.rollouts.arrow import environment_error_of
 from millrace.runtime.messages import Heartbeat, read_line
 from millrace.weights.base import Probe
 from millrace.weights.fingerprint import fingerprint
 from storage import layout
-from storage.progress import read_status
+from storage.progress import read_status, write_progress
 from storage.schema import TRAJECTORY
 from storage.stores.memory import MemoryStore
 from storage.streams.stream import StreamReader
@@ -114,6 +114,16 @@ def test_responses_of_lost_versions_are_thrown_away_and_asked_again(workshop: Wo
     assert workshop.committed() == [([1], 0)]
     workshop.stage.progress(now=True)
     assert read_status(workshop.store, "generate", 0)["tokens_discarded"] == 6
+
+
+def test_a_trainer_that_waits_for_the_oldest_groups_finds_each_of_them_in_flight_or_committed(
+    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    storage, staleness = StorageConfig(commit_max_ms=1e9), StalenessConfig(too_old="wait")
+    config = CONFIG.model_copy(update={"storage": storage, "staleness": staleness})
+    workshop = Workshop(memory_store, tokenizer, config)
+    workshop.turn([0, 1], new=weights(0))
+    assert (workshop.in_flight, workshop.committed()) == ({2}, [([0, 1], 0)])
 
 
 def test_in_sync_mode_what_was_in_flight_begins_anew(
@@ -254,14 +264,17 @@ def beats(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [beat.doing for beat in said if isinstance(beat, Heartbeat)]
 
 
-def test_while_something_is_in_flight_only_what_the_engine_returns_is_progress(
+def test_while_something_is_in_flight_only_what_the_engine_samples_or_returns_is_progress(
     workshop: Workshop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workshop.turn(NOTHING_FINISHES, new=weights(0))
     assert beats(capsys) != [], "it has got weights and taken up work"
+    assert workshop.stage.value("advances") == 1, "and sampled the first tokens"
+    workshop.engine.samples = False
     for version in range(1, 4):
         workshop.turn(NOTHING_FINISHES, new=weights(version))
     assert (workshop.engine.policy_version, beats(capsys)) == (3, [])
+    assert workshop.generator.tokens_shown == workshop.engine.tokens_in_flight == 6
     # A group before this one is not whole yet: nothing can be committed, and yet the engine has returned something.
     workshop.turn([1])
     assert not workshop.stage.owing
@@ -287,4 +300,20 @@ def test_a_generator_that_waits_for_room_with_nothing_in_flight_shows_progress(
     for _ in range(100):
         workshop.turn(range(1000))
     assert workshop.in_flight == set()
-    assert beats(capsys)[-1] == "waiting for weights or room under max_staleness"
+    assert beats(capsys)[-1] == "waiting for room under max_staleness"
+
+
+def test_a_generator_without_room_waits_for_weights_once_the_trainer_has_newer_ones(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    for _ in range(100):
+        workshop.turn(range(1000))
+    write_progress(workshop.store, "train", 0, {"policy_version": 1})
+    workshop.turn(NOTHING_FINISHES)
+    assert beats(capsys)[-1] == "waiting for weights"
+
+
+def test_a_generator_without_any_weights_waits_for_them(workshop: Workshop, capsys: pytest.CaptureFixture[str]) -> None:
+    workshop.turn(NOTHING_FINISHES)
+    assert beats(capsys)[-1] == "waiting for weights"

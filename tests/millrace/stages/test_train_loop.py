@@ -14,7 +14,9 @@ from millrace.evaluation.results import write_result
 from millrace.models.start_folder import store_start_model
 from millrace.replay.verify import verify
 from millrace.rollouts.ledger import Amount
+from millrace.training.checkpoints.names import weights_checksum
 from storage.checkpoints import read_latest, stored_checkpoints
+from storage.progress import write_progress
 from storage.stores.memory import MemoryStore
 
 STRAGGLERS = "waiting for groups that the step would leave too old"
@@ -83,7 +85,8 @@ def test_a_group_with_no_token_left_is_dropped_and_makes_room(make_bench: Callab
     assert bench.outcomes()[group] == ["stale", "stale"]
     assert bench.account.dropped == {"stale": Amount(rollouts=2, tokens=3)}
     assert (bench.account.groups_dropped, bench.account.masked) == (1, Amount())
-    assert [kind for kind, _ in bench.stage.told] == ["staleness.bound-hit"]
+    kinds = [kind for kind, _ in bench.stage.told if kind != "checkpoint.saved"]
+    assert kinds == ["staleness.bound-hit"]
 
 
 def test_where_what_is_too_old_is_dropped_one_old_token_drops_the_group(
@@ -204,6 +207,48 @@ def test_the_length_bias_of_dropped_groups_is_logged_and_told_whenever_it_begins
     assert "a ratio of 0.840, expected 0.97 to 1.03" in told[0]["sentence"]
     assert told[0]["sentence"] in bench.stage.heard
     assert bench.status["length_ratio"] == ratios[-1]
+
+
+def test_only_the_newest_checkpoints_and_the_best_one_stay_where_the_config_says_so(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench(training={"checkpoint_every": 1, "checkpoint_keep": 2})
+    group = fresh_steps(bench, 0, 3)
+    bench.train()
+    assert list(stored_checkpoints(bench.store)) == [2, 3]
+    best = stored_checkpoints(bench.store)[2]
+    write_result(
+        bench.store,
+        {"policy_version": 2, "weights_checksum": weights_checksum(best), "accuracy": 0.9, "prompts": 10, "t": 1.0},
+    )
+    for more in range(6):
+        bench.commit(group + more, [[3] * 4, [3] * 4])
+    assert bench.train() == 6
+    assert list(stored_checkpoints(bench.store)) == [2, 5, 6]
+
+
+def test_a_trainer_that_goes_back_to_its_checkpoint_says_what_is_trained_again(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench(training={"checkpoint_every": 2})
+    fresh_steps(bench, 0, 2)
+    bench.train()
+    saved = ("checkpoint.saved", {"policy_version": 2})
+    assert bench.stage.told == [saved]
+    # As if it had made three more steps and died.
+    write_progress(bench.store, "train", 0, {**bench.status, "policy_version": 5})
+    bench.train()
+    ((kind, payload),) = [told for told in bench.stage.told if told != saved]
+    assert (kind, payload["steps"]) == ("trainer.rolled-back", 3)
+    sentence = "the trainer went back from version 5 to 2, its last checkpoint: 3 steps are trained again"
+    assert sentence in bench.stage.heard
+
+
+def test_where_steps_are_long_each_is_checkpointed_once_it_is_time(make_bench: Callable[..., TrainerBench]) -> None:
+    bench = make_bench(training={"checkpoint_every": 1000, "checkpoint_minutes": 1e-9})
+    fresh_steps(bench, 0, 4)
+    assert bench.train() == 4
+    assert list(stored_checkpoints(bench.store)) == [1, 2, 3, 4]
 
 
 def test_each_version_that_is_to_be_evaluated_is_checkpointed(make_bench: Callable[..., TrainerBench]) -> None:

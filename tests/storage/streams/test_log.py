@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from storage import layout
 from storage.errors import Fenced, SchemaUnknown, StreamCorrupt
 from storage.schema import SCHEMA_VERSION
 from storage.stores.base import BytesLike, Store
+from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
-from storage.streams.log import LogCursor, LogReader, LogWriter, backwards
+from storage.streams.log import LogCursor, LogReader, LogWriter, backwards, check_no_hole
 from storage.streams.record import Record, decode, encode
 from storage.streams.sealed import seal
 
@@ -405,3 +407,34 @@ def test_a_record_after_the_end_is_named(memory_store: MemoryStore) -> None:
 def test_what_is_no_record_is_named(data: bytes, reason: str) -> None:
     with pytest.raises(StreamCorrupt, match=f"log/1: .*{reason}"):
         decode(data, "log/1")
+
+
+@pytest.mark.parametrize("back", [1, 2, 4])
+def test_a_log_that_seems_to_end_is_checked_for_later_records(store: Store, back: int) -> None:
+    writer = LogWriter(store, LOG, "w")
+    for _ in range(6):
+        commit_data(writer)
+    reader = LogReader(store, LOG)
+    check_no_hole(store, LOG, reader.to_head())
+    store.delete(file(6 - back))
+    head = LogReader(store, LOG).to_head()
+    with pytest.raises(StreamCorrupt, match=rf"{file(6 - back)}: the record is missing, but record \d is there"):
+        check_no_hole(store, LOG, head)
+
+
+def test_a_writer_that_opens_does_not_put_its_fence_where_a_record_was_deleted(store: Store) -> None:
+    writer = LogWriter(store, LOG, "w")
+    for _ in range(3):
+        commit_data(writer)
+    store.delete(file(2))
+    with pytest.raises(StreamCorrupt, match=rf"{file(2)}: the record is missing"):
+        LogWriter(store, LOG, "v")
+    assert not store.exists(file(2))
+
+
+def test_something_else_in_the_next_record_s_place_is_named(tmp_path: Path) -> None:
+    local_store = LocalStore(tmp_path)
+    writer = LogWriter(local_store, LOG, "w")
+    (local_store.root / file(1)).mkdir()
+    with pytest.raises(StreamCorrupt, match=rf"{file(1)}: something that is no file is where the next record belongs"):
+        commit_data(writer)

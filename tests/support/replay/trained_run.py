@@ -68,10 +68,10 @@ class TrainedRun:
         return LocalStore(self.folder, fsync=False)
 
 
-def train_and_store(folder: Path, start: Path, vocab_size: int) -> TrainedRun:
-    """The run above, in `folder`, from the model in the folder `start`."""
+def train_and_store(folder: Path, start: Path, vocab_size: int, **training: object) -> TrainedRun:
+    """The run above, in `folder`, from the model in the folder `start`; `training` changes that section's config."""
     run = TrainedRun(folder)
-    maker = _Maker(run, start, vocab_size)
+    maker = _Maker(run, start, vocab_size, training)
     create_run(run.store, "run", maker.config.model_dump(mode="json"))
     store_start_model(run.store, start)
     maker.start_trainer()
@@ -86,7 +86,7 @@ def train_and_store(folder: Path, start: Path, vocab_size: int) -> TrainedRun:
 
 
 class _Maker:
-    def __init__(self, run: TrainedRun, start: Path, vocab_size: int) -> None:
+    def __init__(self, run: TrainedRun, start: Path, vocab_size: int, training: dict[str, object]) -> None:
         self.run, self.store, self.vocab_size = run, run.store, vocab_size
         self.config = RunConfig.model_validate(
             {
@@ -95,6 +95,7 @@ class _Maker:
                     "groups_per_step": GROUPS_PER_STEP,
                     "learning_rate": 1e-3,
                     "checkpoint_every": CHECKPOINT_EVERY,
+                    **training,
                 },
                 "generation": {"replicas": GENERATORS, "group_size": GROUP_SIZE, "groups_per_batch": GENERATORS},
                 "scoring": {"replicas": SCORERS},
@@ -117,7 +118,10 @@ class _Maker:
         self.checkpoints = CheckpointWriter(self.store)
         found = self.checkpoints.latest
         model = load_model(self.start, "float32")
-        self.trainer = Trainer(model, self.config.training, max_new_tokens=self.config.generation.max_new_tokens)
+        own = self.config.training
+        reference = load_model(self.start, "float32") if own.kl.coefficient else None
+        most = self.config.generation.max_new_tokens
+        self.trainer = Trainer(model, own, max_new_tokens=most, seed=self.config.seed, reference=reference)
         if found is not None:
             self.trainer.restore(found.step, {name: load_file(self.store, ref) for name, ref in found.files.items()})
         self.incarnation = self.checkpoints.incarnation
@@ -159,7 +163,7 @@ class _Maker:
             else:
                 told.groups.append(group)
         told.groups.sort(key=lambda group: group.group_id)
-        told.samples = samples_of(told.groups, "group_mean", version)
+        told.samples = samples_of(told.groups, self.config.training.advantage, version)
         told.logprobs = self.trainer.step(told.samples).trainer_logprobs
         self.consumed.step(version + 1, told.groups, [sample.advantage for sample in told.samples], told.logprobs)
         self.run.told[version + 1] = told

@@ -30,7 +30,7 @@ from millrace.stages.train_state import open_train_state
 from millrace.training.handover import Handover
 from millrace.training.trainer import Trainer
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
-from millrace.weights.base import Manifest
+from millrace.weights.base import Manifest, Terms
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.progress import read_status, write_progress
@@ -65,17 +65,19 @@ class HurriedStage(Stage):
 class _Nobody(Handover):
     """Takes versions for no generator, and notes in `told` the groups dropped that one would read then.
 
-    It wants them again while `lost` holds anything.
+    It notes their terms in `terms`, and wants them again while `lost` holds anything.
     """
 
-    def __init__(self, store: MemoryStore, told: list[int], lost: list[str]) -> None:
+    def __init__(self, store: MemoryStore, told: list[int], terms: dict[int, Terms | None], lost: list[str]) -> None:
         self._store = store
         self._told = told
+        self._terms = terms
         self._lost = lost
 
     def offer(self, manifest: Manifest) -> None:
         """Forgets it."""
         self._lost.clear()
+        self._terms[manifest.id.policy_version] = manifest.terms
         self._told.append(read_status(self._store, "train", 0)["groups_dropped"])
 
     def is_wanted_again(self) -> bool:
@@ -104,6 +106,8 @@ class TrainerBench:
         self._script: deque[Callable[[], None]] = deque()
         self.dropped_at_handover: list[int] = []
         """`groups_dropped` of the status record when each version was handed over."""
+        self.terms: dict[int, Terms | None] = {}
+        """Of each version handed over, the last time."""
         self.lost: list[str] = []
         """While anything is in it, what was handed over last is wanted again."""
         self.stage: Any = None
@@ -152,6 +156,13 @@ class TrainerBench:
         if scored:
             self.score()
 
+    def give_up(self, first_group: int) -> None:
+        """The generator is told of a rollback: it makes this group and those after it once more. The script is over."""
+        self._script.clear()
+        self._groups = GroupSet.empty(0, 1)
+        for group in range(first_group):
+            self._groups.add(group)
+
     def score(self) -> None:
         """Scores what is committed."""
         for first, rewards, tokens in self._unscored:
@@ -178,7 +189,7 @@ class TrainerBench:
         trainer = Trainer(self._model(), config.training, max_new_tokens=config.generation.max_new_tokens)
         with open_train_state(self.stage, trainer) as state:
             turns = DeviceTurns(self.stage, Device(), trainer)
-            handover = _Nobody(self.store, self.dropped_at_handover, self.lost)
+            handover = _Nobody(self.store, self.dropped_at_handover, self.terms, self.lost)
             TrainLoop(state, turns, handover, (1, 3), config.training.max_steps).run()
         self.stage.close()
         return trainer.policy_version

@@ -35,6 +35,7 @@ CONFIG = RunConfig(
     training=TrainingConfig(max_steps=1, groups_per_step=4),
     generation=GenerationConfig(group_size=2, groups_per_batch=3),
     environment=EnvironmentConfig(name="calculator"),
+    storage=StorageConfig(commit_max_ms=0),
 )
 TENSORS = {"w": torch.zeros(3)}
 SAID = {3: -0.5, 4: -1.5}
@@ -98,6 +99,7 @@ class ObedientEngine(Engine):
         self.requests: list[tuple[Request, list[int]]] = []
         self.finish: Collection[int] = ()
         self.environment_error: str | None = None
+        self.samples = True
         self.awake = True
 
     @property
@@ -129,7 +131,7 @@ class ObedientEngine(Engine):
     def update_weights(self, weights: Weights) -> float:
         assert self.awake
         self.policy_version = weights.id.policy_version
-        for _, versions in self.requests:
+        for _, versions in self.requests if self.samples else ():
             versions.append(self.policy_version)
         return 0.25
 
@@ -188,7 +190,7 @@ class Workshop:
             store,
             replica,
             Sampling(temperature=1.0, top_p=1.0, max_new_tokens=8),
-            StorageConfig(commit_max_ms=0),
+            config.storage,
             vocab_size=16,
             group_size=config.generation.group_size,
             num_generators=config.generation.replicas,

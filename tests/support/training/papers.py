@@ -113,6 +113,11 @@ def truncated(most: float) -> Terms:
     return lambda rows: sg(rows.ratios.clamp(max=most)) * rows.advantages * rows.pi_BT
 
 
+def sequence_tis(most: float) -> Terms:
+    """Truncated importance sampling of responses, richardli.xyz/rl-collapse: sg(min(ρ, C)) A log π."""
+    return lambda rows: sg(rows.products.clamp(max=most)) * rows.advantages * rows.pi_BT
+
+
 def icepop(low: float, high: float) -> Terms:
     """IcePop, arXiv 2510.18855: r A where low ≤ r ≤ high, else 0."""
 
@@ -200,6 +205,16 @@ def sequence_mean(terms_BT: torch.Tensor, mask_BT: torch.Tensor, _: int) -> torc
 def constant(terms_BT: torch.Tensor, mask_BT: torch.Tensor, most_tokens: int) -> torch.Tensor:
     """Dr. GRPO, arXiv 2503.20783: sums of responses over the longest length there may be, then over all responses."""
     return (torch.where(mask_BT, terms_BT, 0.0).sum(1) / most_tokens).mean()
+
+
+def prompt_mean(terms_BT: torch.Tensor, mask_BT: torch.Tensor, groups_B: torch.Tensor) -> torch.Tensor:
+    """ScaleRL, arXiv 2510.13786: over the tokens of a prompt's responses, then over prompts that have one."""
+    means = [
+        terms_BT[groups_B == group][mask_BT[groups_B == group]].mean()
+        for group in groups_B.unique()
+        if mask_BT[groups_B == group].any()
+    ]
+    return torch.stack(means).mean()
 
 
 AGGREGATIONS = {"token_mean": token_mean, "sequence_mean": sequence_mean, "constant": constant}

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from support.stages.failpoints import Failpoints
+from support.weights.direct_policies import POLICIES
 
 from millrace.weights.base import Manifest, Weights, WeightsId, WeightsWriter
 from millrace.weights.direct.control import DirectRelay
@@ -32,14 +33,7 @@ PATIENT = 30.0
 
 def tensors_of(version: int) -> dict[str, torch.Tensor]:
     """A version's tensors, of several types and odd sizes; its number is the seed."""
-    random = torch.Generator().manual_seed(version)
-    return {
-        "embed": torch.randn(3001, 100, generator=random),
-        "scale": torch.randn((), generator=random),
-        "norm": torch.randn(3, generator=random).bfloat16(),
-        "head": torch.randn(700, 1000, generator=random).bfloat16(),
-        "bias": torch.randn(5, 3, generator=random).double(),
-    }
+    return POLICIES["odd"].tensors(version)
 
 
 def id_of(version: int) -> WeightsId:
@@ -63,7 +57,7 @@ def layout_of(tensors: dict[str, torch.Tensor], size: int) -> Layout:
 
 def trainer_layout(size: int) -> Layout:
     """Of a trainer of the versions above."""
-    return layout_of(tensors_of(0), size)
+    return POLICIES["odd"].layout(size, 1)
 
 
 def shards(tensors: dict[str, torch.Tensor], layout: Layout, rank: int) -> dict[str, torch.Tensor]:
@@ -71,13 +65,6 @@ def shards(tensors: dict[str, torch.Tensor], layout: Layout, rank: int) -> dict[
     return {
         name: tensors[name][tuple(slice(begin, end) for begin, end in box)] for name, box in layout.held(rank).items()
     }
-
-
-def shards_of(version: int, rank: int, size: int) -> Weights:
-    """What a rank offers as this version."""
-    return Weights(
-        manifest=Manifest(id=id_of(version)), tensors=shards(tensors_of(version), trainer_layout(size), rank)
-    )
 
 
 class ShardedTrainer(WeightsWriter):
@@ -210,8 +197,16 @@ class Child:
 
     def offer(self, version: int) -> None:
         """Commands a trainer rank; its answer is the next line."""
+        self._command(f"offer {version}")
+
+    def measured(self) -> dict[str, Any]:
+        """What a trainer rank or a measured generator has sent and held so far, in bytes."""
+        self._command("measure")
+        return self.line()
+
+    def _command(self, text: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"offer {version}\n")
+        self.process.stdin.write(f"{text}\n")
         self.process.stdin.flush()
 
 
@@ -226,10 +221,19 @@ def generator(
 
 @contextmanager
 def trainer_rank(
-    folder: Path, rank: int, size: int, failpoints: Failpoints, *, deadline_seconds: float
+    folder: Path,
+    rank: int,
+    size: int,
+    failpoints: Failpoints,
+    *,
+    deadline_seconds: float,
+    tensor: int = 1,
+    policy: str = "odd",
 ) -> Iterator[Child]:
-    """A rank of a trainer of `size` ranks, which offers what it is told to."""
-    with _child("direct_trainer.py", failpoints, folder, rank, size, deadline_seconds) as child:
+    """A rank of a trainer of `size` ranks, `tensor` of them in a row, which offers what it is told to."""
+    with _child(
+        "direct_trainer.py", failpoints, folder, rank, size // tensor, tensor, policy, deadline_seconds
+    ) as child:
         yield child
 
 
@@ -239,6 +243,20 @@ def sync_weights(
 ) -> Iterator[Child]:
     """A sync_weights that has what is offered sent on."""
     with _child("direct_sync.py", failpoints, folder, num_generators, deadline_seconds) as child:
+        yield child
+
+
+@contextmanager
+def measured_rank(folder: Path, rank: int, size: int, failpoints: Failpoints) -> Iterator[Child]:
+    """A rank of a trainer of `size` ranks that has the policy `large`."""
+    with _child("direct_measured.py", failpoints, folder, "rank", rank, size) as child:
+        yield child
+
+
+@contextmanager
+def measured_generator(folder: Path, number: int, failpoints: Failpoints) -> Iterator[Child]:
+    """A generator that takes what comes; it has no model of its own."""
+    with _child("direct_measured.py", failpoints, folder, "generator", number) as child:
         yield child
 
 

@@ -1,0 +1,1 @@
+"""The planner, measured: how well it predicts, and how fast."""

@@ -1,0 +1,1 @@
+"""What a campaign will cost, before it runs."""

@@ -1,0 +1,1 @@
+"""From stored runs to a cost model of their machine."""

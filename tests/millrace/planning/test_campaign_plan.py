@@ -1,0 +1,90 @@
+"""A plan: what it says of itself, and the config that it makes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.planning.small_machine import SmallMachine
+
+from configs.load import load_config
+from configs.schema import RunConfig
+from flows.planning.files import write_config
+from millrace.errors import InputError
+from millrace.planning.plan import Plan, make_plan, what_if
+from millrace.planning.search.search import simulating
+
+PRESET = Path(__file__).parents[3] / "configs" / "presets" / "gsm8k-qwen-gpu.yaml"
+SMALL = ["training.groups_per_step=16", "generation.group_size=4", "generation.max_new_tokens=128"]
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig:
+    return load_config(PRESET, [*SMALL, "generation.groups_per_batch=16", "supervision.hang_seconds=70"])
+
+
+@pytest.fixture(scope="module")
+def plan(config: RunConfig) -> Plan:
+    return make_plan(config, SmallMachine(), simulating(10), gpus=8, goal="fastest", dollars_per_gpu_hour=2.0)
+
+
+def test_the_plan_s_config_loads_and_carries_what_was_predicted(plan: Plan, tmp_path: Path) -> None:
+    write_config(plan, tmp_path / "plan.yaml")
+    loaded = load_config(tmp_path / "plan.yaml")
+    assert loaded == plan.config()
+    assert plan.chosen.outcome is not None
+    assert loaded.plan.step_seconds == pytest.approx(plan.chosen.outcome.step_seconds, rel=1e-3)
+    assert loaded.plan.tokens_per_second == pytest.approx(plan.chosen.outcome.tokens_per_second, rel=1e-3)
+    assert loaded.plan.staleness_mean == pytest.approx(plan.chosen.outcome.staleness_mean, abs=1e-3)
+    assert loaded.training.parallel == plan.chosen.candidate.config.training.parallel
+
+
+def test_the_file_says_what_the_given_one_said_and_the_plan_no_defaults(plan: Plan, tmp_path: Path) -> None:
+    write_config(plan, tmp_path / "plan.yaml")
+    text = (tmp_path / "plan.yaml").read_text()
+    assert text.startswith("# Made by `millrace plan`: gsm8k-qwen-gpu: ")
+    assert "entropy_coefficient" not in text
+    assert "answer_format: gsm8k" in text
+
+
+def test_a_stage_may_be_silent_for_longer_than_a_planned_step(config: RunConfig) -> None:
+    slow = SmallMachine(besides={"overhead": 50.0})
+    made = make_plan(config, slow, simulating(10), gpus=2, goal="fastest")
+    assert made.chosen.outcome is not None
+    assert made.config().supervision.hang_seconds >= 3 * made.chosen.outcome.step_seconds
+
+
+def test_dollars_are_those_of_the_gpus_that_are_used(plan: Plan) -> None:
+    assert plan.chosen.gpus == 8
+    assert plan.dollars(plan.chosen, 3600.0) == 16.0
+
+
+def test_everything_is_plain_json(plan: Plan) -> None:
+    found = json.loads(json.dumps(plan.to_json()))
+    assert found["entries"][0]["outcome"]["step_seconds"] > 0
+    assert found["changes"]["training.parallel.data"] == plan.config().training.parallel.data
+    assert {entry["reason"] for entry in found["entries"][1:]} != {""}
+
+
+def compare(config: RunConfig, key: str, value: Any, machine: SmallMachine) -> Plan:
+    after = load_config(PRESET, [*SMALL, "generation.groups_per_batch=16", f"{key}={value}"])
+    return what_if(config, after, {key: value}, machine, simulating(10), counts_gpus=True)
+
+
+def test_a_what_if_compares_the_config_with_its_change_and_searches_nothing(config: RunConfig) -> None:
+    made = compare(config, "training.parallel.data", 4, SmallMachine())
+    before, after = (entry.outcome for entry in made.entries)
+    assert before is not None
+    assert after is not None
+    assert before.step_seconds > 1.5 * after.step_seconds
+    assert made.is_what_if
+    assert made.config().training.parallel.data == 4
+
+
+def test_a_what_if_that_does_not_fit_says_so_and_is_not_written(config: RunConfig, tmp_path: Path) -> None:
+    made = compare(config, "training.parallel.data", 1, SmallMachine(trainer_gib=300.0))
+    assert made.chosen.outcome is None
+    assert "does not fit: the trainer needs 300 GiB" in made.chosen.reason
+    with pytest.raises(InputError, match="was not written, because the config does not fit"):
+        write_config(made, tmp_path / "plan.yaml")
+    assert not (tmp_path / "plan.yaml").exists()

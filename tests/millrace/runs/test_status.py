@@ -1,0 +1,117 @@
+"""The status of a run, where not all that it is read from is there."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.stages.trainer_bench import TrainerBench
+from transformers import LlamaForCausalLM
+
+from millrace.runs.attempt_config import attempt_config
+from millrace.runs.record import end_attempt, latest_attempt, resume_run
+from millrace.runs.status import StatusReader
+from storage import layout
+from storage.checkpoints import CheckpointWriter
+from storage.errors import StreamCorrupt
+from storage.progress import read_status, write_progress
+from storage.stores.memory import MemoryStore
+
+
+@pytest.fixture
+def bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]) -> TrainerBench:
+    """Two steps of two groups, and a fifth group that waits."""
+    made = TrainerBench(memory_store, make_model)
+    for number in range(5):
+        made.commit(number, [[0, 0], [0]], [1.0, 0.0])
+    assert made.train() == 2
+    return made
+
+
+def test_without_the_trainer_s_status_record_its_checkpoint_says_what_was_trained(bench: TrainerBench) -> None:
+    before = StatusReader(bench.store).look()
+    assert before["ledger"]["trained"] == {"rollouts": 8, "tokens": 12}
+    assert before["ledger"]["buffered"] == {"rollouts": 2, "tokens": 3}
+    bench.store.delete(layout.progress("train", 0))
+    after = StatusReader(bench.store).look()
+    for what in ("steps", "ledger", "staleness"):
+        assert after[what] == before[what]
+
+
+def test_before_the_first_checkpoint_nothing_was_trained(bench: TrainerBench) -> None:
+    for name in bench.store.list(layout.CHECKPOINTS):
+        bench.store.delete(name)
+    bench.store.delete(layout.progress("train", 0))
+    status = StatusReader(bench.store).look()
+    assert status["ledger"]["trained"] == {"rollouts": 0, "tokens": 0}
+    assert status["ledger"]["buffered"] == {"rollouts": 10, "tokens": 15}
+    assert status["steps"] == 0
+
+
+def test_a_replay_s_checkpoint_has_no_account_and_it_trained_nothing_of_its_own(bench: TrainerBench) -> None:
+    CheckpointWriter(bench.store).commit(3, {}, {"position": 3})
+    bench.store.delete(layout.progress("train", 0))
+    assert StatusReader(bench.store).look()["ledger"]["trained"] == {"rollouts": 0, "tokens": 0}
+
+
+def test_a_status_record_without_an_account_that_is_one_counts_nothing(bench: TrainerBench) -> None:
+    before = StatusReader(bench.store).look()
+    record = read_status(bench.store, "train", 0)
+    record["account"] = {"trained": 7}
+    write_progress(bench.store, "train", 0, record)
+    after = StatusReader(bench.store).look()
+    for what in ("steps", "ledger", "staleness", "tokens"):
+        assert after[what] == before[what]
+
+
+def test_tokens_are_those_that_are_committed_whatever_the_status_records_say(bench: TrainerBench) -> None:
+    write_progress(bench.store, "train", 0, {**read_status(bench.store, "train", 0), "tokens": 77})
+    assert StatusReader(bench.store).look()["tokens"] == {"generate": 15, "score": 15, "train": 12}
+
+
+def test_records_of_trajectories_that_are_gone_though_they_were_scored_are_missed(bench: TrainerBench) -> None:
+    bench.store.delete(sorted(bench.store.list("streams/trajectories/0/log"))[-1])
+    with pytest.raises(StreamCorrupt, match=r"streams/trajectories: .* hold 8 trajectories, but 10 are scored"):
+        StatusReader(bench.store).look()
+
+
+def test_a_run_whose_record_lacks_a_setting_is_refused_with_its_file(bench: TrainerBench) -> None:
+    values = json.loads(bytes(bench.store.get(layout.RUN)))
+    del values["config"]["training"]
+    bench.store.put(layout.RUN, json.dumps(values).encode())
+    with pytest.raises(StreamCorrupt, match=r"run.json: its config lacks what every run's has: KeyError\('training'\)"):
+        StatusReader(bench.store)
+    with pytest.raises(StreamCorrupt, match=r"run.json: not a run's config: training: Field required; restore"):
+        attempt_config(latest_attempt(bench.store))
+
+
+def resumed(bench: TrainerBench, minutes: float | None = None) -> dict[str, Any]:
+    """The status right after the run was resumed, an hour after its trainer's last status record."""
+    record = read_status(bench.store, "train", 0)
+    write_progress(bench.store, "train", 0, {**record, "t": time.time() - 3600, "attempt": 0, "step_seconds": 2.0})
+    config = attempt_config(latest_attempt(bench.store)).model_dump(mode="json")
+    config["budget"]["duration_minutes"] = minutes
+    resume_run(bench.store, config)
+    return StatusReader(bench.store).look()
+
+
+def test_a_run_that_was_just_resumed_runs_and_what_the_attempt_before_left_is_not_ready(bench: TrainerBench) -> None:
+    status = resumed(bench)
+    assert status["state"] == "running"
+    assert "train-0" in status["doing"]
+    assert status["ready"] == {}
+    record = read_status(bench.store, "train", 0)
+    write_progress(bench.store, "train", 0, {**record, "t": time.time(), "attempt": 1, "t_ready": None})
+    assert StatusReader(bench.store).look()["ready"] == {"train-0": False}
+    write_progress(bench.store, "train", 0, {**record, "t": time.time(), "attempt": 1, "t_ready": time.time()})
+    assert StatusReader(bench.store).look()["ready"] == {"train-0": True}
+
+
+def test_the_time_left_is_that_of_the_steps_left_or_of_the_budget_if_that_ends_first(bench: TrainerBench) -> None:
+    status = resumed(bench)
+    by_steps = 2.0 * (status["stop_at_step"] - status["steps"])
+    assert status["eta_seconds"] == by_steps > 0
+    assert resumed(bench, minutes=by_steps / 120)["eta_seconds"] == by_steps / 2
+    end_attempt(bench.store, 2, "finished")
+    assert StatusReader(bench.store).look()["eta_seconds"] is None

@@ -1,0 +1,164 @@
+"""The trainer's loop under adaptive control, and after a collapse."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from support.stages.trainer_bench import HurriedStage, TrainerBench
+from transformers import LlamaForCausalLM
+
+from millrace.control.decisions import ROLL_BACK, rate_factor
+from millrace.errors import RolledBack, TrainingDiverged
+from millrace.runs.decisions import read_decisions
+from millrace.training.trainer import Trainer
+from millrace.weights.base import Terms
+from storage.stores.memory import MemoryStore
+
+ADAPTIVE = {"control": "adaptive", "min_staleness": 1, "max_staleness": 3, "ess_target": 0.02, "ess_floor": 0.01}
+
+
+@pytest.fixture
+def make_bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]) -> Callable[..., TrainerBench]:
+    """`make(**config)`: a trainer in a store of its own."""
+    return lambda **config: TrainerBench(memory_store, make_model, **config)
+
+
+@pytest.fixture(autouse=True)
+def made_up_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log-probabilities of the bench's trajectories are made up, far from the policy's."""
+    monkeypatch.setattr("millrace.control.collapse._MOST_KL", 1e9)
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer seems to have waited all of its time."""
+    monkeypatch.setattr(HurriedStage, "seconds", lambda self, what: time.monotonic())
+
+
+def commit_step(bench: TrainerBench, version: int, rewards: list[float] | None = None) -> None:
+    """The two groups of the step from `version`, sampled by it; the generator has waited half of its time."""
+    for group in (2 * version, 2 * version + 1):
+        bench.commit(group, [[version] * 4, [version] * 4], rewards)
+    bench.generator(None, seconds={"idle": float(version), "generate": float(version)})
+
+
+def steps(bench: TrainerBench, first: int, last: int, rewards: list[float] | None = None) -> None:
+    for version in range(first, last):
+        bench.later(lambda version=version: commit_step(bench, version, rewards))
+
+
+@pytest.mark.usefixtures("waiting")
+def test_the_bound_travels_with_the_version_after_the_step_that_decided(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench(staleness=ADAPTIVE)
+    steps(bench, 0, 8)
+    assert bench.train() == 8
+    [first, second] = read_decisions(bench.store)
+    assert (first.action, first.policy_version, first.max_staleness) == ("raise", 3, 2)
+    assert "the trainer waits 100% of its time, generators 50%" in first.reason
+    assert (second.policy_version, second.max_staleness) == (7, 3)
+    bounds = [terms.max_staleness for terms in bench.terms.values() if terms is not None]
+    assert bounds == [1, 1, 1, 1, 2, 2, 2, 2, 3]
+    assert bench.metric("max_staleness")[-1] <= 3
+    told = [payload for kind, payload in bench.stage.told if kind == "staleness.control"]
+    assert [payload["max_staleness"] for payload in told] == [2, 3]
+    assert told[0]["sentence"] in bench.stage.heard
+
+
+@pytest.mark.usefixtures("waiting")
+def test_a_trainer_that_starts_again_goes_on_with_the_bounds_of_its_checkpoint(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench(staleness=ADAPTIVE)
+    steps(bench, 0, 5)
+    bench.train()
+    assert bench.terms[5] == Terms(max_staleness=2, places=8)
+    bench.terms.clear()
+    bench.train()
+    assert bench.terms == {5: Terms(max_staleness=2, places=8)}
+    # Tokens of version 2 were sampled under a bound of 1, so 3 was the last trainer that could take them; those of
+    # version 4 may be two versions old.
+    bench.commit(100, [[2, 4], [4, 4]])
+    bench.commit(101, [[2, 2], [2, 2]])
+    bench.commit(102, [[5, 5], [5, 5]])
+    assert bench.train() == 6
+    assert bench.outcomes()[101] == ["stale", "stale"]
+    rows = [row for row in bench.consumed() if row["group_id"] == 100]
+    assert [row["masked_tokens"] for row in rows] == [1, 0]
+    # Of the step from version 5: a token of version 2 is masked, three of version 4 and four of version 5 are trained.
+    assert bench.metric("trained_tokens_of_staleness/1")[-1] == 3
+    assert bench.metric("trained_tokens_of_staleness/0")[-1] == 4
+
+
+def test_with_a_fixed_bound_every_version_has_the_same_terms_and_nothing_is_decided(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench()
+    steps(bench, 0, 3)
+    bench.train()
+    assert set(bench.terms.values()) == {Terms(max_staleness=2, places=8)}
+    assert read_decisions(bench.store) == []
+
+
+def collapsing(make_bench: Callable[..., TrainerBench], on_collapse: str) -> TrainerBench:
+    """A run whose rewards are good for 20 steps, and nothing after that."""
+    bench = make_bench(training={"on_collapse": on_collapse, "checkpoint_every": 5})
+    steps(bench, 0, 20)
+    steps(bench, 20, 40, [0.0, 0.0])
+    return bench
+
+
+def test_a_collapse_is_reported_and_the_run_goes_on_by_default(make_bench: Callable[..., TrainerBench]) -> None:
+    bench = collapsing(make_bench, "go_on")
+    assert bench.train() == 40
+    assert [payload["good_version"] for kind, payload in bench.stage.told if kind == "training.collapsed"] == [20]
+
+
+def test_a_collapse_may_stop_the_run_with_a_sentence(make_bench: Callable[..., TrainerBench]) -> None:
+    bench = collapsing(make_bench, "stop")
+    with pytest.raises(TrainingDiverged, match=r"on_collapse is stop: version 26: .* the last good version was 20"):
+        bench.train()
+
+
+def test_a_collapse_may_go_back_to_the_checkpoint_before_it_and_the_ledger_with_it(
+    make_bench: Callable[..., TrainerBench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = collapsing(make_bench, "roll_back")
+    factors: list[float] = []
+    step = Trainer.step
+    monkeypatch.setattr(
+        Trainer, "step", lambda self, samples, factor=1.0: (factors.append(factor), step(self, samples, factor))[1]
+    )
+    with pytest.raises(RolledBack, match="rolled back to version 20: version 26"):
+        bench.train()
+    assert [one.action for one in read_decisions(bench.store)] == [ROLL_BACK]
+    # The next trainer begins where the checkpoint ends. What version 20 sampled is trained once more; the rest is
+    # refused, because the versions that sampled it do not exist any more.
+    bench.give_up(first_group=42)
+    assert bench.train() == 21
+    assert bench.account.trained.rollouts == 21 * 4
+    assert bench.account.dropped["rolled_back"].rollouts == 5 * 4
+    for group in (42, 43):
+        bench.commit(group, [[21] * 4, [21] * 4])
+    assert bench.train() == 22
+    assert factors[0] == 1.0
+    assert factors[-1] == pytest.approx(1 / 3)
+    assert rate_factor(read_decisions(bench.store), 2) == pytest.approx(1 / 3)
+
+
+def test_a_step_without_finite_values_goes_back_too(
+    make_bench: Callable[..., TrainerBench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench(training={"on_collapse": "roll_back", "checkpoint_every": 5})
+    steps(bench, 0, 20)
+    step = Trainer.step
+
+    def diverging(self: Trainer, samples: object, factor: float = 1.0) -> object:
+        if self.policy_version == 17:
+            raise TrainingDiverged("the gradient of aipo on the way to version 18 is not finite")
+        return step(self, samples, factor)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Trainer, "step", diverging)
+    with pytest.raises(RolledBack, match="rolled back to version 15: the gradient of aipo"):
+        bench.train()

@@ -1,0 +1,55 @@
+"""The Prefect server and the root folders that whole campaigns are run with: fixtures, for the conftest of a folder."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.campaigns.campaigns import REPOSITORY, Millrace, healthy, wait_until
+
+from flows.deployment.server import free_port
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Nothing of the person's own Prefect is touched."""
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return {
+        **mine,
+        "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect")),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    }
+
+
+@pytest.fixture(scope="session")
+def prefect_api(environment: dict[str, str]) -> Iterator[str]:
+    """A real Prefect server that all campaigns of the session may share."""
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.deployment.server", str(port)],
+        cwd=REPOSITORY,
+        env=environment,
+        stdin=subprocess.PIPE,
+    )
+    url = f"http://127.0.0.1:{port}/api"
+    wait_until(lambda: healthy(url), "the Prefect server to be healthy")
+    yield url
+    process.terminate()
+    process.wait(timeout=30)
+
+
+@pytest.fixture
+def millrace(tmp_path: Path, environment: dict[str, str], prefect_api: str) -> Iterator[Millrace]:
+    command = Millrace(tmp_path / "runs", {**environment, "PREFECT_API_URL": prefect_api})
+    yield command
+    command.close()
+
+
+@pytest.fixture
+def millrace_alone(tmp_path: Path, environment: dict[str, str]) -> Iterator[Millrace]:
+    """Without a Prefect server."""
+    command = Millrace(tmp_path / "runs", environment)
+    yield command
+    command.close()

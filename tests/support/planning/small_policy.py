@@ -1,0 +1,42 @@
+"""A small Llama of given sizes as the trainer has it, and a batch for it: what cost models are compared with."""
+
+import numpy as np
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from millrace.planning.costs.model_shape import ModelShape
+from millrace.training.batch import Microbatch, Sample, pack
+from millrace.training.policy import PackedPolicy
+
+SMALL = ModelShape(name="small", layers=2, hidden=256, intermediate=704, heads=4, kv_heads=2, head_dim=64, vocabulary=8)
+
+
+def small_policy(shape: ModelShape, *, checkpointing: bool) -> PackedPolicy:
+    """In float32, with random weights."""
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            num_hidden_layers=shape.layers,
+            hidden_size=shape.hidden,
+            intermediate_size=shape.intermediate,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            vocab_size=shape.vocabulary,
+        )
+    )
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return PackedPolicy(model.train())
+
+
+def one_response(tokens: int) -> Microbatch:
+    """A prompt of one token and its response, `tokens` in all."""
+    return pack(
+        Sample(
+            prompt_tokens=np.ones(1, dtype=np.int32),
+            response_tokens=np.ones(tokens - 1, dtype=np.int32),
+            rollout_logprobs=np.zeros(tokens - 1, dtype=np.float32),
+            loss_mask=np.ones(tokens - 1, dtype=np.uint8),
+            temperature=1.0,
+            advantage=1.0,
+            staleness=0,
+        )
+    )
