@@ -58,9 +58,15 @@ def fork() -> Iterator[Fork]:
 
 def servers_of(process: psutil.Process) -> list[psutil.Process]:
     """The fork servers among a process's children."""
-    # A zombie, which another test may have left to this process, has no command line.
-    alive = [child for child in process.children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in alive if "millrace.runtime.fork_server" in child.cmdline()]
+    return [child for child in process.children() if "millrace.runtime.fork_server" in command_line(child)]
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """A process's command line. One that is ending, which is a zombie until it is waited for, has none."""
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
 
 
 def test_a_forked_stage_is_a_child_of_its_own_with_the_threads_and_the_name_it_would_have(
