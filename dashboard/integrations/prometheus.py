@@ -1,9 +1,11 @@
 """The main series of the runs, as Prometheus scrapes them; each with the label `run`.
 
     Runs.overview ─► every run                       progress, reward, staleness and its bound
-    RunReader.look ─► the most recently active runs  rollouts, tokens, time, queues, ledger, status ages, training
+    RunReader.look ─► the most recently active runs  rollouts, tokens, time, queues, ledger, status ages, training,
+                                                     verdict, restarts
 
-Unknown values are absent, so that a graph shows a gap and not a zero.
+Unknown values are absent, so that a graph shows a gap and not a zero. `grafana.json` shows these series, `alerts.yaml`
+warns by them.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +18,8 @@ from prometheus_client.registry import Collector
 
 from dashboard.queries.series import metric
 from dashboard.queries.stragglers import InFlight, in_flight
+from dashboard.queries.verdict.advice import judge
+from dashboard.queries.verdict.facts import read_facts
 from dashboard.read.model import RunData
 from dashboard.read.runs import OverviewRow, Runs
 from millrace.errors import MillraceError
@@ -26,6 +30,10 @@ from storage.errors import StorageError
 MOST_DETAILED = 4
 """Runs with all series; each keeps its consumed rows in memory."""
 STATES = ("running", "finished", "stopped")
+VERDICT = ("state", "health", "bottleneck", "staleness", "sample_size")
+"""The clauses of the verdict, in its order."""
+LEVELS = {"good": 0, "warning": 1, "bad": 2}
+"""Their values; a clause that is unknown has none."""
 
 Sample = tuple[str, tuple[str, ...], Any]
 """Name of the family, values of its labels after `run`, and the number; None if unknown."""
@@ -69,6 +77,15 @@ FAMILIES: Mapping[str, Family] = {
         doc="time of a stage's replicas together, busy or idle", labels=("stage", "kind"), counts=True
     ),
     "millrace_ledger_balanced": Family(doc="1 if every rollout is accounted for; 0 if not, or if unknown"),
+    "millrace_verdict": Family(
+        doc="what the verdict says of the run: 0 good, 1 warning, 2 bad; with the rule it follows from",
+        labels=("clause", "cause"),
+    ),
+    "millrace_promoted_version": Family(doc="policy version of the checkpoint promoted last; 0 before the first"),
+    "millrace_restarts": Family(
+        doc="starts of a stage's process after its first", labels=("stage", "replica"), counts=True
+    ),
+    "millrace_attempts": Family(doc="starts of the run's controller", counts=True),
     "millrace_last_status_seconds": Family(
         doc="age of the status of a stage's process; absent once it has stopped",
         labels=("stage", "replica"),
@@ -178,12 +195,27 @@ def _of_run(run: RunData) -> Iterator[Sample]:
         stage, _, replica = name.rpartition("-")
         if stage in STAGES and status["doing"] != STOPPED:
             yield "millrace_last_status_seconds", (stage, replica), max(0.0, run.t - status["t"])
+    yield "millrace_attempts", (), len(run.info.attempts)
+    promoted = [a.promotion.policy_version for a in run.info.attempts if a.promotion and a.promotion.promoted]
+    yield "millrace_promoted_version", (), promoted[-1] if promoted else 0
+    yield from _restarts(run)
+    for clause, found in zip(VERDICT, judge(read_facts(run)).clauses, strict=True):
+        yield "millrace_verdict", (clause, found.cause), LEVELS.get(found.level)
     for one in in_flight(run):
         yield from _of_generator(one)
     for name, family in FAMILIES.items():
         if family.newest_of is not None:
             values = metric(run, *family.newest_of)["value"]
             yield name, (), values[-1] if len(values) else None
+
+
+def _restarts(run: RunData) -> Iterator[Sample]:
+    """Also those that are 0, so that the first restart is an increase."""
+    counts = (run.status or {}).get("incidents", {}).get("restarts", {})
+    for name in {**run.stage_status, **counts}:
+        stage, _, replica = name.rpartition("-")
+        if stage in STAGES:
+            yield "millrace_restarts", (stage, replica), counts.get(name, 0)
 
 
 def _of_generator(one: InFlight) -> Iterator[Sample]:

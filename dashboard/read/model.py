@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millrace.evaluation.promotion import Decision
+
 Columns = Mapping[str, npt.NDArray[Any]]
 """A table: arrays of one length by column name, read-only. A null number is NaN."""
 
@@ -31,6 +33,8 @@ class AttemptInfo:
     """How weights travel: shm, direct or store."""
     ended: str | None
     """finished or stopped; None while it runs, and if it was killed."""
+    promotion: Decision | None = None
+    """What the promotion gate decided at its end; None if it did not get that far, or that can't be read."""
 
 
 @dataclass(frozen=True, kw_only=True)

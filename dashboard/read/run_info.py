@@ -6,6 +6,7 @@ from typing import Any
 
 from dashboard.read.model import AttemptInfo, RunInfo
 from millrace.errors import RunMissing
+from millrace.evaluation.promotion import read_decision
 from millrace.runs.record import how_attempt_ended, read_attempt, read_run
 from storage import layout
 from storage.errors import NotInStore, StreamCorrupt
@@ -23,8 +24,8 @@ def read_run_info(store: Store, known: RunInfo | None = None) -> RunInfo:
     while (found := _attempt(store, len(attempts))) is not None:
         config = found[1]
         attempts.append(found[0])
-    ended = tuple(a if a.ended else replace(a, ended=how_attempt_ended(store, a.number)) for a in attempts)
-    return RunInfo(run_id=run_id, url=store.url, attempts=ended, config=config)
+    attempts = [attempt if attempt.ended else _with_end(store, attempt) for attempt in attempts]
+    return RunInfo(run_id=run_id, url=store.url, attempts=tuple(attempts), config=config)
 
 
 def replicas(config: Any) -> Sequence[tuple[str, int]]:
@@ -35,6 +36,13 @@ def replicas(config: Any) -> Sequence[tuple[str, int]]:
         ("train", 0),
         ("sync_weights", 0),
     ]
+
+
+def _with_end(store: Store, attempt: AttemptInfo) -> AttemptInfo:
+    # The promotion gate decides before the end is recorded.
+    if (ended := how_attempt_ended(store, attempt.number)) is None:
+        return attempt
+    return replace(attempt, ended=ended, promotion=read_decision(store, attempt.number))
 
 
 def _run_id(store: Store) -> str:

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"millrace: the ledger does not balance, so the run was stopped: {error}", file=sys.stderr)
         return FAULT
     except StageDied as error:
-        print(f"millrace: {error}", file=sys.stderr)
+        print("\n".join([f"millrace: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return FAULT
     except (ConfigError, InputError, StorageError) as error:
         print(f"millrace: {error}", file=sys.stderr)

@@ -11,6 +11,7 @@ from rich.console import Console
 from configs.schema import RunConfig
 from flows.campaign.prepare import Resume, check
 from flows.display.live_view import View, panel
+from millrace.errors import StageDied
 from millrace.runs.record import changed_settings, latest_attempt
 from storage import failpoints, layout
 from storage.progress import read_progress
@@ -34,8 +35,8 @@ def run_campaign(
     """Runs it to its end. Returns 0, or one of the exit codes above if it was stopped and every stage has drained.
 
     `wait_for_server` is the value of `flows.deployment.server.prefect_server`. `command`, with --resume added, is what
-    a person types to continue the run. Raises the errors of
-    `flows.campaign.prepare.check` before anything is created.
+    a person types to continue the run. Raises the errors of `flows.campaign.prepare.check` before anything is created,
+    and StageDied, with a note that holds this command if the run can be continued.
     """
     failpoints.arm("controller")
     console = Console()
@@ -54,6 +55,10 @@ def run_campaign(
         code = TERMINATED
     except CancelledInTheUI:
         code = CANCELLED
+    except StageDied as error:
+        if store.exists(layout.RUN):
+            error.add_note(f"once the cause is mended, continue with:\n{command} --resume")
+        raise
     else:
         console.print(panel(status, {}))
         _print(console, f"summary at {store.url}/summary.json")

@@ -1,11 +1,13 @@
-"""Copies the trainer's metrics and the evaluations of a run into a sink, each time only what is new.
+"""Copies metrics, evaluations, flow and texts of a run into a sink, each time only what is new.
 
-    ║ metrics/train-0 ║ ─► points, one per step ─────┐
-                          (tells of rollbacks)       ├─► sink ─► MirrorState
-    evaluations/*.json ─► points, one per version ───┘
+    ║ metrics/train-0 ║ ─► points, one per step ────────────┐
+                          (tells of rollbacks)              ├─► sink ─► MirrorState
+    evaluations/*.json ─► points, one per version ──────────┤
+    ║ metrics/<stage>-<r> ║ ─► `flow`: rates, idle shares ──┤
+    attempts, trajectories ─► `texts`: configs, samples ────┘
 
 MirrorState is saved after the points it counts are written: a mirror that is killed in between writes some points twice
-and omits none. Time metrics (`time/…`, `total/…`) are not copied, because they do not belong to policy versions.
+and omits none. Time metrics (`time/…`, `total/…`) are not copied as they are; `flow` sums them by policy version.
 """
 
 import sys
@@ -13,7 +15,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from dashboard.integrations.sinks.flow import Flow
 from dashboard.integrations.sinks.sink import Point, Sink, read_state
+from dashboard.integrations.sinks.texts import Samples, config_texts, sampled_versions
 from millrace.evaluation.results import ResultsReader
 from millrace.rollouts.lineage import Survivors
 from millrace.runs.history import TIME_METRICS
@@ -40,6 +44,8 @@ class Mirror:
         self._state = read_state(sink.state_file, read_run(store))
         cursor = LogCursor.from_json(self._state.cursor) if self._state.cursor else None
         self._reader = StreamReader(store, layout.metrics("train", 0), METRIC, cursor)
+        self._flow = Flow(store, latest_attempt(store).config, self._state.flow)
+        self._samples: Samples | None = None
 
     def copy(self) -> None:
         """Write everything that was committed since the last call. Raises StreamCorrupt for a damaged record."""
@@ -54,6 +60,29 @@ class Mirror:
             new = self._new(evaluations)
             self._write(new)
             self._state.evaluations.update({str(point.policy_version): point.t for point in new})
+            self._save_state()
+        if self._opened:
+            self._copy_flow()
+            if self.sink.takes_texts:
+                self._copy_texts()
+
+    def _copy_flow(self) -> None:
+        # After the trainer's points, which tell of rollbacks.
+        if points := self._flow.read_new():
+            self._write(points)
+            self._state.flow = self._flow.to_json()
+            self._save_state()
+
+    def _copy_texts(self) -> None:
+        state = self._state
+        texts = [*config_texts(self._store, state.attempts)]
+        attempts = state.attempts + len(texts)
+        if versions := sampled_versions(state.sampled, state.newest):
+            self._samples = self._samples or Samples(self._store)
+            texts += self._samples.of_versions(versions)
+        if texts or versions:
+            self.sink.write_texts(texts)
+            state.attempts, state.sampled = attempts, max([state.sampled, *versions])
             self._save_state()
 
     def close(self) -> None:
@@ -112,6 +141,7 @@ class Mirror:
                 pending = []
                 self.sink.roll_back(point.policy_version, state)
                 state.forget_evaluations(point.policy_version)
+                state.sampled = min(state.sampled, point.policy_version - 1)
             state.incarnation, state.newest = point.incarnation, survivors.newest[point.incarnation]
             pending.append(point)
         self._write(pending)

@@ -26,6 +26,18 @@ class Point:
     """By name, such as `train/reward_mean`, in the unit that the name ends in."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A text at one policy version."""
+
+    policy_version: int
+    t: float
+    """Unix seconds."""
+    name: str
+    """Such as `config`."""
+    markdown: str
+
+
 class Sink(Protocol):
     """Where points go."""
 
@@ -33,6 +45,8 @@ class Sink(Protocol):
     """What it is and where it writes, for the user."""
     state_file: Path
     """Where the MirrorState is saved."""
+    takes_texts: bool
+    """Whether it has a place for texts."""
 
     def open(self, run: Mapping[str, Any], config: Mapping[str, Any], state: "MirrorState") -> None:
         """Prepare to append to what `state` counts; `run` is `run.json`, `config` that of the newest attempt.
@@ -43,8 +57,11 @@ class Sink(Protocol):
     def write(self, points: Sequence[Point], state: "MirrorState") -> None:
         """Write `points` and count them in `state`."""
 
+    def write_texts(self, texts: Sequence[Text]) -> None:
+        """Write `texts`; called only if it takes them."""
+
     def roll_back(self, policy_version: int, state: "MirrorState") -> None:
-        """The points of `policy_version` and later were rolled back; others follow."""
+        """The points and texts of `policy_version` and later were rolled back; others follow."""
 
     def flush(self) -> None:
         """After this, written points survive the end of this process."""
@@ -71,6 +88,13 @@ class MirrorState:
     """Number of files the sink has created."""
     rows: int = 0
     """Number of points the sink has taken."""
+
+    flow: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """`<stage>-<replica>` → how far its time was copied: a `FlowState` as JSON."""
+    attempts: int = 0
+    """Number of attempts whose config was written."""
+    sampled: int = 0
+    """Newest policy version of which samples were written."""
 
     def forget_evaluations(self, policy_version: int) -> None:
         """Those of `policy_version` and later will be written again, if the run still has them."""

@@ -11,20 +11,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dashboard.integrations.sinks.sink import MirrorState, Point
+from dashboard.integrations.sinks.sink import MirrorState, Point, Text
 from millrace.errors import InputError
 
 try:
     # Not SummaryWriter: its flush does not wait for its writer thread.
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event, SessionLog
-    from tensorboardX.proto.summary_pb2 import Summary
+    from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboardX.proto.tensor_pb2 import TensorProto
 except ImportError as error:
     raise InputError("--tensorboard needs the package tensorboardX: pip install tensorboardX") from error
 
 
 class TensorBoard:
     """Writes event files into `folder`, and its state to `folder/millrace.json`."""
+
+    takes_texts = True
 
     def __init__(self, folder: Path) -> None:
         self.name = f"TensorBoard, {folder}"
@@ -45,6 +48,15 @@ class TensorBoard:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
             self._events.write_event(Event(wall_time=point.t, step=point.policy_version, summary=Summary(value=values)))
         state.rows += len(points)
+
+    def write_texts(self, texts: Sequence[Text]) -> None:
+        """For TensorBoard's page of texts, which renders Markdown."""
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        for text in texts:
+            tensor = TensorProto(dtype="DT_STRING", string_val=[text.markdown.encode()])
+            value = Summary.Value(tag=text.name, metadata=metadata, tensor=tensor)
+            event = Event(wall_time=text.t, step=text.policy_version, summary=Summary(value=[value]))
+            self._events.write_event(event)
 
     def roll_back(self, policy_version: int, state: MirrorState) -> None:
         """Begin another file, which hides the points of `policy_version` and later."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dashboard.integrations.sinks.sink import MirrorState, Point
+from dashboard.integrations.sinks.sink import MirrorState, Point, Text
 from millrace.errors import InputError
 
 try:
@@ -35,6 +35,9 @@ class WeightsAndBiases:
 
     Raises InputError for a project name that W&B does not allow.
     """
+
+    takes_texts = False
+    """W&B has the config from `open`, and a row of its history shows no text."""
 
     def __init__(self, project: str, run_id: str) -> None:
         if not _PROJECT.fullmatch(project):
@@ -93,6 +96,9 @@ class WeightsAndBiases:
             # Without commit, W&B keeps the row open until the next one begins.
             self._run.log({**own, **point.values}, step=state.rows, commit=True)
             state.rows += 1
+
+    def write_texts(self, texts: Sequence[Text]) -> None:
+        """Nothing."""
 
     def roll_back(self, policy_version: int, state: MirrorState) -> None:
         """Nothing: the rows that follow have a higher incarnation."""

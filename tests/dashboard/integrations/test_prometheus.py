@@ -1,21 +1,21 @@
-"""What Prometheus scrapes: the numbers of the store under documented names; and a Grafana board of just these."""
+"""What Prometheus scrapes: the numbers of the store under documented names."""
 
-import json
-import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.pages.run_data import T, generating, measured, run_data
+from support.pages.run_data import STATUS, T, generating, measured, run_data
 
 from dashboard.integrations.prometheus import FAMILIES, MOST_DETAILED, expose, exposition
 from dashboard.read.runs import OverviewRow, Runs
+from millrace.evaluation.promotion import Decision
 from millrace.runs.record import create_run, end_attempt
 from storage.progress import write_progress
 from storage.stores.factory import open_store
 
-_BOARD = Path(__file__).parents[3] / "dashboard" / "integrations" / "grafana.json"
 _CONFIG = {
     "training": {"max_steps": 10},
     "pipeline": {"mode": "async"},
@@ -80,6 +80,13 @@ def test_every_number_of_a_run_is_exposed_under_its_name_and_labels() -> None:
         # The scorer said that it stopped, and an evaluation comes and goes.
         _key("millrace_last_status_seconds", stage="train", replica="0"): 2,
         _key("millrace_last_status_seconds", stage="generate", replica="1"): 5,
+        _key("millrace_attempts_total"): 1,
+        _key("millrace_restarts_total", stage="train", replica="0"): 0,
+        _key("millrace_promoted_version"): 0,
+        _key("millrace_restarts_total", stage="generate", replica="1"): 0,
+        _key("millrace_restarts_total", stage="score", replica="0"): 0,
+        _key("millrace_verdict", clause="state", cause="running"): 0,
+        _key("millrace_verdict", clause="health", cause="healthy"): 0,
         _key("millrace_push_seconds"): 0.04,
         _key("millrace_step_staleness_mean"): 1.5,
         _key("millrace_loss"): -0.125,
@@ -141,6 +148,38 @@ def test_every_family_has_a_help_text_and_a_type_before_the_first_run_has_begun(
         assert f"# HELP {sample} {family.doc}\n" in text
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"stage_status": {"train-0": {"t": T - 500, "doing": "train"}}}, ("state", "hanging", 2)),
+        ({"problems": ("log/3.json: torn",)}, ("health", "damaged", 2)),
+        (
+            {"metrics": {"train-0": {n: measured([0.5]) for n in ("staleness_mean", "staleness_max")} | {
+                "masked_token_share": measured([0.1])}}},
+            ("staleness", "too stale", 1),
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_verdict_finds_is_exposed_under_its_cause(
+    changes: dict[str, Any], expected: tuple[str, str, int]
+) -> None:
+    found = _samples(expose([_ROW], {"mine": run_data(**changes)}))
+    clause, cause, level = expected
+    assert found[_key("millrace_verdict", clause=clause, cause=cause)] == level
+
+
+def test_restarts_are_counted_from_zero_and_the_version_promoted_last_is_exposed() -> None:
+    status = {**STATUS, "incidents": {"restarts": {"generate-1": 2}, "latest": []}}
+    info = run_data().info
+    promoted = Decision(policy_version=3, promoted=True, accuracy=0.5, bar=0.25, sentence="version 3 is promoted")
+    attempts = (replace(info.attempts[0], promotion=promoted), replace(info.attempts[0], number=1, first_step=3))
+    found = _samples(expose([_ROW], {"mine": run_data(status=status, info=replace(info, attempts=attempts))}))
+    assert found[_key("millrace_restarts_total", stage="generate", replica="1")] == 2
+    assert found[_key("millrace_restarts_total", stage="train", replica="0")] == 0
+    assert found[_key("millrace_promoted_version")] == 3
+    assert found[_key("millrace_attempts_total")] == 2
+
+
 def test_a_label_from_the_store_can_not_end_its_line_or_its_quotes() -> None:
     row = OverviewRow(run_id='x"} 1\nforged{run="y', state="running", policy_version=7)
     found = _samples(expose([row], {}))
@@ -194,54 +233,3 @@ def test_a_run_that_cant_be_read_is_counted_and_the_others_are_shown(tmp_path: P
     assert problems == {"sound": 0, "torn": 1}
     finished = ("millrace_run_state", frozenset({"run": "sound", "state": "finished"}.items()))
     assert found[finished] == 1
-
-
-def _board() -> dict:
-    return json.loads(_BOARD.read_text())
-
-
-def test_the_board_asks_for_no_series_that_is_not_exposed_and_leaves_none_out() -> None:
-    asked = {
-        name
-        for panel in _board()["panels"]
-        for target in panel.get("targets", ())
-        for name in re.findall(r"\bmillrace_\w+", target["expr"])
-    }
-    exposed = {f"{name}_total" if family.counts else name for name, family in FAMILIES.items()}
-    assert asked <= exposed
-    # The target of a run is in the dashboard; on a board it would be a second scale.
-    assert exposed - asked == {"millrace_policy_version_target"}
-
-
-@pytest.mark.parametrize(
-    "panel", [p for p in _board()["panels"] if p["type"] != "row"], ids=lambda panel: panel["title"]
-)
-def test_a_panel_says_what_it_shows_and_asks_the_data_source_and_the_runs_chosen(panel: dict) -> None:
-    assert panel["description"].endswith(".")
-    assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-    for target in panel["targets"]:
-        for selector in re.findall(r"\bmillrace_\w+\{([^}]*)\}", target["expr"]):
-            assert 'run=~"$run"' in selector
-        labels = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
-        (name,) = set(re.findall(r"\bmillrace_\w+", target["expr"]))
-        assert labels <= {"run", *FAMILIES[name.removesuffix("_total")].labels}, target
-
-
-def test_the_board_has_a_data_source_to_choose_and_no_two_panels_in_one_place() -> None:
-    board = _board()
-    assert board["schemaVersion"] >= 39
-    assert [(v["name"], v["type"]) for v in board["templating"]["list"]] == [
-        ("datasource", "datasource"),
-        ("run", "query"),
-    ]
-    ids = [panel["id"] for panel in board["panels"]]
-    assert len(set(ids)) == len(ids)
-    cells = [
-        (x, y)
-        for panel in board["panels"]
-        for at in [panel["gridPos"]]
-        for x in range(at["x"], at["x"] + at["w"])
-        for y in range(at["y"], at["y"] + at["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert max(x for x, _ in cells) < 24

@@ -104,6 +104,9 @@ def test_a_stage_that_hangs_again_and_again_is_given_up_and_ends_the_campaign_wi
     assert armed.missed() == []
     assert ended.code not in (0, 2), ended.output
     assert "train-0 hangs: no sign of progress for " in ended.output
+    again = ended.output.rpartition("once the cause is mended, continue with:\n")[2].splitlines()[0]
+    assert " run " in again
+    assert again.endswith("--run-id stuck --resume")
     wait_until(lambda: len(told(prefect_api, "stuck", "stage.hung", "train-0")) == 3, "the third hang")
     restarts = [event.payload["restarts"] for event in told(prefect_api, "stuck", "stage.restarted", "train-0")]
     assert restarts == [1, 2]
@@ -111,8 +114,8 @@ def test_a_stage_that_hangs_again_and_again_is_given_up_and_ends_the_campaign_wi
 
     for name in (SPECS, FIRED):
         millrace.environment.pop(name)
-    again = millrace.run(*millrace.campaign("stuck", "--resume", **{"training.max_steps": STEPS}))
-    check_the_run(millrace, "stuck", again)
+    resumed = millrace.run(*millrace.campaign("stuck", "--resume", **{"training.max_steps": STEPS}))
+    check_the_run(millrace, "stuck", resumed)
 
 
 @pytest.mark.faults

@@ -59,7 +59,9 @@ def test_a_campaign_at_a_terminal_that_is_cancelled_in_the_ui_drains_and_says_so
         client.post(f"/flow_runs/{run['id']}/set_state", json=cancelling)
     ended = await_end(process, 120)
     assert ended.code == 4, ended.output
-    assert "continue with --run-id cancelled --resume" in ended.output
+    again = ended.output.rpartition("continue with:\n")[2].strip()
+    assert " run " in again
+    assert again.endswith("--run-id cancelled --resume")
     assert stages_of(millrace.root / "cancelled") == []
     (run,) = find(prefect_api, "flow_runs", flow_runs=mine)
     assert run["state"]["type"] == "CANCELLED"

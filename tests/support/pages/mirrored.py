@@ -18,7 +18,15 @@ from storage.streams.stream import StreamWriter
 
 DEADLINE = 60.0
 """Seconds that anything here may take."""
-CONFIG = {"name": "mine", "training": {"max_steps": 10}}
+CONFIG = {
+    "name": "mine",
+    "training": {"max_steps": 10},
+    "generation": {"replicas": 2},
+    "scoring": {"replicas": 1, "reward": "exact_match"},
+    "pipeline": {"mode": "async"},
+    "staleness": {"max_staleness": 4},
+    "weights": {"transport": "shm"},
+}
 _ROOT = Path(__file__).parents[3]
 
 
@@ -29,13 +37,12 @@ class Trained:
         self.store = store
         create_run(store, run_id, CONFIG)
         self._stream = StreamWriter(store, layout.metrics("train", 0), METRIC, "train-0")
+        self._generators: dict[int, StreamWriter] = {}
 
     def step(self, *versions: int, incarnation: int = 0, reward: float | None = None) -> None:
         """A part for each of these policy versions, with `reward` or else an eighth of the version."""
         for version in versions:
             values = {
-                "time/train/seconds": 0.5,
-                "total/tokens": 100.0,
                 "reward_mean": version / 8 if reward is None else reward,
                 "loss": -1.0,
             }
@@ -44,6 +51,16 @@ class Trained:
                 for n, v in values.items()
             ]
             self._stream.write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
+
+    def work(self, replica: int, t: float, version: int, *, busy: float, waited: float, tokens: float) -> None:
+        """A generator's time since its last row, seconds, and its tokens since its start, at a policy version."""
+        if replica not in self._generators:
+            self._generators[replica] = StreamWriter(
+                self.store, layout.metrics("generate", replica), METRIC, f"generate-{replica}"
+            )
+        values = {"time/generate/seconds": busy, "time/waiting for room/seconds": waited, "total/tokens": tokens}
+        rows = [{"t": t, "incarnation": 0, "policy_version": version, "name": n, "value": v} for n, v in values.items()]
+        self._generators[replica].write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
 
     def evaluate(self, version: int, accuracy: float, t: float = 50.0) -> None:
         """The held-out result of a version, measured at `t`."""

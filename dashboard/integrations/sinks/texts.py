@@ -1,0 +1,91 @@
+"""Texts of a run for a sink: the config of each attempt, and every so many steps the best and the worst response.
+
+attempts/<n>.json                      ─► `config`, at the version that the attempt went on from
+consumed, trajectories, tokenizer      ─► `samples`, at versions 1, 20, 40, …
+"""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from dashboard.integrations.sinks.sink import Text
+from dashboard.read.groups import GroupReader
+from dashboard.read.model import RunData
+from dashboard.read.run_reader import RunReader
+from dashboard.read.tokens import read_tokens, shortened
+from millrace.errors import InputError
+from millrace.runs.record import latest_attempt, read_attempt
+from storage.stores.base import Store
+
+SAMPLE_STEPS = 20
+"""A sample every so many steps."""
+_CHARACTERS = 4000
+"""Of a prompt or a response."""
+
+
+def config_texts(store: Store, first: int) -> Sequence[Text]:
+    """The config of each attempt from number `first` on, as indented JSON."""
+    found = [read_attempt(store, number) for number in range(first, latest_attempt(store).number + 1)]
+    return [
+        Text(
+            policy_version=attempt.first_step,
+            t=attempt.t_started,
+            name="config",
+            markdown=_verbatim(json.dumps(attempt.config, indent=2, sort_keys=True)),
+        )
+        for attempt in found
+    ]
+
+
+def sampled_versions(after: int, newest: int) -> Sequence[int]:
+    """The versions above `after` up to `newest` of which samples are shown: 1, 20, 40, …"""
+    return [version for version in range(after + 1, newest + 1) if version == 1 or version % SAMPLE_STEPS == 0]
+
+
+class Samples:
+    """Reads the responses that were trained, and writes them as text."""
+
+    def __init__(self, store: Store) -> None:
+        self._reader = RunReader(store)
+        config = self._reader.look().info.config
+        self._groups, self._texts = GroupReader(store, config), read_tokens(store, config)
+
+    def of_versions(self, versions: Sequence[int]) -> Sequence[Text]:
+        """A text for each version that any trajectory with a reward was trained for."""
+        run = self._reader.look()
+        found = [self._of_version(run, version) for version in versions]
+        return [text for text in found if text is not None]
+
+    def _of_version(self, run: RunData, version: int) -> Text | None:
+        rewards = np.where(run.trained, run.consumed["reward"], np.nan)
+        mine = np.flatnonzero((run.consumed["policy_version"] == version) & np.isfinite(rewards))
+        if not len(mine):
+            return None
+        best, worst = mine[np.argmax(rewards[mine])], mine[np.argmin(rewards[mine])]
+        written = [self._written(run, int(row), title) for row, title in ((best, "Best"), (worst, "Worst"))]
+        return Text(
+            policy_version=version,
+            t=float(run.consumed["t"][best]),
+            name="samples",
+            markdown="\n\n".join(written),
+        )
+
+    def _written(self, run: RunData, row: int, title: str) -> str:
+        generator, row_id = (int(run.consumed[name][row]) for name in ("generator", "trajectory_row_id"))
+        heading = f"**{title}: reward {run.consumed['reward'][row]:.3g}**"
+        try:
+            group = self._groups.read(run, generator, row_id)
+        except InputError as error:
+            return f"{heading}\n\n{_verbatim(str(error))}"
+        (found,) = [one for one in group.responses if one.row_id == row_id] or [None]
+        if found is None or found.trajectory is None or group.prompt is None:
+            return f"{heading}\n\n{_verbatim('; '.join(group.problems) or 'not stored any more')}"
+        prompt = self._texts.text(group.prompt["prompt_tokens"])
+        response = self._texts.text(found.trajectory["response_tokens"])
+        return f"{heading}, group {group.group_id}\n\n{_verbatim(prompt)}\n\n→\n\n{_verbatim(response)}"
+
+
+def _verbatim(text: str) -> str:
+    """`text` as Markdown's indented code, so that nothing in it is read as markup."""
+    return "\n".join(f"    {line}" for line in shortened(text, _CHARACTERS).splitlines() or [""])
