@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 from benchmarks.async_vs_sync import run_campaign
 from benchmarks.timing import median_ratio
@@ -149,13 +149,20 @@ def _is_tick(request: Request) -> bool:
 
 
 @contextmanager
-def _page() -> Iterator[Page]:
+def running_browser() -> Iterator[Browser]:
+    """A headless Chromium without a page. Raises RuntimeError if none is installed."""
     found = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if found is None:
         raise RuntimeError(f"a page needs a browser; none of {', '.join(_BROWSERS)} is installed")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found)
         try:
-            yield browser.new_page(viewport={"width": 1280, "height": 800})
+            yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def _page() -> Iterator[Page]:
+    with running_browser() as browser:
+        yield browser.new_page(viewport={"width": 1280, "height": 800})
