@@ -98,7 +98,7 @@ def _load(context: BrowserContext, address: str, *, keeps: bool) -> dict[str, fl
     weights: list[float] = []
     session.on("Network.loadingFinished", lambda event: weights.append(event["encodedDataLength"]))
     page.goto(address)
-    page.wait_for_function("window.firstChart !== undefined")
+    page.wait_for_function("() => window.firstChart !== undefined")
     page.wait_for_load_state("networkidle")
     seconds = page.evaluate("window.firstChart") / 1000
     page.close()
