@@ -78,7 +78,7 @@ class Samples:
             group = self._groups.read(run, generator, row_id)
         except InputError as error:
             return f"{heading}\n\n{_verbatim(str(error))}"
-        (found,) = [one for one in group.responses if one.row_id == row_id] or [None]
+        found = next((one for one in group.responses if one.row_id == row_id), None)
         if found is None or found.trajectory is None or group.prompt is None:
             return f"{heading}\n\n{_verbatim('; '.join(group.problems) or 'not stored any more')}"
         prompt = self._texts.text(group.prompt["prompt_tokens"])
