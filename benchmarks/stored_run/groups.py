@@ -33,6 +33,8 @@ class Groups:
     generator: Numbers
     step: Numbers
     """The policy version made by the step that takes them."""
+    prompt: Numbers
+    """Number of the prompt that each answers."""
     stale: Numbers
     min_version: Numbers
     max_version: Numbers
@@ -82,8 +84,12 @@ def make_groups(
     generators: int,
     max_staleness: int,
     stale_share: float,
+    prompts: int,
 ) -> Groups:
-    """The groups taken by the steps that make the versions `steps`; about `stale_share` of them are too old."""
+    """The groups taken by the steps that make the versions `steps`; about `stale_share` of them are too old.
+
+    Each of the `prompts` is asked once per epoch.
+    """
     versions = np.array(steps)
     # The first steps can't have stale groups.
     dropped = np.where(versions > max_staleness + 2, random.poisson(groups_per_step * stale_share, len(versions)), 0)
@@ -101,6 +107,7 @@ def make_groups(
         group_id=group_id,
         generator=generator,
         step=step,
+        prompt=group_id % prompts,
         stale=stale,
         min_version=min_version,
         max_version=min_version + np.minimum(lag, random.integers(0, 3, len(step))),
@@ -161,8 +168,8 @@ def trajectory_rows(rollouts: Rollouts, generator: int, *, incarnation: int, epo
     nth = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)
     per_token = _per_token(rollouts, chosen)
     finished = rollouts.t_finished[chosen]
-    prompts = [_prompt(group_id) for group_id in np.unique(group_ids).tolist()]
-    of_prompt = np.unique(group_ids, return_inverse=True)[1]
+    numbers, of_prompt = np.unique(rollouts.of("prompt")[chosen], return_inverse=True)
+    prompts = [_prompt(number) for number in numbers.tolist()]
     metas = [json.dumps({"prompt": text, "answer": answer, "source": "arithmetic"}) for text, answer in prompts]
     return _table(
         TRAJECTORY,
@@ -265,8 +272,8 @@ def _per_token(rollouts: Rollouts, chosen: Numbers) -> Numbers:
     return np.repeat(is_chosen, rollouts.tokens)
 
 
-def _prompt(group_id: int) -> tuple[str, str]:
-    left, right = group_id % 50, group_id // 50 % 50
+def _prompt(number: int) -> tuple[str, str]:
+    left, right = number % 50, number // 50 % 50
     return f"{left}+{right}=", str(left + right)
 
 

@@ -1,12 +1,14 @@
 """Metrics of the stages of a generated run at one step: the names that real stages use, with plausible values."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.stored_run.groups import STALE, TRAINED, Rollouts
+from benchmarks.stored_run.groups import MAX_TOKENS, STALE, TRAINED, Rollouts
 from millrace.rollouts.staleness import TOKENS_OF_STALENESS
+from millrace.runtime.usage.names import CPU_CORES, MEMORY_BYTES
 from storage.schema import METRIC
 
 TIMES = {
@@ -22,11 +24,13 @@ TIMES = {
     "sync_weights": {"sync": 0.02, "waiting for a new policy version": 0.98},
 }
 """How each stage spends a second, in seconds."""
+_CORES = {"generate": 0.8, "train": 0.9}
 
 
 def stage_time(stage: str, tokens: int) -> dict[str, float]:
     """How a stage spent its last second, and the tokens it has processed so far."""
     spent = {f"time/{what}/seconds": seconds for what, seconds in TIMES[stage].items()}
+    spent |= {CPU_CORES: 0.1 + _CORES.get(stage, 0.0) * (1 + 0.1 * math.sin(tokens)), MEMORY_BYTES: 6e8}
     return spent if stage == "sync_weights" else {**spent, "total/tokens": float(tokens)}
 
 
@@ -43,6 +47,7 @@ def of_trainer(random: np.random.Generator, rollouts: Rollouts, step: int) -> di
         "response_length_mean_tokens": float(rollouts.tokens[in_step].mean()),
         "buffered_rollouts": float(random.integers(0, 3) * np.count_nonzero(in_step)),
         "in_flight_rollouts": float(random.integers(0, 2) * np.count_nonzero(in_step)),
+        "train_seconds": 0.25 + 0.05 * random.random(),
         "loss": -0.1 + 0.01 * random.normal(),
         "grad_norm": 0.3 + 0.05 * random.random(),
         "importance_ratio_mean": 1.0 + 0.1 * spread * random.normal(),
@@ -56,6 +61,9 @@ def of_trainer(random: np.random.Generator, rollouts: Rollouts, step: int) -> di
         "overtaken_groups_mean": float(random.gamma(1.0, 2.0)),
         "overtaken_groups_max": float(random.integers(4, 20)),
         "masked_token_share": 0.02 * float(random.beta(2, 8)),
+        "truncated_share": float((rollouts.tokens[in_step] == MAX_TOKENS).mean()),
+        "reward_component/exact_match": float(np.nanmean(rollouts.reward[in_step])),
+        "reward_component/extracted": 1.0 - 0.2 / (1 + step / 20),
         "zero_advantage_share": 0.3 + 0.2 * float(random.beta(2, 8)),
         "length_ratio": 1.0 + 0.01 * random.normal(),
         "reward_ratio": 1.0 + 0.02 * random.normal(),

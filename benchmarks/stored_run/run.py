@@ -62,6 +62,8 @@ class Shape:
     scorers: int = 1
     max_staleness: int = 4
     steps_per_part: int = 1
+    prompts: int = 2500
+    """Different ones; each is asked once per epoch."""
     seed: int = 0
     stale_share: float = 0.02
     """Share of groups that are dropped as stale."""
@@ -186,6 +188,7 @@ class StoredRun:
             generators=self.shape.generators,
             max_staleness=self.shape.max_staleness,
             stale_share=self.shape.stale_share,
+            prompts=self.shape.prompts,
         )
         return make_rollouts(
             random,

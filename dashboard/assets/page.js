@@ -12,7 +12,7 @@
         }
         const heading = document.querySelector("h1");
         if (!heading) return;
-        const links = [...document.querySelectorAll("nav a")];
+        const links = [...document.querySelectorAll("nav a, .controls a")];
         for (const link of links) {
             if (link.classList.contains("here")) link.setAttribute("aria-current", "page");
             else link.removeAttribute("aria-current");

@@ -4,12 +4,18 @@
 /run/<run id>/<view>               one view of one run; without a view, the first
 /compare/<view>?runs=a,b           one view of several runs; without a view, the first
 anything else                      not found, with a sentence that says why
+
+A view's address may say how its charts are shown: smooth=10 for means of ten policy versions, x=time for wall time.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from urllib.parse import parse_qs
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import parse_qs, urlencode
 
+from dashboard.views.display import PLAIN, SMOOTHINGS, Display
+
+TRAJECTORIES = "trajectories"
+"""The view whose address holds a query."""
 MAX_COMPARED = 8
 _MAX_SHOWN = 80
 
@@ -29,6 +35,7 @@ class RunPage:
     run_ids: tuple[str, ...]
     view: str
     compared: bool
+    display: Display = PLAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +53,18 @@ def parse(path: str, search: str, run_ids: Collection[str], views: Sequence[str]
 
     Only ids in `run_ids` are accepted, so no address reaches any other folder.
     """
-    picked = tuple(dict.fromkeys(parse_qs(search.removeprefix("?")).get("runs", [""])[0].split(",")))
+    values = parse_qs(search.removeprefix("?"))
+    picked = tuple(dict.fromkeys(values.get("runs", [""])[0].split(",")))
     picked = tuple(filter(None, picked))
     match path.strip("/").split("/"):
         case [""]:
             return OverviewPage(picked=tuple(run_id for run_id in picked if run_id in run_ids)[:MAX_COMPARED])
         case ["run", run_id, *rest] if len(rest) <= 1:
-            return _runs((run_id,), rest, run_ids, views, compared=False)
+            return _shown_as(values, _runs((run_id,), rest, run_ids, views, compared=False))
         case ["compare", *rest] if len(rest) <= 1:
             if not 1 <= len(picked) <= MAX_COMPARED:
                 return NotFound(sentence=f"Name 1 to {MAX_COMPARED} runs to compare, as in /compare?runs=first,second.")
-            return _runs(picked, rest, run_ids, views, compared=True)
+            return _shown_as(values, _runs(picked, rest, run_ids, views, compared=True))
     return NotFound(sentence=f"There is no page {_shown(path)}.")
 
 
@@ -64,19 +72,28 @@ def overview(picked: Sequence[str] = ()) -> str:
     return f"/?runs={','.join(picked)}" if picked else "/"
 
 
-def run(run_id: str, view: str = "") -> str:
+def run(run_id: str, view: str = "", display: Display = PLAIN) -> str:
     """The address of one view of a run; by default the first."""
-    return f"/run/{run_id}/{view}" if view else f"/run/{run_id}"
+    chosen = _typed(display)
+    return f"/run/{run_id}{'/' if view else ''}{view}{'?' if chosen else ''}{chosen}"
 
 
-def compare(run_ids: Sequence[str], view: str = "") -> str:
+def compare(run_ids: Sequence[str], view: str = "", display: Display = PLAIN) -> str:
     """The address of one view of several runs; by default the first."""
-    return f"/compare{'/' if view else ''}{view}?runs={','.join(run_ids)}"
+    chosen = _typed(display)
+    return f"/compare{'/' if view else ''}{view}?runs={','.join(run_ids)}{'&' if chosen else ''}{chosen}"
+
+
+def shown_as(at: RunPage, display: Display) -> str:
+    """The address of the same page with its charts shown in another way."""
+    if at.compared:
+        return compare(at.run_ids, at.view, display)
+    return run(at.run_ids[0], at.view, display)
 
 
 def _runs(
     chosen: tuple[str, ...], rest: Sequence[str], run_ids: Collection[str], views: Sequence[str], *, compared: bool
-) -> Address:
+) -> RunPage | NotFound:
     for run_id in chosen:
         if run_id not in run_ids:
             return NotFound(sentence=f"There is no run {_shown(run_id)} here.")
@@ -84,6 +101,23 @@ def _runs(
     if view not in views:
         return NotFound(sentence=f"A run has no page {_shown(view)}: there are {', '.join(views)}.")
     return RunPage(run_ids=chosen, view=view, compared=compared)
+
+
+def _typed(display: Display) -> str:
+    """The parameters of an address that `_shown_as` reads; those that have their default are left out."""
+    values = {"smooth": str(display.smoothing)} if display.smoothing != PLAIN.smoothing else {}
+    return urlencode(values | ({"x": "time"} if display.by_time else {}))
+
+
+def _shown_as(values: Mapping[str, Sequence[str]], at: RunPage | NotFound) -> Address:
+    smoothing, x = values.get("smooth", ["1"])[0], values.get("x", ["version"])[0]
+    if isinstance(at, NotFound) or at.view == TRAJECTORIES:
+        return at
+    if smoothing not in map(str, SMOOTHINGS):
+        return NotFound(sentence=f"smooth is {_shown(smoothing)}: expected one of {', '.join(map(str, SMOOTHINGS))}.")
+    if x not in ("version", "time"):
+        return NotFound(sentence=f"x is {_shown(x)}: expected version or time.")
+    return replace(at, display=Display(smoothing=int(smoothing), by_time=x == "time"))
 
 
 def _shown(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dash import dcc, html
 from dash.development.base_component import Component
@@ -71,5 +72,5 @@ def number(value: float | None) -> str:
 
 
 def _to_view(at: address.RunPage, view: View) -> Component:
-    href = address.compare(at.run_ids, view.name) if at.compared else address.run(at.run_ids[0], view.name)
+    href = address.shown_as(replace(at, view=view.name), at.display)
     return dcc.Link(view.title, href=href, className="here" if view.name == at.view else "")

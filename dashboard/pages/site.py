@@ -16,12 +16,14 @@ from dash.development.base_component import Component
 
 from dashboard.pages import address, overview
 from dashboard.pages import trajectories as trajectories_page
+from dashboard.pages.controls import controls
 from dashboard.pages.draw import draw, redraw, sums, table
 from dashboard.pages.frame import frame
 from dashboard.queries.stragglers import in_flight
 from dashboard.read.model import RunData
 from dashboard.read.runs import OverviewRow, Runs
 from dashboard.views.blocks import Rows, View
+from dashboard.views.display import displayed
 from dashboard.views.home import HOME, HOME_BY_TIME
 from millrace.errors import MillraceError
 from storage.errors import StorageError
@@ -29,7 +31,7 @@ from storage.errors import StorageError
 _JUST_NOW_SECONDS = 0.2
 
 TRAJECTORIES = View(
-    name="trajectories",
+    name=address.TRAJECTORIES,
     title="Trajectories",
     sentence="Search and read every group that the trainer took: prompts, responses, rewards and versions.",
     blocks=(),
@@ -160,7 +162,12 @@ class Site:
         """The current content of every block of the page's view, by id."""
         if not look.found or not isinstance(look.at, address.RunPage):
             return {}
-        return {block.id: block.build(look.found) for block in self._view(look.at).blocks_for(look.found)}
+        alone = look.found[0] if len(look.found) == 1 else None
+        display = look.at.display
+        built = {block.id: block.build(look.found) for block in self._view(look.at).blocks_for(look.found)}
+        return {
+            name: displayed(one, display, alone) if isinstance(one, go.Figure) else one for name, one in built.items()
+        }
 
     def _body(self, look: _Look, built: Mapping[str, go.Figure | Rows]) -> Component:
         match look.at:
@@ -177,7 +184,8 @@ class Site:
                     return html.Div(trajectories_page.layout(at.run_ids[0]), className="trajectories")
                 blocks = [draw(block, built[block.id]) for block in view.blocks if block.id in built]
                 said = [html.P(view.sentence, className="sentence")] if view.sentence else []
-                return html.Div([*said, html.Div(blocks, className="grid")])
+                chosen = [] if view in (HOME, HOME_BY_TIME) else [controls(at)]
+                return html.Div([*said, *chosen, html.Div(blocks, className="grid")])
 
 
 def _drawn_from(path: str, look: _Look) -> dict[str, Any]:

@@ -16,9 +16,11 @@ import numpy as np
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
+from dashboard.pages import timeline, versions
 from dashboard.pages.draw import grid, line, number_columns, problem_box, scrolling
 from dashboard.pages.group import view
-from dashboard.read.groups import MAX_TEXT_PARTS, GroupReader
+from dashboard.queries.timeline import timeline as timeline_of
+from dashboard.read.groups import MAX_TEXT_PARTS, Group, GroupReader
 from dashboard.read.model import RunData
 from dashboard.read.runs import Runs
 from dashboard.read.search import (
@@ -163,9 +165,36 @@ def answer(runs: Runs, readers: GroupReaders, run_id: str, query: Query) -> tupl
         note = f" The prompts of {len(prompts):,} of {len(found.starts):,} groups were searched."
         found = with_text(found, query.text, prompts)
     row = query.open or _default_row(run, reader, found, query)
-    group = None if row is None else view(reader.read(run, *row), texts)
+    group = None if row is None else _opened(run, reader, texts, row, query)
     prompts = _prompts(run, reader, texts, [start for start, _ in found.page(query.page)])
     return _table(run, prompts, found, query, note, pixels=_LIST_PIXELS[group is not None]), group
+
+
+def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: tuple[int, int], query: Query) -> Component:
+    """The group that contains `row`, or its prompt at all versions, with a link to the other one."""
+    group = reader.read(run, *row)
+
+    def link(other: Group) -> str:
+        return address(replace(query, open=(other.generator, other.responses[0].row_id), versions=False))
+
+    if group.prompt is None or not query.versions:
+        ways = (
+            [] if group.prompt is None else [_way("The same prompt at other versions", f"{link(group)}&versions=all")]
+        )
+        times = [timeline.view(found)] if (found := timeline_of(run, group)).rows else []
+        return html.Div([*ways, *times, view(group, texts)], className="column")
+    found = reader.same_prompt(group.prompt["prompt_id"])
+    opened = next(
+        (one for one in found.groups if (one.generator, one.row_id) == (group.generator, group.responses[0].row_id)),
+        None,
+    )
+    groups = [reader.read(run, one.generator, one.row_id) for one in versions.chosen(found, opened)]
+    back = _way(f"Group {group.group_id} in full", link(group))
+    return html.Div([back, versions.view(groups, group, found, texts, link)], className="column")
+
+
+def _way(label: str, href: str) -> Component:
+    return html.Div(dcc.Link(label, href=href, className="button"), className="row")
 
 
 def _prompts(run: RunData, reader: GroupReader, texts: TokenTexts, starts: Sequence[int]) -> dict[int, str]:

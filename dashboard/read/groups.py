@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from dashboard.read.model import RunData
 from dashboard.read.parts import PartReader
+from dashboard.read.same_prompt import PromptIndex, SamePrompt
 from millrace.errors import InputError
 from millrace.rollouts.consumed import TRAINED
 from storage import layout
@@ -91,6 +92,7 @@ class GroupReader:
         self._num_scorers: int = config["scoring"]["replicas"]
         self._num_generators: int = config["generation"]["replicas"]
         self._parts = PartReader(store)
+        self._prompts = PromptIndex(self._parts)
         self._lock = threading.Lock()
 
     def read(self, run: RunData, generator: int, row: int) -> Group:
@@ -168,6 +170,12 @@ class GroupReader:
                     i = row - record.first_row_id
                     found[generator, row] = table["prompt_id"][i].as_py(), asked_tokens(table, i)
         return found
+
+    def same_prompt(self, prompt_id: str) -> SamePrompt:
+        """The groups of a prompt, as far as they are found within the limits of `dashboard.read.same_prompt`."""
+        with self._lock:
+            paths = map(layout.trajectories, range(self._num_generators))
+            return self._prompts.search(prompt_id, [self._parts.index(path, TRAJECTORY, []) for path in paths])
 
     def _span(self, generator: int, row: int, problems: list[str]) -> range | None:
         """The rows of the group that contains `row`, by its part."""

@@ -29,6 +29,7 @@ MAX_TEXT_GROUPS = 2000
 
 Order = Literal["newest", "highest", "lowest"]
 _NOTHING = (None, None)
+_ALL = "all"
 _INT64 = np.iinfo(np.int64)
 
 
@@ -53,6 +54,8 @@ class Query:
     """From 0."""
     open: tuple[int, int] | None = None
     """The group to show: its generator, and one of its row_ids."""
+    versions: bool = False
+    """Whether to show the groups of its prompt at all versions instead."""
 
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Query))
@@ -223,6 +226,12 @@ def _open(name: str, text: str) -> tuple[int, int]:
     return found
 
 
+def _versions(name: str, text: str) -> bool:
+    if text != _ALL:
+        raise InputError(f"versions is {text!r}: expected {_ALL}")
+    return True
+
+
 _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "group": _whole,
     "text": lambda name, text: text,
@@ -234,10 +243,13 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "order": _order,
     "page": _page,
     "open": _open,
+    "versions": _versions,
 }
 
 
 def _typed(name: str, value: Any) -> str:
+    if name == "versions":
+        return _ALL
     if name == "open":
         return f"{value[0]}.{value[1]}"
     if isinstance(value, tuple):

@@ -6,17 +6,20 @@ from dataclasses import replace
 import plotly.graph_objects as go
 
 from dashboard.queries import flow as queries
-from dashboard.queries.learning import is_measured, measured
+from dashboard.queries import usage
+from dashboard.queries.learning import TRAINER, is_measured, measured
 from dashboard.queries.series import NO_LINE, Line, averaged, thin
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, Table, View
 from dashboard.views.colours import BLUE, ORANGE, SKY, colour_number, colour_of
-from dashboard.views.figures import Series, tracks_chart
+from dashboard.views.figures import Series, line_chart, tracks_chart
 from dashboard.views.in_flight import IN_FLIGHT
-from dashboard.views.per_run import MINUTES, VERSIONS, Build, lines, number, rows_per_run
+from dashboard.views.per_run import MINUTES, VERSIONS, Build, line_per_run, lines, missing, number, rows_per_run
 
 _NO_TIME = "No stage has recorded its time yet: each does so every two seconds."
 _NO_PUSH = "No policy version has reached all generators yet."
+_DASHES = ("solid", "dash", "dot")
+"""Of the replicas of a stage, which share their colour."""
 _NO_PAUSE = "No generator has loaded new weights yet."
 _TIMES = ("stage", "replicas", "busy, s", "waiting, s", "busy share")
 _OVERLAP = ("Σ busy, s", "longest", "bound = Σ ÷ longest", "trainer ran, s", "overlap = Σ ÷ that", "overlap ÷ bound")
@@ -103,6 +106,23 @@ def _overtaken(run: RunData) -> list[Series]:
     ]
 
 
+def _usage(found: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
+    """A line per stage replica over time; for several runs, the trainer's."""
+
+    def build(runs: Sequence[RunData]) -> go.Figure:
+        if len(runs) > 1:
+            series = line_per_run(runs, lambda run: found(run).get(TRAINER, NO_LINE))
+        else:
+            named = enumerate(found(runs[0]).items())
+            series = [
+                Series(name=name, line=line, colour=colour_of(name.rpartition("-")[0]), dash=_DASHES[i % len(_DASHES)])
+                for i, (name, line) in named
+            ]
+        return line_chart(series, x=MINUTES, y=y, empty=missing(runs), from_zero=True)
+
+    return build
+
+
 VIEW = View(
     name="flow",
     title="Flow",
@@ -147,6 +167,20 @@ VIEW = View(
             sentence="Share of each stage's time spent waiting for another stage: the one that never waits is the "
             "bottleneck. For several runs: the trainer's share.",
             build=_by_stage(queries.idle, "share of time spent waiting"),
+        ),
+        Chart(
+            id="flow-cpu",
+            title="CPU",
+            sentence="Cores that each stage replica keeps busy, its child processes included. For several runs: the "
+            "trainer's.",
+            build=_usage(usage.cpu_cores, "cores"),
+        ),
+        Chart(
+            id="flow-memory",
+            title="Memory",
+            sentence="Resident memory of each stage replica and its child processes; what they share counts for each. "
+            "For several runs: the trainer's.",
+            build=_usage(usage.memory_gib, "GiB"),
         ),
         Table(
             id="flow-times",

@@ -10,11 +10,10 @@ from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, View
 from dashboard.views.colours import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, colour_of
 from dashboard.views.figures import Series, area_chart, line_chart
-from dashboard.views.per_run import MINUTES, NO_STEP, VERSIONS
+from dashboard.views.per_run import MINUTES, NO_STEP, NOT_RECORDED, VERSIONS
 from dashboard.views.stacked import stacked
 
 _PIXELS = 400
-_NOT_RECORDED = "Not recorded in this run."
 Move = Callable[[Line], Line]
 
 
@@ -70,13 +69,13 @@ def _off_policy(run: RunData, x: str, move: Move) -> go.Figure:
         Series(name="π/μ, p95", line=move(phases.tail_ratio(run)), colour=ORANGE),
         Series(name="effective sample size", line=move(learning.measured(run, "effective_sample_size")), colour=BLUE),
     ]
-    return line_chart(series, x=x, y="", empty=_NOT_RECORDED)
+    return line_chart(series, x=x, y="", empty=NOT_RECORDED)
 
 
 def _phases(run: RunData, x: str, move: Move) -> go.Figure:
     found = phases.step_phases(run)
     series = [Series(name=kind, line=move(line), colour=colour_of(kind)) for kind, line in found.items()]
-    figure = area_chart(series, x=x, y="", empty=_NOT_RECORDED)
+    figure = area_chart(series, x=x, y="", empty=NOT_RECORDED)
     at = phases.checkpoints(run)
     if series and len(at):
         moved = move(Line(at, 0 * at))

@@ -10,7 +10,8 @@ from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, View
 from dashboard.views.colours import BLUE, GREY, ORANGE, SEQUENCE, VERMILION, colour_number
 from dashboard.views.figures import Series, line_chart
-from dashboard.views.per_run import NO_STEP, VERSIONS, line_per_run
+from dashboard.views.per_run import NO_STEP, VERSIONS, line_per_run, missing
+from dashboard.views.rewards import BLOCKS as OF_RESPONSES
 
 _RATIOS = dict(zip(queries.RATIO_QUANTILES, (SEQUENCE[5], BLUE, ORANGE, VERMILION), strict=True))
 
@@ -61,13 +62,14 @@ def _ratios(runs: Sequence[RunData]) -> go.Figure:
             Series(name=quantile, line=queries.measured(runs[0], f"importance_ratio_{quantile}"), colour=colour)
             for quantile, colour in _RATIOS.items()
         ]
-    return line_chart(series, x=VERSIONS, y="π/μ", empty=NO_STEP, logarithmic=True)
+    return line_chart(series, x=VERSIONS, y="π/μ", empty=missing(runs), logarithmic=True)
 
 
 def _chart(name: str, title: str, sentence: str, unit: str, *, from_zero: bool = False) -> Chart:
     def build(runs: Sequence[RunData]) -> go.Figure:
         series = line_per_run(runs, lambda run: queries.measured(run, name))
-        return line_chart(series, x=VERSIONS, y=unit, empty=NO_STEP, from_zero=from_zero, legend=len(runs) > 1)
+        empty, legend = missing(runs), len(runs) > 1
+        return line_chart(series, x=VERSIONS, y=unit, empty=empty, from_zero=from_zero, legend=legend)
 
     return Chart(id=f"learning-{name.replace('_', '-')}", title=title, sentence=sentence, build=build)
 
@@ -104,6 +106,7 @@ VIEW = View(
             ),
             requires=lambda run: queries.is_measured(run, "zero_advantage_share"),
         ),
+        *OF_RESPONSES,
         _chart(
             "response_length_mean_tokens",
             "Response length",

@@ -14,8 +14,14 @@ from dashboard.views.figures import Series, line_chart
 VERSIONS = "policy version"
 MINUTES = "minutes since the run was started"
 NO_STEP = "No step was finished yet."
+NOT_RECORDED = "Not recorded in this run."
 
 Build = Callable[[Sequence[RunData]], go.Figure]
+
+
+def missing(runs: Sequence[RunData]) -> str:
+    """Why a chart of the trainer's steps has nothing to show."""
+    return NOT_RECORDED if any(len(run.consumed["t"]) for run in runs) else NO_STEP
 
 
 def lines(

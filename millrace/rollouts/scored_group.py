@@ -55,6 +55,8 @@ class ScoredGroup:
     temperature: float
     rewards: list[float | None]
     """[G]; None where the reward failed."""
+    components: list[str]
+    """[G] JSON object: the components of each reward by name."""
     min_policy_versions: npt.NDArray[np.int64]
     """[G] oldest version that sampled a token of each."""
     max_policy_versions: npt.NDArray[np.int64]
@@ -226,6 +228,7 @@ class _Columns:
         self._truncated: list[bool] = pc.equal(table["finish_reason"], "length").to_pylist()
         self._meta = table["meta"]
         self._rewards: list[float | None] = scored["reward"].to_pylist()
+        self._components = scored["components"]
 
     def group(self, start: int, end: int, generator: int, record: Record) -> ScoredGroup:
         lists, numbers = self._lists, self._numbers
@@ -248,6 +251,7 @@ class _Columns:
             meta=self._meta[start].as_py(),
             temperature=float(numbers["temperature"][start]),
             rewards=self._rewards[start:end],
+            components=self._components[start:end].to_pylist(),
             min_policy_versions=numbers["min_policy_version"][start:end],
             max_policy_versions=numbers["max_policy_version"][start:end],
             part_max_policy_version=record.max_policy_version,

@@ -21,8 +21,8 @@ from storage.streams.stream import StreamReader
 
 _T = TypeVar("_T")
 
-TIME_METRICS = ("time/", "lane/", "total/")
-"""Prefixes of metrics about a process's time, not about the policy version in their row; `lane/` is in older runs."""
+TIME_METRICS = ("time/", "lane/", "total/", "usage/")
+"""Prefixes of metrics about a process, not about the policy version in their row; `lane/` is in older runs."""
 
 Point = tuple[float, float]
 """(policy version, value); both are means if the point combines several versions."""

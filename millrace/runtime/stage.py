@@ -44,6 +44,8 @@ from millrace.runtime.messages import (
     send,
 )
 from millrace.runtime.metrics import TIME, MetricsWriter
+from millrace.runtime.usage.names import CPU_CORES, MEMORY_BYTES
+from millrace.runtime.usage.process_tree import ProcessTree
 from storage import failpoints, layout
 from storage.errors import StoreRefused
 from storage.progress import read_status, write_progress
@@ -86,6 +88,7 @@ class Stage:
         self._written = self._advanced = 0.0
         self._heartbeats = HeartbeatSender()
         self._metrics: MetricsWriter | None = None
+        self._processes = ProcessTree()
         self._run_file = self._find_run_file()
 
     @property
@@ -225,13 +228,15 @@ class Stage:
             self._log_times()
 
     def _log_times(self) -> None:
-        """Logs what the time since the last call went into, and the tokens so far."""
+        """Logs what the time since the last call went into, the tokens so far, and what is used of the machine."""
         times, self._times, self._times_logged = self._times, {}, time.monotonic()
         if not times or self.name not in _LONG_RUNNING:
             return
         values = {f"{TIME}{what}/seconds": seconds for what, seconds in times.items()}
         if "tokens" in self._values:
             values["total/tokens"] = float(self.value("tokens"))
+        if (used := self._processes.look()) is not None:
+            values |= {CPU_CORES: used.cpu_cores, MEMORY_BYTES: float(used.memory_bytes)}
         self.metrics.log(incarnation=self.value("incarnation"), policy_version=self.value("policy_version"), **values)
 
     def _find_run_file(self) -> int | None:

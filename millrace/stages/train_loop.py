@@ -181,6 +181,7 @@ class TrainLoop:
         samples = samples_of(groups, self.config.training.advantage, taken_at, self.config.training.selection)
         self.handover.tend()
         self.handover.forget()
+        trained_before = self.stage.seconds("train")
         with self.stage.busy("train"):
             report = self._trained(samples)
         failpoint("train.before_handover")
@@ -214,6 +215,7 @@ class TrainLoop:
             groups,
             lags,
             **of_intake,
+            train_seconds=self.stage.seconds("train") - trained_before,
             max_staleness=bound,
             places=terms.places,
             buffered_rollouts=self.ledger.buffered.rollouts,

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from millrace.rewards.components import component_means
 from millrace.rollouts.ledger import Amount
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.batch import Microbatch, Sample
@@ -92,6 +93,8 @@ class StepReport:
             "staleness_max": max(lags),
             "masked_token_share": masked.tokens / trained.tokens,
             "response_length_mean_tokens": sum(lengths) / len(lengths),
+            "truncated_share": sum(sum(group.truncated) for group in groups) / len(lengths),
+            **component_means(groups),
             **self.measured(),
         }
 

@@ -77,3 +77,26 @@ def test_a_group_is_opened_by_its_link_and_each_token_tells_its_ratio(
     page.wait_for_timeout(2500)
     assert page.locator("#trajectories-opened .token").count() == len(shown)
     watched.assert_quiet()
+
+
+def test_a_group_leads_to_the_same_prompt_at_other_versions_and_from_there_to_another_group(
+    root: Path, watched: Watched
+) -> None:
+    shape = Shape(steps=10, groups_per_step=4, generators=2, prompts=12, stale_share=0.0)
+    StoredRun(LocalStore(root / "epochs", fsync=False), "epochs", shape).append(10)
+    page = watched.page
+    watched.open("/run/epochs/trajectories?group=17")
+    bars = page.locator("#trajectories-timeline .track")
+    expect(bars).to_have_count(4)
+    assert "sampled by version" in (bars.first.get_attribute("aria-label") or "")
+
+    page.get_by_text("The same prompt at other versions").click()
+    columns = page.locator("#trajectories-versions .version")
+    expect(columns).to_have_count(3)
+    expect(columns.nth(1)).to_contain_text("this group")
+    expect(columns.nth(0).locator(".tokens")).to_have_count(4)
+    columns.nth(2).get_by_role("link", name="group 29").click()
+    expect(page.locator("#trajectories-opened h2")).to_have_text("Group 29")
+    page.go_back()
+    expect(columns).to_have_count(3)
+    watched.assert_quiet()

@@ -129,7 +129,7 @@ def test_the_layout_holds_the_run_and_a_field_for_each_thing_that_may_be_asked()
     inputs = [one for one in components(trajectories_page.layout("mine")) if type(one).__name__ == "Input"]
     assert all(one.maxLength == MAX_CHARACTERS for one in inputs)
     asked = {one.id.removeprefix("trajectories-") for one in inputs}
-    assert asked == set(FIELDS) - {"order", "page", "open"}
+    assert asked == set(FIELDS) - {"order", "page", "open", "versions"}
 
 
 def response(row_id: int, tokens: int, **changes: Any) -> Response:

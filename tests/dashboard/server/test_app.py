@@ -20,7 +20,9 @@ from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
 from dashboard.server.callbacks import is_callback
 from dashboard.views.blocks import Chart
+from dashboard.views.display import PLAIN, Display
 from dashboard.views.home import HOME, HOME_BY_TIME
+from dashboard.views.per_run import MINUTES
 from dashboard.views.registry import VIEWS
 from millrace.runs.record import end_attempt
 from storage import layout
@@ -243,6 +245,24 @@ def test_the_trajectories_of_one_run_have_a_page_and_those_of_several_have_none(
     assert not site(root).is_not_found("/run/one/trajectories", "?group=1")
 
 
+def test_the_address_holds_how_charts_are_shown_and_every_view_keeps_it(root: Path) -> None:
+    stored(root, "one", steps=6)
+    views = [view.name for view in VIEWS]
+    at = address.parse("/run/one/learning", "?smooth=10&x=time", ["one"], views)
+    assert isinstance(at, address.RunPage)
+    assert at.display == Display(smoothing=10, by_time=True)
+    assert address.shown_as(at, at.display) == "/run/one/learning?smooth=10&x=time"
+    assert address.shown_as(at, PLAIN) == "/run/one/learning"
+    compared = address.parse("/compare/flow", "?runs=one&smooth=5", ["one"], views)
+    assert isinstance(compared, address.RunPage)
+    assert address.shown_as(compared, compared.display) == "/compare/flow?runs=one&smooth=5"
+
+    shown = site(root).show("/run/one/learning", "?smooth=10&x=time")
+    assert str(plain(shown.frame)).count("smooth=10&x=time") == len([HOME, HOME_BY_TIME, *VIEWS, TRAJECTORIES])
+    plainly = site(root).show("/run/one/learning", "")
+    assert str(plain(plainly.body)).count(MINUTES) == 0 < str(plain(shown.body)).count(MINUTES)
+
+
 @pytest.mark.parametrize(
     ("path", "search", "sentence"),
     [
@@ -257,6 +277,8 @@ def test_the_trajectories_of_one_run_have_a_page_and_those_of_several_have_none(
         ("/compare", "?runs=" + ",".join(f"r{i}" for i in range(9)), "Name 1 to 8 runs"),
         ("/compare", "?runs=one,nobody", "There is no run 'nobody' here."),
         ("/run/" + "x" * 10_000, "", "xxx…"),
+        ("/run/one/learning", "?smooth=7", "smooth is '7': expected one of 1, 5, 10, 25, 50, 100."),
+        ("/run/one/learning", "?x=colour", "x is 'colour': expected version or time."),
     ],
 )
 def test_an_address_that_leads_nowhere_says_why(path: str, search: str, sentence: str) -> None:

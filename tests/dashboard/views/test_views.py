@@ -34,7 +34,7 @@ _STEP = (
     ),
     *("chi_square", "kl_to_reference"),
     *("overtaken_groups_mean", "overtaken_groups_max", "masked_token_share", "length_ratio", "reward_ratio"),
-    "zero_advantage_share",
+    *("zero_advantage_share", "truncated_share", "reward_component/math", "reward_component/format"),
     *("trained_tokens_of_staleness/0", "trained_tokens_of_staleness/2"),
     *(f"importance_ratio_{quantile}" for quantile in RATIO_QUANTILES),
 )
@@ -54,7 +54,10 @@ _DECISION = {
 
 
 def _time(*kinds: str) -> dict[str, Columns]:
-    return {f"time/{kind}/seconds": measured([0.5, 0.5]) for kind in kinds} | {"total/tokens": measured([5.0, 9.0])}
+    return {f"time/{kind}/seconds": measured([0.5, 0.5]) for kind in kinds} | {
+        "total/tokens": measured([5.0, 9.0]), "usage/cpu_cores": measured([0.9, 1.8]),
+        "usage/memory_bytes": measured([2.0**30, 2.0**31]),
+    }  # fmt: skip
 
 
 def _run(run_id: str = "mine", **changes: Any) -> RunData:
@@ -73,7 +76,8 @@ def _run(run_id: str = "mine", **changes: Any) -> RunData:
         },
         "consumed": consumed_rows(
             [1, 1, 2, 2], outcome=[0, 1, 0, 0], staleness=[0, 5, 1, 2], tokens=4, reward=[1.0, 0.0, np.nan, 0.0],
-            trajectory_row_id=range(4), group_id=[0, 1, 2, 2], min_policy_version=0, max_policy_version=[0, 0, 1, 2],
+            trajectory_row_id=range(4), group_id=[1, 1, 2, 2], sample_index=[0, 1, 0, 1],
+            min_policy_version=0, max_policy_version=[0, 0, 1, 2],
         ),
         "stage_status": {
             "train-0": {
@@ -161,6 +165,31 @@ def test_an_older_run_has_every_block_but_those_of_what_it_did_not_measure() -> 
     assert all([*view.blocks_for([older, newer])] == [*view.blocks] for view in VIEWS)
     assert _table("flow-in-flight", older, newer).rows[0][:2] == ["mine", "generate-0"]
     assert [row[0] for row in _table("staleness-bias", older, newer).rows] == ["mine", "mine"]
+
+
+def test_of_what_an_older_run_did_not_record_the_chart_says_so() -> None:
+    for name in ("learning-reward-components", "learning-truncated"):
+        (why,) = _CHARTS[name].build([_run(metrics={})]).layout.annotations
+        assert why.text == "Not recorded in this run."
+        (why,) = _CHARTS[name].build([_JUST_BEGUN]).layout.annotations
+        assert why.text == "No step was finished yet."
+
+
+def test_each_component_of_the_reward_has_a_line_and_hostile_names_stay_text() -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    metrics = {"train-0": {"reward_component/math": measured([0.5]), f"reward_component/{hostile}": measured([1.0])}}
+    one, two = _CHARTS["learning-reward-components"].build([_run(metrics=metrics)]).data
+    assert (one.name, one.y.tolist(), two.name) == ("&lt;img src=x onerror=alert(1)&gt;", [1.0], "math")
+    compared = _CHARTS["learning-reward-components"].build([_run("a"), _run("b")])
+    assert [trace.name for trace in compared.data] == ["a, format", "a, math", "b, format", "b, math"]
+
+
+def test_what_each_replica_uses_of_its_machine_has_a_line() -> None:
+    lines = {trace.name: trace.y.tolist() for trace in _CHARTS["flow-memory"].build([_run()]).data}
+    assert lines == {name: [1.0, 2.0] for name in ("generate-0", "score-0", "train-0", "sync_weights-0")}
+    assert [trace.name for trace in _CHARTS["flow-cpu"].build([_run("a"), _run("b")]).data] == ["a", "b"]
+    (why,) = _CHARTS["flow-cpu"].build([_run(metrics={})]).layout.annotations
+    assert why.text == "Not recorded in this run."
 
 
 def test_decisions_are_listed_with_their_reasons_the_newest_first() -> None:

@@ -82,6 +82,7 @@ def batch(behaviour: LlamaForCausalLM, seed: int = 0, rewards: Sequence[float] |
             meta="{}",
             temperature=0.9,
             rewards=list(rewards or random.integers(0, 3, size=4) / 2),
+            components=["{}"] * 4,
             min_policy_versions=np.zeros(4, dtype=np.int64),
             max_policy_versions=np.zeros(4, dtype=np.int64),
             part_max_policy_version=0,

@@ -279,6 +279,8 @@ def test_what_a_stages_time_went_into_is_measured_with_what_it_waited_for(store:
     assert measured["time/generate/seconds"] == pytest.approx(told["generate"])
     assert measured["time/waiting for room/seconds"] == pytest.approx(told["idle"])
     assert measured["total/tokens"] == 12
+    assert measured["usage/cpu_cores"] >= 0
+    assert measured["usage/memory_bytes"] > 1 << 20
 
 
 def test_a_stage_that_does_not_last_logs_no_times(store: Store) -> None:

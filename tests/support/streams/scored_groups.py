@@ -44,6 +44,7 @@ def scored_group(
         meta=json.dumps({"source": source}),
         temperature=1.0,
         rewards=list(rewards),
+        components=["{}" if reward is None else json.dumps({"exact_match": reward}) for reward in rewards],
         min_policy_versions=np.array([min(one) for one in versions], dtype=np.int64),
         max_policy_versions=np.array([max(one) for one in versions], dtype=np.int64),
         part_max_policy_version=max(max(one) for one in versions),

@@ -1,0 +1,113 @@
+"""One prompt at several policy versions: a column for each group that answers it, with its responses and rewards.
+
+All text from models and runs is shown as children of elements, never as markup.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from dash import dcc, html
+from dash.development.base_component import Component
+
+from dashboard.pages.draw import facts, problem_box
+from dashboard.pages.messages import prompt_messages
+from dashboard.read.groups import Group, Response
+from dashboard.read.same_prompt import MAX_BYTES, MAX_PARTS, Asked, SamePrompt
+from dashboard.read.tokens import TokenTexts, shortened, visible
+
+MAX_COLUMNS = 8
+MAX_RESPONSES = 8
+"""Shown per group."""
+_MAX_CHARACTERS = 1500
+"""Shown per response and per message of the prompt."""
+
+
+def chosen(found: SamePrompt, opened: Asked | None) -> list[Asked]:
+    """At most eight of the groups, evenly over them by version, the first, the last and the `opened` one included."""
+    groups = found.groups
+    if len(groups) <= MAX_COLUMNS:
+        return list(groups)
+    places = np.unique(np.linspace(0, len(groups) - 1, MAX_COLUMNS).round().astype(int)).tolist()
+    if opened in groups and (at := groups.index(opened)) not in places:
+        nearest = min(range(1, len(places) - 1), key=lambda i: abs(places[i] - at))
+        places = sorted({*places[:nearest], *places[nearest + 1 :], at})
+    return [groups[i] for i in places]
+
+
+def view(
+    groups: Sequence[Group], opened: Group, found: SamePrompt, texts: TokenTexts, link: Callable[[Group], str]
+) -> Component:
+    """The section of the page; `groups` are the chosen ones, `link` is the address that opens one."""
+    if opened.prompt is None:
+        prompt: Component = html.P("Its prompt can't be read.", className="note")
+    else:
+        prompt = html.Div(prompt_messages(opened.prompt, texts, _MAX_CHARACTERS), className="prompt")
+    columns = [_column(group, texts, link(group), here=group.group_id == opened.group_id) for group in groups]
+    return html.Section(
+        [
+            html.H2("The same prompt at other versions"),
+            html.P(_sentence(groups, found), className="sentence"),
+            *_further(found, link(opened)),
+            problem_box([visible(problem) for group in groups for problem in group.problems]),
+            prompt,
+            html.Div(columns, className="columns", tabIndex=0, role="region", **{"aria-label": "groups by version"}),
+        ],
+        className="block wide",
+        id="trajectories-versions",
+    )
+
+
+def _sentence(groups: Sequence[Group], found: SamePrompt) -> str:
+    count = len(found.groups)
+    if count == 1:
+        told = "No other group answers this prompt"
+    elif count > len(groups):
+        told = f"{count:,} groups answer this prompt, {len(groups)} of them shown"
+    else:
+        told = f"{count:,} groups answer this prompt"
+    where = "all" if found.searched == found.parts else f"the newest {found.searched:,} of {found.parts:,}"
+    return f"{told}, in {where} parts of the generators' streams. A prompt is asked once per epoch."
+
+
+def _further(found: SamePrompt, href: str) -> list[Component]:
+    if found.searched == found.parts:
+        return []
+    limit = f"A search reads up to {MAX_PARTS} parts and {MAX_BYTES >> 20} MiB, the newest first. "
+    # A whole load: to the page, a link to its own address is none.
+    again = html.A("Search further back", href=f"{href}&versions=all", className="button")
+    return [html.P([limit, again], className="note")]
+
+
+def _column(group: Group, texts: TokenTexts, href: str, *, here: bool) -> Component:
+    versions = sorted({version for one in group.responses for version in _versions(one)})
+    title = "version unknown" if not versions else f"version {versions[0]}"
+    title += f" to {versions[-1]}" if len(versions) > 1 else ""
+    rewards = [one.score["reward"] for one in group.responses if one.score and one.score["reward"] is not None]
+    named = {
+        "mean reward": f"{sum(rewards) / len(rewards):.3g}" if rewards else "none",
+        "responses": str(len(group.responses)),
+    }
+    parts: list[Component] = [
+        html.H3(title),
+        facts(named, [html.Span("this group") if here else dcc.Link(f"group {group.group_id}", href=href)]),
+        *(_response(one, texts) for one in group.responses[:MAX_RESPONSES]),
+    ]
+    if len(group.responses) > MAX_RESPONSES:
+        parts.append(html.P(f"{len(group.responses) - MAX_RESPONSES:,} more are not shown.", className="note"))
+    return html.Div(parts, className="version here" if here else "version")
+
+
+def _response(response: Response, texts: TokenTexts) -> Component:
+    trajectory, score, consumed = response.trajectory, response.score, response.consumed
+    reward = "none" if score is None or score["reward"] is None else f"{score['reward']:.4g}"
+    named = {"reward": reward, "outcome": visible(consumed["outcome"]) if consumed else "not taken yet"}
+    if trajectory is None:
+        return html.Div([facts(named), html.P("It can't be read.", className="note")])
+    tokens = trajectory["response_tokens"]
+    named |= {"tokens": f"{len(tokens):,}", "ended by": visible(trajectory["finish_reason"])}
+    text = shortened(visible(texts.text(tokens)), _MAX_CHARACTERS)
+    return html.Div([facts(named), html.Div(text, className="tokens")])
+
+
+def _versions(response: Response) -> list[int]:
+    return [] if response.trajectory is None else list(response.trajectory["span_versions"])

@@ -1,0 +1,109 @@
+"""When each response of a group was queued, sampled, waiting and trained, as far as the records say.
+
+t_admitted ─ queued ─ t_started ─ sampled, by version ─ t_finished ─ waited ─ its step begins ─ trained ─ t of consumed
+
+A version begins to sample where its generator's metrics say that it was loaded. The trainer's metrics say how long a
+step took.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dashboard.queries.learning import TRAINER
+from dashboard.queries.series import metric
+from dashboard.read.groups import Group, Response, Row
+from dashboard.read.model import RunData
+from millrace.rollouts.consumed import TRAINED
+
+Kind = Literal["queued", "sampled", "waited", "trained"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """What happened to a response between two moments, in seconds since the group's first prompt was admitted."""
+
+    kind: Kind
+    label: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """The segments of each response, by row_id, without those that can't be read; and what is not recorded."""
+
+    rows: dict[int, list[Segment]]
+    notes: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Until the last of it."""
+        return max((segments[-1].end for segments in self.rows.values() if segments), default=0.0)
+
+
+def timeline(run: RunData, group: Group) -> Timeline:
+    """Of all responses of the group."""
+    read = [one for one in group.responses if one.trajectory is not None]
+    if not read:
+        return Timeline(rows={}, notes=())
+    begun = min(float(one.trajectory["t_admitted"]) for one in read if one.trajectory is not None)
+    notes = dict.fromkeys(["When a response was scored is not recorded, only for how long."])
+    rows = {}
+    for one in read:
+        assert one.trajectory is not None
+        row = one.trajectory
+        segments = [
+            Segment(kind="queued", label="queued", start=row["t_admitted"], end=row["t_started"]),
+            *_sampled(run, group.generator, row, notes),
+            *_afterwards(run, one, row, notes),
+        ]
+        rows[one.row_id] = [
+            Segment(kind=each.kind, label=each.label, start=each.start - begun, end=each.end - begun)
+            for each in segments
+            if each.end > each.start
+        ]
+        if 0 in row["loss_mask"]:
+            notes["Time in tools and other turns of the environment is part of sampling: not recorded on its own."] = (
+                None
+            )
+    return Timeline(rows=rows, notes=tuple(notes))
+
+
+def _sampled(run: RunData, generator: int, row: Row, notes: dict[str, None]) -> list[Segment]:
+    started, finished, versions = row["t_started"], row["t_finished"], row["span_versions"]
+    loads = metric(run, f"generate-{generator}", "pause_seconds")
+    within = (loads["incarnation"] == row["incarnation"]) & (loads["t"] > started) & (loads["t"] < finished)
+    edges = [started]
+    for version in versions[1:]:
+        at = loads["t"][within & (loads["policy_version"] == version)]
+        if len(at) == 0 or at[0] < edges[-1]:
+            notes["When some of the versions took over is not recorded in this run."] = None
+            label = f"sampled by versions {versions[0]} to {versions[-1]}"
+            return [Segment(kind="sampled", label=label, start=started, end=finished)]
+        edges.append(float(at[0]))
+    return [
+        Segment(kind="sampled", label=f"sampled by version {version}", start=start, end=end)
+        for version, start, end in zip(versions, edges, [*edges[1:], finished], strict=True)
+    ]
+
+
+def _afterwards(run: RunData, response: Response, row: Row, notes: dict[str, None]) -> list[Segment]:
+    taken, finished = response.consumed, row["t_finished"]
+    scored = f", scored for {response.score['seconds']:.3g} s of it" if response.score is not None else ""
+    if taken is None:
+        return []
+    done = float(taken["t"])
+    if taken["outcome"] != TRAINED:
+        return [Segment(kind="waited", label=f"waited{scored}, then dropped", start=finished, end=done)]
+    steps = metric(run, TRAINER, "train_seconds")
+    seconds = steps["value"][steps["policy_version"] == taken["policy_version"]]
+    if len(seconds) == 0:
+        notes["When its step began is not recorded in this run."] = None
+        return [Segment(kind="waited", label=f"waited{scored}, and was trained", start=finished, end=done)]
+    begun = max(finished, done - float(np.max(seconds)))
+    return [
+        Segment(kind="waited", label=f"waited{scored}", start=finished, end=begun),
+        Segment(kind="trained", label=f"trained for version {taken['policy_version']}", start=begun, end=done),
+    ]

@@ -1,0 +1,25 @@
+"""What each stage replica uses of its machine, over minutes; logged about every two seconds."""
+
+from dashboard.queries.series import Line, metric, minutes, replicas, thin
+from dashboard.read.model import RunData
+from millrace.runs.status import STAGES
+from millrace.runtime.usage.names import CPU_CORES, MEMORY_BYTES
+
+_GIB = 1 << 30
+
+
+def cpu_cores(run: RunData) -> dict[str, Line]:
+    """CPU cores in use, by `<stage>-<replica>`, its child processes included."""
+    return _by_replica(run, CPU_CORES)
+
+
+def memory_gib(run: RunData) -> dict[str, Line]:
+    """Resident memory, GiB, by `<stage>-<replica>`, its child processes included."""
+    return {name: Line(line.x, line.y / _GIB) for name, line in _by_replica(run, MEMORY_BYTES).items()}
+
+
+def _by_replica(run: RunData, name: str) -> dict[str, Line]:
+    named = {replica: metric(run, replica, name) for stage in STAGES for replica in replicas(run, stage)}
+    return {
+        replica: thin(Line(minutes(run, rows["t"]), rows["value"])) for replica, rows in named.items() if len(rows["t"])
+    }

@@ -1,0 +1,102 @@
+"""The groups that answer one prompt, at all policy versions.
+
+No stream is sorted by prompt, so parts are read until each has been seen once; what was seen is kept:
+
+    records of all generators, newest first ─► parts not read before, within the limits ─► name of each group's prompt
+                                                                                        └► kept, as a hash, for the next
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dashboard.read.parts import PartReader, StreamIndex
+from storage.streams.record import Record
+
+MAX_PARTS, MAX_BYTES = 256, 256 << 20
+"""Read at most per search, of parts that no search has read before; one part at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A group that answers the prompt."""
+
+    generator: int
+    row_id: int
+    """Of its first row."""
+    policy_version: int
+    """The oldest that sampled a token of its first response."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamePrompt:
+    """What a search has found."""
+
+    groups: tuple[Asked, ...]
+    """By ascending version."""
+    searched: int
+    """Parts that are known by now; those that can't be read count."""
+    parts: int
+    """In all streams."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Groups:
+    """The groups of a part, one value each; a part that can't be read has none."""
+
+    prompts: npt.NDArray[np.int64]
+    row_ids: npt.NDArray[np.int64]
+    versions: npt.NDArray[np.int64]
+
+
+_NONE = np.empty(0, np.int64)
+
+
+class PromptIndex:
+    """What is known of the prompts in a run's parts: some 24 bytes per group. Not thread-safe."""
+
+    def __init__(self, parts: PartReader) -> None:
+        self._parts = parts
+        self._known: dict[tuple[int, int], _Groups] = {}
+
+    def search(self, prompt_id: str, streams: Sequence[StreamIndex]) -> SamePrompt:
+        """The groups of a prompt in the parts known so far and the newest others; `streams` are by generator."""
+        records = [(generator, record) for generator, stream in enumerate(streams) for record in stream.records]
+        new = [(g, record) for g, record in records if (g, record.part) not in self._known]
+        new.sort(key=lambda one: one[1].max_policy_version, reverse=True)
+        read = 0
+        for number, (generator, record) in enumerate(new[:MAX_PARTS]):
+            if number and read + record.bytes > MAX_BYTES:
+                break
+            read += record.bytes
+            table = self._parts.try_read(streams[generator], record, [])
+            self._known[generator, record.part] = _groups(record, table)
+        wanted = _hashed(prompt_id)
+        found = [
+            Asked(generator=generator, row_id=int(groups.row_ids[i]), policy_version=int(groups.versions[i]))
+            for (generator, _), groups in self._known.items()
+            for i in np.flatnonzero(groups.prompts == wanted)
+        ]
+        found.sort(key=lambda one: (one.policy_version, one.generator, one.row_id))
+        return SamePrompt(groups=tuple(found), searched=len(self._known), parts=len(records))
+
+
+def _groups(record: Record, table: pa.Table | None) -> _Groups:
+    if table is None or table.num_rows == 0:
+        return _Groups(prompts=_NONE, row_ids=_NONE, versions=_NONE)
+    group_ids = table["group_id"].to_numpy()
+    starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))
+    names = table["prompt_id"].take(pa.array(starts)).to_pylist()
+    return _Groups(
+        prompts=np.array([_hashed(name) for name in names], np.int64),
+        row_ids=record.first_row_id + starts.astype(np.int64),
+        versions=table["min_policy_version"].to_numpy()[starts],
+    )
+
+
+def _hashed(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)

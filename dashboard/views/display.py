@@ -1,0 +1,105 @@
+"""How the charts of a page are shown: smoothed, and over policy versions or wall time. It applies to finished figures.
+
+    figure ─► each line: the mean of the last versions, in front of its values, now faint ─► x in minutes ─► page
+
+A line is smoothed before it is moved, so that both x axes show the same values.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dashboard.queries.phases import clock
+from dashboard.queries.series import Floats, Line
+from dashboard.read.model import RunData
+from dashboard.views.per_run import MINUTES, VERSIONS
+
+SMOOTHINGS = (1, 5, 10, 25, 50, 100)
+"""Policy versions that a line may be averaged over."""
+_FAINT = 0.28
+
+
+@dataclass(frozen=True, kw_only=True)
+class Display:
+    """What the reader has chosen for all charts."""
+
+    smoothing: int = 1
+    """Each point of a line is the mean of this many policy versions, up to its own; of a line over time, of this many
+    points."""
+    by_time: bool = False
+    """Whether what is measured by policy version is shown over wall time."""
+
+
+PLAIN = Display()
+
+
+def displayed(figure: go.Figure, display: Display, run: RunData | None) -> go.Figure:
+    """The figure as chosen; `run` is whose versions it shows, None for several, which stay over versions."""
+    if display.smoothing > 1:
+        _smooth(figure, display.smoothing)
+    if display.by_time and run is not None and _is_over_versions(figure):
+        _move(figure, clock(run))
+    return figure
+
+
+def mean_of_last(line: Line, width: float) -> Line:
+    """At each x the mean of the known values in (x - width, x]; NaN where there is none."""
+    known = np.isfinite(line.y)
+    sums = np.cumsum(np.append(0.0, np.where(known, line.y, 0.0)))
+    counts = np.cumsum(np.append(0, known))
+    starts = np.searchsorted(line.x, line.x - width, side="right")
+    ends = np.arange(1, len(line.x) + 1)
+    number = counts[ends] - counts[starts]
+    y = np.divide(sums[ends] - sums[starts], number, out=np.full(len(line.x), np.nan), where=number > 0)
+    return Line(line.x, y)
+
+
+def _smooth(figure: go.Figure, smoothing: int) -> None:
+    over_versions = _is_over_versions(figure)
+    traces = []
+    for trace in figure.data:
+        if not _is_line(trace):
+            traces.append(trace)
+            continue
+        x, y = np.asarray(trace.x, np.float64), np.asarray(trace.y, np.float64)
+        if over_versions:
+            smooth = mean_of_last(Line(x, y), smoothing)
+        else:
+            smooth = Line(x, mean_of_last(Line(np.arange(len(x), dtype=np.float64), y), smoothing).y)
+        raw = trace.to_plotly_json()
+        behind = {"opacity": _FAINT, "showlegend": False, "hoverinfo": "skip", "legendgroup": trace.name}
+        traces.append({**raw, **behind})
+        traces.append({**raw, "y": smooth.y, "mode": "lines", "legendgroup": trace.name})
+    figure.data = ()
+    figure.add_traces(traces)
+
+
+def _is_line(trace: go.Figure) -> bool:
+    """Whether it is a line between measured points: no area, no band, no steps such as those of a bound."""
+    return (
+        trace.type == "scatter"
+        and "lines" in (trace.mode or "")
+        and trace.stackgroup is None
+        and trace.fill is None
+        and trace.line.shape != "hv"
+        and trace.x is not None
+        and len(trace.x) > 1
+    )
+
+
+def _is_over_versions(figure: go.Figure) -> bool:
+    return figure.layout.xaxis.title.text == VERSIONS and all(trace.type == "scatter" for trace in figure.data)
+
+
+def _move(figure: go.Figure, at: Line) -> None:
+    if len(at.x) == 0:
+        return
+
+    def moved(x: object) -> Floats:
+        minutes: Floats = np.interp(np.asarray(x, np.float64), at.x, at.y)
+        return minutes
+
+    for trace in figure.data:
+        trace.x = moved(trace.x)
+    figure.update_xaxes(title={"text": MINUTES})

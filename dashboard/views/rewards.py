@@ -1,0 +1,98 @@
+"""Charts of the learning page about single responses: what they earn, how rewards differ, and how long they are."""
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from dashboard.queries import rewards as queries
+from dashboard.queries.series import NO_LINE
+from dashboard.read.model import RunData
+from dashboard.views.blocks import Chart
+from dashboard.views.colours import BLUE, GREY, ORANGE, SEQUENCE, SKY, VERMILION, colour_number
+from dashboard.views.figures import Series, line_chart
+from dashboard.views.per_run import VERSIONS, line_per_run, missing
+
+_SPREAD = {"mean": BLUE, "p10": SKY, "p50": GREY, "p90": ORANGE}
+_LENGTHS = {"p10": SKY, "p50": BLUE, "p90": ORANGE, "p99": VERMILION, "max": GREY}
+_DASHES = ("solid", "dash", "dot")
+
+
+def _spread(runs: Sequence[RunData]) -> go.Figure:
+    if len(runs) > 1:
+        series = line_per_run(runs, lambda run: queries.reward_spread(run).get("mean", NO_LINE))
+    else:
+        found = queries.reward_spread(runs[0])
+        series = [Series(name=name, line=line, colour=_SPREAD[name]) for name, line in found.items()]
+    return line_chart(series, x=VERSIONS, y="standard deviation of the reward", empty=missing(runs), from_zero=True)
+
+
+def _lengths(runs: Sequence[RunData]) -> go.Figure:
+    if len(runs) > 1:
+        series = line_per_run(runs, lambda run: queries.lengths(run).get("p90", NO_LINE))
+    else:
+        found = queries.lengths(runs[0])
+        series = [Series(name=name, line=line, colour=_LENGTHS[name]) for name, line in found.items()]
+    return line_chart(series, x=VERSIONS, y="response tokens", empty=missing(runs), from_zero=True)
+
+
+def _components(runs: Sequence[RunData]) -> go.Figure:
+    found = [queries.components(run) for run in runs]
+    names = sorted({name for lines in found for name in lines})
+    if len(runs) > 1:
+        series = [
+            Series(
+                name=f"{run.info.run_id}, {name}",
+                line=lines[name],
+                colour=colour_number(number),
+                dash=_DASHES[names.index(name) % len(_DASHES)],
+            )
+            for number, (run, lines) in enumerate(zip(runs, found, strict=True))
+            for name in lines
+        ]
+    else:
+        series = [
+            Series(
+                name=name,
+                line=line,
+                colour=colour_number(number),
+                dash=_DASHES[number // len(SEQUENCE) % len(_DASHES)],
+            )
+            for number, (name, line) in enumerate(found[0].items())
+        ]
+    return line_chart(series, x=VERSIONS, y="mean of the component", empty=missing(runs), from_zero=True)
+
+
+def _truncated(runs: Sequence[RunData]) -> go.Figure:
+    series = line_per_run(runs, queries.truncated_share)
+    empty, legend = missing(runs), len(runs) > 1
+    return line_chart(series, x=VERSIONS, y="share of responses", empty=empty, from_zero=True, legend=legend)
+
+
+BLOCKS = (
+    Chart(
+        id="learning-reward-spread",
+        title="Reward spread",
+        sentence="Standard deviation of the rewards within a group: mean and quantiles over the groups taken for each "
+        "step, dropped ones included. A group at 0 teaches nothing. For several runs: the mean.",
+        build=_spread,
+    ),
+    Chart(
+        id="learning-reward-components",
+        title="Components of the reward",
+        sentence="Mean of each number that the reward reports beside its total, over the responses of each step.",
+        build=_components,
+    ),
+    Chart(
+        id="learning-lengths",
+        title="Response length, quantiles",
+        sentence="A tenth of the responses taken for each step, dropped ones included, are no longer than p10, half no "
+        "longer than p50, and so on. For several runs: p90.",
+        build=_lengths,
+    ),
+    Chart(
+        id="learning-truncated",
+        title="Truncated responses",
+        sentence="Share of each step's responses that were cut off, by max_new_tokens or by the limit of turns.",
+        build=_truncated,
+    ),
+)

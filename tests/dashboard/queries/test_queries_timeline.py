@@ -1,0 +1,96 @@
+"""What a response went through, as far as the records say when."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.pages.run_data import run_data
+
+from dashboard.queries.timeline import Timeline, timeline
+from dashboard.read.groups import Group, Response
+from dashboard.read.model import Columns, RunData
+
+BEGUN = 1000.0
+
+
+def rows(*values: tuple[float, int, float]) -> Columns:
+    """A metric: when it was measured, at which version, and its value."""
+    t, versions, measured = (np.array(column) for column in zip(*values, strict=True))
+    return {"t": BEGUN + t, "incarnation": np.zeros(len(t), np.int32), "policy_version": versions, "value": measured}
+
+
+def response(row_id: int = 0, *, admitted: float = 0.0, outcome: str | None = "trained", **changes: Any) -> Response:
+    trajectory = {
+        "incarnation": 0,
+        "t_admitted": BEGUN + admitted,
+        "t_started": BEGUN + admitted + 1.0,
+        "t_finished": BEGUN + 5.0,
+        "span_versions": [3, 4],
+        "loss_mask": [1, 1],
+        **changes,
+    }
+    taken = None if outcome is None else {"t": BEGUN + 9.0, "policy_version": 7, "outcome": outcome}
+    score = {"seconds": 0.25}
+    return Response(row_id=row_id, trajectory=trajectory, score=score, consumed=taken, trainer_logprobs=None)
+
+
+def of(*responses: Response, run: RunData) -> Timeline:
+    return timeline(run, Group(generator=1, group_id=2, responses=responses, problems=()))
+
+
+RECORDED = run_data(
+    metrics={
+        "generate-1": {"pause_seconds": rows((-2.0, 3, 0.1), (2.5, 4, 0.1), (8.0, 5, 0.1))},
+        "generate-0": {"pause_seconds": rows((2.0, 4, 0.1))},
+        "train-0": {"train_seconds": rows((5.0, 6, 3.0), (9.0, 7, 1.5))},
+    }
+)
+
+
+def told(found: Timeline, row_id: int = 0) -> list[tuple[str, float, float]]:
+    return [(one.label, pytest.approx(one.start), pytest.approx(one.end)) for one in found.rows[row_id]]
+
+
+def test_each_moment_that_is_recorded_ends_a_segment() -> None:
+    found = of(response(), run=RECORDED)
+    assert told(found) == [
+        ("queued", 0.0, 1.0),
+        ("sampled by version 3", 1.0, 2.5),
+        ("sampled by version 4", 2.5, 5.0),
+        ("waited, scored for 0.25 s of it", 5.0, 7.5),
+        ("trained for version 7", 7.5, 9.0),
+    ]
+    assert found.seconds == pytest.approx(9.0)
+    assert found.notes == ("When a response was scored is not recorded, only for how long.",)
+
+
+def test_all_responses_count_from_the_first_admission_of_the_group() -> None:
+    found = of(response(0, admitted=0.0), response(1, admitted=0.5), run=RECORDED)
+    assert told(found, 1)[0] == ("queued", 0.5, 1.5)
+
+
+def test_what_an_older_run_did_not_record_is_named_and_the_rest_is_shown() -> None:
+    found = of(response(loss_mask=[1, 0]), run=run_data(metrics={}))
+    assert told(found) == [
+        ("queued", 0.0, 1.0),
+        ("sampled by versions 3 to 4", 1.0, 5.0),
+        ("waited, scored for 0.25 s of it, and was trained", 5.0, 9.0),
+    ]
+    assert [note.partition(" is ")[0] for note in found.notes] == [
+        "When a response was scored",
+        "When some of the versions took over",
+        "When its step began",
+        "Time in tools and other turns of the environment",
+    ]
+
+
+def test_what_was_dropped_is_not_trained_and_what_was_not_taken_ends_with_its_last_token() -> None:
+    found = of(response(0, outcome="stale"), response(1, outcome=None), run=RECORDED)
+    assert told(found, 0)[-1] == ("waited, scored for 0.25 s of it, then dropped", 5.0, 9.0)
+    assert told(found, 1)[-1] == ("sampled by version 4", 2.5, 5.0)
+
+
+def test_a_response_that_cannot_be_read_has_no_row() -> None:
+    lost = Response(row_id=5, trajectory=None, score=None, consumed=None, trainer_logprobs=None)
+    assert of(lost, run=RECORDED).rows == {}
+    assert list(of(response(), lost, run=RECORDED).rows) == [0]
