@@ -113,10 +113,14 @@ def _usage(found: Callable[[RunData], Mapping[str, Line]], y: str) -> Build:
         if len(runs) > 1:
             series = line_per_run(runs, lambda run: found(run).get(TRAINER, NO_LINE))
         else:
-            named = enumerate(found(runs[0]).items())
             series = [
-                Series(name=name, line=line, colour=colour_of(name.rpartition("-")[0]), dash=_DASHES[i % len(_DASHES)])
-                for i, (name, line) in named
+                Series(
+                    name=name,
+                    line=line,
+                    colour=colour_of(name.rpartition("-")[0]),
+                    dash=_DASHES[int(name.rpartition("-")[2]) % len(_DASHES)],
+                )
+                for name, line in found(runs[0]).items()
             ]
         return line_chart(series, x=MINUTES, y=y, empty=missing(runs), from_zero=True)
 
