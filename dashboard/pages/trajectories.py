@@ -181,8 +181,9 @@ def _opened(run: RunData, reader: GroupReader, texts: TokenTexts, row: tuple[int
         ways = (
             [] if group.prompt is None else [_way("The same prompt at other versions", f"{link(group)}&versions=all")]
         )
-        times = [timeline.view(found)] if (found := timeline_of(run, group)).rows else []
-        return html.Div([*ways, *times, view(group, texts)], className="column")
+        times = timeline_of(run, group)
+        bars = [timeline.view(times)] if times.rows else []
+        return html.Div([*ways, *bars, view(group, texts)], className="column")
     found = reader.same_prompt(group.prompt["prompt_id"])
     opened = next(
         (one for one in found.groups if (one.generator, one.row_id) == (group.generator, group.responses[0].row_id)),
