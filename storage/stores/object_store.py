@@ -5,9 +5,10 @@
                                                 the condition too late: objects are limited to 5 GB
     get, exists     GET, of a range or of all   404 NoSuchKey: not there;    404 NoSuchBucket, 403: errors
 
-A request whose reply is lost is retried: by the library, and if it is conditional, by this store, as the library does
-not repeat those. If the first try created the object, the retry finds it there, so False can mean "it was me": whatever
-is committed has a unique name or nonce, and is read back.
+A request whose reply is lost is repeated. The library does so if the connection breaks before the reply, unless the
+request is conditional or a POST; this store does so in all other cases, such as a reply that is cut off. If the first
+try created the object, the next one finds it there, so False can mean "it was me": whatever is committed has a unique
+name or nonce, and is read back.
 
 Without the permission s3:ListBucket, S3 answers 403 for an absent object. "Not yet" can't be told from "forbidden"
 there, so `probe` refuses such a store.
@@ -16,11 +17,10 @@ there, so `probe` refuses such a store.
 import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
@@ -30,6 +30,8 @@ from storage.failpoints import failpoint
 from storage.stores.base import TEMPORARY_PREFIX, BytesLike, Entry, Store, checked_path
 from storage.stores.s3_answers import Answer, storage_error
 from storage.stores.s3_settings import read_settings
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,26 +87,12 @@ class ObjectStore(Store):
     def put(self, path: str, data: BytesLike) -> None:
         checked_path(path)
         failpoint("put.before", path)
-        with self._asking(path):
-            self._client(len(data)).put(path, _as_bytes(data), use_multipart=False)
+        self._ask(path, lambda: self._client(len(data)).put(path, _as_bytes(data), use_multipart=False), len(data))
         failpoint("put.after", path)
 
     def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
         checked_path(path)
-        with self._asking(path):
-            try:
-                if length is not None:
-                    # No range of HTTP is empty.
-                    found = self._client().get_range(path, start=start, length=max(length, 1))
-                elif start > 0:
-                    found = self._client().get(path, options={"range": {"offset": start}}).bytes()
-                else:
-                    found = self._client().get(path).bytes()
-            except BaseError as error:
-                if not Answer.of(error).past_end:
-                    raise
-                return memoryview(b"")
-        return memoryview(found)[:length]
+        return self._ask(path, lambda: self._get(path, start, length))[:length]
 
     def exists(self, path: str) -> bool:
         try:
@@ -125,30 +113,30 @@ class ObjectStore(Store):
     def folders(self, prefix: str = "") -> list[str]:
         if prefix:
             checked_path(prefix)
-        with self._asking(prefix or "its root"):
-            found = self._client().list_with_delimiter(prefix or None)["common_prefixes"]
+        found = self._ask(
+            prefix or "its root", lambda: self._client().list_with_delimiter(prefix or None)["common_prefixes"]
+        )
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
 
     def delete(self, path: str) -> None:
         checked_path(path)
-        with self._asking(path):
-            self._client().delete(path)
+        self._ask(path, lambda: self._client().delete(path))
 
     def delete_tree(self, prefix: str) -> None:
         paths = [path for path, _, _ in self._walk(checked_path(prefix))]
         if paths:
-            with self._asking(prefix):
-                self._client().delete(paths)
+            self._ask(prefix, lambda: self._client().delete(paths))
 
     def local_path(self, path: str) -> None:
         return None
 
     def _create(self, path: str, data: BytesLike) -> bool:
-        lost = _LostReplies(self._patience(len(data)))
+        def create() -> None:
+            self._client(len(data)).put(path, _as_bytes(data), mode="create", use_multipart=False)
+
         for _ in range(_CONFLICTS):
             try:
-                with self._asking(path):
-                    self._create_once(path, data, lost)
+                self._ask(path, create, len(data))
                 return True
             except AlreadyExistsError as error:
                 if not Answer.of(error).in_conflict:
@@ -156,39 +144,52 @@ class ObjectStore(Store):
             time.sleep(self.poll_seconds)
         raise StoreUnreachable(f"{self.url}: {path}: another request for it has been under way all the time")
 
-    def _create_once(self, path: str, data: BytesLike, lost: "_LostReplies") -> None:
-        """Asks until there is an answer, or `lost` says that it has been long enough."""
-        while True:
-            try:
-                self._client(len(data)).put(path, _as_bytes(data), mode="create", use_multipart=False)
-            except AlreadyExistsError:
+    def _get(self, path: str, start: int, length: int | None) -> memoryview:
+        try:
+            if length is not None:
+                # No range of HTTP is empty.
+                return memoryview(self._client().get_range(path, start=start, length=max(length, 1)))
+            if start > 0:
+                return memoryview(self._client().get(path, options={"range": {"offset": start}}).bytes())
+            return memoryview(self._client().get(path).bytes())
+        except BaseError as error:
+            if not Answer.of(error).past_end:
                 raise
-            except BaseError as error:
-                if not (Answer.of(error).is_lost(self._bucket) and lost.may_ask_again()):
-                    raise
-            else:
-                return
+            return memoryview(b"")
 
-    def _walk(self, prefix: str) -> Iterator[tuple[str, int, float]]:
+    def _walk(self, prefix: str) -> list[tuple[str, int, float]]:
         """Path, bytes and time of modification of every object below the folder `prefix`, in no order."""
         if prefix:
             checked_path(prefix)
-        with self._asking(prefix or "its root"):
-            for chunk in self._client().list(prefix or None, chunk_size=1000):
-                for found in chunk:
-                    yield found["path"], found["size"], found["last_modified"].timestamp()
 
-    @contextmanager
-    def _asking(self, path: str) -> Iterator[None]:
-        """Turns the library's errors into ours, except "exists already"."""
-        try:
-            yield
-        except AlreadyExistsError:
-            self._answered = True
-            raise
-        except (BaseError, FileNotFoundError) as error:
-            self._refuse(Answer.of(error), path)
-        self._answered = True
+        def walk() -> list[tuple[str, int, float]]:
+            return [
+                (found["path"], found["size"], found["last_modified"].timestamp())
+                for chunk in self._client().list(prefix or None, chunk_size=1000)
+                for found in chunk
+            ]
+
+        return self._ask(prefix or "its root", walk)
+
+    def _ask(self, path: str, ask: Callable[[], T], upload_bytes: int = 0) -> T:
+        """What `ask` returns; it is called until there is an answer, or it has been long enough.
+
+        Turns the library's errors into ours, except "exists already".
+        """
+        lost = _LostReplies(self._patience(upload_bytes))
+        while True:
+            try:
+                found = ask()
+            except AlreadyExistsError:
+                self._answered = True
+                raise
+            except (BaseError, FileNotFoundError) as error:
+                answer = Answer.of(error)
+                if not (answer.is_lost(self._bucket) and lost.may_ask_again()):
+                    self._refuse(answer, path)
+            else:
+                self._answered = True
+                return found
 
     def _refuse(self, answer: Answer, path: str) -> NoReturn:
         self._answered = self._answered or answer.is_sound(self._bucket)

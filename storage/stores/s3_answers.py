@@ -33,7 +33,7 @@ class Answer:
     """One failed request."""
 
     request: str
-    """URL of the request; '' if none was made."""
+    """URL of the request; '' if none was made, or if its reply was cut off."""
     status: int | None
     """HTTP status; None if there was no answer."""
     code: str
@@ -72,7 +72,7 @@ class Answer:
 
     def is_lost(self, bucket: str) -> bool:
         """Whether the connection to the bucket's server broke: it may have done as it was told."""
-        return self.status is None and self.transport != "" and self.went_to(bucket)
+        return self.status is None and self.transport != "" and (not self.request or self.went_to(bucket))
 
     def is_sound(self, bucket: str) -> bool:
         """Whether the bucket's server answered, without an error of its own."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.stores.flaky_link import flaky_link
 from support.stores.s3_server import S3Server, aws_environment
 from support.stores.scripted_s3 import Reply, ScriptedS3, scripted_s3
 
@@ -166,6 +167,20 @@ def test_a_create_whose_connection_breaks_is_asked_again_until_there_is_an_answe
             store.put("b", b"the store answers")
             assert store.put_if_absent("a", b"x") is created
             assert server.asked[1:] == ["PUT /bucket/run/a *"] * 5
+
+
+@pytest.mark.parametrize("fault", ["lost_request", "lost_reply", "cut_reply"])
+@pytest.mark.parametrize("call", EVERY_METHOD)
+def test_a_request_whose_connection_breaks_is_asked_again(
+    moto_s3: S3Server, call: Callable[[Store], object], fault: str
+) -> None:
+    url = f"s3://{moto_s3.make_bucket()}/run"
+    with flaky_link(moto_s3.endpoint, 0, {}) as link, store_at(moto_s3, url, AWS_ENDPOINT_URL=link.endpoint) as store:
+        store.put("a", b"0123456789" * 10)
+        found = call(store)
+        link.strike_next(fault)
+        assert call(store) == found
+        assert link.fired == {fault: 1}
 
 
 def test_a_create_that_gets_no_answer_at_first_contact_ends_in_a_sentence() -> None:
