@@ -10,8 +10,8 @@ from rich.console import Console
 if TYPE_CHECKING:
     from configs.replay import ReplayRequest
 
-DIFFERENT, INTERRUPTED = 1, 130
-"""Exit codes if --verify found a difference, and after Ctrl-C."""
+DIFFERENT = 1
+"""Exit code if --verify found a difference."""
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -47,7 +47,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs a replay. Returns 0, or one of the exit codes above. Raises the errors of `flows.replay.prepare`."""
+    """Runs a replay. Returns 0, DIFFERENT, or INTERRUPTED or TERMINATED if it was stopped.
+
+    Raises the errors of `flows.replay.prepare`.
+    """
+    from flows.cli.stopping import INTERRUPTED, TERMINATED, Terminated, stop_on_signals
     from flows.deployment.server import prefect_server
     from flows.replay.prepare import check
 
@@ -60,11 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
 
         wait_for_server()
         console.print(f"replay {request.run_id}", markup=False, highlight=False)
+        stop_on_signals(console)
         try:
             found: dict[str, Any] = replay(request)
-        except KeyboardInterrupt:
-            console.print("stopped; the stored runs are as they were", markup=False, highlight=False)
-            return INTERRUPTED
+        except (KeyboardInterrupt, Terminated) as stopped:
+            trained = f", and what was trained is in {request.root}/{request.run_id}" if request.job == "train" else ""
+            line = f"stopped; the stored runs are as they were{trained}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            return INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else TERMINATED
     for renderable in as_tables(found):
         console.print(renderable)
     verdict = found.get("verdict")

@@ -1,15 +1,14 @@
 """Runs one campaign at a terminal: checks it, shows it while it runs, prints its summary."""
 
 import importlib
-import signal
 from collections.abc import Callable
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 
 from configs.schema import RunConfig
 from flows.campaign.prepare import Resume, check
+from flows.cli.stopping import INTERRUPTED, TERMINATED, Terminated, stop_on_signals
 from flows.display.live_view import View, panel
 from millrace.errors import StageDied
 from millrace.runs.record import changed_settings, latest_attempt
@@ -17,12 +16,8 @@ from storage import failpoints, layout
 from storage.progress import read_progress
 from storage.stores.base import Store
 
-INTERRUPTED, TERMINATED, CANCELLED = 130, 143, 4
-"""Exit codes after Ctrl-C, SIGTERM and a cancellation in the Prefect UI. Every stage has drained by then."""
-
-
-class Terminated(BaseException):
-    """SIGTERM as an exception: Prefect passes the signal on once the flow has drained its stages."""
+CANCELLED = 4
+"""Exit code after a cancellation in the Prefect UI. Every stage has drained by then."""
 
 
 class CancelledInTheUI(Exception):
@@ -32,7 +27,7 @@ class CancelledInTheUI(Exception):
 def run_campaign(
     config: RunConfig, run_id: str, resume: Resume, wait_for_server: Callable[[], None], command: str
 ) -> int:
-    """Runs it to its end. Returns 0, or one of the exit codes above if it was stopped and every stage has drained.
+    """Runs it to its end. Returns 0, or CANCELLED, INTERRUPTED or TERMINATED if it was stopped and its stages drained.
 
     `wait_for_server` is the value of `flows.deployment.server.prefect_server`. `command`, with --resume added, is what
     a person types to continue the run. Raises the errors of `flows.campaign.prepare.check` before anything is created,
@@ -46,7 +41,7 @@ def run_campaign(
     if store.exists(layout.RUN):
         for change in changed_settings(latest_attempt(store), config.model_dump(mode="json")):
             _print(console, f"resumed with another setting: {change}")
-    _stop_on_signals(console)
+    stop_on_signals(console)
     try:
         status = _campaign(config, run_id, resume, store, console, wait_for_server)
     except KeyboardInterrupt:
@@ -74,16 +69,6 @@ def run_campaign(
 
 def _import_flow() -> None:
     importlib.import_module("flows.campaign.flow")
-
-
-def _stop_on_signals(console: Console) -> None:
-    def stop(signal_number: int, frame: FrameType | None) -> NoReturn:
-        _print(console, "stopping: each stage finishes and commits what it is doing; stop once more to kill them")
-        raise KeyboardInterrupt if signal_number == signal.SIGINT else Terminated
-
-    # SIGINT too: a shell script starts its background jobs with it ignored, and this one has stages to drain.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
 
 
 def _stored(store: Store) -> str:

@@ -3,18 +3,22 @@
     check ─► run.json, replay.json, start model ─► score anew? ─► verify │ train ─► evaluate │ compare ─► results
                                                                replay/*.json, *.parquet, report.md in the replay's run
 
-Each stage runs in its own process, supervised by a task; score and train are the stages of a campaign.
+Each stage runs in its own process, supervised by a task; score and train are the stages of a campaign. Ctrl-C and
+SIGTERM drain them, as in a campaign: the trainer finishes its step and its checkpoint.
 """
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from prefect import flow, runtime
+from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.replay import ReplayRequest
+from flows.campaign.stage_group import StageGroup
 from flows.display.artifacts import show
 from flows.display.links import artifact_key
 from flows.replay.formatting import as_markdown
@@ -25,7 +29,7 @@ from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
 from storage import layout
 from tasks.fork_server import STAGES
 from tasks.stages import compare, evaluate, score, train, verify
-from tasks.stop import STOP
+from tasks.stop import STOP, STOP_NOW
 
 
 def _flow_run_name() -> str:
@@ -50,26 +54,26 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
     Raises InputError for a user error before anything has run, and StageDied if a stage can't be kept alive.
     """
     STOP.clear()
+    STOP_NOW.clear()
     prepared = prepare(request)
     store, config = prepared.store, prepared.config
     arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=prepared.handover)
     finished = False
     try:
         if request.rescore is not None:
-            scorers = [
-                score.submit(replace(arguments, replica=replica), config.scoring.threads)
-                for replica in range(config.scoring.replicas)
-            ]
-            for scorer in scorers:
-                scorer.result()
+            replicas = range(config.scoring.replicas)
+            _finish(
+                {f"score-{n}": score.submit(replace(arguments, replica=n), config.scoring.threads) for n in replicas}
+            )
+        threads = config.training.threads
         match request.job:
             case "verify":
-                verify(arguments, config.training.threads)
+                _finish({"verify-0": verify.submit(arguments, threads)})
             case "compare":
-                compare(arguments, config.training.threads)
+                _finish({"compare-0": compare.submit(arguments, threads)})
             case "train":
-                train(arguments, config.training.threads)
-                evaluate(replace(arguments, replica=EVALUATE_AT_END), config.training.threads)
+                _finish({"train-0": train.submit(arguments, threads)})
+                _finish({"evaluate-1": evaluate.submit(replace(arguments, replica=EVALUATE_AT_END), threads)})
         found = collect(store)
         report = as_markdown(found, store)
         store.put(f"{layout.REPLAY_RESULTS}/report.md", report.encode())
@@ -82,3 +86,16 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
         STAGES.close()
         shutil.rmtree(prepared.handover, ignore_errors=True)
         end_attempt(store, 0, "finished" if finished else "stopped")
+
+
+def _finish(stages: Mapping[str, PrefectFuture[Any]]) -> None:
+    """Waits until all of these tasks have ended. Ctrl-C and SIGTERM drain their stages; a second one kills them.
+
+    Raises the error of a stage that failed.
+    """
+    with StageGroup() as group:
+        for stage, future in stages.items():
+            group.add(stage, future)
+        for _ in stages:
+            group.wait_for_first()
+    STOP.clear()

@@ -187,6 +187,24 @@ def test_a_replay_that_is_interrupted_leaves_nothing_running(millrace: Millrace,
 
 
 @pytest.mark.extended
+def test_a_replay_that_is_interrupted_while_it_trains_stores_every_step_that_it_has_finished(
+    millrace: Millrace, stored: Path
+) -> None:
+    settings = ["--set", "training.checkpoint_every=1000", "training.checkpoint_minutes=null"]
+    arguments = ["replay", str(stored), "--train", "--root", str(millrace.root), "--run-id", "cut", *settings]
+    process = millrace.start(*arguments)
+    wait_until(lambda: millrace.status_record("cut", "train-0").get("policy_version", 0) >= 5, "step 5", every=0.01)
+    ended = send(process, signal.SIGINT)
+    assert ended.code == 130, ended.output
+    assert "Traceback" not in ended.output
+    assert f"what was trained is in {millrace.root}/cut" in ended.output
+    assert stages_of(millrace.root / "cut") == []
+    made = SourceRun(open_store(str(millrace.root / "cut")))
+    assert 5 <= made.steps[-1] < STEPS, "it was interrupted while it trained"
+    assert max(made.checkpoints) == made.steps[-1]
+
+
+@pytest.mark.extended
 def test_a_broken_reward_shows_its_flips_and_the_fixed_one_recovers(millrace: Millrace, stored: Path) -> None:
     broken = ["--set", 'scoring.answer_pattern="^(\\\\d)"']
     ended = replay(millrace, stored, "broken", "--rescore", "exact_match", *broken, "--train")
