@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced
 from support.campaigns.kill_matrix import FAILPOINTS, WHILE_STORING_UNFINISHED, campaigns, is_asynchronous
+from support.damage.recount import check_recount
 from support.stages.failpoints import Failpoints
 
 from benchmarks.recovery.monitor import Recovery, RecoveryMonitor
@@ -88,6 +89,7 @@ def survive(millrace: Millrace, specs: list[str], settings: dict[str, object], t
     assert armed.missed() == []
     summary = millrace.summary("wounded")
     assert_balanced(summary)
+    print(f"recount: {check_recount(run_url, summary)}")
     assert summary["steps"] == STEPS
     assert summary["ledger"]["trained"]["rollouts"] == STEPS * GROUPS * GROUP_SIZE
     assert set(summary["ledger"]["dropped"]) <= {"rolled_back", "stale"}

@@ -2,43 +2,94 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recount:
-    """Trajectories, by the rows of Arrow files that commit records name."""
+    """Trajectories, by the rows of Arrow files that commit records name; tokens are those of their responses."""
 
     generated: int
+    generated_tokens: int | None
+    """None if one of the files can't be read."""
     scored: int
     outcomes: Counter[str] | None
     """Surviving rows of `consumed` by outcome; None if one of its files can't be read."""
+    trained_tokens: int
+    """By the trained trajectories' own rows; 0 if a file can't be read."""
     twice: int
-    """Trajectories that are trained more than once."""
+    """Trajectories that survive in more than one row of `consumed`."""
+
+    def __str__(self) -> str:
+        outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted((self.outcomes or {}).items()))
+        return f"{self.generated:,} generated, {self.scored:,} scored, {outcomes}; {self.twice} of them twice"
 
 
 def recount(run: Path) -> Recount:
     """Counts the run in the folder `run`. A part that can't be read counts as its record says."""
     streams = run / "streams"
-    generated = sum(rows for path in streams.glob("trajectories/*") for rows, _ in parts(path))
+    lengths: dict[tuple[int, int], int] = {}
+    generated, all_read = 0, True
+    for path in streams.glob("trajectories/*"):
+        for rows, table in parts(path):
+            generated += rows
+            all_read = all_read and table is not None
+            if table is not None:
+                found = pc.list_value_length(table["response_tokens"]).to_pylist()
+                keys = zip(table["generator"].to_pylist(), table["row_id"].to_pylist(), strict=True)
+                lengths.update(zip(keys, found, strict=True))
     scored = sum(rows for path in streams.glob("scores/*/*/*") for rows, _ in parts(path))
     tables = [table for _, table in parts(streams / "consumed")]
-    if any(table is None for table in tables):
-        return Recount(generated=generated, scored=scored, outcomes=None, twice=0)
-    rows = [row for table in tables for row in table.to_pylist()]
-    surviving = list(_surviving(rows))
-    trained = Counter((row["generator"], row["trajectory_row_id"]) for row in surviving if row["outcome"] == "trained")
+    read = [table for table in tables if table is not None]
+    surviving = list(_surviving([row for table in read for row in table.to_pylist()]))
+    taken = Counter((row["generator"], row["trajectory_row_id"]) for row in surviving)
+    trained = [row for row in surviving if row["outcome"] == "trained"]
+    whole = len(read) == len(tables)
     return Recount(
         generated=generated,
+        generated_tokens=sum(lengths.values()) if all_read else None,
         scored=scored,
-        outcomes=Counter(row["outcome"] for row in surviving),
-        twice=sum(count > 1 for count in trained.values()),
+        outcomes=Counter(row["outcome"] for row in surviving) if whole else None,
+        trained_tokens=(
+            sum(lengths[row["generator"], row["trajectory_row_id"]] for row in trained) if all_read and whole else 0
+        ),
+        twice=sum(count > 1 for count in taken.values()) if whole else 0,
     )
+
+
+def check_recount(run: Path, summary: Mapping[str, Any]) -> Recount:
+    """Asserts that the ledger in `summary` is what the files of the run hold, as far as they can be read.
+
+    `summary` must be of a run that has ended, so that what was consumed is all in its stream.
+    """
+    found, ledger = recount(run), summary["ledger"]
+    assert found.twice == 0, found
+    assert ledger["generated"]["rollouts"] == found.generated, found
+    assert ledger["generated"]["rollouts"] - ledger["in_flight"]["rollouts"] == found.scored, found
+    if found.generated_tokens is not None:
+        assert ledger["generated"]["tokens"] == found.generated_tokens, found
+    if found.outcomes is not None:
+        counted = {"trained": ledger["trained"], **ledger["dropped"]}
+        assert {name: amount["rollouts"] for name, amount in counted.items() if amount["rollouts"]} == found.outcomes
+    if found.trained_tokens:
+        assert ledger["trained"]["tokens"] == found.trained_tokens, found
+    return found
+
+
+def copied_from_s3(url: str, endpoint: str, key: str, secret: str, to: Path) -> Path:
+    """The run at `url`, copied into the folder `to` by Arrow's own client."""
+    s3 = pafs.S3FileSystem(access_key=key, secret_key=secret, endpoint_override=endpoint, region="us-east-1")
+    pafs.copy_files(
+        url.removeprefix("s3://"), str(to), source_filesystem=s3, destination_filesystem=pafs.LocalFileSystem()
+    )
+    return to
 
 
 def parts(stream: Path) -> Iterator[tuple[int, pa.Table | None]]:

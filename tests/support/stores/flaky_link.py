@@ -6,8 +6,8 @@
                         └─ lost_reply: reset;  cut_reply: its first packet without the last byte, then reset
                                                        flipped: one bit
 
-A link draws the fate of each request by its seed. Only files with checksums of their own are flipped: a server's error
-or a list of names has none.
+A link draws the fate of each request by its seed. Only files with checksums of their own are flipped: an error or a list
+of names has none. Each is flipped once at most, because what is damaged twice counts as damaged.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
-STORM = {"lost_request": 0.01, "lost_reply": 0.01, "cut_reply": 0.01, "flipped": 0.03}
+STORM = {"lost_request": 0.01, "lost_reply": 0.01, "cut_reply": 0.01, "flipped": 0.1}
 """Chance of each request; of being flipped, that of each request that reads a checksummed file."""
 _REQUEST = re.compile(rb"(GET|PUT|POST|DELETE|HEAD) (\S+) HTTP/1\.1\r\n")
 _CHECKSUMMED = re.compile(rb"/(seg|data)/")
@@ -35,6 +35,7 @@ class FlakyLink:
         server = urlsplit(to)
         self._rates = rates
         self._next: list[str] = []
+        self._flipped: set[bytes] = set()
         self._server = (server.hostname, server.port)
         self._random = random.Random(seed)
         self.fired: Counter[str] = Counter()
@@ -75,9 +76,11 @@ class FlakyLink:
         self.requests += 1
         if self._next:
             return self._next.pop(0)
-        checksummed = method == b"GET" and _CHECKSUMMED.search(path)
+        may_flip = method == b"GET" and _CHECKSUMMED.search(path) and path not in self._flipped
         for fault, rate in self._rates.items():
-            if (fault != "flipped" or checksummed) and self._random.random() < rate:
+            if (fault != "flipped" or may_flip) and self._random.random() < rate:
+                if fault == "flipped":
+                    self._flipped.add(path)
                 return fault
         return ""
 
