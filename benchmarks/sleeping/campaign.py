@@ -28,8 +28,8 @@ def sleepers(generate: str = "benchmarks.sleeping.generate") -> Iterator[None]:
         "millrace.stages.evaluate": "benchmarks.sleeping.evaluate",
     }
 
-    def fork_sleeper(module: str, *rest: Any) -> ForkedProcess:
-        return fork(modules.get(module, module), *rest)
+    def fork_sleeper(module: str, *rest: Any, **named: Any) -> ForkedProcess:
+        return fork(modules.get(module, module), *rest, **named)
 
     def start_sleeper(command: list[str], *rest: Any) -> start.Process:
         return start_command([modules.get(word, word) for word in command], *rest)

@@ -70,7 +70,13 @@ def test_a_campaign_that_is_stopped_within_a_long_step_loses_no_step(millrace: M
         **ENDLESS,
     }
     process = millrace.start(*millrace.campaign("long", **settings), module="benchmarks.sleeping.campaign")
-    wait_until(lambda: millrace.status_record("long", "train-0").get("policy_version", 0) >= 1, "its first step", 300)
+
+    def trained_once() -> bool:
+        assert process.poll() is None, await_end(process, 60).output
+        trained: int = millrace.status_record("long", "train-0").get("policy_version", 0)
+        return trained >= 1
+
+    wait_until(trained_once, "its first step", 300)
     # Its groups are there already, so it is well within its second step by then, and no checkpoint is due.
     time.sleep(5)
     ended = send(process, signal.SIGINT)

@@ -55,11 +55,6 @@ def host_of_job(site: Site, number: int) -> Host:
     return next(host for host in site.hosts if doing == f"on {host.name}")
 
 
-def said(site: Site, sentence: str) -> int:
-    """How often a launcher has said a line that begins so."""
-    return sum(message.startswith(sentence) for message in site.messages())
-
-
 class Starts:
     """The starts of the trainer, as its launchers tell of them."""
 
@@ -70,8 +65,8 @@ class Starts:
     def seconds_until(self, sentence: str) -> float:
         """Waits for a start of this kind that was not there at the last call."""
         began = time.monotonic()
-        wait_until(lambda: said(self._site, sentence) > self._seen[sentence], f"{sentence!r}", 300, every=1.0)
-        self._seen = {kind: said(self._site, kind) for kind in self._seen}
+        wait_until(lambda: self._site.said(sentence) > self._seen[sentence], f"{sentence!r}", 300, every=1.0)
+        self._seen = {kind: self._site.said(kind) for kind in self._seen}
         return time.monotonic() - began
 
 
@@ -97,7 +92,7 @@ def test_hosts_of_the_trainer_are_cut_off_and_switched_off_and_come_back_and_the
         site.wait_for_steps(RUN, 3, "three steps on three hosts")
         first, second = host_of_job(site, 0), host_of_job(site, 1)
         assert {first.name, second.name} == {host.name for host in training}, "each host has one of the jobs"
-        assert said(site, f"{ALL}{first.address}, {second.address}") == 1
+        assert site.said(f"{ALL}{first.address}, {second.address}") == 1
 
         second.cut()
         row("a host without rank 0 is cut off: the rest go on", starts.seconds_until(FEWER))

@@ -4,12 +4,13 @@ here: Prefect server, controller, Ceph ──┬── host-N-2
                                          └── host-N-3, …   `make host POOL=…` on each
 """
 
+import itertools
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ from storage.stores.base import Store
 from storage.stores.factory import open_store
 
 AUTH = "engineer:sesame"
+_PAGE = 200
+"""Most log lines that the Prefect server returns at once."""
 
 
 @dataclass
@@ -37,6 +40,8 @@ class Site:
     millrace: Millrace
     environment: dict[str, str]
     logs: Path
+    messages: dict[str, str] = field(default_factory=dict)
+    """Log lines seen so far, by their ids."""
 
     def worker(self, host: Host, pool: str, *flags: str, **options: object) -> subprocess.Popen[str]:
         """`make host POOL=…` on that host."""
@@ -56,11 +61,18 @@ class Site:
         user, _, password = AUTH.partition(":")
         return user, password
 
-    def messages(self) -> list[str]:
-        """The latest log lines of all flow runs on all hosts, as the Prefect server has them, the newest first."""
+    def said(self, sentence: str) -> int:
+        """How many log lines of all flow runs on all hosts begin with this sentence, as the Prefect server has them."""
         with prefect_client(self.api, self.auth) as client:
-            lines = client.post("/logs/filter", json={"limit": 200, "sort": "TIMESTAMP_DESC"}).json()
-        return [line["message"] for line in lines]
+            # The server returns 200 lines at a time, the newest first; a long campaign writes more.
+            for offset in itertools.count(step=_PAGE):
+                page = {"limit": _PAGE, "offset": offset, "sort": "TIMESTAMP_DESC"}
+                lines = {line["id"]: line["message"] for line in client.post("/logs/filter", json=page).json()}
+                seen_before = lines.keys() & self.messages.keys()
+                self.messages |= lines
+                if seen_before or len(lines) < _PAGE:
+                    break
+        return sum(message.startswith(sentence) for message in self.messages.values())
 
     def start(self, *arguments: str) -> tuple[subprocess.Popen[str], Path]:
         """The controller of a campaign, here, and its log."""

@@ -6,8 +6,8 @@
                         └─ lost_reply: reset;  cut_reply: its first packet without the last byte, then reset
                                                        flipped: one bit
 
-A link draws the fate of each request by its seed. Only files with checksums of their own are flipped: an error or a list
-of names has none. Each is flipped once at most, because what is damaged twice counts as damaged.
+A link draws the fate of each request by its seed. Only files with checksums of their own are flipped: an error or a
+list of names has none. Each is flipped once at most, because what is damaged twice counts as damaged.
 """
 
 import asyncio
