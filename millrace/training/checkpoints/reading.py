@@ -30,6 +30,8 @@ from storage.checkpoints import Checkpoint, load_file
 from storage.errors import NotInStore, StreamCorrupt
 from storage.stores.base import Store
 
+_HEADER_READS = 5
+
 
 class StoredFiles(Mapping[str, bytes]):
     """The files of a checkpoint by name, each loaded from the store on access, and verified.
@@ -55,13 +57,23 @@ class StoredFiles(Mapping[str, bytes]):
         return self._refs[name].path
 
     def header(self, name: str) -> bytes:
-        """The header of a safetensors file, not verified: enough to know whether the file is needed."""
+        """The header of a safetensors file: enough to know whether the file is needed.
+
+        The checksum is that of the whole file. So the header is read until two reads agree: what was damaged on its way
+        here does not count.
+        """
         path = self.path(name)
+        before = None
         try:
-            length = header_length(bytes(self._store.get(path, 0, 8)))
-            return bytes(self._store.get(path, 0, length))
+            for _ in range(_HEADER_READS):
+                length = header_length(bytes(self._store.get(path, 0, 8)))
+                found = bytes(self._store.get(path, 0, min(length, self._refs[name].bytes)))
+                if found == before:
+                    return found
+                before = found
         except NotInStore as error:
             raise StreamCorrupt(path, "the file is missing") from error
+        raise StreamCorrupt(path, f"its header was another one each time it was read, {_HEADER_READS} times in a row")
 
 
 class StoredTensors:

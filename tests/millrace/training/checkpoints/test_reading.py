@@ -4,6 +4,7 @@ import pytest
 import safetensors.torch
 import torch
 from support.stores.dict_store import DictStore
+from support.stores.faulty_store import Fault, FaultyStore
 from support.training.rank_files import rank_files
 
 from millrace.errors import WeightsMismatch
@@ -131,6 +132,17 @@ def test_damage_at_any_place_of_a_file_names_that_file(rank: int) -> None:
         with pytest.raises(StreamCorrupt) as caught:
             StoredTensors(StoredFiles(store, checkpoint), MODEL).read(TENSORS)
         assert caught.value.file == path, place
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("read", range(4))
+def test_a_bit_that_flips_on_the_way_from_the_store_costs_nothing(read: int, seed: int) -> None:
+    inner = DictStore()
+    checkpoint = committed(inner, two_files())
+    store = FaultyStore(inner, seed, bit_flip=Fault(calls=frozenset({read}), paths="*/model-0-of-2.safetensors"))
+    whole = StoredTensors(StoredFiles(store, checkpoint), MODEL).read_whole()
+    assert store.fired == {"bit_flip": 1}
+    assert all(torch.equal(whole[name], tensor) for name, tensor in TENSORS.items())
 
 
 def test_a_file_that_is_missing_or_cut_off_is_named() -> None:
