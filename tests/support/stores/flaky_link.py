@@ -3,7 +3,7 @@
     client ──request──► link ──────────────────► server
               lost_request: reset ─┘               │
     client ◄────────── link ◄───────reply──────────┘
-                        └─ lost_reply: reset;  cut_reply: its first packet without the last byte, then reset
+                        └─ lost_reply: reset;  cut_reply: without the last byte of a packet, then reset
                                                        flipped: one bit
 
 A link draws the fate of each request by its seed. Only files with checksums of their own are flipped: an error or a
@@ -25,6 +25,7 @@ STORM = {"lost_request": 0.01, "lost_reply": 0.01, "cut_reply": 0.01, "flipped":
 """Chance of each request; of being flipped, that of each request that reads a checksummed file."""
 _REQUEST = re.compile(rb"(GET|PUT|POST|DELETE|HEAD) (\S+) HTTP/1\.1\r\n")
 _CHECKSUMMED = re.compile(rb"/(seg|data)/")
+_EMPTY = re.compile(rb"HTTP/1\.\d 204 |\r\ncontent-length: 0\r\n", re.IGNORECASE)
 _PACKET = 1 << 16
 
 
@@ -109,6 +110,9 @@ class _Connection:
             case "lost_reply":
                 return self._break()
             case "cut_reply":
+                if packet.endswith(b"\r\n\r\n") and not _EMPTY.search(packet):
+                    # The body comes in the next packet.
+                    return packet
                 self._break()
                 return packet[:-1]
             case "flipped":
@@ -159,6 +163,15 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
+async def _close(listening: asyncio.Server) -> None:
+    """Ends the server and all connections."""
+    listening.close()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
 @contextmanager
 def flaky_link(to: str, seed: int, rates: Mapping[str, float]) -> Iterator[FlakyLink]:
     """A link to the server at the endpoint `to`, in a thread of its own."""
@@ -169,6 +182,7 @@ def flaky_link(to: str, seed: int, rates: Mapping[str, float]) -> Iterator[Flaky
     try:
         yield link
     finally:
-        loop.call_soon_threadsafe(listening.close)
+        asyncio.run_coroutine_threadsafe(_close(listening), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        loop.close()
