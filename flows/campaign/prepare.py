@@ -15,6 +15,7 @@ from millrace.errors import InputError, ModelFolderError, RunExists
 from millrace.evaluation.sets import all_asked, evaluation_sets
 from millrace.generation.environments.factory import environment_class
 from millrace.preflight import model_folder
+from millrace.preflight.answers import check_answers
 from millrace.preflight.folder_files import check_folder_files
 from millrace.preflight.model import check_training, read_model
 from millrace.preflight.prompts import check_prompts
@@ -62,14 +63,18 @@ def check(config: RunConfig, run_id: str, *, resume: Resume, meanwhile: Callable
         from millrace.training.own_functions import check_own_functions
 
         check_own_functions(config.training)
-    make_scorer(config.scoring, config.prompts, [one.source for one in config.evaluation.sets.values()]).check()
+    further = [one.source for one in config.evaluation.sets.values()]
+    scorer = make_scorer(config.scoring, config.prompts, further)
+    scorer.check()
     environment_class(config.environment.name)
     prompts = load_prompts(config.prompts)
+    every = all_asked(prompts, evaluation_sets(config.evaluation, config.prompts, prompts))
+    check_answers(scorer, every, config.prompts, further)
     longest = check_prompts(
         config.model,
         config.prompts,
         config.environment,
-        all_asked(prompts, evaluation_sets(config.evaluation, config.prompts, prompts)),
+        every,
         context=model.get("max_position_embeddings"),
         vocab_size=model.get("vocab_size"),
         ask=ask,

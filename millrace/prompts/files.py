@@ -49,7 +49,7 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
             raise PromptsError(f"{where}: no object; expected one with the keys {keys}")
         messages = _messages(record, config, where)
         prompt = Prompt(
-            prompt_id=checked_text_or_int(record, "id", where) if "id" in record else f"{name}:{number}",
+            prompt_id=_id(record, f"{name}:{number}", where),
             text=last_text(messages) if messages else checked_text(record, config.prompt_field, where),
             answer=_answer(record, config, where),
             source=name,
@@ -62,6 +62,26 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
     if not prompts:
         raise PromptsError(f"{source}: no prompts; expected at least one")
     return list(prompts.values())
+
+
+def place_of(prompt: Prompt, source: str, config: PromptsConfig) -> str | None:
+    """Where a prompt stands in the file or folder `source`: "FILE line 3". None if it is not there."""
+    name = PurePosixPath(source).name
+    if prompt.source != name:
+        return None
+    for unit, number, record in _records(source, config):
+        where = f"{source} {unit} {number}"
+        if (
+            isinstance(record, dict)
+            and _id(record, f"{name}:{number}", where) == prompt.prompt_id
+            and _answer(record, config, where) == prompt.answer
+        ):
+            return where
+    return None
+
+
+def _id(record: dict[str, object], default: str, where: str) -> str:
+    return checked_text_or_int(record, "id", where) if "id" in record else default
 
 
 def _messages(record: dict[str, object], config: PromptsConfig, where: str) -> tuple[Message, ...]:

@@ -75,6 +75,12 @@ class Reward(ABC):
     def warm_up(self) -> None:  # noqa: B027 — most are as fast at first as ever
         """Make the first response as fast as later ones. Called in every worker before its first response."""
 
+    def check_answer(self, answer: str) -> None:  # noqa: B027 — most can use any answer
+        """Raise ValueError if no response can be scored against this answer of a prompt.
+
+        Called for every prompt before a run starts: takes microseconds and needs nothing that `load` loads.
+        """
+
     @abstractmethod
     def score(self, prompt: Prompt, response: str) -> Score:
         """Score the decoded `response` to `prompt`. May raise anything: call `safe_score` instead."""

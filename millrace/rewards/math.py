@@ -15,6 +15,7 @@ import re
 import sys
 from importlib import metadata
 
+from millrace.prompts.text_checks import shown
 from millrace.rewards.base import Reward, Score
 from millrace.types import Prompt
 
@@ -25,6 +26,12 @@ _BRACKET = re.compile(r"[{(\[})\]]")
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _LETTERS = re.compile(r"(?:\\text(?:bf|rm|it)?\s*\{)?\s*([A-Za-z]{2,})\s*\}?")
+_SPACING = re.compile(r"\\(?:q?quad|text(?:bf|it|rm)?|math(?:bf|it|rm)|[,;:! ])")
+_SIGN = re.compile(r"[^\W_]|[∞∅]")
+"""A letter, a digit or a symbol that is an answer alone. An expression has one."""
+_PROSE = re.compile(r"[^\W\d_]+(?:[\s'’-]+[^\W\d_]+)+[.!?]?")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+"""Prose has two of these. In "sin x" and "x y" there are fewer."""
 _SAMPLES = (
     ("42", r"So the answer is \boxed{43}."),
     (r"\frac{x^2-1}{2}", r"$\boxed{\frac{1}{2}x^2-\sqrt{4}}$"),
@@ -48,7 +55,7 @@ class MathReward(Reward):
         """Imports math-verify, which takes seconds."""
         import math_verify
 
-        self.version = "2 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
+        self.version = "3 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
         # It warns that its own time limit is off; the pool has one.
         for name in ("math_verify.parser", "math_verify.grader"):
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -61,13 +68,20 @@ class MathReward(Reward):
         for answer, response in _SAMPLES:
             self.score(Prompt(prompt_id="", text="", answer=answer, source=""), response)
 
+    def check_answer(self, answer: str) -> None:
+        """Raises ValueError if the answer is empty, or prose, and holds no expression."""
+        expected = _expected(answer)
+        if _SIGN.search(_SPACING.sub("", expected)) is None or _is_prose(expected.strip()):
+            raise _unreadable(answer)
+
     def score(self, prompt: Prompt, response: str) -> Score:
         """Call in the main thread. Raises ValueError if the response or the prompt's answer can't be parsed."""
         _check_depth(response)
-        expected = _last_box(prompt.answer) or prompt.answer
+        self.check_answer(prompt.answer)
+        expected = _expected(prompt.answer)
         gold = self._parse(rf"\boxed{{{expected}}}")
         if not gold:
-            raise ValueError(f"the prompt's answer {prompt.answer!r} can't be read; expected an expression")
+            raise _unreadable(prompt.answer)
         answer = _answer_part(response)
         box = _last_box(answer)
         found = self._parse_response(answer if box is None else rf"\boxed{{{box}}}")
@@ -103,6 +117,21 @@ class MathReward(Reward):
             return bool(self._library.verify(gold, found, timeout_seconds=None, raise_on_error=True))
         finally:
             sys.setrecursionlimit(before)
+
+
+def _expected(answer: str) -> str:
+    box = _last_box(answer)
+    return answer if box is None else box
+
+
+def _is_prose(text: str) -> bool:
+    return len(_WORD.findall(text)) > 1 and _PROSE.fullmatch(text) is not None
+
+
+def _unreadable(answer: str) -> ValueError:
+    return ValueError(
+        f"the prompt's answer {shown(answer)} can't be read; expected an expression, or words within \\text{{…}}"
+    )
 
 
 def _answer_part(response: str) -> str:

@@ -5,7 +5,7 @@
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -65,6 +65,16 @@ class Scorer:
         if self._pool is not None:
             with self._pool:
                 pass
+
+    def first_unusable(self, prompts: Iterable[Prompt]) -> tuple[Prompt, str] | None:
+        """The first prompt whose answer makes every response to it fail, with the reason; None if there is none."""
+        for prompt in prompts:
+            for part in self._parts:
+                try:
+                    part.check_answer(prompt.answer)
+                except ValueError as error:
+                    return prompt, f"the reward {part.name} fails: {error}"
+        return None
 
     def __enter__(self) -> Self:
         versions: dict[str, str] = {}

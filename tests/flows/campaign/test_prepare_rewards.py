@@ -1,5 +1,6 @@
 """Rewards, losses and advantages that can't be used: one sentence before any process starts, and no half-made run."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,30 @@ def test_a_function_that_can_not_be_used_is_one_sentence(tmp_path: Path, setting
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists()
+
+
+ROWS = [{"prompt": f"{n} + {n} =", "answer": str(2 * n)} for n in range(20)]
+
+
+@pytest.mark.parametrize("more", [{}, {"id": "own"}], ids=["no id", "an id"])
+@pytest.mark.parametrize(
+    "settings", [["scoring.reward=math"], ["scoring.reward=weighted_sum", "scoring.weights.math=1"]]
+)
+def test_a_prompt_whose_answer_the_reward_can_not_use_is_named_with_its_line(
+    tmp_path: Path, settings: list[str], more: dict[str, str]
+) -> None:
+    rows = [*ROWS, {"prompt": "Why?", "answer": "I don't know", **more}]
+    file = tmp_path / "asked.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    root = tmp_path / "runs"
+    sources = [f"prompts.source={file}", "prompts.num_eval=2", "evaluation.num_prompts=2", f"storage.root={root}"]
+    with pytest.raises(InputError) as caught:
+        check(load_config(PRESET, [*settings, *sources]), "run", resume="never")
+    assert str(caught.value) == (
+        f"{file} line 21: no response to it can be scored: the reward math fails: the prompt's answer "
+        "\"I don't know\" can't be read; expected an expression, or words within \\text{…}"
+    )
+    assert not root.exists()
 
 
 def test_a_function_of_ones_own_that_can_be_called_is_let_through(tmp_path: Path) -> None:

@@ -88,8 +88,50 @@ def test_a_parser_that_gives_up_is_an_error_and_no_zero(math: Reward) -> None:
     assert score.error.startswith("RecursionError")
 
 
-def test_a_prompt_without_an_answer_is_an_error_and_no_zero(math: Reward) -> None:
-    assert judged(math, "", "42").error == "ValueError: the prompt's answer '' can't be read; expected an expression"
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        " \n",
+        "\\boxed{}",
+        "\\text{ }",
+        "\\quad",
+        "---",
+        "?",
+        "🎲",
+        "The answer is unknown.",
+        "I don't know",
+        "forty-two",
+    ],
+)
+def test_a_prompt_whose_answer_holds_no_expression_is_an_error_and_no_zero(math: Reward, answer: str) -> None:
+    error = judged(math, answer, "42").error or ""
+    assert error.startswith("ValueError: the prompt's answer ")
+    assert error.endswith("can't be read; expected an expression, or words within \\text{…}")
+    with pytest.raises(ValueError, match="the prompt's answer"):
+        math.check_answer(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "1",
+        "-07",
+        "x y",
+        "sin x",
+        "\\infty",
+        "∞",
+        "\\text{no solution}",
+        "Monday",
+        "n/a",
+        "(A)",
+        "\\boxed{\\frac{1}{2}}",
+        "π",
+    ],
+)
+def test_an_answer_that_some_response_can_equal_is_none_of_these(math: Reward, answer: str) -> None:
+    math.check_answer(answer)
+    assert judged(math, answer, f"\\boxed{{{answer}}}").reward == 1.0
 
 
 def test_the_version_names_the_libraries(math: Reward) -> None:
