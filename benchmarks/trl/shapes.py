@@ -108,7 +108,7 @@ def make_model(shape: Shape, prompts: Path, folder: Path) -> None:
         folder,
         seed=_SEED,
         max_new_tokens=shape.max_new_tokens,
-        report=lambda line: print(line, flush=True),
+        report=lambda step, line: print(line, flush=True),
     )
 
 

@@ -3,9 +3,10 @@
 from dash import html
 from dash.development.base_component import Component
 
-from dashboard.queries.pipeline import QueueNow, StageNow, pipeline_now
+from dashboard.queries.pipeline import BootstrapNow, QueueNow, StageNow, pipeline_now
 from dashboard.queries.verdict.rules import duration
 from dashboard.read.model import RunData
+from dashboard.read.tokens import visible
 from millrace.runtime.messages import LOADING, STARTING
 
 _ARROWS = {1: " ↑", 0: "", -1: " ↓"}
@@ -19,7 +20,17 @@ def picture(run: RunData) -> Component:
         generate, _edge(_waiting(now.unscored), "not scored"), score, _edge(_waiting(now.scored), "scored, not taken"),
         train, _edge(push, "to all generators"), sync,
     ]  # fmt: skip
+    if now.bootstrap is not None:
+        parts.insert(0, _bootstrap(now.bootstrap))
     return html.Section(parts, className="pipeline", **{"aria-label": "pipeline"})
+
+
+def _bootstrap(bootstrap: BootstrapNow) -> Component:
+    """The start model with a progress bar, which moves even if the number of steps is unknown."""
+    steps = {} if bootstrap.step is None else {"value": str(bootstrap.step), "max": str(bootstrap.most_steps)}
+    bar = html.Progress(**steps, **{"aria-label": "steps of the warm start"})
+    words = html.Span(visible(bootstrap.doing), className="none")
+    return html.Div([html.Strong("making the start model"), bar, words], className="stage bootstrap")
 
 
 def _stage(stage: StageNow) -> Component:

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from dash import dcc, html, no_update
 from dash.development.base_component import Component
 
-from dashboard.pages import address, overview
+from dashboard.pages import address, overview, rail
 from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.controls import controls
 from dashboard.pages.draw import draw, redraw, sums, table
@@ -117,6 +117,7 @@ class Site:
         # Blocks of another view are left alone: the user has changed pages in the meantime.
         figures = {name: redraw(new, drawn.get(name, {})) for name, new in built.items() if isinstance(new, go.Figure)}
         tables = {name: table(new) for name, new in built.items() if isinstance(new, Rows)}
+        tables[rail.SEEN] = [str(now["seen"])]
         return replace(
             rest,
             figures=[figures.get(block, no_update) for block in charts],
@@ -183,9 +184,12 @@ class Site:
                 if view is TRAJECTORIES:
                     return html.Div(trajectories_page.layout(at.run_ids[0]), className="trajectories")
                 blocks = [draw(block, built[block.id]) for block in view.blocks if block.id in built]
-                said = [html.P(view.sentence, className="sentence")] if view.sentence else []
-                chosen = [] if view in (HOME, HOME_BY_TIME) else [controls(at)]
-                return html.Div([*said, *chosen, html.Div(blocks, className="grid")])
+                grid = html.Div(blocks, className="grid")
+                if view in (HOME, HOME_BY_TIME):
+                    return html.Div(
+                        [grid, rail.place(at.run_ids[0], [_seen(run) for run in look.found])], className="home"
+                    )
+                return html.Div([html.P(view.sentence, className="sentence"), controls(at), grid])
 
 
 def _drawn_from(path: str, look: _Look) -> dict[str, Any]:
@@ -214,6 +218,7 @@ def _seen(run: RunData) -> int:
         len(run.evaluations["policy_version"]),
         [(one.requests, one.groups, one.tokens, one.versions) for one in in_flight(run)],
         [status.get(name) for name in ("state", "steps", "ledger")],
+        [status.get(name, {}).get("latest") for name in ("incidents", "decisions")],
         run.problems,
     ]
     return zlib.crc32(json.dumps(told, sort_keys=True).encode())

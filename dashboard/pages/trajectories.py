@@ -7,7 +7,6 @@ fields + "Search" ─► query ┴─► find, over RunData.consumed ─► a ta
 ?open=<generator>.<row> ─────► GroupReader ─► the group
 """
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from dashboard.pages import timeline, versions
 from dashboard.pages.draw import grid, line, number_columns, problem_box, scrolling
 from dashboard.pages.group import view
 from dashboard.queries.timeline import timeline as timeline_of
+from dashboard.read.group_readers import GroupReaders
 from dashboard.read.groups import MAX_TEXT_PARTS, Group, GroupReader
 from dashboard.read.model import RunData
 from dashboard.read.runs import Runs
@@ -37,10 +37,9 @@ from dashboard.read.search import (
     typed,
     with_text,
 )
-from dashboard.read.tokens import TokenTexts, read_tokens, visible
+from dashboard.read.tokens import TokenTexts, visible
 from millrace.errors import InputError, MillraceError
 from storage.errors import StorageError
-from storage.stores.factory import open_store
 
 _FIELDS = {
     "group": ("group id", "123", 8),
@@ -53,8 +52,6 @@ _FIELDS = {
 }
 """Field → its label, what may be typed, and its width in em."""
 _ORDERS = {"newest": "newest first", "highest": "highest mean reward", "lowest": "lowest mean reward"}
-_KEPT = 4
-"""Readers of the most recently used runs; each keeps a few parts in memory."""
 _PROMPT_CHARACTERS = 80
 _LIST_PIXELS = {False: 520, True: 240}
 """Maximum height of the list of groups: alone, and above an open group."""
@@ -94,9 +91,8 @@ def layout(run_id: str) -> Component:
     )
 
 
-def register(app: Dash, runs: Runs) -> None:
+def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
     """Adds the callback that answers a query."""
-    readers = GroupReaders()
     names = (*_FIELDS, "order")
 
     @app.callback(
@@ -127,28 +123,6 @@ def register(app: Dash, runs: Runs) -> None:
         except (StorageError, MillraceError, OSError) as error:
             found, group = problem_box([visible(str(error))]), None
         return {"search": here, "found": found, "group": group, "words": values}
-
-
-class GroupReaders:
-    """The readers of the most recently used runs; thread-safe."""
-
-    def __init__(self) -> None:
-        self._readers: dict[tuple[str, float], tuple[GroupReader, TokenTexts]] = {}
-        self._lock = threading.Lock()
-
-    def of(self, run: RunData) -> tuple[GroupReader, TokenTexts]:
-        """The readers of a run's groups and tokens."""
-        # The start time too: another run may replace a deleted one at its URL.
-        key = run.info.url, run.info.attempts[0].t_started
-        with self._lock:
-            found = self._readers.pop(key, None)
-            if found is None:
-                store = open_store(run.info.url)
-                found = GroupReader(store, run.info.config), read_tokens(store, run.info.config)
-            self._readers[key] = found
-            while len(self._readers) > _KEPT:
-                self._readers.pop(next(iter(self._readers)))
-            return found
 
 
 def answer(runs: Runs, readers: GroupReaders, run_id: str, query: Query) -> tuple[Component, Component | None]:

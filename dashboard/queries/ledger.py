@@ -67,6 +67,41 @@ class Drop:
     """Policy versions."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """Where the generated trajectories are, in four numbers."""
+
+    generated: int
+    trained: int
+    waiting: int
+    """To be scored, or for the trainer."""
+    dropped: int
+    is_balanced: bool
+    """Whether the last three are the first, and the account agrees with the rows in the trainer's stream."""
+
+
+def balance(run: RunData) -> Balance | None:
+    """None if the trajectories can't be counted: see `RunData.problems`."""
+    if run.status is None:
+        return None
+    ledger = run.status["ledger"]
+    counted = recount(run)
+    return Balance(
+        generated=ledger["generated"]["rollouts"],
+        trained=ledger["trained"]["rollouts"],
+        waiting=ledger["buffered"]["rollouts"] + ledger["in_flight"]["rollouts"],
+        dropped=sum(amount["rollouts"] for amount in ledger["dropped"].values()),
+        is_balanced=sum_of_parts(ledger) == Amount.from_json(ledger["generated"])
+        and (counted is None or counted.agrees),
+    )
+
+
+def sum_of_parts(ledger: Mapping[str, Any]) -> Amount:
+    """What is trained, dropped and waiting, of the ledger in a status."""
+    parts = [ledger["trained"], ledger["buffered"], ledger["in_flight"], *ledger["dropped"].values()]
+    return sum((Amount.from_json(part) for part in parts), Amount())
+
+
 def recount(run: RunData) -> Recount | None:
     """None until the trainer has written its first account."""
     status = run.stage_status.get(TRAINER, {})

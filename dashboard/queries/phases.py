@@ -61,11 +61,11 @@ def by_clock(run: RunData, line: Line) -> Line:
 
 
 def restarts(run: RunData) -> Floats:
-    """Policy versions at which a stage was started again, or the run resumed."""
+    """Policy versions at which a stage was started again, or the run was resumed with the same config."""
     at = clock(run)
     latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("incidents", {}).get("latest", [])
     times = [one["t"] for one in latest if one["kind"] == "stage.restarted"]
-    times += [attempt.t_started for attempt in run.info.attempts[1:]]
+    times += [attempt.t_started for attempt in run.info.attempts[1:] if not attempt.changes]
     if not len(at.x) or not times:
         return np.empty(0)
     found: Floats = np.unique(np.interp(minutes(run, np.array(times)), at.y, at.x).round())

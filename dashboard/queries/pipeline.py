@@ -11,6 +11,7 @@ from dashboard.queries.verdict.facts import IDLE_SECONDS, STEPS, read_facts
 from dashboard.queries.verdict.rules import bottleneck
 from dashboard.read.model import RunData
 from millrace.runs.status import STAGES
+from millrace.runtime.messages import STOPPED
 
 _HOLDS_UP = {
     "trainer-bound": "train",
@@ -51,8 +52,22 @@ class QueueNow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BootstrapNow:
+    """The start model that is being made."""
+
+    doing: str
+    """In words, with its figures."""
+    step: int | None
+    """Supervised steps done; None in runs of older versions, as is `most_steps`."""
+    most_steps: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PipelineNow:
     """From generation to weight sync."""
+
+    bootstrap: BootstrapNow | None
+    """None once the start model is made, or if the run has not made one."""
 
     stages: Sequence[StageNow]
     """generate, score, train, sync_weights."""
@@ -83,11 +98,21 @@ def pipeline_now(run: RunData) -> PipelineNow:
             )
         )
     return PipelineNow(
+        bootstrap=_bootstrap(run),
         stages=stages,
         unscored=_queue(run, "in_flight", "in_flight_rollouts"),
         scored=_queue(run, "buffered", "buffered_rollouts"),
         push_seconds=facts.push_seconds,
     )
+
+
+def _bootstrap(run: RunData) -> BootstrapNow | None:
+    record = run.stage_status.get("bootstrap-0")
+    if record is None or record.get("doing", STOPPED) == STOPPED or "train-0" in run.stage_status:
+        return None
+    step, most = record.get("step"), record.get("most_steps")
+    known = isinstance(step, int) and isinstance(most, int)
+    return BootstrapNow(doing=str(record["doing"]), step=step if known else None, most_steps=most if known else None)
 
 
 def _queue(run: RunData, in_ledger: str, name: str) -> QueueNow:

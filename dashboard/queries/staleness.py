@@ -149,26 +149,26 @@ def token_distribution(run: RunData) -> tuple[Line, Line] | None:
 
 
 def pairs(run: RunData) -> Heat | None:
-    """How many trajectories were trained at each version (x), by the oldest version that sampled them (y).
+    """How many trajectories were trained at each version (x), by their staleness (y).
 
-    Of the newest 120 trained versions, with one cell per version so that the band along the diagonal stays visible. If
-    behaviour versions span more than 120, several share a cell. None before the first step.
+    Of the newest 120 trained versions, with one cell per version. If the staleness spans more than 120, several values
+    share a cell. None before the first step.
     """
-    rows = _trained(run, "min_policy_version")
-    versions, behaviour = rows["policy_version"], rows["min_policy_version"]
+    rows = _trained(run, "staleness")
+    versions, staleness = rows["policy_version"], rows["staleness"]
     if not len(versions):
         return None
     first = int(np.searchsorted(versions, versions[-1] - MOST_CELLS + 1))
-    versions, behaviour = versions[first:], behaviour[first:]
-    left, low = int(versions[0]), int(behaviour.min())
-    size = -(-(int(behaviour.max()) - low + 1) // MOST_CELLS)
-    row, column = (behaviour - low) // size, versions - left
+    versions, staleness = versions[first:], staleness[first:]
+    left = int(versions[0])
+    size = -(-(int(staleness.max()) + 1) // MOST_CELLS)
+    row, column = staleness // size, versions - left
     shape = int(row.max()) + 1, int(column[-1]) + 1
     counts = np.bincount(row * shape[1] + column, minlength=shape[0] * shape[1]).reshape(shape)
     return Heat(
         name=run.info.run_id,
         x=left + np.arange(shape[1], dtype=np.float64),
-        y=low + (size - 1) / 2 + size * np.arange(shape[0], dtype=np.float64),
+        y=(size - 1) / 2 + size * np.arange(shape[0], dtype=np.float64),
         counts=counts,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.evaluation.promotion import Decision
+from millrace.runs.origin import Origin
 
 Columns = Mapping[str, npt.NDArray[Any]]
 """A table: arrays of one length by column name, read-only. A null number is NaN."""
@@ -35,6 +36,10 @@ class AttemptInfo:
     """finished or stopped; None while it runs, and if it was killed."""
     promotion: Decision | None = None
     """What the promotion gate decided at its end; None if it did not get that far, or that can't be read."""
+    changes: tuple[str, ...] = ()
+    """Settings that differ from those of the attempt before it, a sentence each."""
+    origin: Origin = field(default_factory=Origin)
+    """Its nearest preset, and its page in the Prefect UI, as far as they were recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +79,8 @@ class RunData:
     rolled back."""
     evaluations: Columns
     """Held-out results by version, ascending: policy_version, accuracy, the ends of its 95 % interval accuracy_low and
-    accuracy_high (NaN if unknown), num_prompts."""
+    accuracy_high (NaN if unknown), num_prompts, t (unix seconds, when it ended),
+    seconds (that it took; NaN if unknown)."""
     evaluation_sets: Mapping[str, Columns] = field(default_factory=dict)
     """The same of each further evaluation set, by its name."""
     problems: tuple[str, ...] = ()

@@ -67,6 +67,8 @@ def _attempt(store: Store, number: int) -> tuple[AttemptInfo, Any] | None:
             mode=str(config["pipeline"]["mode"]),
             transport=str(config["weights"]["transport"]),
             ended=None,
+            changes=tuple(map(str, attempt.changes)),
+            origin=attempt.origin,
         ), config
     except NotInStore:
         return None

@@ -99,24 +99,32 @@ class RunReader:
 
 def _by_set(results: Sequence[Result]) -> dict[str, Columns]:
     """The columns of each evaluation set, by its name; `results` are by ascending version."""
-    found: dict[str, list[tuple[int, Result]]] = {}
+    found: dict[str, list[tuple[Result, Result]]] = {}
     for result in results:
         for name, measures in measures_by_set(result).items():
-            found.setdefault(name, []).append((result["policy_version"], measures))
+            found.setdefault(name, []).append((result, measures))
     return {name: _columns(some) for name, some in found.items()}
 
 
-def _columns(some: Sequence[tuple[int, Result]]) -> Columns:
-    """As `RunData.evaluations`, from (version, measures)."""
+def _columns(some: Sequence[tuple[Result, Result]]) -> Columns:
+    """As `RunData.evaluations`, from (result, its measures on one set)."""
     intervals = [measures.get("accuracy_interval") or (None, None) for _, measures in some]
     return {
-        "policy_version": np.array([version for version, _ in some], np.int64),
+        "policy_version": np.array([result["policy_version"] for result, _ in some], np.int64),
         "accuracy": np.array([measures["accuracy"] for _, measures in some], np.float64),
         # None becomes NaN.
         "accuracy_low": np.array([low for low, _ in intervals], np.float64),
         "accuracy_high": np.array([high for _, high in intervals], np.float64),
         "num_prompts": np.array([measures["prompts"] for _, measures in some], np.int64),
+        "t": np.array([result["t"] for result, _ in some], np.float64),
+        "seconds": np.array([_seconds(result) for result, _ in some], np.float64),
     }
+
+
+def _seconds(result: Result) -> float:
+    """How long the evaluation took; NaN if its result does not say."""
+    seconds = result.get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) else float("nan")
 
 
 @contextmanager

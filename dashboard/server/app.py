@@ -16,9 +16,11 @@ from dash.exceptions import DependencyException
 from flask import Flask, Response, request
 
 from dashboard.integrations.prometheus import exposition
+from dashboard.pages import rail
 from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.draw import CHART, TEXT
 from dashboard.pages.site import TRAJECTORIES, Site
+from dashboard.read.group_readers import GroupReaders
 from dashboard.read.runs import Runs
 from dashboard.server.callbacks import answer_senseless, refuse_malformed
 from dashboard.server.security import guard
@@ -68,9 +70,10 @@ def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None)
             html.Main(id="page"),
         ]
     )
-    site = Site(runs, views)
+    site, readers = Site(runs, views), GroupReaders()
     _add_callbacks(app, site)
-    trajectories_page.register(app, runs)
+    trajectories_page.register(app, runs, readers)
+    rail.register(app, runs, readers)
     # What is added last runs first, so this one sees whole responses with all their headers.
     compress(app.server)
     preload(app.server)

@@ -44,7 +44,7 @@ class Series:
 def nothing(sentence: str) -> go.Figure:
     """A figure with one sentence that says why there is nothing to see."""
     figure = _figure([])
-    figure.add_annotation(text=_plain(sentence), showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
+    figure.add_annotation(text=plain(sentence), showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     return figure
@@ -100,8 +100,7 @@ def bar_chart(series: Sequence[Series], *, x: str, y: str, empty: str) -> go.Fig
     if not found:
         return nothing(empty)
     traces = [
-        {"type": "bar", "name": _plain(one.name), **one.line._asdict(), "marker": {"color": one.colour}}
-        for one in found
+        {"type": "bar", "name": plain(one.name), **one.line._asdict(), "marker": {"color": one.colour}} for one in found
     ]
     figure = _figure(traces, x=x, y=y)
     most = max(float(one.line.x.max()) for one in found)
@@ -128,7 +127,7 @@ def heat_maps(heats: Sequence[Heat], *, x: str, y: str, unit: str, empty: str) -
         figure.add_trace(_heat_map(heat, suffix, x, y, unit))
         if len(found) > 1:
             figure.add_annotation(
-                text=_plain(heat.name), showarrow=False, xref="paper", yref="paper", x=left, y=1.08, xanchor="left"
+                text=plain(heat.name), showarrow=False, xref="paper", yref="paper", x=left, y=1.08, xanchor="left"
             )
     figure.update_xaxes(zeroline=False)
     figure.update_yaxes(zeroline=False)
@@ -153,7 +152,7 @@ def tracks_chart(tracks: Sequence[Track], *, x: str, y: str, empty: str) -> go.F
             "range": [0, 1],
             "fixedrange": True,
             "tickvals": [0.5],
-            "ticktext": [_plain(track.name)],
+            "ticktext": [plain(track.name)],
             "showgrid": False,
             "zeroline": False,
             "automargin": True,
@@ -186,7 +185,7 @@ def _scatter(one: Series) -> dict[str, Any]:
     dotted = one.dots_only or (len(one.line.x) <= _DOTS and not one.stepped)
     return {
         "type": "scatter",
-        "name": _plain(one.name),
+        "name": plain(one.name),
         **one.line._asdict(),
         "mode": "markers" if one.dots_only else "lines+markers" if dotted else "lines",
         "line": {"color": one.colour, "dash": one.dash, "shape": "hv" if one.stepped else "linear", "width": 2},
@@ -215,7 +214,7 @@ def _band(track: Track, kind: str, y_axis: str, in_legend: bool) -> dict[str, An
     shares = track.shares[kind]
     return {
         "type": "scatter",
-        "name": _plain(kind),
+        "name": plain(kind),
         "x": track.edges,
         # The last interval ends at the last edge.
         "y": np.append(shares, shares[-1:]),
@@ -224,7 +223,7 @@ def _band(track: Track, kind: str, y_axis: str, in_legend: bool) -> dict[str, An
         "mode": "lines",
         "line": {"width": 0, "shape": "hv"},
         "fillcolor": colour_of(kind),
-        "legendgroup": _plain(kind),
+        "legendgroup": plain(kind),
         "showlegend": in_legend,
         "hovertemplate": "%{y:.0%}",
     }
@@ -261,5 +260,6 @@ def _decades(series: Sequence[Series]) -> float:
     return float(np.log10(values.max() / values.min())) if len(values) else 0.0
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """Text that may come from a store, without what Plotly takes for markup."""
     return escape(text, quote=False)

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import plotly.graph_objects as go
 
-from dashboard.queries import learning, phases, staleness
+from dashboard.queries import events, learning, phases, staleness
 from dashboard.queries.series import Line
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, View
 from dashboard.views.colours import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, colour_of
-from dashboard.views.figures import Series, area_chart, line_chart
+from dashboard.views.figures import Series, area_chart, line_chart, plain
 from dashboard.views.per_run import MINUTES, NO_STEP, NOT_RECORDED, VERSIONS
-from dashboard.views.stacked import stacked
+from dashboard.views.stacked import Mark, stacked
 
 _PIXELS = 400
 Move = Callable[[Line], Line]
@@ -27,14 +28,26 @@ def _by_time(runs: Sequence[RunData]) -> go.Figure:
 
 def _home(run: RunData, x: str, move: Move) -> go.Figure:
     charts = [
-        ("reward, mean of 10 steps; ● held-out accuracy", _reward(run, x, move)),
+        ("reward, mean of 10 steps; ● held-out accuracy, ★ promoted", _reward(run, x, move)),
         ("staleness: mean, largest (dotted), bound (dashed)", _staleness(run, x, move)),
         ("π/μ, p95 (orange); effective sample size (blue)", _off_policy(run, x, move)),
         ("seconds a step by phase; grey: waiting; ◆ checkpoint", _phases(run, x, move)),
     ]
-    restarts = phases.restarts(run)
-    marks = [float(mark) for mark in move(Line(restarts, restarts)).x]
-    return stacked(charts, x=x, height=_PIXELS, marks=marks)
+    return stacked(charts, x=x, height=_PIXELS, marks=_marks(run, move))
+
+
+def _marks(run: RunData, move: Move) -> list[Mark]:
+    changed = events.config_changes(run)
+    found = [Mark(x=at) for at in _at(phases.restarts(run).tolist(), move)]
+    for at, sentences in zip(_at([*changed], move), changed.values(), strict=True):
+        found.append(Mark(x=at, dash="dash", label="config", details="; ".join(sentences)))
+    return found
+
+
+def _at(versions: Sequence[float], move: Move) -> list[float]:
+    """Where these policy versions are on the x axis."""
+    at = np.array(versions, np.float64)
+    return [float(x) for x in move(Line(at, at)).x]
 
 
 def _reward(run: RunData, x: str, move: Move) -> go.Figure:
@@ -49,7 +62,23 @@ def _reward(run: RunData, x: str, move: Move) -> go.Figure:
             interval=(move(low), move(high)),
         ),
     ]
-    return line_chart(series, x=x, y="", empty=NO_STEP)
+    figure = line_chart(series, x=x, y="", empty=NO_STEP)
+    _add_promotions(figure, run, move)
+    return figure
+
+
+def _add_promotions(figure: go.Figure, run: RunData, move: Move) -> None:
+    """A star on the accuracy of each version that was promoted."""
+    accuracy, promoted = learning.accuracy(run), events.promotions(run)
+    found = np.isin(accuracy.x, [*promoted])
+    if not found.any():
+        return
+    at = move(Line(accuracy.x[found], accuracy.y[found]))
+    said = [plain(promoted[int(version)]) for version in accuracy.x[found]]
+    figure.add_scatter(
+        x=at.x, y=at.y, mode="markers", name="promoted", marker={"symbol": "star", "size": 13, "color": ORANGE},
+        text=said, hovertemplate="%{text}<extra></extra>",
+    )  # fmt: skip
 
 
 def _staleness(run: RunData, x: str, move: Move) -> go.Figure:
@@ -86,7 +115,7 @@ def _phases(run: RunData, x: str, move: Move) -> go.Figure:
     return figure
 
 
-_SENTENCE = "Dotted lines across: a stage was started again, or the run was resumed."
+_SENTENCE = "Dotted lines across: a stage was started again, or the run was resumed; dashed: with another config."
 
 HOME = View(
     name="home",

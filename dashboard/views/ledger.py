@@ -20,7 +20,7 @@ def _balance(runs: Sequence[RunData]) -> Rows:
     for run in runs:
         if run.status is None:
             notes.append(f"{run.info.run_id}: {' '.join(run.problems) or 'its trajectories were not counted.'}")
-        elif _sum(run.status["ledger"]) != Amount.from_json(run.status["ledger"]["generated"]):
+        elif queries.sum_of_parts(run.status["ledger"]) != Amount.from_json(run.status["ledger"]["generated"]):
             notes.append(f"{run.info.run_id}: the parts do not add up to what was generated.")
     table = rows_per_run(runs, _AMOUNTS, lambda run: [] if run.status is None else _parts(run.status["ledger"]))
     return replace(table, verdict="bad" if notes else "good", note=" ".join(notes))
@@ -34,7 +34,7 @@ def _parts(ledger: Mapping[str, Any]) -> list[tuple[str, ...]]:
         **dropped,
         "buffered: scored, not taken": ledger["buffered"],
         "in flight: made, not scored": ledger["in_flight"],
-        "sum of the parts": _sum(ledger).to_json(),
+        "sum of the parts": queries.sum_of_parts(ledger).to_json(),
         "of the trained: masked, too old": ledger.get("masked", {}),
         "generated twice": ledger.get("generated_twice", {}),
     }
@@ -42,11 +42,6 @@ def _parts(ledger: Mapping[str, Any]) -> list[tuple[str, ...]]:
         (name, *(f"{amount[unit]:,}" if unit in amount else "–" for unit in ("rollouts", "tokens")))
         for name, amount in amounts.items()
     ]
-
-
-def _sum(ledger: Mapping[str, Any]) -> Amount:
-    parts = [ledger["trained"], ledger["buffered"], ledger["in_flight"], *ledger["dropped"].values()]
-    return sum((Amount.from_json(part) for part in parts), Amount())
 
 
 def _recount(runs: Sequence[RunData]) -> Rows:

@@ -1,17 +1,31 @@
 """Charts over one x axis below each other, with one crosshair and one zoom."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
 from dashboard.views.colours import GREY
+from dashboard.views.figures import plain
 
 _GAP = 0.05
 """Between two charts, as a share of the figure's height."""
 
 
-def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, height: int, marks: Sequence[float] = ()) -> go.Figure:
-    """The charts, each with its title, from top to bottom; `height` is in pixels, `marks` are lines at these x."""
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A line across all charts."""
+
+    x: float
+    dash: str = "dot"
+    label: str = ""
+    """At its top, plain text."""
+    details: str = ""
+    """Shown while the pointer is on the label, plain text."""
+
+
+def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, height: int, marks: Sequence[Mark] = ()) -> go.Figure:
+    """The charts, each with its title, from top to bottom; `height` is in pixels."""
     figure = go.Figure(layout=charts[0][1].layout)
     figure.update_layout(
         height=height,
@@ -38,9 +52,13 @@ def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, height: int, mar
         for one in chart.layout.annotations:
             figure.add_annotation(one.to_plotly_json() | {"yref": "paper", "y": top - (share - _GAP) / 2})
     for mark in marks:
-        figure.add_shape(
-            type="line", x0=mark, x1=mark, y0=0, y1=1, yref="paper", line={"color": GREY, "width": 1, "dash": "dot"}
-        )
+        line = {"color": GREY, "width": 1, "dash": mark.dash}
+        figure.add_shape(type="line", x0=mark.x, x1=mark.x, y0=0, y1=1, yref="paper", line=line)
+        if mark.label:
+            figure.add_annotation(
+                text=plain(mark.label), hovertext=plain(mark.details), showarrow=False, x=mark.x, xanchor="left",
+                yref="paper", y=1, yanchor="top",
+            )  # fmt: skip
     figure.update_xaxes(
         title={"text": x}, visible=True, anchor=f"y{len(charts)}", showspikes=True, spikemode="across",
         spikesnap="cursor", spikethickness=1, spikedash="solid",

@@ -63,7 +63,7 @@ def _distribution(of: Callable[[RunData], tuple[Line, Line] | None], y: str) -> 
 
 def _pairs(runs: Sequence[RunData]) -> go.Figure:
     heats = [heat for run in runs if (heat := queries.pairs(run)) is not None]
-    return heat_maps(heats, x="trained version", y="behaviour version", unit="trajectories", empty=NO_STEP)
+    return heat_maps(heats, x="trained version", y=_STALENESS, unit="trajectories", empty=NO_STEP)
 
 
 def _by_generator(run: RunData) -> list[Series]:
@@ -165,9 +165,9 @@ VIEW = View(
         ),
         Chart(
             id="staleness-pairs",
-            title="Sampled by, trained at",
-            sentence="For the newest 120 versions: how many trajectories were trained at each version, by the version "
-            "that sampled their oldest token. The farther below the diagonal, the staler.",
+            title="Staleness by version",
+            sentence="For the newest 120 versions: how many trajectories were trained at each version, by their "
+            "staleness. The higher, the staler.",
             build=_pairs,
         ),
         Chart(

@@ -34,7 +34,7 @@ from flows.campaign.report import Outcome, write_report, write_summary
 from flows.campaign.resumption import num_suspensions, wait_for_former
 from flows.campaign.stage_group import StageGroup
 from flows.display.artifacts import show
-from flows.display.links import artifact_key
+from flows.display.links import artifact_key, flow_run_link
 from flows.display.promotion import final_message, show_promoted
 from flows.display.ui_reporter import Reporter
 from millrace.errors import MillraceError
@@ -115,7 +115,7 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume, former: int = 0) ->
     warm_up(stages_here(config))
     minutes = config.budget.duration_minutes
     ends_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    run = prepare(config, run_id, resume=resume)
+    run = prepare(config, run_id, resume=resume, flow_run=flow_run_link())
     arguments = StageArguments(run_url=run.run_url, attempt=run.attempt, replica=0, handover=run.handover)
     store = open_store(run.run_url)
     for change in read_attempt(store, run.attempt).changes:

@@ -4,14 +4,13 @@ preset ─► changed by the form's fields ─► changed by `advanced` ─► R
 """
 
 import json
-from pathlib import Path
 from typing import Any, Literal
 
 from prefect import flow, runtime
 from prefect.client.schemas.objects import State
 
-import configs
 from configs.load import load_config
+from configs.nearest_preset import PRESETS
 from configs.schema import RunConfig
 from flows.campaign.flow import OPTIONS, run_attempt
 from flows.campaign.prepare import Resume
@@ -27,7 +26,6 @@ Preset = Literal[
     "tiny-vllm-cpu",
 ]
 """The files of configs/presets, the one to begin with first."""
-PRESETS = Path(configs.__file__).parent / "presets"
 
 
 def _flow_run_name() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.load import changed_immutably
+from configs.nearest_preset import nearest_preset
 from configs.schema import RunConfig
 from flows.campaign.handover import handover_folder
 from millrace.errors import InputError, ModelFolderError, RunExists
@@ -25,6 +26,7 @@ from millrace.preflight.weight_files import check_weight_files
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.attempt_config import attempt_config
+from millrace.runs.origin import Origin
 from millrace.runs.record import create_run, latest_attempt, resume_run
 from storage import layout
 from storage.stores.base import Store, probe
@@ -113,14 +115,20 @@ def _ask_about(folder: Path, model: Mapping[str, Any], config: RunConfig) -> Que
     return Question(model_folder.MODULE, {"folder": str(folder)}, "the model folder")
 
 
-def prepare(config: RunConfig, run_id: str, *, resume: Resume) -> Prepared:
+def prepare(config: RunConfig, run_id: str, *, resume: Resume, flow_run: str | None = None) -> Prepared:
     """Claims the run's place, or adds an attempt to an existing run. Call `check` first.
 
-    Raises RunExists if the place was taken since, and RunMissing if there is no run to resume.
+    `flow_run` is the address of the attempt's page in the Prefect UI. Raises RunExists if the place was taken since,
+    and RunMissing if there is no run to resume.
     """
     store = _run_store(config, run_id)
     values = config.model_dump(mode="json")
-    attempt = resume_run(store, values) if _continues(store, resume) else create_run(store, run_id, values)
+    preset, changes = nearest_preset(config)
+    origin = Origin(preset=preset, changes=changes, flow_run=flow_run)
+    if _continues(store, resume):
+        attempt = resume_run(store, values, origin)
+    else:
+        attempt = create_run(store, run_id, values, origin)
     return Prepared(run_url=store.url, attempt=attempt.number, handover=handover_folder(store.url, attempt.number))
 
 

@@ -1,8 +1,11 @@
-"""Names and addresses of a run in the Prefect UI: artifact keys, and the link to its page of the dashboard."""
+"""Names and addresses of a run in the Prefect UI: artifact keys, and links to its pages there and in the dashboard."""
 
 import os
 import re
 from urllib.parse import quote
+
+from prefect import runtime
+from prefect.settings import PREFECT_UI_URL
 
 DASHBOARD_URL = "MILLRACE_DASHBOARD_URL"
 """Environment variable with the address of a dashboard, which the Prefect UI then links to."""
@@ -22,3 +25,8 @@ def dashboard_link(run_id: str) -> str | None:
     """The address of the run's page in the dashboard; None if no dashboard is known."""
     url = os.environ.get(DASHBOARD_URL)
     return f"{url.rstrip('/')}/run/{quote(run_id)}" if url else None
+
+
+def flow_run_link() -> str | None:
+    """The address of the current flow run in the Prefect UI; None outside a flow run, and without a server."""
+    return runtime.flow_run.ui_url if PREFECT_UI_URL.value() else None

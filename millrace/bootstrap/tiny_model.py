@@ -107,14 +107,15 @@ def bootstrap(
     *,
     seed: int,
     max_new_tokens: int,
-    report: Callable[[str], None],
+    report: Callable[[int, str], None],
     environment: EnvironmentConfig = _NO_ENVIRONMENT,
     on_progress: Callable[[], None] = lambda: None,
 ) -> Bootstrapped:
     """Make a tiny model and its tokenizer from `prompts`, and save both to `folder` as a Hugging Face folder.
 
-    `report` receives a line per measurement of the accuracy; `on_progress` is called at each layer. The policy
-    may use the environment that `environment` names. Deterministic in `seed`, on one machine with one thread count.
+    `report` receives the step and a line at each measurement of the accuracy; `on_progress` is called at each layer.
+    The policy may use the environment that `environment` names. Deterministic in `seed`, on one machine with one
+    thread count.
     """
     started = time.monotonic()
     torch.manual_seed(seed)
@@ -149,8 +150,9 @@ def bootstrap(
         if step % check_every == 0:
             imitation_rate, accuracy = _measure(engine, tokenizer, checked, max_new_tokens)
             report(
+                step,
                 f"warm start step {step} of at most {shape.max_steps}: loss {loss.item():.3f}, answers like a "
-                f"demonstrator {imitation_rate:.2f} of {shape.target_imitation_rate:.2f}, right {accuracy:.2f}"
+                f"demonstrator {imitation_rate:.2f} of {shape.target_imitation_rate:.2f}, right {accuracy:.2f}",
             )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

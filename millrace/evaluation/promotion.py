@@ -170,9 +170,12 @@ def write_decision(store: Store, attempt: int, decision: Decision) -> None:
 def read_decision(store: Store, attempt: int) -> Decision | None:
     """The decision at the end of `attempt`; None if the attempt did not get that far, or its file can't be read."""
     try:
-        return Decision(**parse_json(bytes(store.get(layout.promotion(attempt)))))
+        found = Decision(**parse_json(bytes(store.get(layout.promotion(attempt)))))
     except (NotInStore, ValueError, TypeError):
         return None
+    numbers = (found.accuracy, found.bar)
+    typed = type(found.promoted) is bool and type(found.policy_version) is int and isinstance(found.sentence, str)
+    return found if typed and all(one is None or isinstance(one, int | float) for one in numbers) else None
 
 
 def state_of(promoted: Decision, evaluation: Evaluation, *, incarnation: int, attempt: int) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _make_tiny(question: Question, folder: Path) -> None:
         folder,
         seed=0,
         max_new_tokens=question.max_new_tokens,
-        report=print,
+        report=lambda step, line: print(line),
         environment=EnvironmentConfig(name=question.environment),
     )
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from configs.stored import changed_keys, config_hash, staleness_bound, with_current_keys
 from millrace.errors import RunExists, RunMissing
 from millrace.rewards.import_path import source_hash
+from millrace.runs.origin import UNKNOWN, Origin, parse_origin
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.errors import NotInStore, StreamCorrupt
@@ -65,6 +66,8 @@ class Attempt:
     """Settings that differ from those of the start before it, a sentence each."""
     provenance: Provenance = field(default_factory=lambda: provenance())
     """Of the controller's process."""
+    origin: Origin = field(default_factory=Origin)
+    """What it came from."""
 
     @property
     def path(self) -> str:
@@ -84,15 +87,15 @@ class Attempt:
         return staleness_bound(self.config["pipeline"]["mode"], int(self.config["staleness"]["max_staleness"]))
 
 
-def create_run(store: Store, run_id: str, config: dict[str, Any]) -> Attempt:
+def create_run(store: Store, run_id: str, config: dict[str, Any], origin: Origin = UNKNOWN) -> Attempt:
     """Claims the run's folder. Raises RunExists, also if another controller claims it at the same time."""
-    attempt = Attempt(number=0, config=config, t_started=time.time(), provenance=provenance(config))
+    attempt = Attempt(number=0, config=config, t_started=time.time(), provenance=provenance(config), origin=origin)
     if not _claim(store, layout.RUN, _dump({"run_id": run_id, **asdict(attempt)})):
         raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
     return attempt
 
 
-def resume_run(store: Store, config: dict[str, Any]) -> Attempt:
+def resume_run(store: Store, config: dict[str, Any], origin: Origin = UNKNOWN) -> Attempt:
     """Records another start of an existing run. Raises StreamCorrupt if its log of checkpoints is damaged."""
     before = latest_attempt(store)
     number, changes = before.number, changed_settings(before, config)
@@ -108,6 +111,7 @@ def resume_run(store: Store, config: dict[str, Any]) -> Attempt:
             first_step=first_step,
             changes=changes,
             provenance=made_by,
+            origin=origin,
         )
         if _claim(store, layout.attempt(number), _dump(asdict(attempt))):
             return attempt
@@ -153,7 +157,8 @@ def parse_attempt(values: dict[str, Any], path: str) -> Attempt:
     """The attempt in the JSON object `values` of the file `path`. Raises StreamCorrupt."""
     values = {name: value for name, value in values.items() if name != "run_id"}
     try:
-        attempt = Attempt(**{**values, "provenance": Provenance(**values["provenance"])})
+        made_by, origin = Provenance(**values["provenance"]), parse_origin(values.get("origin", {}))
+        attempt = Attempt(**{**values, "provenance": made_by, "origin": origin})
     except (KeyError, TypeError) as error:
         raise StreamCorrupt(path, f"not the record of an attempt: {error}; {RESTORE}") from error
     if not isinstance(attempt.config, dict) or type(attempt.number) is not int or type(attempt.first_step) is not int:

@@ -23,7 +23,8 @@ def main(stage: Stage) -> None:
         return
     shape = config.model.bootstrap
 
-    def report(progress: str) -> None:
+    def report(step: int, progress: str) -> None:
+        stage.progress(step=step)
         stage.say(progress)
         stage.milestone(progress)
 
@@ -31,6 +32,7 @@ def main(stage: Stage) -> None:
     torch.set_num_threads(shape.threads)
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / "start"
+        stage.progress(step=0, most_steps=shape.max_steps)
         stage.say(f"warm start step 0 of at most {shape.max_steps}")
         result = bootstrap(
             load_prompts(config.prompts).train,

@@ -11,7 +11,8 @@ from dash.development.base_component import Component
 from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.group import MAX_RESPONSES, MAX_TOKENS, colour, view
-from dashboard.pages.trajectories import GroupReaders, answer, layout
+from dashboard.pages.trajectories import answer, layout
+from dashboard.read.group_readers import GroupReaders
 from dashboard.read.groups import Group, Response
 from dashboard.read.runs import Runs
 from dashboard.read.search import FIELDS, MAX_CHARACTERS, Query, address, from_address

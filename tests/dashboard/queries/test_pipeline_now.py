@@ -59,3 +59,16 @@ def test_the_picture_outlines_the_bottleneck_and_says_so() -> None:
 def test_a_run_without_status_or_metrics_has_a_picture_too() -> None:
     parts = picture(run_data(status=None, stage_status={}, metrics={})).children
     assert [part.children[1].children for part in parts[::2]] == ["not started"] * 4
+
+
+def test_the_start_model_has_a_progress_bar_until_it_is_made() -> None:
+    making = {"doing": "warm start step 120 of at most 2000", "t": T, "step": 120, "most_steps": 2000}
+    before = picture(run_data(status=None, metrics={}, stage_status={"bootstrap-0": making})).children
+    title, bar, words = before[0].children
+    assert (title.children, words.children) == ("making the start model", making["doing"])
+    assert (bar.value, bar.max) == ("120", "2000")
+    older = {name: making[name] for name in ("doing", "t")}
+    (_, bar, _) = picture(run_data(metrics={}, stage_status={"bootstrap-0": older})).children[0].children
+    assert not hasattr(bar, "value"), "a bar that only moves"
+    for status in ({"bootstrap-0": {**making, "doing": "stopped"}}, {"bootstrap-0": making, "train-0": making}):
+        assert pipeline_now(run_data(metrics={}, stage_status=status)).bootstrap is None

@@ -88,29 +88,27 @@ def test_the_distribution_now_is_of_a_whole_step_at_least() -> None:
     assert found[0].y.tolist() == [0.25, 0.75]
 
 
-def test_pairs_count_trajectories_by_who_sampled_them_and_when_they_were_trained() -> None:
-    found = staleness.pairs(_run([3, 3, 4, 5], min_policy_version=[0, 2, 2, 4], outcome=[0, 0, 0, 0]))
+def test_pairs_count_trajectories_by_their_staleness_and_when_they_were_trained() -> None:
+    found = staleness.pairs(_run([3, 3, 4, 5], staleness=[2, 0, 1, 0], outcome=[0, 0, 0, 0]))
     assert found is not None
     assert found.x.tolist() == [3, 4, 5]
-    assert found.y.tolist() == [0, 1, 2, 3, 4]
-    assert found.counts.tolist() == [[1, 0, 0], [0, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    assert found.y.tolist() == [0, 1, 2]
+    assert found.counts.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 0]]
 
 
 def test_pairs_are_of_the_newest_120_versions_a_cell_each() -> None:
     versions = np.arange(1, 301)
-    found = staleness.pairs(_run(versions, min_policy_version=versions - 2))
+    found = staleness.pairs(_run(versions, staleness=1))
     assert found is not None
     assert found.x[[0, -1]].tolist() == [181, 300]
-    assert found.y[[0, -1]].tolist() == [179, 298]
-    assert found.counts.shape == (120, 120)
-    assert found.counts.trace() == 120
+    assert found.counts.tolist() == [[0] * 120, [1] * 120]
 
 
-def test_behaviour_versions_far_apart_share_cells_and_none_is_lost() -> None:
+def test_a_large_staleness_shares_cells_and_none_is_lost() -> None:
     versions = np.arange(181, 301)
-    found = staleness.pairs(_run(versions, min_policy_version=np.where(versions == 181, 0, versions - 1)))
+    found = staleness.pairs(_run(versions, staleness=np.where(versions == 181, 299, 0)))
     assert found is not None
-    # 300 versions, three a cell.
+    # 300 values, three a cell.
     assert found.counts.shape == (100, 120)
     assert found.y[:2].tolist() == [1.0, 4.0]
     assert found.counts.sum() == 120

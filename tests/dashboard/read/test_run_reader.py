@@ -15,8 +15,10 @@ from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from millrace.errors import RunMissing
+from millrace.evaluation.promotion import Decision, write_decision
 from millrace.evaluation.results import write_result
 from millrace.rollouts.ledger import Account
+from millrace.runs.origin import Origin
 from millrace.runs.record import end_attempt, read_run, resume_run
 from storage import layout
 from storage.errors import StoreUnreachable, StreamCorrupt
@@ -84,7 +86,13 @@ def test_run_info_status_and_evaluations_are_read_too(
     assert data.stage_status["train-0"]["policy_version"] == 8
     columns = {name: column.tolist() for name, column in data.evaluations.items()}
     assert all(np.isnan(columns.pop(name)).all() for name in ("accuracy_low", "accuracy_high")), "unknown in older runs"
-    assert columns == {"policy_version": [0, 8], "accuracy": [0.25, 0.5], "num_prompts": [128, 128]}
+    assert columns.pop("t") == [stored_run.t_now - 8, stored_run.t_now]
+    assert columns == {
+        "policy_version": [0, 8],
+        "accuracy": [0.25, 0.5],
+        "num_prompts": [128, 128],
+        "seconds": [0.1, 0.1],
+    }
     assert data.evaluation_sets == {}
 
 
@@ -97,7 +105,10 @@ def test_further_evaluation_sets_are_read_by_name_with_their_intervals(
     data = watch(dict_store)()
     assert data.evaluations["policy_version"].tolist() == [0, 6, 8]
     assert data.evaluations["accuracy_low"][1] == 0.5
-    assert {name: column.tolist() for name, column in data.evaluation_sets["hard"].items()} == {
+    columns = {name: column.tolist() for name, column in data.evaluation_sets["hard"].items()}
+    assert np.isnan(columns.pop("seconds")).all(), "unknown in older runs"
+    assert columns == {
+        "t": [50.0],
         "policy_version": [6],
         "accuracy": [0.125],
         "accuracy_low": [0.0625],
@@ -361,3 +372,27 @@ def test_a_stream_of_a_new_writer_goes_on_where_it_was(
     writer.write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
     after = look().metrics["score-0"]["time/score/seconds"]
     assert after["value"].tolist() == [*before["value"].tolist(), 0.5]
+
+
+def test_an_attempt_tells_its_origin_and_what_became_of_its_last_version(
+    stored_run: StoredRun, dict_store: DictStore, watch: Watch
+) -> None:
+    record = read_run(dict_store)
+    record["origin"] = {"preset": "tiny-cpu", "changes": {"seed": [0, 1]}, "flow_run": "http://prefect/1"}
+    dict_store.put(layout.RUN, json.dumps(record).encode())
+    look = watch(dict_store)
+    attempt = look().info.attempts[0]
+    assert attempt.origin == Origin(preset="tiny-cpu", changes={"seed": [0, 1]}, flow_run="http://prefect/1")
+    assert attempt.promotion is None
+    decision = Decision(promoted=True, policy_version=8, accuracy=0.5, sentence="better", bar=0.25)
+    write_decision(dict_store, 0, decision)
+    stored_run.finish()
+    assert look().info.attempts[0].promotion == decision
+
+
+@pytest.mark.parametrize("origin", [7, {"changes": 7}, {"changes": {"seed": [0]}}, {"flow_run": 7}, {"other": 7}])
+def test_an_origin_that_millrace_did_not_write_is_named_as_damaged(origin: object, dict_store: DictStore) -> None:
+    StoredRun(dict_store, "small", Shape(steps=2))
+    dict_store.put(layout.RUN, json.dumps({**read_run(dict_store), "origin": origin}).encode())
+    with pytest.raises(StreamCorrupt, match=r"run\.json"):
+        RunReader(dict_store)

@@ -14,6 +14,7 @@ from dashboard.queries.series import Line
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart
 from dashboard.views.home import HOME, HOME_BY_TIME
+from millrace.evaluation.promotion import Decision
 
 
 def _run(**changes: Any) -> RunData:
@@ -86,3 +87,27 @@ def test_restarts_and_checkpoints_are_marked_at_their_versions() -> None:
     assert restarts(replace(run, info=info)).tolist() == [12.0, 15.0]
     figure = HOME.blocks[0].build([run])
     assert [shape.x0 for shape in figure.layout.shapes] == [15.0]
+
+
+def test_a_changed_config_is_marked_at_the_version_that_the_run_resumed_from() -> None:
+    run = _run()
+    resumed = replace(
+        run.info.attempts[0], number=1, t_started=T - 8.0, first_step=10, changes=("seed <b>was</b> 1 and is 2",)
+    )
+    run = replace(run, info=replace(run.info, attempts=(run.info.attempts[0], resumed)))
+    figure = HOME.blocks[0].build([run])
+    assert [(shape.x0, shape.line.dash) for shape in figure.layout.shapes] == [(10.0, "dash")]
+    assert ("config", "seed &lt;b&gt;was&lt;/b&gt; 1 and is 2") in [
+        (one.text, one.hovertext) for one in figure.layout.annotations
+    ]
+    assert HOME_BY_TIME.blocks[0].build([run]).layout.shapes[0].x0 == pytest.approx(50 / 60)
+
+
+def test_a_promoted_version_has_a_star_on_its_accuracy() -> None:
+    run = _run()
+    decision = Decision(promoted=True, policy_version=2, accuracy=0.5, sentence="better", bar=0.25)
+    attempt = replace(run.info.attempts[0], promotion=decision)
+    run = replace(run, info=replace(run.info, attempts=(attempt,)))
+    (star,) = [trace for trace in HOME.blocks[0].build([run]).data if trace.name == "promoted"]
+    assert (list(star.x), list(star.y), star.text[0]) == ([2.0], [0.5], "v2 promoted, 0.250 → 0.500")
+    assert star.yaxis == "y"

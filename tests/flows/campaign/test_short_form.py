@@ -6,7 +6,8 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.load import load_config
-from flows.campaign.from_preset import PRESETS, Preset, config_of
+from configs.nearest_preset import PRESETS
+from flows.campaign.from_preset import Preset, config_of
 
 
 def test_the_form_offers_every_preset() -> None:

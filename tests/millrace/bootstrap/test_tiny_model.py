@@ -35,7 +35,7 @@ def prompts() -> tuple[Prompt, ...]:
 
 def made(prompts: tuple[Prompt, ...], folder: Path, seed: int = 0, shape: BootstrapConfig = SHAPE) -> list[str]:
     lines: list[str] = []
-    bootstrap(prompts, shape, folder, seed=seed, max_new_tokens=4, report=lines.append)
+    bootstrap(prompts, shape, folder, seed=seed, max_new_tokens=4, report=lambda step, line: lines.append(line))
     return lines
 
 
@@ -96,7 +96,7 @@ def test_in_an_environment_it_learns_what_the_demonstrators_wrote_and_not_what_t
         folder,
         seed=0,
         max_new_tokens=16,
-        report=lambda line: None,
+        report=lambda step, line: None,
         environment=EnvironmentConfig(name="calculator", max_turns=2),
     )
     model, tokenizer = load_model(folder, "float32"), load_tokenizer(folder)
@@ -117,7 +117,14 @@ def test_it_learns_chains_of_sums_with_every_character_they_are_written_in(tmp_p
     config = PromptsConfig(source="chains", num_eval=10, chains=ChainsConfig(num_drawn=100, max_sums=12))
     lines: list[str] = []
     shape = SHAPE.model_copy(update={"max_steps": 100, "learning_rate": 1e-2})
-    bootstrap(load_prompts(config).train, shape, tmp_path / "start", seed=0, max_new_tokens=100, report=lines.append)
+    bootstrap(
+        load_prompts(config).train,
+        shape,
+        tmp_path / "start",
+        seed=0,
+        max_new_tokens=100,
+        report=lambda step, line: lines.append(line),
+    )
     # A measurement samples 100 tokens one by one: the longer the responses, the rarer it is.
     steps = [line.split(":")[0] for line in lines]
     assert steps == [f"warm start step {step} of at most 100" for step in (25, 50, 75, 100)]

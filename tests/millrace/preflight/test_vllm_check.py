@@ -118,7 +118,7 @@ def model_folder(folder: Path, changes: dict[str, object]) -> str:
         folder,
         seed=0,
         max_new_tokens=4,
-        report=print,
+        report=lambda step, line: print(line),
     )
     config = folder / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))

@@ -27,7 +27,7 @@ def main(folder: Path, settings: dict[str, object]) -> None:
         folder,
         seed=config.seed,
         max_new_tokens=config.generation.max_new_tokens,
-        report=lambda line: None,
+        report=lambda step, line: None,
     )
 
 

@@ -55,7 +55,7 @@ def make_start_model(folder: Path) -> None:
         learning_rate=4e-3,
     )
     prompts, longest = load_prompts(config.prompts).train, config.generation.max_new_tokens
-    bootstrap(prompts, shape, folder, seed=0, max_new_tokens=longest, report=lambda line: None)
+    bootstrap(prompts, shape, folder, seed=0, max_new_tokens=longest, report=lambda step, line: None)
 
 
 @dataclass(frozen=True, kw_only=True)

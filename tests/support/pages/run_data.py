@@ -84,6 +84,8 @@ def run_data(run_id: str = "mine", **changes: Any) -> RunData:
             "accuracy_low": np.array([0.125, np.nan]),
             "accuracy_high": np.array([0.5, np.nan]),
             "num_prompts": np.array([8, 8]),
+            "t": np.array([T - 50, T - 1]),
+            "seconds": np.array([4.0, 0.5]),
         },
     }
     return RunData(**{**values, **changes})

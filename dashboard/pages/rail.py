@@ -1,0 +1,158 @@
+"""The rail beside a home page's charts: groups to read, the latest events, the ledger, Prefect, and the config.
+
+Site: `place` in the body ─► page ─► callback ─► `rail`, with prompts read from the store ─► page
+
+A request of its own, because prompts are in the parts of the generators' streams: the charts do not wait for it. All
+text from models and runs is shown as children of elements, never as markup.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import Dash, Input, Output, State, dcc, html
+from dash.development.base_component import Component
+
+from dashboard.pages import address
+from dashboard.pages.draw import TEXT
+from dashboard.queries.events import Event, latest_events
+from dashboard.queries.ledger import balance
+from dashboard.queries.notable_groups import NotableGroup, notable_groups
+from dashboard.read import search
+from dashboard.read.group_readers import GroupReaders
+from dashboard.read.model import RunData
+from dashboard.read.runs import Runs
+from dashboard.read.tokens import visible
+from millrace.errors import MillraceError
+from storage.errors import StorageError
+
+SEEN = "rail-seen"
+"""The block whose text tells what of the run the page has seen; when it changes, the rail is drawn anew."""
+_EVENTS, _CHANGES = 3, 3
+_PROMPT, _WORDS, _VALUE = 48, 300, 24
+"""Characters shown of each."""
+
+Prompts = Mapping[tuple[int, int], str]
+"""By generator and row of a group's first trajectory."""
+
+
+def place(run_id: str, seen: Sequence[int]) -> Component:
+    """Where the rail of a run will be."""
+    return html.Aside(
+        [
+            dcc.Store(id="rail-run", data=run_id),
+            html.Span(str(seen), id={"type": TEXT, "block": SEEN}, hidden=True),
+            html.Div("Loading…", id="rail", className="rail"),
+        ],
+        **{"aria-label": "groups, events, ledger and config"},
+    )
+
+
+def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
+    """Adds the callback that draws the rail."""
+
+    @app.callback(
+        Output("rail", "children"), Input({"type": TEXT, "block": SEEN}, "children"), State("rail-run", "data")
+    )
+    def show(seen: str, run_id: str) -> list[Component]:
+        try:
+            run = runs.reader(run_id).look()
+        except (KeyError, StorageError, MillraceError, OSError):
+            # The top of the page says so.
+            return []
+        return rail(run, _prompts(run, readers))
+
+
+def rail(run: RunData, prompts: Prompts) -> list[Component]:
+    """All sections; a group without its prompt in `prompts` says that it can't be read."""
+    return [
+        _section("Groups", _groups(run, prompts)),
+        _section("Events", _events(latest_events(run, _EVENTS))),
+        _section("Ledger", _ledger(run)),
+        _section("Config", _config(run)),
+        _section("Prefect", _prefect(run)),
+    ]
+
+
+def _prompts(run: RunData, readers: GroupReaders) -> Prompts:
+    rows = [(group.generator, group.row_id) for group in notable_groups(run)]
+    try:
+        reader, texts = readers.of(run)
+        return {row: texts.text(tokens) for row, (_, tokens) in reader.prompts(rows).items()}
+    except (KeyError, TypeError, StorageError, MillraceError, OSError):
+        # A config or a stream that is not as expected: the groups are shown without their prompts.
+        return {}
+
+
+def _section(title: str, lines: Sequence[Component]) -> Component:
+    return html.Section([html.H2(title), *lines], className="rail-section")
+
+
+def _groups(run: RunData, prompts: Prompts) -> list[Component]:
+    found = [_group(run, group, prompts.get((group.generator, group.row_id))) for group in notable_groups(run)]
+    return [html.Ul(found)] if found else [_nothing("None was taken yet.")]
+
+
+def _group(run: RunData, group: NotableGroup, prompt: str | None) -> Component:
+    query = search.Query(open=(group.generator, group.row_id))
+    href = address.run(run.info.run_id, "trajectories") + search.address(query)
+    text = "its prompt can't be read" if prompt is None else _short(" ".join(prompt.split()), _PROMPT)
+    facts = f"reward {group.reward:.2g}, v{group.policy_version}"
+    return html.Li([dcc.Link(group.why, href=href), f" {text} ", html.Span(facts, className="none")])
+
+
+def _events(events: Sequence[Event]) -> list[Component]:
+    lines = [
+        html.Li([html.Strong(event.kind), f" v{event.policy_version}: {words}"], title=words)
+        for event in events
+        for words in [_short(event.words, _WORDS)]
+    ]
+    return [html.Ul(lines)] if lines else [_nothing("None.")]
+
+
+def _ledger(run: RunData) -> list[Component]:
+    found = balance(run)
+    if found is None:
+        return [_nothing("It can't be computed: see the top of the page.")]
+    level, word = ("good", "✓ balanced") if found.is_balanced else ("bad", "✕ not balanced")
+    words = (
+        f"{found.generated:,} generated = {found.trained:,} trained + {found.waiting:,} waiting "
+        f"+ {found.dropped:,} dropped"
+    )
+    return [html.P([html.Span(word, className=f"verdict {level}"), f" {words}"])]
+
+
+def _config(run: RunData) -> list[Component]:
+    origin = run.info.attempts[-1].origin
+    if origin.preset is None:
+        return [_nothing("Its preset was not recorded in this run.")]
+    preset = _short(origin.preset, _PROMPT)
+    if not origin.changes:
+        return [html.P(f"As preset {preset}.")]
+    lines = [html.Li(_change(key, pair)) for key, pair in list(origin.changes.items())[:_CHANGES]]
+    everything = "\n".join(f"{key}: {before} → {after}" for key, (before, after) in origin.changes.items())
+    more = len(origin.changes) - _CHANGES
+    rest = [html.P(f"and {more} more", className="none", title=visible(everything))] if more > 0 else []
+    return [html.P(f"Against preset {preset}:"), html.Ul(lines), *rest]
+
+
+def _change(key: str, pair: Sequence[Any]) -> str:
+    before, after = (_short(json.dumps(value), _VALUE) for value in pair)
+    return f"{_short(key, _PROMPT)}: {before} → {after}"
+
+
+def _prefect(run: RunData) -> list[Component]:
+    link = run.info.attempts[-1].origin.flow_run
+    # A run's record may hold anything, also an address that runs a script.
+    if link is None or not link.startswith(("http://", "https://")):
+        return [_nothing("No flow run was recorded.")]
+    return [html.P(html.A("The flow run in Prefect", href=link, rel="noreferrer"))]
+
+
+def _nothing(sentence: str) -> Component:
+    return html.P(sentence, className="none")
+
+
+def _short(text: str, most: int) -> str:
+    """What a run or a model wrote, for a line."""
+    return visible(text if len(text) <= most else f"{text[:most]}…")

@@ -1,0 +1,113 @@
+"""What happened in a run: incidents, restarts, decisions, promotions and changes of its config, each at a version.
+
+incidents, decisions (of the status) ┐
+attempts: promotion, changes         ├─► latest_events: newest first      promotions, config_changes: for charts
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dashboard.queries.phases import clock
+from dashboard.queries.series import minutes
+from dashboard.read.model import AttemptInfo, RunData
+
+_KINDS = {"stage.restarted": "restart"}
+"""Every other kind of a status's incidents is an incident."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One of them."""
+
+    t: float
+    """Unix seconds."""
+    kind: str
+    """incident, restart, decision, promotion, held back or resumed."""
+    policy_version: int
+    """The newest one then; 0 before the first step."""
+    words: str
+    """What happened, in a sentence."""
+
+
+def latest_events(run: RunData, most: int) -> Sequence[Event]:
+    """The newest first."""
+    found = [*_incidents(run), *_decisions(run), *_attempts(run)]
+    return sorted(found, key=lambda event: event.t, reverse=True)[:most]
+
+
+def promotions(run: RunData) -> Mapping[int, str]:
+    """Policy version → the promotion in a few words, of each version that was promoted."""
+    found = [attempt.promotion for attempt in run.info.attempts if attempt.promotion is not None]
+    return {decision.policy_version: decision.headline for decision in found if decision.promoted}
+
+
+def config_changes(run: RunData) -> Mapping[int, Sequence[str]]:
+    """Policy version → the settings that a resumed run changed there, a sentence each."""
+    return {attempt.first_step: attempt.changes for attempt in run.info.attempts[1:] if attempt.changes}
+
+
+def _incidents(run: RunData) -> list[Event]:
+    latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("incidents", {}).get("latest", [])
+    return [
+        Event(
+            t=one["t"],
+            kind=_KINDS.get(one["kind"], "incident"),
+            policy_version=_version_at(run, one["t"]),
+            words=str(one["sentence"]),
+        )
+        for one in latest
+    ]
+
+
+def _decisions(run: RunData) -> list[Event]:
+    latest: Sequence[Mapping[str, Any]] = (run.status or {}).get("decisions", {}).get("latest", [])
+    return [
+        Event(
+            t=one["t"],
+            kind="decision",
+            policy_version=one["policy_version"],
+            words=f"{one['change']}: {one['reason']}",
+        )
+        for one in latest
+    ]
+
+
+def _attempts(run: RunData) -> list[Event]:
+    found = []
+    for attempt in run.info.attempts:
+        if attempt.number:
+            words = "; ".join(attempt.changes) or "with the same config"
+            found.append(Event(t=attempt.t_started, kind="resumed", policy_version=attempt.first_step, words=words))
+        if (decision := attempt.promotion) is not None:
+            found.append(
+                Event(
+                    t=_t_decided(run, attempt),
+                    kind="promotion" if decision.promoted else "held back",
+                    policy_version=decision.policy_version,
+                    words=decision.headline,
+                )
+            )
+    return found
+
+
+def _t_decided(run: RunData, attempt: AttemptInfo) -> float:
+    """When the promotion gate decided, at the earliest: once its version was evaluated, or made."""
+    assert attempt.promotion is not None
+    version = attempt.promotion.policy_version
+    evaluated = run.evaluations["t"][run.evaluations["policy_version"] == version]
+    if len(evaluated):
+        return float(evaluated[-1])
+    at = clock(run)
+    made = float(np.interp(version, at.x, at.y)) if len(at.x) else 0.0
+    return run.info.attempts[0].t_started + 60 * made
+
+
+def _version_at(run: RunData, t: float) -> int:
+    at = clock(run)
+    if not len(at.x):
+        return 0
+    before = int(np.searchsorted(at.y, minutes(run, np.array([t]))[0], side="right"))
+    return int(at.x[before - 1]) if before else 0

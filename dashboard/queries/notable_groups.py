@@ -1,0 +1,66 @@
+"""The groups of the newest steps that a person wants to read first: the best, the worst, and one without spread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dashboard.queries.verdict.facts import STEPS
+from dashboard.read.model import RunData
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotableGroup:
+    """One of them."""
+
+    why: str
+    """best, worst or no spread."""
+    generator: int
+    row_id: int
+    """Of its first trajectory."""
+    group_id: int
+    """-1 if its part can't be read."""
+    policy_version: int
+    """Made by the step that took it."""
+    reward: float
+    """Mean of the known rewards."""
+
+
+def notable_groups(run: RunData) -> Sequence[NotableGroup]:
+    """Of the newest 20 versions, the newest group each with the highest and the lowest mean reward, and the newest in
+    which all rewards are equal. Leaves out what there is not."""
+    versions = run.consumed["policy_version"]
+    first = int(np.searchsorted(versions, versions[-1] - STEPS, side="right")) if len(versions) else 0
+    rows = {name: column[first:] for name, column in run.consumed.items()}
+    known = np.isfinite(rows["reward"])
+    starts = np.flatnonzero(rows["sample_index"] == 0)
+    if not len(starts):
+        return []
+    rewards = np.where(known, rows["reward"], 0.0).astype(np.float64)
+    counts = np.add.reduceat(known, starts, dtype=np.int64)
+    means = np.add.reduceat(rewards, starts) / np.maximum(counts, 1)
+    highest = np.maximum.reduceat(np.where(known, rows["reward"], -np.inf), starts)
+    lowest = np.minimum.reduceat(np.where(known, rows["reward"], np.inf), starts)
+    found = {
+        "best": _last(np.where(counts > 0, means, -np.inf)),
+        "worst": _last(np.where(counts > 0, -means, -np.inf)),
+        "no spread": _last(np.where((counts > 1) & (highest == lowest), 0.0, -np.inf)),
+    }
+    return [
+        NotableGroup(
+            why=why,
+            generator=int(rows["generator"][starts[index]]),
+            row_id=int(rows["trajectory_row_id"][starts[index]]),
+            group_id=int(rows["group_id"][starts[index]]),
+            policy_version=int(rows["policy_version"][starts[index]]),
+            reward=float(means[index]),
+        )
+        for why, index in found.items()
+        if index is not None
+    ]
+
+
+def _last(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> int | None:
+    """Index of the last of the largest; None if that is −∞."""
+    largest = values.max()
+    return int(np.flatnonzero(values == largest)[-1]) if np.isfinite(largest) else None

@@ -1,0 +1,33 @@
+"""One reader of groups and one of tokens for each run that is looked at, shared by the pages."""
+
+import threading
+
+from dashboard.read.groups import GroupReader
+from dashboard.read.model import RunData
+from dashboard.read.tokens import TokenTexts, read_tokens
+from storage.stores.factory import open_store
+
+_KEPT = 4
+"""Readers of the most recently used runs; each keeps a few parts in memory."""
+
+
+class GroupReaders:
+    """The readers of the most recently used runs; thread-safe."""
+
+    def __init__(self) -> None:
+        self._readers: dict[tuple[str, float], tuple[GroupReader, TokenTexts]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, run: RunData) -> tuple[GroupReader, TokenTexts]:
+        """The readers of a run's groups and tokens."""
+        # The start time too: another run may replace a deleted one at its URL.
+        key = run.info.url, run.info.attempts[0].t_started
+        with self._lock:
+            found = self._readers.pop(key, None)
+            if found is None:
+                store = open_store(run.info.url)
+                found = GroupReader(store, run.info.config), read_tokens(store, run.info.config)
+            self._readers[key] = found
+            while len(self._readers) > _KEPT:
+                self._readers.pop(next(iter(self._readers)))
+            return found

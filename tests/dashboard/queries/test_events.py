@@ -1,0 +1,61 @@
+"""What happened in a run, in the order of time, and at which version."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from support.pages.run_data import STATUS, T, measured, run_data
+
+from dashboard.queries.events import config_changes, latest_events, promotions
+from dashboard.read.model import RunData
+from millrace.evaluation.promotion import Decision
+
+PROMOTED = Decision(promoted=True, policy_version=2, accuracy=0.5, sentence="it is better", bar=0.25)
+RESTART = {"t": T - 0.5, "kind": "stage.restarted", "sentence": "score-0 was started again", "stage": "score-0"}
+ALARM = {"t": T - 100, "kind": "probe.alarm", "sentence": "generate-0 differs", "stage": None}
+RAISED = {"t": T - 1.5, "policy_version": 1, "change": "bound raised to 5", "reason": "the trainer waits"}
+
+
+def _run(**changes: Any) -> RunData:
+    """Three steps in the last three seconds; an alarm long before them, a decision, a promotion and a restart."""
+    status = {**STATUS, "incidents": {"latest": [ALARM, RESTART]}, "decisions": {"latest": [RAISED]}}
+    run = run_data(metrics={"train-0": {"reward_mean": measured([0.0, 0.5, 1.0])}}, status=status, **changes)
+    first = replace(run.info.attempts[0], promotion=PROMOTED, ended="finished")
+    second = replace(first, number=1, t_started=T - 1.2, first_step=2, promotion=None, changes=("seed was 1 and is 2",))
+    return replace(run, info=replace(run.info, attempts=(first, second)))
+
+
+def test_events_of_every_kind_are_told_with_their_versions_the_newest_first() -> None:
+    found = latest_events(_run(), 9)
+    assert [(event.kind, event.policy_version, event.words) for event in found] == [
+        ("restart", 2, "score-0 was started again"),
+        ("promotion", 2, "v2 promoted, 0.250 → 0.500"),
+        ("resumed", 2, "seed was 1 and is 2"),
+        ("decision", 1, "bound raised to 5: the trainer waits"),
+        ("incident", 0, "generate-0 differs"),
+    ]
+    assert latest_events(_run(), 2) == found[:2]
+
+
+def test_a_version_that_was_held_back_is_an_event_and_no_promotion() -> None:
+    run = _run()
+    held = replace(run.info.attempts[0], promotion=replace(PROMOTED, promoted=False))
+    run = replace(run, info=replace(run.info, attempts=(held,)))
+    assert [event.kind for event in latest_events(run, 9)][1] == "held back"
+    assert promotions(run) == {}
+    assert promotions(_run()) == {2: "v2 promoted, 0.250 → 0.500"}
+
+
+def test_a_promotion_without_its_evaluation_stands_where_its_version_was_made() -> None:
+    nothing = {name: np.empty(0) for name in ("policy_version", "accuracy", "t")}
+    found = {event.kind: event for event in latest_events(_run(evaluations=nothing), 9)}
+    assert found["promotion"].t == T - 1
+
+
+def test_a_resumed_run_tells_which_settings_it_changed_and_where() -> None:
+    assert config_changes(_run()) == {2: ("seed was 1 and is 2",)}
+    assert config_changes(run_data()) == {}
+
+
+def test_nothing_has_happened_in_a_run_without_status_and_steps() -> None:
+    assert latest_events(run_data(status=None, metrics={}), 9) == []
