@@ -11,7 +11,7 @@ from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, View
 from dashboard.views.colours import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION, colour_of
 from dashboard.views.figures import Series, area_chart, line_chart, plain
-from dashboard.views.per_run import MINUTES, NO_STEP, NOT_RECORDED, VERSIONS
+from dashboard.views.per_run import MINUTES, VERSIONS, missing
 from dashboard.views.stacked import Mark, stacked
 
 _PIXELS = 400
@@ -62,7 +62,7 @@ def _reward(run: RunData, x: str, move: Move) -> go.Figure:
             interval=(move(low), move(high)),
         ),
     ]
-    figure = line_chart(series, x=x, y="", empty=NO_STEP)
+    figure = line_chart(series, x=x, y="", empty=missing([run]))
     _add_promotions(figure, run, move)
     return figure
 
@@ -90,7 +90,7 @@ def _staleness(run: RunData, x: str, move: Move) -> go.Figure:
     if len(mean.x):
         bound = Series(name="bound", line=move(staleness.bound(run)), colour=VERMILION, dash="dash", stepped=True)
         series.append(bound)
-    return line_chart(series, x=x, y="", empty=NO_STEP, from_zero=True)
+    return line_chart(series, x=x, y="", empty=missing([run]), from_zero=True)
 
 
 def _off_policy(run: RunData, x: str, move: Move) -> go.Figure:
@@ -98,13 +98,13 @@ def _off_policy(run: RunData, x: str, move: Move) -> go.Figure:
         Series(name="π/μ, p95", line=move(phases.tail_ratio(run)), colour=ORANGE),
         Series(name="effective sample size", line=move(learning.measured(run, "effective_sample_size")), colour=BLUE),
     ]
-    return line_chart(series, x=x, y="", empty=NOT_RECORDED)
+    return line_chart(series, x=x, y="", empty=missing([run]))
 
 
 def _phases(run: RunData, x: str, move: Move) -> go.Figure:
     found = phases.step_phases(run)
     series = [Series(name=kind, line=move(line), colour=colour_of(kind)) for kind, line in found.items()]
-    figure = area_chart(series, x=x, y="", empty=NOT_RECORDED)
+    figure = area_chart(series, x=x, y="", empty=missing([run]))
     at = phases.checkpoints(run)
     if series and len(at):
         moved = move(Line(at, 0 * at))

@@ -30,7 +30,7 @@ def lines(
     *,
     x: str,
     y: str,
-    empty: str = NO_STEP,
+    empty: str | None = None,
     from_zero: bool = True,
     band: tuple[float, float] | None = None,
 ) -> Build:
@@ -38,7 +38,7 @@ def lines(
 
     def build(runs: Sequence[RunData]) -> go.Figure:
         series = single(runs[0]) if len(runs) == 1 else line_per_run(runs, compared)
-        return line_chart(series, x=x, y=y, empty=empty, from_zero=from_zero, band=band)
+        return line_chart(series, x=x, y=y, empty=empty or missing(runs), from_zero=from_zero, band=band)
 
     return build
 

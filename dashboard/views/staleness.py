@@ -11,7 +11,7 @@ from dashboard.views import bias
 from dashboard.views.blocks import Chart, Table, View
 from dashboard.views.colours import BLUE, GREY, SEQUENCE, SKY, VERMILION, colour_number, colour_of
 from dashboard.views.figures import Series, area_chart, bar_chart, heat_maps, line_chart
-from dashboard.views.per_run import NO_STEP, VERSIONS, Build, line_per_run, lines, number, rows_per_run
+from dashboard.views.per_run import VERSIONS, Build, line_per_run, lines, missing, number, rows_per_run
 
 _STALENESS = "staleness, policy versions"
 _DECISIONS = ("version", "decision", "bound", "places", "reason")
@@ -35,12 +35,12 @@ def _mean(run: RunData) -> Line:
 def _split(runs: Sequence[RunData]) -> go.Figure:
     if len(runs) > 1:
         series = line_per_run(runs, lambda run: queries.split(run)[1])
-        return line_chart(series, x=VERSIONS, y="staleness from queues, versions", empty=NO_STEP, from_zero=True)
+        return line_chart(series, x=VERSIONS, y="staleness from queues, versions", empty=missing(runs), from_zero=True)
     series = [
         Series(name=name, line=line, colour=colour_of(name))
         for name, line in zip(("in flight", "in queues"), queries.split(runs[0]), strict=True)
     ]
-    return area_chart(series, x=VERSIONS, y="mean staleness, versions", empty=NO_STEP)
+    return area_chart(series, x=VERSIONS, y="mean staleness, versions", empty=missing(runs))
 
 
 def _distribution(of: Callable[[RunData], tuple[Line, Line] | None], y: str) -> Build:
@@ -56,14 +56,14 @@ def _distribution(of: Callable[[RunData], tuple[Line, Line] | None], y: str) -> 
             series.append(Series(name=name, line=recent, colour=colour_number(index)))
             if len(runs) == 1:
                 series.append(Series(name="whole run", line=whole, colour=GREY))
-        return bar_chart(series, x=_STALENESS, y=y, empty=NO_STEP)
+        return bar_chart(series, x=_STALENESS, y=y, empty=missing(runs))
 
     return build
 
 
 def _pairs(runs: Sequence[RunData]) -> go.Figure:
     heats = [heat for run in runs if (heat := queries.pairs(run)) is not None]
-    return heat_maps(heats, x="trained version", y=_STALENESS, unit="trajectories", empty=NO_STEP)
+    return heat_maps(heats, x="trained version", y=_STALENESS, unit="trajectories", empty=missing(runs))
 
 
 def _by_generator(run: RunData) -> list[Series]:
@@ -76,13 +76,13 @@ def _by_generator(run: RunData) -> list[Series]:
 def _spans(runs: Sequence[RunData]) -> go.Figure:
     if len(runs) > 1:
         series = line_per_run(runs, queries.mean_span)
-        return line_chart(series, x=VERSIONS, y="versions per trajectory, mean", empty=NO_STEP)
+        return line_chart(series, x=VERSIONS, y="versions per trajectory, mean", empty=missing(runs))
     series = [
         Series(name=_versions(number), line=line, colour=SEQUENCE[number - 1])
         for number, line in queries.spans(runs[0]).items()
         if line.y.any()
     ]
-    return area_chart(series, x=VERSIONS, y="share of trajectories", empty=NO_STEP, whole=1.0)
+    return area_chart(series, x=VERSIONS, y="share of trajectories", empty=missing(runs), whole=1.0)
 
 
 def _versions(number: int) -> str:

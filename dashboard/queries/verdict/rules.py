@@ -114,7 +114,7 @@ def health(facts: Facts) -> Clause:
 def bottleneck(facts: Facts) -> Clause:
     """What holds the pipeline up. Only the trainer should: then no step waits for rollouts."""
     if "train" not in facts.idle or "generate" not in facts.idle:
-        return _unknown("bottleneck", "flow", "flow-idle")
+        return _unknown(facts, "bottleneck", "flow", "flow-idle")
     push = facts.push_seconds or 0.0
     stage, words = find_bottleneck(facts.idle, sync=facts.sync, step_seconds=facts.step_seconds, push=push)
     cause = _BOUND.get(stage or "", "waits")
@@ -125,7 +125,7 @@ def bottleneck(facts: Facts) -> Clause:
 def staleness(facts: Facts) -> Clause:
     """What was trained against its bound, and what the bound cost."""
     if facts.staleness_mean is None or facts.staleness_max is None:
-        return _unknown("staleness", "staleness", "staleness-over-time")
+        return _unknown(facts, "staleness", "staleness", "staleness-over-time")
     words = f"staleness mean {facts.staleness_mean:.2g}, largest {facts.staleness_max:.0f}, bound {facts.bound}"
     lost, what = max((facts.dropped_share or 0.0, "dropped"), (facts.masked_share or 0.0, "masked"))
     level: Level = "bad" if lost > MANY_DROPPED else "warning" if lost > DROPPED else "good"
@@ -139,7 +139,7 @@ def staleness(facts: Facts) -> Clause:
 def sample_size(facts: Facts) -> Clause:
     """How much of a step's sample the importance ratios leave."""
     if facts.ess is None:
-        return _unknown("effective sample size", "learning", "learning-effective-sample-size")
+        return _unknown(facts, "effective sample size", "learning", "learning-effective-sample-size")
     level: Level = "bad" if facts.ess < facts.ess_floor else "warning" if facts.ess < facts.ess_target else "good"
     words = f"effective sample size {facts.ess:.0%}"
     if level != "good":
@@ -164,5 +164,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _unknown(what: str, view: str, block: str) -> Clause:
-    return Clause(cause="not recorded", level="unknown", words=f"{what}: not recorded yet", view=view, block=block)
+def _unknown(facts: Facts, what: str, view: str, block: str) -> Clause:
+    words = f"{what}: not recorded {'in this run' if facts.version else 'yet'}"
+    return Clause(cause="not recorded", level="unknown", words=words, view=view, block=block)

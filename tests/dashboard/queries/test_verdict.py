@@ -230,6 +230,8 @@ def test_what_a_run_has_not_recorded_is_said_to_be_unknown() -> None:
     assert [clause.level for clause in _verdict(begun).clauses] == ["unknown", "good", "unknown", "unknown", "unknown"]
     older = _verdict(run_data())
     assert {clause.cause for clause in older.clauses[2:]} == {"not recorded"}
+    assert older.clauses[4].words == "effective sample size: not recorded in this run"
+    assert _verdict(begun).clauses[4].words == "effective sample size: not recorded yet"
 
 
 def test_every_clause_links_to_a_block_that_exists() -> None:

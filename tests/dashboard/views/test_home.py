@@ -50,8 +50,14 @@ def test_a_run_that_has_hardly_begun_says_so_in_each_chart(view: Any) -> None:
         [run_data(status=None, stage_status={}, metrics={}, consumed=consumed_rows([]), evaluations=nothing)]
     )
     said = [one.text for one in figure.layout.annotations]
-    assert said.count("No step was finished yet.") == 2
+    assert said.count("No step was finished yet.") == 4
+
+
+def test_a_run_of_an_older_version_says_what_it_has_not_recorded_and_shows_the_rest() -> None:
+    figure = HOME.blocks[0].build([run_data(metrics={}, consumed=consumed_rows(range(1, 4), staleness=1))])
+    said = [one.text for one in figure.layout.annotations]
     assert said.count("Not recorded in this run.") == 2
+    assert {"accuracy", "mean staleness"} <= {trace.name for trace in figure.data}
 
 
 def test_the_reward_is_the_mean_of_the_last_ten_steps() -> None:
