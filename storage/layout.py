@@ -26,6 +26,7 @@ decisions/<n>.json                      what the trainer decided about staleness
 curriculum/<block>.json                 which prompts a block of groups has, if there is a curriculum; written once
 incidents/<ms>-<kind>-<id>.json         restarts, rollbacks and alarms, for people; written once
 evaluations/<version>.json              results of one policy version, on held-out prompts and further sets
+note.txt                                a person's note on the run, one line; overwritten
 reports/<attempt>.md                    report on an attempt, for people: text, figures and plots
 logs/<stage>-<r>.log                    what each stage process printed
 quarantine/…                            damaged files that fsck moved aside, each under its old path
@@ -56,6 +57,7 @@ CURRICULUM = "curriculum"
 DECISIONS = "decisions"
 INCIDENTS = "incidents"
 EVALUATIONS = "evaluations"
+NOTE = "note.txt"
 REPORTS = "reports"
 LOGS = "logs"
 ATTEMPTS = "attempts"

@@ -1,6 +1,7 @@
 """The addresses of the pages.
 
-/                                  the overview of all runs; ?runs=a,b: those picked for comparison
+/                                  the table of all runs; ?runs=a,b: those picked for comparison; filter=…, sort=…:
+                                   see `dashboard.queries.runs.table`; column=…, repeated: keys of the config
 /run/<run id>/<view>               one view of one run; without a view, the first
 /compare/<view>?runs=a,b           one view of several runs; without a view, the first
 anything else                      not found, with a sentence that says why
@@ -17,6 +18,10 @@ from dashboard.views.display import PLAIN, SMOOTHINGS, Display
 TRAJECTORIES = "trajectories"
 """The view whose address holds a query."""
 MAX_COMPARED = 8
+DEFAULT_SORT = "-started"
+MAX_COLUMNS = 12
+MAX_CHARACTERS = 200
+"""Of a filter, and of the name of a column."""
 _MAX_SHOWN = 80
 
 
@@ -26,6 +31,11 @@ class OverviewPage:
 
     picked: tuple[str, ...] = ()
     """Run ids ticked for comparison, in the order of the ticks."""
+    columns: tuple[str, ...] = ()
+    """Keys of the config that the table has a column for."""
+    filter: str = ""
+    sort: str = DEFAULT_SORT
+    """A field or a key; downwards after a `-`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +64,11 @@ def parse(path: str, search: str, run_ids: Collection[str], views: Sequence[str]
     Only ids in `run_ids` are accepted, so no address reaches any other folder.
     """
     values = parse_qs(search.removeprefix("?"))
-    picked = tuple(dict.fromkeys(values.get("runs", [""])[0].split(",")))
-    picked = tuple(filter(None, picked))
+    picked = table_of(search).picked
     match path.strip("/").split("/"):
         case [""]:
-            return OverviewPage(picked=tuple(run_id for run_id in picked if run_id in run_ids)[:MAX_COMPARED])
+            known = tuple(run_id for run_id in picked if run_id in run_ids)[:MAX_COMPARED]
+            return replace(table_of(search), picked=known)
         case ["run", run_id, *rest] if len(rest) <= 1:
             return _shown_as(values, _runs((run_id,), rest, run_ids, views, compared=False))
         case ["compare", *rest] if len(rest) <= 1:
@@ -68,8 +78,30 @@ def parse(path: str, search: str, run_ids: Collection[str], views: Sequence[str]
     return NotFound(sentence=f"There is no page {_shown(path)}.")
 
 
-def overview(picked: Sequence[str] = ()) -> str:
-    return f"/?runs={','.join(picked)}" if picked else "/"
+def table_of(search: str) -> OverviewPage:
+    """The table that `search` (with its `?`) describes; the runs picked may not exist."""
+    values = parse_qs(search.removeprefix("?"))
+    picked = dict.fromkeys(filter(None, values.get("runs", [""])[0].split(",")))
+    columns = dict.fromkeys(key[:MAX_CHARACTERS] for key in values.get("column", []))
+    return OverviewPage(
+        picked=tuple(picked),
+        columns=tuple(columns)[:MAX_COLUMNS],
+        filter=values.get("filter", [""])[0][:MAX_CHARACTERS],
+        sort=values.get("sort", [DEFAULT_SORT])[0][:MAX_CHARACTERS],
+    )
+
+
+def overview(at: OverviewPage | None = None) -> str:
+    """The address of the table of all runs; what is as by default is left out."""
+    if at is None:
+        return "/"
+    values = [
+        *([("runs", ",".join(at.picked))] if at.picked else []),
+        *([("filter", at.filter)] if at.filter else []),
+        *([("sort", at.sort)] if at.sort != DEFAULT_SORT else []),
+        *(("column", key) for key in at.columns),
+    ]
+    return f"/?{urlencode(values, safe=',')}" if values else "/"
 
 
 def run(run_id: str, view: str = "", display: Display = PLAIN) -> str:

@@ -85,7 +85,7 @@ def table(rows: Rows) -> list[Component]:
         parts.append(html.P(rows.verdict, className=f"verdict {rows.verdict}"))
     if rows.note:
         parts.append(html.P(rows.note, className="note"))
-    numbers = number_columns(rows.rows)
+    numbers = set(range(1, len(rows.header))) if rows.values else number_columns(rows.rows)
     lines = [line(row, numbers) for row in rows.rows]
     nothing = html.Tr(html.Td("none", colSpan=len(rows.header), className="none"))
     parts.append(grid(rows.header, lines or nothing, numbers))

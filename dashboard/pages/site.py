@@ -13,16 +13,19 @@ from typing import Any
 import plotly.graph_objects as go
 from dash import dcc, html, no_update
 from dash.development.base_component import Component
+from plotly.io.json import to_json_plotly
 
 from dashboard.pages import address, overview, rail
 from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.controls import controls
 from dashboard.pages.draw import draw, redraw, sums, table
 from dashboard.pages.frame import frame
+from dashboard.queries.runs import table as run_table
 from dashboard.queries.stragglers import in_flight
 from dashboard.read.model import RunData
 from dashboard.read.runs import OverviewRow, Runs
 from dashboard.views.blocks import Rows, View
+from dashboard.views.comparison.pages import COMPARISON, COMPARISON_BY_TIME
 from dashboard.views.display import displayed
 from dashboard.views.home import HOME, HOME_BY_TIME
 from millrace.errors import MillraceError
@@ -36,6 +39,10 @@ TRAJECTORIES = View(
     sentence="Search and read every group that the trainer took: prompts, responses, rewards and versions.",
     blocks=(),
 )
+
+
+_AS_THEY_ARE = (HOME, HOME_BY_TIME, COMPARISON, COMPARISON_BY_TIME)
+"""Views that smooth their charts themselves, and of which there are two, by version and by time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +112,10 @@ class Site:
         if now["page"] != drawn_from.get("page") or not set(now["found"]) <= set(drawn_from["found"]):
             return replace(rest, again=True)
         if isinstance(look.at, address.OverviewPage):
-            rows = overview.table(look.rows, look.at.picked, self._runs.url)
-            return replace(rest, texts=[rows for _ in texts])
+            rows = self._table(look.at, look.rows)
+            if now.items() <= drawn_from.items() and drawn_from.get("table") == _sum(rows):
+                return rest
+            return replace(rest, texts=[rows for _ in texts], drawn_from={**now, "table": _sum(rows)})
         # A run that can't be read at the moment stays as it was drawn last.
         if now.items() <= drawn_from.items() or len(look.found) < len(drawn_from["found"]):
             return rest
@@ -150,7 +159,9 @@ class Site:
         return _Look(at=at, found=found, problems=problems)
 
     def _offered(self, compared: bool) -> Sequence[View]:
-        return self._views if compared else (HOME, HOME_BY_TIME, *self._views, TRAJECTORIES)
+        if compared:
+            return (COMPARISON, COMPARISON_BY_TIME, *self._views)
+        return (HOME, HOME_BY_TIME, *self._views, TRAJECTORIES)
 
     def _view(self, at: address.RunPage) -> View:
         return next(view for view in self._offered(at.compared) if view.name == at.view)
@@ -164,19 +175,27 @@ class Site:
         if not look.found or not isinstance(look.at, address.RunPage):
             return {}
         alone = look.found[0] if len(look.found) == 1 else None
-        display = look.at.display
-        built = {block.id: block.build(look.found) for block in self._view(look.at).blocks_for(look.found)}
+        view, display = self._view(look.at), look.at.display
+        built = {block.id: block.build(look.found) for block in view.blocks_for(look.found)}
+        if view in _AS_THEY_ARE:
+            return built
         return {
             name: displayed(one, display, alone) if isinstance(one, go.Figure) else one for name, one in built.items()
         }
+
+    def _table(self, at: address.OverviewPage, rows: Sequence[OverviewRow]) -> list[Component]:
+        shown = run_table.ordered(run_table.chosen(rows, at.filter, at.columns), at.sort)
+        return overview.table(at, shown, self._runs.curves(shown), len(rows), self._runs.url)
 
     def _body(self, look: _Look, built: Mapping[str, go.Figure | Rows]) -> Component:
         match look.at:
             case address.NotFound(sentence=sentence):
                 home = dcc.Link("All runs", href=address.overview())
                 return html.Div([html.P(sentence), home], className="nowhere")
-            case address.OverviewPage(picked=picked):
-                return overview.page(look.rows, picked, self._runs.url)
+            case address.OverviewPage() as at:
+                readable = [row.settings for row in look.rows if row.problem is None]
+                keys = sorted(set().union(*readable))
+                return overview.page(at, run_table.differing(readable), keys, self._table(at, look.rows))
             case address.RunPage() as at:
                 if not look.found:
                     return html.P("Nothing can be shown yet; this page keeps looking.", className="nowhere")
@@ -189,7 +208,8 @@ class Site:
                     return html.Div(
                         [grid, rail.place(at.run_ids[0], [_seen(run) for run in look.found])], className="home"
                     )
-                return html.Div([html.P(view.sentence, className="sentence"), controls(at), grid])
+                chosen = [] if view in _AS_THEY_ARE else [controls(at)]
+                return html.Div([html.P(view.sentence, className="sentence"), *chosen, grid])
 
 
 def _drawn_from(path: str, look: _Look) -> dict[str, Any]:
@@ -204,6 +224,10 @@ def _drawn_from(path: str, look: _Look) -> dict[str, Any]:
 
 def _sums(built: Mapping[str, go.Figure | Rows]) -> dict[str, dict[str, int]]:
     return {name: sums(new) for name, new in built.items() if isinstance(new, go.Figure)}
+
+
+def _sum(components: Sequence[Component]) -> int:
+    return zlib.crc32(to_json_plotly(components).encode())
 
 
 def _seen(run: RunData) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 
 from dashboard.queries.learning import TRAINER, measured
 from dashboard.queries.series import Floats, Line, metric, minutes, over_versions, thin
+from dashboard.queries.smoothing import trailing_mean
 from dashboard.read.model import RunData
 from millrace.control.collapse import STEPS
 from millrace.runtime.metrics import TIME
@@ -17,11 +18,7 @@ _SECONDS = "/seconds"
 
 def smoothed_reward(run: RunData) -> Line:
     """The mean reward of the ten steps up to each version, as collapse is judged by; of fewer at first."""
-    reward = over_versions(run, TRAINER, "reward_mean")
-    sums = np.cumsum(np.append(0.0, reward.y))
-    ends = np.arange(1, len(reward.y) + 1)
-    starts = np.maximum(0, ends - STEPS)
-    return thin(Line(reward.x, (sums[ends] - sums[starts]) / (ends - starts)))
+    return thin(trailing_mean(over_versions(run, TRAINER, "reward_mean"), STEPS))
 
 
 def step_phases(run: RunData) -> Mapping[str, Line]:

@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dashboard.read.model import RunInfo
+from dashboard.read.curves import RewardCurve
+from dashboard.read.model import Columns, RunInfo
 from dashboard.read.run_info import read_run_info
 from dashboard.read.run_reader import MALFORMED_STATUS, RunReader
+from dashboard.read.settings import settings
 from millrace.errors import InputError, MillraceError, RunMissing
 from millrace.evaluation.results import Result, ResultsReader
 from millrace.rollouts.ledger import Account
+from millrace.runs.note import read_note
 from millrace.runs.planned import Comparison, measured_against_plan
 from millrace.runs.status import STAGES, of_attempt, run_state, staleness_trained
 from storage import layout
@@ -26,6 +29,8 @@ from storage.stores.factory import open_store
 
 _LIST_SECONDS = 2.0
 _OVERVIEW_SECONDS = 1.0
+_NOTE_SECONDS = 10.0
+_CURVE_SECONDS = 0.5
 _READERS = 8
 """The most recently used readers stay in memory, with their runs' rows."""
 
@@ -62,6 +67,12 @@ class OverviewRow:
     """On the held-out prompts, of the newest version that was evaluated."""
     accuracy_version: int | None = None
     """That version."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The config of the newest attempt, see `dashboard.read.settings`."""
+    note: str = ""
+    """What a person has noted on the run."""
+    accuracies: Sequence[tuple[int, float]] = ()
+    """Of each version evaluated, ascending: the version, and its accuracy on the held-out prompts."""
     missing: Sequence[str] = ()
     """What else of the run can't be read, one sentence each."""
 
@@ -81,6 +92,7 @@ class Runs:
         if folder is not None and folder.exists() and not folder.is_dir():
             raise InputError(f"{self.url}: a file; expected the folder of a run, or one that holds runs")
         self._lock = threading.Lock()
+        self._reading_curves = threading.Lock()
         self._watched: dict[str, _Watched] = {}
         self._readers: dict[str, RunReader] = {}
         self._rows: list[OverviewRow] = []
@@ -118,25 +130,66 @@ class Runs:
                 self._overviewed = self._clock()
             return list(self._rows)
 
+    def curves(self, rows: Sequence[OverviewRow]) -> dict[str, Columns]:
+        """The courses of the rewards of these runs, by run id, as `RewardCurve.points`; empty if unknown.
+
+        Reads for some 0.5 seconds at most, the first runs first. So a call may return old ones, and the next call goes
+        on.
+        """
+        with self._lock:
+            watched = [(self._watched[row.run_id], row) for row in rows if row.run_id in self._watched]
+        # Another page that is open reads them already.
+        if self._reading_curves.acquire(blocking=False):
+            try:
+                end = self._clock() + _CURVE_SECONDS
+                for run, row in watched:
+                    if self._clock() >= end:
+                        break
+                    run.read_curve((row.state, row.policy_version), lambda: self._clock() >= end)
+            finally:
+                self._reading_curves.release()
+        return {run.run_id: run.curve.points for run, _ in watched}
+
     def _find(self) -> dict[str, "_Watched"]:
         if self._root.exists(layout.RUN):
             run_id = _own_id(self._root)
-            return {run_id: self._watched.get(run_id) or _Watched(run_id, self._root)}
+            return {run_id: self._watched.get(run_id) or _Watched(run_id, self._root, self._clock)}
         names = [name for name in self._root.folders() if _is_run_id(name)]
         base = self.url.removesuffix("/")
-        return {name: self._watched.get(name) or _Watched(name, open_store(f"{base}/{name}")) for name in names}
+        return {
+            name: self._watched.get(name) or _Watched(name, open_store(f"{base}/{name}"), self._clock) for name in names
+        }
 
 
 class _Watched:
     """One run of the overview."""
 
-    def __init__(self, run_id: str, store: Store) -> None:
+    def __init__(self, run_id: str, store: Store, clock: Callable[[], float]) -> None:
         self.run_id = run_id
         self.store = store
+        self.curve = RewardCurve(store)
+        self._curve_of: object = None
+        """What the run was like when its curve was last read to its end."""
+        self._clock = clock
+        self._note = ""
+        self._note_read = -float("inf")
         self._info: RunInfo | None = None
+        self._settings: Mapping[str, str] = {}
         self._stage_status: Mapping[str, Mapping[str, Any]] = {}
         self._results = ResultsReader(store)
-        self._result: Result | None = None
+        self._evaluated: Sequence[Result] = ()
+
+    def read_curve(self, now: object, enough: Callable[[], bool]) -> None:
+        """Reads on until `enough`, unless the run is as it was when its curve was complete; `now` is how it is."""
+        if self._curve_of == now:
+            return
+        try:
+            complete = self.curve.read_new(enough)
+        except (StorageError, OSError):
+            # The run's own page names what is damaged. Tried again when the run has changed.
+            complete = True
+        if complete:
+            self._curve_of = now
 
     def row(self) -> OverviewRow:
         try:
@@ -154,11 +207,14 @@ class _Watched:
         # The status records of a run that has ended do not change, and most runs below a root have ended.
         if not newest.ended or info != before:
             self._stage_status = read_progress(self.store)
-            self._result = next(reversed(self._results.read()), None)
+            self._evaluated = self._results.read()
+        if before is None or info.config is not before.config:
+            self._settings = settings(info.config)
         self._info = info
         trainer = self._stage_status.get("train-0", {})
         account = Account.from_json(trainer["account"]) if "account" in trainer else Account()
         staleness = staleness_trained(account)
+        evaluated = self._evaluated[-1] if self._evaluated else None
         own = of_attempt(newest.number, self._stage_status)
         state = run_state(newest.ended, newest.t_started, own)
         last = max([newest.t_started, *(status["t"] for status in own.values())])
@@ -175,10 +231,19 @@ class _Watched:
             ages=_ages(self._stage_status, time.time()),
             t_started=newest.t_started,
             wall_seconds=last - newest.t_started,
-            accuracy=None if self._result is None else self._result["accuracy"],
-            accuracy_version=None if self._result is None else self._result["policy_version"],
+            accuracy=None if evaluated is None else evaluated["accuracy"],
+            accuracy_version=None if evaluated is None else evaluated["policy_version"],
+            settings=self._settings,
+            note=self._read_note(),
+            accuracies=[(result["policy_version"], result["accuracy"]) for result in self._evaluated],
             missing=self._missing(state, trainer),
         )
+
+    def _read_note(self) -> str:
+        if self._clock() - self._note_read >= _NOTE_SECONDS:
+            self._note = read_note(self.store)
+            self._note_read = self._clock()
+        return self._note
 
     def _missing(self, state: str, trainer: Mapping[str, Any]) -> list[str]:
         found = [str(error) for error in self._results.damaged]

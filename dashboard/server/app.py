@@ -16,7 +16,7 @@ from dash.exceptions import DependencyException
 from flask import Flask, Response, request
 
 from dashboard.integrations.prometheus import exposition
-from dashboard.pages import rail
+from dashboard.pages import overview, rail
 from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.draw import CHART, TEXT
 from dashboard.pages.site import TRAJECTORIES, Site
@@ -74,6 +74,7 @@ def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None)
     _add_callbacks(app, site)
     trajectories_page.register(app, runs, readers)
     rail.register(app, runs, readers)
+    overview.register(app)
     # What is added last runs first, so this one sees whole responses with all their headers.
     compress(app.server)
     preload(app.server)

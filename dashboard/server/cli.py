@@ -37,6 +37,7 @@ def _export(url: str, path: Path) -> int:
     from dashboard.export.page import export
     from dashboard.pages.address import MAX_COMPARED
     from dashboard.read.runs import Runs
+    from dashboard.views.comparison.pages import COMPARISON, COMPARISON_BY_TIME
     from dashboard.views.registry import VIEWS
     from millrace.errors import InputError
 
@@ -47,7 +48,8 @@ def _export(url: str, path: Path) -> int:
             f"{runs.url}: {len(run_ids)} runs; expected a run to export, or 1 to {MAX_COMPARED} in a folder"
         )
     found = [runs.reader(run_id).look() for run_id in run_ids]
-    export(found, [*VIEWS, *map(newest_groups, found)], path)
+    beside = [COMPARISON, COMPARISON_BY_TIME] if len(found) > 1 else []
+    export(found, [*beside, *VIEWS, *map(newest_groups, found)], path)
     print(f"wrote {path}")
     return 0
 

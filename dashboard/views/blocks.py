@@ -37,6 +37,8 @@ class Rows:
     """`good` or `bad`, shown in green or red."""
     note: str = ""
     """Another sentence, such as what is wrong."""
+    values: bool = False
+    """Whether all columns but the first hold values to compare, numbers or not, aligned to the right."""
 
 
 @dataclass(frozen=True, kw_only=True)

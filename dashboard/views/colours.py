@@ -9,8 +9,9 @@ BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#c98500"
 PINK, SKY, VIOLET, OLIVE = "#c0679a", "#2f9bd8", "#7b68c8", "#9a8500"
 BROWN, TEAL, GREY = "#a65628", "#4f8a8b", "#808080"
 
-SEQUENCE = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, VIOLET, GREY)
-"""For things identified only by a number: runs, generators."""
+SEQUENCE = (BLUE, VERMILION, GREEN, PINK, "#8a78f2", "#507231", "#9f05f5", "#fd1458")
+"""For things identified only by a number: runs, generators. Any two differ by a ΔE of 16 at least, also to a reader who
+lacks one kind of cones; on white and on the dark card each has a contrast of 3."""
 
 MEANINGS: Mapping[str, str] = {
     # Outcomes.

@@ -39,6 +39,8 @@ class Series:
     dots_only: bool = False
     interval: tuple[Line, Line] | None = None
     """The lower and upper ends of the uncertainty around the line, drawn as a band."""
+    interval_opacity: float = 0.18
+    """Of many bands over each other, little each."""
 
 
 def nothing(sentence: str) -> go.Figure:
@@ -186,6 +188,8 @@ def _scatter(one: Series) -> dict[str, Any]:
     return {
         "type": "scatter",
         "name": plain(one.name),
+        # So that a click in the legend hides the line with its band.
+        "legendgroup": plain(one.name),
         **one.line._asdict(),
         "mode": "markers" if one.dots_only else "lines+markers" if dotted else "lines",
         "line": {"color": one.colour, "dash": one.dash, "shape": "hv" if one.stepped else "linear", "width": 2},
@@ -198,11 +202,12 @@ def _interval(one: Series) -> dict[str, Any]:
     low, high = (Line(*(values[np.isfinite(line.y)] for values in line)) for line in one.interval)
     return {
         "type": "scatter",
+        "legendgroup": plain(one.name),
         "x": np.concatenate([high.x, low.x[::-1]]),
         "y": np.concatenate([high.y, low.y[::-1]]),
         "fill": "toself",
         "fillcolor": one.colour,
-        "opacity": 0.18,
+        "opacity": one.interval_opacity,
         "line": {"width": 0},
         "mode": "lines",
         "hoverinfo": "skip",

@@ -8,12 +8,12 @@ import plotly.graph_objects as go
 from dashboard.queries import learning as queries
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, View
-from dashboard.views.colours import BLUE, GREY, ORANGE, SEQUENCE, VERMILION, colour_number
+from dashboard.views.colours import BLUE, GREY, ORANGE, SKY, VERMILION, colour_number
 from dashboard.views.figures import Series, line_chart
 from dashboard.views.per_run import NO_STEP, VERSIONS, line_per_run, missing
 from dashboard.views.rewards import BLOCKS as OF_RESPONSES
 
-_RATIOS = dict(zip(queries.RATIO_QUANTILES, (SEQUENCE[5], BLUE, ORANGE, VERMILION), strict=True))
+_RATIOS = dict(zip(queries.RATIO_QUANTILES, (SKY, BLUE, ORANGE, VERMILION), strict=True))
 
 
 def _reward(runs: Sequence[RunData]) -> go.Figure:

@@ -61,6 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from flows.cli import runs
 
             return runs.run(arguments)
+        if arguments.command == "note":
+            from flows.cli import note
+
+            return note.run(arguments)
         from flows.cli import maintenance
 
         return maintenance.run(arguments)
@@ -115,12 +119,14 @@ def _parser() -> argparse.ArgumentParser:
     from flows.cli.doctor import add_parser as add_doctor
     from flows.cli.importing import add_parser as add_import
     from flows.cli.maintenance import add_parsers as add_maintenance
+    from flows.cli.note import add_parser as add_note
     from flows.cli.plan import add_parser as add_plan
     from flows.cli.replay import add_parser as add_replay
     from flows.cli.runs import add_parser as add_runs
     from flows.cli.show import add_parsers as add_replay_views
 
     add_runs(commands)
+    add_note(commands)
     add_plan(commands)
     add_doctor(commands)
     add_import(commands)

@@ -18,7 +18,15 @@ from storage.streams.log import LogCursor
 
 _PART = re.compile(r"(?P<log>.+)/seg/(?P<epoch>\d+)-[^/]+\.arrows")
 _CHECKPOINT_FILE = re.compile(rf"(?P<log>{'|'.join(layout.FILE_LOGS)})/(?P<folder>data/[^/]+)/.+")
-_FILES = {layout.RUN, layout.SUMMARY, layout.START_MANIFEST, layout.START_HASHES, layout.REPLAY, layout.TRAINER_HOSTS}
+_FILES = {
+    layout.RUN,
+    layout.SUMMARY,
+    layout.START_MANIFEST,
+    layout.START_HASHES,
+    layout.REPLAY,
+    layout.TRAINER_HOSTS,
+    layout.NOTE,
+}
 _FOLDERS = (
     layout.ATTEMPTS,
     layout.START_MODEL,

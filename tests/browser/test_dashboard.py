@@ -18,6 +18,7 @@ from support.pages.dashboard_page import Watched, plain, served
 from benchmarks.stored_run.run import Shape, StoredRun, make_run
 from dashboard.read.run_reader import RunReader
 from dashboard.views.blocks import Chart, View
+from dashboard.views.comparison.pages import COMPARISON, COMPARISON_BY_TIME
 from dashboard.views.registry import VIEWS
 from storage import layout
 from storage.schema import CONSUMED, METRIC
@@ -191,8 +192,8 @@ def test_the_overview_lists_runs_and_ticks_lead_to_their_comparison(
         page.get_by_title(f"compare {run_id}", exact=True).click()
         expect(page.get_by_title(f"do not compare {run_id}")).to_be_visible()
     page.get_by_role("link", name="Compare 2 runs").click()
-    page.wait_for_selector("#staleness-over-time .js-plotly-plot")
-    for view in VIEWS:
+    page.wait_for_selector("#compare-reward-mean .js-plotly-plot")
+    for view in (COMPARISON, COMPARISON_BY_TIME, *VIEWS):
         page.get_by_role("link", name=view.title, exact=True).click()
         for block in view.blocks:
             expect(page.locator(f"#{block.id}")).to_be_visible()

@@ -22,10 +22,13 @@ AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 NAMES = [view.name for view in VIEWS]
 PAGES = [
     "/",
-    "/?runs=read",
+    "/?runs=read&filter=read&sort=step&column=training.max_steps",
+    "/?filter=nothing",
     "/run/nobody",
     "/run/read",
     *(f"/run/read/{name}" for name in (*NAMES, "trajectories", "trajectories?group=1")),
+    "/compare?runs=read,other",
+    "/compare/summary-time?runs=read,other",
     "/compare/staleness?runs=read,other",
     "/compare/flow?runs=read,other",
 ]

@@ -10,6 +10,7 @@ import pytest
 from dash import no_update
 from dash._utils import to_json
 from flask.testing import FlaskClient
+from support.pages.components import plain, texts, within
 
 from benchmarks.stored_run.metrics import metric_rows
 from benchmarks.stored_run.run import Shape, StoredRun
@@ -55,30 +56,6 @@ def site(root: Path) -> Site:
 def client(root: Path, **guarded: Any) -> FlaskClient:
     app = make_app(Runs(str(root)), VIEWS, **{"host": "127.0.0.1", "token": None, **guarded})
     return app.server.test_client()
-
-
-def plain(components: Any) -> Any:
-    """As the browser gets it."""
-    return json.loads(to_json(components))
-
-
-def within(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every component of a page."""
-    if isinstance(tree, list):
-        for part in tree:
-            yield from within(part)
-    elif isinstance(tree, dict) and "props" in tree:
-        yield tree
-        yield from within(tree["props"].get("children"))
-
-
-def texts(tree: Any) -> str:
-    """All that a person reads on a page, but for its figures."""
-    if isinstance(tree, list):
-        return " ".join(texts(part) for part in tree if part != " ")
-    if isinstance(tree, dict):
-        return texts(tree["props"].get("children", ""))
-    return "" if tree is None else str(tree)
 
 
 def blocks_on(body: Any, kind: str) -> list[str]:

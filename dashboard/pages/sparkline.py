@@ -1,0 +1,40 @@
+"""A line as small as a word, as a picture whose address holds it."""
+
+from urllib.parse import quote
+
+import numpy as np
+from dash import html
+from dash.development.base_component import Component
+
+from dashboard.queries.series import Line
+from dashboard.views.colours import BLUE
+
+_WIDTH, _HEIGHT, _MARGIN = 96, 22, 2
+
+
+def sparkline(line: Line, name: str) -> Component:
+    """The line between its own lowest and highest value; nothing if it has fewer than two points."""
+    if len(line.x) < 2:
+        return html.Span()
+    x = _stretched(line.x, _WIDTH)
+    y = _HEIGHT - _stretched(line.y, _HEIGHT)
+    points = " ".join(f"{one:.0f},{other:.1f}" for one, other in zip(x, y, strict=True))
+    # An image knows nothing of the page's style; this blue is legible in light and in dark.
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
+        f'<polyline points="{points}" fill="none" stroke="{BLUE}" stroke-width="1.5"/></svg>'
+    )
+    return html.Img(
+        src=f"data:image/svg+xml,{quote(svg)}",
+        alt=f"{name}: from {line.y[0]:.3g} to {line.y[-1]:.3g}, between {line.y.min():.3g} and {line.y.max():.3g}",
+        width=_WIDTH,
+        height=_HEIGHT,
+        className="sparkline",
+    )
+
+
+def _stretched(values: np.ndarray, pixels: int) -> np.ndarray:
+    """The values between margins on both sides; in the middle if they are all equal."""
+    low, high = values.min(), values.max()
+    share = (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
+    return _MARGIN + share * (pixels - 2 * _MARGIN)

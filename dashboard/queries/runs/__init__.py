@@ -1,0 +1,1 @@
+"""All runs at once: which the table shows, and how several compare."""

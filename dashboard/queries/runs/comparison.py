@@ -1,0 +1,88 @@
+"""Runs beside each other: in which settings they differ, their final and best figures, and lines that stay legible."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dashboard.queries.learning import TRAINER
+from dashboard.queries.runs.table import ABSENT, differing
+from dashboard.queries.series import Line, metric, over_versions
+from dashboard.queries.smoothing import Smoothed, smooth, trailing_mean
+from dashboard.queries.verdict.rules import duration
+from dashboard.read.model import RunData
+from dashboard.read.settings import settings
+from millrace.control.collapse import STEPS
+
+_NOW_STEPS = 20
+_WINDOWS = 40
+"""How many windows the longest run has: enough to see a rise and a fall, few enough to see runs apart."""
+_MOST_POINTS = 150
+"""Per line: eight runs are drawn at once, each with a band."""
+
+
+def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
+    """The keys in which the configs differ, each with its value in every run."""
+    told = [settings(run.info.config) for run in runs]
+    return [(key, [one.get(key, ABSENT) for one in told]) for key in differing(told)]
+
+
+def window(runs: Sequence[RunData]) -> int:
+    """Versions that a line of these runs is smoothed over: a fortieth of the longest run."""
+    longest = max(len(metric(run, TRAINER, "reward_mean")["value"]) for run in runs)
+    return max(1, longest // _WINDOWS)
+
+
+def smoothed(run: RunData, name: str, versions: int) -> Smoothed:
+    """One of the trainer's metrics over policy versions, smoothed over so many of them."""
+    return smooth(over_versions(run, TRAINER, name), versions, _MOST_POINTS)
+
+
+def figures(run: RunData) -> Mapping[str, str]:
+    """What a run has come to, as text by what it is; in the same order for every run."""
+    status = run.status or {}
+    staleness = status.get("staleness", {})
+    reward = over_versions(run, TRAINER, "reward_mean")
+    rewards = trailing_mean(reward, STEPS)
+    taken = run.consumed["outcome"] != _code(run, "rolled_back")
+    dropped = np.count_nonzero(taken & ~run.trained)
+    times = metric(run, TRAINER, "reward_mean")["t"]
+    accuracies = Line(run.evaluations["policy_version"], run.evaluations["accuracy"])
+    return {
+        "state": str(status.get("state", ABSENT)),
+        "policy version": f"{status['steps']}/{status['max_steps']}" if status else ABSENT,
+        "from first to last step": duration(float(np.ptp(times))) if len(times) else ABSENT,
+        "seconds a step, median": _number(float(np.median(np.diff(np.sort(times)))) if len(times) > 1 else None, 2),
+        f"reward, mean of the last {_NOW_STEPS} steps": _last(reward),
+        f"reward, best mean of {STEPS} steps": _best(rewards),
+        "held-out accuracy, newest": _at(accuracies, -1),
+        "held-out accuracy, best": _best(accuracies),
+        "staleness, mean": _number(staleness.get("mean"), 2),
+        "staleness, largest of bound": f"{staleness['max']} of {staleness['bound']}" if staleness else ABSENT,
+        "dropped, share of the rollouts taken": _number(dropped / taken.sum() if taken.any() else None, 3),
+        f"effective sample size, last {_NOW_STEPS} steps": _last(over_versions(run, TRAINER, "effective_sample_size")),
+        f"response length in tokens, last {_NOW_STEPS} steps": _last(
+            over_versions(run, TRAINER, "response_length_mean_tokens"), digits=1
+        ),
+    }
+
+
+def _code(run: RunData, outcome: str) -> int:
+    return run.outcomes.index(outcome) if outcome in run.outcomes else -1
+
+
+def _last(line: Line, digits: int = 3) -> str:
+    values = line.y[-_NOW_STEPS:]
+    values = values[np.isfinite(values)]
+    return _number(float(values.mean()) if len(values) else None, digits)
+
+
+def _best(line: Line) -> str:
+    return _at(line, int(np.nanargmax(line.y))) if np.isfinite(line.y).any() else ABSENT
+
+
+def _at(line: Line, index: int) -> str:
+    return f"{line.y[index]:.3f} (v{line.x[index]:.0f})" if len(line.x) else ABSENT
+
+
+def _number(value: float | None, digits: int) -> str:
+    return ABSENT if value is None or not np.isfinite(value) else f"{value:.{digits}f}"

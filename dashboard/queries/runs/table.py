@@ -1,0 +1,130 @@
+"""Which runs the table of all runs shows, in which order, and what its columns hold.
+
+rows ─► filter: every term holds ─► sort by a column ─► the rows of the table
+
+A term is a word, found in the run's name, state, note or shown settings, or a comparison: `state=running`,
+`reward>0.5`, `training.learning_rate!=1e-5`. A text with spaces stands in quotes. Upper and lower case are the same.
+"""
+
+import operator
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from dashboard.queries.series import NO_LINE, Line
+from dashboard.queries.smoothing import trailing_mean
+from dashboard.read.model import Columns
+from dashboard.read.runs import OverviewRow
+
+ABSENT = "–"
+_CURVE_WINDOW = 8
+"""Points of a curve that its smoothed line averages: an eighth of the curve at least."""
+_TERM = re.compile(r"([^<>=!\s]+)(<=|>=|!=|=|<|>)(.*)", re.DOTALL)
+_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+Value = str | float | None
+
+FIELDS: Mapping[str, Callable[[OverviewRow], Value]] = {
+    "run": lambda row: row.run_id,
+    "state": lambda row: row.state,
+    "step": lambda row: row.policy_version,
+    "reward": lambda row: row.reward_mean,
+    "accuracy": lambda row: row.accuracy,
+    "staleness": lambda row: row.staleness_mean,
+    "bound": lambda row: row.max_staleness,
+    "started": lambda row: row.t_started,
+    "hours": lambda row: None if row.wall_seconds is None else row.wall_seconds / 3600,
+    "note": lambda row: row.note,
+}
+"""What can be sorted and filtered by, beside each key of the config."""
+
+
+def differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys, sorted, that do not have the same value in all of these `settings`."""
+    keys = sorted(set().union(*configs))
+    return [key for key in keys if len({config.get(key) for config in configs}) > 1]
+
+
+def chosen(rows: Sequence[OverviewRow], text: str, columns: Sequence[str]) -> list[OverviewRow]:
+    """The rows for which every term of `text` holds; `columns` are the keys of the config that are shown."""
+    terms = _terms(text)
+    return [row for row in rows if _holds(row, terms, columns)] if terms else list(rows)
+
+
+def ordered(rows: Sequence[OverviewRow], sort: str) -> list[OverviewRow]:
+    """The rows by the field or key `sort`, downwards after a `-`. Numbers come before text, what is unknown is last."""
+    name = sort.removeprefix("-")
+    known = [(value, row) for row in rows if (value := value_of(row, name)) is not None and value != ""]
+    numbers = [(value, row) for value, row in known if not isinstance(value, str)]
+    words = [(value.casefold(), row) for value, row in known if isinstance(value, str)]
+    down = sort.startswith("-")
+    by_value = operator.itemgetter(0)
+    found = [
+        row for _, row in [*sorted(numbers, key=by_value, reverse=down), *sorted(words, key=by_value, reverse=down)]
+    ]
+    ids = {row.run_id for row in found}
+    return [*found, *(row for row in rows if row.run_id not in ids)]
+
+
+def value_of(row: OverviewRow, name: str) -> Value:
+    """A field of a run, or a setting by its key: a number where the setting is one; None if it is unknown."""
+    if name in FIELDS:
+        return FIELDS[name](row)
+    text = row.settings.get(name)
+    number = _number(text)
+    return text if number is None else number
+
+
+def curve(points: Columns | None, accuracies: Sequence[tuple[int, float]]) -> tuple[str, Line]:
+    """What a sparkline shows, `reward` or `accuracy`, and its line: the reward smoothed, if there is any."""
+    if points is not None and len(points["reward"]) >= 2:
+        window = -(-len(points["reward"]) // _CURVE_WINDOW)
+        return "reward", trailing_mean(Line(points["policy_version"], points["reward"]), window)
+    if len(accuracies) >= 2:
+        versions, values = np.array(accuracies, np.float64).T
+        return "accuracy", Line(versions, values)
+    return "reward", NO_LINE
+
+
+def _terms(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        # A quote that is still open.
+        return text.split()
+
+
+def _holds(row: OverviewRow, terms: Sequence[str], columns: Sequence[str]) -> bool:
+    words = [row.run_id, row.state or "", row.note, row.problem or "", *(row.settings.get(key, "") for key in columns)]
+    text = "\n".join(words).casefold()
+    for term in terms:
+        compared = _TERM.fullmatch(term)
+        if compared is None:
+            if term.casefold() not in text:
+                return False
+        elif not _compares(value_of(row, compared[1]), compared[2], compared[3]):
+            return False
+    return True
+
+
+def _compares(value: Value, sign: str, text: str) -> bool:
+    if value is None:
+        return sign == "!="
+    number = _number(text)
+    if sign in ("=", "!="):
+        same = value == number if not isinstance(value, str) else value.casefold() == text.casefold()
+        return same == (sign == "=")
+    return not isinstance(value, str) and number is not None and _COMPARISONS[sign](value, number)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""Runs beside each other: the first pages of a comparison."""
