@@ -14,6 +14,7 @@ from support.stores.dict_store import DictStore
 
 from configs.schema import RunConfig
 from millrace.errors import WeightsCorrupt
+from millrace.runs.history import TIME_METRICS
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.messages import EventKind
 from millrace.runtime.stage import Stage
@@ -170,7 +171,7 @@ class World:
         reader = StreamReader(self.store, layout.metrics("sync_weights", 0), METRIC)
         while (part := reader.next()) is not None:
             for row in part.table.to_pylist():
-                if not row["name"].startswith("time/"):
+                if not row["name"].startswith(TIME_METRICS):
                     rows[row["policy_version"]][row["name"]] = row["value"]
         return rows
 
