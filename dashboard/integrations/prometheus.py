@@ -25,6 +25,7 @@ from dashboard.read.runs import OverviewRow, Runs
 from millrace.errors import MillraceError
 from millrace.runs.status import STAGES
 from millrace.runtime.messages import STOPPED
+from millrace.runtime.usage.names import CPU_CORES, MEMORY_BYTES
 from storage.errors import StorageError
 
 MOST_DETAILED = 4
@@ -90,6 +91,12 @@ FAMILIES: Mapping[str, Family] = {
         doc="age of the status of a stage's process; absent once it has stopped",
         labels=("stage", "replica"),
     ),
+    "millrace_cpu_cores": Family(
+        doc="CPU cores that a stage's process and its children keep busy", labels=("stage", "replica")
+    ),
+    "millrace_memory_bytes": Family(
+        doc="resident memory of a stage's process and its children", labels=("stage", "replica")
+    ),
     "millrace_generating_requests": Family(doc="requests that a generator's engine works on", labels=("replica",)),
     "millrace_generating_groups": Family(doc="groups admitted and not committed yet", labels=("replica",)),
     "millrace_generating_tokens": Family(doc="response tokens that these groups have so far", labels=("replica",)),
@@ -113,6 +120,7 @@ FAMILIES: Mapping[str, Family] = {
     "millrace_overtaken_groups_max": _newest("overtaken_groups_max", "the largest number of later groups taken before"),
     "millrace_masked_token_share": _newest("masked_token_share", "share of the last step's tokens beyond the bound"),
     "millrace_zero_advantage_share": _newest("zero_advantage_share", "share of the last step's groups without spread"),
+    "millrace_truncated_share": _newest("truncated_share", "share of the last step's responses that were cut off"),
     "millrace_length_ratio": _newest("length_ratio", "mean length over the last steps, trained over taken"),
     "millrace_reward_ratio": _newest("reward_ratio", "mean reward over the last steps, trained over taken"),
     "millrace_response_length_mean_tokens": _newest("response_length_mean_tokens", "mean length of the last step"),
@@ -124,6 +132,8 @@ FAMILIES: Mapping[str, Family] = {
     "millrace_mismatch_kl": _newest("mismatch_kl", "KL of rollout and trainer policy, nats per token"),
     "millrace_importance_ratio_p95": _newest("importance_ratio_p95", "p95 of the last step's ratios"),
 }  # fmt: skip
+
+_USAGE = {"millrace_cpu_cores": CPU_CORES, "millrace_memory_bytes": MEMORY_BYTES}
 
 
 def exposition(runs: Runs) -> bytes:
@@ -195,6 +205,9 @@ def _of_run(run: RunData) -> Iterator[Sample]:
         stage, _, replica = name.rpartition("-")
         if stage in STAGES and status["doing"] != STOPPED:
             yield "millrace_last_status_seconds", (stage, replica), max(0.0, run.t - status["t"])
+            for family, usage in _USAGE.items():
+                values = metric(run, name, usage)["value"]
+                yield family, (stage, replica), values[-1] if len(values) else None
     yield "millrace_attempts", (), len(run.info.attempts)
     promoted = [a.promotion.policy_version for a in run.info.attempts if a.promotion and a.promotion.promoted]
     yield "millrace_promoted_version", (), promoted[-1] if promoted else 0

@@ -31,7 +31,7 @@ _UNITS = {
     ),
     "share": (
         "millrace_masked_token_share", "millrace_zero_advantage_share", "millrace_clip_fraction",
-        "millrace_effective_sample_size", "millrace_evaluation_accuracy",
+        "millrace_effective_sample_size", "millrace_evaluation_accuracy", "millrace_truncated_share",
     ),
     "ratio": ("millrace_length_ratio", "millrace_reward_ratio", "millrace_importance_ratio_p95"),
     "nats per token": ("millrace_entropy", "millrace_mismatch_kl"),
@@ -40,6 +40,8 @@ _UNITS = {
     ),
     "requests": ("millrace_generating_requests",),
     "restarts": ("millrace_restarts_total",),
+    "cores": ("millrace_cpu_cores",),
+    "bytes": ("millrace_memory_bytes",),
     "reward": ("millrace_reward_mean",),
     "gradient norm": ("millrace_gradient_norm",),
     "loss": ("millrace_loss",),

@@ -116,6 +116,18 @@ def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
     }
 
 
+def test_what_a_stage_uses_of_its_machine_is_exposed_until_it_has_stopped() -> None:
+    used = {"usage/cpu_cores": measured([0.5, 1.5]), "usage/memory_bytes": measured([1e9, 2e9])}
+    metrics = {"train-0": {**used, "truncated_share": measured([0.25])}, "score-0": used}
+    found = _samples(expose([_ROW], {"mine": run_data(metrics=metrics)}))
+    names = ("millrace_cpu_cores", "millrace_memory_bytes", "millrace_truncated_share")
+    assert {key: value for key, value in found.items() if key[0] in names} == {
+        _key("millrace_cpu_cores", stage="train", replica="0"): 1.5,
+        _key("millrace_memory_bytes", stage="train", replica="0"): 2e9,
+        _key("millrace_truncated_share"): 0.25,
+    }
+
+
 def test_where_the_status_is_unknown_the_ledger_does_not_count_as_balanced() -> None:
     broken = run_data(status=None, problems=("the ledger does not balance: rows 3 to 4 of generator 0",))
     found = _samples(expose([_ROW], {"mine": broken}))
