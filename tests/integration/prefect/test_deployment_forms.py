@@ -98,7 +98,7 @@ def test_a_campaign_started_from_the_form_completes_and_a_wrong_value_starts_non
 
 
 @pytest.mark.extended
-def test_a_second_attempt_waits_while_the_first_goes_on_and_a_cancelled_one_drains(
+def test_a_second_attempt_waits_while_the_first_goes_on_and_a_cancelled_one_drains_and_can_be_continued(
     site: Site, worker: Terminal, page: Page
 ) -> None:
     parameters = site.campaign("crowded", **{"training.max_steps": LONG})
@@ -113,7 +113,19 @@ def test_a_second_attempt_waits_while_the_first_goes_on_and_a_cancelled_one_drai
     page.get_by_role("button", name="Cancel", exact=True).click()
     page.get_by_role("button", name="Confirm").click()
     assert site.wait_until_over(first, 60)["type"] == "CANCELLED"
-    wait_until(lambda: stages_of(site.folder / "runs" / "crowded") == [], "every stage to end", 30)
+    run_url = site.folder / "runs" / "crowded"
+    wait_until(lambda: stages_of(run_url) == [], "every stage to end", 30)
+    cancelled = StatusReader(open_store(str(run_url))).look()
+    assert_balanced(cancelled)
+    assert read_decision(open_store(str(run_url)), attempt=0) is None
+
+    shorter = {"training.max_steps": LONG, "budget.max_steps": 2, "promotion.margin": 0.0}
+    third = site.start("campaign/campaign", site.campaign("crowded", **shorter))
+    assert site.wait_until_over(third)["type"] == "COMPLETED"
+    resumed = StatusReader(open_store(str(run_url))).look()
+    assert_balanced(resumed)
+    assert resumed["steps"] == cancelled["steps"] + 2
+    assert read_decision(open_store(str(run_url)), attempt=1) is not None
 
 
 @pytest.mark.extended
