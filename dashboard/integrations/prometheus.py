@@ -205,9 +205,9 @@ def _of_run(run: RunData) -> Iterator[Sample]:
         stage, _, replica = name.rpartition("-")
         if stage in STAGES and status["doing"] != STOPPED:
             yield "millrace_last_status_seconds", (stage, replica), max(0.0, run.t - status["t"])
-            for family, usage in _USAGE.items():
+            for used, usage in _USAGE.items():
                 values = metric(run, name, usage)["value"]
-                yield family, (stage, replica), values[-1] if len(values) else None
+                yield used, (stage, replica), values[-1] if len(values) else None
     yield "millrace_attempts", (), len(run.info.attempts)
     promoted = [a.promotion.policy_version for a in run.info.attempts if a.promotion and a.promotion.promoted]
     yield "millrace_promoted_version", (), promoted[-1] if promoted else 0
