@@ -58,11 +58,6 @@ def running_vllm(
         engine.close()
 
 
-def vllm_processes() -> set[psutil.Process]:
-    """vLLM's processes below this one that are alive."""
-    return {process for process in psutil.Process().children(recursive=True) if _is_alive(process)}
-
-
 def engine_core(processes: set[psutil.Process]) -> psutil.Process:
     """The one of an engine's processes that schedules; its workers are its children."""
     (core,) = (process for process in processes if process.name().startswith("VLLM::EngineC"))
@@ -70,8 +65,8 @@ def engine_core(processes: set[psutil.Process]) -> psutil.Process:
 
 
 def left_behind(processes: set[psutil.Process]) -> set[psutil.Process]:
-    """Which of these do not end, within a minute: a worker whose core was killed takes a while to notice."""
-    deadline = time.monotonic() + 60
+    """Which of these do not end, within some seconds: what was killed takes a moment."""
+    deadline = time.monotonic() + 10
     while (alive := {process for process in processes if _is_alive(process)}) and time.monotonic() < deadline:
         time.sleep(0.1)
     return alive

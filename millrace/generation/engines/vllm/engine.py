@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from millrace.generation.engines.base import Engine, check_names, unstarted
 from millrace.generation.engines.vllm.arguments import ENVIRONMENT, vllm_arguments
 from millrace.generation.engines.vllm.kept_tokens import kept_tokens
+from millrace.generation.engines.vllm.processes import end, vllm_processes
 from millrace.models.loading import empty_model
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
@@ -87,7 +88,9 @@ class VllmEngine(Engine):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
+        others = vllm_processes()
         self._llm: AsyncLLM = self._call(_start(AsyncEngineArgs(**arguments))).result()
+        self._processes = vllm_processes() - others
 
     @property
     def in_flight(self) -> int:
@@ -160,6 +163,8 @@ class VllmEngine(Engine):
         # vLLM's own tasks first: they would report the end of its processes as a failure.
         self._call(_end_all_tasks()).result()
         self._llm.shutdown()
+        # It ends its core, which ends the workers: nobody does if the core was killed.
+        end(self._processes)
         # Its destructor shuts down once more. That fails at the interpreter's exit, so run it now.
         del self._llm
         self._loop.call_soon_threadsafe(self._loop.stop)

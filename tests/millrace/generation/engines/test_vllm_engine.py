@@ -15,7 +15,6 @@ from support.engines.vllm_processes import (
     engine_core,
     left_behind,
     running_vllm,
-    vllm_processes,
 )
 from transformers import (
     LlamaConfig,
@@ -28,6 +27,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from millrace.generation.engines.vllm.processes import vllm_processes
 from millrace.types import Request, Sampling, Trajectory
 from millrace.weights.base import Probe, Weights
 from millrace.weights.probe import NUM_LOGPROBS, largest_difference, probe_tokens, tolerance_between
@@ -304,4 +304,17 @@ def test_a_killed_engine_core_is_an_error_for_whoever_waits_for_it_and_nothing_i
         with pytest.raises(Exception, match="EngineCore"):
             all_of(engine)
     assert len(own) == 2
+    assert not left_behind(own)
+
+
+def test_a_worker_that_does_not_notice_that_its_core_was_killed_is_ended_with_the_engine(
+    make_policy: MakePolicy, tmp_path: Path
+) -> None:
+    before = vllm_processes()
+    with running_vllm(make_policy(0), tmp_path):
+        own = vllm_processes() - before
+        core = engine_core(own)
+        (worker,) = own - {core}
+        worker.suspend()
+        core.kill()
     assert not left_behind(own)
