@@ -5,15 +5,18 @@
     trainer waits, and generators are busy                      places × 1.25
     trainer waits, and generators wait for room                 bound raised, unless the ESS would fall below its target
     long responses lose tokens to the bound                     bound raised, unless the ESS …
-    trainer never waits, a whole step of groups lies ready      bound − 1
-    trainer never waits, generators wait for room               places as many as they keep busy, and a quarter more
+    ESS lacks over half of what it may lack, trainer never waits,
+        and a whole step of groups lies ready                   bound − 1
+        and generators wait for room                            places as many as they keep busy, and a quarter more
     any three steps in a row: ESS below its floor               bound to its minimum
 
 A raise doubles the bound until it was lowered for the first time, and adds one from then on: slow start and additive
-increase with multiplicative decrease, as TCP has them. The lowest bound that keeps the trainer busy is the best one
-(docs/staleness-study.md). A decision waits until the one before it can be seen: a group admitted under it is trained
-`bound` steps later. A bound at which the trainer had to wait, or at which the ESS was too low, is not tried again for a
-number of steps that doubles each time, and nor are places that were too few, so that both come to rest.
+increase with multiplicative decrease, as TCP has them. Room that the generators do not need now is kept as long as the
+ESS allows: AIPO learns as well from policies four versions old as from the newest (docs/staleness-study.md), and with
+less room the trainer waits as soon as a stage slows down. A decision waits until the one before it can be seen: a group
+admitted under it is trained `bound` steps later. A bound at which the trainer had to wait, or at which the ESS was too
+low, is not tried again for a number of steps that doubles each time, and nor are places that were too few, so that both
+come to rest.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -26,6 +29,8 @@ _IDLE, _MOSTLY_BUSY = 0.05, 0.2
 """Shares of the generators' time without work: above the first they lack room, below the second places are not cut."""
 _CUT, _WHOLE = 0.97, 0.98
 """Length ratios: below the first long responses lose tokens; the bound is not lowered below the second."""
+_SCARCE = 0.5
+"""Share of what the ESS may lack, above which the bound and the places are lowered for fresher data."""
 _FLOOR_STEPS = 3
 _PATIENCE, _MOST_PATIENCE = 32, 1024
 """Steps until a bound that did not serve is tried again: the first time, and at most."""
@@ -228,7 +233,8 @@ class Rule:
             self._note_too_low(version)
             why = at_work if waits and idle else f"trained responses have {means.length_ratio:.3f} of the length taken"
             return self._change("raise", means, f"{why}, and {ess}", max_staleness=raised)
-        if means.trainer_waits >= _NEVER_WAITS:
+        scarce = 1 - means.effective_sample_size > _SCARCE * (1 - limits.ess_target)
+        if means.trainer_waits >= _NEVER_WAITS or not scarce:
             return None
         if means.steps_ready >= 1 and means.length_ratio >= _WHOLE and self._may_fall(version):
             reason = f"the trainer never waits, and groups for {means.steps_ready:.1f} steps lie ready"
