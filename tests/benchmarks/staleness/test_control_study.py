@@ -1,5 +1,6 @@
 """The study of adaptive control: its figures, and stages that are slowed down from outside."""
 
+import statistics
 import subprocess
 import sys
 import time
@@ -9,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.staleness_study.control import medians, phases, reached
+from benchmarks.staleness_study.comparison import against_best, phase_losses
+from benchmarks.staleness_study.control import medians, phases, reached, smoothed
+from benchmarks.staleness_study.curves import write_curves
 from benchmarks.staleness_study.disturbances import Phase, disturbed
 from storage.progress import write_progress
 from storage.stores.factory import open_store
@@ -30,6 +33,59 @@ def test_the_target_is_reached_between_two_evaluations() -> None:
     assert reached(curve, 0.95) is None
 
 
+def test_a_point_of_a_smoothed_curve_is_the_mean_of_three_evaluations_when_the_last_of_them_is_there() -> None:
+    curve = [(0.0, 0.3), (10.0, 0.6), (20.0, 0.0), (30.0, 0.9)]
+    assert smoothed(curve) == [(20.0, pytest.approx(0.3)), (30.0, pytest.approx(0.5))]
+    assert smoothed(curve[:2]) == []
+
+
+def cell(bound: str, times: list[float | None], steps: tuple[float, float] = (1.0, 1.0)) -> dict[str, object]:
+    found = [time for time in times if time is not None]
+    return {
+        "task": "tiny",
+        "loss": "aipo",
+        "bound": bound,
+        "seeds": len(times),
+        "reached": len(found),
+        "seconds_to_target": statistics.median(found) if found else None,
+        "all_seconds_to_target": times,
+        "phases": [{"name": "as ever", "seconds_per_step": one} for one in steps],
+    }
+
+
+def test_adaptive_control_is_compared_seed_by_seed_with_the_fixed_bound_that_was_fastest() -> None:
+    (row,) = against_best([cell("1", [9.0, 9.0]), cell("2", [4.0, 8.0]), cell("adaptive", [2.0, 16.0])])
+    assert row["best"] == "2"
+    assert row["ratio"] == pytest.approx(1.0), "half as long once, twice as long once"
+    low, high = row["interval"]
+    assert low == pytest.approx(1 / high)
+
+
+def test_a_bound_that_missed_the_target_once_is_not_the_best_and_adaptive_control_that_did_has_no_ratio() -> None:
+    (row,) = against_best([cell("1", [9.0, 9.0]), cell("2", [4.0, None]), cell("adaptive", [2.0, None])])
+    assert (row["best"], row["ratio"], row["interval"]) == ("1", None, None)
+
+
+def test_what_a_bound_loses_in_a_phase_is_measured_against_the_fixed_bound_that_was_best_in_it() -> None:
+    lost = phase_losses(
+        [cell("1", [1.0], (1.0, 4.0)), cell("8", [1.0], (2.0, 2.0)), cell("adaptive", [1.0], (1.1, 1.8))]
+    )
+    assert [row["largest"] for row in lost] == [2.0, 2.0, pytest.approx(1.1)]
+
+
+def test_curves_are_drawn_for_every_task_and_bound(tmp_path: Path) -> None:
+    curve = [(0.0, 0.1), (10.0, 0.5)]
+    rows = [
+        {"task": task, "bound": bound, "curve": curve, "curve_over_steps": curve}
+        for task in ("tiny", "chain")
+        for bound in ("1", "adaptive")
+    ]
+    write_curves(rows, {"tiny": 0.5, "chain": 0.4}, tmp_path / "figures" / "curves.svg")
+    drawn = (tmp_path / "figures" / "curves.svg").read_text()
+    assert drawn.count("<!-- held-out accuracy -->") == 4
+    assert "<!-- adaptive -->" in drawn
+
+
 def test_a_bound_has_the_medians_of_the_seeds_that_got_there() -> None:
     def row(seed: int, seconds: float | None, step: float) -> dict[str, object]:
         one = {"name": "as ever", "first": 1, "seconds_per_step": step}
@@ -37,9 +93,9 @@ def test_a_bound_has_the_medians_of_the_seeds_that_got_there() -> None:
         figures = {"accuracy": 0.5, "seconds": 9.0, "staleness_mean": 1.0, "seconds_to_target": seconds}
         return {**settings, **figures, "phases": [one]}
 
-    (cell,) = medians([row(0, 4.0, 0.1), row(1, None, 0.3), row(2, 6.0, 0.2)])
-    assert (cell["reached"], cell["seeds"], cell["seconds_to_target"]) == (2, 3, 5.0)
-    assert cell["phases"] == [{"name": "as ever", "seconds_per_step": 0.2}]
+    (medianed,) = medians([row(0, 4.0, 0.1), row(1, None, 0.3), row(2, 6.0, 0.2)])
+    assert (medianed["reached"], medianed["seeds"], medianed["seconds_to_target"]) == (2, 3, 5.0)
+    assert medianed["phases"] == [{"name": "as ever", "seconds_per_step": 0.2}]
 
 
 def test_slow_phases_have_steps_as_ever_before_between_and_behind_them() -> None:

@@ -1,0 +1,48 @@
+"""Learning curves of the study of adaptive control as SVG: held-out accuracy over steps and over wall time."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+_COLOURS = ("#94a3b8", "#60a5fa", "#059669", "#b45309", "#dc2626")
+"""Of the bounds in their order, adaptive control last."""
+_POINTS = 60
+"""At which the curves of several seeds are averaged."""
+# The same figures give the same file.
+matplotlib.rcParams.update({"svg.hashsalt": "millrace", "font.size": 10, "axes.spines.top": False})
+
+
+def write_curves(rows: Sequence[dict[str, Any]], targets: Mapping[str, float], file: Path) -> None:
+    """Draws a row of panels per task. `rows` are those of one loss; `targets` are accuracies by task."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    figure = Figure(figsize=(10, 3.4 * len(tasks)), layout="constrained")
+    panels = figure.subplots(len(tasks), 2, squeeze=False)
+    for task, (over_steps, over_time) in zip(tasks, panels, strict=True):
+        mine = [row for row in rows if row["task"] == task]
+        for colour, bound in zip(_COLOURS, dict.fromkeys(row["bound"] for row in mine), strict=False):
+            seeds = [row for row in mine if row["bound"] == bound]
+            _draw(over_steps, [row["curve_over_steps"] for row in seeds], colour, bound)
+            _draw(over_time, [row["curve"] for row in seeds], colour, bound)
+        for axes, x in ((over_steps, "optimizer step"), (over_time, "seconds since the first step")):
+            axes.axhline(targets[task], color="#475569", linewidth=1, linestyle=":")
+            axes.set_xlabel(x)
+            axes.set_ylabel("held-out accuracy")
+            axes.set_title(task, fontsize=10)
+            axes.grid(axis="y", color="#e5e7eb")
+    figure.axes[0].legend(frameon=False, fontsize=8, title="bound", title_fontsize=8)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def _draw(axes: Axes, curves: Sequence[Sequence[tuple[float, float]]], colour: str, label: str) -> None:
+    """The mean of the curves as far as all of them reach, and their range."""
+    places = np.linspace(0.0, min(curve[-1][0] for curve in curves), _POINTS)
+    points = [np.array(sorted(curve), dtype=float) for curve in curves]
+    values = np.stack([np.interp(places, one[:, 0], one[:, 1]) for one in points])
+    axes.plot(places, values.mean(axis=0), color=colour, linewidth=1.8, label=label)
+    axes.fill_between(places, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.1, linewidth=0)
