@@ -13,6 +13,7 @@ import errno
 import fnmatch
 import os
 import signal
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,4 +89,7 @@ def _fire(armed: Failpoint) -> None:
         raise OSError(errno.EIO, f"failpoint {armed}")
     while armed.action == "hang":
         time.sleep(3600)
-    os.kill(os.getpid(), signal.SIGKILL if armed.action == "kill" else signal.SIGSTOP)
+    if armed.action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    # To this thread: had another one to stop the process, this one could pass the place before it stands still.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
