@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,17 @@ from benchmarks.stored_run.groups import (
     make_groups,
     make_rollouts,
 )
-from benchmarks.stored_run.metrics import in_flight, metric_rows, of_generator, of_sync_weights, of_trainer, stage_time
+from benchmarks.stored_run.metrics import (
+    ORDINARY,
+    Manner,
+    in_flight,
+    metric_rows,
+    of_generator,
+    of_sync_weights,
+    of_trainer,
+    stage_time,
+)
+from benchmarks.stored_run.status import STEP_SECONDS, of_the_trainer, status_record
 from configs.load import load_config
 from millrace.control.decisions import Decisions
 from millrace.rollouts.ledger import Account, Amount
@@ -46,7 +57,6 @@ from storage.schema import CONSUMED, METRIC, TRAINER_LOGPROBS
 from storage.stores.base import Store
 from storage.streams.stream import StreamWriter
 
-_STEP_SECONDS = 1.0
 _CHECKPOINT_EVERY = 20
 
 
@@ -77,9 +87,10 @@ class StoredRun:
     Raises ValueError for a finished run.
     """
 
-    def __init__(self, store: Store, run_id: str, shape: Shape) -> None:
+    def __init__(self, store: Store, run_id: str, shape: Shape, manner: Manner = ORDINARY) -> None:
         self.store = store
         self.shape = shape
+        self._manner = manner
         if how_attempt_ended(store, 0) is not None:
             raise ValueError(f"{store.url}: this run was finished; nothing can be appended to it")
         self._claim(run_id)
@@ -104,7 +115,7 @@ class StoredRun:
     @property
     def t_now(self) -> float:
         """When the newest step was done, in unix seconds; steps are evenly spaced."""
-        return self._t_started + 1 + self.policy_version * _STEP_SECONDS
+        return self._t_started + 1 + self.policy_version * STEP_SECONDS
 
     def append(self, steps: int) -> None:
         """Adds `steps` steps, with a checkpoint and status records at their end."""
@@ -114,7 +125,7 @@ class StoredRun:
                 range(self.policy_version + 1, min(end, self.policy_version + self.shape.steps_per_part) + 1)
             )
         self._checkpoint()
-        self._write_status("train")
+        self.write_status("train")
 
     def evaluate(self, accuracy: float) -> None:
         """Adds a held-out result of the current policy version."""
@@ -143,13 +154,20 @@ class StoredRun:
         )
         Decisions(self.store).add(decision)
 
+    def write_status(self, doing: str, silent: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Writes each replica's status record; those in `silent` as of so many seconds ago, by `<stage>-<replica>`."""
+        for stage, replica in self._metrics:
+            record = self._status(stage, doing)
+            ago = silent.get(f"{stage}-{replica}", 0.0)
+            write_progress(self.store, stage, replica, {**record, "t": time.time() - ago})
+
     def finish(self) -> None:
         """Ends the attempt; each generator's stream keeps one part that was not taken, and one of these is unscored."""
         random = self._random()
         step = self.policy_version + 1
         rollouts = self._rollouts(random, range(step, step + 1))
         self._streams.write(rollouts, self._checkpoints.incarnation, unscored=self.shape.generators - 1)
-        self._write_status("stopped")
+        self.write_status("stopped")
         end_attempt(self.store, 0, "finished")
 
     def _claim(self, run_id: str) -> None:
@@ -168,7 +186,7 @@ class StoredRun:
         if not self.store.exists(layout.RUN):
             create_run(self.store, run_id, config.model_dump(mode="json"))
             record = read_run(self.store)
-            record["t_started"] -= shape.steps * _STEP_SECONDS + 2
+            record["t_started"] -= shape.steps * STEP_SECONDS + 2
             self.store.put(layout.RUN, json.dumps(record).encode())
         self._t_started = float(read_run(self.store)["t_started"])
 
@@ -197,10 +215,11 @@ class StoredRun:
             first_rows=self._streams.next_rows,
             t_step=self._t_step(groups),
             error_share=self.shape.error_share,
+            useless=np.array([self._manner.is_collapsed(step) for step in groups.step.tolist()], np.bool_),
         )
 
     def _t_step(self, groups: Groups) -> Numbers:
-        return self._t_started + 1 + groups.step * _STEP_SECONDS
+        return self._t_started + 1 + groups.step * STEP_SECONDS
 
     def _append_part(self, steps: range) -> None:
         random = self._random()
@@ -239,9 +258,9 @@ class StoredRun:
         self._account.groups_dropped += int(rollouts.groups.stale.sum())
 
     def _measure(self, random: np.random.Generator, rollouts: Rollouts, step: int) -> None:
-        self._measured = of_trainer(random, rollouts, step)
+        self._measured = of_trainer(random, rollouts, step, self._manner)
         for stage, replica in self._metrics:
-            values = stage_time(stage, self._account.taken().tokens)
+            values = stage_time(stage, self._account.taken().tokens, self._manner)
             if stage == "train":
                 values |= self._measured
             elif stage == "generate":
@@ -250,7 +269,7 @@ class StoredRun:
                 values |= of_sync_weights(random)
             rows = metric_rows(
                 values,
-                t=self._t_started + 1 + step * _STEP_SECONDS,
+                t=self._t_started + 1 + step * STEP_SECONDS,
                 incarnation=self._checkpoints.incarnation,
                 policy_version=step,
             )
@@ -271,40 +290,26 @@ class StoredRun:
         }
         self._checkpoints.commit(self.policy_version, {"model.safetensors": b"made up"}, state)
 
-    def _write_status(self, doing: str) -> None:
-        for stage, replica in self._metrics:
-            write_progress(self.store, stage, replica, dict(self._status(stage, doing)))
-
-    def _status(self, stage: str, doing: str) -> Mapping[str, object]:
-        seconds = {"idle": 0.2 * self.policy_version, stage: 0.8 * self.policy_version}
-        status: dict[str, object] = {
-            "attempt": 0,
-            "doing": doing,
-            "pid": 1,
-            "t": time.time(),
-            "policy_version": self.policy_version,
-            "incarnation": self._checkpoints.incarnation,
-            "seconds": seconds,
-            "tokens": self._account.taken().tokens,
-            "rollouts": self._account.taken().rollouts,
-        }
+    def _status(self, stage: str, doing: str) -> dict[str, object]:
+        record = status_record(
+            stage,
+            doing=doing,
+            steps=self.policy_version,
+            incarnation=self._checkpoints.incarnation,
+            account=self._account,
+            manner=self._manner,
+        )
         if stage == "generate":
-            return status | in_flight(self._random(), self.policy_version, t=time.time())
+            return record | in_flight(self._random(), self.policy_version, t=time.time())
         if stage != "train":
-            return status
-        return status | {
-            "tokens": self._account.trained.tokens,
-            "rollouts": self._account.trained.rollouts,
-            "groups_dropped": self._account.groups_dropped,
-            "max_steps": self.shape.steps,
-            "step_seconds": _STEP_SECONDS,
-            "tokens_per_second": self._account.trained.tokens / (self.policy_version * _STEP_SECONDS),
-            "account": self._account.to_json(),
-            "consumed": [amount.to_json() for amount in self._streams.consumed()],
-            "reward_mean": self._measured.get("reward_mean"),
-            "staleness_mean": self._measured.get("staleness_mean"),
-            "step": self._measured or None,
-        }
+            return record
+        return record | of_the_trainer(
+            account=self._account,
+            consumed=self._streams.consumed(),
+            measured=self._measured,
+            max_steps=self.shape.steps,
+            t_training=self.policy_version * STEP_SECONDS,
+        )
 
 
 def make_run(store: Store, run_id: str, shape: Shape) -> StoredRun:
