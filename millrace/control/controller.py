@@ -14,7 +14,8 @@ from typing import Any
 from configs.learning.staleness import StalenessConfig
 from millrace.control.bounds import Bounds
 from millrace.control.decisions import Decisions
-from millrace.control.rule import Decision, Limits, Reading, Rule
+from millrace.control.measured import Reading
+from millrace.control.rule import Decision, Limits, Rule
 from millrace.runs.decisions import StoredDecision
 from millrace.weights.base import Terms
 from storage.progress import read_status
@@ -125,11 +126,16 @@ class StalenessController:
         }
 
     def _generators(self) -> tuple[float, float]:
-        """Seconds that all generators have waited so far, and seconds that they have lived."""
+        """Seconds that all generators have waited so far, and seconds that they have lived.
+
+        While a straggler is on its way a generator is at work, and most of its places may be free for want of room.
+        Such a time counts as waiting by the share of these places.
+        """
         records = [
             record
             for generator in range(self._num_generators)
             if (record := read_status(self._store, "generate", generator))
         ]
         seconds = [record.get("seconds", {}) for record in records]
-        return sum(one.get("idle", 0.0) for one in seconds), sum(sum(one.values()) for one in seconds)
+        starved = sum(record.get("starved_ms", 0) for record in records) / 1000
+        return starved + sum(one.get("idle", 0.0) for one in seconds), sum(sum(one.values()) for one in seconds)

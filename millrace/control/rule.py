@@ -1,41 +1,53 @@
 """Which staleness bound and how many places the next versions get: a pure rule over what the steps measured.
 
-    every bound + 2 steps, on their means; the first line that holds decides
-    ESS below its target                                        bound halved
-    trainer waits, and generators are busy                      places × 1.25
-    trainer waits, and generators wait for room                 bound raised, unless the ESS would fall below its target
-    long responses lose tokens to the bound                     bound raised, unless the ESS …
-    ESS lacks over half of what it may lack, trainer never waits,
-        and a whole step of groups lies ready                   bound − 1
-        and generators wait for room                            places as many as they keep busy, and a quarter more
-    any three steps in a row: ESS below its floor               bound to its minimum
+    after each change: as many steps as its bound, which still train what was admitted before;
+    then windows of bound + 2 to bound + 8 steps, of whose means the first line that holds decides
+    ESS below its target                               bound down to where the ESS is expected at its target
+    the last raise did not gain what it was made for   bound back
+    trainer waits, and generators are busy             places × 1.25
+    trainer waits, and generators wait for room        bound up to as many steps on their way as keep both busy
+    long responses lose tokens to the bound            bound doubled
+    trainer never waits, groups of whole steps lie
+        ready all the time, and fresher ones teach more     bound down by these steps
+        and generators wait for room                        places as many as they keep busy, and a quarter more
+    any three steps in a row: ESS below its floor      bound to its minimum
 
-A raise doubles the bound until it was lowered for the first time, and adds one from then on: slow start and additive
-increase with multiplicative decrease, as TCP has them. Room that the generators do not need now is kept as long as the
-ESS allows: AIPO learns as well from policies four versions old as from the newest (docs/staleness-study.md), and with
-less room the trainer waits as soon as a stage slows down. A decision waits until the one before it can be seen: a group
-admitted under it is trained `bound` steps later. A bound at which the trainer had to wait, or at which the ESS was too
-low, is not tried again for a number of steps that doubles each time, and nor are places that were too few, so that both
-come to rest.
+How far up is Little's law: bound + 1 steps are on their way, and as many more are needed as the time that both sides
+wait is of the time that they work. How far down is what lies ready even when least does, as CoDel judges a queue
+(Nichols and Jacobson, 2012). Each takes one window, so a stage that slows down is answered at once.
+
+A raise is a trial, because stages that share cores gain nothing from waiting less. It stays if the steps per second,
+each counted by its ESS, rise by a third of what was hoped for. Else the bound goes back, and is left alone for a number
+of steps that doubles each time, unless there is much more to win by then. The same holds for a bound at which the
+trainer had to wait, or at which the ESS was too low, and for places that were too few: so all of them come to rest.
 """
 
 from dataclasses import asdict, dataclass, field
-from math import ceil
+from math import ceil, isqrt
 from typing import Any, Literal
+
+from millrace.control.avoided import Avoided
+from millrace.control.measured import Means, Reading, means
 
 _WAITS, _NEVER_WAITS = 0.05, 0.01
 """Shares of a step's time: above the first the trainer waits, below the second it never does."""
 _IDLE, _MOSTLY_BUSY = 0.05, 0.2
 """Shares of the generators' time without work: above the first they lack room, below the second places are not cut."""
+_MOST_WAITS = 0.95
+"""A larger share of waiting says no more than that the bound is far too low."""
 _CUT, _WHOLE = 0.97, 0.98
 """Length ratios: below the first long responses lose tokens; the bound is not lowered below the second."""
-_SCARCE = 0.5
-"""Share of what the ESS may lack, above which the bound and the places are lowered for fresher data."""
+_TEACHES = 0.01
+"""What an ESS has to lack for fresher groups to teach more."""
+_SERVED = 1 / 3
+"""Share of what was hoped for that a raise has to gain."""
 _FLOOR_STEPS = 3
-_PATIENCE, _MOST_PATIENCE = 32, 1024
-"""Steps until a bound that did not serve is tried again: the first time, and at most."""
+_SHORT, _LONG = 2, 8
+"""Steps of a window beyond the bound: where there is much to win, and where noise could hide it."""
+_MUCH = 0.25
+"""Share of a step's time."""
 
-Action = Literal["raise", "lower", "halve", "floor", "places"]
+Action = Literal["raise", "back", "lower", "floor", "places"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +61,6 @@ class Limits:
     max_places: int
     ess_target: float
     ess_floor: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What one step measured. Seconds are sums since the trainer started."""
-
-    effective_sample_size: float
-    """Of the ratios π/μ, before any clipping, as a share of its value on policy."""
-    length_ratio: float
-    """Mean length of what was trained ÷ of what was taken."""
-    steps_ready: float
-    """Scored groups that the step left behind, in steps' worth."""
-    trainer_waited: float
-    trainer_seconds: float
-    generators_waited: float
-    """Summed over all generators."""
-    generators_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,22 +79,16 @@ class Decision:
 
 
 @dataclass(kw_only=True)
-class _Avoided:
-    """A bound, or a number of places, that did not serve; neither it nor any beyond it is tried until some version."""
+class Trial:
+    """A raise that has yet to gain something."""
 
-    value: int | None = None
-    until: int = 0
-    patience: int = _PATIENCE
-
-    def note(self, value: int, version: int, *, again: bool) -> None:
-        """`again`: whether it is among those avoided so far, and was tried once more."""
-        if version >= self.until:
-            self.patience = min(_MOST_PATIENCE, 2 * self.patience) if again else _PATIENCE
-        self.value, self.until = value, version + self.patience
-
-    def forbids_lowering_to(self, value: int, version: int) -> bool:
-        """Whether `value` is one of those below which, and at which, too little was."""
-        return self.value is not None and value <= self.value and version < self.until
+    before: int
+    """The bound before it."""
+    gain: float
+    """As in `Means`, before it."""
+    length_ratio: float
+    hoped: float
+    """The share of a step's time that waiting took, or 0 if it was made for the length of responses."""
 
 
 @dataclass(kw_only=True)
@@ -109,18 +98,18 @@ class Rule:
     limits: Limits
     max_staleness: int
     places: int
-    too_low: _Avoided = field(default_factory=_Avoided)
+    too_low: Avoided = field(default_factory=Avoided)
     """The highest bound at which the trainer had to wait."""
-    too_high: _Avoided = field(default_factory=_Avoided)
-    """The lowest bound at which the ESS was below its target."""
-    too_few: _Avoided = field(default_factory=_Avoided)
+    too_high: Avoided = field(default_factory=Avoided)
+    """The lowest bound that gained nothing, or at which the ESS was below its target."""
+    too_few: Avoided = field(default_factory=Avoided)
     """The most places with which the trainer had to wait though generators were busy."""
-    slow_start: bool = True
-    """Whether a raise still doubles the bound."""
+    trial: Trial | None = None
 
     def __post_init__(self) -> None:
         self._readings: list[Reading] = []
         self._before: Reading | None = None
+        self._settling = max(1, self.max_staleness)
         self._below_floor = 0
 
     @classmethod
@@ -136,148 +125,156 @@ class Rule:
             "too_low": asdict(self.too_low),
             "too_high": asdict(self.too_high),
             "too_few": asdict(self.too_few),
-            "slow_start": self.slow_start,
+            "trial": None if self.trial is None else asdict(self.trial),
         }
 
     @classmethod
     def from_json(cls, values: dict[str, Any], limits: Limits) -> "Rule":
         """The inverse of `to_json`, within `limits`, which may have changed since."""
+        trial = values.get("trial")
         return cls(
             limits=limits,
             max_staleness=min(max(values["max_staleness"], limits.min_staleness), limits.max_staleness),
             places=min(max(values["places"], limits.group_size), limits.max_places),
-            too_low=_Avoided(**values["too_low"]),
-            too_high=_Avoided(**values["too_high"]),
-            too_few=_Avoided(**values["too_few"]),
-            slow_start=values["slow_start"],
+            too_low=Avoided(**values["too_low"]),
+            too_high=Avoided(**values["too_high"]),
+            too_few=Avoided(**values["too_few"]),
+            trial=None if trial is None else Trial(**trial),
         )
 
     def step(self, reading: Reading, version: int) -> Decision | None:
         """Takes the reading of the step that made `version`; what changes from then on, if anything."""
-        self._readings.append(reading)
         low = reading.effective_sample_size < self.limits.ess_floor
         self._below_floor = self._below_floor + 1 if low else 0
+        self._readings.append(reading)
+        found = means(self._before or self._readings[0], self._readings)
         if self._below_floor >= _FLOOR_STEPS and self.max_staleness > self.limits.min_staleness:
-            return self._decide(version, self._floor)
-        if len(self._readings) < self.max_staleness + 2:
+            return self._change(self._floor(found, version))
+        if self._settling > 0:
+            self._settling -= 1
+            self._begin_window()
             return None
-        return self._decide(version, self._by_means)
+        scarce = found.effective_sample_size < self.limits.ess_target
+        extra = _SHORT if scarce or found.both_wait > _MUCH else _LONG
+        if len(self._readings) < self.max_staleness + extra:
+            return None
+        self._begin_window()
+        return self._change(self._by_means(found, version))
 
-    def _decide(self, version: int, choose: Any) -> Decision | None:
-        means = self._means()
-        self._before, self._readings, self._below_floor = self._readings[-1], [], 0
-        decision: Decision | None = choose(means, version)
+    def _begin_window(self) -> None:
+        self._before, self._readings = self._readings[-1], []
+
+    def _change(self, decision: Decision | None) -> Decision | None:
         if decision is not None:
-            self.slow_start = self.slow_start and decision.max_staleness >= self.max_staleness
+            # What was admitted under the old bound is trained before what is admitted under the new one.
+            self._settling = max(decision.max_staleness, self.max_staleness)
             self.max_staleness, self.places = decision.max_staleness, decision.places
+            self._below_floor = 0
         return decision
 
-    def _means(self) -> "_Means":
-        # The first window of a trainer begins with its first step.
-        first, last = self._before or self._readings[0], self._readings[-1]
-        count = len(self._readings)
-        waited, seconds, idle, generating = (
-            getattr(last, name) - getattr(first, name)
-            for name in ("trainer_waited", "trainer_seconds", "generators_waited", "generators_seconds")
-        )
-        return _Means(
-            effective_sample_size=sum(one.effective_sample_size for one in self._readings) / count,
-            length_ratio=last.length_ratio,
-            steps_ready=sum(one.steps_ready for one in self._readings) / count,
-            trainer_waits=waited / seconds if seconds > 0 else 0.0,
-            generators_wait=idle / generating if generating > 0 else 0.0,
-        )
-
-    def _note_too_low(self, version: int) -> None:
-        avoided = self.too_low.value
-        self.too_low.note(self.max_staleness, version, again=avoided is not None and self.max_staleness <= avoided)
-
-    def _note_too_high(self, version: int) -> None:
-        avoided = self.too_high.value
-        self.too_high.note(self.max_staleness, version, again=avoided is not None and self.max_staleness >= avoided)
-
-    def _note_too_few(self, version: int) -> None:
-        avoided = self.too_few.value
-        self.too_few.note(self.places, version, again=avoided is not None and self.places <= avoided)
-
-    def _floor(self, means: "_Means", version: int) -> Decision:
-        self._note_too_high(version)
-        return self._change(
+    def _floor(self, found: Means, version: int) -> Decision:
+        self._note_too_high(version, self.max_staleness)
+        self._begin_window()
+        self.trial = None
+        return self._decision(
             "floor",
-            means,
+            found,
             f"the effective sample size was below the floor of {self.limits.ess_floor:g} in {_FLOOR_STEPS} steps in a "
             "row; nothing is admitted until the bound is down",
             max_staleness=self.limits.min_staleness,
         )
 
-    def _by_means(self, means: "_Means", version: int) -> Decision | None:
+    def _by_means(self, found: Means, version: int) -> Decision | None:
         limits, bound = self.limits, self.max_staleness
-        ess = f"effective sample size {means.effective_sample_size:.3f}"
-        if means.effective_sample_size < limits.ess_target and bound > limits.min_staleness:
-            self._note_too_high(version)
-            return self._change(
-                "halve",
-                means,
-                f"{ess} is below the target of {limits.ess_target:g}",
-                max_staleness=max(limits.min_staleness, bound // 2),
-            )
-        waits, idle = means.trainer_waits > _WAITS, means.generators_wait > _IDLE
-        at_work = f"the trainer waits {means.trainer_waits:.0%} of its time, generators {means.generators_wait:.0%}"
+        trial, self.trial = self.trial, None
+        if found.effective_sample_size < limits.ess_target and bound > limits.min_staleness:
+            self._note_too_high(version, bound)
+            ess, target = found.effective_sample_size, limits.ess_target
+            reason = f"effective sample size {ess:.3f} is below the target of {target:g}"
+            return self._decision("lower", found, reason, max_staleness=self._affordable(found, bound - 1))
+        if trial is not None and (failed := _failed(trial, found)):
+            self._note_too_high(version, trial.before + 1, trial.hoped or 1 - trial.length_ratio)
+            return self._decision("back", found, failed, max_staleness=max(limits.min_staleness, trial.before))
+        waits, idle = found.trainer_waits > _WAITS, found.generators_wait > _IDLE
+        at_work = f"the trainer waits {found.trainer_waits:.0%} of its time, generators {found.generators_wait:.0%}"
         if waits and not idle and self.places < limits.max_places:
-            self._note_too_few(version)
+            again = self.too_few.value is not None and self.places <= self.too_few.value
+            self.too_few.note(self.places, version, again=again)
             places = min(limits.max_places, ceil(1.25 * self.places))
-            return self._change("places", means, at_work, places=places)
-        cut = means.length_ratio < _CUT
-        raised = self._raised(means, version)
-        if ((waits and idle) or cut) and raised > bound:
-            self._note_too_low(version)
-            why = at_work if waits and idle else f"trained responses have {means.length_ratio:.3f} of the length taken"
-            return self._change("raise", means, f"{why}, and {ess}", max_staleness=raised)
-        scarce = 1 - means.effective_sample_size > _SCARCE * (1 - limits.ess_target)
-        if means.trainer_waits >= _NEVER_WAITS or not scarce:
-            return None
-        if means.steps_ready >= 1 and means.length_ratio >= _WHOLE and self._may_fall(version):
-            reason = f"the trainer never waits, and groups for {means.steps_ready:.1f} steps lie ready"
-            return self._change("lower", means, reason, max_staleness=bound - 1)
-        kept = max(limits.group_size, ceil(1.25 * self.places * (1 - means.generators_wait)))
-        few = self.too_few.forbids_lowering_to(kept, version)
-        if means.generators_wait > _MOSTLY_BUSY and kept <= 0.8 * self.places and not few:
-            return self._change("places", means, at_work, places=kept)
+            return self._decision("places", found, at_work, places=places)
+        if waits and idle:
+            # Little's law: bound + 1 steps are on their way, and take so long that both sides wait.
+            busy = 1 - min(_MOST_WAITS, found.both_wait)
+            return self._raise(found, version, ceil((bound + 1) / busy) - 1, at_work, hoped=found.both_wait)
+        if found.length_ratio < _CUT:
+            why = f"trained responses have {found.length_ratio:.3f} of the length taken"
+            return self._raise(found, version, max(1, 2 * bound), why, hoped=0.0)
+        if found.trainer_waits < _NEVER_WAITS and 1 - found.effective_sample_size > _TEACHES:
+            return self._fresher(found, version, at_work)
         return None
 
-    def _raised(self, means: "_Means", version: int) -> int:
-        """The next bound up, as far as nothing speaks against it; the bound itself if everything does."""
+    def _raise(self, found: Means, version: int, wanted: int, why: str, *, hoped: float) -> Decision | None:
+        """The bound goes up to `wanted`, as far as nothing speaks against it."""
         bound = self.max_staleness
-        wanted = min(self.limits.max_staleness, 2 * bound if self.slow_start and bound > 0 else bound + 1)
-        avoided = self.too_high.value
-        if avoided is not None and version < self.too_high.until:
-            wanted = min(wanted, avoided - 1)
+        wanted = self.too_high.highest_allowed(
+            min(self.limits.max_staleness, wanted), version, hoped or 1 - found.length_ratio
+        )
+        wanted = self._affordable(found, wanted)
+        if wanted <= bound:
+            return None
+        again = self.too_low.value is not None and bound <= self.too_low.value
+        self.too_low.note(bound, version, again=again)
+        self.trial = Trial(before=bound, gain=found.gain, length_ratio=found.length_ratio, hoped=hoped)
+        reason = f"{why}, and effective sample size {found.effective_sample_size:.3f}"
+        return self._decision("raise", found, reason, max_staleness=wanted)
+
+    def _affordable(self, found: Means, wanted: int) -> int:
+        """The highest bound up to `wanted` at which the ESS is expected to be at its target."""
         # χ², and with it what an ESS lacks, grows with the square of the distance between two policies.
-        lacking, most = 1 - means.effective_sample_size, 1 - self.limits.ess_target
-        while wanted > bound and lacking * (wanted / max(1, bound)) ** 2 > most:
-            wanted -= 1
-        return max(bound, wanted)
+        lacking, most = 1 - found.effective_sample_size, 1 - self.limits.ess_target
+        bound = max(1, self.max_staleness)
+        if lacking > 0:
+            wanted = min(wanted, isqrt(int(bound * bound * most / lacking)))
+        return max(self.limits.min_staleness, wanted)
 
-    def _may_fall(self, version: int) -> bool:
-        below = self.max_staleness - 1
+    def _fresher(self, found: Means, version: int, at_work: str) -> Decision | None:
+        """Less room, as far as nobody needs it."""
+        limits, bound = self.limits, self.max_staleness
         # At 0 nothing overlaps, so the trainer always waits: only too low an ESS makes that worth while.
-        if below < max(1, self.limits.min_staleness):
-            return False
-        return not self.too_low.forbids_lowering_to(below, version)
+        lower = max(1, limits.min_staleness, bound - int(found.steps_ready))
+        while lower < bound and self.too_low.forbids_lowering_to(lower, version):
+            lower += 1
+        if lower < bound and found.length_ratio >= _WHOLE:
+            reason = f"the trainer never waits, and groups for {found.steps_ready:.1f} steps lie ready all the time"
+            return self._decision("lower", found, reason, max_staleness=lower)
+        kept = max(limits.group_size, ceil(1.25 * self.places * (1 - found.generators_wait)))
+        few = self.too_few.forbids_lowering_to(kept, version)
+        if found.generators_wait > _MOSTLY_BUSY and kept <= 0.8 * self.places and not few:
+            return self._decision("places", found, at_work, places=kept)
+        return None
 
-    def _change(self, action: Action, means: "_Means", reason: str, **changed: int) -> Decision:
+    def _note_too_high(self, version: int, bound: int, hoped: float = 1.0) -> None:
+        again = self.too_high.value is not None and bound >= self.too_high.value
+        self.too_high.note(bound, version, again=again, hoped=hoped)
+
+    def _decision(self, action: Action, found: Means, reason: str, **changed: int) -> Decision:
         same = {"max_staleness": self.max_staleness, "places": self.places}
-        return Decision(action=action, reason=reason, measured=asdict(means), **{**same, **changed})
+        return Decision(action=action, reason=reason, measured=asdict(found), **{**same, **changed})
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Means:
-    """Over the steps since the decision before."""
-
-    effective_sample_size: float
-    length_ratio: float
-    steps_ready: float
-    trainer_waits: float
-    """Share of its time."""
-    generators_wait: float
-    """Share of their time, for room or weights."""
+def _failed(trial: Trial, found: Means) -> str | None:
+    """Why a raise did not serve, if it did not."""
+    if trial.hoped:
+        if found.gain >= trial.gain * (1 + _SERVED * trial.hoped):
+            return None
+        return (
+            f"the bound of before gave {trial.gain:.3g} steps per second, counted by their effective sample size, and "
+            f"this one {found.gain:.3g}"
+        )
+    won, lacked = found.length_ratio - trial.length_ratio, 1 - trial.length_ratio
+    if found.length_ratio >= _CUT or won >= _SERVED * lacked:
+        return None
+    return (
+        f"trained responses had {trial.length_ratio:.3f} of the length taken under the bound of before, and have "
+        f"{found.length_ratio:.3f} under this one"
+    )

@@ -50,6 +50,8 @@ class Ratios:
     trained_length: float
     """Mean response length of what was trained, tokens."""
     taken_length: float
+    step_length_ratio: float
+    """As `length_ratio`, of the last step alone."""
 
     def metrics(self) -> dict[str, float]:
         """By name, as far as they are known."""
@@ -88,12 +90,14 @@ class LengthBias:
         taken = sum((step[1] for step in self._steps), _Sums())
         self._steps.append((_Sums(), _Sums()))
         length, taken_length = _length(trained), _length(taken)
+        trained_last, taken_last = self._steps[-2]
         reward, taken_reward = _reward(trained), _reward(taken)
         return Ratios(
             length_ratio=length / taken_length,
             reward_ratio=reward / taken_reward if taken_reward > 0 else None,
             trained_length=length,
             taken_length=taken_length,
+            step_length_ratio=_length(trained_last) / _length(taken_last),
         )
 
     def has_left(self, ratios: Ratios) -> bool:

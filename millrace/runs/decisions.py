@@ -17,12 +17,13 @@ _LATEST = 30
 _CHANGES = {
     "raise": "bound raised to {max_staleness}",
     "lower": "bound lowered to {max_staleness}",
+    "back": "bound back to {max_staleness}",
     "halve": "bound halved to {max_staleness}",
     "floor": "bound lowered to its minimum, {max_staleness}",
     "places": "places per generator set to {places}",
     "roll_back": "rolled back to version {policy_version}",
 }
-"""By action."""
+"""By action; `halve` is one of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,10 @@ class Admission:
                 self._admit(policy_version)
         return [self._queue.popleft() for _ in range(min(free, len(self._queue)))]
 
+    def free_for_want_of_room(self, in_flight: int) -> float:
+        """The share of the places that `requests` has just left free, beside `in_flight`: the bound admits no group."""
+        return max(0, self._terms.places - in_flight) / self._terms.places
+
     def interrupted(self, from_engine: Sequence[Trajectory]) -> list[Trajectory]:
         """Forgets all groups in flight; returns what their responses have, with what waits for its group's turn."""
         waiting = [one for group in self._begun.values() for one in group.values()]

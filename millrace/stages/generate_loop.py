@@ -66,6 +66,8 @@ class Generator:
         self.arrived: Weights | None = None
         self.environment_failed = False
         self._lacking = _WEIGHTS
+        # Seconds beside work, each counted by the share of places that are free because no group may be admitted.
+        self.starved = self.stage.value("starved_ms") / 1000
         # When the status record last got what is in flight, and how many tokens of it there were.
         self.t_shown = 0.0
         self.tokens_shown = 0
@@ -74,9 +76,12 @@ class Generator:
         """Runs until asked to drain."""
         # When draining, do not wait for in-flight requests: that may take minutes.
         while not self.stage.draining and self.stage.wait(self._ready, why=lambda: self._lacking):
+            began = time.monotonic()
             with self.stage.busy("generate"):
                 self._submit()
+                free = self.admission.free_for_want_of_room(self.engine.in_flight)
                 self._collect()
+            self.starved += free * (time.monotonic() - began)
             self._commit()
             assert self.weights is not None
             self.carry_over.store_if_due(self.weights.incarnation)
@@ -141,6 +146,7 @@ class Generator:
             requests_in_flight=self.engine.in_flight,
             groups_in_flight=len(groups),
             tokens_in_flight=tokens,
+            starved_ms=round(1000 * self.starved),
             oldest_version_in_flight=groups.oldest_version,
             t_oldest_in_flight=groups.t_oldest,
         )

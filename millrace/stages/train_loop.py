@@ -202,7 +202,7 @@ class TrainLoop:
         self._check_ledger()
         terms = self.controller.terms(taken_at)
         bound = max(terms.max_staleness, self.controller.bound_at(taken_at))
-        self._control(report, ratios.length_ratio)
+        self._control(report, ratios.step_length_ratio)
         self.settled = self._settle()
         self._publish(report)
         self.stage.progress(

@@ -68,3 +68,13 @@ def test_a_member_that_is_not_trained_counts_among_what_was_taken() -> None:
     bias.take(group([(2, 1.0), (6, 0.0)]), [0])
     ratios = bias.step()
     assert (ratios.length_ratio, ratios.reward_ratio) == (0.5, 2.0)
+
+
+def test_the_ratio_of_the_last_step_leaves_out_the_steps_before_it() -> None:
+    bias = LengthBias()
+    bias.take(group([(2, 1.0), (6, 0.0)]), [0])
+    assert bias.step().step_length_ratio == 0.5
+    bias.take(group([(3, 1.0), (3, 0.0)]), [0, 1])
+    ratios = bias.step()
+    assert ratios.step_length_ratio == 1.0
+    assert ratios.length_ratio < 0.8

@@ -291,6 +291,21 @@ def test_the_status_record_says_at_once_that_nothing_is_in_flight_any_more(works
     assert [workshop.stage.value(name) for name in shown] == [0, 0, 0]
 
 
+def test_places_that_the_bound_leaves_free_beside_a_straggler_count_as_waiting(workshop: Workshop) -> None:
+    workshop.turn(NOTHING_FINISHES, new=weights(0))
+    assert workshop.generator.starved == 0
+    for _ in range(100):
+        workshop.turn(range(1, 1000))
+    assert workshop.in_flight == {0}
+    before = workshop.generator.starved
+    workshop.turn(NOTHING_FINISHES)
+    assert workshop.generator.starved > before
+    assert workshop.generator.admission.free_for_want_of_room(workshop.engine.in_flight) == pytest.approx(4 / 6)
+    while workshop.in_flight:
+        workshop.turn(range(1000))
+    assert workshop.stage.value("starved_ms") == round(1000 * workshop.generator.starved)
+
+
 def test_a_generator_that_waits_for_room_with_nothing_in_flight_shows_progress(
     workshop: Workshop, capsys: pytest.CaptureFixture[str]
 ) -> None:

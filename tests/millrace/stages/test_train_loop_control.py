@@ -27,6 +27,7 @@ def make_bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCaus
 def made_up_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log-probabilities of the bench's trajectories are made up, far from the policy's."""
     monkeypatch.setattr("millrace.control.collapse._MOST_KL", 1e9)
+    monkeypatch.setattr("millrace.control.rule.Rule._affordable", lambda self, found, wanted: wanted)
 
 
 @pytest.fixture
@@ -54,16 +55,33 @@ def test_the_bound_travels_with_the_version_after_the_step_that_decided(
     bench = make_bench(staleness=ADAPTIVE)
     steps(bench, 0, 8)
     assert bench.train() == 8
-    [first, second] = read_decisions(bench.store)
-    assert (first.action, first.policy_version, first.max_staleness) == ("raise", 3, 2)
-    assert "the trainer waits 100% of its time, generators 50%" in first.reason
-    assert (second.policy_version, second.max_staleness) == (7, 3)
+    [decision] = read_decisions(bench.store)
+    # Three steps after the first, with generators that wait half of their time: twice as many groups on their way.
+    assert (decision.action, decision.policy_version, decision.max_staleness) == ("raise", 4, 3)
+    assert "the trainer waits 100% of its time, generators 50%" in decision.reason
     bounds = [terms.max_staleness for terms in bench.terms.values() if terms is not None]
-    assert bounds == [1, 1, 1, 1, 2, 2, 2, 2, 3]
+    assert bounds == [1, 1, 1, 1, 1, 3, 3, 3, 3]
     assert bench.metric("max_staleness")[-1] <= 3
-    told = [payload for kind, payload in bench.stage.told if kind == "staleness.control"]
-    assert [payload["max_staleness"] for payload in told] == [2, 3]
-    assert told[0]["sentence"] in bench.stage.heard
+    [told] = [payload for kind, payload in bench.stage.told if kind == "staleness.control"]
+    assert told["max_staleness"] == 3
+    assert told["sentence"] in bench.stage.heard
+
+
+@pytest.mark.usefixtures("waiting")
+def test_a_generator_at_work_on_stragglers_alone_counts_as_waiting_for_room(
+    make_bench: Callable[..., TrainerBench],
+) -> None:
+    bench = make_bench(staleness=ADAPTIVE)
+
+    def commit_late(version: int) -> None:
+        commit_step(bench, version)
+        bench.generator(None, seconds={"idle": 0.0, "generate": 2.0 * version}, starved_ms=1000 * version)
+
+    for version in range(8):
+        bench.later(lambda version=version: commit_late(version))
+    assert bench.train() == 8
+    [decision] = read_decisions(bench.store)
+    assert "generators 50%" in decision.reason
 
 
 @pytest.mark.usefixtures("waiting")
@@ -73,12 +91,12 @@ def test_a_trainer_that_starts_again_goes_on_with_the_bounds_of_its_checkpoint(
     bench = make_bench(staleness=ADAPTIVE)
     steps(bench, 0, 5)
     bench.train()
-    assert bench.terms[5] == Terms(max_staleness=2, places=8)
+    assert bench.terms[5] == Terms(max_staleness=3, places=8)
     bench.terms.clear()
     bench.train()
-    assert bench.terms == {5: Terms(max_staleness=2, places=8)}
-    # Tokens of version 2 were sampled under a bound of 1, so 3 was the last trainer that could take them; those of
-    # version 4 may be two versions old.
+    assert bench.terms == {5: Terms(max_staleness=3, places=8)}
+    # Tokens of versions up to 4 were sampled under a bound of 1: of 2, 3 was the last trainer that could take them, and
+    # of 4 it is this one.
     bench.commit(100, [[2, 4], [4, 4]])
     bench.commit(101, [[2, 2], [2, 2]])
     bench.commit(102, [[5, 5], [5, 5]])
