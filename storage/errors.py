@@ -61,6 +61,11 @@ class StreamCorrupt(StorageError, ValueError):
         return f"{self.file}{named_by}: {self.reason}"
 
 
+def damaged_record(file: str, reason: str) -> StreamCorrupt:
+    """The error for a commit record, which nothing but a copy of it can replace: later ones depend on it."""
+    return StreamCorrupt(file, f"{reason}; restore it from a copy of the run")
+
+
 class PartCorrupt(StreamCorrupt):
     """A part's file is damaged or missing, but its commit record is sound: how much is lost is known exactly."""
 

@@ -212,8 +212,7 @@ class _Check:
             self.heads[path] = head
         except StreamCorrupt as error:
             behind = sum(entry.path > error.file for entry in self.contents.below(f"{path}/log"))
-            advice = "restore this file from a copy of the run, then check again"
-            reason = f"{error.reason}; the {behind} records behind it could not be verified: {advice}"
+            reason = f"{error.reason}, then check again: the {behind} records behind it could not be verified"
             self._find("damaged", error.file, reason)
         self.report.records += len(records)
         return records

@@ -19,7 +19,7 @@ from millrace.errors import RunMissing
 from millrace.runs.record import latest_attempt, read_run
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoint_of
-from storage.errors import StreamCorrupt
+from storage.errors import StreamCorrupt, damaged_record
 from storage.schema import CONSUMED, METRIC, SCORE, TRAINER_LOGPROBS, TRAJECTORY, UNFINISHED
 from storage.stores.base import Entry, Store
 from storage.streams.log import LogCursor, LogReader
@@ -123,7 +123,7 @@ class Contents:
             if layout.record_seq(entry.path) is not None and entry.path >= missing
         ]
         if later:
-            raise StreamCorrupt(missing, f"the record is missing, but {len(later)} later ones exist")
+            raise damaged_record(missing, f"the record is missing, but {len(later)} later ones exist")
 
     def checkpoints(self, root: str = layout.CHECKPOINTS) -> list[Checkpoint]:
         """All checkpoint records of the log in the folder `root`, oldest first. Raises StreamCorrupt."""

@@ -21,7 +21,7 @@ from millrace.errors import LedgerMismatch
 from storage import layout
 from storage.errors import StreamCorrupt
 from storage.stores.base import Store
-from storage.streams.log import LogReader
+from storage.streams.log import LogReader, check_no_hole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,12 +195,15 @@ def _check_generator(generator: int, passed: Amount, counted: Amount, since: Amo
 
 
 class CommittedAmounts:
-    """How much all generators and scorers of a run have committed. Each look reads only the new commit records."""
+    """How much all generators and scorers of a run have committed. Each look reads only the new commit records.
+
+    Making one raises StreamCorrupt for a damaged record, or one that is missing.
+    """
 
     def __init__(self, store: Store, *, reward: str, num_generators: int, num_scorers: int) -> None:
-        self._generated = [LogReader.at_head(store, layout.trajectories(g)) for g in range(num_generators)]
+        self._generated = [log_at_head(store, layout.trajectories(g)) for g in range(num_generators)]
         self._scored = [
-            LogReader.at_head(store, layout.scores(reward, g, s, num_scorers))
+            log_at_head(store, layout.scores(reward, g, s, num_scorers))
             for g in range(num_generators)
             for s in range(num_scorers)
         ]
@@ -211,6 +214,16 @@ class CommittedAmounts:
         generated = amount_committed(self._generated)
         check_scored(generated, scored)
         return generated, scored
+
+
+def log_at_head(store: Store, path: str) -> LogReader:
+    """A reader behind all that a log holds. Raises StreamCorrupt, also for a record that is missing before later ones.
+
+    Without that, what comes after it would count as never generated, or never scored.
+    """
+    reader = LogReader.at_head(store, path)
+    check_no_hole(store, path, reader.cursor)
+    return reader
 
 
 def check_scored(generated: Amount, scored: Amount) -> None:

@@ -96,7 +96,10 @@ def create_run(store: Store, run_id: str, config: dict[str, Any], origin: Origin
 
 
 def resume_run(store: Store, config: dict[str, Any], origin: Origin = UNKNOWN) -> Attempt:
-    """Records another start of an existing run. Raises StreamCorrupt if its log of checkpoints is damaged."""
+    """Records another start of an existing run.
+
+    Raises StreamCorrupt if its log of checkpoints is damaged, or something else has the name of the record.
+    """
     before = latest_attempt(store)
     number, changes = before.number, changed_settings(before, config)
     checkpoint = read_latest(store)
@@ -128,7 +131,12 @@ def changed_settings(before: Attempt, config: Mapping[str, Any]) -> list[str]:
 
 def _claim(store: Store, path: str, record: bytes) -> bool:
     """Whether `path` is ours now. An existing record may be our own, from a try whose reply was lost."""
-    return store.put_if_absent(path, record) or bytes(store.get(path)) == record
+    if store.put_if_absent(path, record):
+        return True
+    try:
+        return bytes(store.get(path)) == record
+    except NotInStore as error:
+        raise StreamCorrupt(path, f"something that is no file has its name; remove it, or {RESTORE}") from error
 
 
 def read_run(store: Store) -> dict[str, Any]:

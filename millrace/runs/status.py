@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.evaluation.early_stop import read_early_stop
 from millrace.evaluation.results import Result, ResultsReader, best_result, measures_by_set
-from millrace.rollouts.ledger import Account, Amount, Ledger, amount_committed, balance, check_scored
+from millrace.rollouts.ledger import Account, Amount, Ledger, amount_committed, balance, check_scored, log_at_head
 from millrace.rollouts.loader import consumed_by
 from millrace.runs.decisions import DecisionsReader, decisions_in_short
 from millrace.runs.incidents import IncidentsReader, in_short
@@ -26,7 +26,7 @@ from storage.errors import StreamCorrupt
 from storage.progress import read_progress
 from storage.schema import METRIC
 from storage.stores.base import Store
-from storage.streams.log import LogReader
+from storage.streams.log import LogReader, check_no_hole
 from storage.streams.stream import StreamReader
 
 STAGES = ("generate", "score", "train", "sync_weights")
@@ -46,7 +46,7 @@ class StatusReader:
         # A replay scores another run's trajectories, so its scores are not part of its own ledger.
         self._is_replay = store.exists(layout.REPLAY)
         self._scores = [
-            LogReader.at_head(store, layout.scores(reward, g, s, scorers))
+            log_at_head(store, layout.scores(reward, g, s, scorers))
             for g in range(generators)
             for s in range(scorers)
             if not self._is_replay
@@ -55,6 +55,7 @@ class StatusReader:
         self._incidents = IncidentsReader(store)
         self._decisions = DecisionsReader(store)
         self._versions_used: set[int] = set()
+        self._looked = False
         self._pushes = StreamReader(store, layout.metrics("sync_weights", 0), METRIC)
         self._push_values: dict[str, list[float]] = {"push_seconds": [], "push_bytes": []}
 
@@ -145,6 +146,11 @@ class StatusReader:
                 if record.kind == "data":
                     self._versions_used.update((record.min_policy_version, record.max_policy_version))
         generated = amount_committed(self._trajectories)
+        if not self._looked:
+            # A record that is missing before later ones; while a run goes on, the stage that needs it names it.
+            for generator, reader in enumerate(self._trajectories):
+                check_no_hole(self._store, layout.trajectories(generator), reader.cursor)
+            self._looked = True
         check_scored(generated, scored)
         return account, balance(generated=generated, scored=scored, consumed=consumed, account=account)
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from storage import layout
-from storage.errors import Fenced, NotInStore, StreamCorrupt
+from storage.errors import Fenced, NotInStore, StreamCorrupt, damaged_record
 from storage.stores.base import Store
 from storage.streams import snapshot
 from storage.streams.files import Source
@@ -179,7 +179,7 @@ class LogReader:
         for _ in range(_LOOKS_AT_A_HOLE):
             with suppress(NotInStore):
                 return bytes(self._source.get(file))
-        raise StreamCorrupt(file, f"the record is missing, but the log goes on to record {self._known_seq - 1}")
+        raise damaged_record(file, f"the record is missing, but the log goes on to record {self._known_seq - 1}")
 
 
 def check_no_hole(store: Store, path: str, head: LogCursor) -> None:
@@ -189,7 +189,7 @@ def check_no_hole(store: Store, path: str, head: LogCursor) -> None:
             file = f"{path}/{layout.record(head.seq)}"
             # It may have been committed since the caller looked.
             if not store.exists(file):
-                raise StreamCorrupt(file, f"the record is missing, but record {head.seq + beyond} is there")
+                raise damaged_record(file, f"the record is missing, but record {head.seq + beyond} is there")
 
 
 def backwards(source: Source, path: str, cursor: LogCursor) -> Iterator[Record]:
@@ -202,7 +202,7 @@ def backwards(source: Source, path: str, cursor: LogCursor) -> Iterator[Record]:
         file = f"{path}/{layout.record(seq)}"
         record = decode(_get_passed(source, file, prev), file)
         if record.seq != seq:
-            raise StreamCorrupt(file, f"the record says it is number {record.seq}, expected {seq}")
+            raise damaged_record(file, f"the record says it is number {record.seq}, expected {seq}")
         yield record
         prev = record.prev
 
@@ -307,19 +307,23 @@ def _check_leads_to(source: Source, path: str, cursor: LogCursor) -> None:
 
 def _check_follows(record: Record, cursor: LogCursor, file: str) -> None:
     if record.seq != cursor.seq:
-        raise StreamCorrupt(file, f"the record says it is number {record.seq}, expected {cursor.seq}")
+        raise damaged_record(file, f"the record says it is number {record.seq}, expected {cursor.seq}")
     if record.prev != cursor.prev:
-        raise StreamCorrupt(file, f"prev is {record.prev!r}, but the record before has {cursor.prev!r}")
+        raise StreamCorrupt(
+            file,
+            f"prev is {record.prev!r}, but the record before has {cursor.prev!r}: one of the two is not of this log; "
+            "restore both from a copy of the run",
+        )
     if record.kind == "fence":
         if record.epoch != cursor.epoch + 1:
-            raise StreamCorrupt(file, f"the fence opens epoch {record.epoch}, expected {cursor.epoch + 1}")
+            raise damaged_record(file, f"the fence opens epoch {record.epoch}, expected {cursor.epoch + 1}")
         return
     if record.epoch != cursor.epoch:
-        raise StreamCorrupt(file, f"the record is of epoch {record.epoch}, but the last fence opened {cursor.epoch}")
+        raise damaged_record(file, f"the record is of epoch {record.epoch}, but the last fence opened {cursor.epoch}")
     if cursor.ended:
-        raise StreamCorrupt(file, f"the {record.kind} record follows the end of epoch {cursor.epoch}")
+        raise damaged_record(file, f"the {record.kind} record follows the end of epoch {cursor.epoch}")
     if record.kind == "data" and record.part != cursor.part:
-        raise StreamCorrupt(file, f"the record is part {record.part}, expected {cursor.part}")
+        raise damaged_record(file, f"the record is part {record.part}, expected {cursor.part}")
 
 
 def _get_passed(source: Source, file: str, digest: str) -> bytes:
@@ -328,10 +332,10 @@ def _get_passed(source: Source, file: str, digest: str) -> bytes:
         try:
             data = bytes(source.get(file))
         except NotInStore as error:
-            raise StreamCorrupt(file, "the record is missing, but a cursor has passed it") from error
+            raise damaged_record(file, "the record is missing, but a cursor has passed it") from error
         if _digest(data) == digest:
             return data
-    raise StreamCorrupt(file, "the record is not the one that the cursor has passed")
+    raise damaged_record(file, "the record is not the one that the cursor has passed")
 
 
 def _digest(data: bytes) -> str:

@@ -9,7 +9,7 @@ a newer Millrace's sealed, with fields unknown here: SchemaUnknown, which is not
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from storage.errors import SchemaUnknown, StreamCorrupt
+from storage.errors import SchemaUnknown, damaged_record
 from storage.schema import SCHEMA_VERSION
 from storage.streams.sealed import seal, unseal
 
@@ -113,7 +113,7 @@ def decode(data: bytes, file: str) -> Record:
     try:
         values, sealed = unseal(data)
     except ValueError as error:
-        raise StreamCorrupt(file, f"the record is {error}") from error
+        raise damaged_record(file, f"the record is {error}") from error
     kind = values.get("kind")
     version = _version(values)
     names = _NAMES_1 if not sealed else _NAMES_2 if version == 2 and "group_ids" not in values else _NAMES
@@ -122,18 +122,18 @@ def decode(data: bytes, file: str) -> Record:
         unknown = f"fields {sorted(set(values) - set(known))}" if known else f"kind {kind!r}"
         raise SchemaUnknown(f"{file}: written by a newer Millrace: {unknown} not known here (schema {SCHEMA_VERSION})")
     if not known:
-        raise StreamCorrupt(file, f"expected a JSON object whose kind is one of {', '.join(get_args(Kind))}")
+        raise damaged_record(file, f"expected a JSON object whose kind is one of {', '.join(get_args(Kind))}")
     if set(values) != set(known):
-        raise StreamCorrupt(file, f"the {kind} record has the fields {sorted(values)}, not {sorted(known)}")
+        raise damaged_record(file, f"the {kind} record has the fields {sorted(values)}, not {sorted(known)}")
     for name in known:
         if name != "kind" and type(values[name]) is not _TYPES[_field(name)]:
-            raise StreamCorrupt(file, f"{name} is {values[name]!r}, expected {_TYPES[_field(name)].__name__}")
+            raise damaged_record(file, f"{name} is {values[name]!r}, expected {_TYPES[_field(name)].__name__}")
         if isinstance(values[name], list) and not all(type(item) is int for item in values[name]):
-            raise StreamCorrupt(file, f"{name} is {values[name]!r}, expected a list of int")
+            raise damaged_record(file, f"{name} is {values[name]!r}, expected a list of int")
         if type(values[name]) is int and not -1 <= values[name] < 2**63:
-            raise StreamCorrupt(file, f"{name} is {values[name]}, expected at least -1 and less than 2**63")
+            raise damaged_record(file, f"{name} is {values[name]}, expected at least -1 and less than 2**63")
     if not sealed and version > 1:
-        raise StreamCorrupt(file, f"the record of schema version {version} lacks its checksum")
+        raise damaged_record(file, f"the record of schema version {version} lacks its checksum")
     return Record(**{_field(name): value for name, value in values.items()})
 
 

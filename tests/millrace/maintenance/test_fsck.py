@@ -96,7 +96,8 @@ def test_records_behind_a_missing_one_are_told_to_be_unverified(small_run: Any, 
     del dict_store.objects[path]
     behind = sum(path.startswith(f"{TRAJECTORIES}/log/") for path in dict_store.objects) - 3
     (finding,) = [finding for finding in damaged(fsck(dict_store)) if finding.file == path]
-    assert f"the {behind} records behind it could not be verified: restore this file from a copy" in finding.reason
+    assert "; restore it from a copy of the run, then check again: " in finding.reason
+    assert finding.reason.endswith(f"the {behind} records behind it could not be verified")
     assert not finding.movable
 
 

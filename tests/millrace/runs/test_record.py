@@ -28,6 +28,7 @@ from millrace.runs.record import (
 from storage.checkpoints import CheckpointWriter
 from storage.errors import StreamCorrupt
 from storage.stores.base import BytesLike, Store
+from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
 
 CONFIG = {"training": {"max_steps": 3}}
@@ -64,6 +65,14 @@ def test_a_damaged_record_of_a_run_is_named_with_what_to_do(memory_store: Store,
     memory_store.put("run.json", content)
     with pytest.raises(StreamCorrupt, match=rf"^run\.json: {problem}.*; restore this file from a copy of the run$"):
         read_attempt(memory_store, 0)
+
+
+def test_a_folder_in_place_of_an_attempts_record_is_named_with_what_to_do(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    create_run(store, "mine", CONFIG)
+    (tmp_path / "attempts" / "0001.json").mkdir(parents=True)
+    with pytest.raises(StreamCorrupt, match=r"^attempts/0001\.json: .* no file .*; remove it, or restore this file"):
+        resume_run(store, CONFIG)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "well"}', b'{"state": []}'])

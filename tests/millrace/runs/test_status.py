@@ -76,6 +76,16 @@ def test_records_of_trajectories_that_are_gone_though_they_were_scored_are_misse
         StatusReader(bench.store).look()
 
 
+@pytest.mark.parametrize("stream", [layout.trajectories(0), layout.scores("exact_match", 0, 0, 1)])
+def test_a_record_that_is_missing_before_later_ones_is_named_and_what_follows_it_is_not_left_out(
+    stream: str, bench: TrainerBench
+) -> None:
+    missing = f"{stream}/{layout.record(3)}"
+    bench.store.delete(missing)
+    with pytest.raises(StreamCorrupt, match=rf"{missing}: the record is missing, but record 4 is there; restore it"):
+        StatusReader(bench.store).look()
+
+
 def test_a_run_whose_record_lacks_a_setting_is_refused_with_its_file(bench: TrainerBench) -> None:
     values = json.loads(bytes(bench.store.get(layout.RUN)))
     del values["config"]["training"]
