@@ -2,6 +2,7 @@
 
 Each cell damages one file. Then the command ends with exit code 2 and a sentence that names the file, or the run goes
 on and its ledger is that of its Arrow files, counted by pyarrow alone. No traceback, no other exit code, no silence.
+With `-s`, each cell prints a row of the table of all: file, damage, when, exit code, sentence, ledger.
 """
 
 import os
@@ -12,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.campaigns.campaigns import FROM_SCRATCH, Ended, Millrace, assert_balanced, await_end, send, wait_until
+from support.campaigns.campaigns import (
+    FROM_SCRATCH,
+    WITHOUT_ROOTS_RIGHTS,
+    Ended,
+    Millrace,
+    assert_balanced,
+    await_end,
+    send,
+    wait_until,
+)
 from support.damage import kinds
 from support.damage.kinds import at, newest, next_record, record
 from support.damage.recount import recount
@@ -151,12 +161,17 @@ def cells(listed: list[tuple[str, str]]) -> list[Any]:
     ]
 
 
-def check_end(ended: Ended, run: Path, damaged: Path, how: str) -> None:
+def sentence(ended: Ended) -> str:
+    """What the command said at its end, in one line."""
+    lines = ended.output.strip().splitlines()
+    first = max((number for number, line in enumerate(lines) if line.startswith("millrace: ")), default=len(lines) - 1)
+    return " ".join(lines[first:])
+
+
+def check_end(ended: Ended, run: Path, damaged: Path) -> None:
     """The rule of this module."""
     log = "".join(file.read_text(errors="replace") for file in (run / "logs").glob("*.log"))
     assert "Traceback" not in ended.output + log, ended.output + log
-    last = ended.output.strip().splitlines()[-1]
-    print(f"{damaged.name} {how}: exit code {ended.code}: {last}")
     if ended.code == 2:
         said = ended.output.replace("\n", "")
         assert "millrace: " in said
@@ -168,13 +183,16 @@ def check_end(ended: Ended, run: Path, damaged: Path, how: str) -> None:
     assert ended.code == 0, ended.output
 
 
-def check_counts(millrace: Millrace, run: Path, summary: dict[str, Any]) -> None:
+def check_counts(run: Path, summary: dict[str, Any]) -> str:
+    """Returns what was counted, in words."""
     assert_balanced(summary)
     found = recount(run)
     assert found.twice == 0
     assert summary["ledger"]["generated"]["rollouts"] == found.generated
-    if found.outcomes is not None:
-        assert summary["ledger"]["trained"]["rollouts"] == found.outcomes["trained"]
+    if found.outcomes is None:
+        return f"generated {found.generated}"
+    assert summary["ledger"]["trained"]["rollouts"] == found.outcomes["trained"]
+    return f"generated {found.generated}, trained {found.outcomes['trained']}"
 
 
 @pytest.mark.parametrize(("file", "how"), cells(BEFORE_RESUME))
@@ -182,15 +200,15 @@ def test_damage_before_a_resume_is_named_or_costs_what_it_damaged(
     file: str, how: str, stored: Path, millrace: Millrace
 ) -> None:
     if how == "forbidden" and os.geteuid() == 0:
-        pytest.skip("nothing is forbidden to root")
+        millrace.prefix = WITHOUT_ROOTS_RIGHTS
     shutil.copytree(stored, millrace.root)
     run = millrace.root / "run"
     damaged = FILES[file](run)
     DAMAGE[how](damaged)
     ended = millrace.run(*millrace.campaign("run", "--resume", **{**SETTINGS, "budget.max_steps": 2}))
-    check_end(ended, run, damaged, how)
-    if ended.code == 0:
-        check_counts(millrace, run, millrace.summary("run"))
+    print(f"| {file} | {how} | before a resume | {ended.code} | {sentence(ended)}", end=" | ")
+    check_end(ended, run, damaged)
+    print(check_counts(run, millrace.summary("run")) if ended.code == 0 else "–", end=" |\n")
 
 
 def step_of(millrace: Millrace) -> int:
@@ -213,7 +231,7 @@ def test_damage_under_a_running_campaign_is_named_or_survived(file: str, how: st
     wait_until(lambda: process.poll() is not None or step_of(millrace) >= step + 8, f"an end, or steps beyond {step}")
     survives = process.poll() is None
     ended = send(process, signal.SIGTERM) if survives else await_end(process, 60)
-    print(f"{file} {how}: {'survives; ' if survives else ''}exit code {ended.code}: {ended.output.splitlines()[-1]}")
+    print(f"| {file} | {how} | while running | {ended.code} | {sentence(ended)}", end=" | ")
     assert "Traceback" not in ended.output, ended.output
     if survives:
         assert ended.code in (143, 2), ended.output
@@ -221,5 +239,4 @@ def test_damage_under_a_running_campaign_is_named_or_survived(file: str, how: st
         assert ended.code == 2, ended.output
         assert "millrace: " in ended.output
         assert damaged.name in ended.output.replace("\n", ""), ended.output
-    if ended.code == 143:
-        check_counts(millrace, run, millrace.status("run"))
+    print(check_counts(run, millrace.status("run")) if ended.code == 143 else "–", end=" |\n")

@@ -31,6 +31,9 @@ SESSION_FOLDER = "MILLRACE_TEST_SESSION"
 """Names the folder that all workers of a test session share; tests/conftest.py makes and removes it."""
 FROM_SCRATCH: dict[str, object] = {"model.path": None, "promotion.margin": 0.0}
 """Settings for a campaign that makes its own start model, and promotes."""
+_READS_ALL = "-dac_override,-dac_read_search"
+WITHOUT_ROOTS_RIGHTS = ("setpriv", f"--bounding-set={_READS_ALL}", f"--inh-caps={_READS_ALL}")
+"""Starts a command of root's that may not read what is forbidden to everyone."""
 
 
 @functools.cache
@@ -67,11 +70,13 @@ class Millrace:
     def __init__(self, root: Path, environment: dict[str, str]) -> None:
         self.root = root
         self.environment = environment
+        self.prefix: tuple[str, ...] = ()
+        """Comes before the command's interpreter, such as `WITHOUT_ROOTS_RIGHTS`."""
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *arguments: str, module: str = "flows.cli.main") -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [*self.prefix, sys.executable, "-m", module, *arguments],
             cwd=REPOSITORY,
             env=self.environment,
             stdout=subprocess.PIPE,

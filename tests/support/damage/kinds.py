@@ -7,7 +7,12 @@ from pathlib import Path
 
 
 def deleted(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if path.is_dir():
+        # Out of reach first: a running process may add files to it.
+        path = path.rename(path.with_name(f"deleted-{os.getpid()}"))
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def truncated(path: Path) -> None:
