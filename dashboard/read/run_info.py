@@ -72,6 +72,8 @@ def _attempt(store: Store, number: int) -> tuple[AttemptInfo, Any] | None:
         ), config
     except NotInStore:
         return None
+    except StreamCorrupt:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         path = layout.attempt(number) if number else layout.RUN
         raise StreamCorrupt(path, f"expected the record of an attempt: {error!r}") from error

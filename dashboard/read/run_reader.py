@@ -22,6 +22,7 @@ from dashboard.read.streams import ConsumedRows, MetricRows
 from millrace.errors import MillraceError
 from millrace.evaluation.results import HELD_OUT, Result, ResultsReader, measures_by_set
 from millrace.runs.status import StatusReader
+from storage import layout
 from storage.errors import StorageError
 from storage.progress import read_progress
 from storage.stores.base import Store
@@ -79,6 +80,7 @@ class RunReader:
             with _collecting(problems):
                 rows.read_new()
             problems += rows.tail.problems
+        problems += self._lost_status()
         with _collecting(problems):
             self._results = self._evaluations.read()
             problems += map(str, self._evaluations.damaged)
@@ -95,6 +97,11 @@ class RunReader:
             evaluation_sets=by_set,
             problems=tuple(dict.fromkeys(problems)),
         )
+
+    def _lost_status(self) -> list[str]:
+        """The status records that aren't there, of replicas that have written metrics: a record comes first."""
+        lost = [name for name, rows in self._metrics.items() if rows.columns and name not in self._stage_status]
+        return [f"{layout.PROGRESS}/{name}.json is missing or damaged: what {name} does is unknown" for name in lost]
 
 
 def _by_set(results: Sequence[Result]) -> dict[str, Columns]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -21,13 +21,16 @@ _ALL_DRAWN = "() => [...document.querySelectorAll('.dash-graph')].every(graph =>
 
 
 @contextmanager
-def served(root: Path, *arguments: str, environment: dict[str, str] | None = None) -> Iterator[str]:
-    """`millrace dashboard ROOT` on a free port: its address, without a slash at the end."""
+def served(
+    root: Path, *arguments: str, environment: dict[str, str] | None = None, errors: IO[str] | None = None
+) -> Iterator[str]:
+    """`millrace dashboard ROOT` on a free port: its address, without a slash at the end. `errors` gets its stderr."""
     process = subprocess.Popen(
         [sys.executable, "-m", "flows.cli.main", "dashboard", str(root), "--port", "0", *arguments],
         cwd=REPOSITORY,
         env=environment,
         stdout=subprocess.PIPE,
+        stderr=errors,
         text=True,
         start_new_session=True,
     )
@@ -58,6 +61,10 @@ class Watched:
         """Goes to a page, and waits until all of it is drawn."""
         self.page.goto(self.base + path)
         self.page.wait_for_selector("#page > *")
+        self.wait_until_drawn()
+
+    def wait_until_drawn(self) -> None:
+        """Until every chart of the page is there."""
         self.page.wait_for_function(_ALL_DRAWN)
 
     def figure(self, block: str) -> list[dict[str, Any]]:

@@ -1,0 +1,162 @@
+"""Runs that lack something or are damaged: each page says what is missing, and shows the rest."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+from support.campaigns.campaigns import REPOSITORY
+from support.pages.dashboard_page import Watched, served
+from support.pages.spoiled import flip_a_bit, put_a_folder, tear_the_last_record
+
+from benchmarks.stored_run.run import Shape, StoredRun
+from dashboard.views.home import HOME, HOME_BY_TIME
+from dashboard.views.registry import VIEWS
+from storage import layout
+from storage.progress import write_progress
+from storage.stores.local import LocalStore
+
+OLDEST = REPOSITORY / "tests" / "storage" / "stored" / "schema-1"
+TRAINER_METRICS = layout.metrics("train", 0)
+NOT_RECORDED, NO_STEP = "Not recorded in this run.", "No step was finished yet."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spoiled:
+    """What happens to a sound run of 24 versions, and what its pages say."""
+
+    how: Callable[[LocalStore], None]
+    problem: str | None = None
+    """In the box at the top of every page; None: there is no such box."""
+    home: str
+    """Said by the verdict or the charts of the home page."""
+    version: int | None = 24
+    """That the chart of staleness reaches to; None if it says why it is empty."""
+
+
+def remove(store: LocalStore, *paths: str) -> None:
+    for path in paths:
+        found = Path(str(store.local_path(path)))
+        shutil.rmtree(found) if found.is_dir() else found.unlink()
+
+
+def only_the_record(store: LocalStore) -> None:
+    remove(store, "streams", "checkpoints", "progress", "evaluations")
+
+
+def before_the_trainer(store: LocalStore) -> None:
+    only_the_record(store)
+    write_progress(
+        store, "generate", 0, {"t": 0.0, "pid": 1, "attempt": 0, "doing": "loading the model", "seconds": {}}
+    )
+
+
+def of_the_first_schema(store: LocalStore) -> None:
+    """As the first version of Millrace left its runs: unsealed records, a config with few keys, streams of schema 1."""
+    only_the_record(store)
+    shutil.copytree(OLDEST / "streams", str(store.local_path("streams")))
+    record = json.loads(bytes(store.get(layout.RUN)))
+    record.pop("origin", None)
+    for newer in ("supervision", "promotion", "budget", "environment", "evaluation"):
+        record["config"].pop(newer, None)
+    store.put(layout.RUN, json.dumps(record).encode())
+    status = {"t": record["t_started"] + 9, "pid": 1, "doing": "stopped", "seconds": {"train": 3.0, "idle": 1.0}}
+    store.put(layout.progress("train", 0), json.dumps(status).encode())
+
+
+SPOILED = {
+    "without-metrics": Spoiled(how=lambda store: remove(store, "streams/metrics"), home=NOT_RECORDED),
+    "of-an-older-version": Spoiled(how=of_the_first_schema, home="not recorded", version=None),
+    "only-its-record": Spoiled(how=only_the_record, home=NO_STEP, version=None),
+    "before-the-trainer": Spoiled(how=before_the_trainer, home=NO_STEP, version=None),
+    "torn-record": Spoiled(
+        how=lambda store: tear_the_last_record(store, layout.CONSUMED),
+        problem="streams/consumed/log/",
+        home="damaged: streams/consumed/log/",
+        version=23,
+    ),
+    "flipped-bit": Spoiled(
+        how=lambda store: flip_a_bit(store, TRAINER_METRICS),
+        problem=TRAINER_METRICS,
+        home=f"damaged: {TRAINER_METRICS}",
+    ),
+    "garbage-evaluation": Spoiled(
+        how=lambda store: store.put(layout.evaluation(0), b"\x00garbage"),
+        problem=layout.evaluation(0),
+        home=f"damaged: {layout.evaluation(0)}",
+    ),
+    "folder-as-status": Spoiled(
+        how=lambda store: put_a_folder(store, layout.progress("train", 0)),
+        problem=layout.progress("train", 0),
+        home=f"damaged: {layout.progress('train', 0)}",
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs(root: Path) -> None:
+    for name, spoiled in SPOILED.items():
+        store = LocalStore(root / name, fsync=False)
+        run = StoredRun(store, name, Shape(steps=24, generators=1, seed=3))
+        run.evaluate(0.25)
+        run.append(24)
+        spoiled.how(store)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the server writes to its standard error."""
+    return tmp_path_factory.mktemp("server") / "stderr"
+
+
+@pytest.fixture(scope="module")
+def address(root: Path, said: Path) -> Iterator[str]:
+    with said.open("w") as errors, served(root, errors=errors) as address:
+        yield address
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_each_page_of_a_spoiled_run_says_what_is_missing_and_shows_the_rest(
+    watched: Watched, said: Path, name: str
+) -> None:
+    spoiled, page = SPOILED[name], watched.page
+    answers: list[int] = []
+    page.on("response", lambda response: answers.append(response.status))
+    watched.open(f"/run/{name}")
+    expect(page.locator("body")).to_contain_text(spoiled.home)
+    for view in (HOME, HOME_BY_TIME, *VIEWS):
+        page.get_by_role("link", name=view.title, exact=True).click()
+        expect(page.locator("nav [aria-current=page]")).to_have_text(view.title)
+        for block in view.blocks:
+            if block.requires is None:
+                expect(page.locator(f"#{block.id} h2")).to_have_text(block.title)
+        if spoiled.problem is not None:
+            expect(page.get_by_role("alert").first).to_contain_text(spoiled.problem)
+        else:
+            expect(page.locator(".problems")).to_have_count(0)
+        watched.wait_until_drawn()
+        if view.name == "staleness":
+            if spoiled.version is None:
+                expect(page.locator("#staleness-over-time")).to_contain_text(NO_STEP)
+            else:
+                assert watched.newest_version() == spoiled.version
+    page.get_by_role("link", name="Trajectories", exact=True).click()
+    expect(page.locator(".trajectories")).to_be_visible()
+    assert set(answers) <= {200, 204, 304}, answers
+    watched.assert_quiet()
+    assert said.read_text() == ""
+
+
+def test_each_page_of_a_run_whose_record_cant_be_read_says_so(root: Path, watched: Watched, said: Path) -> None:
+    store = LocalStore(root / "unreadable", fsync=False)
+    StoredRun(store, "unreadable", Shape(steps=2)).append(1)
+    store.put(layout.RUN, b"\x00garbage")
+    for path in ("/run/unreadable", *(f"/run/unreadable/{view.name}" for view in VIEWS)):
+        watched.open(path)
+        expect(watched.page.get_by_role("alert").first).to_contain_text(f"unreadable: {layout.RUN}")
+        expect(watched.page.locator(".nowhere")).to_contain_text("Nothing can be shown yet")
+    watched.assert_quiet()
+    assert said.read_text() == ""
