@@ -37,6 +37,9 @@ MEANINGS: Mapping[str, str] = {
     "store unfinished responses": PINK,
     "loading": TEAL,
     "serve the late": "#6e5bbe",
+    # What runs beside the pipeline now and then.
+    "bootstrap": BROWN,
+    "evaluate": VIOLET,
     # Waiting is grey, with a tint of the stage that waits.
     "waiting for scored groups": "#7e9a8c",
     "waiting for groups that the step would leave too old": "#6f8f9f",

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from dashboard.queries import flow as queries
 from dashboard.queries import usage
 from dashboard.queries.learning import TRAINER, is_measured, measured
+from dashboard.queries.occasional import occasional_tracks
 from dashboard.queries.series import NO_LINE, Line, averaged, thin
 from dashboard.read.model import RunData
 from dashboard.views.blocks import Chart, Table, View
@@ -29,7 +30,7 @@ def _tracks(runs: Sequence[RunData]) -> go.Figure:
     tracks = [
         replace(track, name=f"{run.info.run_id} {track.name}") if len(runs) > 1 else track
         for run in runs
-        for track in queries.time_by_replica(run)
+        for track in [*queries.time_by_replica(run), *occasional_tracks(run)]
     ]
     return tracks_chart(tracks, x=MINUTES, y="share of time", empty=_NO_TIME)
 
@@ -136,7 +137,7 @@ VIEW = View(
             id="flow-tracks",
             title="Time by replica",
             sentence="One row per stage replica: the share of its time spent on each kind of work, and on waiting "
-            "(grey). Empty stretches were not measured.",
+            "(grey). Empty stretches were not measured. Last, when the start model was made, and the evaluations.",
             build=_tracks,
             wide=True,
         ),

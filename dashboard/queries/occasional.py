@@ -1,0 +1,46 @@
+"""When the stages ran that do not run as long as the campaign: bootstrap, once at its start, and evaluations.
+
+They log no times. A result says when its evaluation ended and how long it took; a status record, when it was written
+last.
+"""
+
+import numpy as np
+
+from dashboard.queries.series import Floats, Track, minutes
+from dashboard.read.model import RunData
+
+BOOTSTRAP, EVALUATE = "bootstrap", "evaluate"
+
+
+def occasional_tracks(run: RunData) -> list[Track]:
+    """A track for each of the two that has run, over minutes since the run's first start."""
+    found = {BOOTSTRAP: _bootstrap(run), EVALUATE: _evaluations(run)}
+    return [_track(run, name, spans) for name, spans in found.items() if len(spans)]
+
+
+def _bootstrap(run: RunData) -> Floats:
+    """[1 or 0, 2] from the start of the newest attempt that ran it until its last status record, unix seconds."""
+    record = run.stage_status.get(f"{BOOTSTRAP}-0", {})
+    starts = [attempt.t_started for attempt in run.info.attempts if attempt.number == record.get("attempt", 0)]
+    return np.array([(start, record["t"]) for start in starts if record.get("t", start) > start]).reshape(-1, 2)
+
+
+def _evaluations(run: RunData) -> Floats:
+    """[evaluations, 2] begin and end of each whose duration is known, unix seconds; those that overlap are one."""
+    t, seconds = run.evaluations["t"], run.evaluations["seconds"]
+    known = seconds > 0
+    spans = np.stack([t - seconds, t], 1)[known]
+    spans = spans[np.argsort(spans[:, 0])]
+    merged: list[list[float]] = []
+    for begin, end in spans.tolist():
+        if merged and begin <= merged[-1][1]:
+            merged[-1][1] = max(end, merged[-1][1])
+        else:
+            merged.append([begin, end])
+    return np.array(merged, np.float64).reshape(-1, 2)
+
+
+def _track(run: RunData, name: str, spans: Floats) -> Track:
+    """Busy within the spans, nothing in between."""
+    busy: Floats = np.tile([1.0, 0.0], len(spans))[:-1]
+    return Track(name=name, edges=minutes(run, spans.ravel()), shares={name: busy})
