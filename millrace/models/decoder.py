@@ -42,7 +42,11 @@ def plain_tokenizer(folder: Path) -> Tokenizer | None:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception:  # noqa: BLE001 — `tokenizers` raises bare Exceptions; transformers then says what is wrong
         return None
+    # transformers' own calls do neither, whatever tokenizer.json says.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     named = [config[name] for name in _SPECIAL & set(config) if config[name] is not None]
     # transformers would add a token that tokenizer.json does not have.
-    return tokenizer if config.get("eos_token") and all(token in special for token in named) else None
+    known = all(isinstance(token, str) and token in special for token in named)
+    return tokenizer if config.get("eos_token") and known else None

@@ -12,6 +12,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -25,6 +26,10 @@ logging.disable_progress_bar()
 _MOST_NAMED = 3
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 _LONGEST_REASON = 400
+NOT_TIED = (
+    "its weight files hold an output layer with other values than the embedding, but config.json says "
+    "tie_word_embeddings; expected false there, or no such tensor"
+)
 _CHUNK = 1 << 24
 """Values that are looked at at once."""
 
@@ -51,6 +56,9 @@ def load_model(folder: Path, dtype: str) -> PreTrainedModel:
         )
     model, loaded = found
     _refuse_differences(folder, loaded)
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    if model.config.tie_word_embeddings and output.weight is not embedding.weight:
+        raise ModelFolderError(f"{folder}: {NOT_TIED}")
     for name, parameter in model.named_parameters():
         if not is_finite(parameter):
             raise ModelFolderError(f"{folder}: {name} holds values that are not finite; expected numbers")
@@ -74,7 +82,15 @@ def check_loads(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
+        if (folder / "generation_config.json").exists():
+            GenerationConfig.from_pretrained(folder, local_files_only=True)
     _refuse_differences(folder, loaded)
+
+
+def is_tied(folder: Path) -> bool:
+    """Whether the output layer of the model in `folder` is its embedding, by its config.json."""
+    with _refused_in_a_sentence(folder):
+        return bool(AutoConfig.from_pretrained(folder, **_LOCAL).tie_word_embeddings)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -75,8 +75,8 @@ def check_trainable(model: Mapping[str, Any]) -> None:
 def _rope_by_length(model: Mapping[str, Any]) -> str | None:
     """The type of rotary embeddings if it is one of those that depend on lengths."""
     # Under its old name in older folders, and per kind of layer in models that have several.
-    rope = model.get("rope_parameters") or model.get("rope_scaling") or {}
-    for one in (rope, *(below for below in rope.values() if isinstance(below, Mapping))):
+    both = [model.get(name) or {} for name in ("rope_parameters", "rope_scaling")]
+    for one in (*both, *(below for rope in both for below in rope.values() if isinstance(below, Mapping))):
         if (kind := one.get("rope_type", one.get("type"))) in _BY_LENGTH:
             return str(kind)
     return None

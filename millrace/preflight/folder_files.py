@@ -20,6 +20,8 @@ _OBJECTS = (
     "tokenizer.json",
 )
 _READ = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+_MOST_TOKENS = 1 << 24
+"""The largest vocabularies have some 300,000. The library `tokenizers` makes room for each number up to the highest."""
 _ADAPTER = "adapter_config.json"
 _IN_PYTORCH = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
 
@@ -46,6 +48,7 @@ def check_folder_files(folder: Path, model: Mapping[str, Any]) -> None:
         )
     found = {name: read_object(folder / name) for name in _OBJECTS if (folder / name).exists()}
     _check_ends(folder, model, found.get("generation_config.json", {}))
+    _check_numbers(folder / "tokenizer.json", found.get("tokenizer.json", {}))
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -75,4 +78,19 @@ def _check_ends(folder: Path, model: Mapping[str, Any], generation: Mapping[str,
         if size is not None and token >= size:
             raise ModelFolderError(
                 f"{folder / 'generation_config.json'}: eos_token_id is {token}, but the model knows {size:,} tokens"
+            )
+
+
+def _check_numbers(path: Path, tokenizer: Mapping[str, Any]) -> None:
+    """The numbers of the tokenizer's tokens are such that a table of them fits into memory."""
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, dict):
+        return
+    if not vocabulary:
+        raise ModelFolderError(f"{path}: its vocabulary is empty; expected tokens and their numbers")
+    for token, number in vocabulary.items():
+        if type(number) is not int or not 0 <= number < _MOST_TOKENS:
+            raise ModelFolderError(
+                f"{path}: token {token[:50]!r} has the number {number!r}; expected one below {_MOST_TOKENS:,}"
             )

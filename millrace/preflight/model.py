@@ -1,7 +1,8 @@
 """Checks whether a campaign can train a model, before anything runs and without loading it."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ _SIZES = (
     "max_position_embeddings",
 )
 _SECTIONS = ("rope_parameters", "rope_scaling", "quantization_config")
+_ABOVE_ZERO = ("rms_norm_eps", "rope_theta", "factor")
 
 
 def read_model(model: ModelConfig) -> Mapping[str, Any]:
@@ -114,9 +116,27 @@ def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     for name in _SECTIONS:
         if not isinstance(config.get(name) or {}, dict):
             raise ModelFolderError(f"model.path: {path} says {name} {config[name]!r}; expected an object")
+    for name, value in _numbers(config):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ModelFolderError(f"model.path: {path} says {name} {value}; expected a finite number")
+        if name.rpartition(".")[2] in _ABOVE_ZERO and value <= 0:
+            raise ModelFolderError(f"model.path: {path} says {name} {value}; expected a number above 0")
     heads, of_keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if heads is not None and of_keys is not None and heads % of_keys:
         raise ModelFolderError(
             f"model.path: {path} says num_attention_heads {heads} and num_key_value_heads {of_keys}; expected the "
             "second to divide the first"
         )
+
+
+def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """(dotted key, number) for each number in `values`, and below."""
+    left: list[tuple[str, Any]] = list(values.items())
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict):
+            left.extend((f"{name}.{key}", below) for key, below in value.items())
+        elif isinstance(value, list):
+            left.extend((name, below) for below in value)
+        elif type(value) in (int, float):
+            yield name, value

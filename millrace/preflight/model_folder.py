@@ -4,7 +4,8 @@
     headers of the weight files ──────────────┴─► transformers' own report of a load: no tensor missing, left over, or
                                                   of another shape
     tokenizer ─► it ends texts, and knows no token that the model does not
-    weight files ─► finite values, where they are no more than 4 GiB; a stage checks larger ones when it loads them
+    weight files ─► finite values, and tied layers are equal, where they are no more than 4 GiB; a stage checks larger
+                    ones when it loads them
 
 It runs in a process of its own, `python -m millrace.preflight.model_folder`, with a limit on its memory: transformers
 takes seconds to import, and what it does with a damaged folder is not known.
@@ -73,7 +74,9 @@ def check_model_folder(folder: Path) -> None:
         for name, token in named.items():
             if token is not None and token >= size:
                 raise ModelFolderError(f"{folder}: its tokenizer's {name} is token {token}, its model knows {size:,}")
-    _check_finite(files)
+    if sum(path.stat().st_size for path in files) <= _LARGEST_LOOKED_THROUGH:
+        _check_finite(files)
+        _check_tied(folder, files)
 
 
 def _empty_tensors(files: list[Path]) -> Mapping[str, Any]:
@@ -95,13 +98,26 @@ def _check_finite(files: list[Path]) -> None:
 
     from millrace.models.loading import is_finite
 
-    if sum(path.stat().st_size for path in files) > _LARGEST_LOOKED_THROUGH:
-        return
     for path in files:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 — it is no mapping
                 if not is_finite(file.get_tensor(name)):
                     raise ModelFolderError(f"{path}: {name} holds values that are not finite; expected numbers")
+
+
+def _check_tied(folder: Path, files: list[Path]) -> None:
+    """Raises ModelFolderError for an output layer that is not the embedding, though config.json says that it is."""
+    from safetensors import safe_open
+
+    from millrace.models.loading import NOT_TIED, is_tied
+
+    found = []
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            held = set(file.keys())
+            found += [file.get_tensor(name) for name in ("model.embed_tokens.weight", "lm_head.weight") if name in held]
+    if len(found) == 2 and is_tied(folder) and not bool((found[0] == found[1]).all()):
+        raise ModelFolderError(f"{folder}: {NOT_TIED}")
 
 
 def _data_bytes() -> int:

@@ -164,6 +164,8 @@ def _longest_that_fits(
     longest = 0
     for prompt, tokens in zip(prompts, encoded, strict=True):
         length = len(tokens)
+        if length == 0:
+            raise InputError(f"prompt {prompt.prompt_id} has no tokens; expected text that the tokenizer knows")
         if vocab_size is not None and max(tokens, default=0) >= vocab_size:
             raise InputError(
                 f"prompt {prompt.prompt_id} holds token {max(tokens)} of the tokenizer, and the model knows "

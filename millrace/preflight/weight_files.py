@@ -24,6 +24,8 @@ _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+)")
 
 _LARGEST_HEADER = 32 << 20
 """Bytes. The header of the largest mixture in one file has a few million."""
+_LARGEST_INDEX = 64 << 20
+"""Bytes. That of the largest mixture has some ten million."""
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 Shapes = dict[str, list[int]]
@@ -68,6 +70,8 @@ def _named_files(folder: Path) -> dict[str, str]:
 def _read_index(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise ModelFolderError(f"{path}: is no file; expected the index of the weight files")
+    if (size := path.stat().st_size) > _LARGEST_INDEX:
+        raise ModelFolderError(f"{path}: has {size:,} bytes; expected at most {_LARGEST_INDEX:,}")
     try:
         index = parse_json(path.read_bytes())
         named = index["weight_map"]
@@ -78,7 +82,7 @@ def _read_index(path: Path) -> dict[str, str]:
     if not isinstance(index.get("metadata"), dict):
         raise ModelFolderError(f"{path}: names no metadata; expected an object, which transformers reads")
     for tensor, file in named.items():
-        if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
+        if not isinstance(file, str) or file in ("", ".", "..") or "/" in file or "\0" in file:
             raise ModelFolderError(f"{path}: {tensor} is in {file!r}; expected the name of a file in the same folder")
     return named
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 from support.campaigns.campaigns import PRESET
 from support.chat.model_folder import chat_model_folder
-from support.models.folder_edits import MARK, REFUSED, SOUND
+from support.models.folder_edits import MARK
+from support.models.spoilt_folders import REFUSED, SOUND
 
 from configs.load import load_config
 from flows.campaign.prepare import check
@@ -121,5 +122,8 @@ def test_the_command_ends_with_the_sentence_and_exit_code_2(
 
 
 def test_no_folder_took_more_than_twice_the_memory_of_the_sound_one(memory_of_the_sound_one: tuple[int, int]) -> None:
-    for now, of_the_sound_one in zip(most_memory(), memory_of_the_sound_one, strict=True):
+    for whose, now, of_the_sound_one in zip(
+        ("the check", "its child"), most_memory(), memory_of_the_sound_one, strict=True
+    ):
+        print(f"most memory of {whose}: {now >> 10} MiB; with the sound folder {of_the_sound_one >> 10} MiB")
         assert now <= 2 * of_the_sound_one

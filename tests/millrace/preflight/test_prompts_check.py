@@ -76,6 +76,42 @@ def test_the_longest_prompt_is_measured_as_the_policy_reads_it(tmp_path: Path, f
     assert wrapped == plain + marks + len("It is")
 
 
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        {"truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}},
+        {
+            "padding": {
+                "strategy": {"Fixed": 1000},
+                "direction": "Right",
+                "pad_to_multiple_of": None,
+                "pad_id": 0,
+                "pad_type_id": 0,
+                "pad_token": "0",
+            }
+        },
+    ],
+    ids=["cut off", "filled up"],
+)
+def test_a_prompt_is_measured_whole_and_alone_whatever_the_tokenizers_file_says_of_lengths(
+    ignored: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = chat_model_folder(tmp_path / "model")
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **ignored}))
+    assert checked(tmp_path, TEXT, folder) == len(TEXT[2]["prompt"])
+
+
+def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
+    folder = chat_model_folder(tmp_path / "model")
+    path = folder / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["model"]["vocab"] = {"q": 0}
+    path.write_text(json.dumps(values))
+    with pytest.raises(InputError, match=r"prompt \S+ has no tokens; expected text that the tokenizer knows"):
+        checked(tmp_path, TEXT, folder)
+
+
 def test_bootstrap_makes_its_tokenizer_later(tmp_path: Path) -> None:
     assert checked(tmp_path, TEXT, None) is None
 
