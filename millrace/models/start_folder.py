@@ -13,6 +13,8 @@ from storage.json_text import parse_json
 from storage.stores.base import Store
 from storage.streams.files import FileRef, get_file, put_file
 
+_RESTORE = "restore this file from a copy of the run"
+
 
 def start_folder(store: Store, path: str | None, cache: Path) -> Path:
     """The folder of the base model: the configured one, or the one that bootstrap put into the run.
@@ -26,8 +28,15 @@ def start_folder(store: Store, path: str | None, cache: Path) -> Path:
         refs = parse_manifest(bytes(store.get(layout.START_MANIFEST)))
     except NotInStore as error:
         raise ModelFolderError(f"{store.url}: the run has no start model yet") from error
-    files = {name: get_file(store, ref) for name, ref in refs.items()}
+    files = {name: _verified(store, ref) for name, ref in refs.items()}
     return store.local_path(layout.START_MODEL) or _copied(files, cache / layout.START_MODEL)
+
+
+def _verified(store: Store, ref: FileRef) -> memoryview:
+    try:
+        return get_file(store, ref)
+    except StreamCorrupt as error:
+        raise StreamCorrupt(error.file, f"{error.reason}; {_RESTORE}") from error
 
 
 def parse_manifest(data: bytes) -> dict[str, FileRef]:
@@ -35,7 +44,9 @@ def parse_manifest(data: bytes) -> dict[str, FileRef]:
     try:
         return {str(name): FileRef(**ref) for name, ref in parse_json(data)["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StreamCorrupt(layout.START_MANIFEST, f"not a list of the start model's files: {error!r}") from error
+        raise StreamCorrupt(
+            layout.START_MANIFEST, f"not a list of the start model's files: {error!r}; {_RESTORE}"
+        ) from error
 
 
 def store_start_model(store: Store, folder: Path) -> None:
