@@ -50,13 +50,20 @@ def parse_manifest(data: bytes) -> dict[str, FileRef]:
 
 
 def store_start_model(store: Store, folder: Path) -> None:
-    """Puts the files of `folder` into the run as its start model. The manifest, written last, makes it whole."""
+    """Puts the files of `folder` into the run as its start model. The manifest, written last, makes it whole.
+
+    Raises StreamCorrupt if something that is no file has the manifest's name.
+    """
     store.delete_tree(layout.START_MODEL)
     files = {
         file.name: asdict(put_file(store, f"{layout.START_MODEL}/{file.name}", file.read_bytes()))
         for file in sorted(folder.iterdir())
     }
     store.put_if_absent(layout.START_MANIFEST, json.dumps({"files": files}, indent=1).encode())
+    if not store.exists(layout.START_MANIFEST):
+        raise StreamCorrupt(
+            layout.START_MANIFEST, "something that is no file has its name; remove it and resume the run"
+        )
 
 
 def _copied(files: dict[str, memoryview], folder: Path) -> Path:

@@ -42,3 +42,10 @@ def test_damage_is_named_with_what_to_do(
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(StreamCorrupt, match=rf"^{file}: {found}; restore this file from a copy of the run$"):
         start_folder(store, None, tmp_path)
+
+
+def test_a_folder_in_place_of_the_list_is_named_with_what_to_do(store: LocalStore, tmp_path: Path) -> None:
+    (store.root / "start.json").unlink()
+    (store.root / "start.json").mkdir()
+    with pytest.raises(StreamCorrupt, match=r"^start\.json: something that is no file has its name; remove it and"):
+        store_start_model(store, tmp_path / "made")
