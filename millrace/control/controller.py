@@ -8,7 +8,7 @@ is in its checkpoints; the readings of the steps since the last decision are not
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from configs.learning.staleness import StalenessConfig
@@ -39,25 +39,17 @@ class StalenessController:
         num_generators: int,
         incarnation: int,
         state: Mapping[str, Any] | None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._decisions = store, decisions
         self._incarnation = incarnation
         self._num_generators = num_generators
-        self._clock, self._started = clock, clock()
+        self._started = time.monotonic()
         self._fixed = fixed
         self._rule: Rule | None = None
         self._on_policy_ess: float | None = None
         self.bounds = Bounds([(0, fixed.max_staleness)])
         if staleness.control == "adaptive":
-            limits = Limits(
-                min_staleness=staleness.min_staleness,
-                max_staleness=staleness.max_staleness,
-                group_size=group_size,
-                max_places=fixed.places,
-                ess_target=staleness.ess_target,
-                ess_floor=staleness.ess_floor,
-            )
+            limits = Limits.of(staleness, group_size=group_size, max_places=fixed.places)
             found = state or {}
             self._rule = Rule.from_json(found["rule"], limits) if "rule" in found else Rule.start(limits)
             self._on_policy_ess = found.get("on_policy_ess")
@@ -93,7 +85,7 @@ class StalenessController:
             length_ratio=length_ratio,
             steps_ready=steps_ready,
             trainer_waited=waited,
-            trainer_seconds=self._clock() - self._started,
+            trainer_seconds=time.monotonic() - self._started,
             generators_waited=idle,
             generators_seconds=seconds,
         )

@@ -17,7 +17,7 @@ wait is of the time that they work. How far down is what lies ready even when le
 (Nichols and Jacobson, 2012). Each takes one window, so a stage that slows down is answered at once.
 
 A raise is a trial, because stages that share cores gain nothing from waiting less. It stays if the steps per second,
-each counted by its ESS, rise by a third of what was hoped for. Else the bound goes back, and is left alone for a number
+each counted by its ESS, rise by 5 % or a third of what was hoped for. Else the bound goes back, and is left alone for a number
 of steps that doubles each time, unless there is much more to win by then. The same holds for a bound at which the
 trainer had to wait, or at which the ESS was too low, and for places that were too few: so all of them come to rest.
 """
@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from math import ceil, isqrt
 from typing import Any, Literal
 
+from configs.learning.staleness import StalenessConfig
 from millrace.control.avoided import Avoided
 from millrace.control.measured import Means, Reading, means
 
@@ -39,8 +40,8 @@ _CUT, _WHOLE = 0.97, 0.98
 """Length ratios: below the first long responses lose tokens; the bound is not lowered below the second."""
 _TEACHES = 0.01
 """What an ESS has to lack for fresher groups to teach more."""
-_SERVED = 1 / 3
-"""Share of what was hoped for that a raise has to gain."""
+_SERVED, _PLENTY = 1 / 3, 0.05
+"""Share of what was hoped for that a raise has to gain; and the gain that is enough in any case."""
 _FLOOR_STEPS = 3
 _SHORT, _LONG = 2, 8
 """Steps of a window beyond the bound: where there is much to win, and where noise could hide it."""
@@ -61,6 +62,18 @@ class Limits:
     max_places: int
     ess_target: float
     ess_floor: float
+
+    @classmethod
+    def of(cls, staleness: StalenessConfig, *, group_size: int, max_places: int) -> "Limits":
+        """Those of a config."""
+        return cls(
+            min_staleness=staleness.min_staleness,
+            max_staleness=staleness.max_staleness,
+            group_size=group_size,
+            max_places=max_places,
+            ess_target=staleness.ess_target,
+            ess_floor=staleness.ess_floor,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +278,7 @@ class Rule:
 def _failed(trial: Trial, found: Means) -> str | None:
     """Why a raise did not serve, if it did not."""
     if trial.hoped:
-        if found.gain >= trial.gain * (1 + _SERVED * trial.hoped):
+        if found.gain >= trial.gain * (1 + min(_PLENTY, _SERVED * trial.hoped)):
             return None
         return (
             f"the bound of before gave {trial.gain:.3g} steps per second, counted by their effective sample size, and "

@@ -9,10 +9,11 @@ import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from configs.schema import RunConfig
+from millrace.control.measured import Reading
 from millrace.planning.simulation.clock import WallClock, stage_times
 from millrace.planning.simulation.costs import Costs
 from millrace.planning.simulation.engine import Generator
@@ -20,6 +21,7 @@ from millrace.planning.simulation.faults import Faults, GeneratorFailures
 from millrace.planning.simulation.group import Group, count_down, count_up
 from millrace.planning.simulation.lengths import Lengths
 from millrace.planning.simulation.outcome import Outcome, Trace, Trained
+from millrace.planning.simulation.readings import reading_of
 from millrace.planning.simulation.scorers import Scorers
 from millrace.planning.simulation.shared import AT_ONCE, Shared
 from millrace.planning.simulation.trainer import Trainer
@@ -51,16 +53,18 @@ class Campaign:
         trace: Trace | None,
         *,
         ahead: float,
+        later: Mapping[int, Costs],
+        drift: float,
     ) -> None:
         self._config, self._costs, self._trace, self._ahead = config, costs, trace, ahead
+        self._later, self._drift = later, drift
         self._failures = GeneratorFailures(Faults() if faults is None else faults)
         self._shared = Shared(config, costs, lengths, slots)
         self._shared.admitted = None if trace is None else []
         self._generators = [Generator(number, self._shared) for number in range(config.generation.replicas)]
         self._scorers = Scorers(config, costs)
-        self._trainer = Trainer(config, costs)
+        self._trainer = Trainer(config, costs, self._shared.control)
         self._by_step = config.pipeline.mode == "sync"
-        self._bound = config.effective_max_staleness
         self._masks = config.staleness.too_old == "mask"
         # Policy version → how many finished groups that are not scored yet have it as their newest.
         self._scored_later: dict[int, int] = {}
@@ -78,8 +82,10 @@ class Campaign:
         self._reached = 0.0
         self._t_waits = 0.0
         self._idle: list[tuple[float, float]] = []
+        self._waited = 0.0
         self._last_steps: deque[float] = deque(maxlen=_LAST_STEPS)
         self._trained: list[Trained] = []
+        self._readings: list[tuple[int, Reading]] = []
 
     def run(self, steps: int, warmup: int) -> Outcome:
         """Raises TooFarAheadError if a step was shorter than the look-ahead took for granted."""
@@ -148,7 +154,7 @@ class Campaign:
 
     def _num_droppable(self) -> int:
         """How many groups the trainer may have to drop, at most, before its next step."""
-        version, bound, shared = self._trainer.policy_version, self._bound, self._shared
+        version, bound, shared = self._trainer.policy_version, self._trainer.bound, self._shared
         # While it waits for old groups, others that are old may be scored and not taken.
         if self._waits_for_old or any(is_too_old(one.policy_version, version, bound) for one in self._generators):
             return _MANY
@@ -184,10 +190,10 @@ class Campaign:
 
     def _happen(self) -> None:
         """The first event on the agenda."""
-        t, event, _, version, number = heapq.heappop(self._agenda)
+        _, event, _, version, number = heapq.heappop(self._agenda)
         if event == _MADE:
             if version:
-                self._trained.append(Trained(t, version, *self._trainer.step()))
+                self._made(version)
             self._push()
         elif event == _RESUME:
             self._resume()
@@ -200,6 +206,24 @@ class Campaign:
             if number == _ALL:
                 self._pushing = False
                 self._push()
+
+    def _made(self, version: int) -> None:
+        """A step is done."""
+        reading = reading_of(
+            self._trainer, self._generators, self._shared, now=self._now, waited=self._waited, drift=self._drift
+        )
+        self._readings.append((self._trainer.bound, reading))
+        self._shared.control.step(version, reading)
+        self._trained.append(Trained(self._now, version, *self._trainer.step()))
+        if (costs := self._later.get(version)) is not None:
+            self._charge(costs)
+
+    def _charge(self, costs: Costs) -> None:
+        """Everything takes as long as these say from now on."""
+        self._costs = costs
+        self._shared.charge(costs)
+        self._scorers.charge(costs)
+        self._trainer.charge(costs)
 
     def _expect_failure(self, generator: Generator) -> None:
         if (t := self._failures.next_after(max(self._now, generator.t_loaded))) < math.inf:
@@ -245,7 +269,9 @@ class Campaign:
         trainer = self._trainer
         if self._waits_for_old:
             versions = self._shared.in_flight(self._now)
-            self._waits_for_old = any(step_leaves_too_old(one, trainer.policy_version, self._bound) for one in versions)
+            version = trainer.policy_version
+            bound = self._shared.control.bound_at(version + 1)
+            self._waits_for_old = any(step_leaves_too_old(one, version, bound) for one in versions)
             if self._waits_for_old:
                 return False
         num_dropped = trainer.take(self._now)
@@ -263,6 +289,7 @@ class Campaign:
         if t_made < self._reached:
             raise TooFarAheadError
         self._idle.append((self._t_waits, self._now))
+        self._waited += self._now - self._t_waits
         self._waits = False
         self._last_steps.append(t_made - self._now)
         checkpoint = costs.checkpoint if version % self._config.training.checkpoint_every == 0 else 0.0
@@ -289,6 +316,7 @@ class Campaign:
         clock = WallClock(stages.values(), self._costs.cores)
         if self._trace is not None and self._shared.admitted is not None:
             self._trace.add(self._shared.admitted, self._trained, clock)
+            self._trace.readings += self._readings
         outcome = self._trainer.tally.outcome(
             steps=steps,
             t_end=now,

@@ -36,6 +36,8 @@ class Generator:
         """(begin, end) of the times without a request."""
         self.open = 0
         """Requests of the groups admitted, without those that ended."""
+        self.places = shared.places
+        """Requests that it may have in flight under its weights."""
         self._shared = shared
         self._idle_since: float | None = 0.0
         # It has been simulated up to here. While it computes prompts or loads weights, this is when it goes on.
@@ -66,7 +68,7 @@ class Generator:
     @property
     def starved(self) -> bool:
         """Whether a place is free because the bound admits no group."""
-        return self.open < self._shared.places
+        return self.open < self.places
 
     def gets_room(self, num_dropped: int) -> bool:
         """Whether it may admit a group once the trainer has dropped so many more."""
@@ -75,7 +77,7 @@ class Generator:
     def advance(self, until: float, *, while_fed: bool = False) -> None:
         """Everything that ends up to then; if `while_fed`, only until it is starved."""
         shared = self._shared
-        places, group_size, prefill, group_rows = shared.places, shared.group_size, shared.prefill, shared.group_rows
+        places, group_size, prefill, group_rows = self.places, shared.group_size, shared.prefill, shared.group_rows
         pads, collect = shared.pads, shared.collect
         free_places, exact = shared.free_places, shared.free_places.exact
         rates, rows, shift, finished = shared.rates, shared.rates.rows, shared.rates.shift, shared.finished
@@ -159,6 +161,7 @@ class Generator:
         self.policy_version = policy_version
         self._history.add(self._clock, policy_version)
         self._limit = self._shared.limit(policy_version)
+        self.places = self._shared.control.terms(policy_version).places
         open_before = self.open
         self._submit(self.t_loaded)
         if num_groups := (self.open - open_before) // self._shared.group_size:
@@ -191,7 +194,7 @@ class Generator:
         """Up to `t`, up to which it has been simulated."""
         if t > self._t_counted:
             if self.starved:
-                self._shared.free_places.count(self._t_counted, t, self._shared.places - self.open)
+                self._shared.free_places.count(self._t_counted, t, self.places - self.open)
             self._t_counted = t
 
     def idle_until(self, t: float) -> list[tuple[float, float]]:
@@ -230,7 +233,7 @@ class Generator:
     def _submit(self, t: float) -> None:
         """Admits what there is room for, gives free slots to requests, and computes their prompts."""
         shared = self._shared
-        while self.open < shared.places and self._next < self._limit:
+        while self.open < self.places and self._next < self._limit:
             self._waiting.append(self._admit(t))
             self.open += shared.group_size
         prompt_tokens = 0

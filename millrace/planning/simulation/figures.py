@@ -14,27 +14,37 @@ class FreePlaces:
 
     def __init__(self, *, exact: bool) -> None:
         self.exact = exact
+        self._earlier = 0.0
+        self.place_seconds = 0.0
+        """Their sum since it was last cleared."""
         self.clear()
 
     def clear(self) -> None:
         """Begins anew."""
+        self._earlier += self.place_seconds
         self.place_seconds = 0.0
-        """Their sum so far, unless it is `exact`."""
         self._begins, self._ends, self._places = array("d"), array("d"), array("d")
 
     def count(self, begin: float, end: float, places: int) -> None:
         """So many places were free meanwhile."""
+        self.place_seconds += places * (end - begin)
         if not self.exact:
-            self.place_seconds += places * (end - begin)
             return
         self._begins.append(begin)
         self._ends.append(end)
         self._places.append(places)
 
+    @property
+    def total(self) -> float:
+        """Place-seconds since the beginning, by the clock of the work."""
+        return self._earlier + self.place_seconds
+
     def seconds(self, clock: WallClock) -> float:
-        """Summed over the places."""
+        """Summed over the places, since it was last cleared."""
+        if not self.exact:
+            return self.place_seconds
         lasted = clock.at(self._ends) - clock.at(self._begins)
-        return self.place_seconds + float(lasted @ np.asarray(self._places))
+        return float(lasted @ np.asarray(self._places))
 
 
 class Tally:

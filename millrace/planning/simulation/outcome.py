@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from millrace.control.measured import Reading
 from millrace.planning.simulation.clock import WallClock
 from millrace.planning.simulation.group import Group
 
@@ -67,6 +68,8 @@ class Trace:
 
     admitted: list[Admitted] = field(default_factory=list)
     trained: list[Trained] = field(default_factory=list)
+    readings: list[tuple[int, Reading]] = field(default_factory=list)
+    """The bound of each step, policy versions, and what it measured, by the clock of the work."""
 
     def add(self, admitted: Sequence[tuple[float, Group]], trained: Sequence[Trained], clock: WallClock) -> None:
         """Adds a campaign's admissions, (time, group) in any order, and its steps, by the clock on the wall."""

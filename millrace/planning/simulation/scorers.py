@@ -26,8 +26,8 @@ class Scorers:
 
     def __init__(self, config: RunConfig, costs: Costs) -> None:
         self._num_scorers = config.scoring.replicas
-        self._seconds = costs.score * config.generation.group_size
-        self._part_seconds = costs.score_part
+        self._group_size = config.generation.group_size
+        self.charge(costs)
         # What is finished at about the same time is committed together; with `wait`, only what is finished at once.
         waits = config.staleness.too_old == "wait"
         self._window = (0.0 if waits else config.storage.commit_max_ms / 1000) + AT_ONCE
@@ -47,6 +47,11 @@ class Scorers:
         self._t_done: list[float | None] = [0.0] * self._num_scorers
         self.idle: list[tuple[float, float]] = []
         """(begin, end) of the times in which a scorer had nothing to do; of all of them, as far as they ended."""
+
+    def charge(self, costs: Costs) -> None:
+        """What is begun from now on takes as long as these say."""
+        self._seconds = costs.score * self._group_size
+        self._part_seconds = costs.score_part
 
     @property
     def t_next(self) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from configs.schema import RunConfig
+from millrace.planning.simulation.control import Control
 from millrace.planning.simulation.costs import Costs
 from millrace.planning.simulation.figures import FreePlaces
 from millrace.planning.simulation.group import Group
@@ -30,17 +31,13 @@ class Shared:
             groups_per_batch=config.generation.groups_per_batch,
             group_size=self.group_size,
         )
-        """Requests that a generator has in flight."""
+        """Requests that a generator has in flight, at most."""
+        self.control = Control(config, self.places)
         self.slots = self.places if slots is None else min(slots, self.places)
         """Requests that its engine decodes at once."""
-        self.pause = costs.pause
-        self.group_rows = costs.rollout * self.group_size
-        """How long a generator makes rows of a whole group, seconds."""
-        self.prefill = lru_cache(maxsize=1 << 16)(costs.prefill)
-        self.recompute = costs.recompute or self.prefill
-        self.pads, self.collect = costs.pads, costs.collect
         self.of_group = lengths.of_group
-        self.rates = DecodeRates(costs.decode, self.slots * _tokens_in_flight(lengths), self.slots)
+        self._expected_tokens = self.slots * _tokens_in_flight(lengths)
+        self.charge(costs)
         self.groups_dropped = 0
         """By the trainer, so far."""
         self.finished: list[tuple[float, Group]] = []
@@ -53,8 +50,17 @@ class Shared:
         """(time, group) of what was admitted, if it is asked for; of one generator in order."""
         self.free_places = FreePlaces(exact=costs.cores is not None)
         """Of all of them."""
-        self._max_staleness = config.effective_max_staleness
         self._groups_per_step = config.training.groups_per_step
+
+    def charge(self, costs: Costs) -> None:
+        """What generators do takes as long as these say from now on; what they have begun may still go on as before."""
+        self.pause = costs.pause
+        self.group_rows = costs.rollout * self.group_size
+        """How long a generator makes rows of a whole group, seconds."""
+        self.prefill = lru_cache(maxsize=1 << 16)(costs.prefill)
+        self.recompute = costs.recompute or self.prefill
+        self.pads, self.collect = costs.pads, costs.collect
+        self.rates = DecodeRates(costs.decode, self._expected_tokens, self.slots)
 
     def in_flight(self, t: float) -> Iterable[int]:
         """Versions under which groups were admitted that are not scored yet; `t` does not decrease."""
@@ -68,7 +74,7 @@ class Shared:
         """As `admission_limit`."""
         return admission_limit(
             policy_version,
-            max_staleness=self._max_staleness,
+            max_staleness=self.control.terms(policy_version).max_staleness,
             groups_per_step=self._groups_per_step,
             groups_dropped=self.groups_dropped,
         )

@@ -11,7 +11,9 @@ reached them earlier: then all is simulated again without guesses, every event i
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from configs.schema import RunConfig
 from millrace.planning.simulation.campaign import Campaign, TooFarAheadError
@@ -34,10 +36,14 @@ def simulate(
     slots: int | None = None,
     faults: Faults | None = None,
     trace: Trace | None = None,
+    later: Mapping[int, Costs] | None = None,
+    drift: float = 0.0,
 ) -> Outcome:
     """What the campaign comes to in `steps` steps, the first `warmup` of which do not count.
 
     `slots`: how many requests a generator's memory lets it decode at once, if that is less than it has in flight.
+    `later`: costs that take over when a version is made. `drift`: what the effective sample size lacks per squared
+    version of staleness, by which adaptive control goes.
     With `faults`, times per step are those of all steps; a trainer's failures are in no other figure, nor in the trace.
     A trace gets every admission and step added. Deterministic. Raises ValueError if no step is left to count, or if a
     cost is no duration.
@@ -45,10 +51,11 @@ def simulate(
     if not 0 <= warmup < steps:
         raise ValueError(f"{steps} steps with {warmup} of warm-up leave none to count")
     trace = Trace() if trace is None and faults is not None else trace
+    campaign = partial(Campaign, config, costs, lengths, slots, faults, trace, later=later or {}, drift=drift)
     try:
-        outcome = Campaign(config, costs, lengths, slots, faults, trace, ahead=_AHEAD).run(steps, warmup)
+        outcome = campaign(ahead=_AHEAD).run(steps, warmup)
     except TooFarAheadError:
-        outcome = Campaign(config, costs, lengths, slots, faults, trace, ahead=0.0).run(steps, warmup)
+        outcome = campaign(ahead=0.0).run(steps, warmup)
     if faults is None or trace is None or faults.trainer_mtbf == math.inf:
         return outcome
     t_made = [step.t for step in trace.trained[-steps:]]

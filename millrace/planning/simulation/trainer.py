@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from configs.schema import RunConfig
+from millrace.planning.simulation.control import Control
 from millrace.planning.simulation.costs import Costs
 from millrace.planning.simulation.figures import Tally
 from millrace.planning.simulation.group import Group
+from millrace.rollouts.ledger import Amount
 from millrace.rollouts.staleness import consumption_order, is_too_old, oldest_trainable, staleness
 
 
@@ -25,12 +27,13 @@ class Held(NamedTuple):
     """That carry loss."""
     tokens: int
     """Of these responses."""
+    staleness: int
 
 
 class Trainer:
     """Of version 0, and with nothing to do, at time 0."""
 
-    def __init__(self, config: RunConfig, costs: Costs) -> None:
+    def __init__(self, config: RunConfig, costs: Costs, control: Control) -> None:
         self.policy_version = 0
         self.held: list[Held] = []
         """Groups of the next step."""
@@ -38,12 +41,21 @@ class Trainer:
         """Numbers of the groups dropped since the last step."""
         self.tally = Tally()
         """Of what it took."""
-        self._config, self._costs = config, costs
+        self._config = config
+        self.charge(costs)
         self._groups_per_step = config.training.groups_per_step
-        self._bound = config.effective_max_staleness
+        self._control = control
+        self.bound = control.bound_at(0)
+        """The bound for what it takes at this version."""
+        self.taken = Amount()
+        """Since the last step."""
         self._masks = config.staleness.too_old == "mask"
         # A heap of ready groups.
         self._ready: list[tuple[tuple[int, int], Group]] = []
+
+    def charge(self, costs: Costs) -> None:
+        """A step that is begun from now on takes as long as these say."""
+        self._costs = costs
 
     def end(self, t: float) -> None:
         """Counts the groups that still wait."""
@@ -78,28 +90,41 @@ class Trainer:
         tokens = sum(held.tokens + (1 if once else held.rollouts) * held.group.prompt_tokens for held in self.held)
         return self._costs.train(tokens, sum(held.rollouts for held in self.held))
 
+    def measured(self, drift: float) -> tuple[float, float, float]:
+        """Of the step on the groups held: its ESS, its length ratio, and the groups left behind in steps' worth.
+
+        The ESS lacks `drift` times the mean square of the staleness of the tokens trained.
+        """
+        rollouts, tokens = sum(held.rollouts for held in self.held), sum(held.tokens for held in self.held)
+        squares = sum(held.tokens * held.staleness**2 for held in self.held)
+        taken_length = self.taken.tokens / self.taken.rollouts
+        ess = max(0.0, 1 - drift * squares / tokens)
+        return ess, tokens / rollouts / taken_length, len(self._ready) / self._groups_per_step
+
     def step(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The step is done. Returns the groups trained, ascending, and those dropped since the step before."""
         groups, dropped = tuple(sorted(held.group.number for held in self.held)), tuple(self.dropped)
         self.policy_version += 1
-        self.held, self.dropped = [], []
+        self.bound = self._control.bound_at(self.policy_version)
+        self.held, self.dropped, self.taken = [], [], Amount()
         return groups, dropped
 
     def _keep(self, group: Group) -> bool:
         """Counts a group, and whether it is trained on."""
         version, tokens, rollouts = self.policy_version, sum(group.lengths), len(group.lengths)
-        if not is_too_old(group.min_version, version, self._bound):
-            self.tally.take(rollouts, tokens)
-            self.tally.train(rollouts, tokens, staleness(version, group.min_version))
-            self.held.append(Held(group, rollouts, tokens))
-            return True
         self.tally.take(rollouts, tokens)
+        self.taken += Amount(rollouts=rollouts, tokens=tokens)
+        if not is_too_old(group.min_version, version, self.bound):
+            age = staleness(version, group.min_version)
+            self.tally.train(rollouts, tokens, age)
+            self.held.append(Held(group, rollouts, tokens, age))
+            return True
         return self._masks and self._keep_masked(group)
 
     def _keep_masked(self, group: Group) -> bool:
         """Keeps the members that have a token young enough."""
         version, history = self.policy_version, group.history
-        first = oldest_trainable(version, self._bound)
+        first = oldest_trainable(version, self.bound)
         rollouts = tokens = masked_tokens = 0
         oldest = version
         for start, length in zip(group.starts, group.lengths, strict=True):
@@ -108,6 +133,7 @@ class Trainer:
                 rollouts, tokens, masked_tokens = rollouts + 1, tokens + length, masked_tokens + masked
                 oldest = min(oldest, history.version_of_first_token(start + masked))
         if rollouts:
-            self.tally.train(rollouts, tokens, staleness(version, oldest), masked_tokens)
-            self.held.append(Held(group, rollouts, tokens))
+            age = staleness(version, oldest)
+            self.tally.train(rollouts, tokens, age, masked_tokens)
+            self.held.append(Held(group, rollouts, tokens, age))
         return rollouts > 0

@@ -28,6 +28,11 @@ _OLDER_LATER = Script(
 )
 """A slow generator's groups have lower numbers and younger weights than others that wait beside them."""
 
+_SLOW_REWARD = Script(
+    steps=30, control="adaptive", max_staleness=6, scorers=4, score=4.03, sigma=0.4, train=0.9, groups_per_batch=4
+)
+"""With a bound of 1 both sides wait for scores most of the time."""
+
 
 def check_that_both_do_the_same(script: Script) -> None:
     """Same groups admitted by each generator under the same versions, same groups in each step, at the same times."""
@@ -62,6 +67,17 @@ def check_that_both_do_the_same(script: Script) -> None:
 @settings(max_examples=15, derandomize=True)
 def test_the_simulation_admits_and_trains_the_groups_that_the_product_does(script: Script) -> None:
     check_that_both_do_the_same(script)
+
+
+@pytest.mark.parametrize("too_old", ["drop", "mask"])
+@pytest.mark.parametrize("generators", [1, 2])
+def test_under_adaptive_control_the_simulation_does_what_the_product_does(generators: int, too_old: str) -> None:
+    script = replace(_SLOW_REWARD, generators=generators, too_old=too_old)
+    check_that_both_do_the_same(script)
+    simulated = Trace()
+    simulate(script.config, script.costs, script.lengths, steps=script.steps, warmup=0, trace=simulated)
+    bounds = [bound for bound, _ in simulated.readings]
+    assert max(bounds) > 1, "a bound of 1 leaves both sides waiting for the reward"
 
 
 @pytest.mark.extended

@@ -22,6 +22,7 @@ class Script:
     mode: str = "async"
     max_staleness: int = 2
     too_old: str = "drop"
+    control: str = "fixed"
     generators: int = 1
     scorers: int = 1
     groups_per_step: int = 2
@@ -69,7 +70,7 @@ class Script:
                 "max_new_tokens": round(8 * self.mean_tokens),
             },
             "scoring": {"replicas": self.scorers},
-            "staleness": {"max_staleness": self.max_staleness, "too_old": self.too_old},
+            "staleness": {"max_staleness": self.max_staleness, "too_old": self.too_old, "control": self.control},
             "storage": {"commit_max_ms": 1000 * self.commit},
             "weights": {"deadline_seconds": _FOREVER},
             "supervision": {"hang_seconds": _FOREVER},

@@ -137,6 +137,7 @@ class TimedTrainer:
         self._clock.sleep(self._costs.train(tokens, len(samples)))
         self.policy_version += 1
         numbers: dict[str, Any] = {number.name: 0 for number in fields(StepReport)}
+        numbers["ratio_effective_sample_size"] = 1.0
         numbers["trainer_logprobs"] = [sample.rollout_logprobs for sample in samples]
         return StepReport(**numbers)
 
