@@ -44,8 +44,23 @@
         returning ||= setInterval(() => ask(location.href, { method: "HEAD" }).then(() => location.reload(), () => {}), AGAIN_MS);
     };
 
+    // Plotly takes a while to start, as the server does to read a run: so both begin at once. Dash waits for a Plotly
+    // that is a promise; the script puts the real one in its place.
+    const startPlotly = () => {
+        const hasCharts = /^\/(run|compare)\b/.test(location.pathname) && !location.pathname.endsWith("/trajectories");
+        if (window.Plotly || !window._dashPlotlyJSURL || !hasCharts) return;
+        const loaded = new Promise((done, failed) => {
+            const script = document.createElement("script");
+            Object.assign(script, { src: window._dashPlotlyJSURL, async: true, onload: () => done(), onerror: failed });
+            document.body.append(script);
+        });
+        loaded.catch(() => { window.Plotly = undefined; });
+        window.Plotly = loaded;
+    };
+
     window.fetch = async (...question) => {
         if (!String(question[0]?.url ?? question[0]).includes("_dash-update-component")) return ask(...question);
+        setTimeout(startPlotly);
         const one = {};
         asked.set(one, Date.now());
         try {

@@ -94,6 +94,10 @@ class Site:
             found = address.parse(path, search, self._runs.ids(within=_JUST_NOW_SECONDS), views)
         return found
 
+    def read(self, path: str, search: str) -> None:
+        """Reads the runs of a page, so that drawing it within the next moments only has to look for what is new."""
+        self._look(path, search)
+
     def show(self, path: str, search: str) -> Shown:
         look = self._look(path, search)
         built = self._built(look)

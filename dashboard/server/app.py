@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
-from dash.exceptions import DependencyException
+from dash.exceptions import DependencyException, PreventUpdate
 from flask import Flask, Response, request
 
 from dashboard.integrations.prometheus import exposition
@@ -22,6 +22,7 @@ from dashboard.pages.draw import CHART, TEXT
 from dashboard.pages.site import TRAJECTORIES, Site
 from dashboard.read.group_readers import GroupReaders
 from dashboard.read.runs import Runs
+from dashboard.server.ahead import read_ahead
 from dashboard.server.callbacks import answer_senseless, refuse_malformed
 from dashboard.server.security import guard
 from dashboard.server.transfer import compress, preload
@@ -79,6 +80,7 @@ def make_app(runs: Runs, views: Sequence[View], *, host: str, token: str | None)
     compress(app.server)
     preload(app.server)
     _add_responses(app.server, site, runs)
+    read_ahead(app.server, site)
     guard(app.server, host=host, token=token, script_hashes=app.csp_hashes())
     # After the guard, which decides who may ask at all.
     refuse_malformed(app)
@@ -117,8 +119,11 @@ def _add_callbacks(app: Dash, site: Site) -> None:
         prevent_initial_call=True,
     )
     def refresh(tick: int, path: str, search: str | None, shown: Mapping[str, Any] | None) -> tuple[Any, ...]:
+        # Otherwise the page would be drawn again as soon as it is there.
+        if shown is None:
+            raise PreventUpdate
         charts, texts = ([output["id"]["block"] for output in outputs] for outputs in ctx.outputs_list[1:3])
-        now = site.refresh(path, search or "", shown or {}, charts, texts)
+        now = site.refresh(path, search or "", shown, charts, texts)
         return now.frame, now.figures, now.texts, now.drawn_from, tick if now.again else no_update
 
 
