@@ -1,17 +1,21 @@
-"""Data colours: one per meaning, readable on white and near-black, distinct for colour-blind readers (Okabe and Ito).
+"""Data colours: one per meaning, readable on white and near-black.
+
+Any two that stand beside each other in a chart differ by a ΔE of 10 at least, also to a reader who lacks one kind of
+cones. Most are near those of Okabe and Ito.
 
 Text, axes and grid get their colours from the page's style, light or dark.
 """
 
 from collections.abc import Mapping
 
-BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#c98500"
-PINK, SKY, VIOLET, OLIVE = "#c0679a", "#2f9bd8", "#7b68c8", "#9a8500"
-BROWN, TEAL, GREY = "#a65628", "#4f8a8b", "#808080"
+BLUE, VERMILION, GREEN, ORANGE = "#0072b2", "#c75710", "#009e73", "#c98500"
+PINK, SKY, VIOLET, OLIVE = "#b86aa1", "#1b9ad8", "#9878ee", "#928102"
+BROWN, PURPLE, GREY = "#ac5e36", "#b40ad2", "#858281"
 
-SEQUENCE = (BLUE, VERMILION, GREEN, PINK, "#8a78f2", "#507231", "#9f05f5", "#fd1458")
-"""For things identified only by a number: runs, generators. Any two differ by a ΔE of 16 at least, also to a reader who
-lacks one kind of cones; on white and on the dark card each has a contrast of 3."""
+SEQUENCE = (BLUE, "#d55e00", GREEN, "#c0679a", "#8a78f2", "#507231", "#9f05f5", "#fd1458")
+"""For things identified only by a number: runs, generators. On white and on the dark card each has a contrast of 3."""
+
+_DEVICE = "#58626a"
 
 MEANINGS: Mapping[str, str] = {
     # Outcomes.
@@ -34,19 +38,23 @@ MEANINGS: Mapping[str, str] = {
     "checkpoint": VIOLET,
     "handover": OLIVE,
     "probe": BROWN,
-    "store unfinished responses": PINK,
-    "loading": TEAL,
-    "serve the late": "#6e5bbe",
+    "store unfinished responses": "#8c5a51",
+    "loading": PURPLE,
+    "serve the late": "#6e56b2",
+    "sleep": "#af8a3d",
+    "wake": "#3d77f9",
     # What runs beside the pipeline now and then.
     "bootstrap": BROWN,
     "evaluate": VIOLET,
-    # Waiting is grey, with a tint of the stage that waits.
-    "waiting for scored groups": "#7e9a8c",
-    "waiting for groups that the step would leave too old": "#6f8f9f",
-    "waiting for weights": "#8a8fa3",
-    "waiting for room under max_staleness": "#6f7896",
-    "waiting for trajectories": "#9c8f7e",
-    "waiting for a new policy version": "#a08a95",
+    # Waiting is grey, some with a tint.
+    "waiting for scored groups": "#6d675f",
+    "waiting for groups that the step would leave too old": "#728fa0",
+    "waiting for weights": "#8f8c95",
+    "waiting for room under max_staleness": "#707c92",
+    "waiting for the trainer to give the device back": _DEVICE,
+    "waiting for generators to give the device back": _DEVICE,
+    "waiting for trajectories": "#8f8374",
+    "waiting for a new policy version": "#9f858b",
     # Transports.
     "shm": BLUE,
     "direct": GREEN,

@@ -13,7 +13,7 @@ from dashboard.views.figures import Series, line_chart
 from dashboard.views.per_run import NO_STEP, VERSIONS, line_per_run, missing
 from dashboard.views.rewards import BLOCKS as OF_RESPONSES
 
-_RATIOS = dict(zip(queries.RATIO_QUANTILES, (SKY, BLUE, ORANGE, VERMILION), strict=True))
+RATIOS = dict(zip(queries.RATIO_QUANTILES, (SKY, BLUE, ORANGE, VERMILION), strict=True))
 
 
 def _reward(runs: Sequence[RunData]) -> go.Figure:
@@ -60,7 +60,7 @@ def _ratios(runs: Sequence[RunData]) -> go.Figure:
     else:
         series = [
             Series(name=quantile, line=queries.measured(runs[0], f"importance_ratio_{quantile}"), colour=colour)
-            for quantile, colour in _RATIOS.items()
+            for quantile, colour in RATIOS.items()
         ]
     return line_chart(series, x=VERSIONS, y="π/μ", empty=missing(runs), logarithmic=True)
 

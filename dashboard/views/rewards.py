@@ -12,8 +12,8 @@ from dashboard.views.colours import BLUE, GREY, ORANGE, SEQUENCE, SKY, VERMILION
 from dashboard.views.figures import Series, line_chart
 from dashboard.views.per_run import VERSIONS, line_per_run, missing
 
-_SPREAD = {"mean": BLUE, "p10": SKY, "p50": GREY, "p90": ORANGE}
-_LENGTHS = {"p10": SKY, "p50": BLUE, "p90": ORANGE, "p99": VERMILION, "max": GREY}
+SPREAD = {"mean": BLUE, "p10": SKY, "p50": GREY, "p90": ORANGE}
+LENGTHS = {"p10": SKY, "p50": BLUE, "p90": ORANGE, "p99": VERMILION, "max": GREY}
 _DASHES = ("solid", "dash", "dot")
 
 
@@ -22,7 +22,7 @@ def _spread(runs: Sequence[RunData]) -> go.Figure:
         series = line_per_run(runs, lambda run: queries.reward_spread(run).get("mean", NO_LINE))
     else:
         found = queries.reward_spread(runs[0])
-        series = [Series(name=name, line=line, colour=_SPREAD[name]) for name, line in found.items()]
+        series = [Series(name=name, line=line, colour=SPREAD[name]) for name, line in found.items()]
     return line_chart(series, x=VERSIONS, y="standard deviation of the reward", empty=missing(runs), from_zero=True)
 
 
@@ -31,7 +31,7 @@ def _lengths(runs: Sequence[RunData]) -> go.Figure:
         series = line_per_run(runs, lambda run: queries.lengths(run).get("p90", NO_LINE))
     else:
         found = queries.lengths(runs[0])
-        series = [Series(name=name, line=line, colour=_LENGTHS[name]) for name, line in found.items()]
+        series = [Series(name=name, line=line, colour=LENGTHS[name]) for name, line in found.items()]
     return line_chart(series, x=VERSIONS, y="response tokens", empty=missing(runs), from_zero=True)
 
 

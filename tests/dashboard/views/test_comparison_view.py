@@ -1,8 +1,5 @@
-"""The first pages of a comparison: a table of differences, a legend that hides a line with its band, colours apart."""
+"""The first pages of a comparison: a table of differences, a legend that hides a line with its band."""
 
-import itertools
-
-import numpy as np
 import pytest
 from support.stores.dict_store import DictStore
 
@@ -12,14 +9,6 @@ from dashboard.read.run_reader import RunReader
 from dashboard.views.blocks import Chart, Rows
 from dashboard.views.colours import SEQUENCE
 from dashboard.views.comparison.pages import COMPARISON, COMPARISON_BY_TIME
-
-CONES = {
-    "all": np.eye(3),
-    "no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "no green": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-    "no blue": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
-}
-"""What readers who lack one kind of cones see of linear sRGB (Machado, Oliveira and Fernandes 2009)."""
 
 
 @pytest.fixture(scope="module")
@@ -32,26 +21,6 @@ def runs() -> list[RunData]:
         run.evaluate(0.5)
         found.append(RunReader(run.store).look())
     return found
-
-
-def linear(colours: tuple[str, ...]) -> np.ndarray:
-    values = np.array([[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in colours])
-    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
-
-
-def lab(rgb: np.ndarray) -> np.ndarray:
-    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-    xyz = rgb @ to_xyz.T / [0.9505, 1.0, 1.089]
-    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
-    return np.stack([116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], axis=1)
-
-
-@pytest.mark.parametrize("cones", CONES)
-def test_the_colours_of_eight_runs_are_told_apart(cones: str) -> None:
-    assert len(SEQUENCE) == 8
-    seen = lab(np.clip(linear(SEQUENCE) @ np.array(CONES[cones]).T, 0, 1))
-    apart = [float(np.linalg.norm(one - other)) for one, other in itertools.combinations(seen, 2)]
-    assert min(apart) >= 10
 
 
 def test_the_differences_come_first_and_have_a_column_for_each_run(runs: list[RunData]) -> None:

@@ -98,7 +98,8 @@ _JUST_BEGUN = run_data(
     metrics={},
     consumed=consumed_rows([]),
     evaluations={
-        name: np.empty(0) for name in ("policy_version", "accuracy", "accuracy_low", "accuracy_high", "num_prompts")
+        name: np.empty(0)
+        for name in ("policy_version", "accuracy", "accuracy_low", "accuracy_high", "num_prompts", "t", "seconds")
     },
 )
 
