@@ -8,9 +8,8 @@ import random
 from pathlib import Path
 
 import pytest
-import yaml
 from support.campaigns.campaigns import PRESET
-from support.damage.fuzz import config_text, overrides, prompt_file
+from support.damage.fuzz import config_text, near_text, overrides, prompt_file
 
 from configs.errors import ConfigError
 from configs.load import load_config
@@ -49,10 +48,13 @@ def test_a_config_with_random_mistakes_is_refused_in_sentences_or_could_run(
     count: int, seed: int, tmp_path: Path
 ) -> None:
     chooser = random.Random(seed)
-    presets = [yaml.safe_load(path.read_text()) for path in PRESETS]
+    # With their defaults, so that each key has a value to start from.
+    presets = [load_config(path, []).model_dump(mode="json") for path in PRESETS]
     refused = 0
     for number in range(count):
         text, sets = config_text(chooser, chooser.choice(presets)), overrides(chooser)
+        if number % 4 == 0:
+            text, sets = near_text(chooser, presets), []
         file = tmp_path / "config.yaml"
         file.write_bytes(text)
         # The last line that a test which fails has printed names what it failed at.

@@ -3,7 +3,7 @@
 import copy
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,27 @@ def config_text(chooser: random.Random, preset: Mapping[str, Any]) -> bytes:
         at = chooser.randrange(len(text) + 1)
         text = text[:at] + chooser.choice(_SPOILED) + text[at + chooser.randint(0, 8) :]
     return text
+
+
+def near_text(chooser: random.Random, presets: Sequence[Mapping[str, Any]]) -> bytes:
+    """A preset with one to four values near its own, or another preset's: of its type, often against another key."""
+    values = copy.deepcopy(dict(chooser.choice(presets)))
+    for _ in range(chooser.randint(1, 4)):
+        *sections, name = chooser.choice(_KEYS).split(".")
+        holder, other = values, chooser.choice(presets)
+        for section in sections:
+            holder, other = holder.get(section) or {}, other.get(section) or {}
+        if name in holder:
+            holder[name] = _near(chooser, holder[name], other.get(name))
+    return _as_yaml(values)
+
+
+def _near(chooser: random.Random, value: Any, other: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float) and chooser.random() < 0.8:
+        return chooser.choice((value * 2, value * 100, value + 1, max(value - 1, 0), type(value)(value / 2)))
+    return other
 
 
 def overrides(chooser: random.Random) -> list[str]:
