@@ -40,6 +40,8 @@ def _stage(stage: StageNow) -> Component:
     heard = "stopped" if stage.silent is None else f"status {duration(stage.silent)} ago"
     if stage.doing in (STARTING, LOADING, "not started"):
         busy, tokens = stage.doing, ""
+    if stage.doing == "not started":
+        heard = ""
     lines = [html.Strong(title), html.Span(busy + tokens), html.Span(heard, className="none")]
     if stage.holds_up:
         lines.insert(1, html.Span("bottleneck", className="label"))

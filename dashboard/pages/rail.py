@@ -60,16 +60,17 @@ def register(app: Dash, runs: Runs, readers: GroupReaders) -> None:
         except (KeyError, StorageError, MillraceError, OSError):
             # The top of the page says so.
             return []
-        return rail(run, _prompts(run, readers))
+        return rail(run, _prompts(run, readers), _started_before(run, runs))
 
 
-def rail(run: RunData, prompts: Prompts) -> list[Component]:
-    """All sections; a group without its prompt in `prompts` says that it can't be read."""
+def rail(run: RunData, prompts: Prompts, before: str | None = None) -> list[Component]:
+    """All sections; a group without its prompt in `prompts` says that it can't be read, `before` is the run to compare
+    with."""
     return [
         _section("Groups", _groups(run, prompts)),
         _section("Events", _events(latest_events(run, _EVENTS))),
         _section("Ledger", _ledger(run)),
-        _section("Config", _config(run)),
+        _section("Config", [*_config(run), *_comparison(run, before)]),
         _section("Prefect", _prefect(run)),
     ]
 
@@ -134,6 +135,26 @@ def _config(run: RunData) -> list[Component]:
     more = len(origin.changes) - _CHANGES
     rest = [html.P(f"and {more} more", className="none", title=visible(everything))] if more > 0 else []
     return [html.P(f"Against preset {preset}:"), html.Ul(lines), *rest]
+
+
+def _started_before(run: RunData, runs: Runs) -> str | None:
+    """The run that was started last before this one; None if there is none, or the runs can't be read."""
+    started = run.info.attempts[0].t_started
+    try:
+        earlier = [row for row in runs.overview() if row.t_started is not None and row.t_started < started]
+    except (StorageError, MillraceError, OSError):
+        # The page of all runs says so.
+        return None
+    others = [row for row in earlier if row.run_id != run.info.run_id]
+    return max(others, key=lambda row: row.t_started or 0.0).run_id if others else None
+
+
+def _comparison(run: RunData, before: str | None) -> list[Component]:
+    if before is None:
+        return []
+    return [
+        html.P(dcc.Link(f"Compare with {before}, the run before it", href=address.compare([run.info.run_id, before])))
+    ]
 
 
 def _change(key: str, pair: Sequence[Any]) -> str:

@@ -28,10 +28,10 @@ def _by_time(runs: Sequence[RunData]) -> go.Figure:
 
 def _home(run: RunData, x: str, move: Move) -> go.Figure:
     charts = [
-        ("reward, mean of 10 steps; ● held-out accuracy, ★ promoted", _reward(run, x, move)),
-        ("staleness: mean, largest (dotted), bound (dashed)", _staleness(run, x, move)),
+        ("reward (10 steps), ● accuracy, ★ promoted", _reward(run, x, move)),
+        ("staleness: mean, largest ····, bound – –", _staleness(run, x, move)),
         ("π/μ, p95 (orange); effective sample size (blue)", _off_policy(run, x, move)),
-        ("seconds a step by phase; grey: waiting; ◆ checkpoint", _phases(run, x, move)),
+        ("seconds a step; grey: waiting; ◆ checkpoint", _phases(run, x, move)),
     ]
     return stacked(charts, x=x, height=_PIXELS, marks=_marks(run, move))
 

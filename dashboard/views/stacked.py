@@ -41,11 +41,14 @@ def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, height: int, mar
     for number, (title, chart) in enumerate(charts):
         suffix = "" if number == 0 else str(number + 1)
         top = 1 - number * share
-        axis = chart.layout.yaxis.to_plotly_json() | {"domain": [max(0.0, top - share + _GAP), top], "visible": True}
+        axis = chart.layout.yaxis.to_plotly_json() | {"domain": [max(0.0, top - share + _GAP), top]}
         figure.update_layout({f"yaxis{suffix}": {**axis, "title": {"text": ""}, "nticks": 4, "anchor": "x"}})
         for trace in chart.data:
             trace.update(xaxis="x", yaxis=f"y{suffix}")
             figure.add_trace(trace)
+        if not chart.data and any(other.data for _, other in charts):
+            # Plotly leaves out an axis without a trace, and what is anchored to it moves.
+            figure.add_scatter(x=[None], y=[None], yaxis=f"y{suffix}", hoverinfo="skip")
         figure.add_annotation(
             text=title, showarrow=False, xref="paper", yref="paper", x=0, y=top, xanchor="left", yanchor="bottom"
         )
@@ -60,7 +63,7 @@ def stacked(charts: Sequence[tuple[str, go.Figure]], *, x: str, height: int, mar
                 yref="paper", y=1, yanchor="top",
             )  # fmt: skip
     figure.update_xaxes(
-        title={"text": x}, visible=True, anchor=f"y{len(charts)}", showspikes=True, spikemode="across",
+        title={"text": x}, visible=len(figure.data) > 0, anchor=f"y{len(charts)}", showspikes=True, spikemode="across",
         spikesnap="cursor", spikethickness=1, spikedash="solid",
     )  # fmt: skip
     return figure

@@ -51,6 +51,7 @@ def test_a_run_that_has_hardly_begun_says_so_in_each_chart(view: Any) -> None:
     )
     said = [one.text for one in figure.layout.annotations]
     assert said.count("No step was finished yet.") == 4
+    assert not figure.layout.xaxis.visible, "it would lie across the charts"
 
 
 def test_a_run_of_an_older_version_says_what_it_has_not_recorded_and_shows_the_rest() -> None:
@@ -58,6 +59,8 @@ def test_a_run_of_an_older_version_says_what_it_has_not_recorded_and_shows_the_r
     said = [one.text for one in figure.layout.annotations]
     assert said.count("Not recorded in this run.") == 2
     assert {"accuracy", "mean staleness"} <= {trace.name for trace in figure.data}
+    assert {trace.yaxis for trace in figure.data} == {"y", "y2", "y3", "y4"}, "the x axis is anchored to the last one"
+    assert figure.layout.xaxis.visible
 
 
 def test_the_reward_is_the_mean_of_the_last_ten_steps() -> None:

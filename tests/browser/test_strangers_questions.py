@@ -1,0 +1,88 @@
+"""What somebody asks who opens the dashboard for the first time, and the clicks that the answer takes: two at most.
+
+docs/dashboard.md lists the same questions and clicks.
+"""
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+from support.campaigns.campaigns import REPOSITORY
+from support.pages.dashboard_page import Watched
+
+from benchmarks.stored_run.run import Shape, StoredRun
+from storage.stores.local import LocalStore
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs(root: Path) -> None:
+    for name, bound in (("yesterday", 2), ("today", 4)):
+        shape = Shape(steps=60, seed=3, max_staleness=bound, stale_share=0.3, steps_per_part=5)
+        run = StoredRun(LocalStore(root / name, fsync=False), name, shape)
+        run.evaluate(0.25)
+        run.append(40)
+        run.evaluate(0.5)
+
+
+class Stranger:
+    """Clicks, and counts."""
+
+    def __init__(self, watched: Watched, path: str) -> None:
+        watched.open(path)
+        self.page = watched.page
+        self.clicks = 0
+
+    def click(self, role: str, name: str) -> None:
+        self.page.get_by_role(role, name=name).first.click()  # type: ignore[arg-type]
+        self.clicks += 1
+
+
+def test_is_it_healthy_and_what_limits_it_and_is_it_too_stale_take_the_click_that_opens_the_run(
+    watched: Watched,
+) -> None:
+    stranger = Stranger(watched, "/")
+    stranger.click("link", "today")
+    clauses = stranger.page.locator(".clauses a")
+    expect(clauses.nth(1)).to_contain_text("healthy: no alarm")
+    expect(clauses.nth(2)).to_contain_text("no stage is always busy: train idle 12%, generate idle 23%")
+    expect(clauses.nth(3)).to_contain_text("of the rollouts were too old and dropped")
+    expect(clauses.nth(3)).to_have_class("warning")
+    expect(stranger.page.locator(".advice")).to_contain_text("Set staleness.too_old to mask")
+    assert stranger.clicks == 1
+
+
+def test_a_clause_leads_to_the_chart_that_shows_it(watched: Watched) -> None:
+    stranger = Stranger(watched, "/")
+    stranger.click("link", "today")
+    stranger.click("link", "too old and dropped")
+    expect(stranger.page.locator("#staleness-outcomes")).to_be_in_viewport()
+    assert stranger.clicks == 2
+
+
+def test_what_changed_against_yesterdays_run_takes_two_clicks(watched: Watched) -> None:
+    stranger = Stranger(watched, "/")
+    stranger.click("link", "today")
+    stranger.click("link", "Compare with yesterday, the run before it")
+    line = stranger.page.locator("#compare-config tbody tr").first
+    expect(line.locator("td")).to_have_text(["staleness.max_staleness", "4", "2"])
+    assert stranger.clicks == 2
+
+
+def test_a_failure_is_shown_after_two_clicks(watched: Watched) -> None:
+    stranger = Stranger(watched, "/")
+    stranger.click("link", "today")
+    stranger.click("link", "worst")
+    expect(stranger.page.locator("#trajectories-opened")).to_contain_text("reward 0")
+    assert stranger.clicks == 2
+
+
+def test_the_docs_have_the_same_questions() -> None:
+    text = (REPOSITORY / "docs" / "dashboard.md").read_text()
+    for question in (
+        "Is it healthy?",
+        "What limits it?",
+        "Is it too stale?",
+        "What changed against",
+        "Show me a failure",
+    ):
+        assert question in text
