@@ -22,6 +22,9 @@ class ExactMatch(Reward):
         self._pattern = None if answer_pattern is None else re.compile(answer_pattern)
         self.isolated = answer_pattern is not None
 
+    def warm_up(self) -> None:
+        self.score(Prompt(prompt_id="", text="", answer="", source=""), "")
+
     def score(self, prompt: Prompt, response: str) -> Score:
         answer = response if self._pattern is None else last_group(response, self._pattern)
         match = float(answer is not None and answer.strip() == prompt.answer.strip())

@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +24,9 @@ from millrace.rewards.isolation.worker import CHUNK, READY
 _LOAD_SECONDS = 300.0
 """For importing a reward's libraries; some take a minute on a cold disk."""
 _READY_SECONDS = 10.0
+_LONGEST_PROC_FILE = 4096
+_CPUCLOCK_SCHED = 2
+"""From Linux's posix-timers.h: the clock of a process that counts the time it ran."""
 
 
 class RewardForkServer:
@@ -33,25 +37,26 @@ class RewardForkServer:
     """
 
     def __init__(self, recipes: Mapping[str, Mapping[str, Any]], limits: Limits) -> None:
-        self._pending: Birth | None = None
-        """The worker being forked, or already there."""
+        self._spares: deque[Birth] = deque()
+        """Workers being forked, or already there and blocked: the oldest first."""
         self.versions: dict[str, str] = {}
         """By the name of each reward."""
+        self.late = False
+        """Whether each worker loads the rewards itself, and so takes the memory and time for that."""
         self._ready_seconds = _READY_SECONDS
         server = self._start(recipes, limits, late=False) or self._start(recipes, limits, late=True)
         assert server is not None, "late, nothing is loaded that could keep it from forking"
         self._forks = server
 
-    def prefork(self) -> None:
-        """Have one worker forked ahead of time, unless there is one. Does not wait for it."""
-        if self._pending is None:
-            self._pending = self._forks.order({})
+    def prefork(self, spares: int) -> None:
+        """Have workers forked ahead of time until so many are spare. Does not wait for them."""
+        while len(self._spares) < spares:
+            self._spares.append(self._forks.order({}))
 
     def take(self) -> "RewardWorker":
-        """A worker that has scored nothing yet: the preforked one."""
-        self.prefork()
-        assert self._pending is not None, "it was preforked"
-        birth, self._pending = self._pending, None
+        """A worker that has scored nothing yet: the spare one that has been there longest."""
+        self.prefork(1)
+        birth = self._spares.popleft()
         worker = RewardWorker(birth.wait(), birth.socket)
         worker.await_ready(self._ready_seconds)
         return worker
@@ -68,8 +73,8 @@ class RewardForkServer:
 
     def close(self) -> None:
         """End the fork server. The kernel then kills its workers."""
-        if self._pending is not None:
-            self._pending.close()
+        for birth in self._spares:
+            birth.close()
         self._forks.close()
 
     def _start(self, recipes: Mapping[str, Mapping[str, Any]], limits: Limits, *, late: bool) -> ForkServer | None:
@@ -90,6 +95,7 @@ class RewardForkServer:
             return None
         self.versions = reply["versions"]
         # A worker that loads the rewards itself gets the time for it: it is not part of any response's deadline.
+        self.late = late
         self._ready_seconds = _LOAD_SECONDS if late else _READY_SECONDS
         return server
 
@@ -129,8 +135,10 @@ class RewardWorker:
         """Tasks sent to it in total."""
         self._outbox = bytearray()
         self._inbox = bytearray()
-        self._cpu_start: tuple[int, float] | None = None
-        """A task, and the processor seconds used when that task was first seen in front."""
+        # As clock_getcpuclockid(3) makes it. /proc/PID/schedstat lags by up to 4 ms while the process runs.
+        self._processor_clock = ~pid << 3 | _CPUCLOCK_SCHED
+        self._used = 0.0
+        """Processor seconds that it had used when `lap_seconds` was last called."""
         self._resident_at_start = 0
         self._threads_at_start = 0
 
@@ -157,16 +165,23 @@ class RewardWorker:
         return self._num_threads() - self._threads_at_start
 
     def busy_seconds(self) -> float:
-        """Processor time used since this was first called for its current task; 0 at that first call."""
-        used = int(self._read("schedstat").split()[0]) / 1e9
-        if self._cpu_start is None or self._cpu_start[0] != self.tasks[0]:
-            self._cpu_start = self.tasks[0], used
-        return used - self._cpu_start[1]
+        """Processor time that it has used since `lap_seconds` was last called."""
+        # If the fork server has ended, so has it, and nobody keeps its process id.
+        with suppress(OSError):
+            return time.clock_gettime(self._processor_clock) - self._used
+        return 0.0
+
+    def lap_seconds(self) -> float:
+        """The same; from then on it is counted anew."""
+        busy = self.busy_seconds()
+        self._used += busy
+        return busy
 
     def give(self, number: int, line: bytes, now: float) -> None:
         """Send it a task."""
         if not self.tasks:
             self.since = now
+            self.lap_seconds()
         self.tasks.append(number)
         self.given += 1
         self._outbox += line
@@ -178,6 +193,16 @@ class RewardWorker:
         with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while self._outbox:
                 del self._outbox[: self.socket.send(self._outbox)]
+
+    def has_answered(self) -> bool:
+        """Whether a line has arrived that was not received yet, or it has ended."""
+        try:
+            arrived = self.socket.recv(CHUNK, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True
+        return not arrived or b"\n" in arrived
 
     def receive(self, longest: int) -> list[bytes] | None:
         """The lines that have arrived. None if it has ended, or sent a line longer than `longest` bytes."""
@@ -199,7 +224,11 @@ class RewardWorker:
         # Each thread is a folder in there. Counting them by its links is cheaper than reading `status`.
         return os.stat(f"/proc/{self.pid}/task").st_nlink - 2  # noqa: PTH116 — as below
 
-    def _read(self, name: str) -> str:
+    def _read(self, name: str) -> bytes:
         """One of the kernel's files about it. They exist until it is reaped."""
-        with open(f"/proc/{self.pid}/{name}", encoding="ascii") as file:  # noqa: PTH123 — read every few milliseconds
-            return file.read()
+        # `open` and its buffers take three times as long, every millisecond or two.
+        descriptor = os.open(f"/proc/{self.pid}/{name}", os.O_RDONLY)
+        try:
+            return os.read(descriptor, _LONGEST_PROC_FILE)
+        finally:
+            os.close(descriptor)

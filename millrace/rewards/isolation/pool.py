@@ -4,7 +4,7 @@
                         worker 2  ├─ slow while others wait: killed         ─► waiting, behind all others
                            …      ├─ past its deadline, too much memory,
                                   │  too many threads                       ─► killed: `timeout`, `error`
-             spare: the next one  └─ ended by itself                        ─► `error`
+            spares: the next ones └─ ended by itself                        ─► `error`
 
 A worker is sent a few tasks ahead, so that neither side waits for the other to wake up. When a worker ends, only the
 task in front is affected: the others go to the next worker.
@@ -26,18 +26,24 @@ from millrace.rewards.isolation.seccomp import Limits
 _LONGEST_TASK = 16 * 2**20
 """Bytes of a response with its prompt. No verifier gets through more in time."""
 _LOOK_SECONDS = 0.002
+_STALL_SECONDS = 0.001
+"""With no answer for so long, the workers are looked at. The least that the kernel's epoll can wait."""
 _AHEAD = 16
 """Most unanswered tasks per worker."""
 _TASKS_PER_WORKER = 1000
 """A worker is replaced after so many tasks, so that caches in libraries cannot grow for weeks."""
+_SPARES = 4
+"""Workers forked ahead while nothing waits to be scored. While something does, one is forked once none is left."""
 _THREADS = 64
 """Most threads that a worker may start. Many would take the host's processors from everyone else."""
-_SLOW = 10.0
+_SLOW = 12.0
 """A task is slow once it has used this many times the mean processor time of those before it,"""
-_PATIENCE_SECONDS = 0.003
+_PATIENCE_SECONDS = 0.0008
 """and at least this much,"""
 _STILLNESS = 20.0
-"""or once it has taken this many times that by the clock: it sleeps."""
+"""or once it has taken this many times that by the clock,"""
+_STILL_SECONDS = 0.06
+"""and at least this much: it sleeps. On a busy machine a worker may have to wait for a processor for so long."""
 _MORE_PATIENCE = 10.0
 """Each time a slow task is put behind the others, it gets this many times as long next time."""
 
@@ -56,7 +62,7 @@ class Pool:
         self._server: RewardForkServer | None = None
         self._workers: list[RewardWorker] = []
         self._selector = selectors.DefaultSelector()
-        self._scored, self._scored_seconds = 0, 0.0
+        self._scored, self._busy_seconds = 0, 0.0
         self.versions: Mapping[str, str] = {}
         """By the name of each reward."""
 
@@ -103,9 +109,10 @@ class Pool:
         looked = time.monotonic()
         while waiting or any(worker.tasks for worker in self._workers):
             self._give_out(waiting, lines, slow)
-            for worker in self._readable():
-                yield from self._receive(worker, waiting)
-            if time.monotonic() - looked >= _LOOK_SECONDS:
+            readable = self._readable()
+            for worker in readable:
+                yield from self._receive(worker, waiting, slow)
+            if not readable or time.monotonic() - looked >= _LOOK_SECONDS:
                 for worker in list(self._workers):
                     yield from self._enforce_limits(worker, waiting, slow)
                 looked = time.monotonic()
@@ -125,8 +132,8 @@ class Pool:
                 break
             waiting.popleft()
             worker.give(number, lines[number], time.monotonic())
-        # Forked while the others work, so that it is there when one of them is lost.
-        self._entered().prefork()
+        # Forking takes processor time from the workers that are scoring.
+        self._entered().prefork(1 if waiting or self._entered().late else _SPARES)
 
     def _takes_one(self, worker: RewardWorker, room: int, slow: Counter[int]) -> bool:
         if len(worker.tasks) >= room or worker.given >= self._tasks_per_worker or worker.sending:
@@ -140,28 +147,33 @@ class Pool:
         return worker
 
     def _readable(self) -> list[RewardWorker]:
-        """The workers that have sent something, or do so within `_LOOK_SECONDS`."""
+        """The workers that have sent something, or do so within `_STALL_SECONDS`."""
         for worker in self._workers:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.sending else 0)
             if self._selector.get_key(worker.socket).events != events:
                 self._selector.modify(worker.socket, events, worker)
-        found = self._selector.select(_LOOK_SECONDS)
+        found = self._selector.select(_STALL_SECONDS)
         for key, events in found:
             if events & selectors.EVENT_WRITE:
                 key.data.flush()
         return [key.data for key, events in found if events & selectors.EVENT_READ]
 
-    def _receive(self, worker: RewardWorker, waiting: deque[int]) -> Iterator[tuple[int, TimedScore]]:
+    def _receive(
+        self, worker: RewardWorker, waiting: deque[int], slow: Counter[int]
+    ) -> Iterator[tuple[int, TimedScore]]:
         lines = worker.receive(LONGEST_SCORE)
+        if lines and worker.tasks:
+            busy = worker.lap_seconds()
+            # A hostile response may well end in a score. Its seconds would have the next one waited for longer.
+            if not slow[worker.tasks[0]]:
+                self._scored += len(lines)
+                self._busy_seconds += busy
         for line in lines or ():
             if not worker.tasks:
                 # A worker that sends more than it was asked for has been taken over by a response.
                 lines = None
                 break
-            now = time.monotonic()
-            self._scored += 1
-            self._scored_seconds += now - worker.since
-            worker.since = now
+            worker.since = time.monotonic()
             yield worker.tasks.popleft(), read_score(line)
         if lines is None:
             yield from self._reap(worker, waiting)
@@ -174,7 +186,8 @@ class Pool:
         """Kill a worker whose current task has used what a response may use."""
         if not worker.tasks:
             return
-        seconds, first, limits = time.monotonic() - worker.since, worker.tasks[0], self._limits
+        now = time.monotonic()
+        seconds, first, limits = now - worker.since, worker.tasks[0], self._limits
         score: Score | None = None
         if seconds > limits.timeout_seconds:
             score = failed(f"no verdict after {limits.timeout_seconds:g} s", "timeout")
@@ -182,7 +195,7 @@ class Pool:
             score = failed(f"judging it took more than {limits.memory_mb} MiB of memory")
         elif worker.threads() > _THREADS:
             score = failed(f"judging it took more than {_THREADS} threads")
-        elif not (waiting or len(worker.tasks) > 1) or not self._is_slow(worker, seconds, slow[first]):
+        elif not (waiting or len(worker.tasks) > 1) or not self._is_slow(worker, now, slow[first]):
             return
         worker.tasks.popleft()
         waiting.extendleft(reversed(worker.tasks))
@@ -193,10 +206,13 @@ class Pool:
         else:
             yield first, TimedScore(score=score, seconds=seconds)
 
-    def _is_slow(self, worker: RewardWorker, seconds: float, times: int) -> bool:
-        mean = self._scored_seconds / self._scored if self._scored else 0.0
+    def _is_slow(self, worker: RewardWorker, now: float, times: int) -> bool:
+        mean = self._busy_seconds / self._scored if self._scored else 0.0
         patience = max(_PATIENCE_SECONDS, _SLOW * mean) * _MORE_PATIENCE**times
-        return worker.busy_seconds() > patience or seconds > _STILLNESS * patience
+        still = now - worker.since > max(_STILL_SECONDS * _MORE_PATIENCE**times, _STILLNESS * patience)
+        slow = still or worker.busy_seconds() > patience
+        # Where this process was kept from running, the worker may be many tasks further by now.
+        return slow and not worker.has_answered()
 
     def _reap(self, worker: RewardWorker, waiting: deque[int]) -> Iterator[tuple[int, TimedScore]]:
         """A worker has ended by itself: its current task is an error, the others wait again."""

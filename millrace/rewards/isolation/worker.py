@@ -25,11 +25,12 @@ from typing import NoReturn
 from millrace.errors import InputError
 from millrace.forking.server import Order, control_socket, num_threads, read_recipe, reply, serve
 from millrace.parent_death import die_with_parent
-from millrace.rewards.base import Reward, failed, safe_score
+from millrace.rewards.base import Reward, Score, failed, safe_score
 from millrace.rewards.factory import make_part
-from millrace.rewards.isolation.messages import Task, TimedScore, read_task, score_line
+from millrace.rewards.isolation.messages import Task, TimedScore, read_task, score_line, task_line
 from millrace.rewards.isolation.privacy import hide
 from millrace.rewards.isolation.seccomp import Limits, Sandbox
+from millrace.types import Prompt
 
 READY = b"\n"
 """What a worker sends once it is ready for a task."""
@@ -130,8 +131,7 @@ def _work(order: Order, rewards: Mapping[str, Reward], sandbox: Sandbox, *, late
 
 def _score_all(descriptor: int, rewards: Mapping[str, Reward], sandbox: Sandbox) -> None:
     """Score until the scorer closes its end. Runs in the main thread, where libraries may set an alarm."""
-    for reward in rewards.values():
-        reward.warm_up()
+    _warm_up(rewards, sandbox)
     _write(descriptor, READY)
     inbox = b""
     while chunk := os.read(descriptor, CHUNK):
@@ -139,6 +139,16 @@ def _score_all(descriptor: int, rewards: Mapping[str, Reward], sandbox: Sandbox)
         for line in lines:
             sandbox.bound_cpu()
             _write(descriptor, score_line(_score(read_task(line), rewards)))
+
+
+def _warm_up(rewards: Mapping[str, Reward], sandbox: Sandbox) -> None:
+    """Make the first response as fast as later ones: a forked process copies each page that it first touches."""
+    for reward in rewards.values():
+        reward.warm_up()
+    sandbox.bound_cpu()
+    prompt = Prompt(prompt_id="", text="", answer="", source="")
+    read_task(task_line(Task(reward="", prompt=prompt, response="")))
+    score_line(TimedScore(score=Score(reward=0.0), seconds=0.0))
 
 
 def _score(task: Task, rewards: Mapping[str, Reward]) -> TimedScore:
