@@ -53,7 +53,7 @@ def test_a_config_with_random_mistakes_is_refused_in_sentences_or_could_run(
     refused = 0
     for number in range(count):
         text, sets = config_text(chooser, chooser.choice(presets)), overrides(chooser)
-        if number % 4 == 0:
+        if number % 8 == 0:
             text, sets = near_text(chooser, presets), []
         file = tmp_path / "config.yaml"
         file.write_bytes(text)
