@@ -10,26 +10,26 @@ _MUCH_MORE = 2.0
 
 @dataclass(kw_only=True)
 class Avoided:
-    """A bound, or a number of places, that did not serve; neither it nor any beyond it is tried until some version."""
+    """A value that did not serve: neither it nor any above it is tried until some version.
+
+    Values that are avoided downwards are noted and asked for as negative numbers.
+    """
 
     value: int | None = None
     until: int = 0
     patience: int = _PATIENCE
     hoped: float = 1.0
-    """The share of a step's time, or of the length of responses, that it was to win."""
+    """What it was to win, as a share."""
 
-    def note(self, value: int, version: int, *, again: bool, hoped: float = 1.0) -> None:
-        """`again`: whether it is among those avoided so far, and was tried once more."""
+    def note(self, value: int, version: int, *, hoped: float = 1.0) -> None:
+        """It did not serve. If it was avoided so far and tried once more, it is left alone twice as long."""
         if version >= self.until:
+            again = self.value is not None and value >= self.value
             self.patience = min(_MOST_PATIENCE, 2 * self.patience) if again else _PATIENCE
         self.value, self.until, self.hoped = value, version + self.patience, hoped
 
-    def highest_allowed(self, wanted: int, version: int, hoped: float) -> int:
-        """`wanted`, or the highest value below those avoided; `hoped` is what there is to win now."""
-        if self.value is None or version >= self.until or hoped > _MUCH_MORE * self.hoped:
-            return wanted
-        return min(wanted, self.value - 1)
-
-    def forbids_lowering_to(self, value: int, version: int) -> bool:
-        """Whether `value` is one of those at which, and below which, too little was."""
-        return self.value is not None and value <= self.value and version < self.until
+    def forbids(self, value: int, version: int, hoped: float = 0.0) -> bool:
+        """Whether `value` is left alone at this version, though `hoped` is there to win."""
+        if self.value is None or value < self.value or version >= self.until:
+            return False
+        return hoped <= _MUCH_MORE * self.hoped

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_NEVER_WAITS, _MOST_WAITS = 0.01, 0.95
+"""Shares of waiting: below the first there is none, and above the second it tells no more than that it is too much."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -13,7 +16,7 @@ class Reading:
     length_ratio: float
     """Mean length of what the step trained ÷ of what was taken for it."""
     steps_ready: float
-    """Scored groups that the step left behind, in steps' worth."""
+    """Scored groups that lie ready when the step is done, in steps' worth."""
     trainer_waited: float
     trainer_seconds: float
     generators_waited: float
@@ -28,7 +31,7 @@ class Means:
     effective_sample_size: float
     length_ratio: float
     steps_ready: float
-    """The fewest that any of its steps left behind: what lay ready all the time."""
+    """The fewest of any step."""
     trainer_waits: float
     """Share of its time."""
     generators_wait: float
@@ -40,10 +43,22 @@ class Means:
         """Steps per second, each counted as the share of it that teaches."""
         return self.effective_sample_size * min(1.0, self.length_ratio) / self.seconds_per_step
 
-    @property
-    def both_wait(self) -> float:
-        """The share of a step's time that more groups on their way could save."""
-        return min(self.trainer_waits, self.generators_wait)
+    def steps_needed(self, bound: int) -> float:
+        """How many steps have to be on their way for trainer and generators to be as busy as they can be."""
+        both_wait = min(self.trainer_waits, self.generators_wait, _MOST_WAITS)
+        if both_wait > _NEVER_WAITS:
+            return (bound + 1) / (1 - both_wait)
+        # The groups of the next step have to lie ready, or the trainer would wait for them.
+        return bound + 1 - max(0.0, self.steps_ready - 1)
+
+    def expected_ess(self, other: int, bound: int) -> float:
+        """Under another bound than the one that these are of: χ² grows with the square of the distance of policies."""
+        chi_square = 1 / max(self.effective_sample_size, 1e-9) - 1
+        return 1 / (1 + chi_square * (other / max(1, bound)) ** 2)
+
+    def expected_gain(self, other: int, bound: int, needed: float) -> float:
+        """As `gain`, in other units; `needed` is that of `steps_needed`."""
+        return self.expected_ess(other, bound) / max(1.0, needed / (other + 1))
 
 
 def means(before: Reading, readings: Sequence[Reading]) -> Means:

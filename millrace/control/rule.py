@@ -1,29 +1,29 @@
 """Which staleness bound and how many places the next versions get: a pure rule over what the steps measured.
 
-    after each change: as many steps as its bound, which still train what was admitted before;
-    then windows of bound + 2 to bound + 8 steps, of whose means the first line that holds decides
+    after each change: the steps that still train what was admitted before it; then windows of bound + 1 steps, and at
+    least 3 or 8, of whose means the first line that holds decides
     ESS below its target                               bound down to where the ESS is expected at its target
-    the last raise did not gain what it was made for   bound back
-    trainer waits, and generators are busy             places × 1.25
-    trainer waits, and generators wait for room        bound up to as many steps on their way as keep both busy
+    the last change did not gain what it was for       bound back
+    trainer waits, and generators are busy             places by as much as the trainer is faster
     long responses lose tokens to the bound            bound doubled
-    trainer never waits, groups of whole steps lie
-        ready all the time, and fresher ones teach more     bound down by these steps
-        and generators wait for room                        places as many as they keep busy, and a quarter more
+    another bound is expected to gain 2 % or more      that bound
+    trainer never waits, generators do, and the ESS
+        lacks half of what it may                      places as many as they keep busy, and a quarter more
     any three steps in a row: ESS below its floor      bound to its minimum
 
-How far up is Little's law: bound + 1 steps are on their way, and as many more are needed as the time that both sides
-wait is of the time that they work. How far down is what lies ready even when least does, as CoDel judges a queue
-(Nichols and Jacobson, 2012). Each takes one window, so a stage that slows down is answered at once.
+What a bound is expected to gain: steps per second, each counted by its ESS. bound + 1 steps are on their way. If both
+sides wait, more are needed, by as much as the time that both wait is of the time that they work (Little's law). What
+lies ready all the time, beyond the next step's, is too many, as CoDel judges a queue (Nichols and Jacobson, 2012). And
+χ² = 1 / ESS − 1 grows with the square of the distance between two policies. So one window tells how far to go.
 
-A raise is a trial, because stages that share cores gain nothing from waiting less. It stays if the steps per second,
-each counted by its ESS, rise by 5 % or a third of what was hoped for. Else the bound goes back, and is left alone for a number
-of steps that doubles each time, unless there is much more to win by then. The same holds for a bound at which the
-trainer had to wait, or at which the ESS was too low, and for places that were too few: so all of them come to rest.
+Each change is a trial, for much is not in this picture: stages that share cores gain nothing from waiting less. It
+stays if the gain rises by 5 % or a quarter of what was expected. Else the bound goes back, and is left alone for a
+number of steps that doubles each time, unless much more is expected by then. So it comes to rest, and a stage that
+slows down is answered at once.
 """
 
 from dataclasses import asdict, dataclass, field
-from math import ceil, isqrt
+from math import ceil
 from typing import Any, Literal
 
 from configs.learning.staleness import StalenessConfig
@@ -38,13 +38,17 @@ _MOST_WAITS = 0.95
 """A larger share of waiting says no more than that the bound is far too low."""
 _CUT, _WHOLE = 0.97, 0.98
 """Length ratios: below the first long responses lose tokens; the bound is not lowered below the second."""
-_TEACHES = 0.01
-"""What an ESS has to lack for fresher groups to teach more."""
-_SERVED, _PLENTY = 1 / 3, 0.05
-"""Share of what was hoped for that a raise has to gain; and the gain that is enough in any case."""
+_SCARCE = 0.5
+"""Share of what the ESS may lack, above which generators get fewer places for fresher groups."""
+_WORTH = 0.02
+"""Expected gain for which the bound is changed."""
+_SERVED, _PLENTY = 0.25, 0.05
+"""Share of the expected gain that a change has to bring; and the gain that is enough in any case."""
+_OTHERWISE = 1.25
+"""Times as long as the trainer waited before a raise, and the raise is not what made the difference."""
 _FLOOR_STEPS = 3
-_SHORT, _LONG = 2, 8
-"""Steps of a window beyond the bound: where there is much to win, and where noise could hide it."""
+_SHORT, _LONG = 3, 8
+"""Fewest steps of a window: where there is much to win, and where noise could hide it."""
 _MUCH = 0.25
 """Share of a step's time."""
 
@@ -93,15 +97,17 @@ class Decision:
 
 @dataclass(kw_only=True)
 class Trial:
-    """A raise that has yet to gain something."""
+    """A change of the bound that has yet to gain something."""
 
     before: int
     """The bound before it."""
     gain: float
     """As in `Means`, before it."""
     length_ratio: float
-    hoped: float
-    """The share of a step's time that waiting took, or 0 if it was made for the length of responses."""
+    waiting: float
+    """Seconds per step that the trainer waited."""
+    expected: float
+    """Gain, as a share; 0 for a raise that was made for the length of responses."""
 
 
 @dataclass(kw_only=True)
@@ -112,9 +118,9 @@ class Rule:
     max_staleness: int
     places: int
     too_low: Avoided = field(default_factory=Avoided)
-    """The highest bound at which the trainer had to wait."""
+    """The highest bound that gained nothing when it was lowered to."""
     too_high: Avoided = field(default_factory=Avoided)
-    """The lowest bound that gained nothing, or at which the ESS was below its target."""
+    """The lowest bound that gained nothing when it was raised to, or at which the ESS was below its target."""
     too_few: Avoided = field(default_factory=Avoided)
     """The most places with which the trainer had to wait though generators were busy."""
     trial: Trial | None = None
@@ -122,7 +128,7 @@ class Rule:
     def __post_init__(self) -> None:
         self._readings: list[Reading] = []
         self._before: Reading | None = None
-        self._settling = max(1, self.max_staleness)
+        self._settling = self.max_staleness + 1
         self._below_floor = 0
 
     @classmethod
@@ -168,8 +174,8 @@ class Rule:
             self._begin_window()
             return None
         scarce = found.effective_sample_size < self.limits.ess_target
-        extra = _SHORT if scarce or found.both_wait > _MUCH else _LONG
-        if len(self._readings) < self.max_staleness + extra:
+        fewest = _SHORT if scarce or found.trainer_waits > _MUCH else _LONG
+        if len(self._readings) < max(self.max_staleness + 1, fewest):
             return None
         self._begin_window()
         return self._change(self._by_means(found, version))
@@ -180,7 +186,8 @@ class Rule:
     def _change(self, decision: Decision | None) -> Decision | None:
         if decision is not None:
             # What was admitted under the old bound is trained before what is admitted under the new one.
-            self._settling = max(decision.max_staleness, self.max_staleness)
+            waits = decision.action == "raise"
+            self._settling = 1 + (self.max_staleness if waits else max(self.max_staleness, decision.max_staleness))
             self.max_staleness, self.places = decision.max_staleness, decision.places
             self._below_floor = 0
         return decision
@@ -204,90 +211,111 @@ class Rule:
             self._note_too_high(version, bound)
             ess, target = found.effective_sample_size, limits.ess_target
             reason = f"effective sample size {ess:.3f} is below the target of {target:g}"
-            return self._decision("lower", found, reason, max_staleness=self._affordable(found, bound - 1))
-        if trial is not None and (failed := _failed(trial, found)):
-            self._note_too_high(version, trial.before + 1, trial.hoped or 1 - trial.length_ratio)
-            return self._decision("back", found, failed, max_staleness=max(limits.min_staleness, trial.before))
-        waits, idle = found.trainer_waits > _WAITS, found.generators_wait > _IDLE
+            return self._decision("lower", found, reason, max_staleness=min(bound - 1, self._affordable(found)))
+        if trial is not None and (failed := _failed(trial, found, bound)):
+            self._note_failed(trial, version)
+            before = min(max(trial.before, limits.min_staleness), limits.max_staleness)
+            return self._decision("back", found, failed, max_staleness=before)
         at_work = f"the trainer waits {found.trainer_waits:.0%} of its time, generators {found.generators_wait:.0%}"
-        if waits and not idle and self.places < limits.max_places:
-            again = self.too_few.value is not None and self.places <= self.too_few.value
-            self.too_few.note(self.places, version, again=again)
-            places = min(limits.max_places, ceil(1.25 * self.places))
+        if found.trainer_waits > _WAITS and found.generators_wait <= _IDLE and self.places < limits.max_places:
+            self.too_few.note(-self.places, version)
+            places = min(limits.max_places, ceil(self.places / (1 - min(_MOST_WAITS, found.trainer_waits))))
             return self._decision("places", found, at_work, places=places)
-        if waits and idle:
-            # Little's law: bound + 1 steps are on their way, and take so long that both sides wait.
-            busy = 1 - min(_MOST_WAITS, found.both_wait)
-            return self._raise(found, version, ceil((bound + 1) / busy) - 1, at_work, hoped=found.both_wait)
-        if found.length_ratio < _CUT:
-            why = f"trained responses have {found.length_ratio:.3f} of the length taken"
-            return self._raise(found, version, max(1, 2 * bound), why, hoped=0.0)
-        if found.trainer_waits < _NEVER_WAITS and 1 - found.effective_sample_size > _TEACHES:
-            return self._fresher(found, version, at_work)
-        return None
+        if found.length_ratio < _CUT and (longer := self._for_length(found, version)):
+            return longer
+        wanted, gain = self._best(found, version)
+        if gain >= _WORTH and wanted != bound:
+            ready = f"groups for {found.steps_ready:.1f} steps lie ready all the time"
+            why = at_work if wanted > bound else f"the trainer never waits, and {ready}"
+            return self._try(found, wanted, f"{why}; effective sample size {found.effective_sample_size:.3f}", gain)
+        return self._fewer_places(found, version, at_work)
 
-    def _raise(self, found: Means, version: int, wanted: int, why: str, *, hoped: float) -> Decision | None:
-        """The bound goes up to `wanted`, as far as nothing speaks against it."""
-        bound = self.max_staleness
-        wanted = self.too_high.highest_allowed(
-            min(self.limits.max_staleness, wanted), version, hoped or 1 - found.length_ratio
-        )
-        wanted = self._affordable(found, wanted)
-        if wanted <= bound:
-            return None
-        again = self.too_low.value is not None and bound <= self.too_low.value
-        self.too_low.note(bound, version, again=again)
-        self.trial = Trial(before=bound, gain=found.gain, length_ratio=found.length_ratio, hoped=hoped)
-        reason = f"{why}, and effective sample size {found.effective_sample_size:.3f}"
-        return self._decision("raise", found, reason, max_staleness=wanted)
-
-    def _affordable(self, found: Means, wanted: int) -> int:
-        """The highest bound up to `wanted` at which the ESS is expected to be at its target."""
-        # χ², and with it what an ESS lacks, grows with the square of the distance between two policies.
-        lacking, most = 1 - found.effective_sample_size, 1 - self.limits.ess_target
-        bound = max(1, self.max_staleness)
-        if lacking > 0:
-            wanted = min(wanted, isqrt(int(bound * bound * most / lacking)))
-        return max(self.limits.min_staleness, wanted)
-
-    def _fresher(self, found: Means, version: int, at_work: str) -> Decision | None:
-        """Less room, as far as nobody needs it."""
+    def _best(self, found: Means, version: int) -> tuple[int, float]:
+        """The bound that is expected to gain most, of those that may be tried now, and that gain as a share."""
         limits, bound = self.limits, self.max_staleness
+        needed = found.steps_needed(bound)
+        now = found.expected_gain(bound, bound, needed)
+        best, most = bound, 0.0
         # At 0 nothing overlaps, so the trainer always waits: only too low an ESS makes that worth while.
-        lower = max(1, limits.min_staleness, bound - int(found.steps_ready))
-        while lower < bound and self.too_low.forbids_lowering_to(lower, version):
-            lower += 1
-        if lower < bound and found.length_ratio >= _WHOLE:
-            reason = f"the trainer never waits, and groups for {found.steps_ready:.1f} steps lie ready all the time"
-            return self._decision("lower", found, reason, max_staleness=lower)
-        kept = max(limits.group_size, ceil(1.25 * self.places * (1 - found.generators_wait)))
-        few = self.too_few.forbids_lowering_to(kept, version)
-        if found.generators_wait > _MOSTLY_BUSY and kept <= 0.8 * self.places and not few:
-            return self._decision("places", found, at_work, places=kept)
-        return None
+        for wanted in range(max(1, limits.min_staleness), limits.max_staleness + 1):
+            gain = found.expected_gain(wanted, bound, needed) / now - 1
+            if wanted > bound:
+                allowed = wanted <= self._affordable(found) and not self.too_high.forbids(wanted, version, gain)
+            else:
+                allowed = found.length_ratio >= _WHOLE and not self.too_low.forbids(-wanted, version, gain)
+            if allowed and gain > most:
+                best, most = wanted, gain
+        return best, most
+
+    def _for_length(self, found: Means, version: int) -> Decision | None:
+        """Twice the bound, if it may be tried now."""
+        wanted = min(self.limits.max_staleness, max(1, 2 * self.max_staleness), self._affordable(found))
+        while self.too_high.forbids(wanted, version, 1 - found.length_ratio):
+            wanted -= 1
+        if wanted <= self.max_staleness:
+            return None
+        return self._try(found, wanted, f"trained responses have {found.length_ratio:.3f} of the length taken", 0.0)
+
+    def _try(self, found: Means, wanted: int, reason: str, expected: float) -> Decision:
+        self.trial = Trial(
+            before=self.max_staleness,
+            gain=found.gain,
+            length_ratio=found.length_ratio,
+            waiting=found.trainer_waits * found.seconds_per_step,
+            expected=expected,
+        )
+        action: Action = "raise" if wanted > self.max_staleness else "lower"
+        return self._decision(action, found, reason, max_staleness=wanted)
+
+    def _affordable(self, found: Means) -> int:
+        """The highest bound at which the ESS is expected at its target; the minimum at least."""
+        most, bound = self.limits.max_staleness, self.max_staleness
+        bounds = range(most, self.limits.min_staleness, -1)
+        return next(
+            (one for one in bounds if found.expected_ess(one, bound) >= self.limits.ess_target),
+            self.limits.min_staleness,
+        )
+
+    def _fewer_places(self, found: Means, version: int, at_work: str) -> Decision | None:
+        scarce = 1 - found.effective_sample_size > _SCARCE * (1 - self.limits.ess_target)
+        if found.trainer_waits >= _NEVER_WAITS or not scarce:
+            return None
+        kept = max(self.limits.group_size, ceil(1.25 * self.places * (1 - found.generators_wait)))
+        if found.generators_wait <= _MOSTLY_BUSY or kept > 0.8 * self.places or self.too_few.forbids(-kept, version):
+            return None
+        return self._decision("places", found, at_work, places=kept)
+
+    def _note_failed(self, trial: Trial, version: int) -> None:
+        bound = self.max_staleness
+        if bound > trial.before:
+            self._note_too_high(version, trial.before + 1, trial.expected or 1 - trial.length_ratio)
+        else:
+            self.too_low.note(-bound, version, hoped=trial.expected)
 
     def _note_too_high(self, version: int, bound: int, hoped: float = 1.0) -> None:
-        again = self.too_high.value is not None and bound >= self.too_high.value
-        self.too_high.note(bound, version, again=again, hoped=hoped)
+        self.too_high.note(bound, version, hoped=hoped)
 
     def _decision(self, action: Action, found: Means, reason: str, **changed: int) -> Decision:
         same = {"max_staleness": self.max_staleness, "places": self.places}
         return Decision(action=action, reason=reason, measured=asdict(found), **{**same, **changed})
 
 
-def _failed(trial: Trial, found: Means) -> str | None:
-    """Why a raise did not serve, if it did not."""
-    if trial.hoped:
-        if found.gain >= trial.gain * (1 + min(_PLENTY, _SERVED * trial.hoped)):
+def _failed(trial: Trial, found: Means, bound: int) -> str | None:
+    """Why a change to `bound` did not serve, if it did not."""
+    if not trial.expected:
+        won, lacked = found.length_ratio - trial.length_ratio, 1 - trial.length_ratio
+        if found.length_ratio >= _CUT or won >= _SERVED * lacked:
             return None
         return (
-            f"the bound of before gave {trial.gain:.3g} steps per second, counted by their effective sample size, and "
-            f"this one {found.gain:.3g}"
+            f"trained responses had {trial.length_ratio:.3f} of the length taken under the bound of before, and have "
+            f"{found.length_ratio:.3f} under this one"
         )
-    won, lacked = found.length_ratio - trial.length_ratio, 1 - trial.length_ratio
-    if found.length_ratio >= _CUT or won >= _SERVED * lacked:
+    if found.gain >= trial.gain * (1 + min(_PLENTY, _SERVED * trial.expected)):
+        return None
+    if bound > trial.before and found.trainer_waits * found.seconds_per_step > _OTHERWISE * trial.waiting:
+        # No raise makes the trainer wait longer: something else has changed meanwhile.
         return None
     return (
-        f"trained responses had {trial.length_ratio:.3f} of the length taken under the bound of before, and have "
-        f"{found.length_ratio:.3f} under this one"
+        f"the bound of before gave {trial.gain:.3g} steps per second, counted by their effective sample size, and "
+        f"this one {found.gain:.3g}"
     )

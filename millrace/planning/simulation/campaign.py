@@ -62,7 +62,7 @@ class Campaign:
         self._shared = Shared(config, costs, lengths, slots)
         self._shared.admitted = None if trace is None else []
         self._generators = [Generator(number, self._shared) for number in range(config.generation.replicas)]
-        self._scorers = Scorers(config, costs)
+        self._scorers = Scorers(config, costs, may_change=bool(later))
         self._trainer = Trainer(config, costs, self._shared.control)
         self._by_step = config.pipeline.mode == "sync"
         self._masks = config.staleness.too_old == "mask"

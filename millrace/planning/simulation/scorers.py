@@ -22,11 +22,13 @@ _COMMITTED = -1
 
 
 class Scorers:
-    """All scorers of a campaign, idle at time 0."""
+    """All scorers of a campaign, idle at time 0; `may_change`: whether `charge` may follow."""
 
-    def __init__(self, config: RunConfig, costs: Costs) -> None:
+    def __init__(self, config: RunConfig, costs: Costs, *, may_change: bool) -> None:
         self._num_scorers = config.scoring.replicas
         self._group_size = config.generation.group_size
+        # Nothing ever waits for a scorer.
+        self._at_once = not costs.score and not costs.score_part and not may_change
         self.charge(costs)
         # What is finished at about the same time is committed together; with `wait`, only what is finished at once.
         waits = config.staleness.too_old == "wait"
@@ -75,11 +77,11 @@ class Scorers:
 
     def ready_until(self, until: float) -> Iterator[tuple[float, Sequence[Group]]]:
         """(time, groups) of what becomes ready up to then, in order. What is not asked for stays for the next call."""
-        events, seconds, until = self._events, self._seconds, until + AT_ONCE
+        events, until = self._events, until + AT_ONCE
         free = self._free
         while events and events[0][0] <= until:
             t, _, scorer, part = heapq.heappop(events)
-            if not seconds and not self._part_seconds:
+            if self._at_once:
                 yield t, part[2]
                 continue
             if scorer == _COMMITTED:

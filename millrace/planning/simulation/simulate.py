@@ -42,8 +42,8 @@ def simulate(
     """What the campaign comes to in `steps` steps, the first `warmup` of which do not count.
 
     `slots`: how many requests a generator's memory lets it decode at once, if that is less than it has in flight.
-    `later`: costs that take over when a version is made. `drift`: what the effective sample size lacks per squared
-    version of staleness, by which adaptive control goes.
+    `later`: costs that take over when a version is made. `drift`: χ² of the policies that sample and train, per
+    squared version of staleness, by which adaptive control goes.
     With `faults`, times per step are those of all steps; a trainer's failures are in no other figure, nor in the trace.
     A trace gets every admission and step added. Deterministic. Raises ValueError if no step is left to count, or if a
     cost is no duration.

@@ -93,12 +93,12 @@ class Trainer:
     def measured(self, drift: float) -> tuple[float, float, float]:
         """Of the step on the groups held: its ESS, its length ratio, and the groups left behind in steps' worth.
 
-        The ESS lacks `drift` times the mean square of the staleness of the tokens trained.
+        χ² of their policies, 1 ÷ ESS − 1, is `drift` times the mean square of the staleness of the tokens trained.
         """
         rollouts, tokens = sum(held.rollouts for held in self.held), sum(held.tokens for held in self.held)
         squares = sum(held.tokens * held.staleness**2 for held in self.held)
         taken_length = self.taken.tokens / self.taken.rollouts
-        ess = max(0.0, 1 - drift * squares / tokens)
+        ess = 1 / (1 + drift * squares / tokens)
         return ess, tokens / rollouts / taken_length, len(self._ready) / self._groups_per_step
 
     def step(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
