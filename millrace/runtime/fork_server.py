@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 import pyarrow
-from setproctitle import setproctitle
+from setproctitle import getproctitle, setproctitle
 
 from millrace.forking.server import Order, control_socket, num_threads, read_recipe, reply, serve
 from storage import failpoints
@@ -30,6 +30,8 @@ from storage.failpoints import failpoint
 def main() -> None:
     """Imports what it is asked for, replies with the number of its threads, then forks stages on command."""
     failpoints.arm("fork_server")
+    # It looks for the title's place now, in front of an environment that a stage changes later.
+    getproctitle()
     control = control_socket()
     failpoint("fork_server.importing")
     # Nothing that is imported becomes garbage: looking for some would take a seventh of the time.

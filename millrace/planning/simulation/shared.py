@@ -6,11 +6,10 @@ from functools import lru_cache
 
 from configs.schema import RunConfig
 from millrace.planning.simulation.control import Control
-from millrace.planning.simulation.costs import Costs
+from millrace.planning.simulation.costs import Costs, DecodeRates
 from millrace.planning.simulation.figures import FreePlaces
 from millrace.planning.simulation.group import Group
 from millrace.planning.simulation.lengths import Lengths
-from millrace.planning.simulation.rates import DecodeRates
 from millrace.rollouts.staleness import admission_limit, generator_places
 
 AT_ONCE = 1e-7
