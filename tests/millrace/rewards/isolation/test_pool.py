@@ -6,6 +6,7 @@ import sys
 
 import psutil
 import pytest
+from support.campaigns.campaigns import wait_until
 
 from configs.scoring import ScoringConfig
 from millrace.errors import InputError
@@ -97,8 +98,8 @@ def test_the_workers_end_with_the_pool() -> None:
     before = children()
     with Pool([make_reward(ScoringConfig(reward="math"))], Limits(workers=2)) as pool:
         dict(pool.score([Task(reward="math", prompt=PROMPT, response="42")] * 50))
+        wait_until(lambda: len(children() - before) == 7, "a fork server, two workers, and four spare ones")
         during = [psutil.Process(pid) for pid in children() - before]
-    assert len(during) >= 4, "a fork server, two workers, and spare ones, if they have been forked by now"
     _, alive = psutil.wait_procs(during, timeout=10)
     assert alive == []
 
