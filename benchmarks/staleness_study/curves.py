@@ -1,4 +1,4 @@
-"""Learning curves of the study of adaptive control as SVG: held-out accuracy over steps and over wall time."""
+"""Curves of the studies of adaptive control as SVG: held-out accuracy, and the bound in force."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +35,28 @@ def write_curves(rows: Sequence[dict[str, Any]], targets: Mapping[str, float], f
             axes.set_title(task, fontsize=10)
             axes.grid(axis="y", color="#e5e7eb")
     figure.axes[0].legend(frameon=False, fontsize=8, title="bound", title_fontsize=8)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, metadata={"Date": None})
+
+
+def write_bounds(rows: Sequence[dict[str, Any]], phases: Sequence[str], steps: int, file: Path) -> None:
+    """Draws a panel per shape with the bound that adaptive control had in each step; phases take `steps` each."""
+    figure = Figure(figsize=(10, 1.9 * len(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), 1, squeeze=False, sharex=True)
+    for row, (axes,) in zip(rows, panels, strict=True):
+        bounds = row["bounds"]
+        axes.step(range(len(bounds)), bounds, color=_COLOURS[2], linewidth=1.6, where="post")
+        axes.set_ylim(0, max(bounds) * 1.35)
+        axes.set_ylabel("bound")
+        axes.set_title(row["shape"], fontsize=10)
+        axes.grid(axis="y", color="#e5e7eb")
+        for number, phase in enumerate(phases):
+            if phase != "calm":
+                axes.axvspan(number * steps, (number + 1) * steps, color="#e2e8f0", linewidth=0)
+            middle = (number + 0.5) * steps
+            axes.text(middle, max(bounds) * 1.24, phase, ha="center", va="center", fontsize=8, color="#475569")
+    panels[-1][0].set_xlabel("optimizer step")
+    panels[-1][0].set_xlim(0, len(phases) * steps)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, metadata={"Date": None})
 

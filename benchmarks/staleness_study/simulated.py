@@ -15,6 +15,7 @@ import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,7 @@ from rich.console import Console
 from benchmarks.report import machine, make_parser, make_table, write_json
 from benchmarks.staleness_study.campaigns import Row
 from benchmarks.staleness_study.comparison import ADAPTIVE
+from benchmarks.staleness_study.curves import write_bounds
 from configs.schema import RunConfig
 from millrace.planning.simulation.costs import Costs
 from millrace.planning.simulation.lengths import LogNormalLengths
@@ -31,7 +33,8 @@ from millrace.planning.simulation.simulate import simulate
 _BOUNDS = (0, 1, 2, 4, 8, 16)
 _HIGHEST = 16
 """Highest bound of adaptive control."""
-_PHASES = ("calm", "slow generators", "calm", "long responses", "calm", "slow reward", "calm")
+PHASES = ("calm", "slow generators", "calm", "long responses", "calm", "slow reward", "calm")
+"""Of equally many steps."""
 _SLOWER, _LONGER = 4.0, 3.0
 _ESS_TARGET = 0.75
 
@@ -95,23 +98,32 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--steps", type=int, default=240, help="steps of each phase (default: 240)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of the lengths, from 0 (default: 3)")
+    parser.add_argument("--ess-target", type=float, default=_ESS_TARGET, help=f"of the rule (default: {_ESS_TARGET})")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the bound in force as SVG")
     arguments = parser.parse_args()
-    rows = [row for shape in SHAPES for row in study(shape, arguments.steps, range(arguments.seeds))]
+    seeds = range(arguments.seeds)
+    rows = [row for shape in SHAPES for row in study(shape, arguments.steps, seeds, arguments.ess_target)]
     for shape in SHAPES:
         _print([row for row in rows if row["shape"] == shape.name])
+    if arguments.plot:
+        write_bounds([row for row in rows if row["bound"] == ADAPTIVE], PHASES, arguments.steps, arguments.plot)
     write_json(arguments.json, {"rows": rows, "steps": arguments.steps, "machine": machine()})
 
 
-def study(shape: Shape, steps: int, seeds: range) -> list[Row]:
-    """A row per bound: seconds per effective step of each phase, medians over the seeds, and the share that is lost."""
+def study(shape: Shape, steps: int, seeds: range, ess_target: float = _ESS_TARGET) -> list[Row]:
+    """A row per bound: seconds per effective step of each phase, medians over the seeds, and the share that is lost.
+
+    `bounds` are those in force in each step, with the first seed.
+    """
     rows: list[Row] = []
     for bound in (*map(str, _BOUNDS), ADAPTIVE):
-        runs = [list(_phases(shape, bound, steps, seed)) for seed in seeds]
-        per_phase = [statistics.median(of_seeds) for of_seeds in zip(*runs, strict=True)]
-        rows.append({"shape": shape.name, "bound": bound, "seconds_per_effective_step": per_phase})
+        traces = [_played(shape, bound, steps, seed, ess_target) for seed in seeds]
+        per_phase = [statistics.median(of_seeds) for of_seeds in zip(*(_per_phase(one) for one in traces), strict=True)]
+        bounds = [in_force for in_force, _ in traces[0].readings[steps:]]
+        rows.append({"shape": shape.name, "bound": bound, "seconds_per_effective_step": per_phase, "bounds": bounds})
     best = [
         min(row["seconds_per_effective_step"][phase] for row in rows if row["bound"] != ADAPTIVE)
-        for phase in range(len(_PHASES))
+        for phase in range(len(PHASES))
     ]
     for row in rows:
         row["lost"] = [mine / other - 1 for mine, other in zip(row["seconds_per_effective_step"], best, strict=True)]
@@ -119,30 +131,35 @@ def study(shape: Shape, steps: int, seeds: range) -> list[Row]:
     return rows
 
 
-def _phases(shape: Shape, bound: str, steps: int, seed: int) -> Iterator[float]:
-    """Seconds per effective step of each phase."""
+def _played(shape: Shape, bound: str, steps: int, seed: int, ess_target: float) -> Trace:
+    """A campaign with one more phase in front, in which everything starts."""
     trace = Trace()
-    # One more phase in front, in which everything starts.
-    edges = [steps * (1 + phase) for phase in range(len(_PHASES) + 1)]
-    usual, burst = _lengths(shape, seed), edges[_PHASES.index("long responses")]
+    edges = [steps * (1 + phase) for phase in range(len(PHASES) + 1)]
+    usual, burst = _lengths(shape, seed), edges[PHASES.index("long responses")]
     longer = replace(usual, mean_tokens=_LONGER * shape.mean_tokens, max_tokens=round(_LONGER * shape.max_tokens))
     groups = range(burst * shape.groups_per_step, (burst + steps) * shape.groups_per_step)
     simulate(
-        _config(shape, bound),
+        _config(shape, bound, ess_target),
         _costs(shape),
         _Burst(usual=usual, longer=longer, groups=groups),
         steps=edges[-1],
         warmup=1,
         trace=trace,
-        later={edges[k]: _costs(shape, slow) for k, slow in enumerate(_PHASES)},
+        later={edges[k]: _costs(shape, slow) for k, slow in enumerate(PHASES)},
         drift=shape.drift,
     )
-    for first, last in itertools.pairwise(edges):
+    return trace
+
+
+def _per_phase(trace: Trace) -> Iterator[float]:
+    """Seconds per effective step of each phase."""
+    steps = len(trace.trained) // (len(PHASES) + 1)
+    for first, last in itertools.pairwise(range(steps, len(trace.trained) + 1, steps)):
         seconds = trace.trained[last - 1].t - trace.trained[first - 1].t
         yield seconds / sum(reading.effective_sample_size for _, reading in trace.readings[first:last])
 
 
-def _config(shape: Shape, bound: str) -> RunConfig:
+def _config(shape: Shape, bound: str, ess_target: float) -> RunConfig:
     adaptive = bound == ADAPTIVE
     highest = _HIGHEST if adaptive else int(bound)
     settings: Mapping[str, Any] = {
@@ -162,7 +179,7 @@ def _config(shape: Shape, bound: str) -> RunConfig:
         "staleness": {
             "max_staleness": highest,
             "control": "adaptive" if adaptive else "fixed",
-            "ess_target": _ESS_TARGET,
+            "ess_target": ess_target,
         },
     }
     return RunConfig.model_validate(settings)
@@ -198,7 +215,7 @@ def _lengths(shape: Shape, seed: int) -> LogNormalLengths:
 def _print(rows: Sequence[Row]) -> None:
     table = make_table(
         f"{rows[0]['shape']}: seconds per effective step, and what is lost to the best fixed bound of the phase",
-        ["bound", *_PHASES, "most lost", "all"],
+        ["bound", *PHASES, "most lost", "all"],
     )
     for row in rows:
         cells = [

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+CUT = 0.97
+"""Length ratio below which long responses lose tokens."""
 _NEVER_WAITS, _MOST_WAITS = 0.01, 0.95
 """Shares of waiting: below the first there is none, and above the second it tells no more than that it is too much."""
 

@@ -28,7 +28,8 @@ from typing import Any, Literal
 
 from configs.learning.staleness import StalenessConfig
 from millrace.control.avoided import Avoided
-from millrace.control.measured import Means, Reading, means
+from millrace.control.measured import CUT, Means, Reading, means
+from millrace.control.trial import Trial
 
 _WAITS, _NEVER_WAITS = 0.05, 0.01
 """Shares of a step's time: above the first the trainer waits, below the second it never does."""
@@ -36,16 +37,12 @@ _IDLE, _MOSTLY_BUSY = 0.05, 0.2
 """Shares of the generators' time without work: above the first they lack room, below the second places are not cut."""
 _MOST_WAITS = 0.95
 """A larger share of waiting says no more than that the bound is far too low."""
-_CUT, _WHOLE = 0.97, 0.98
-"""Length ratios: below the first long responses lose tokens; the bound is not lowered below the second."""
+_WHOLE = 0.98
+"""Length ratio below which the bound is not lowered."""
 _SCARCE = 0.5
 """Share of what the ESS may lack, above which generators get fewer places for fresher groups."""
 _WORTH = 0.02
 """Expected gain for which the bound is changed."""
-_SERVED, _PLENTY = 0.25, 0.05
-"""Share of the expected gain that a change has to bring; and the gain that is enough in any case."""
-_OTHERWISE = 1.25
-"""Times as long as the trainer waited before a raise, and the raise is not what made the difference."""
 _FLOOR_STEPS = 3
 _SHORT, _LONG = 3, 8
 """Fewest steps of a window: where there is much to win, and where noise could hide it."""
@@ -93,21 +90,6 @@ class Decision:
     """One sentence, with the numbers."""
     measured: dict[str, float]
     """What the reason rests on, by name."""
-
-
-@dataclass(kw_only=True)
-class Trial:
-    """A change of the bound that has yet to gain something."""
-
-    before: int
-    """The bound before it."""
-    gain: float
-    """As in `Means`, before it."""
-    length_ratio: float
-    waiting: float
-    """Seconds per step that the trainer waited."""
-    expected: float
-    """Gain, as a share; 0 for a raise that was made for the length of responses."""
 
 
 @dataclass(kw_only=True)
@@ -193,7 +175,7 @@ class Rule:
         return decision
 
     def _floor(self, found: Means, version: int) -> Decision:
-        self._note_too_high(version, self.max_staleness)
+        self.too_high.note(self.max_staleness, version)
         self._begin_window()
         self.trial = None
         return self._decision(
@@ -208,11 +190,11 @@ class Rule:
         limits, bound = self.limits, self.max_staleness
         trial, self.trial = self.trial, None
         if found.effective_sample_size < limits.ess_target and bound > limits.min_staleness:
-            self._note_too_high(version, bound)
+            self.too_high.note(bound, version)
             ess, target = found.effective_sample_size, limits.ess_target
             reason = f"effective sample size {ess:.3f} is below the target of {target:g}"
             return self._decision("lower", found, reason, max_staleness=min(bound - 1, self._affordable(found)))
-        if trial is not None and (failed := _failed(trial, found, bound)):
+        if trial is not None and (failed := trial.failed(found, bound)):
             self._note_failed(trial, version)
             before = min(max(trial.before, limits.min_staleness), limits.max_staleness)
             return self._decision("back", found, failed, max_staleness=before)
@@ -221,13 +203,15 @@ class Rule:
             self.too_few.note(-self.places, version)
             places = min(limits.max_places, ceil(self.places / (1 - min(_MOST_WAITS, found.trainer_waits))))
             return self._decision("places", found, at_work, places=places)
-        if found.length_ratio < _CUT and (longer := self._for_length(found, version)):
+        if found.length_ratio < CUT and (longer := self._for_length(found, version)):
             return longer
         wanted, gain = self._best(found, version)
         if gain >= _WORTH and wanted != bound:
-            ready = f"groups for {found.steps_ready:.1f} steps lie ready all the time"
-            why = at_work if wanted > bound else f"the trainer never waits, and {ready}"
-            return self._try(found, wanted, f"{why}; effective sample size {found.effective_sample_size:.3f}", gain)
+            reason = (
+                f"{at_work}, groups for {found.steps_ready:.1f} steps lie ready all the time, effective sample size "
+                f"{found.effective_sample_size:.3f}: a bound of {wanted} is expected to gain {gain:.0%}"
+            )
+            return self._try(found, wanted, reason, gain)
         return self._fewer_places(found, version, at_work)
 
     def _best(self, found: Means, version: int) -> tuple[int, float]:
@@ -286,36 +270,11 @@ class Rule:
         return self._decision("places", found, at_work, places=kept)
 
     def _note_failed(self, trial: Trial, version: int) -> None:
-        bound = self.max_staleness
-        if bound > trial.before:
-            self._note_too_high(version, trial.before + 1, trial.expected or 1 - trial.length_ratio)
+        if self.max_staleness > trial.before:
+            self.too_high.note(trial.before + 1, version, hoped=trial.expected or 1 - trial.length_ratio)
         else:
-            self.too_low.note(-bound, version, hoped=trial.expected)
-
-    def _note_too_high(self, version: int, bound: int, hoped: float = 1.0) -> None:
-        self.too_high.note(bound, version, hoped=hoped)
+            self.too_low.note(-self.max_staleness, version, hoped=trial.expected)
 
     def _decision(self, action: Action, found: Means, reason: str, **changed: int) -> Decision:
         same = {"max_staleness": self.max_staleness, "places": self.places}
         return Decision(action=action, reason=reason, measured=asdict(found), **{**same, **changed})
-
-
-def _failed(trial: Trial, found: Means, bound: int) -> str | None:
-    """Why a change to `bound` did not serve, if it did not."""
-    if not trial.expected:
-        won, lacked = found.length_ratio - trial.length_ratio, 1 - trial.length_ratio
-        if found.length_ratio >= _CUT or won >= _SERVED * lacked:
-            return None
-        return (
-            f"trained responses had {trial.length_ratio:.3f} of the length taken under the bound of before, and have "
-            f"{found.length_ratio:.3f} under this one"
-        )
-    if found.gain >= trial.gain * (1 + min(_PLENTY, _SERVED * trial.expected)):
-        return None
-    if bound > trial.before and found.trainer_waits * found.seconds_per_step > _OTHERWISE * trial.waiting:
-        # No raise makes the trainer wait longer: something else has changed meanwhile.
-        return None
-    return (
-        f"the bound of before gave {trial.gain:.3g} steps per second, counted by their effective sample size, and "
-        f"this one {found.gain:.3g}"
-    )
