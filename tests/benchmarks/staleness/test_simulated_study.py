@@ -6,7 +6,13 @@ from benchmarks.staleness_study.comparison import ADAPTIVE
 from benchmarks.staleness_study.simulated import SHAPES, Shape, study
 
 
-@pytest.mark.parametrize("shape", SHAPES[:2], ids=lambda shape: str(shape.name))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(shape, id=shape.name, marks=() if shape is SHAPES[0] else pytest.mark.extended)
+        for shape in SHAPES[:2]
+    ],
+)
 def test_adaptive_control_is_near_the_best_bound_of_each_phase_and_ends_before_all_fixed_ones(shape: Shape) -> None:
     rows = study(shape, steps=120, seeds=range(1))
     fixed = [row for row in rows if row["bound"] != ADAPTIVE]
