@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 CUT = 0.97
 """Length ratio below which long responses lose tokens."""
-_NEVER_WAITS, _MOST_WAITS = 0.01, 0.95
+NEVER_WAITS, MOST_WAITS = 0.01, 0.95
 """Shares of waiting: below the first there is none, and above the second it tells no more than that it is too much."""
 
 
@@ -47,8 +47,8 @@ class Means:
 
     def steps_needed(self, bound: int) -> float:
         """How many steps have to be on their way for trainer and generators to be as busy as they can be."""
-        both_wait = min(self.trainer_waits, self.generators_wait, _MOST_WAITS)
-        if both_wait > _NEVER_WAITS:
+        both_wait = min(self.trainer_waits, self.generators_wait, MOST_WAITS)
+        if both_wait > NEVER_WAITS:
             return (bound + 1) / (1 - both_wait)
         # The groups of the next step have to lie ready, or the trainer would wait for them.
         return bound + 1 - max(0.0, self.steps_ready - 1)

@@ -28,15 +28,13 @@ from typing import Any, Literal
 
 from configs.learning.staleness import StalenessConfig
 from millrace.control.avoided import Avoided
-from millrace.control.measured import CUT, Means, Reading, means
+from millrace.control.measured import CUT, MOST_WAITS, NEVER_WAITS, Means, Reading, means
 from millrace.control.trial import Trial
 
-_WAITS, _NEVER_WAITS = 0.05, 0.01
-"""Shares of a step's time: above the first the trainer waits, below the second it never does."""
+_WAITS = 0.05
+"""Share of a step's time above which the trainer waits."""
 _IDLE, _MOSTLY_BUSY = 0.05, 0.2
 """Shares of the generators' time without work: above the first they lack room, below the second places are not cut."""
-_MOST_WAITS = 0.95
-"""A larger share of waiting says no more than that the bound is far too low."""
 _WHOLE = 0.98
 """Length ratio below which the bound is not lowered."""
 _SCARCE = 0.5
@@ -201,7 +199,7 @@ class Rule:
         at_work = f"the trainer waits {found.trainer_waits:.0%} of its time, generators {found.generators_wait:.0%}"
         if found.trainer_waits > _WAITS and found.generators_wait <= _IDLE and self.places < limits.max_places:
             self.too_few.note(-self.places, version)
-            places = min(limits.max_places, ceil(self.places / (1 - min(_MOST_WAITS, found.trainer_waits))))
+            places = min(limits.max_places, ceil(self.places / (1 - min(MOST_WAITS, found.trainer_waits))))
             return self._decision("places", found, at_work, places=places)
         if found.length_ratio < CUT and (longer := self._for_length(found, version)):
             return longer
@@ -262,7 +260,7 @@ class Rule:
 
     def _fewer_places(self, found: Means, version: int, at_work: str) -> Decision | None:
         scarce = 1 - found.effective_sample_size > _SCARCE * (1 - self.limits.ess_target)
-        if found.trainer_waits >= _NEVER_WAITS or not scarce:
+        if found.trainer_waits >= NEVER_WAITS or not scarce:
             return None
         kept = max(self.limits.group_size, ceil(1.25 * self.places * (1 - found.generators_wait)))
         if found.generators_wait <= _MOSTLY_BUSY or kept > 0.8 * self.places or self.too_few.forbids(-kept, version):

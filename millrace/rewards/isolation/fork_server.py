@@ -135,7 +135,7 @@ class RewardWorker:
         """Tasks sent to it in total."""
         self._outbox = bytearray()
         self._inbox = bytearray()
-        # As clock_getcpuclockid(3) makes it. /proc/PID/schedstat lags by up to 4 ms while the process runs.
+        # As clock_getcpuclockid(3) makes it. /proc/PID/schedstat was seen to jump by 4 ms.
         self._processor_clock = ~pid << 3 | _CPUCLOCK_SCHED
         self._used = 0.0
         """Processor seconds that it had used when `lap_seconds` was last called."""
