@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from support.planning.product import run_product
 from support.planning.scripts import Script, scripts
-from support.planning.virtual_clock import Stuck, VirtualClock
 
+from benchmarks.virtual_time.clock import Stuck, VirtualClock
 from millrace.planning.simulation.outcome import Trace
 from millrace.planning.simulation.simulate import simulate
 from millrace.rollouts.staleness import admission_limit, staleness

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from support.planning.virtual_clock import VirtualClock
-
 from benchmarks.sleeping.engines import EngineOnNoDevice
+from benchmarks.virtual_time.clock import VirtualClock
+from benchmarks.virtual_time.run import TimedEngine
 from millrace.generation.engines.base import unstarted
 from millrace.planning.simulation.costs import Costs
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
@@ -31,7 +31,7 @@ class _Decoding:
         return min(self.tokens - 1, int(self.sampled + _ROUNDING))
 
 
-class TimedEngine(EngineOnNoDevice):
+class ScriptedEngine(EngineOnNoDevice, TimedEngine):
     """Every response has as many tokens as `length_of(group, member)` says.
 
     All requests in flight are decoded at once, each at the rate of `costs.decode`. While the engine loads weights or
@@ -105,7 +105,6 @@ class TimedEngine(EngineOnNoDevice):
         return pause
 
     def stand_still(self, seconds: float) -> None:
-        """Lets this time pass without a token."""
         self._advance()
         self._clock.sleep(seconds)
         self._at += seconds

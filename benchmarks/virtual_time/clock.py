@@ -197,8 +197,9 @@ def in_virtual_time(clock: VirtualClock, packages: Sequence[str]) -> Iterator[No
     A stage that waits sleeps only to look again: it looks when something has changed.
     """
     with ExitStack() as stack:
-        for name, module in list(sys.modules.items()):
-            if name.split(".")[0] in packages and getattr(module, "time", None) is time:
+        modules = [module for name, module in sys.modules.items() if name.split(".")[0] in packages]
+        for module in [one for one in modules if getattr(one, "time", None) is time]:
+            if module is not sys.modules[__name__]:
                 stack.enter_context(patch.object(module, "time", _Time(clock, clock.sleep)))
         stack.enter_context(patch.object(stage, "time", _Time(clock, lambda seconds: clock.poll())))
         stack.enter_context(patch.object(group_commit, "monotonic", clock.time))
