@@ -137,7 +137,8 @@ class TrainingConfig(Section):
     for mixtures of experts."""
     on_collapse: Literal["go_on", "stop", "roll_back"] = "go_on"
     """What follows when training collapses (docs/control.md), which is reported in any case. `stop`: training ends;
-    `roll_back`: it goes back to the last checkpoint from before, with a third of the learning rate."""
+    `roll_back`: it goes back to the last checkpoint from before, with at most a third of the learning rate; if that had
+    risen, at most with what it was before."""
     checkpoint_every: Count = 10
     """Number of optimizer steps between two checkpoints."""
     checkpoint_minutes: Positive | None = 10.0

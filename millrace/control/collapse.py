@@ -9,42 +9,51 @@ With a constant policy the mean reward of a step of 128 trajectories varies by u
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
 from statistics import fmean
+from typing import Any
 
 STEPS = 10
 """Steps of each mean."""
-_LEAST_BEST, _COLLAPSED, _FALLEN = 0.1, 0.5, 0.75
+_LEAST_BEST, _COLLAPSED, _FALLEN, _GOOD = 0.1, 0.5, 0.75, 0.9
 _LEAST_ENTROPY = 0.02
 _MOST_KL, _KL_STEPS = 1.0, 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collapse:
-    """Training has collapsed."""
-
-    sentence: str
-    """What happened, with the numbers."""
-    good_version: int
-    """The last version of the ten steps that earned most: a policy from before the collapse."""
-
-
 class CollapseWatch:
-    """Watches the steps of one trainer process; reports each collapse once, until the reward is back."""
+    """Watches a run's steps; tells of each collapse once, until the reward is back.
 
-    def __init__(self) -> None:
-        self._rewards: deque[float] = deque(maxlen=STEPS)
-        self._entropies: deque[float] = deque(maxlen=STEPS)
-        self._divergent = 0
-        self._best = 0.0
-        self.good_version = 0
-        """The last version of the ten steps that earned most."""
-        self._first_entropy: float | None = None
+    `state` is that of the checkpoint that the trainer starts from, if there is one: what was measured before counts. A
+    collapse that lasts is told of again by each new trainer, so that one which may go back does.
+    """
+
+    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
+        found: Mapping[str, Any] = state or {}
+        self._rewards: deque[float] = deque(found.get("rewards", []), maxlen=STEPS)
+        self._entropies: deque[float] = deque(found.get("entropies", []), maxlen=STEPS)
+        self._divergent: int = found.get("divergent", 0)
+        self._best: float = found.get("best", 0.0)
+        self._first_entropy: float | None = found.get("first_entropy")
         self.is_collapsed = False
         """Whether training has collapsed, and the reward is not back yet."""
+        self.is_good = False
+        """Whether the last ten steps earned 0.9 of the best mean or more; the best may be long ago, by chance."""
 
-    def step(self, version: int, *, reward: float, entropy: float, mismatch_kl: float) -> Collapse | None:
-        """Takes the means of the step that made `version`: reward, entropy and KL(μ‖π) in nats per token."""
+    def state(self) -> dict[str, Any]:
+        """JSON for a checkpoint."""
+        return {
+            "rewards": list(self._rewards),
+            "entropies": list(self._entropies),
+            "divergent": self._divergent,
+            "best": self._best,
+            "first_entropy": self._first_entropy,
+        }
+
+    def step(self, version: int, *, reward: float, entropy: float, mismatch_kl: float) -> str | None:
+        """Takes the means of the step that made `version`: reward, entropy and KL(μ‖π) in nats per token.
+
+        Returns a sentence, with the numbers, if training has collapsed.
+        """
         self._rewards.append(reward)
         self._entropies.append(entropy)
         self._divergent = self._divergent + 1 if not mismatch_kl <= _MOST_KL else 0
@@ -52,8 +61,9 @@ class CollapseWatch:
         mean = fmean(self._rewards)
         if full and self._first_entropy is None:
             self._first_entropy = fmean(self._entropies)
-        if full and mean >= self._best:
-            self._best, self.good_version = mean, version
+        if full:
+            self._best = max(self._best, mean)
+        self.is_good = full and mean >= _GOOD * self._best
         sentence = self._sentence(mean, full)
         if sentence is None:
             self.is_collapsed = self.is_collapsed and mean < _FALLEN * self._best
@@ -61,7 +71,7 @@ class CollapseWatch:
         if self.is_collapsed:
             return None
         self.is_collapsed = True
-        return Collapse(sentence=f"version {version}: {sentence}", good_version=self.good_version)
+        return f"version {version}: {sentence}"
 
     def _sentence(self, mean: float, full: bool) -> str | None:
         if self._divergent >= _KL_STEPS:

@@ -6,15 +6,11 @@ versions that no longer exist; it stays, as what was thought at the time.
 
 from dataclasses import asdict
 
-from millrace.runs.decisions import StoredDecision, read_decisions
+from millrace.runs.decisions import ROLL_BACK, StoredDecision, product_of_factors, read_decisions
 from storage import layout
 from storage.errors import Fenced
 from storage.stores.base import Store
 from storage.streams.sealed import seal
-
-ROLL_BACK = "roll_back"
-"""The action of a rollback; the others are those of `millrace.control.rule`."""
-_SHRUNK = 1 / 3
 
 
 class Decisions:
@@ -41,6 +37,5 @@ def rolled_back(decisions: list[StoredDecision], incarnation: int, policy_versio
 
 
 def rate_factor(decisions: list[StoredDecision], incarnation: int) -> float:
-    """Factor of the learning rate of the trainer `incarnation`: a third for each rollback before it."""
-    count = sum(one.action == ROLL_BACK and one.incarnation < incarnation for one in decisions)
-    return _SHRUNK**count
+    """Factor of the learning rate of the trainer `incarnation`: those of the rollbacks before it, multiplied."""
+    return product_of_factors(one for one in decisions if one.action == ROLL_BACK and one.incarnation < incarnation)

@@ -3,17 +3,19 @@
     collapse ─► newest checkpoint up to the last good version ─► decisions/<n>.json ─► this trainer ends
                                                                        │
     a new trainer ─► checkpoints that were given up are skipped ◄──────┘ ─► lineage, ledger, streams as after a kill
-                  └► a third of the learning rate
+                  └► a lower learning rate
 
-A trainer that merely started again would collapse again: in sync mode on the same rollouts.
+A trainer that merely started again would collapse again: in sync mode on the same rollouts. So the rate becomes a third
+of what it was, or less: if it had risen since the good versions, it goes back to theirs. Never more than a third,
+because a warm-up rises on: back at the rate of the good versions it would climb to the bad one again.
 """
 
 import time
 
-from millrace.control.collapse import Collapse
-from millrace.control.decisions import ROLL_BACK, Decisions
+from millrace.control.decisions import Decisions
+from millrace.control.last_good import Collapse
 from millrace.errors import RolledBack, TrainingDiverged
-from millrace.runs.decisions import StoredDecision
+from millrace.runs.decisions import RATE_FACTOR, ROLL_BACK, StoredDecision
 from millrace.weights.base import Terms
 from storage import layout
 from storage.checkpoints import stored_checkpoints
@@ -21,6 +23,8 @@ from storage.stores.base import Store
 
 _MOST = 3
 """Rollbacks of a run; what then still collapses needs a person."""
+_MOST_FACTOR = 1 / 3
+"""Of the learning rate at a rollback, beside those of earlier ones."""
 
 
 def roll_back(store: Store, decisions: Decisions, collapse: Collapse, *, incarnation: int, terms: Terms) -> RolledBack:
@@ -37,18 +41,29 @@ def roll_back(store: Store, decisions: Decisions, collapse: Collapse, *, incarna
         raise TrainingDiverged(
             f"training collapsed before its first good checkpoint, so it can't be rolled back: {collapse.sentence}"
         )
-    decisions.add(
-        StoredDecision(
-            t=time.time(),
-            incarnation=incarnation,
-            policy_version=steps[-1],
-            action=ROLL_BACK,
-            max_staleness=terms.max_staleness,
-            places=terms.places,
-            reason=collapse.sentence,
-        )
+    decision = StoredDecision(
+        t=time.time(),
+        incarnation=incarnation,
+        policy_version=steps[-1],
+        action=ROLL_BACK,
+        max_staleness=terms.max_staleness,
+        places=terms.places,
+        reason=_reason(collapse),
+        measured={RATE_FACTOR: min(_MOST_FACTOR, collapse.rate_ratio), **_rates(collapse)},
     )
+    decisions.add(decision)
     for entry in store.entries(layout.EVALUATIONS):
         if entry.path > layout.evaluation(steps[-1]):
             store.delete(entry.path)
-    return RolledBack(f"rolled back to version {steps[-1]}: {collapse.sentence}")
+    return RolledBack(f"{decision.change}: {decision.reason}")
+
+
+def _reason(collapse: Collapse) -> str:
+    if collapse.rate_ratio == 1.0:
+        return collapse.sentence
+    return f"{collapse.sentence}; the learning rate had risen from {collapse.good_rate:g} to {collapse.bad_rate:g}"
+
+
+def _rates(collapse: Collapse) -> dict[str, float]:
+    rates = {"good_rate": collapse.good_rate, "bad_rate": collapse.bad_rate}
+    return {name: rate for name, rate in rates.items() if rate is not None}

@@ -3,8 +3,9 @@
 decisions/<n>.json      {"crc": …, "action": "raise", "policy_version": 40, "max_staleness": 3, "reason": "…", …}
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from math import prod
 from typing import Any
 
 from storage import layout
@@ -12,6 +13,12 @@ from storage.errors import NotInStore, StreamCorrupt
 from storage.stores.base import Store
 from storage.streams.sealed import unseal
 
+ROLL_BACK = "roll_back"
+"""The action of a rollback; the others are those of `millrace.control.rule`."""
+RATE_FACTOR = "rate_factor"
+"""In `measured` of a rollback: what the learning rate is multiplied by from then on."""
+_UNTOLD = 1 / 3
+"""That factor in decisions of earlier versions, which don't tell it."""
 _LATEST = 30
 """Of a status."""
 _CHANGES = {
@@ -21,7 +28,7 @@ _CHANGES = {
     "halve": "bound halved to {max_staleness}",
     "floor": "bound lowered to its minimum, {max_staleness}",
     "places": "places per generator set to {places}",
-    "roll_back": "rolled back to version {policy_version}",
+    ROLL_BACK: "rolled back to version {policy_version}, learning rate × {rate_factor:.3g}",
 }
 """By action; `halve` is one of earlier versions."""
 
@@ -50,7 +57,15 @@ class StoredDecision:
     @property
     def change(self) -> str:
         """What it does, in a few words."""
-        return _CHANGES.get(self.action, self.action).format_map(asdict(self))
+        factor = self.measured.get(RATE_FACTOR, _UNTOLD)
+        return _CHANGES.get(self.action, self.action).format_map({**asdict(self), "rate_factor": factor})
+
+
+def product_of_factors(rollbacks: Iterable[StoredDecision]) -> float:
+    """What these rollbacks together multiply the learning rate by."""
+    told = [one.measured.get(RATE_FACTOR) for one in rollbacks]
+    # As a power: the very number that earlier versions trained with, to the last bit.
+    return prod(factor for factor in told if factor is not None) * _UNTOLD ** told.count(None)
 
 
 class DecisionsReader:

@@ -17,14 +17,9 @@ hand-over of a version until a step's worth of groups is there (`millrace/runtim
 """
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
-from millrace.control.collapse import Collapse, CollapseWatch
 from millrace.control.controller import StalenessController
-from millrace.control.decisions import rate_factor
-from millrace.control.rollback import roll_back
-from millrace.errors import TrainingDiverged
 from millrace.evaluation.early_stop import read_early_stop, stop_if_no_better
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
 from millrace.rollouts.loader import RolloutLoader
@@ -32,8 +27,8 @@ from millrace.rollouts.stragglers import Stragglers
 from millrace.runtime.device_sharing import DeviceTurns
 from millrace.selection.intake import Intake
 from millrace.stages.admission import as_configured
+from millrace.stages.collapse_guard import CollapseGuard
 from millrace.stages.train_state import TrainState
-from millrace.training.batch import Sample
 from millrace.training.handover import Handover
 from millrace.training.samples import samples_of
 from millrace.training.step_report import StepReport
@@ -109,8 +104,7 @@ class TrainLoop:
             incarnation=state.incarnation,
             state=found.get("control"),
         )
-        self.rate_factor = rate_factor(state.decisions.all, state.incarnation)
-        self.collapse = CollapseWatch()
+        self.guard = CollapseGuard(state, self.controller.terms)
         # As of the last finished step: what a checkpoint may hold.
         self.settled = self._settle()
         state.adopt(self.settled)
@@ -183,7 +177,7 @@ class TrainLoop:
         self.handover.forget()
         trained_before = self.stage.seconds("train")
         with self.stage.busy("train"):
-            report = self._trained(samples)
+            report = self.guard.train(samples)
         failpoint("train.before_handover")
         with self.stage.busy("handover"):
             self._hand_over()
@@ -203,13 +197,6 @@ class TrainLoop:
         terms = self.controller.terms(taken_at)
         bound = max(terms.max_staleness, self.controller.bound_at(taken_at))
         self._control(report, ratios.step_length_ratio)
-        self.settled = self._settle()
-        self._publish(report)
-        self.stage.progress(
-            length_ratio=ratios.length_ratio,
-            reward_ratio=ratios.reward_ratio,
-            zero_advantage_share=self.intake.spread.share,
-        )
         measures = self.state.measure(
             report,
             groups,
@@ -221,22 +208,19 @@ class TrainLoop:
             buffered_rollouts=self.ledger.buffered.rollouts,
             in_flight_rollouts=self.ledger.in_flight.rollouts,
         )
-        if version % 10 == 0:
-            reward = measures["reward_mean"]
-            self.stage.milestone(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
-        collapse = self.collapse.step(
-            version, reward=measures["reward_mean"], entropy=report.entropy, mismatch_kl=report.mismatch_kl
+        reward = measures["reward_mean"]
+        collapse = self.guard.watch(report, reward, lags)
+        self.settled = self._settle()
+        self._publish(report)
+        self.stage.progress(
+            length_ratio=ratios.length_ratio,
+            reward_ratio=ratios.reward_ratio,
+            zero_advantage_share=self.intake.spread.share,
         )
+        if version % 10 == 0:
+            self.stage.milestone(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
         if collapse is not None:
-            self._collapsed(collapse)
-
-    def _trained(self, samples: Sequence[Sample]) -> StepReport:
-        try:
-            return self.trainer.step(samples, self.rate_factor)
-        except TrainingDiverged as error:
-            if self.config.training.on_collapse == "roll_back":
-                self._collapsed(Collapse(sentence=str(error), good_version=self.collapse.good_version))
-            raise
+            self.guard.act(collapse)
 
     def _control(self, report: StepReport, length_ratio: float) -> None:
         """Decides on the staleness bound and the places of the versions to come."""
@@ -264,28 +248,6 @@ class TrainLoop:
         )
         self.stage.milestone(sentence)
 
-    def _collapsed(self, collapse: Collapse) -> None:
-        """Reports it. Raises RolledBack or TrainingDiverged as `training.on_collapse` says."""
-        self.stage.tell("training.collapsed", sentence=collapse.sentence, good_version=collapse.good_version)
-        self.stage.milestone(f"training collapsed: {collapse.sentence}")
-        match self.config.training.on_collapse:
-            case "stop":
-                raise TrainingDiverged(
-                    f"training collapsed, and training.on_collapse is stop: {collapse.sentence}; the last good "
-                    f"version was {collapse.good_version}"
-                )
-            case "roll_back":
-                # Checkpoints in progress are finished first: the decision names them all.
-                self.state.checkpoints.finish()
-                version = self.trainer.policy_version
-                raise roll_back(
-                    self.stage.store,
-                    self.state.decisions,
-                    collapse,
-                    incarnation=self.state.incarnation,
-                    terms=self.controller.terms(version),
-                )
-
     def _hand_over(self) -> None:
         weights_id = WeightsId(
             incarnation=self.state.incarnation,
@@ -302,6 +264,7 @@ class TrainLoop:
             "intake": self.loader.state(),
             "lineage": self.lineage.to_json(),
             "control": self.controller.state(),
+            "collapse": self.guard.state(),
         }
 
     def _check_ledger(self) -> None:

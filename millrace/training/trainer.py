@@ -28,7 +28,7 @@ from millrace.training.objective import FixedLogprobs, Objective
 from millrace.training.optimization.adamw import make_adamw
 from millrace.training.optimization.frozen import freeze_prefix
 from millrace.training.optimization.gradients import clipped_norm, zero_gradients
-from millrace.training.optimization.learning_rate import ess_factor, share_of_rate
+from millrace.training.optimization.learning_rate import ess_factor, planned_rate
 from millrace.training.optimization.updates import updates
 from millrace.training.parallel.lora import adapters, add_adapters, parts
 from millrace.training.parallel.ranks import ALONE, Ranks
@@ -214,7 +214,7 @@ class Trainer:
         grad_norm = clipped_norm(parameters, self._training.max_grad_norm, what)
         self.ranks.sum(table.values_KN)
         tokens = table.carrying(places)
-        rate = self._training.learning_rate * share_of_rate(self._training.schedule, version) * rate_factor
+        rate = planned_rate(self._training, version) * rate_factor
         if self._training.schedule.ess_scaling:
             rate *= ess_factor(tokens["log_ratio"])
         self.before_update()

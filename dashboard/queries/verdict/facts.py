@@ -197,8 +197,8 @@ def _collapse(run: RunData) -> str | None:
         kls["value"][len(kls["value"]) - rows :],
         strict=True,
     ):
-        collapse = watch.step(int(version), reward=float(reward), entropy=float(entropy), mismatch_kl=float(kl))
-        found = collapse.sentence if collapse else found if watch.is_collapsed else None
+        told = watch.step(int(version), reward=float(reward), entropy=float(entropy), mismatch_kl=float(kl))
+        found = told or (found if watch.is_collapsed else None)
     return found
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.learning.optimizer import ScheduleConfig
+from configs.training import TrainingConfig
 from millrace.training.losses.offpolicy import effective_sample_size
 
 
@@ -30,6 +31,11 @@ def share_of_rate(schedule: ScheduleConfig, step: int) -> float:
     progress = min(1.0, (step - 1 - warmup) / (schedule.steps - warmup))
     left = 1 - progress if schedule.decay == "linear" else (1 + cos(pi * progress)) / 2
     return schedule.final_share + (1 - schedule.final_share) * left
+
+
+def planned_rate(training: TrainingConfig, step: int) -> float:
+    """Learning rate of the step that makes policy version `step`, before √ESS and without rollbacks."""
+    return training.learning_rate * share_of_rate(training.schedule, step)
 
 
 def ess_factor(log_ratio_N: npt.NDArray[np.float64]) -> float:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from millrace.control.collapse import Collapse
-from millrace.control.decisions import ROLL_BACK, Decisions, rate_factor, rolled_back
+from millrace.control.decisions import Decisions, rate_factor, rolled_back
+from millrace.control.last_good import Collapse
 from millrace.control.rollback import roll_back
 from millrace.errors import TrainingDiverged
 from millrace.evaluation.results import read_result, write_result
-from millrace.runs.decisions import DecisionsReader, StoredDecision, decisions_in_short, read_decisions
+from millrace.runs.decisions import ROLL_BACK, DecisionsReader, StoredDecision, decisions_in_short, read_decisions
 from millrace.weights.base import Terms
 from storage import layout
 from storage.checkpoints import CheckpointWriter
@@ -15,10 +15,16 @@ from storage.errors import Fenced, StreamCorrupt
 from storage.stores.memory import MemoryStore
 
 TERMS = Terms(max_staleness=2, places=16)
-COLLAPSE = Collapse(sentence="version 27: the mean reward is gone", good_version=24)
+RATE = 1e-4
 
 
-def decision(version: int, action: str = "raise", incarnation: int = 0) -> StoredDecision:
+def collapse(*, good_rate: float | None = RATE, bad_rate: float = RATE) -> Collapse:
+    return Collapse(
+        sentence="version 27: the mean reward is gone", good_version=24, good_rate=good_rate, bad_rate=bad_rate
+    )
+
+
+def decision(version: int, action: str = "raise", incarnation: int = 0, **measured: float) -> StoredDecision:
     return StoredDecision(
         t=1.0,
         incarnation=incarnation,
@@ -27,7 +33,7 @@ def decision(version: int, action: str = "raise", incarnation: int = 0) -> Store
         max_staleness=3,
         places=16,
         reason="the trainer waits 20% of its time",
-        measured={"trainer_waits": 0.2},
+        measured=measured,
     )
 
 
@@ -44,7 +50,7 @@ def test_what_was_decided_is_read_in_its_order(memory_store: MemoryStore) -> Non
         ("raise", "bound raised to 3"),
         ("floor", "bound lowered to its minimum, 3"),
         ("places", "places per generator set to 16"),
-        (ROLL_BACK, "rolled back to version 5"),
+        (ROLL_BACK, "rolled back to version 5, learning rate × 0.333"),
     ],
 )
 def test_a_decision_says_what_it_changes(action: str, change: str) -> None:
@@ -84,7 +90,23 @@ def test_a_rollback_gives_up_what_came_after_and_nothing_that_is_made_later() ->
     assert rolled_back(found, 0, 30)
     assert not rolled_back(found, 1, 20)
     assert not rolled_back(found, 2, 21), "the trainer after it makes version 21 again"
-    assert [rate_factor(found, incarnation) for incarnation in (0, 1, 2)] == [1, 1, pytest.approx(1 / 3)]
+
+
+def test_the_learning_rate_is_the_product_of_what_each_rollback_before_a_trainer_made_of_it() -> None:
+    found = [
+        decision(9, rate_factor=0.5),
+        decision(20, ROLL_BACK, incarnation=1, rate_factor=0.1),
+        decision(20, ROLL_BACK, incarnation=2, rate_factor=1 / 3),
+        decision(20, ROLL_BACK, incarnation=4),
+    ]
+    assert [rate_factor(found, n) for n in range(6)] == pytest.approx([1, 1, 0.1, 1 / 30, 1 / 30, 1 / 90])
+    assert decision(20, ROLL_BACK, rate_factor=0.1).change == "rolled back to version 20, learning rate × 0.1"
+
+
+def test_rollbacks_of_earlier_versions_without_a_factor_mean_a_third_to_the_last_bit() -> None:
+    for count in range(4):
+        found = [decision(20, ROLL_BACK, incarnation=n) for n in range(count)]
+        assert rate_factor(found, count) == (1 / 3) ** count
 
 
 def with_checkpoints(store: MemoryStore, *steps: int) -> int:
@@ -98,23 +120,50 @@ def with_checkpoints(store: MemoryStore, *steps: int) -> int:
 
 def test_it_goes_back_to_the_newest_checkpoint_from_before_the_collapse(memory_store: MemoryStore) -> None:
     incarnation = with_checkpoints(memory_store, 10, 20, 25)
-    error = roll_back(memory_store, Decisions(memory_store), COLLAPSE, incarnation=incarnation, terms=TERMS)
-    assert str(error) == "rolled back to version 20: version 27: the mean reward is gone"
+    error = roll_back(memory_store, Decisions(memory_store), collapse(), incarnation=incarnation, terms=TERMS)
+    assert str(error) == "rolled back to version 20, learning rate × 0.333: version 27: the mean reward is gone"
     [stored] = read_decisions(memory_store)
     assert (stored.action, stored.policy_version, stored.incarnation) == (ROLL_BACK, 20, incarnation)
     assert [read_result(memory_store, step) is None for step in (10, 20, 25)] == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("good_rate", "bad_rate", "factor", "told"),
+    [
+        (RATE, RATE, 1 / 3, ""),
+        (RATE, RATE / 2, 1 / 3, ""),
+        (RATE, 10 * RATE, 0.1, "; the learning rate had risen from 0.0001 to 0.001"),
+        (RATE, 2 * RATE, 1 / 3, "; the learning rate had risen from 0.0001 to 0.0002"),
+        (None, RATE, 1 / 3, ""),
+        (0.0, 0.0, 1 / 3, ""),
+    ],
+)
+def test_the_rate_goes_back_to_that_of_the_good_versions_and_to_a_third_at_least(
+    memory_store: MemoryStore, good_rate: float | None, bad_rate: float, factor: float, told: str
+) -> None:
+    incarnation, decisions = with_checkpoints(memory_store, 10, 20), Decisions(memory_store)
+    found = collapse(good_rate=good_rate, bad_rate=bad_rate)
+    error = roll_back(memory_store, decisions, found, incarnation=incarnation, terms=TERMS)
+    assert str(error) == (
+        f"rolled back to version 20, learning rate × {factor:.3g}: version 27: the mean reward is gone{told}"
+    )
+    [stored] = read_decisions(memory_store)
+    assert stored.reason == f"version 27: the mean reward is gone{told}"
+    assert stored.measured["rate_factor"] == pytest.approx(factor)
+    assert stored.measured["bad_rate"] == bad_rate
+    assert rate_factor([stored], incarnation + 1) == stored.measured["rate_factor"]
+
+
 def test_without_a_checkpoint_from_before_a_person_is_asked(memory_store: MemoryStore) -> None:
     incarnation = with_checkpoints(memory_store, 25)
     with pytest.raises(TrainingDiverged, match="before its first good checkpoint"):
-        roll_back(memory_store, Decisions(memory_store), COLLAPSE, incarnation=incarnation, terms=TERMS)
+        roll_back(memory_store, Decisions(memory_store), collapse(), incarnation=incarnation, terms=TERMS)
     assert read_decisions(memory_store) == []
 
 
 def test_a_run_is_rolled_back_three_times_at_most(memory_store: MemoryStore) -> None:
     incarnation, decisions = with_checkpoints(memory_store, 10), Decisions(memory_store)
     for _ in range(3):
-        roll_back(memory_store, decisions, COLLAPSE, incarnation=incarnation, terms=TERMS)
+        roll_back(memory_store, decisions, collapse(), incarnation=incarnation, terms=TERMS)
     with pytest.raises(TrainingDiverged, match="collapsed again after 3 rollbacks"):
-        roll_back(memory_store, decisions, COLLAPSE, incarnation=incarnation, terms=TERMS)
+        roll_back(memory_store, decisions, collapse(), incarnation=incarnation, terms=TERMS)

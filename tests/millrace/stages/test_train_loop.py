@@ -85,7 +85,8 @@ def test_a_group_with_no_token_left_is_dropped_and_makes_room(make_bench: Callab
     assert bench.outcomes()[group] == ["stale", "stale"]
     assert bench.account.dropped == {"stale": Amount(rollouts=2, tokens=3)}
     assert (bench.account.groups_dropped, bench.account.masked) == (1, Amount())
-    kinds = [kind for kind, _ in bench.stage.told if kind != "checkpoint.saved"]
+    # The bench's tokens are made up, far from the policy's.
+    kinds = [kind for kind, _ in bench.stage.told if kind not in ("checkpoint.saved", "training.collapsed")]
     assert kinds == ["staleness.bound-hit"]
 
 

@@ -1,4 +1,4 @@
-"""The trainer's loop under adaptive control, and after a collapse."""
+"""The trainer's loop under adaptive control."""
 
 import time
 from collections.abc import Callable
@@ -7,10 +7,7 @@ import pytest
 from support.stages.trainer_bench import HurriedStage, TrainerBench
 from transformers import LlamaForCausalLM
 
-from millrace.control.decisions import ROLL_BACK, rate_factor
-from millrace.errors import RolledBack, TrainingDiverged
 from millrace.runs.decisions import read_decisions
-from millrace.training.trainer import Trainer
 from millrace.weights.base import Terms
 from storage.stores.memory import MemoryStore
 
@@ -117,66 +114,3 @@ def test_with_a_fixed_bound_every_version_has_the_same_terms_and_nothing_is_deci
     bench.train()
     assert set(bench.terms.values()) == {Terms(max_staleness=2, places=8)}
     assert read_decisions(bench.store) == []
-
-
-def collapsing(make_bench: Callable[..., TrainerBench], on_collapse: str) -> TrainerBench:
-    """A run whose rewards are good for 20 steps, and nothing after that."""
-    bench = make_bench(training={"on_collapse": on_collapse, "checkpoint_every": 5})
-    steps(bench, 0, 20)
-    steps(bench, 20, 40, [0.0, 0.0])
-    return bench
-
-
-def test_a_collapse_is_reported_and_the_run_goes_on_by_default(make_bench: Callable[..., TrainerBench]) -> None:
-    bench = collapsing(make_bench, "go_on")
-    assert bench.train() == 40
-    assert [payload["good_version"] for kind, payload in bench.stage.told if kind == "training.collapsed"] == [20]
-
-
-def test_a_collapse_may_stop_the_run_with_a_sentence(make_bench: Callable[..., TrainerBench]) -> None:
-    bench = collapsing(make_bench, "stop")
-    with pytest.raises(TrainingDiverged, match=r"on_collapse is stop: version 26: .* the last good version was 20"):
-        bench.train()
-
-
-def test_a_collapse_may_go_back_to_the_checkpoint_before_it_and_the_ledger_with_it(
-    make_bench: Callable[..., TrainerBench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = collapsing(make_bench, "roll_back")
-    factors: list[float] = []
-    step = Trainer.step
-    monkeypatch.setattr(
-        Trainer, "step", lambda self, samples, factor=1.0: (factors.append(factor), step(self, samples, factor))[1]
-    )
-    with pytest.raises(RolledBack, match="rolled back to version 20: version 26"):
-        bench.train()
-    assert [one.action for one in read_decisions(bench.store)] == [ROLL_BACK]
-    # The next trainer begins where the checkpoint ends. What version 20 sampled is trained once more; the rest is
-    # refused, because the versions that sampled it do not exist any more.
-    bench.give_up(first_group=42)
-    assert bench.train() == 21
-    assert bench.account.trained.rollouts == 21 * 4
-    assert bench.account.dropped["rolled_back"].rollouts == 5 * 4
-    for group in (42, 43):
-        bench.commit(group, [[21] * 4, [21] * 4])
-    assert bench.train() == 22
-    assert factors[0] == 1.0
-    assert factors[-1] == pytest.approx(1 / 3)
-    assert rate_factor(read_decisions(bench.store), 2) == pytest.approx(1 / 3)
-
-
-def test_a_step_without_finite_values_goes_back_too(
-    make_bench: Callable[..., TrainerBench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = make_bench(training={"on_collapse": "roll_back", "checkpoint_every": 5})
-    steps(bench, 0, 20)
-    step = Trainer.step
-
-    def diverging(self: Trainer, samples: object, factor: float = 1.0) -> object:
-        if self.policy_version == 17:
-            raise TrainingDiverged("the gradient of aipo on the way to version 18 is not finite")
-        return step(self, samples, factor)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Trainer, "step", diverging)
-    with pytest.raises(RolledBack, match="rolled back to version 15: the gradient of aipo"):
-        bench.train()

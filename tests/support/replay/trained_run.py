@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from configs.schema import RunConfig
+from millrace.control.decisions import Decisions, rate_factor
 from millrace.models.loading import load_model
 from millrace.models.start_folder import store_start_model
 from millrace.rollouts.arrow import trajectory_table
@@ -28,6 +29,7 @@ from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.loader import RolloutLoader
 from millrace.rollouts.masking import mask_too_old
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
+from millrace.runs.decisions import StoredDecision, read_decisions
 from millrace.runs.record import create_run, resume_run
 from millrace.training.batch import Sample
 from millrace.training.samples import samples_of
@@ -68,8 +70,13 @@ class TrainedRun:
         return LocalStore(self.folder, fsync=False)
 
 
-def train_and_store(folder: Path, start: Path, vocab_size: int, **training: object) -> TrainedRun:
-    """The run above, in `folder`, from the model in the folder `start`; `training` changes that section's config."""
+def train_and_store(
+    folder: Path, start: Path, vocab_size: int, *, decision: StoredDecision | None = None, **training: object
+) -> TrainedRun:
+    """The run above, in `folder`, from the model in the folder `start`; `training` changes that section's config.
+
+    With a `decision` the first trainer was not killed, but decided that.
+    """
     run = TrainedRun(folder)
     maker = _Maker(run, start, vocab_size, training)
     create_run(run.store, "run", maker.config.model_dump(mode="json"))
@@ -78,6 +85,8 @@ def train_and_store(folder: Path, start: Path, vocab_size: int, **training: obje
     maker.train_to(KILLED_AT)
     # What it told by then was committed, but the last checkpoint is of version 6.
     maker.consumed.close()
+    if decision is not None:
+        Decisions(run.store).add(decision)
     resume_run(run.store, maker.config.model_dump(mode="json"))
     maker.start_trainer()
     maker.train_to(LAST_STEP)
@@ -164,7 +173,8 @@ class _Maker:
                 told.groups.append(group)
         told.groups.sort(key=lambda group: group.group_id)
         told.samples = samples_of(told.groups, self.config.training.advantage, version)
-        told.logprobs = self.trainer.step(told.samples).trainer_logprobs
+        factor = rate_factor(read_decisions(self.store), self.incarnation)
+        told.logprobs = self.trainer.step(told.samples, factor).trainer_logprobs
         self.consumed.step(version + 1, told.groups, [sample.advantage for sample in told.samples], told.logprobs)
         self.run.told[version + 1] = told
 

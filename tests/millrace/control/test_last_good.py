@@ -1,0 +1,89 @@
+"""The last good version and its learning rate, step by step and over several trainers."""
+
+import json
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from millrace.control.collapse import CollapseWatch
+from millrace.control.last_good import Collapse, LastGood
+
+RATE = 1e-4
+SEEDS = range(50)
+
+
+def collapse_of(
+    rewards: Sequence[float], rates: Sequence[float] | None = None, *, lag: int = 0, trainers: int = 1
+) -> Collapse:
+    """The first collapse, with the step's rate each, on what versions `lag` before the newest sampled.
+
+    `trainers` make the steps in turn, as many each, from the state that the one before left.
+    """
+    watch, good = CollapseWatch(), LastGood()
+    for i, reward in enumerate(rewards):
+        if i % -(-len(rewards) // trainers) == 0:
+            state = json.loads(json.dumps([watch.state(), good.state()]))
+            watch, good = CollapseWatch(state[0]), LastGood(state[1])
+        rate = RATE if rates is None else rates[i]
+        sentence = watch.step(i + 1, reward=reward, entropy=1.0, mismatch_kl=0.0)
+        good.step(i + 1, earned_by=max(0, i - lag), rate=rate, is_good=watch.is_good)
+        if sentence is not None:
+            return good.collapse(sentence, rate)
+    raise AssertionError("no collapse")
+
+
+def test_the_last_good_version_sampled_the_last_good_step() -> None:
+    assert collapse_of([0.6] * 20 + [-0.6] * 30).good_version == 19
+    assert collapse_of([0.6] * 20 + [-0.6] * 30, lag=3).good_version == 16
+
+
+def test_a_rate_that_rose_tenfold_is_bad_and_the_one_before_it_good_however_late_rewards_show_it() -> None:
+    for trainers, lag in ((1, 0), (2, 0), (2, 2), (4, 8), (12, 8)):
+        rewards = [0.6] * (60 + 1 + lag) + [0.4, 0.2] + [0.0] * (57 - lag)
+        found = collapse_of(rewards, [RATE] * 60 + [10 * RATE] * 60, lag=lag, trainers=trainers)
+        assert (found.good_version, found.good_rate, found.bad_rate) == (60, RATE, 10 * RATE)
+        assert found.rate_ratio == pytest.approx(0.1)
+
+
+def test_rewards_that_rise_at_first_under_a_bad_rate_hide_it_only_if_most_good_steps_had_it() -> None:
+    for steps, good_rate, good_version in ((3, RATE, 60), (4, RATE, 60), (5, 10 * RATE, 66)):
+        rewards = [0.6] * 60 + [0.7] * (steps + 1) + [0.0] * 20
+        found = collapse_of(rewards, [RATE] * 60 + [10 * RATE] * (steps + 21))
+        assert (found.good_rate, found.good_version) == (good_rate, good_version)
+
+
+@pytest.mark.parametrize(
+    ("rates", "ratio"),
+    [
+        ([RATE] * 40, 1.0),
+        ([RATE] * 20 + [RATE / 2] * 20, 1.0),
+        # A factor that undoes a change of the rate leaves a difference in the last bit.
+        ([RATE] * 20 + [RATE * (1 + 1e-15)] * 20, 1.0),
+        ([RATE * step / 100 for step in range(1, 41)], 14 / 26),
+    ],
+)
+def test_the_ratio_of_the_rates_is_one_unless_the_rate_rose(rates: list[float], ratio: float) -> None:
+    found = collapse_of([0.6] * 20 + [0.0] * 20, rates)
+    assert found.rate_ratio == pytest.approx(ratio)
+
+
+def test_a_plateau_is_good_to_its_end_and_not_where_it_was_best_by_chance() -> None:
+    for seed in SEEDS:
+        dice = random.Random(seed)
+        steady = [sum(dice.random() < 0.5 for _ in range(128)) / 128 for _ in range(1000)]
+        assert 900 < collapse_of([*steady, *[0.0] * 20], trainers=3).good_version <= 1000, f"seed {seed}"
+
+
+def test_without_good_steps_nothing_is_known() -> None:
+    found = LastGood().collapse("not finite", RATE)
+    assert (found.good_version, found.good_rate, found.rate_ratio) == (0, None, 1.0)
+
+
+def test_a_step_that_breaks_off_counts_with_its_rate_and_so_do_higher_ones_before_it() -> None:
+    good = LastGood()
+    for version in range(1, 21):
+        good.step(version, earned_by=version - 1, rate=RATE, is_good=version >= 10)
+    found = good.collapse("not finite", 10 * RATE)
+    assert (found.good_version, found.good_rate, found.bad_rate) == (19, RATE, 10 * RATE)
+    assert good.collapse("not finite", RATE / 2).bad_rate == RATE
