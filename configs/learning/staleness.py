@@ -29,7 +29,7 @@ class StalenessConfig(Section):
     """`fixed`: the bound is `max_staleness`. `adaptive`: the trainer moves the bound between `min_staleness` and
     `max_staleness`, and the generators' places, by what it measures (docs/control.md)."""
     min_staleness: Versions = 1
-    """Lowest bound with `adaptive` control, and the one it starts from."""
+    """Lowest bound with `adaptive` control. It starts from the lowest one at which all places can be filled."""
     ess_target: Share = 0.95
     """With `adaptive` control the bound falls while the effective sample size of the ratios π/μ, as a share of what it
     is on policy, is below this."""

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CUT = 0.97
-"""Length ratio below which long responses lose tokens."""
 NEVER_WAITS, MOST_WAITS = 0.01, 0.95
 """Shares of waiting: below the first there is none, and above the second it tells no more than that it is too much."""
 
@@ -43,7 +41,12 @@ class Means:
     @property
     def gain(self) -> float:
         """Steps per second, each counted as the share of it that teaches."""
-        return self.effective_sample_size * min(1.0, self.length_ratio) / self.seconds_per_step
+        return self.effective_sample_size * (1 - self.lost) / self.seconds_per_step
+
+    @property
+    def lost(self) -> float:
+        """Share of the tokens that were too old to be trained."""
+        return max(0.0, 1 - self.length_ratio)
 
     def steps_needed(self, bound: int) -> float:
         """How many steps have to be on their way for trainer and generators to be as busy as they can be."""
@@ -58,9 +61,14 @@ class Means:
         chi_square = 1 / max(self.effective_sample_size, 1e-9) - 1
         return 1 / (1 + chi_square * (other / max(1, bound)) ** 2)
 
+    def expected_lost(self, other: int, bound: int) -> float:
+        """Under another bound: of a long tail, what takes longer falls with the time that it may take."""
+        return min(1.0, self.lost * (bound + 1) / (other + 1))
+
     def expected_gain(self, other: int, bound: int, needed: float) -> float:
         """As `gain`, in other units; `needed` is that of `steps_needed`."""
-        return self.expected_ess(other, bound) / max(1.0, needed / (other + 1))
+        teaches = self.expected_ess(other, bound) * (1 - self.expected_lost(other, bound))
+        return teaches / max(1.0, needed / (other + 1))
 
 
 def means(before: Reading, readings: Sequence[Reading]) -> Means:

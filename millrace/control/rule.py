@@ -5,16 +5,19 @@
     ESS below its target                               bound down to where the ESS is expected at its target
     the last change did not gain what it was for       bound back
     trainer waits, and generators are busy             places by as much as the trainer is faster
-    long responses lose tokens to the bound            bound doubled
     another bound is expected to gain 2 % or more      that bound
     trainer never waits, generators do, and the ESS
         lacks half of what it may                      places as many as they keep busy, and a quarter more
     any three steps in a row: ESS below its floor      bound to its minimum
 
-What a bound is expected to gain: steps per second, each counted by its ESS. bound + 1 steps are on their way. If both
-sides wait, more are needed, by as much as the time that both wait is of the time that they work (Little's law). What
-lies ready all the time, beyond the next step's, is too many, as CoDel judges a queue (Nichols and Jacobson, 2012). And
-χ² = 1 / ESS − 1 grows with the square of the distance between two policies. So one window tells how far to go.
+It starts with the lowest bound at which all places can be filled.
+
+What a bound is expected to gain: steps per second, each counted by its ESS and by the share of its tokens that are young
+enough to be trained. bound + 1 steps are on their way. If both sides wait, more are needed, by as much as the time that
+both wait is of the time that they work (Little's law). What lies ready all the time, beyond the next step's, is too
+many, as CoDel judges a queue (Nichols and Jacobson, 2012). χ² = 1 / ESS − 1 grows with the square of the distance
+between two policies. And what is lost of long responses falls with the steps that they may take. So one window tells how
+far to go.
 
 Each change is a trial, for much is not in this picture: stages that share cores gain nothing from waiting less. It
 stays if the gain rises by 5 % or a quarter of what was expected. Else the bound goes back, and is left alone for a
@@ -26,9 +29,9 @@ from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import Any, Literal
 
-from configs.learning.staleness import StalenessConfig
+from configs.schema import RunConfig
 from millrace.control.avoided import Avoided
-from millrace.control.measured import CUT, MOST_WAITS, NEVER_WAITS, Means, Reading, means
+from millrace.control.measured import MOST_WAITS, NEVER_WAITS, Means, Reading, means
 from millrace.control.trial import Trial
 
 _WAITS = 0.05
@@ -56,6 +59,8 @@ class Limits:
 
     min_staleness: int
     max_staleness: int
+    filled: int
+    """The lowest bound at which all places can be filled, of those between the two."""
     group_size: int
     """Fewest places of a generator."""
     max_places: int
@@ -63,11 +68,14 @@ class Limits:
     ess_floor: float
 
     @classmethod
-    def of(cls, staleness: StalenessConfig, *, group_size: int, max_places: int) -> "Limits":
-        """Those of a config."""
+    def of(cls, config: RunConfig, max_places: int) -> "Limits":
+        """Those of a config, whose generators have so many places at most."""
+        staleness, group_size = config.staleness, config.generation.group_size
+        steps_in_flight = max_places * config.generation.replicas / (config.training.groups_per_step * group_size)
         return cls(
             min_staleness=staleness.min_staleness,
             max_staleness=staleness.max_staleness,
+            filled=min(max(ceil(steps_in_flight) - 1, staleness.min_staleness), staleness.max_staleness),
             group_size=group_size,
             max_places=max_places,
             ess_target=staleness.ess_target,
@@ -113,8 +121,8 @@ class Rule:
 
     @classmethod
     def start(cls, limits: Limits) -> "Rule":
-        """The rule at the beginning of a run: the lowest bound, all places."""
-        return cls(limits=limits, max_staleness=limits.min_staleness, places=limits.max_places)
+        """The rule at the beginning of a run: all places, and a bound that fills them."""
+        return cls(limits=limits, max_staleness=limits.filled, places=limits.max_places)
 
     def to_json(self) -> dict[str, Any]:
         """What it has chosen and what it avoids, as JSON for a checkpoint."""
@@ -138,7 +146,7 @@ class Rule:
             too_low=Avoided(**values["too_low"]),
             too_high=Avoided(**values["too_high"]),
             too_few=Avoided(**values["too_few"]),
-            trial=None if trial is None else Trial(**trial),
+            trial=None if trial is None else Trial.from_json(trial),
         )
 
     def step(self, reading: Reading, version: int) -> Decision | None:
@@ -201,13 +209,12 @@ class Rule:
             self.too_few.note(-self.places, version)
             places = min(limits.max_places, ceil(self.places / (1 - min(MOST_WAITS, found.trainer_waits))))
             return self._decision("places", found, at_work, places=places)
-        if found.length_ratio < CUT and (longer := self._for_length(found, version)):
-            return longer
         wanted, gain = self._best(found, version)
         if gain >= _WORTH and wanted != bound:
             reason = (
                 f"{at_work}, groups for {found.steps_ready:.1f} steps lie ready all the time, effective sample size "
-                f"{found.effective_sample_size:.3f}: a bound of {wanted} is expected to gain {gain:.0%}"
+                f"{found.effective_sample_size:.3f}, length trained ÷ taken {found.length_ratio:.3f}: a bound of "
+                f"{wanted} is expected to gain {gain:.0%}"
             )
             return self._try(found, wanted, reason, gain)
         return self._fewer_places(found, version, at_work)
@@ -229,20 +236,10 @@ class Rule:
                 best, most = wanted, gain
         return best, most
 
-    def _for_length(self, found: Means, version: int) -> Decision | None:
-        """Twice the bound, if it may be tried now."""
-        wanted = min(self.limits.max_staleness, max(1, 2 * self.max_staleness), self._affordable(found))
-        while self.too_high.forbids(wanted, version, 1 - found.length_ratio):
-            wanted -= 1
-        if wanted <= self.max_staleness:
-            return None
-        return self._try(found, wanted, f"trained responses have {found.length_ratio:.3f} of the length taken", 0.0)
-
     def _try(self, found: Means, wanted: int, reason: str, expected: float) -> Decision:
         self.trial = Trial(
             before=self.max_staleness,
             gain=found.gain,
-            length_ratio=found.length_ratio,
             waiting=found.trainer_waits * found.seconds_per_step,
             expected=expected,
         )
@@ -269,7 +266,7 @@ class Rule:
 
     def _note_failed(self, trial: Trial, version: int) -> None:
         if self.max_staleness > trial.before:
-            self.too_high.note(trial.before + 1, version, hoped=trial.expected or 1 - trial.length_ratio)
+            self.too_high.note(trial.before + 1, version, hoped=trial.expected)
         else:
             self.too_low.note(-self.max_staleness, version, hoped=trial.expected)
 

@@ -1,8 +1,9 @@
 """A change of the bound, until it has shown what it gains."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
-from millrace.control.measured import CUT, Means
+from millrace.control.measured import Means
 
 _SERVED, _PLENTY = 0.25, 0.05
 """Share of the expected gain that a change has to bring; and the gain that is enough in any case."""
@@ -18,22 +19,18 @@ class Trial:
     """The bound before it."""
     gain: float
     """As in `Means`, before it."""
-    length_ratio: float
     waiting: float
     """Seconds per step that the trainer waited."""
     expected: float
-    """Gain, as a share; 0 for a raise that was made for the length of responses."""
+    """Gain, as a share."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Trial":
+        """Of what a checkpoint holds; those of earlier versions hold more."""
+        return cls(**{one.name: values[one.name] for one in fields(cls)})
 
     def failed(self, found: Means, bound: int) -> str | None:
         """Why the change to `bound`, under which this was found, did not serve; None if it did, or nobody can tell."""
-        if not self.expected:
-            won, lacked = found.length_ratio - self.length_ratio, 1 - self.length_ratio
-            if found.length_ratio >= CUT or won >= _SERVED * lacked:
-                return None
-            return (
-                f"trained responses had {self.length_ratio:.3f} of the length taken under the bound of before, and "
-                f"have {found.length_ratio:.3f} under this one"
-            )
         if found.gain >= self.gain * (1 + min(_PLENTY, _SERVED * self.expected)):
             return None
         if bound > self.before and found.trainer_waits * found.seconds_per_step > _OTHERWISE * self.waiting:

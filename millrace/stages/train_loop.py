@@ -96,11 +96,9 @@ class TrainLoop:
         )
         self.controller = StalenessController(
             self.stage.store,
-            self.config.staleness,
+            self.config,
             state.decisions,
             as_configured(self.config),
-            group_size=self.config.generation.group_size,
-            num_generators=self.config.generation.replicas,
             incarnation=state.incarnation,
             state=found.get("control"),
         )

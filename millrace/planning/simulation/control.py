@@ -17,8 +17,7 @@ class Control:
         self._rule: Rule | None = None
         bound = config.effective_max_staleness
         if config.staleness.control == "adaptive":
-            limits = Limits.of(config.staleness, group_size=config.generation.group_size, max_places=places)
-            self._rule = Rule.start(limits)
+            self._rule = Rule.start(Limits.of(config, places))
             bound = self._rule.max_staleness
         self._bounds = Bounds([(0, bound)])
         self._places = places

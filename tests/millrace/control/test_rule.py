@@ -2,14 +2,17 @@
 
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from configs.schema import RunConfig
 from millrace.control.measured import Reading
 from millrace.control.rule import Decision, Limits, Rule
 
-LIMITS = Limits(min_staleness=1, max_staleness=8, group_size=8, max_places=128, ess_target=0.95, ess_floor=0.5)
+LIMITS = Limits(
+    min_staleness=1, max_staleness=8, filled=1, group_size=8, max_places=128, ess_target=0.95, ess_floor=0.5
+)
 
 
 @dataclass(kw_only=True)
@@ -28,8 +31,8 @@ class Plant:
     """Whether trainer and generators share a core, so that a step takes their sum whatever the bound."""
     drift: float = 0.001
     """1 − ESS at a bound of 1; it grows with the square of the bound."""
-    cuts_below: int = 0
-    """Bound below which long responses lose tokens."""
+    tail: float = 0.0
+    """Share of the tokens that would be too old to be trained with a bound of 0; ÷ bound + 1 with another."""
     noise: random.Random = field(default_factory=lambda: random.Random(0))
     waited: float = 0.0
     seconds: float = 0.0
@@ -48,8 +51,11 @@ class Plant:
         return float(sum(one**self.evenness for one in (train, generate, round_trip)) ** (1 / self.evenness))
 
     def gain(self, bound: int, places: int) -> float:
-        """Steps per second, each counted by its ESS."""
-        return self.ess(bound) / self.step_seconds(bound, places)
+        """Steps per second, each counted by its ESS and by the share of its tokens that is trained."""
+        return self.ess(bound) * self.length_ratio(bound) / self.step_seconds(bound, places)
+
+    def length_ratio(self, bound: int) -> float:
+        return 1 - self.tail / (bound + 1)
 
     def ess(self, bound: int) -> float:
         return max(0.01, 1 - self.drift * bound**2)
@@ -65,7 +71,7 @@ class Plant:
         behind = max(0.0, bound + 2 - (self.train + generate + self.latency) / step) if generate < self.train else 0.0
         return Reading(
             effective_sample_size=max(0.01, 1 - self.drift * bound**2 * self.noise.uniform(0.9, 1.1)),
-            length_ratio=0.9 if bound < self.cuts_below else 1.0,
+            length_ratio=self.length_ratio(bound) + (self.noise.uniform(-0.01, 0.01) if self.tail else 0.0),
             steps_ready=behind,
             trainer_waited=self.waited,
             trainer_seconds=self.seconds,
@@ -161,13 +167,27 @@ def test_three_steps_below_the_floor_bring_the_bound_down_at_once() -> None:
     assert rule.max_staleness == LIMITS.min_staleness
 
 
-def test_long_responses_that_lose_tokens_raise_the_bound_until_they_lose_none() -> None:
-    rule, decisions = played(Plant(cuts_below=4), 200)
-    # A bound of 2 cuts them as one of 1 did, so it is given up, and tried again later.
-    assert [one.max_staleness for one in decisions][:2] == [2, 1]
-    assert rule.max_staleness <= 2
-    rule, decisions = played(Plant(cuts_below=2), 200)
-    assert [one.max_staleness for one in decisions] == [2]
+def test_long_responses_that_lose_tokens_raise_the_bound_by_what_that_is_expected_to_gain() -> None:
+    rule, decisions = played(Plant(generate=0.9, tail=0.3, drift=1e-3), 200)
+    # With a bound of 1 0.15 of the tokens are lost. With one of 4 or 5 that is 0.06 or 0.05, and ESS 0.98.
+    assert [one.action for one in decisions] == ["raise"]
+    assert rule.max_staleness in (4, 5)
+    assert "length trained ÷ taken 0.8" in decisions[0].reason
+
+
+def test_it_starts_with_the_lowest_bound_that_fills_the_places() -> None:
+    def start(groups_per_batch: int, **staleness: int) -> int:
+        settings = {
+            "generation": {"replicas": 2, "group_size": 4, "groups_per_batch": groups_per_batch},
+            "training": {"groups_per_step": 8, "max_steps": 1},
+            "staleness": {"control": "adaptive", "max_staleness": 8, **staleness},
+        }
+        return Rule.start(Limits.of(RunConfig.model_validate(settings), 4 * groups_per_batch)).max_staleness
+
+    # Two generators with places for so many groups each, and steps of 8 groups.
+    assert [start(groups) for groups in (2, 8, 12, 24)] == [1, 1, 2, 5]
+    assert start(12, min_staleness=4) == 4
+    assert start(12, max_staleness=2, min_staleness=0) == 2
 
 
 def test_generators_with_too_many_places_get_fewer_and_have_them_back_when_they_slow_down() -> None:
@@ -215,7 +235,7 @@ def test_what_was_chosen_and_avoided_survives_a_checkpoint() -> None:
     rule, _ = played(Plant(generate=0.9, latency=2.1, drift=0.005), 12)
     again = Rule.from_json(rule.to_json(), LIMITS)
     assert again.to_json() == rule.to_json()
-    tighter = Limits(min_staleness=1, max_staleness=2, group_size=8, max_places=16, ess_target=0.95, ess_floor=0.5)
+    tighter = replace(LIMITS, max_staleness=2, max_places=16)
     assert Rule.from_json(rule.to_json(), tighter).max_staleness == 2
 
 
@@ -230,6 +250,7 @@ def test_on_any_run_it_comes_to_rest_near_the_best_bound(seeds: range) -> None:
             evenness=dice.choice((2.0, 4.0, 50.0)),
             shared=dice.random() < 0.2,
             drift=10 ** dice.uniform(-5, -1.5),
+            tail=dice.choice((0.0, 0.0, dice.uniform(0.0, 0.4))),
             noise=dice,
         )
         _, early = played(plant, 600)
