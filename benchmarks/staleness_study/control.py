@@ -26,6 +26,7 @@ from benchmarks.staleness_study.comparison import ADAPTIVE, against_best, phase_
 from benchmarks.staleness_study.curves import write_curves
 from benchmarks.staleness_study.disturbances import Phase, disturbed
 from benchmarks.staleness_study.predicted import predicted_seconds_per_step
+from benchmarks.staleness_study.time_to_accuracy import EVALUATIONS, reached, smoothed
 from millrace.evaluation.results import ResultsReader
 from millrace.runs.decisions import read_decisions
 from millrace.runs.history import read_steps
@@ -40,9 +41,7 @@ _SETTINGS: Mapping[str, Mapping[str, object]] = {
 }
 _STEPS = {"tiny": 150, "chain": 80}
 _TARGETS = {"tiny": 0.65, "chain": 0.75}
-"""Held-out accuracy, as a mean of `_EVALUATIONS` in a row."""
-_EVALUATIONS = 3
-"""One evaluation alone is ± 0.1 from its neighbours: the first one above a target would say little."""
+"""Held-out accuracy, as a mean of `EVALUATIONS` in a row."""
 _CHAIN_GROUPS = 16
 """Groups per step of the chain task."""
 _HIGHEST = 8
@@ -176,22 +175,6 @@ def measured(run: Path, task: str, slow: Sequence[Phase], exit_code: int) -> Row
     }
 
 
-def smoothed(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At each evaluation of a curve of (seconds, accuracy), the mean of it and the two before."""
-    return [
-        (curve[end - 1][0], statistics.fmean(accuracy for _, accuracy in curve[end - _EVALUATIONS : end]))
-        for end in range(_EVALUATIONS, len(curve) + 1)
-    ]
-
-
-def reached(curve: Sequence[tuple[float, float]], target: float) -> float | None:
-    """When a curve of (seconds, accuracy) first comes to the target, between two points of it."""
-    for (t, accuracy), (t_next, accuracy_next) in pairwise(curve):
-        if accuracy < target <= accuracy_next:
-            return t + (t_next - t) * (target - accuracy) / (accuracy_next - accuracy)
-    return None
-
-
 def medians(rows: Sequence[Row]) -> list[Row]:
     """For each task, loss and bound: medians over its seeds, and the lowest and highest time to the target."""
     cells = []
@@ -239,7 +222,7 @@ def _print(cells: Sequence[Row], lost: Sequence[Row]) -> None:
     for task in dict.fromkeys(cell["task"] for cell in cells):
         mine = [cell for cell in cells if cell["task"] == task]
         table = make_table(
-            f"{task}: to an accuracy of {_TARGETS[task]:g} over {_EVALUATIONS} evaluations, medians",
+            f"{task}: to an accuracy of {_TARGETS[task]:g} over {EVALUATIONS} evaluations, medians",
             [
                 *("", "", "reached", "seconds to target", "each", "accuracy at the end", "seconds", "staleness"),
                 "planned s/step",

@@ -64,9 +64,7 @@ class Pushes(WeightsWriter):
 class TimedHandover(Handover):
     """Hands copies of versions over to the stage that pushes them, while the trainer stands still."""
 
-    def __init__(
-        self, clock: VirtualClock, costs: Callable[[], Costs], trainer: Trainer, handed_over: Mailbox
-    ) -> None:
+    def __init__(self, clock: VirtualClock, costs: Callable[[], Costs], trainer: Trainer, handed_over: Mailbox) -> None:
         self._clock = clock
         self._costs = costs
         self._trainer = trainer

@@ -11,9 +11,10 @@ import psutil
 import pytest
 
 from benchmarks.staleness_study.comparison import against_best, phase_losses
-from benchmarks.staleness_study.control import medians, phases, reached, smoothed
+from benchmarks.staleness_study.control import medians, phases
 from benchmarks.staleness_study.curves import write_curves
 from benchmarks.staleness_study.disturbances import Phase, disturbed
+from benchmarks.staleness_study.time_to_accuracy import reached, smoothed
 from storage.progress import write_progress
 from storage.stores.factory import open_store
 

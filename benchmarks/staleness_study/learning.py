@@ -1,0 +1,262 @@
+"""Bounds, losses and adaptive control: a real policy learns, in the time of GPUs that two cores don't have.
+
+    one start model per task ─► campaign aipo 1, seed 0        ─┐
+                             ├─► campaign aipo adaptive, seed 0 ─┼─► seconds to each accuracy ─► tables, curves, JSON
+                             └─► campaign ppo_clip 1, seed 0, … ─┘
+
+Every campaign is the product's own stages on its own streams, with a policy that samples and learns; only the clock is
+virtual (`benchmarks/virtual_time`). So waiting costs what it costs where each stage has a GPU of its own, and campaigns
+run side by side without slowing each other down. A token of these tasks takes as long as hundreds of a model that
+reasons. Finished campaigns are kept under --root.
+
+    python -m benchmarks.staleness_study.learning --root FOLDER [--tasks tiny,chain] [--losses aipo] [--seeds 3]
+"""
+
+import json
+import math
+import multiprocessing
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.report import machine, make_parser, make_table, write_json
+from benchmarks.staleness_study.campaigns import Row, start_model
+from benchmarks.staleness_study.comparison import ADAPTIVE, against_best
+from benchmarks.staleness_study.control import medians
+from benchmarks.staleness_study.curves import write_curves
+from benchmarks.staleness_study.time_to_accuracy import reached, smoothed
+from benchmarks.virtual_time.policy import run_policy
+from configs.load import load_config
+from configs.schema import RunConfig
+from millrace.evaluation.results import ResultsReader
+from millrace.planning.simulation.costs import Costs
+from millrace.runs.decisions import read_decisions
+from millrace.runs.history import read_steps
+from storage.stores.local import LocalStore
+
+_HIGHEST = 16
+"""Highest bound of adaptive control."""
+_BOUNDS = "0,1,2,4,8,16"
+_ROW = "row.json"
+"""Beside a campaign: its figures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A task, and how long its stages take."""
+
+    preset: str
+    settings: Mapping[str, object]
+    token: float
+    """Seconds per token of a response."""
+    train: float
+    """Seconds of an optimizer step."""
+    steps_in_flight: int
+    """Steps' groups that the generator has places for; less where the bound admits less."""
+    accuracies: Sequence[float]
+    """To which the time is measured; the middle one is the target."""
+
+
+TASKS = {
+    # Responses of three tokens. With half the preset's learning rate, at which AIPO overshoots (docs/decisions/0009).
+    "tiny": Task(
+        preset="configs/presets/tiny-cpu.yaml",
+        settings={"training.learning_rate": 2e-4, "training.max_steps": 160, "evaluation.every": 4},
+        token=8.0,
+        train=6.0,
+        steps_in_flight=10,
+        accuracies=(0.6, 0.65, 0.7),
+    ),
+    # A long tail: 11 to 353 tokens.
+    "chain": Task(
+        preset="configs/presets/chain-cpu.yaml",
+        settings={"training.max_steps": 60, "evaluation.every": 3},
+        token=0.6,
+        train=8.0,
+        steps_in_flight=6,
+        accuracies=(0.6, 0.7, 0.75),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """One campaign of the study; it can be sent to another process."""
+
+    task: str
+    loss: str
+    bound: str
+    """A fixed one, or `ADAPTIVE`."""
+    seed: int
+    start: Path
+    """Folder of the start model."""
+    run: Path
+    """Its own folder."""
+
+
+def main() -> None:
+    """Runs what is missing of the study, prints its tables, and writes the figures."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--root", type=Path, required=True, help="folder of the campaigns; finished ones are reused")
+    parser.add_argument("--tasks", default="tiny,chain", help="comma-separated (default: tiny,chain)")
+    parser.add_argument("--bounds", default=_BOUNDS, help=f"fixed bounds, comma-separated (default: {_BOUNDS})")
+    parser.add_argument("--losses", default="aipo", help="comma-separated (default: aipo)")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of each, from 0 (default: 3)")
+    parser.add_argument("--processes", type=int, default=2, help="campaigns side by side (default: 2)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the learning curves of the first loss as SVG")
+    arguments = parser.parse_args()
+    tasks, losses = arguments.tasks.split(","), arguments.losses.split(",")
+    campaigns = study(arguments.root, tasks, losses, arguments.bounds.split(","), range(arguments.seeds))
+    with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as processes:
+        rows = list(processes.map(learned, campaigns))
+    cells = medians(rows)
+    compared = against_best(cells)
+    for task in tasks:
+        _print([row for row in rows if row["task"] == task], TASKS[task].accuracies)
+    _print_comparison(compared)
+    if arguments.plot:
+        targets = {task: TASKS[task].accuracies[1] for task in tasks}
+        write_curves([row for row in rows if row["loss"] == losses[0]], targets, arguments.plot)
+    write_json(arguments.json, {"cells": cells, "against_best": compared, "rows": rows, "machine": machine()})
+
+
+def study(
+    root: Path, tasks: Sequence[str], losses: Sequence[str], bounds: Sequence[str], seeds: range
+) -> list[Campaign]:
+    """Its campaigns; seeds outermost, so that a study stopped early has every bound once."""
+    starts = {task: start_model(root / task, Path(TASKS[task].preset)) for task in tasks}
+    return [
+        Campaign(
+            task=task,
+            loss=loss,
+            bound=bound,
+            seed=seed,
+            start=starts[task],
+            run=root / task / f"virtual-{loss}-{bound}-{seed}",
+        )
+        for seed in seeds
+        for task in tasks
+        for loss in losses
+        for bound in (*bounds, ADAPTIVE)
+        # Adaptive control is refused for a loss without ratios.
+        if (loss, bound) != ("reinforce", ADAPTIVE)
+    ]
+
+
+def learned(campaign: Campaign) -> Row:
+    """The figures of a campaign, which is run unless it is finished."""
+    file = campaign.run / _ROW
+    if not file.exists():
+        shutil.rmtree(campaign.run, ignore_errors=True)
+        store = LocalStore(campaign.run, fsync=False)
+        run_policy(config_of(campaign), {0: costs_of(TASKS[campaign.task])}, store)
+        file.write_text(json.dumps(measured(campaign, store)))
+    row: Row = json.loads(file.read_text())
+    return row
+
+
+def config_of(campaign: Campaign) -> RunConfig:
+    """The config of a campaign."""
+    task, adaptive = TASKS[campaign.task], campaign.bound == ADAPTIVE
+    highest = _HIGHEST if adaptive else int(campaign.bound)
+    groups = load_config(task.preset).training.groups_per_step
+    settings = {
+        "seed": campaign.seed,
+        "model.path": str(campaign.start),
+        "pipeline.mode": "async" if highest else "sync",
+        "generation.groups_per_batch": groups * min(task.steps_in_flight, highest + 1),
+        "training.loss": campaign.loss,
+        "training.max_importance_ratio": 2.0,
+        "training.checkpoint_every": 10**6,
+        "staleness.control": "adaptive" if adaptive else "fixed",
+        "staleness.max_staleness": highest,
+        "promotion.margin": None,
+        **task.settings,
+    }
+    return load_config(task.preset, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+
+
+def costs_of(task: Task) -> Costs:
+    """Of stages that have a GPU each."""
+    return Costs(
+        decode=lambda requests, tokens: task.token,
+        prefill=lambda tokens: 0.0,
+        score=0.0,
+        train=lambda tokens, rollouts: task.train,
+        handover=0.1,
+        push=0.5,
+        pause=0.2,
+        checkpoint=0.0,
+    )
+
+
+def measured(campaign: Campaign, store: LocalStore) -> Row:
+    """The figures of a finished campaign. `seconds_to_target` is None if it never came to the target."""
+    steps = [step for step in read_steps(store) if step.policy_version > 0]
+    results = ResultsReader(store).read()
+    curve = [(result["t"], result["accuracy"]) for result in results]
+    return {
+        "task": campaign.task,
+        "loss": campaign.loss,
+        "bound": campaign.bound,
+        "seed": campaign.seed,
+        "accuracy": curve[-1][1],
+        "seconds": steps[-1].t,
+        "seconds_to_target": reached(smoothed(curve), TASKS[campaign.task].accuracies[1]),
+        "phases": [],
+        "staleness_mean": statistics.fmean(step.values["staleness_mean"] for step in steps),
+        "effective_sample_size": statistics.fmean(step.values["ratio_effective_sample_size"] for step in steps),
+        "length_ratio": statistics.fmean(step.values["length_ratio"] for step in steps),
+        "bounds": [step.values["max_staleness"] for step in steps],
+        "decisions": [[one.policy_version, one.action, one.max_staleness, one.reason] for one in read_decisions(store)],
+        "curve": curve,
+        "curve_over_steps": [(result["policy_version"], result["accuracy"]) for result in results],
+    }
+
+
+def to_accuracy(rows: Sequence[Row], accuracy: float) -> float | None:
+    """Seconds to an accuracy, a geometric mean over campaigns; None if one of them did not come to it."""
+    times = [reached(smoothed(row["curve"]), accuracy) for row in rows]
+    found = [time for time in times if time is not None]
+    return statistics.geometric_mean(found) if len(found) == len(times) else None
+
+
+def _print(rows: Sequence[Row], accuracies: Sequence[float]) -> None:
+    """`rows` are those of one task."""
+    table = make_table(
+        f"{rows[0]['task']}: seconds to an accuracy, geometric means of the seeds",
+        ["", "bound", *map(str, accuracies), "at the end", "s/step", "staleness", "ESS", "length"],
+    )
+    for loss, bound in dict.fromkeys((row["loss"], row["bound"]) for row in rows):
+        mine = [row for row in rows if (row["loss"], row["bound"]) == (loss, bound)]
+        times = [to_accuracy(mine, accuracy) for accuracy in accuracies]
+        table.add_row(
+            loss,
+            bound,
+            *("–" if time is None else f"{time:.0f}" for time in times),
+            f"{statistics.median(row['accuracy'] for row in mine):.3f}",
+            f"{statistics.fmean(row['seconds'] / len(row['bounds']) for row in mine):.2f}",
+            *(
+                f"{statistics.fmean(row[name] for row in mine):.2f}"
+                for name in ("staleness_mean", "effective_sample_size", "length_ratio")
+            ),
+        )
+    Console(width=140).print(table)
+
+
+def _print_comparison(compared: Sequence[Row]) -> None:
+    table = make_table("Seconds to the target, adaptive ÷ best fixed bound", ["", "", "best", "ratio", "95 %"])
+    for row in compared:
+        ends = "–" if row["interval"] is None else "{:.2f} to {:.2f}".format(*row["interval"])
+        ratio = "–" if row["ratio"] is None or math.isnan(row["ratio"]) else f"{row['ratio']:.2f}"
+        table.add_row(row["task"], row["loss"], row["best"], ratio, ends)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
