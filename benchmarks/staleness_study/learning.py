@@ -9,9 +9,14 @@ virtual (`benchmarks/virtual_time`). So waiting costs what it costs where each s
 run side by side without slowing each other down. A token of these tasks takes as long as hundreds of a model that
 reasons. Finished campaigns are kept under --root.
 
+In the task `disturbed` stages slow down while the campaign goes on, and nobody tells the controller. As in the
+simulated study, a phase is judged by seconds per step ÷ effective sample size, the steps in which the controller still
+finds out included; here the effective sample sizes are those of the policy's own ratios.
+
     python -m benchmarks.staleness_study.learning --root FOLDER [--tasks tiny,chain] [--losses aipo] [--seeds 3]
 """
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -26,17 +31,17 @@ from rich.console import Console
 
 from benchmarks.report import machine, make_parser, make_table, write_json
 from benchmarks.staleness_study.campaigns import Row, start_model
-from benchmarks.staleness_study.comparison import ADAPTIVE, against_best
+from benchmarks.staleness_study.comparison import ADAPTIVE, against_best, phase_losses
 from benchmarks.staleness_study.control import medians
 from benchmarks.staleness_study.curves import write_curves
+from benchmarks.staleness_study.learning_tasks import TASKS, Task, costs_of, edges_of
 from benchmarks.staleness_study.time_to_accuracy import reached, smoothed
 from benchmarks.virtual_time.policy import run_policy
 from configs.load import load_config
 from configs.schema import RunConfig
 from millrace.evaluation.results import ResultsReader
-from millrace.planning.simulation.costs import Costs
 from millrace.runs.decisions import read_decisions
-from millrace.runs.history import read_steps
+from millrace.runs.history import Step, read_steps
 from storage.stores.local import LocalStore
 
 _HIGHEST = 16
@@ -44,44 +49,6 @@ _HIGHEST = 16
 _BOUNDS = "0,1,2,4,8,16"
 _ROW = "row.json"
 """Beside a campaign: its figures."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """A task, and how long its stages take."""
-
-    preset: str
-    settings: Mapping[str, object]
-    token: float
-    """Seconds per token of a response."""
-    train: float
-    """Seconds of an optimizer step."""
-    steps_in_flight: int
-    """Steps' groups that the generator has places for; less where the bound admits less."""
-    accuracies: Sequence[float]
-    """To which the time is measured; the middle one is the target."""
-
-
-TASKS = {
-    # Responses of three tokens. With half the preset's learning rate, at which AIPO overshoots (docs/decisions/0009).
-    "tiny": Task(
-        preset="configs/presets/tiny-cpu.yaml",
-        settings={"training.learning_rate": 2e-4, "training.max_steps": 160, "evaluation.every": 4},
-        token=8.0,
-        train=6.0,
-        steps_in_flight=10,
-        accuracies=(0.6, 0.65, 0.7),
-    ),
-    # A long tail: 11 to 353 tokens.
-    "chain": Task(
-        preset="configs/presets/chain-cpu.yaml",
-        settings={"training.max_steps": 60, "evaluation.every": 3},
-        token=0.6,
-        train=8.0,
-        steps_in_flight=6,
-        accuracies=(0.6, 0.7, 0.75),
-    ),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +82,19 @@ def main() -> None:
     with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as processes:
         rows = list(processes.map(learned, campaigns))
     cells = medians(rows)
-    compared = against_best(cells)
+    compared, lost = against_best(cells), phase_losses(cells)
     for task in tasks:
         _print([row for row in rows if row["task"] == task], TASKS[task].accuracies)
+        if len(TASKS[task].phases) > 1:
+            _print_phases([(cell, losses) for cell, losses in zip(cells, lost, strict=True) if cell["task"] == task])
     _print_comparison(compared)
     if arguments.plot:
         targets = {task: TASKS[task].accuracies[1] for task in tasks}
         write_curves([row for row in rows if row["loss"] == losses[0]], targets, arguments.plot)
-    write_json(arguments.json, {"cells": cells, "against_best": compared, "rows": rows, "machine": machine()})
+    write_json(
+        arguments.json,
+        {"cells": cells, "against_best": compared, "phase_losses": lost, "rows": rows, "machine": machine()},
+    )
 
 
 def study(
@@ -154,7 +126,9 @@ def learned(campaign: Campaign) -> Row:
     if not file.exists():
         shutil.rmtree(campaign.run, ignore_errors=True)
         store = LocalStore(campaign.run, fsync=False)
-        run_policy(config_of(campaign), {0: costs_of(TASKS[campaign.task])}, store)
+        config, task = config_of(campaign), TASKS[campaign.task]
+        edges = edges_of(task, config.training.max_steps)
+        run_policy(config, {edges[k]: costs_of(task, phase) for k, phase in enumerate(task.phases)}, store)
         file.write_text(json.dumps(measured(campaign, store)))
     row: Row = json.loads(file.read_text())
     return row
@@ -164,7 +138,7 @@ def config_of(campaign: Campaign) -> RunConfig:
     """The config of a campaign."""
     task, adaptive = TASKS[campaign.task], campaign.bound == ADAPTIVE
     highest = _HIGHEST if adaptive else int(campaign.bound)
-    groups = load_config(task.preset).training.groups_per_step
+    groups = load_config(task.preset, _assigned(task.settings)).training.groups_per_step
     settings = {
         "seed": campaign.seed,
         "model.path": str(campaign.start),
@@ -178,21 +152,11 @@ def config_of(campaign: Campaign) -> RunConfig:
         "promotion.margin": None,
         **task.settings,
     }
-    return load_config(task.preset, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+    return load_config(task.preset, _assigned(settings))
 
 
-def costs_of(task: Task) -> Costs:
-    """Of stages that have a GPU each."""
-    return Costs(
-        decode=lambda requests, tokens: task.token,
-        prefill=lambda tokens: 0.0,
-        score=0.0,
-        train=lambda tokens, rollouts: task.train,
-        handover=0.1,
-        push=0.5,
-        pause=0.2,
-        checkpoint=0.0,
-    )
+def _assigned(settings: Mapping[str, object]) -> list[str]:
+    return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
 
 
 def measured(campaign: Campaign, store: LocalStore) -> Row:
@@ -208,7 +172,7 @@ def measured(campaign: Campaign, store: LocalStore) -> Row:
         "accuracy": curve[-1][1],
         "seconds": steps[-1].t,
         "seconds_to_target": reached(smoothed(curve), TASKS[campaign.task].accuracies[1]),
-        "phases": [],
+        "phases": phases_of(TASKS[campaign.task], steps),
         "staleness_mean": statistics.fmean(step.values["staleness_mean"] for step in steps),
         "effective_sample_size": statistics.fmean(step.values["ratio_effective_sample_size"] for step in steps),
         "length_ratio": statistics.fmean(step.values["length_ratio"] for step in steps),
@@ -217,6 +181,16 @@ def measured(campaign: Campaign, store: LocalStore) -> Row:
         "curve": curve,
         "curve_over_steps": [(result["policy_version"], result["accuracy"]) for result in results],
     }
+
+
+def phases_of(task: Task, steps: Sequence[Step]) -> list[Row]:
+    """Seconds per step of each phase, each step counted by its effective sample size."""
+    ends = [0.0, *(step.t for step in steps)]
+    worth = [step.values["ratio_effective_sample_size"] for step in steps]
+    return [
+        {"name": name, "first": first, "seconds_per_step": (ends[last] - ends[first]) / sum(worth[first:last])}
+        for name, (first, last) in zip(task.phases, itertools.pairwise(edges_of(task, len(steps))), strict=True)
+    ]
 
 
 def to_accuracy(rows: Sequence[Row], accuracy: float) -> float | None:
@@ -246,6 +220,19 @@ def _print(rows: Sequence[Row], accuracies: Sequence[float]) -> None:
                 for name in ("staleness_mean", "effective_sample_size", "length_ratio")
             ),
         )
+    Console(width=140).print(table)
+
+
+def _print_phases(rows: Sequence[tuple[Row, Row]]) -> None:
+    """`rows` are the medians of each bound, with what it loses to the best fixed bound of each phase."""
+    names = [phase["name"] for phase in rows[0][0]["phases"]]
+    table = make_table("Seconds per effective step, and what is lost", ["", "bound", *names, "most lost"])
+    for cell, losses in rows:
+        cells = [
+            f"{phase['seconds_per_step']:.2f} {ratio - 1:+.0%}"
+            for phase, ratio in zip(cell["phases"], losses["ratios"], strict=True)
+        ]
+        table.add_row(cell["loss"], cell["bound"], *cells, f"{losses['largest'] - 1:+.0%}")
     Console(width=140).print(table)
 
 

@@ -11,14 +11,15 @@ from support.campaigns.campaigns import start_model
 from support.stores.dict_store import DictStore
 
 from benchmarks.staleness_study.comparison import ADAPTIVE
-from benchmarks.staleness_study.learning import TASKS, config_of, costs_of, study, to_accuracy
+from benchmarks.staleness_study.learning import config_of, phases_of, study, to_accuracy
+from benchmarks.staleness_study.learning_tasks import TASKS, costs_of
 from benchmarks.virtual_time.policy import run_policy
 from configs.load import load_config
 from configs.schema import RunConfig
 from millrace.evaluation.results import ResultsReader
 from millrace.planning.simulation.costs import Costs
 from millrace.rewards.base import Reward, Score
-from millrace.runs.history import read_steps
+from millrace.runs.history import Step, read_steps
 from millrace.types import Prompt
 from storage import layout
 from storage.schema import TRAJECTORY
@@ -155,3 +156,19 @@ def test_the_time_to_an_accuracy_is_a_geometric_mean_if_every_seed_came_to_it() 
     # The mean of three evaluations is 0.4 at the fifth and sixth: at 50 and 200 s.
     assert to_accuracy([slow, fast], 0.4) == pytest.approx(100.0)
     assert to_accuracy([slow, {"curve": [(0.0, 0.1)] * 5}], 0.4) is None
+
+
+def test_a_phase_costs_its_seconds_per_step_each_counted_by_its_effective_sample_size() -> None:
+    task = replace(TASKS["disturbed"], phases=("calm", "slow generators"))
+    steps = [
+        Step(policy_version=k + 1, incarnation=0, t=t, values={"ratio_effective_sample_size": worth})
+        for k, (t, worth) in enumerate([(10.0, 1.0), (20.0, 1.0), (60.0, 0.8), (100.0, 0.8)])
+    ]
+    assert [(phase["name"], phase["first"]) for phase in phases_of(task, steps)] == [
+        ("calm", 0),
+        ("slow generators", 2),
+    ]
+    assert [phase["seconds_per_step"] for phase in phases_of(task, steps)] == pytest.approx([10.0, 50.0])
+    slow, calm = costs_of(task, "slow generators"), costs_of(task)
+    assert slow.decode(1, 1) == 4 * calm.decode(1, 1)
+    assert costs_of(task, "slow reward").score_part > calm.score_part == 0
