@@ -13,6 +13,7 @@ speed from a fifth to two fifths of the steps, and a reward takes seconds from t
 """
 
 import json
+import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -205,7 +206,7 @@ def _add_predictions(cells: Sequence[Row], root: Path) -> None:
             if (cell["task"], cell["loss"]) == (task, loss) and cell["bound"] not in (ADAPTIVE, "0")
         ]  # fmt: skip
         runs = {int(cell["bound"]): root / task / f"{loss}-{cell['bound']}-0" for cell in mine}
-        expected = predicted_seconds_per_step(runs) if len(runs) > 1 else {}
+        expected = predicted_seconds_per_step(runs, os.cpu_count()) if len(runs) > 1 else {}
         for cell in mine:
             cell["predicted_seconds_per_step"] = expected.get(int(cell["bound"]))
 

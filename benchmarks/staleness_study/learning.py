@@ -35,6 +35,7 @@ from benchmarks.staleness_study.comparison import ADAPTIVE, against_best, phase_
 from benchmarks.staleness_study.control import medians
 from benchmarks.staleness_study.curves import write_curves
 from benchmarks.staleness_study.learning_tasks import TASKS, Task, costs_of, edges_of
+from benchmarks.staleness_study.predicted import predicted_seconds_per_step
 from benchmarks.staleness_study.time_to_accuracy import reached, smoothed
 from benchmarks.virtual_time.policy import run_policy
 from configs.load import load_config
@@ -83,8 +84,9 @@ def main() -> None:
         rows = list(processes.map(learned, campaigns))
     cells = medians(rows)
     compared, lost = against_best(cells), phase_losses(cells)
+    _add_predictions(cells, campaigns)
     for task in tasks:
-        _print([row for row in rows if row["task"] == task], TASKS[task].accuracies)
+        _print([row for row in rows if row["task"] == task], TASKS[task].accuracies, cells)
         if len(TASKS[task].phases) > 1:
             _print_phases([(cell, losses) for cell, losses in zip(cells, lost, strict=True) if cell["task"] == task])
     _print_comparison(compared)
@@ -200,11 +202,28 @@ def to_accuracy(rows: Sequence[Row], accuracy: float) -> float | None:
     return statistics.geometric_mean(found) if len(found) == len(times) else None
 
 
-def _print(rows: Sequence[Row], accuracies: Sequence[float]) -> None:
+def _add_predictions(cells: Sequence[Row], campaigns: Sequence[Campaign]) -> None:
+    """Adds the planner's seconds per step to the cells of fixed bounds above 0, at which stages overlap."""
+    runs: dict[tuple[str, str], dict[int, Path]] = {}
+    for one in campaigns:
+        if one.seed == 0 and one.bound not in ("0", ADAPTIVE) and len(TASKS[one.task].phases) == 1:
+            runs.setdefault((one.task, one.loss), {})[int(one.bound)] = one.run
+    expected = {
+        (*key, str(bound)): seconds
+        for key, by_bound in runs.items()
+        if len(by_bound) > 1
+        for bound, seconds in predicted_seconds_per_step(by_bound, cores=None).items()
+    }
+    for cell in cells:
+        cell["predicted_seconds_per_step"] = expected.get((cell["task"], cell["loss"], cell["bound"]))
+
+
+def _print(rows: Sequence[Row], accuracies: Sequence[float], cells: Sequence[Row]) -> None:
     """`rows` are those of one task."""
+    planned = {(cell["task"], cell["loss"], cell["bound"]): cell["predicted_seconds_per_step"] for cell in cells}
     table = make_table(
         f"{rows[0]['task']}: seconds to an accuracy, geometric means of the seeds",
-        ["", "bound", *map(str, accuracies), "at the end", "s/step", "staleness", "ESS", "length"],
+        ["", "bound", *map(str, accuracies), "at the end", "s/step", "planned", "staleness", "ESS", "length"],
     )
     for loss, bound in dict.fromkeys((row["loss"], row["bound"]) for row in rows):
         mine = [row for row in rows if (row["loss"], row["bound"]) == (loss, bound)]
@@ -215,6 +234,7 @@ def _print(rows: Sequence[Row], accuracies: Sequence[float]) -> None:
             *("–" if time is None else f"{time:.0f}" for time in times),
             f"{statistics.median(row['accuracy'] for row in mine):.3f}",
             f"{statistics.fmean(row['seconds'] / len(row['bounds']) for row in mine):.2f}",
+            "–" if (seconds := planned[rows[0]["task"], loss, bound]) is None else f"{seconds:.2f}",
             *(
                 f"{statistics.fmean(row[name] for row in mine):.2f}"
                 for name in ("staleness_mean", "effective_sample_size", "length_ratio")

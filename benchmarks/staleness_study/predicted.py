@@ -1,6 +1,5 @@
 """What the planner expects of the fixed bounds of a study: seconds per step, fitted to two of its campaigns."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,12 +12,13 @@ _STEPS, _WARMUP = 200, 10
 """Of a simulation."""
 
 
-def predicted_seconds_per_step(runs: Mapping[int, Path]) -> dict[int, float]:
+def predicted_seconds_per_step(runs: Mapping[int, Path], cores: int | None) -> dict[int, float]:
     """For each bound, from its finished campaign's config. `runs` are folders by bound, of one task, loss and seed.
 
-    The costs are fitted to the campaigns of the lowest and the highest bound; the others are predictions alone.
+    `cores` are what all stages share; None: each has devices of its own. The costs are fitted to the campaigns of the
+    lowest and the highest bound; the others are predictions alone.
     """
-    fitted = fit_runs([open_store(str(runs[bound])) for bound in (min(runs), max(runs))], cores=os.cpu_count())
+    fitted = fit_runs([open_store(str(runs[bound])) for bound in (min(runs), max(runs))], cores=cores)
     configs = {bound: read_measured(open_store(str(run))).config for bound, run in runs.items()}
     return {
         bound: simulate(config, fitted.costs(config), fitted.lengths(config), steps=_STEPS, warmup=_WARMUP).step_seconds

@@ -24,7 +24,6 @@ from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward
 from millrace.rewards.scorer import Scorer
-from millrace.runs.record import create_run
 from millrace.stages.train import load_trainer
 from millrace.training.trainer import Trainer
 from millrace.types import Request, Sampling, Trajectory
@@ -104,7 +103,6 @@ def run_policy(
     trainer, reward = load_trainer(config, folder), _in_process(make_reward(config.scoring, ()))
     in_force = _InForce(costs, trainer)
     evaluation = _Evaluation(clock, config, folder, encoder, reward, prompts, trainer, store)
-    create_run(store, "virtual", config.model_dump(mode="json"))
     evaluation.after_step()
     first_prompt = list(encoder.encode(prompts.train[0]).tokens)
     parts = Parts(

@@ -33,6 +33,7 @@ from millrace.rewards.scorer import Pairs, Scorer
 from millrace.rollouts import consumed
 from millrace.rollouts.groups_in_flight import GroupsInFlight
 from millrace.rollouts.writer import TrajectoryWriter
+from millrace.runs.record import create_run
 from millrace.runtime import metrics
 from millrace.runtime import stage as stage_module
 from millrace.runtime.arguments import StageArguments
@@ -86,6 +87,7 @@ def run(config: RunConfig, parts: Parts, store: Store) -> list[Admitted]:
     assert parts.costs().cores is None, "no stage slows another one down"
     stages = _Stages(config, parts, WatchedStore(parts.clock, store))
     with in_virtual_time(parts.clock, ("millrace", "storage", "benchmarks")), _patched(parts):
+        create_run(store, "virtual", config.model_dump(mode="json"))
         parts.clock.run(stages.mains())
     return stages.admitted
 
