@@ -80,7 +80,9 @@ def main() -> None:
     arguments = parser.parse_args()
     tasks, losses = arguments.tasks.split(","), arguments.losses.split(",")
     campaigns = study(arguments.root, tasks, losses, arguments.bounds.split(","), range(arguments.seeds))
-    with ProcessPoolExecutor(arguments.processes, multiprocessing.get_context("spawn")) as processes:
+    context = multiprocessing.get_context("spawn")
+    # A process each: what torch keeps of one campaign is not the next one's.
+    with ProcessPoolExecutor(arguments.processes, context, max_tasks_per_child=1) as processes:
         rows = list(processes.map(learned, campaigns))
     cells = medians(rows)
     compared, lost = against_best(cells), phase_losses(cells)

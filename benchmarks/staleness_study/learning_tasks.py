@@ -52,12 +52,12 @@ TASKS = {
     "disturbed": Task(
         preset="configs/presets/tiny-cpu.yaml",
         settings={
-            "training.learning_rate": 1e-4,
+            "training.learning_rate": 2e-4,
             "training.groups_per_step": 16,
-            "training.max_steps": 600,
+            "training.max_steps": 1200,
             "scoring.replicas": 16,
             "staleness.ess_target": 0.75,
-            "evaluation.every": 60,
+            "evaluation.every": 120,
         },
         token=8.0,
         train=6.0,
