@@ -1,5 +1,6 @@
 """Curves of the studies of adaptive control as SVG: held-out accuracy, and the bound in force."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-_COLOURS = ("#94a3b8", "#60a5fa", "#059669", "#b45309", "#dc2626")
-"""Of the bounds in their order, adaptive control last."""
+from benchmarks.staleness_study.comparison import ADAPTIVE
+
+_COLOURS = ("#94a3b8", "#7dd3fc", "#2563eb", "#059669", "#b45309", "#a855f7")
+"""Of the fixed bounds in their order."""
+_ADAPTIVE = "#dc2626"
 _POINTS = 60
 """At which the curves of several seeds are averaged."""
 # The same figures give the same file.
@@ -24,11 +28,15 @@ def write_curves(rows: Sequence[dict[str, Any]], targets: Mapping[str, float], f
     panels = figure.subplots(len(tasks), 2, squeeze=False)
     for task, (over_steps, over_time) in zip(tasks, panels, strict=True):
         mine = [row for row in rows if row["task"] == task]
-        for colour, bound in zip(_COLOURS, dict.fromkeys(row["bound"] for row in mine), strict=False):
+        colours = itertools.cycle(_COLOURS)
+        # Bounds differ by factors.
+        over_time.set_xscale("log")
+        for bound in dict.fromkeys(row["bound"] for row in mine):
+            colour = _ADAPTIVE if bound == ADAPTIVE else next(colours)
             seeds = [row for row in mine if row["bound"] == bound]
             _draw(over_steps, [row["curve_over_steps"] for row in seeds], colour, bound)
             _draw(over_time, [row["curve"] for row in seeds], colour, bound)
-        for axes, x in ((over_steps, "optimizer step"), (over_time, "seconds since the first step")):
+        for axes, x in ((over_steps, "optimizer step"), (over_time, "seconds, logarithmic")):
             axes.axhline(targets[task], color="#475569", linewidth=1, linestyle=":")
             axes.set_xlabel(x)
             axes.set_ylabel("held-out accuracy")
@@ -45,7 +53,7 @@ def write_bounds(rows: Sequence[dict[str, Any]], phases: Sequence[str], steps: i
     panels = figure.subplots(len(rows), 1, squeeze=False, sharex=True)
     for row, (axes,) in zip(rows, panels, strict=True):
         bounds = row["bounds"]
-        axes.step(range(len(bounds)), bounds, color=_COLOURS[2], linewidth=1.6, where="post")
+        axes.step(range(len(bounds)), bounds, color=_COLOURS[3], linewidth=1.6, where="post")
         axes.set_ylim(0, max(bounds) * 1.35)
         axes.set_ylabel("bound")
         axes.set_title(row["shape"], fontsize=10)
@@ -63,7 +71,8 @@ def write_bounds(rows: Sequence[dict[str, Any]], phases: Sequence[str], steps: i
 
 def _draw(axes: Axes, curves: Sequence[Sequence[tuple[float, float]]], colour: str, label: str) -> None:
     """The mean of the curves as far as all of them reach, and their range."""
-    places = np.linspace(0.0, min(curve[-1][0] for curve in curves), _POINTS)
+    first, last = (min(curve[end][0] for curve in curves if len(curve) > 1) for end in (1, -1))
+    places = np.geomspace(first, last, _POINTS) if axes.get_xscale() == "log" else np.linspace(0.0, last, _POINTS)
     points = [np.array(sorted(curve), dtype=float) for curve in curves]
     values = np.stack([np.interp(places, one[:, 0], one[:, 1]) for one in points])
     axes.plot(places, values.mean(axis=0), color=colour, linewidth=1.8, label=label)

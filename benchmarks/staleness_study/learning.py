@@ -22,8 +22,10 @@ import math
 import multiprocessing
 import shutil
 import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +42,7 @@ from benchmarks.staleness_study.time_to_accuracy import reached, smoothed
 from benchmarks.virtual_time.policy import run_policy
 from configs.load import load_config
 from configs.schema import RunConfig
+from millrace.errors import InputError
 from millrace.evaluation.results import ResultsReader
 from millrace.runs.decisions import read_decisions
 from millrace.runs.history import Step, read_steps
@@ -80,10 +83,12 @@ def main() -> None:
     arguments = parser.parse_args()
     tasks, losses = arguments.tasks.split(","), arguments.losses.split(",")
     campaigns = study(arguments.root, tasks, losses, arguments.bounds.split(","), range(arguments.seeds))
+    missing = [campaign for campaign in campaigns if not (campaign.run / _ROW).exists()]
     context = multiprocessing.get_context("spawn")
     # A process each: what torch keeps of one campaign is not the next one's.
     with ProcessPoolExecutor(arguments.processes, context, max_tasks_per_child=1) as processes:
-        rows = list(processes.map(learned, campaigns))
+        deque(processes.map(learned, missing), maxlen=0)
+    rows = [learned(campaign) for campaign in campaigns]
     cells = medians(rows)
     compared, lost = against_best(cells), phase_losses(cells)
     _add_predictions(cells, campaigns)
@@ -205,17 +210,17 @@ def to_accuracy(rows: Sequence[Row], accuracy: float) -> float | None:
 
 
 def _add_predictions(cells: Sequence[Row], campaigns: Sequence[Campaign]) -> None:
-    """Adds the planner's seconds per step to the cells of fixed bounds above 0, at which stages overlap."""
+    """Adds the planner's seconds per step to the cells of fixed bounds above 0, at which stages overlap; else None."""
     runs: dict[tuple[str, str], dict[int, Path]] = {}
     for one in campaigns:
         if one.seed == 0 and one.bound not in ("0", ADAPTIVE) and len(TASKS[one.task].phases) == 1:
             runs.setdefault((one.task, one.loss), {})[int(one.bound)] = one.run
-    expected = {
-        (*key, str(bound)): seconds
-        for key, by_bound in runs.items()
-        if len(by_bound) > 1
-        for bound, seconds in predicted_seconds_per_step(by_bound, cores=None).items()
-    }
+    expected: dict[tuple[str, str, str], float] = {}
+    for key, by_bound in runs.items():
+        # Responses that all end together say too little for a fit.
+        with suppress(InputError):
+            found = predicted_seconds_per_step(by_bound, cores=None)
+            expected |= {(*key, str(bound)): seconds for bound, seconds in found.items()}
     for cell in cells:
         cell["predicted_seconds_per_step"] = expected.get((cell["task"], cell["loss"], cell["bound"]))
 

@@ -12,12 +12,12 @@
 
 It starts with the lowest bound at which all places can be filled.
 
-What a bound is expected to gain: steps per second, each counted by its ESS and by the share of its tokens that are young
-enough to be trained. bound + 1 steps are on their way. If both sides wait, more are needed, by as much as the time that
-both wait is of the time that they work (Little's law). What lies ready all the time, beyond the next step's, is too
-many, as CoDel judges a queue (Nichols and Jacobson, 2012). χ² = 1 / ESS − 1 grows with the square of the distance
-between two policies. And what is lost of long responses falls with the steps that they may take. So one window tells how
-far to go.
+What a bound is expected to gain: steps per second, each counted by its ESS and by the share of its tokens that are
+young enough to be trained. bound + 1 steps are on their way. If both sides wait, more are needed, by as much as the
+time that both wait is of the time that they work (Little's law). What lies ready all the time, beyond the next
+step's, is too many, as CoDel judges a queue (Nichols and Jacobson, 2012). χ² = 1 / ESS − 1 grows with the square of
+the distance between two policies. And what is lost of long responses falls with the steps that they may take. So one
+window tells how far to go.
 
 Each change is a trial, for much is not in this picture: stages that share cores gain nothing from waiting less. It
 stays if the gain rises by 5 % or a quarter of what was expected. Else the bound goes back, and is left alone for a
