@@ -66,6 +66,11 @@ def weights(run: Path) -> dict[int, str]:
     return {version: checkpoint.files["model.safetensors"].checksum for version, checkpoint in checkpoints.items()}
 
 
+def weights_made_again(run: Path) -> dict[int, str]:
+    """`weights` without the checkpoints that only an evaluation was due for: a replay that trains has none."""
+    return {version: checksum for version, checksum in weights(run).items() if version not in (20, 40)}
+
+
 def test_every_checkpoint_of_a_run_killed_twice_is_reproduced_bit_for_bit(millrace: Millrace, stored: Path) -> None:
     incarnations = np.unique(SourceRun(open_store(str(stored))).groups["incarnation"].to_numpy())
     assert len(incarnations) == 3, "it was rolled back twice"
@@ -93,7 +98,8 @@ def test_a_verification_may_begin_at_any_checkpoint(millrace: Millrace, stored: 
     ended = replay(millrace, stored, "nowhere", "--verify", "--from-step", "43")
     assert ended.code == 2
     assert (
-        "no checkpoint of version 43 is stored; those stored are of: 7, 14, 21, 28, 35, 42, 49, 56, 60" in ended.output
+        "no checkpoint of version 43 is stored; those stored are of: 7, 14, 20, 21, 28, 35, 40, 42, 49, 56, 60"
+        in ended.output
     )
 
 
@@ -137,7 +143,7 @@ def test_training_in_stored_order_from_the_same_start_gives_the_same_policy(mill
     assert ours["accuracy"] == theirs["accuracy"]
     assert ours["steps"] == theirs["steps"] == STEPS
     # A replay makes no checkpoints for evaluations.
-    original = {version: checksum for version, checksum in weights(stored).items() if version not in (20, 40)}
+    original = weights_made_again(stored)
     assert weights(millrace.root / "again") == original
     checked = millrace.run("fsck", str(millrace.root / "again"))
     assert checked.code == 0, checked.output
@@ -221,7 +227,7 @@ def test_a_broken_reward_shows_its_flips_and_the_fixed_one_recovers(millrace: Mi
     ended = replay(millrace, stored, "fixed", "--rescore", "exact_match", "--train")
     assert ended.code == 0, ended.output
     assert found(millrace, "fixed", "rescored")["total"]["agreement"] == 1.0
-    assert weights(millrace.root / "fixed") == weights(stored), "the same rewards, the same policy"
+    assert weights(millrace.root / "fixed") == weights_made_again(stored), "the same rewards, the same policy"
 
 
 def test_losses_stand_side_by_side_on_the_same_batches(millrace: Millrace, stored: Path) -> None:
@@ -256,7 +262,7 @@ def test_a_replay_that_is_killed_goes_on_at_its_last_checkpoint(millrace: Millra
     psutil.Process(life()["pid"]).send_signal(signal.SIGKILL)
     ended = await_end(process, 300)
     assert ended.code == 0, ended.output
-    assert weights(millrace.root / "killed") == weights(stored)
+    assert weights(millrace.root / "killed") == weights_made_again(stored)
 
 
 @pytest.mark.parametrize(
