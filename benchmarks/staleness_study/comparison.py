@@ -14,7 +14,8 @@ def against_best(cells: Sequence[Row]) -> list[Row]:
     """For each task and loss: the fixed bound that came to the target first, and how adaptive control compares.
 
     `cells` are those of `medians`. The ratio is adaptive ÷ best fixed, a geometric mean over the seeds, with the 95 %
-    interval of Student's t over their logarithms; it is None where a seed of either did not reach the target.
+    interval of Student's t over their logarithms if there are several; it is None where a seed of either did not reach
+    the target.
     """
     found = []
     for task, loss in dict.fromkeys((cell["task"], cell["loss"]) for cell in cells):
@@ -28,9 +29,10 @@ def against_best(cells: Sequence[Row]) -> list[Row]:
         if adaptive["reached"] == adaptive["seeds"] == best["seeds"]:
             pairs = zip(adaptive["all_seconds_to_target"], best["all_seconds_to_target"], strict=True)
             logarithms = [math.log(one / other) for one, other in pairs]
-            low, high = interval(logarithms, None)
             row["ratio"] = math.exp(sum(logarithms) / len(logarithms))
-            row["interval"] = (math.exp(low), math.exp(high))
+            if len(logarithms) > 1:
+                low, high = interval(logarithms, None)
+                row["interval"] = (math.exp(low), math.exp(high))
         found.append(row)
     return found
 

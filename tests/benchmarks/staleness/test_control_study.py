@@ -62,6 +62,11 @@ def test_adaptive_control_is_compared_seed_by_seed_with_the_fixed_bound_that_was
     assert low == pytest.approx(1 / high)
 
 
+def test_one_seed_has_a_ratio_and_no_interval() -> None:
+    (row,) = against_best([cell("1", [9.0]), cell("adaptive", [18.0])])
+    assert (row["ratio"], row["interval"]) == (pytest.approx(2.0), None)
+
+
 def test_a_bound_that_missed_the_target_once_is_not_the_best_and_adaptive_control_that_did_has_no_ratio() -> None:
     (row,) = against_best([cell("1", [9.0, 9.0]), cell("2", [4.0, None]), cell("adaptive", [2.0, None])])
     assert (row["best"], row["ratio"], row["interval"]) == ("1", None, None)
