@@ -11,7 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from configs.schema import RunConfig
+from configs.learning.staleness import StalenessConfig
+from configs.schema import GenerationConfig
 from millrace.control.bounds import Bounds
 from millrace.control.decisions import Decisions
 from millrace.control.measured import Reading
@@ -31,23 +32,25 @@ class StalenessController:
     def __init__(
         self,
         store: Store,
-        config: RunConfig,
+        staleness: StalenessConfig,
+        generation: GenerationConfig,
         decisions: Decisions,
         fixed: Terms,
         *,
+        groups_per_step: int,
         incarnation: int,
         state: Mapping[str, Any] | None,
     ) -> None:
         self._store, self._decisions = store, decisions
         self._incarnation = incarnation
-        self._num_generators = config.generation.replicas
+        self._num_generators = generation.replicas
         self._started = time.monotonic()
         self._fixed = fixed
         self._rule: Rule | None = None
         self._on_policy_ess: float | None = None
         self.bounds = Bounds([(0, fixed.max_staleness)])
-        if config.staleness.control == "adaptive":
-            limits = Limits.of(config, fixed.places)
+        if staleness.control == "adaptive":
+            limits = Limits.of(staleness, generation, groups_per_step=groups_per_step, max_places=fixed.places)
             found = state or {}
             self._rule = Rule.from_json(found["rule"], limits) if "rule" in found else Rule.start(limits)
             self._on_policy_ess = found.get("on_policy_ess")

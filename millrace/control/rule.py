@@ -29,7 +29,8 @@ from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import Any, Literal
 
-from configs.schema import RunConfig
+from configs.learning.staleness import StalenessConfig
+from configs.schema import GenerationConfig
 from millrace.control.avoided import Avoided
 from millrace.control.measured import MOST_WAITS, NEVER_WAITS, Means, Reading, means
 from millrace.control.trial import Trial
@@ -68,10 +69,12 @@ class Limits:
     ess_floor: float
 
     @classmethod
-    def of(cls, config: RunConfig, max_places: int) -> "Limits":
-        """Those of a config, whose generators have so many places at most."""
-        staleness, group_size = config.staleness, config.generation.group_size
-        steps_in_flight = max_places * config.generation.replicas / (config.training.groups_per_step * group_size)
+    def of(
+        cls, staleness: StalenessConfig, generation: GenerationConfig, *, groups_per_step: int, max_places: int
+    ) -> "Limits":
+        """Those of a config, whose generators have so many places each at most."""
+        group_size = generation.group_size
+        steps_in_flight = max_places * generation.replicas / (groups_per_step * group_size)
         return cls(
             min_staleness=staleness.min_staleness,
             max_staleness=staleness.max_staleness,

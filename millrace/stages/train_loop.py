@@ -27,8 +27,8 @@ from millrace.rollouts.stragglers import Stragglers
 from millrace.runtime.device_sharing import DeviceTurns
 from millrace.selection.intake import Intake
 from millrace.stages.admission import as_configured
-from millrace.stages.collapse_guard import CollapseGuard
 from millrace.stages.train_state import TrainState
+from millrace.training.collapse_guard import CollapseGuard
 from millrace.training.handover import Handover
 from millrace.training.samples import samples_of
 from millrace.training.step_report import StepReport
@@ -96,13 +96,23 @@ class TrainLoop:
         )
         self.controller = StalenessController(
             self.stage.store,
-            self.config,
+            self.config.staleness,
+            self.config.generation,
             state.decisions,
             as_configured(self.config),
+            groups_per_step=self.config.training.groups_per_step,
             incarnation=state.incarnation,
             state=found.get("control"),
         )
-        self.guard = CollapseGuard(state, self.controller.terms)
+        self.guard = CollapseGuard(
+            self.stage,
+            self.trainer,
+            state.decisions,
+            state.checkpoints,
+            incarnation=state.incarnation,
+            terms=self.controller.terms,
+            state=found.get("collapse"),
+        )
         # As of the last finished step: what a checkpoint may hold.
         self.settled = self._settle()
         state.adopt(self.settled)

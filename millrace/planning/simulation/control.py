@@ -17,7 +17,9 @@ class Control:
         self._rule: Rule | None = None
         bound = config.effective_max_staleness
         if config.staleness.control == "adaptive":
-            self._rule = Rule.start(Limits.of(config, places))
+            groups = config.training.groups_per_step
+            limits = Limits.of(config.staleness, config.generation, groups_per_step=groups, max_places=places)
+            self._rule = Rule.start(limits)
             bound = self._rule.max_staleness
         self._bounds = Bounds([(0, bound)])
         self._places = places

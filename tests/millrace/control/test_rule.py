@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from configs.schema import RunConfig
+from configs.learning.staleness import StalenessConfig
+from configs.schema import GenerationConfig
 from millrace.control.measured import Reading
 from millrace.control.rule import Decision, Limits, Rule
 
@@ -177,12 +178,13 @@ def test_long_responses_that_lose_tokens_raise_the_bound_by_what_that_is_expecte
 
 def test_it_starts_with_the_lowest_bound_that_fills_the_places() -> None:
     def start(groups_per_batch: int, **staleness: int) -> int:
-        settings = {
-            "generation": {"replicas": 2, "group_size": 4, "groups_per_batch": groups_per_batch},
-            "training": {"groups_per_step": 8, "max_steps": 1},
-            "staleness": {"control": "adaptive", "max_staleness": 8, **staleness},
-        }
-        return Rule.start(Limits.of(RunConfig.model_validate(settings), 4 * groups_per_batch)).max_staleness
+        limits = Limits.of(
+            StalenessConfig.model_validate({"control": "adaptive", "max_staleness": 8, **staleness}),
+            GenerationConfig(replicas=2, group_size=4, groups_per_batch=groups_per_batch),
+            groups_per_step=8,
+            max_places=4 * groups_per_batch,
+        )
+        return Rule.start(limits).max_staleness
 
     # Two generators with places for so many groups each, and steps of 8 groups.
     assert [start(groups) for groups in (2, 8, 12, 24)] == [1, 1, 2, 5]

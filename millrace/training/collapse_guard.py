@@ -5,33 +5,49 @@ checkpoint ─► what the run's steps measured ─► watch ─► collapse ─
 step, with the learning rate that rollbacks left ┘                       └► roll_back: a decision, RolledBack
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from statistics import fmean
 from typing import Any
 
 from millrace.control.collapse import CollapseWatch
-from millrace.control.decisions import rate_factor
+from millrace.control.decisions import Decisions, rate_factor
 from millrace.control.last_good import Collapse, LastGood
 from millrace.control.rollback import roll_back
 from millrace.errors import TrainingDiverged
-from millrace.stages.train_state import TrainState
+from millrace.runtime.stage import Stage
 from millrace.training.batch import Sample
+from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.optimization.learning_rate import planned_rate
 from millrace.training.step_report import StepReport
+from millrace.training.trainer import Trainer
 from millrace.weights.base import Terms
 
 
 class CollapseGuard:
-    """Makes the steps of the trainer of `state`, and watches them. `terms` are those of a policy version."""
+    """Makes the steps of the trainer `incarnation`, and watches them. `terms` are those of a policy version.
 
-    def __init__(self, state: TrainState, terms: Callable[[int], Terms]) -> None:
-        self._state, self._stage, self._trainer = state, state.stage, state.trainer
-        self._training = state.stage.config.training
+    `state` is that of the checkpoint that the trainer starts from; those of earlier Millrace versions have none.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        trainer: Trainer,
+        decisions: Decisions,
+        checkpoints: AsyncCheckpoints,
+        *,
+        incarnation: int,
+        terms: Callable[[int], Terms],
+        state: Mapping[str, Any] | None,
+    ) -> None:
+        self._stage, self._trainer = stage, trainer
+        self._decisions, self._checkpoints = decisions, checkpoints
+        self._incarnation = incarnation
+        self._training = stage.config.training
         self._terms = terms
-        self._rate_factor = rate_factor(state.decisions.all, state.incarnation)
-        # Checkpoints of earlier versions have none.
-        found: dict[str, Any] = {} if state.found is None else state.found.state.get("collapse", {})
+        self._rate_factor = rate_factor(decisions.all, incarnation)
+        found: Mapping[str, Any] = state or {}
         if found.get("rewards_of") != self._rewards_of:
             # Without spread-less groups a step's mean reward is another one.
             found = {}
@@ -73,12 +89,12 @@ class CollapseGuard:
                 )
             case "roll_back":
                 # Checkpoints in progress are finished first: the decision names them all.
-                self._state.checkpoints.finish()
+                self._checkpoints.finish()
                 raise roll_back(
                     self._stage.store,
-                    self._state.decisions,
+                    self._decisions,
                     collapse,
-                    incarnation=self._state.incarnation,
+                    incarnation=self._incarnation,
                     terms=self._terms(self._trainer.policy_version),
                 )
 
