@@ -50,6 +50,8 @@ from storage.stores.local import LocalStore
 
 _HIGHEST = 16
 """Highest bound of adaptive control."""
+_ACCURACIES = (0.6, 0.65, 0.7, 0.75)
+"""To which the time is shown."""
 _BOUNDS = "0,1,2,4,8,16"
 _ROW = "row.json"
 """Beside a campaign: its figures."""
@@ -93,12 +95,12 @@ def main() -> None:
     compared, lost = against_best(cells), phase_losses(cells)
     _add_predictions(cells, campaigns)
     for task in tasks:
-        _print([row for row in rows if row["task"] == task], TASKS[task].accuracies, cells)
+        _print([row for row in rows if row["task"] == task], cells)
         if len(TASKS[task].phases) > 1:
             _print_phases([(cell, losses) for cell, losses in zip(cells, lost, strict=True) if cell["task"] == task])
     _print_comparison(compared)
     if arguments.plot:
-        targets = {task: TASKS[task].accuracies[1] for task in tasks}
+        targets = {task: TASKS[task].target for task in tasks}
         write_curves([row for row in rows if row["loss"] == losses[0]], targets, arguments.plot)
     write_json(
         arguments.json,
@@ -180,7 +182,7 @@ def measured(campaign: Campaign, store: LocalStore) -> Row:
         "seed": campaign.seed,
         "accuracy": curve[-1][1],
         "seconds": steps[-1].t,
-        "seconds_to_target": reached(smoothed(curve), TASKS[campaign.task].accuracies[1]),
+        "seconds_to_target": reached(smoothed(curve), TASKS[campaign.task].target),
         "phases": phases_of(TASKS[campaign.task], steps),
         "staleness_mean": statistics.fmean(step.values["staleness_mean"] for step in steps),
         "effective_sample_size": statistics.fmean(step.values["ratio_effective_sample_size"] for step in steps),
@@ -225,16 +227,16 @@ def _add_predictions(cells: Sequence[Row], campaigns: Sequence[Campaign]) -> Non
         cell["predicted_seconds_per_step"] = expected.get((cell["task"], cell["loss"], cell["bound"]))
 
 
-def _print(rows: Sequence[Row], accuracies: Sequence[float], cells: Sequence[Row]) -> None:
+def _print(rows: Sequence[Row], cells: Sequence[Row]) -> None:
     """`rows` are those of one task."""
     planned = {(cell["task"], cell["loss"], cell["bound"]): cell["predicted_seconds_per_step"] for cell in cells}
     table = make_table(
         f"{rows[0]['task']}: seconds to an accuracy, geometric means of the seeds",
-        ["", "bound", *map(str, accuracies), "at the end", "s/step", "planned", "staleness", "ESS", "length"],
+        ["", "bound", *map(str, _ACCURACIES), "at the end", "s/step", "planned", "staleness", "ESS", "length"],
     )
     for loss, bound in dict.fromkeys((row["loss"], row["bound"]) for row in rows):
         mine = [row for row in rows if (row["loss"], row["bound"]) == (loss, bound)]
-        times = [to_accuracy(mine, accuracy) for accuracy in accuracies]
+        times = [to_accuracy(mine, accuracy) for accuracy in _ACCURACIES]
         table.add_row(
             loss,
             bound,

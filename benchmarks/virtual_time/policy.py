@@ -86,11 +86,7 @@ class PolicyEngine(TransformersEngine, TimedEngine):
         return self._clock.now + self._costs().decode(self.in_flight, self.tokens_in_flight)
 
 
-def run_policy(
-    config: RunConfig,
-    costs: Mapping[int, Costs],
-    store: Store,
-) -> None:
+def run_policy(config: RunConfig, costs: Mapping[int, Costs], store: Store) -> None:
     """A campaign of `config.model.path` in virtual time, stored with its evaluations.
 
     `costs` are those from each policy version of the trainer on; version 0 is among them. The start model and every
