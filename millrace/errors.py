@@ -9,6 +9,18 @@ class InputError(MillraceError, ValueError):
     """A user error: one sentence saying what, where, and what was expected. The command exits with 2."""
 
 
+class MissingExtra(InputError):
+    """An optional package is not installed. `extra` is the extra of Millrace that installs it."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs the package {package}, which is not installed; expected it from "
+            f"`pip install --constraint constraints.txt --editable '.[{extra}]'`, run where Millrace is"
+        )
+        self.package = package
+        self.extra = extra
+
+
 class PromptsError(InputError):
     """A prompt source is missing, malformed, or holds too few prompts."""
 

@@ -38,7 +38,7 @@ class FamilyRenderer(ChatRenderer):
     """
 
     def __init__(self, family: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        check_installed(PACKAGE, EXTRA, f"model.renderer is {family}")
+        check_installed(PACKAGE, EXTRA, f"model.renderer {family}")
         import renderers
         from renderers.base import RENDERER_REGISTRY, _populate_registry
 

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from millrace.chat.template import TemplateRenderer
-from millrace.errors import ChatError, InputError
+from millrace.errors import ChatError, InputError, MissingExtra
 from millrace.importing.sources import located
 from millrace.models.loading import load_model, load_tokenizer
 from millrace.models.supported import check_trainable
@@ -59,7 +59,7 @@ def _refused_in_a_sentence(source: str) -> Iterator[None]:
     except InputError:
         raise
     except ImportError as error:
-        raise InputError(f"{source}: {error}; `pip install 'millrace[import]'` brings what GGUF files need") from error
+        raise MissingExtra(source, error.name or "gguf", "import") from error
     # The libraries raise anything for files that are damaged or of a kind they don't know, tokenizers bare exceptions.
     except Exception as error:
         reason = str(error).strip().splitlines() or [repr(error)]

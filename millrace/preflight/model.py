@@ -68,7 +68,7 @@ def check_training(model: Mapping[str, Any], training: TrainingConfig, *, on_thi
     if training.frozen_layers:
         _check_frozen(model, training)
     if training.lora.rank is not None:
-        check_installed("peft", "lora", f"training.lora.rank is {training.lora.rank}")
+        check_installed("peft", "lora", f"training.lora.rank {training.lora.rank}")
 
 
 def _check_frozen(model: Mapping[str, Any], training: TrainingConfig) -> None:

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from configs.prompts import PromptsConfig
-from millrace.errors import InputError
+from millrace.errors import MissingExtra
 
 EXTRAS = {"reasoning_gym": "reasoning-gym", "verifiers": "verifiers"}
 """Packages that bring prompts and rewards for them, each with the extra that installs it."""
@@ -24,9 +24,6 @@ def package_options(prompts: PromptsConfig, package: str) -> Mapping[str, Any]:
 
 
 def check_installed(package: str, extra: str, what: str) -> None:
-    """Raises InputError if `package` is missing, naming the setting (`what`) that needs it and its extra."""
+    """Raises MissingExtra if `package` is not installed. `what` is the setting that needs it."""
     if find_spec(package) is None:
-        raise InputError(
-            f"{what}, but the package {package} is not installed; expected `.venv/bin/pip install -e '.[{extra}]'` to "
-            "have been run once where Millrace is"
-        )
+        raise MissingExtra(what, package, extra)

@@ -36,7 +36,7 @@ def listed_prompts(source: str, options: Mapping[str, Any]) -> list[Prompt]:
 @functools.lru_cache(maxsize=4)
 def _listed(source: str, options: str) -> tuple[Prompt, ...]:
     package = source.partition(":")[0]
-    check_installed(package, EXTRAS[package], f"prompts are from {source}")
+    check_installed(package, EXTRAS[package], f"prompts.source {source}")
     done = subprocess.run(
         [sys.executable, "-m", "millrace.prompts.listing"],
         input=json.dumps({"source": source, "options": json.loads(options)}),

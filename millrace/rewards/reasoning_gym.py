@@ -36,7 +36,7 @@ class ReasoningGym(Reward):
         `sources` are those of the prompts to come, as far as known, so that they are loaded before the first response's
         time begins. Raises InputError if the package is not installed.
         """
-        check_installed("reasoning_gym", EXTRAS["reasoning_gym"], "scoring.reward is reasoning_gym")
+        check_installed("reasoning_gym", EXTRAS["reasoning_gym"], "scoring.reward reasoning_gym")
         self.version = f"1 reasoning_gym {version('reasoning_gym')}"
         self._answer_pattern = answer_pattern
         self._sources = [source for source in sources if PromptSource.parse(source).package == "reasoning_gym"]

@@ -35,7 +35,7 @@ class Verifiers(Reward):
 
         Raises InputError if the package is not installed.
         """
-        check_installed("verifiers", EXTRAS["verifiers"], "scoring.reward is verifiers")
+        check_installed("verifiers", EXTRAS["verifiers"], "scoring.reward verifiers")
         self.version = f"1 verifiers {version('verifiers')}"
         self._sources = [source for source in sources if PromptSource.parse(source).package == "verifiers"]
 

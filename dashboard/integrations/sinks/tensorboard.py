@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboard.integrations.sinks.sink import MirrorState, Point, Text
-from millrace.errors import InputError
+from millrace.errors import InputError, MissingExtra
 
 try:
     # Not SummaryWriter: its flush does not wait for its writer thread.
@@ -21,7 +21,7 @@ try:
     from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboardX.proto.tensor_pb2 import TensorProto
 except ImportError as error:
-    raise InputError("--tensorboard needs the package tensorboardX: pip install tensorboardX") from error
+    raise MissingExtra("--tensorboard", "tensorboardX", "tensorboard") from error
 
 
 class TensorBoard:

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from dashboard.integrations.sinks.sink import MirrorState, Point, Text
-from millrace.errors import InputError
+from millrace.errors import InputError, MissingExtra
 
 try:
     import wandb
 except ImportError as error:
-    raise InputError("--wandb needs the package wandb: pip install wandb") from error
+    raise MissingExtra("--wandb", "wandb", "wandb") from error
 
 _LOG_SECONDS = 0.5
 """How often W&B writes its log."""

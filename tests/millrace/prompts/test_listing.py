@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from configs.prompts import PromptsConfig, ReasoningGymConfig
-from millrace.errors import InputError, PromptsError
+from millrace.errors import MissingExtra, PromptsError
 from millrace.prompts.dataset import load_prompts
 from millrace.prompts.extras import check_installed
 from millrace.prompts.listing import listed_prompts
@@ -178,9 +178,7 @@ def test_an_environment_that_can_not_be_asked_is_refused_in_one_sentence(
 
 
 def test_a_package_that_is_not_installed_is_named_with_the_extra_that_brings_it() -> None:
-    with pytest.raises(InputError) as caught:
-        check_installed("no_such_package", "puzzles", "prompts are from no_such_package:all")
-    assert str(caught.value) == (
-        "prompts are from no_such_package:all, but the package no_such_package is not installed; expected "
-        "`.venv/bin/pip install -e '.[puzzles]'` to have been run once where Millrace is"
-    )
+    with pytest.raises(MissingExtra) as caught:
+        check_installed("no_such_package", "puzzles", "prompts.source no_such_package:all")
+    assert (caught.value.package, caught.value.extra) == ("no_such_package", "puzzles")
+    assert "'.[puzzles]'" in str(caught.value)
