@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.errors import InputError
-from millrace.maintenance.listing import Contents, StoredStream, run_id
+from millrace.maintenance.listing import Contents, Kind, StoredStream, run_id
 from storage import layout
 from storage.checkpoints import Checkpoint
 from storage.errors import PartCorrupt, StreamCorrupt
@@ -16,8 +16,8 @@ from storage.streams.log import LogCursor
 from storage.streams.record import NO_VERSION
 from storage.streams.stream import read_part, read_removed
 
-_FLOW = ("trajectories", "scores", "consumed", "trainer_logprobs", "metrics")
-"""Kinds of streams in the order in which rows flow."""
+FLOW: tuple[Kind, ...] = ("trajectories", "unfinished", "scores", "consumed", "trainer_logprobs", "metrics")
+"""Every kind of stream, in the order in which rows flow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +111,12 @@ def inspect(store: Store) -> RunSummary:
     )
     latest = stored[layout.CHECKPOINTS][-1:]
     staleness = latest[0].state["account"]["staleness"] if latest else {}
-    streams = [_summary(contents, stream) for stream in contents.streams]
+    streams = sorted(contents.streams, key=lambda stream: FLOW.index(stream.kind))
     return RunSummary(
         run_id=run_id(store),
         run_url=store.url,
         bytes=sum(entry.bytes for entry in contents.entries.values()),
-        streams=sorted(streams, key=lambda stream: _FLOW.index(stream.name.partition("/")[0])),
+        streams=[_summary(contents, stream) for stream in streams],
         checkpoints=checkpoints,
         weights=weights,
         promoted=promoted,

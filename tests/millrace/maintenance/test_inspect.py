@@ -2,14 +2,15 @@
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from support.stores.dict_store import DictStore
 
 from millrace.errors import InputError, RunMissing
 from millrace.maintenance.gc import Retention, carry_out, plan
-from millrace.maintenance.inspect import StreamSummary, first_rows, inspect
+from millrace.maintenance.inspect import FLOW, StreamSummary, first_rows, inspect
+from millrace.maintenance.listing import Kind
 from storage import layout
 from storage.errors import StreamCorrupt
 from storage.schema import SCHEMA_VERSION, TRAJECTORY
@@ -30,6 +31,10 @@ class Watched(DictStore):
 
 def streams(store: DictStore) -> dict[str, StreamSummary]:
     return {stream.name: stream for stream in inspect(store).streams}
+
+
+def test_every_kind_of_stream_has_its_place_in_the_order() -> None:
+    assert sorted(FLOW) == sorted(get_args(Kind))
 
 
 def test_streams_are_summed_as_they_were_written_and_told_in_the_order_rows_flow(
