@@ -21,9 +21,11 @@ FAULT, USER_ERROR, SUPERSEDED = 1, 2, 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = _parser().parse_args(argv)
+    from flows.deployment.server import bypass_proxies
     from millrace.errors import InputError, LedgerMismatch, StageDied
     from storage.errors import Fenced, StorageError
 
+    bypass_proxies()
     try:
         if arguments.command == "run":
             return _run(arguments)

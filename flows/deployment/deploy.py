@@ -24,6 +24,7 @@ from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
 from flows.deployment.automations import automations, put_automations
+from flows.deployment.server import bypass_proxies
 from flows.deployment.worker import work
 from millrace.errors import InputError
 
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.deployment.deploy", description=__doc__.partition("\n")[0])
     parser.add_argument("--campaigns", type=int, metavar="N", help="how many may run at once (at first: 1)")
     arguments = parser.parse_args(argv)
+    bypass_proxies()
     try:
         url = server()
         names = asyncio.run(_deploy(arguments.campaigns))

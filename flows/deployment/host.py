@@ -19,6 +19,7 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.campaign.remote_stages import stages
 from flows.deployment.deploy import USER_ERROR, server
+from flows.deployment.server import bypass_proxies
 from flows.deployment.worker import MOST_RUNS, work
 from millrace.errors import InputError
 
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.limit < 1:
         print(f"millrace: --limit is {given.limit}; expected at least 1", file=sys.stderr)
         return USER_ERROR
+    bypass_proxies()
     try:
         url = server()
     except InputError as error:

@@ -30,6 +30,7 @@ _START_SECONDS = 90.0
 _STOP_SECONDS = 10.0
 _ANSWER_SECONDS = 10.0
 _POLL_SECONDS = 0.03
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _RESTARTS = 10
 """Most restarts of a server that ends again and again."""
 _SETTINGS = {
@@ -166,6 +167,15 @@ def _check_answers(url: str) -> None:
         httpx.get(f"{url}/health", timeout=_ANSWER_SECONDS)
     except (httpx.ConnectError, httpx.TimeoutException) as error:
         raise InputError(f"PREFECT_API_URL is {url}, but no Prefect server answers there: {error}") from error
+
+
+def bypass_proxies() -> None:
+    """Adds loopback to NO_PROXY, for this process and its children: no proxy reaches this machine's own servers."""
+    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host.strip() for host in known.split(",") if host.strip()]
+    hosts += [host for host in _LOOPBACK if host not in hosts]
+    # Both, because libraries differ in which of the two they prefer.
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""Prefect's own command, as `make server` runs it: `python -m flows.deployment.shared_server server start …`.
+"""Prefect's own command, as `make server` runs it.
 
 One server for many campaigns, unlike the private one of server.py.
 """

@@ -5,8 +5,11 @@ import select
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import proxy_bypass
 
 import pytest
+
+from flows.deployment.server import bypass_proxies
 
 _REFUSED = """
 import psutil
@@ -76,6 +79,16 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """No Prefect server is configured, and no database exists."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return {**mine, "PREFECT_HOME": str(tmp_path / "prefect")}
+
+
+@pytest.mark.parametrize("known", ["", "example.org", "127.0.0.1, example.org"])
+def test_loopback_is_reached_without_a_proxy(monkeypatch: pytest.MonkeyPatch, known: str) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", known)
+    monkeypatch.setenv("no_proxy", "")
+    bypass_proxies()
+    assert all(proxy_bypass(host) for host in ("127.0.0.1", "localhost", "::1"))
+    assert bool(proxy_bypass("example.org")) == ("example.org" in known)
 
 
 def test_a_server_that_nobody_waited_for_ends_with_its_block(environment: dict[str, str]) -> None:

@@ -86,7 +86,9 @@ def test_without_closed_cursors_it_does(tmp_path: Path) -> None:
     [
         pytest.param(["flows.deployment.server", "0"], id="private"),
         pytest.param(
-            ["flows.deployment.shared_server", "server", "start"], id="make server", marks=pytest.mark.extended
+            ["flows.deployment.shared_server", "--no-prompt", "server", "start"],
+            id="make server",
+            marks=pytest.mark.extended,
         ),
     ],
 )
