@@ -27,6 +27,7 @@ from configs.learning.staleness import StalenessConfig
 from configs.operation.limits import BudgetConfig, SupervisionConfig
 from configs.operation.placement import PlacementConfig
 from configs.operation.plan import PlanConfig
+from configs.precision import Precision
 from configs.prompts import EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
 from configs.section import Count, NonNegative, Positive, Replicas, Section, Text, ipv4_network, is_section
@@ -98,8 +99,9 @@ class GenerationConfig(Section):
     engine_args: EngineArgs = Field(default_factory=dict)
     """vLLM engine arguments by vLLM's names, such as `tensor_parallel_size`, `quantization`, `max_model_len`; only with
     the engine `vllm`."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Number format of the weights in generators; null: `model.dtype`."""
+    dtype: Precision | None = None
+    """Number format of the weights in generators; null: `model.dtype`; `auto`: bfloat16 where the machine that starts
+    the run multiplies it, else float32."""
     replicas: Replicas = 1
     """Number of generator processes."""
     group_size: Annotated[int, Field(ge=2)] = 8

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 from configs.learning.losses import KlConfig, LossesConfig, MasksConfig
 from configs.learning.optimizer import AdamWConfig, ScheduleConfig
 from configs.learning.selection import SelectionConfig
+from configs.precision import Precision
 from configs.section import Count, NonNegative, Positive, Section, Text, one_of_or_path
 
 LossName = Literal[
@@ -119,9 +120,9 @@ class TrainingConfig(Section):
     """Device of the trainer's ranks; with `cuda` each has its own GPU."""
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     """Number of ranks that train together."""
-    compute_dtype: Literal["float32", "bfloat16"] | None = None
-    """Number format of forward and backward passes; null: `model.dtype`. Weights, gradients between ranks and optimizer
-    state stay in `model.dtype`."""
+    compute_dtype: Precision | None = None
+    """Number format of forward and backward passes; null: `model.dtype`; `auto`: as in `generation.dtype`. Weights,
+    gradients between ranks and optimizer state stay in `model.dtype`."""
     activation_checkpointing: bool = False
     """Whether the backward pass recomputes each layer's activations instead of keeping them in memory."""
     frozen_layers: Annotated[int, Field(ge=0)] = 0

@@ -120,7 +120,7 @@ def _expectation(key: str) -> str:
 def _phrase(annotation: object, rules: Sequence[object] = ()) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _phrase(arguments[0], arguments[1].metadata)
+        return _phrase(arguments[0], getattr(arguments[1], "metadata", ()))
     if origin in (Union, types.UnionType):
         return " or ".join(_phrase(member) for member in arguments)
     if origin is Literal:

@@ -121,7 +121,7 @@ def plain_line(status: dict[str, Any], rates: dict[str, float]) -> str:
         [
             now.name,
             f"step {status['steps']}/{status['max_steps']}",
-            time_line(status),
+            time_line(status, rates),
             f"reward {number(status['reward_mean'])}",
             f"staleness mean {number(staleness['mean'])} max {number(staleness['max'])} of {staleness['bound']}",
             f"trained to taken: {trained_to_taken(status)}",
@@ -137,7 +137,7 @@ def panel(status: dict[str, Any], rates: dict[str, float]) -> Table:
     table.add_column("figure")
     table.add_column("now", min_width=_BAR_WIDTH)
     table.add_row("step", ProgressBar(total=status["max_steps"], completed=status["steps"], width=_BAR_WIDTH))
-    table.add_row("time", plain(time_line(status)))
+    table.add_row("time", plain(time_line(status, rates)))
     if status["steps"] or status["ledger"]["generated"]["rollouts"] or status["eval"]:
         if rates:
             table.add_row("tokens per second", ", ".join(f"{stage} {rate:,.0f}" for stage, rate in rates.items()))

@@ -15,6 +15,8 @@ STARTING_TRAINER = "starting the trainer"
 DRAINING = "draining the stages"
 RATE_SECONDS = 10.0
 """Least time that a rate is averaged over."""
+_LONG_STEP_SECONDS = 60.0
+"""A first step that takes at least this long is announced."""
 _STEPS_PER_RATE = 3
 """A trainer counts its tokens once per step, so a rate is averaged over at least so many."""
 
@@ -87,14 +89,25 @@ def _at_work(status: dict[str, Any], doing: dict[str, str]) -> Phase:
     return Phase(name=TRAINING)
 
 
-def time_line(status: dict[str, Any]) -> str:
-    """How long this attempt has taken, and will still take as far as is known."""
+def time_line(status: dict[str, Any], rates: dict[str, float]) -> str:
+    """How long this attempt has taken, and will still take as far as is known. `rates` are those of `Rates.look`."""
     said = [duration(status["wall_seconds"])]
+    if (sampling := _first_step_seconds(status, rates)) is not None and sampling >= _LONG_STEP_SECONDS:
+        said.append(f"sampling one step takes about {duration(sampling)}")
     if (seconds := status["step_seconds"]) is not None:
         said.append(f"{seconds:.3g} s per step" if seconds < 100 else f"{seconds:.0f} s per step")
     if (left := status["eta_seconds"]) is not None and phase(status).name == TRAINING:
         said.append(f"about {duration(left)} left")
     return ", ".join(said)
+
+
+def _first_step_seconds(status: dict[str, Any], rates: dict[str, float]) -> float | None:
+    """How long the generators sample for the first step, by their rate so far; None if unknown or it is trained."""
+    if status["step_seconds"] is not None or not rates.get("generate") or phase(status).name != TRAINING:
+        return None
+    generated = status["ledger"]["generated"]
+    tokens: float = status["rollouts_per_step"] * generated["tokens"] / generated["rollouts"]
+    return tokens / rates["generate"]
 
 
 def duration(seconds: float) -> str:

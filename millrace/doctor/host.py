@@ -31,6 +31,14 @@ def host_lines(machine: Machine) -> Iterator[Line]:
     )
     cores = machine.cores()
     yield Line(group="host", what="cores", found=str(cores), state="ok", needed=True)
+    bfloat16 = machine.multiplies_bfloat16()
+    yield Line(
+        group="host",
+        what="bfloat16",
+        found=f"multiplied by the {'GPU' if bfloat16 == 'GPU' else f'CPU ({bfloat16})'}" if bfloat16 else "emulated",
+        state="ok" if bfloat16 else "absent",
+        remedy="" if bfloat16 else "Compute in float32, as `auto` does: the dtype of generation and training.",
+    )
     yield _memory(machine)
     yield _shared_memory(machine)
     files = machine.open_files()

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from configs.precision import multiplies_bfloat16
+
 _ANSWER_SECONDS = 1.0
 _COMMAND_SECONDS = 10.0
 
@@ -47,6 +49,10 @@ class Machine:
     def cores(self) -> int:
         """Cores that this process may use."""
         return len(os.sched_getaffinity(0))
+
+    def multiplies_bfloat16(self) -> str | None:
+        """What multiplies bfloat16: `GPU` or a flag of the CPU; None if it is emulated."""
+        return multiplies_bfloat16()
 
     def available_memory(self) -> int | None:
         """Bytes that new processes can have without swapping, within this process's cgroup."""

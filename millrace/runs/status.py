@@ -94,6 +94,8 @@ class StatusReader:
             "steps": trainer.get("policy_version", 0),
             "max_steps": self._attempt.config["training"]["max_steps"],
             "stop_at_step": self._attempt.stop_at_step,
+            "rollouts_per_step": self._attempt.config["training"]["groups_per_step"]
+            * self._attempt.config["generation"]["group_size"],
             "wall_seconds": wall_seconds,
             "step_seconds": step_seconds,
             "eta_seconds": self._seconds_left(trainer.get("policy_version", 0), step_seconds, wall_seconds)

@@ -115,7 +115,7 @@ FILE_ERRORS = {
         "FILE: generation.top_p is 0; expected a finite number above 0 and at most 1"
     ),
     "training: {max_steps: 3}\ngeneration: {dtype: fp8}": (
-        'FILE: generation.dtype is "fp8"; expected "float32" or "bfloat16" or null'
+        'FILE: generation.dtype is "fp8"; expected "auto" or "float32" or "bfloat16" or null'
     ),
     "training: {max_steps: 3}\nweights: {transport: nccl}": (
         'FILE: weights.transport is "nccl"; expected "shm" or "direct" or "store"'

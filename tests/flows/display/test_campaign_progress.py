@@ -102,10 +102,25 @@ def test_rates_are_what_they_are_now_and_never_negative() -> None:
 
 
 def test_time_says_how_long_it_has_taken_how_fast_a_step_is_and_what_is_left() -> None:
-    assert time_line(STATUS) == "12 min 34 s, 1.5 s per step, about 50 s left"
-    assert time_line({**STATUS, "step_seconds": None, "eta_seconds": None}) == "12 min 34 s"
-    assert time_line({**STATUS, "state": "finished", "eta_seconds": None}) == "12 min 34 s, 1.5 s per step"
-    assert time_line(running({"bootstrap-0": "starting"})) == "12 min 34 s, 1.5 s per step", "no time of training yet"
+    assert time_line(STATUS, {}) == "12 min 34 s, 1.5 s per step, about 50 s left"
+    assert time_line({**STATUS, "step_seconds": None, "eta_seconds": None}, {}) == "12 min 34 s"
+    assert time_line({**STATUS, "state": "finished", "eta_seconds": None}, {}) == "12 min 34 s, 1.5 s per step"
+    assert time_line(running({"bootstrap-0": "starting"}), {}) == "12 min 34 s, 1.5 s per step", (
+        "no time of training yet"
+    )
+
+
+def test_a_first_step_that_takes_minutes_is_announced() -> None:
+    waiting = {
+        **STATUS,
+        "step_seconds": None,
+        "eta_seconds": None,
+        "rollouts_per_step": 128,
+        "ledger": {"generated": {"rollouts": 20, "tokens": 160}},
+    }
+    assert "4 min 16 s" in time_line(waiting, {"generate": 4.0})
+    assert time_line(waiting, {"generate": 400.0}) == time_line(waiting, {})
+    assert "4 min 16 s" not in time_line({**waiting, "step_seconds": 300.0}, {"generate": 4.0})
 
 
 @pytest.mark.parametrize(

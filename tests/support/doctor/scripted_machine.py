@@ -33,6 +33,7 @@ class ScriptedMachine(Machine):
     taken_ports: frozenset[int] = frozenset()
     servers: frozenset[str] = frozenset()
     """URLs at which a Prefect server answers."""
+    bfloat16: str | None = "avx512_bf16"
     devices: TorchDevices | None = None
     """None: torch must not be asked."""
 
@@ -44,6 +45,9 @@ class ScriptedMachine(Machine):
 
     def cores(self) -> int:
         return 2
+
+    def multiplies_bfloat16(self) -> str | None:
+        return self.bfloat16
 
     def available_memory(self) -> int | None:
         return self.memory

@@ -1,0 +1,40 @@
+"""`auto` is the number format that the machine is fast in."""
+
+from pathlib import Path
+
+import pytest
+
+from configs import precision
+from configs.precision import multiplies_bfloat16
+from configs.schema import GenerationConfig
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("flags : fpu avx2 avx512f avx512_bf16", "avx512_bf16"),
+        ("flags : fpu avx2 avx512_bf16 amx_bf16", "amx_bf16"),
+        ("Features : fp asimd bf16", "bf16"),
+        ("flags : fpu avx2 avx512f", None),
+        ("", None),
+    ],
+)
+def test_a_cpu_multiplies_bfloat16_if_a_flag_says_so(tmp_path: Path, flags: str, expected: str | None) -> None:
+    cpu = tmp_path / "cpuinfo"
+    cpu.write_text(flags)
+    assert multiplies_bfloat16(cpu, tmp_path / "no driver") == expected
+
+
+def test_a_gpu_multiplies_bfloat16_whatever_the_cpu_does(tmp_path: Path) -> None:
+    driver = tmp_path / "version"
+    driver.touch()
+    assert multiplies_bfloat16(tmp_path / "no cpuinfo", driver) == "GPU"
+
+
+@pytest.mark.parametrize(("native", "expected"), [("amx_bf16", "bfloat16"), (None, "float32")])
+def test_auto_is_resolved_when_the_config_is_read(
+    monkeypatch: pytest.MonkeyPatch, native: str | None, expected: str
+) -> None:
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: native)
+    config = GenerationConfig.model_validate({"dtype": "auto"})
+    assert config.model_dump()["dtype"] == expected
