@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-war
 TORCH := $(shell grep '^torch==' constraints.txt)
 SOURCES := configs flows tasks millrace storage dashboard benchmarks tests
 
-.PHONY: demo test test-all faults server deploy host install vllm smollm check gpu-check format clean
+.PHONY: demo test test-slow first-moves test-all faults server deploy host install vllm smollm check gpu-check format clean
 
 # For `make server`, `make deploy` and `make host`. Variables already set in the environment are kept.
 PORT ?= 4200
@@ -22,10 +22,18 @@ demo: install  ## runs a complete asynchronous campaign on this machine's CPU, i
 # per core crawl. At the end, the slowest tests are named.
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 
-test: $(VENV)/test $(VENV)/vllm  ## runs what to run before a commit: all tests but the extended ones and the fault storms
-	$(TESTS) -m "not faults and not extended"
+SLOW := slow or campaign or vllm or browser or ceph
 
-test-all: $(VENV)/test $(VENV)/vllm  ## runs all tests except the fault storms
+test: $(VENV)/test  ## runs what to run before a commit: quick tests and one whole campaign
+	$(TESTS) -m "smoke or not ($(SLOW) or extended or faults)"
+
+test-slow: $(VENV)/test $(VENV)/vllm  ## runs what CI runs in addition: campaigns, vLLM, a browser, storms in small
+	$(TESTS) -m "($(SLOW)) and not (smoke or extended or faults)"
+
+first-moves: $(VENV)/test  ## runs the README in a new folder, in an environment that `make install` makes there
+	$(BIN)/python -m pytest tests/first_moves --durations=10
+
+test-all: first-moves $(VENV)/vllm  ## runs all tests except the fault storms
 	$(TESTS) -m "not faults"
 
 faults: $(VENV)/test $(VENV)/vllm  ## runs the fault storms: two hundred kills of whole campaigns, ten thousand flipped bits (over an hour)
@@ -74,6 +82,9 @@ check: $(VENV)/check  ## checks style, types and import direction
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@# Every extra can be installed with these constraints. Nothing is downloaded.
+	$(BIN)/uv pip compile --quiet --all-extras --python-platform x86_64-manylinux_2_28 --constraint constraints.txt \
+	  pyproject.toml --output-file /dev/null
 
 # $(VENV) has the CPU builds of torch and vLLM. The CUDA builds, several GB, are for an environment of their own, and
 # nothing is installed before a GPU is seen.

@@ -55,6 +55,7 @@ def test_only_stages_the_planner_and_the_reader_of_stored_attempts_know_the_whol
     ]
 
 
+@pytest.mark.slow
 def test_no_two_test_files_share_a_name() -> None:
     names = Counter(file.name for file in modules("tests") if file.name.startswith("test_"))
     assert [name for name, count in names.items() if count > 1] == []

@@ -19,6 +19,7 @@ _VIEWS = {"look", "staleness", "flow", "learning", "ledger"}
 _STORED = {"first_seconds": 2.9, "refresh_seconds": 0.4, "peak_bytes": 900e6}
 
 
+@pytest.mark.extended
 def test_a_fresh_process_looks_at_the_run_before_and_after_a_part_was_added(tmp_path: Path) -> None:
     result = measure_stored(tmp_path / "stored", 2000, rounds=2)
     assert set(result["first"]) == set(result["refresh"]) == _VIEWS
@@ -49,6 +50,7 @@ def test_a_target_is_met_or_missed_by_its_own_figure(
     assert len(met) == 3 + len(ratio)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not any(map(shutil.which, ("chromium", "google-chrome"))), reason="no Chromium is installed")
 def test_a_dashboard_that_is_served_or_watched_answers_and_one_alone_is_not_there(tmp_path: Path) -> None:
     make_run(open_store(str(tmp_path / "live")), "live", Shape(steps=3))
@@ -64,6 +66,7 @@ def test_a_dashboard_that_is_served_or_watched_answers_and_one_alone_is_not_ther
         assert answered() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "expected"),
     [

@@ -1,5 +1,7 @@
 """The benchmark of rewards counts the good responses alone, and spreads the hostile ones among them."""
 
+import pytest
+
 from benchmarks.rewards import good_rate, good_tasks, measure, rewards
 from millrace.rewards.isolation.pool import Pool
 from millrace.rewards.isolation.seccomp import Limits
@@ -7,12 +9,14 @@ from millrace.rewards.isolation.seccomp import Limits
 LIMITS = Limits(timeout_seconds=0.5, memory_mb=256)
 
 
+@pytest.mark.slow
 def test_hostile_responses_take_no_part_in_the_rate() -> None:
     reward = rewards()["exact_match"]
     with Pool([reward], LIMITS) as pool:
         assert good_rate(pool, good_tasks("exact_match", 40), ["a" * 40 + "!"] * 2) > 0
 
 
+@pytest.mark.extended
 def test_a_measurement_says_rates_shares_and_waits() -> None:
     found = measure("exact_match", rewards()["exact_match"], LIMITS, 40, [0.05])
     assert found["responses_per_second"] > 0

@@ -100,6 +100,7 @@ print(json.dumps(measure(sys.argv[1], [0.2], repeats=1)))
 """
 
 
+@pytest.mark.slow
 def test_on_an_object_store_a_late_reader_is_measured_too_beside_the_client_library(moto_s3: S3Server) -> None:
     bucket = moto_s3.make_bucket()
     command = [sys.executable, "-c", _MEASURE_ELSEWHERE, f"s3://{bucket}/some/where"]

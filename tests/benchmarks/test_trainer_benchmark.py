@@ -96,6 +96,7 @@ def test_the_large_model_has_about_a_billion_parameters() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(1.24e9, rel=0.01)
 
 
+@pytest.mark.extended
 def test_the_naive_peak_is_that_of_whole_matrices_and_the_chunked_one_of_a_few_chunks() -> None:
     found = measure_memory("cpu", tokens=1024, width=8, dtype="float32", vocab=131_072)
     matrix, chunk = 4 * 1024 * 131_072, 4 * CHUNK_ELEMENTS["cpu"]
@@ -109,6 +110,7 @@ def test_targets_are_held_against_the_figures(speedup: float, share: float, met:
     assert list(targets_met({"step": {"speedup": speedup}, "memory": {"share": share}}).values()) == met
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_without_the_device_asked_for_it_says_so_in_a_sentence() -> None:
     command = [sys.executable, "-m", "benchmarks.trainer", "--device", "cuda"]
@@ -117,6 +119,7 @@ def test_without_the_device_asked_for_it_says_so_in_a_sentence() -> None:
     assert done.stderr.strip() == "--device cuda needs a CUDA device, but torch sees none"
 
 
+@pytest.mark.extended
 def test_groups_are_stepped_with_and_without_sharing_their_prompt_and_both_peaks_are_measured() -> None:
     case = replace(GROUPS[0], num_groups=2, prompt=40, response=4, model=replace(GROUPS[0].model, num_layers=1))
     samples = make_groups(case)

@@ -43,6 +43,7 @@ def test_a_trained_version_differs_from_the_one_before_in_few_elements() -> None
 
 
 # `measure_pushes` itself raises where the digests of the three processes differ.
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("way", "least_sent", "most_sent"),
     [
@@ -87,6 +88,7 @@ def test_targets_are_those_of_shared_memory_and_of_deltas() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_a_machine_without_a_gpu_is_told_in_a_sentence() -> None:
     command = [sys.executable, "-m", "benchmarks.weights", "--device", "cuda"]

@@ -27,6 +27,8 @@ from storage.stores.local import LocalStore
 from storage.streams.log import LogReader
 from storage.streams.stream import StreamReader, StreamWriter
 
+pytestmark = pytest.mark.browser
+
 SECONDS = 3.0
 """From a commit until the page shows it, at most."""
 NAMES = [view.name for view in VIEWS]

@@ -13,6 +13,8 @@ from millrace.runs.record import read_run
 from storage import layout
 from storage.stores.local import LocalStore
 
+pytestmark = pytest.mark.browser
+
 EVIL = '<img src=x onerror="window.hacked=1">'
 
 

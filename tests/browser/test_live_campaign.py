@@ -17,7 +17,7 @@ from storage.schema import CONSUMED
 from storage.stores.factory import open_store
 from storage.streams.stream import StreamReader
 
-pytestmark = [pytest.mark.campaign, pytest.mark.extended]
+pytestmark = [pytest.mark.browser, pytest.mark.campaign, pytest.mark.extended]
 
 SECONDS = 3.0
 """From a commit until the page shows it, at most."""

@@ -18,6 +18,8 @@ from dashboard.views.registry import VIEWS
 from flows.deployment.server import free_port
 from storage.stores.local import LocalStore
 
+pytestmark = pytest.mark.browser
+
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 NAMES = [view.name for view in VIEWS]
 PAGES = [
@@ -48,6 +50,7 @@ def complaints(page: Page) -> list[str]:
     return [f"{one['id']}: {[node['html'][:150] for node in one['nodes']][:3]}" for one in found["violations"]]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("path", PAGES)
 def test_axe_finds_nothing_on_a_page(watched: Watched, path: str) -> None:
     watched.open(path)
@@ -57,6 +60,7 @@ def test_axe_finds_nothing_on_a_page(watched: Watched, path: str) -> None:
         assert complaints(watched.page) == [], scheme
 
 
+@pytest.mark.extended
 def test_axe_finds_what_is_wrong(watched: Watched) -> None:
     watched.open("/")
     watched.page.evaluate("document.documentElement.removeAttribute('lang')")

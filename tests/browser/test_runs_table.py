@@ -13,6 +13,8 @@ from millrace.runs.note import write_note
 from storage import layout
 from storage.stores.local import LocalStore
 
+pytestmark = pytest.mark.browser
+
 EVIL = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 RATES = {"slow": 1e-05, "middle": 3e-05, "fast": 1e-04}
 

@@ -19,6 +19,8 @@ from storage import layout
 from storage.progress import write_progress
 from storage.stores.local import LocalStore
 
+pytestmark = pytest.mark.browser
+
 OLDEST = REPOSITORY / "tests" / "storage" / "stored" / "schema-1"
 TRAINER_METRICS = layout.metrics("train", 0)
 NOT_RECORDED, NO_STEP = "Not recorded in this run.", "No step was finished yet."
@@ -118,6 +120,7 @@ def address(root: Path, said: Path) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", SPOILED)
 def test_each_page_of_a_spoiled_run_says_what_is_missing_and_shows_the_rest(
     watched: Watched, said: Path, name: str

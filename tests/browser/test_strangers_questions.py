@@ -13,6 +13,8 @@ from support.pages.dashboard_page import Watched
 from benchmarks.stored_run.run import Shape, StoredRun
 from storage.stores.local import LocalStore
 
+pytestmark = pytest.mark.browser
+
 
 @pytest.fixture(scope="module", autouse=True)
 def runs(root: Path) -> None:

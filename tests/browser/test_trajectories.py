@@ -14,6 +14,8 @@ from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from storage.stores.local import LocalStore
 
+pytestmark = pytest.mark.browser
+
 RUN = "searched"
 PAGE = f"/run/{RUN}/trajectories"
 

@@ -14,6 +14,8 @@ from benchmarks.stored_run.run import Shape, StoredRun
 from storage import layout
 from storage.stores.local import LocalStore
 
+pytestmark = pytest.mark.browser
+
 FINE = ("good", "good", "good", "good", "good")
 
 

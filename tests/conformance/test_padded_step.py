@@ -111,6 +111,7 @@ def published_gradient(samples: Sequence[Sample], terms: Terms, aggregation: str
     return {name: one.grad for name, one in policy.named_parameters() if one.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("section", "terms", "aggregation"), CASES)
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10_000), max_tokens=st.integers(1, 60))

@@ -83,6 +83,7 @@ def maxrl(groups: Sequence[Exact]) -> list[list[float]]:
 FORMULAS = (group_mean, leave_one_out, grpo, reinforce_plus_plus, reinforce_plus_plus_baseline, maxrl)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("formula", FORMULAS)
 @settings(max_examples=50)
 @given(groups=batches)

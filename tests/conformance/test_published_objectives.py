@@ -152,6 +152,7 @@ def name(value: object) -> str | None:
     return value.name if isinstance(value, Loss) else getattr(value, "__qualname__", str(value)).split(".")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "terms", "aggregation"), SAME_VALUE, ids=name)
 @settings(max_examples=50)
 @given(rows=batches())
@@ -162,6 +163,7 @@ def test_a_loss_is_the_published_objective(loss: Loss, terms: Terms, aggregation
     close(found_BT, expected_BT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "terms", "aggregation"), SAME_GRADIENT, ids=name)
 @settings(max_examples=50)
 @given(rows=batches())
@@ -186,6 +188,7 @@ def test_in_a_later_update_decoupled_ppo_clips_against_the_policy_before_the_fir
     close(found_BT, expected_BT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @settings(max_examples=50)
 @given(rows=batches())

@@ -25,6 +25,7 @@ def storm(*arguments: object) -> dict[str, int]:
     return result["counts"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [600, pytest.param(10_000, marks=pytest.mark.faults)])
 def test_every_flipped_bit_is_named_or_lies_in_a_hint_and_changes_nothing(count: int, seed: int) -> None:
     counts = storm("flips", seed, count)
@@ -32,6 +33,7 @@ def test_every_flipped_bit_is_named_or_lies_in_a_hint_and_changes_nothing(count:
     assert sum(counts.values()) == count
 
 
+@pytest.mark.slow
 def test_every_shorter_length_of_an_object_is_named_or_lies_in_a_hint_and_changes_nothing(seed: int) -> None:
     counts = storm("cuts", seed)
     assert set(counts) == KINDS

@@ -43,6 +43,7 @@ def kills(how: str, files: list[str], rounds: int, seed: int, folder: Path) -> I
             yield where, said
 
 
+@pytest.mark.slow
 @ROUNDS
 @pytest.mark.parametrize("how", ["parts", "grouped"])
 def test_a_writer_killed_at_every_place_in_turn_loses_nothing_and_repeats_nothing(
@@ -64,6 +65,7 @@ def test_a_writer_killed_at_every_place_in_turn_loses_nothing_and_repeats_nothin
     assert take_numbers(open_reader(store)) == numbers
 
 
+@pytest.mark.slow
 @ROUNDS
 def test_a_trainer_killed_at_every_place_in_turn_keeps_each_checkpoint_whole(
     rounds: int, seed: int, tmp_path: Path

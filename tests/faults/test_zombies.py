@@ -26,6 +26,7 @@ FILES = (f"{PATH}/seg/*", f"{PATH}/log/*", f"{PATH}/{layout.HEAD}")
 PLACES = [f"put.{moment}:{file}" for file in FILES for moment in ("before", "mid", "after")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("how", ["parts", "grouped"])
 def test_a_stopped_writer_that_wakes_after_a_takeover_commits_nothing(

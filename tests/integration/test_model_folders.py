@@ -66,6 +66,7 @@ def refusal(folder: Path, root: Path, *settings: str) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_folder_that_is_not_sound_is_refused_in_a_sentence(name: str, folder: Path, tmp_path: Path) -> None:
     edit, said = REFUSED[name]
@@ -78,6 +79,7 @@ def test_a_folder_that_is_not_sound_is_refused_in_a_sentence(name: str, folder: 
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOUND)
 def test_what_changes_nothing_is_the_same_model(name: str, folder: Path, tmp_path: Path, sound: Path) -> None:
     SOUND[name](folder)
@@ -88,6 +90,7 @@ def test_what_changes_nothing_is_the_same_model(name: str, folder: Path, tmp_pat
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "said"),
     [

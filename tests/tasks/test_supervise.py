@@ -17,6 +17,7 @@ from storage.errors import Fenced
 from tasks.stop import STOP, STOP_NOW
 
 
+@pytest.mark.slow
 def test_milestones_reach_people_events_become_events_and_beats_and_broken_lines_neither(
     supervised: Supervised,
 ) -> None:
@@ -25,11 +26,13 @@ def test_milestones_reach_people_events_become_events_and_beats_and_broken_lines
     assert supervised.told == [Event(kind="staleness.bound-hit", payload={"rollouts_dropped": 8})]
 
 
+@pytest.mark.slow
 def test_a_stage_that_beats_may_take_as_long_as_it_likes(supervised: Supervised) -> None:
     supervised.run("beat", supervision=IMPATIENT)
     assert supervised.told == []
 
 
+@pytest.mark.slow
 def test_a_stage_whose_main_thread_hangs_is_named_with_where_and_killed_with_all_it_started(
     supervised: Supervised,
 ) -> None:
@@ -48,6 +51,7 @@ def test_a_stage_whose_main_thread_hangs_is_named_with_where_and_killed_with_all
     wait_until(lambda: is_gone(supervised.pid) and is_gone(child), "the stage and its child to be gone")
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_stopped_is_named_and_killed_though_it_can_not_say_where(supervised: Supervised) -> None:
     with pytest.raises(StageDied, match=r"train-0 hangs: .* last activity: waiting for scored groups"):
         supervised.run("stop", supervision=IMPATIENT)
@@ -55,6 +59,7 @@ def test_a_stage_that_is_stopped_is_named_and_killed_though_it_can_not_say_where
     assert supervised.log.read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_stage_that_does_not_get_ready_is_named_too(supervised: Supervised) -> None:
     never_ready = SupervisionConfig(hang_seconds=60.0, start_seconds=0.5)
     with pytest.raises(StageDied, match=r"train-0 hangs: .* last activity: starting; .* supervision.start_seconds"):
@@ -102,6 +107,7 @@ def test_a_stage_that_is_asked_to_stop_while_it_works_is_not_taken_to_hang(super
     assert supervised.told == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["deaf", "hang"], ["stop"]])
 def test_a_stage_that_does_not_stop_when_asked_is_killed_and_that_is_said(
     supervised: Supervised, words: list[str]
@@ -116,12 +122,14 @@ def test_a_stage_that_does_not_stop_when_asked_is_killed_and_that_is_said(
     assert str(event.payload["sentence"]).startswith("train-0 was asked to stop, and killed after ")
 
 
+@pytest.mark.slow
 def test_a_stage_that_finishes_its_work_may_take_longer_than_one_that_has_none(supervised: Supervised) -> None:
     threading.Timer(1, STOP.set).start()
     supervised.run("deaf", "beat", supervision=IMPATIENT)
     assert supervised.told == [], "four seconds of work, with heartbeats"
 
 
+@pytest.mark.slow
 def test_a_stage_that_hangs_while_it_drains_is_killed_long_before_its_time_is_up(supervised: Supervised) -> None:
     threading.Timer(1, STOP.set).start()
     with pytest.raises(StageDied, match=r"train-0 hangs: .* supervision.hang_seconds"):
@@ -129,6 +137,7 @@ def test_a_stage_that_hangs_while_it_drains_is_killed_long_before_its_time_is_up
     assert "stuck_in_the_middle_of_a_step" in supervised.log.read_text()
 
 
+@pytest.mark.slow
 def test_who_asks_once_more_gets_the_stage_killed_at_once(supervised: Supervised) -> None:
     threading.Timer(1, STOP.set).start()
     threading.Timer(1.5, STOP_NOW.set).start()

@@ -21,6 +21,7 @@ def all_gone(supervised: Supervised) -> bool:
     return all(is_gone(pid) for pid in (supervised.pid, *(int(line) for line in supervised.said() if line.isdigit())))
 
 
+@pytest.mark.slow
 def test_rank_0_is_the_stage_and_ends_when_all_have(supervised: Supervised) -> None:
     supervised.run_ranks("say beat", "pid")
     assert "trainer ready" in supervised.said()
@@ -58,6 +59,7 @@ def test_asked_to_stop_before_there_are_ranks_it_is_no_failure(supervised: Super
     assert supervised.said() == []
 
 
+@pytest.mark.slow
 def test_ranks_that_hang_say_where_each_of_them_does_and_are_killed(supervised: Supervised) -> None:
     with pytest.raises(StageDied) as died:
         supervised.run_ranks("pid beat hang", "drain", supervision=IMPATIENT)

@@ -143,6 +143,7 @@ def test_every_test_file_for_gpus_is_part_of_the_check() -> None:
     assert {f"tests/gpu/{file.name}" for file in (ROOT / "tests/gpu").glob("test_*.py")} <= named
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="only without a CUDA device")
 def test_without_a_gpu_it_says_so_in_one_sentence_and_ends_with_2(tmp_path: Path) -> None:
     out = tmp_path / "report.txt"

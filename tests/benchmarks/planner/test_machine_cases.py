@@ -34,6 +34,7 @@ def test_prompts_have_as_many_letters_as_asked(tmp_path: Path) -> None:
     assert len(set(prompts)) == len(prompts)
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_steps_after_the_warm_up(tmp_path: Path) -> None:
     config = load_config(
         PRESET, ["generation.group_size=4", "generation.groups_per_batch=8", "training.groups_per_step=8"]

@@ -29,6 +29,7 @@ def small(run: Published, seconds: float) -> Published:
     return replace(run, seconds=seconds)
 
 
+@pytest.mark.slow
 def test_the_mfu_of_a_system_is_found_again_in_its_own_predictions() -> None:
     runs = published_runs()[:2]
     made = [small(run, run.predicted(0.3)) for run in runs]

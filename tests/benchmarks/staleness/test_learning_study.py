@@ -91,6 +91,7 @@ def trajectories(store: Store) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.extended
 def test_the_same_campaign_takes_the_same_time_and_learns_the_same_again(overlapping: Store) -> None:
     first, second = overlapping, played(2)
     assert ends_of_steps(first) == ends_of_steps(second)

@@ -6,6 +6,7 @@ from benchmarks.staleness_study.comparison import ADAPTIVE
 from benchmarks.staleness_study.simulated import SHAPES, Shape, study
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "shape",
     [

@@ -31,6 +31,7 @@ def test_the_median_is_over_seeds_and_a_campaign_that_diverged_has_no_accuracy()
     assert cell["seeds"] == 3
 
 
+@pytest.mark.slow
 def test_the_plots_of_the_same_figures_are_the_same_files(tmp_path: Path) -> None:
     rows = [row(0, 0.8), row(0, 0.3, loss="reinforce"), row(0, 0.7, bound=8), row(0, None, loss="reinforce", bound=8)]
     for name in ("once", "again"):

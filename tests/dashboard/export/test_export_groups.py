@@ -51,6 +51,7 @@ def test_the_newest_groups_are_shown_with_the_rows_of_the_store(store: Store) ->
         assert values["response"] == " ".join(map(str, expected["response_tokens"]))
 
 
+@pytest.mark.slow
 def test_a_group_whose_part_is_damaged_says_so_and_the_others_are_shown(store: Store) -> None:
     run = RunReader(store).look()
     generator = int(run.consumed["generator"][-1])

@@ -71,6 +71,7 @@ _BALANCE = Table(
 )
 
 
+@pytest.mark.slow
 def test_every_chart_is_drawn_with_the_runs_numbers_and_nothing_is_asked_for(chromium: Page, tmp_path: Path) -> None:
     file = tmp_path / "mine.html"
     export([run_data()], [_view(_LOSS, _HEAT, _BALANCE)], file)
@@ -166,6 +167,7 @@ def test_a_script_that_got_into_the_file_all_the_same_would_be_refused_by_its_po
     assert opened.page.locator(".js-plotly-plot .main-svg").first.is_visible()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
 def test_it_is_light_or_dark_as_the_reader_likes(chromium: Page, tmp_path: Path, scheme: str, dark: bool) -> None:
     file = tmp_path / "mine.html"

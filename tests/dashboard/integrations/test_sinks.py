@@ -224,6 +224,7 @@ def test_a_command_that_names_no_place_or_no_run_is_refused(trained: Trained, tm
         mirror.run(_arguments(tmp_path / "nothing", "--tensorboard", tmp_path))
 
 
+@pytest.mark.slow
 def test_following_copies_what_is_added_until_the_run_has_ended(trained: Trained, tmp_path: Path) -> None:
     folder = tmp_path / "tensorboard" / "mine"
     trained.step(1)
@@ -242,6 +243,7 @@ def test_following_copies_what_is_added_until_the_run_has_ended(trained: Trained
     assert _shown(folder) == _expected(1, 2, 3) | {("evaluation/accuracy", 3): 0.5}
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_following_with_everything_copied_so_far(trained: Trained, tmp_path: Path) -> None:
     trained.step(1)
     process = start_mirror(trained, "--tensorboard", "logs", "--follow", cwd=tmp_path)

@@ -100,6 +100,7 @@ def test_the_config_of_each_attempt_is_a_text_at_the_version_it_went_on_from(tra
     assert all(line.startswith("    ") for text in shown for line in text.splitlines())
 
 
+@pytest.mark.slow
 def test_the_best_and_the_worst_response_of_every_twentieth_step_are_a_text(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "mine"))
     make_run(store, "mine", Shape(steps=41, groups_per_step=2, group_size=4, generators=1))

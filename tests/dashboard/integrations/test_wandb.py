@@ -64,6 +64,7 @@ def _row(version: int, *, incarnation: int = 0, reward: float | None = None) -> 
     }
 
 
+@pytest.mark.extended
 def test_an_offline_run_of_wandb_holds_every_point_once_over_several_starts(trained: Trained, tmp_path: Path) -> None:
     trained.step(1, 2, 3)
     out = run_mirror(trained, "--wandb", "project", cwd=tmp_path)
@@ -83,6 +84,7 @@ def test_an_offline_run_of_wandb_holds_every_point_once_over_several_starts(trai
     assert len(list(tmp_path.glob("wandb/offline-run-*-mine"))) == 2
 
 
+@pytest.mark.extended
 def test_what_is_remembered_outlives_a_mirror_that_is_killed(trained: Trained, tmp_path: Path) -> None:
     trained.step(*range(1, 30))
     process = start_mirror(trained, "--wandb", "project", "--follow", cwd=tmp_path)
@@ -97,6 +99,7 @@ def test_what_is_remembered_outlives_a_mirror_that_is_killed(trained: Trained, t
     assert [row["policy_version"] for _, row in _wandb_rows(tmp_path)] == list(range(1, 31))
 
 
+@pytest.mark.slow
 def test_wandb_switched_off_is_refused_for_it_would_keep_nothing(trained: Trained, tmp_path: Path) -> None:
     trained.step(1)
     process = start_mirror(trained, "--wandb", "project", cwd=tmp_path, WANDB_MODE="disabled")
@@ -105,6 +108,7 @@ def test_wandb_switched_off_is_refused_for_it_would_keep_nothing(trained: Traine
     assert "WANDB_MODE=disabled would keep nothing" in err
 
 
+@pytest.mark.slow
 def test_wandb_writes_where_its_own_variable_says_and_knows_the_config(trained: Trained, tmp_path: Path) -> None:
     trained.step(1)
     (tmp_path / "elsewhere").mkdir()
@@ -137,6 +141,7 @@ def _listening(called: threading.Event) -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "calls"), [(None, False), ("online", True)])
 def test_wandb_calls_nobody_unless_the_person_asks_for_it(
     trained: Trained, tmp_path: Path, mode: str | None, calls: bool

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
@@ -76,6 +77,7 @@ def keys(columns: dict[str, np.ndarray]) -> list[tuple[int, int]]:
     return list(zip(columns["incarnation"].tolist(), columns["policy_version"].tolist(), strict=True))
 
 
+@pytest.mark.slow
 @given(STARTS, st.integers(1, 4))
 def test_however_often_it_is_looked_what_holds_is_what_holds_of_the_whole_stream(
     starts: list[tuple[int, int]], every: int

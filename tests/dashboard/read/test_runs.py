@@ -85,6 +85,7 @@ def test_runs_are_listed_and_looked_at_no_more_than_often_enough(tmp_path: Path,
     assert runs.ids() == ["a", "b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_id", ["..", "../a", "a/../a", "/etc", "", "a/seg", ".", "b", "a\0", "%2e%2e"])
 def test_what_is_no_run_id_of_this_root_can_not_be_reached(run_id: str, tmp_path: Path) -> None:
     store_run(tmp_path / "root", "a")
@@ -245,6 +246,7 @@ def test_a_file_is_no_root(tmp_path: Path) -> None:
         Runs(str(tmp_path / "file"))
 
 
+@pytest.mark.slow
 def test_runs_in_a_bucket_are_found_too(moto_s3: S3Server) -> None:
     with aws_environment(moto_s3.environment):
         bucket = moto_s3.make_bucket()

@@ -331,6 +331,7 @@ def test_a_page_is_shown_and_every_callback_of_the_app_is_known(root: Path) -> N
         assert is_callback(asked_to_show(output=output), known)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

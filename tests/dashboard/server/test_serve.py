@@ -97,6 +97,7 @@ def test_a_mistake_ends_the_command_with_2_and_one_sentence(root: Path, millrace
     assert line.startswith("millrace: --host 0.0.0.0 lets other machines read the dashboard")
 
 
+@pytest.mark.slow
 def test_it_says_where_it_is_answers_there_and_ends_quietly_with_ctrl_c(root: Path, millrace: Millrace) -> None:
     process = millrace.start("dashboard", str(root), "--port", "0", "--token", TOKEN)
     assert process.stdout is not None

@@ -51,6 +51,7 @@ def test_a_function_that_can_not_be_used_is_one_sentence(tmp_path: Path, setting
 ROWS = [{"prompt": f"{n} + {n} =", "answer": str(2 * n)} for n in range(20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"id": "own"}], ids=["no id", "an id"])
 @pytest.mark.parametrize(
     "settings", [["scoring.reward=math"], ["scoring.reward=weighted_sum", "scoring.weights.math=1"]]

@@ -110,6 +110,7 @@ def test_a_starting_server_ends_when_its_controller_is_killed(environment: dict[
         os.close(server)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_is_started_again_where_it_was(environment: dict[str, str]) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", _KILLED_ONCE], env=environment, capture_output=True, text=True, timeout=200

@@ -77,10 +77,12 @@ def test_the_event_loop_does_not_wait_for_a_connection_that_waits_for_a_lock(tmp
     assert _stands_still(str(tmp_path / "a.db"), "close") < 0.5
 
 
+@pytest.mark.slow
 def test_without_closed_cursors_it_does(tmp_path: Path) -> None:
     assert _stands_still(str(tmp_path / "a.db")) > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "server",
     [

@@ -12,6 +12,7 @@ PRESET = str(Path(__file__).parents[3] / "configs" / "presets" / "gsm8k-qwen-gpu
 H100 = ["--hardware", "h100", "--gpus", "4", "--model", "qwen2.5-1.5b", "--steps", "10", "--lengths", "200,0.5,150"]
 
 
+@pytest.mark.slow
 def test_a_plan_says_split_speed_cost_and_why_others_lose_and_writes_a_config_that_loads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

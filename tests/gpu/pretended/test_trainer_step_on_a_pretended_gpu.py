@@ -71,6 +71,7 @@ def stepped(case: Case, gpu: PretendGpu) -> tuple[Trainer, int]:
     return trainer, loss.microbatches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _WHOLE)
 def test_a_step_mixes_no_devices_and_is_that_of_a_cpu_bit_for_bit(name: str) -> None:
     case = CASES[name]
@@ -85,6 +86,7 @@ def test_a_step_mixes_no_devices_and_is_that_of_a_cpu_bit_for_bit(name: str) -> 
         assert torch.equal(mine, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama aipo", "qwen3 gspo", "qwen3 updates", "qwen3 lora", "gemma3 one prompt"])
 def test_a_step_waits_for_the_gpu_as_often_as_listed_above(name: str, dtype: torch.dtype) -> None:
@@ -110,6 +112,7 @@ def assert_listed(gpu: PretendGpu, case: Case, num_microbatches: int) -> None:
     assert not copied
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gloo")
 @pytest.mark.parametrize("name", _IN_16_BITS)
 def test_under_fsdp_in_16_bits_a_step_is_that_of_a_cpu_to_rounding_and_waits_no_more_often(name: str) -> None:
@@ -151,6 +154,7 @@ def test_the_kernel_for_packed_sequences_is_asked_for_what_one_call_for_each_len
         assert (found - half.grad).norm() < 0.02 * half.grad.norm(), "bfloat16 has 8 bits"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", get_args(LossName))
 def test_no_loss_waits_for_the_gpu(loss: str) -> None:
     case = replace(CASES["llama aipo"], training=CASES["llama aipo"].training.model_copy(update={"loss": loss}))

@@ -117,6 +117,7 @@ def test_heads_that_vllms_attention_does_not_know_are_refused(capsys: pytest.Cap
     assert "32, 64" in said
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_not_installed_is_named_with_how_to_install_it(root: Path, tmp_path: Path) -> None:
     hidden = tmp_path / "hidden"
     hidden.mkdir()
@@ -175,6 +176,7 @@ def test_the_status_of_no_run_is_a_mistake(capsys: pytest.CaptureFixture[str], t
     assert "run.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_prefect_server_that_does_not_answer_is_named(root: Path) -> None:
     ended = Millrace(root, {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}).run(
         "run", str(PRESET), "--root", str(root), "--run-id", "a"

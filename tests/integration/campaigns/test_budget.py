@@ -10,6 +10,7 @@ from storage import layout
 pytestmark = pytest.mark.campaign
 
 
+@pytest.mark.extended
 def test_each_attempt_takes_the_steps_of_its_budget_and_the_last_one_finishes_the_run(millrace: Millrace) -> None:
     settings = {"budget.max_steps": 4, "training.max_steps": 6, "staleness.too_old": "mask"}
     first = millrace.run(*millrace.campaign("nights", "--resume", "latest", **settings))

@@ -33,6 +33,7 @@ def final_weights(run: Path) -> bytes:
     return load_file(store, checkpoint.files["model.safetensors"])
 
 
+@pytest.mark.smoke
 def test_a_campaign_without_a_prefect_server_runs_to_its_end_and_accounts_for_every_rollout(
     millrace_alone: Millrace,
 ) -> None:

@@ -25,6 +25,7 @@ def stored(run: Path, path: str, schema: object) -> list[dict[str, object]]:
     return rows
 
 
+@pytest.mark.extended
 def test_conversations_are_trained_token_by_token_as_they_were_sampled(
     millrace_alone: Millrace, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def stored(run: Path, path: str, schema: object) -> list[dict[str, object]]:
     return rows
 
 
+@pytest.mark.extended
 def test_a_campaign_with_a_tool_runs_to_its_end_and_accounts_for_every_token_of_either_side(
     millrace_alone: Millrace,
 ) -> None:

@@ -25,6 +25,7 @@ FEW_STEPS = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("preset", "package", "reward", "source"),
     [

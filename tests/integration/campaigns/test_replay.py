@@ -230,6 +230,7 @@ def test_a_broken_reward_shows_its_flips_and_the_fixed_one_recovers(millrace: Mi
     assert weights(millrace.root / "fixed") == weights_made_again(stored), "the same rewards, the same policy"
 
 
+@pytest.mark.extended
 def test_losses_stand_side_by_side_on_the_same_batches(millrace: Millrace, stored: Path) -> None:
     ended = replay(millrace, stored, "compared", "--compare", "aipo,reinforce,ppo_clip,cispo", "--to-step", "12")
     assert ended.code == 0, ended.output

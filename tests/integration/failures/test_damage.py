@@ -55,6 +55,7 @@ def run(millrace: Millrace, finished: Path) -> Path:
     return Path(shutil.copytree(finished, millrace.root / "hurt"))
 
 
+@pytest.mark.extended
 def test_a_damaged_part_costs_its_own_rollouts_and_nothing_else(millrace: Millrace, run: Path) -> None:
     lost = next_part(run)
     flip_a_bit(run / layout.trajectories(0) / lost.file)

@@ -88,6 +88,7 @@ def test_a_campaign_that_is_stopped_within_a_long_step_loses_no_step(millrace: M
     assert_balanced(millrace.status("long"))
 
 
+@pytest.mark.extended
 def test_attempts_shorter_than_a_response_still_get_on_and_no_token_is_sampled_twice(millrace: Millrace) -> None:
     # Eight responses of 512 tokens, which take 6 s.
     tail = LongTail(sigma=0.0, mean_tokens=512, seconds_per_token=6 / 512, places=8)

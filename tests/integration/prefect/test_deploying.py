@@ -70,6 +70,7 @@ def send(site: Site, kind: str, resource: dict[str, str], related: list[dict[str
     site.api.post("/events", json=[event])
 
 
+@pytest.mark.extended
 def test_a_server_with_a_password_lets_nobody_in_without_it(site: Site) -> None:
     assert httpx.post(f"{site.url}/api/deployments/filter", json={}).status_code == httpx.codes.UNAUTHORIZED
     assert httpx.get(f"{site.url}/api/health").status_code == httpx.codes.OK
@@ -146,6 +147,7 @@ def test_an_automation_cancels_the_attempt_and_pauses_its_deployment(
     wait_until(lambda: site.deployment("campaign/campaign")["paused"], "the deployment to be paused", 60)
 
 
+@pytest.mark.extended
 def test_a_flow_run_that_falls_silent_is_marked_crashed(site: Site, waiting: str) -> None:
     # Ten minutes of silence by default, which nobody waits for here.
     put(site, automations()[2].name, within=10)

@@ -241,6 +241,7 @@ def test_what_was_chosen_and_avoided_survives_a_checkpoint() -> None:
     assert Rule.from_json(rule.to_json(), tighter).max_staleness == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 4000), marks=pytest.mark.extended)])
 def test_on_any_run_it_comes_to_rest_near_the_best_bound(seeds: range) -> None:
     for seed in seeds:

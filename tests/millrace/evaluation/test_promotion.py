@@ -324,6 +324,7 @@ RECORD = "weights/promoted/log/000000000001.json"
 BEGUN = "deciding on the latest checkpoint"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("place", "visible"),
     [

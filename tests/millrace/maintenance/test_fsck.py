@@ -65,6 +65,7 @@ def test_a_place_without_a_run_is_said_to_have_none(dict_store: DictStore) -> No
         fsck(dict_store)
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_of_what_was_committed_is_found_and_its_file_named(
     small_run: Any, dict_store: DictStore
 ) -> None:
@@ -79,6 +80,7 @@ def test_any_flipped_bit_of_what_was_committed_is_found_and_its_file_named(
         assert path in named, f"bit {bit} of {path} (seed 20): {named}"
 
 
+@pytest.mark.slow
 def test_any_file_that_is_missing_is_found_and_named(small_run: Any, dict_store: DictStore) -> None:
     chooser = random.Random(21)
     sound = dict(dict_store.objects)
@@ -185,6 +187,7 @@ def tell_another(name: str, value: object) -> Callable[[list[dict[str, Any]]], l
     return lambda rows: [rows[0] | {name: value}, *rows[1:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -249,6 +252,7 @@ def test_a_damaged_part_of_what_the_trainer_told_is_one_finding_and_can_be_moved
     assert fsck(dict_store).damaged == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[1]", b"\xff", b"{}", b'{"run_id": "a"}', b"[" * 100_000], ids=lambda data: repr(data[:20])
 )
@@ -335,6 +339,7 @@ def test_damaged_files_in_quarantine_are_out_of_the_way_and_the_run_goes_on(
     assert sum(group.amount().rollouts for group in taken) == 72, "all that was scored, the lost parts included"
 
 
+@pytest.mark.slow
 def test_a_restored_file_is_verified_again(small_run: Any, dict_store: DictStore) -> None:
     part = segments(dict_store, TRAJECTORIES)[0]
     sound = dict_store.objects[part]

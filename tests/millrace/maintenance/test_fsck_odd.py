@@ -46,6 +46,7 @@ def odd_records(record: Record) -> list[tuple[str, Record]]:
     return odd
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", STREAMS)
 def test_fsck_takes_no_odd_value_for_granted_and_fails_on_none(
     small_run: Any, dict_store: DictStore, stream: str

@@ -393,6 +393,7 @@ class Dying(DictStore):
                 raise OSError("killed")
 
 
+@pytest.mark.slow
 def test_killed_at_any_change_it_leaves_a_sound_run_and_the_next_gc_finishes(start_run: StartRun) -> None:
     store = Dying()
     run = start_run(store).campaign()
@@ -452,6 +453,7 @@ def play(run: Any, story: list[str], retention: Retention) -> None:
             gc(run.store, retention, now=time.time() + LATER)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(story=actions, retention=retentions)
 def test_after_any_gc_of_any_run_every_kept_checkpoint_goes_on_with_every_later_group(
@@ -481,6 +483,7 @@ def test_after_any_gc_of_any_run_every_kept_checkpoint_goes_on_with_every_later_
             list(iter(collected.open_loader(None).take, None))
 
 
+@pytest.mark.slow
 def test_a_run_that_gc_visits_again_and_again_removes_what_it_may_and_trains_every_group_once(
     start_run: StartRun,
 ) -> None:
@@ -511,6 +514,7 @@ def promoted_files(store: DictStore) -> list[list[str]]:
     return [[ref.path for ref in record.files.values()] for record in reversed(list(records))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [1, 2, 5])
 def test_the_promoted_model_stays_whatever_else_goes_and_older_ones_go_as_checkpoints_do(
     keep: int, small_run: Any, dict_store: DictStore

@@ -49,6 +49,7 @@ def test_a_plain_tokenizer_decodes_as_in_transformers_and_does_not_import_it(fol
     assert not _needs_transformers(folder)
 
 
+@pytest.mark.slow
 def test_settings_that_change_texts_are_left_to_transformers(folder: Path) -> None:
     _change(folder, "tokenizer_config.json", clean_up_tokenization_spaces=True)
     _assert_same_texts(folder)

@@ -39,6 +39,7 @@ def test_without_an_optimizer_only_the_module_is_moved(make_model: MakeModel) ->
     assert {tensor.device for tensor in (*model.parameters(), *model.buffers())} == {META}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama aipo", "llama aipo bfloat16", "qwen3 gspo", "qwen3 lora"])
 def test_a_trainer_that_sleeps_between_steps_trains_bit_for_bit_as_one_that_does_not(name: str) -> None:
     case = CASES[name]

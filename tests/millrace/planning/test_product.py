@@ -56,6 +56,7 @@ def check_that_both_do_the_same(script: Script) -> None:
         assert [one.t for one in done] == pytest.approx([one.t for one in expected], abs=_MOMENT)
 
 
+@pytest.mark.extended
 @example(replace(_LONG_TAIL, too_old="drop"))
 @example(replace(_LONG_TAIL, too_old="wait"))
 @example(replace(_LONG_TAIL, too_old="mask"))
@@ -69,6 +70,7 @@ def test_the_simulation_admits_and_trains_the_groups_that_the_product_does(scrip
     check_that_both_do_the_same(script)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("too_old", ["drop", "mask"])
 @pytest.mark.parametrize("generators", [1, 2])
 def test_under_adaptive_control_the_simulation_does_what_the_product_does(generators: int, too_old: str) -> None:
@@ -87,6 +89,7 @@ def test_of_hundreds_of_runs_the_simulation_gets_none_wrong(script: Script) -> N
     check_that_both_do_the_same(script)
 
 
+@pytest.mark.slow
 @given(scripts())
 @settings(max_examples=10)
 def test_the_product_in_virtual_time_keeps_its_promises(script: Script) -> None:

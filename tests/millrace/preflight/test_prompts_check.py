@@ -65,6 +65,7 @@ TEXT = [{"prompt": "2 + 3?"}, {"prompt": "4 + 4?"}, {"prompt": "1 + 1? Take your
 CHAT = [{"prompt": [{"role": "user", "content": one["prompt"]}]} for one in TEXT]
 
 
+@pytest.mark.extended
 def test_the_longest_prompt_is_measured_as_the_policy_reads_it(tmp_path: Path, folder: Path) -> None:
     plain = checked(tmp_path, TEXT, folder)
     assert plain == len(TEXT[2]["prompt"])
@@ -116,6 +117,7 @@ def test_bootstrap_makes_its_tokenizer_later(tmp_path: Path) -> None:
     assert checked(tmp_path, TEXT, None) is None
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("rows", "changes", "said"),
     [

@@ -142,6 +142,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     return found
 
 
+@pytest.mark.extended
 @pytest.mark.vllm
 @pytest.mark.parametrize("case", [*REFUSED, *FOLDERS])
 def test_what_vllm_would_refuse_is_refused_in_one_sentence(answers: dict[str, str | None], case: str) -> None:
@@ -164,6 +165,7 @@ def test_who_asks_imports_neither_vllm_nor_torch_so_no_mistake_waits_for_them() 
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_a_vllm_that_does_not_come_to_an_answer_is_no_refusal_and_its_last_lines_are_shown(tmp_path: Path) -> None:
     (tmp_path / "vllm.py").write_text("import sys, os; print('kernel panic', file=sys.stderr, flush=True); os._exit(3)")
     program = (
@@ -183,6 +185,7 @@ def test_a_vllm_that_does_not_come_to_an_answer_is_no_refusal_and_its_last_lines
     assert "kernel panic" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_the_preset_with_vllm_could_start_here_and_is_looked_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -46,6 +46,7 @@ def test_a_prompt_of_a_file_is_not_from_a_package() -> None:
 # --- reasoning_gym
 
 
+@pytest.mark.slow
 @needs_gym
 def test_tasks_of_reasoning_gym_give_so_many_problems_each() -> None:
     prompts = listed_prompts("reasoning_gym:chain_sum,gcd", GYM)
@@ -58,6 +59,7 @@ def test_tasks_of_reasoning_gym_give_so_many_problems_each() -> None:
         assert prompt.answer == str(int(a) + int(b) if sign == "+" else int(a) - int(b))
 
 
+@pytest.mark.slow
 @needs_gym
 def test_every_task_makes_the_same_problems_in_every_process() -> None:
     from reasoning_gym.factory import DATASETS
@@ -82,6 +84,7 @@ def test_no_problem_is_both_trained_on_and_held_out() -> None:
     assert not {prompt.text for prompt in prompts.train} & {prompt.text for prompt in prompts.eval}
 
 
+@pytest.mark.slow
 @needs_gym
 @pytest.mark.parametrize(
     ("source", "config", "sentence"),
@@ -131,6 +134,7 @@ def test_a_task_that_can_not_be_made_is_refused_in_one_sentence(
 SUMS = "verifiers:tests.support.rewards.sums_environment"
 
 
+@pytest.mark.slow
 @needs_verifiers
 def test_a_single_turn_environment_gives_its_rows() -> None:
     prompts = listed_prompts(SUMS, {"arguments": {"num": 3}})
@@ -146,6 +150,7 @@ def test_a_single_turn_environment_gives_its_rows() -> None:
     ]
 
 
+@pytest.mark.slow
 @needs_verifiers
 def test_its_evaluation_set_is_a_source_of_its_own() -> None:
     prompts = listed_prompts(f"{SUMS}#eval", {"arguments": {}})
@@ -154,6 +159,7 @@ def test_its_evaluation_set_is_a_source_of_its_own() -> None:
     ]
 
 
+@pytest.mark.slow
 @needs_verifiers
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),

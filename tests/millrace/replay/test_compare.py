@@ -36,6 +36,7 @@ def whole(unchanged: TrainedRun) -> Comparison:
     return compare(SourceRun(unchanged.store), list(LOSSES), selection=ALL)
 
 
+@pytest.mark.slow
 def test_each_loss_is_asked_at_the_weights_that_the_run_had_bit_for_bit(whole: Comparison) -> None:
     assert whole.losses == LOSSES
     assert whole.logprob_error == 0.0

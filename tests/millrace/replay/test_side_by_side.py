@@ -185,6 +185,7 @@ def test_where_every_ratio_is_1_all_losses_have_one_gradient_and_take_one_step(m
             assert row[f"cosine_{other}"] == pytest.approx(1.0, abs=1e-12), (name, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", range(STALE + 1))
 def test_on_rollouts_of_any_staleness_the_numbers_and_gradients_are_those_of_the_closed_forms(
     make_model: MakeModel, staleness: int

@@ -54,6 +54,7 @@ def test_it_begins_with_any_stored_checkpoint_and_ends_where_it_is_told(unchange
     assert [checkpoint.step for checkpoint in verdict.checkpoints] == [9]
 
 
+@pytest.mark.slow
 def test_another_number_of_threads_is_fine_where_the_numbers_are_the_same_and_else_the_cause(
     unchanged: TrainedRun,
 ) -> None:

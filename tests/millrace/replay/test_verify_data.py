@@ -48,6 +48,7 @@ def change_row(run: TrainedRun, path: str, schema: pa.Schema, row_id: int, **val
     assert changed == 1, "witness: the value was changed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 5, 8, 12])
 def test_one_changed_reward_is_found_at_exactly_its_step(trained: TrainedRun, step: int) -> None:
     group, scores = of_step(trained, step)

@@ -22,6 +22,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 def test_a_run_with_this_objective_is_reproduced_bit_for_bit(
     tmp_path: Path,

@@ -13,6 +13,7 @@ from millrace.runs.decisions import ROLL_BACK, StoredDecision
 from storage import layout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measured", [{"rate_factor": 0.1, "good_rate": 1e-4, "bad_rate": 1e-3}, {}])
 def test_steps_after_a_rollback_are_trained_with_the_rate_that_it_left(
     tmp_path: Path,

@@ -81,6 +81,7 @@ def test_brackets_that_are_never_closed_nest_nothing(math: Reward) -> None:
     assert judged(math, "42", ":( " * 1000 + "\\boxed{42}").reward == 1.0
 
 
+@pytest.mark.slow
 def test_a_parser_that_gives_up_is_an_error_and_no_zero(math: Reward) -> None:
     score = judged(math, "5001", "\\boxed{" + "1+" * 5000 + "1}")
     assert score.status == "error"

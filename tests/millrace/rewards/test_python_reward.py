@@ -57,6 +57,7 @@ def test_the_version_is_that_of_the_source() -> None:
     assert one.version.split()[1] != elsewhere.version.split()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "expected"),
     [

@@ -33,6 +33,7 @@ def scorer(prompts: dict[str, Prompt]) -> Iterator[Scorer]:
         yield scorer
 
 
+@pytest.mark.slow
 def test_the_task_itself_says_what_is_right(prompts: dict[str, Prompt], scorer: Scorer) -> None:
     asked = prompts["chain_sum:2"]
     wrong = str(int(asked.answer) + 1)

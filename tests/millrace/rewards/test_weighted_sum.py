@@ -62,6 +62,7 @@ def test_a_part_without_a_reward_leaves_no_sum_and_its_name(said: list[Score], s
     assert summed(*said) == Score(reward=None, status=status, error=error)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_parts_are_judged_apart_and_here_and_land_in_their_rows() -> None:
     weights = {"math": 1.0, "exact_match": 0.1, "python": 0.0}
     reward = make_reward(

@@ -135,6 +135,7 @@ events = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(story=st.lists(events, max_size=40))
 def test_whatever_is_killed_and_whatever_finishes_first_each_group_that_counts_is_there_once(

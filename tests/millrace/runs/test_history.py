@@ -63,6 +63,7 @@ def test_the_step_of_the_checkpoint_itself_stays(measured: Measured) -> None:
     assert series(read_steps(measured.store), "reward_mean", 100) == [(1, 0), (2, 0), (3, 0), (4, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("versions", [1, 99, 100, 101, 1000, 1001])
 def test_however_many_versions_there_are_at_most_so_many_points_stand_for_all_of_them(
     versions: int, measured: Measured

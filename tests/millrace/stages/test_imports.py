@@ -54,6 +54,7 @@ def test_the_scorer_of_exact_match_needs_neither_torch_nor_transformers() -> Non
     assert _imported(_SCORER) == {"pydantic", "pyarrow"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "needed"),
     [

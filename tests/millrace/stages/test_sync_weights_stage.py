@@ -182,6 +182,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Campaign]]:
         campaign.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "place"),
     [("shm", "before_push"), ("direct", "after_push"), ("store", "awaiting_acknowledgement")],
@@ -206,6 +207,7 @@ def test_a_stage_killed_during_a_push_is_started_again_and_all_get_every_newest_
     assert not any("ALARM" in line for line in campaign.milestones())
 
 
+@pytest.mark.slow
 def test_a_bit_that_flips_after_a_version_was_pushed_costs_a_deadline_and_no_more(
     start: Callable[..., Campaign],
 ) -> None:
@@ -230,6 +232,7 @@ def test_a_bit_that_flips_after_a_version_was_pushed_costs_a_deadline_and_no_mor
     assert not any("ALARM" in line for line in campaign.milestones())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "direct"])
 def test_a_generator_that_the_transport_does_not_reach_goes_on_through_the_store(
     start: Callable[..., Campaign], transport: str, tmp_path: Path

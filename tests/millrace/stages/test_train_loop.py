@@ -104,6 +104,7 @@ def test_where_what_is_too_old_is_dropped_one_old_token_drops_the_group(
     assert (bench.account.groups_dropped, bench.account.masked) == (1, Amount())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["drop", "mask"])
 def test_another_trainer_with_another_setting_counts_on_and_every_step_is_replayed_as_it_was(
     make_bench: Callable[..., TrainerBench], make_model: Callable[..., LlamaForCausalLM], tmp_path: Path, first: str

@@ -108,6 +108,7 @@ def test_a_collapse_may_go_back_to_the_checkpoint_before_it_and_the_ledger_with_
     assert rate_factor(read_decisions(bench.store), 2) == pytest.approx(1 / 3)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_collapses_again_after_a_rollback_goes_back_again(
     make_bench: Callable[..., TrainerBench], factors: dict[int, float]
 ) -> None:

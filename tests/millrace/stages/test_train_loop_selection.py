@@ -196,6 +196,7 @@ stories = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories, st.sampled_from(["train", "mask"]))
 def test_every_trajectory_is_counted_once_whatever_is_left_out(

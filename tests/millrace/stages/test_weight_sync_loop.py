@@ -356,6 +356,7 @@ def test_a_stage_that_dies_before_the_acknowledgements_offers_the_same_version_a
     assert world.measured()[7]["push_seconds"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_no_older_version_is_ever_offered_after_a_newer_one(seed: int) -> None:
     chooser, world = random.Random(seed), World(num_generators=4)

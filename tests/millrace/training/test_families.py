@@ -95,6 +95,7 @@ def all_of(engine: Engine) -> list[Trajectory]:
 LONG = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=30)
 
 
+@pytest.mark.slow
 @families
 def test_the_transformers_engine_samples_from_the_trainers_policy_from_its_folder_and_after_an_update(
     family: str, tokenizer: PreTrainedTokenizerFast, offer: Offer, tmp_path: Path
@@ -113,6 +114,7 @@ def test_the_transformers_engine_samples_from_the_trainers_policy_from_its_folde
             assert largest_mismatch(models, trajectory.request.prompt_tokens, trajectory.response) < TOLERANCE
 
 
+@pytest.mark.slow
 @families
 def test_a_checkpoint_becomes_a_folder_with_the_same_policy(
     family: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
@@ -141,6 +143,7 @@ IN_EACH_RUN = ("gemma2", "qwen3_moe")
 """Starting vLLM takes some 20 seconds: the others are `extended`."""
 
 
+@pytest.mark.extended
 @pytest.mark.vllm
 @pytest.mark.parametrize(
     "family", [pytest.param(one, marks=[] if one in IN_EACH_RUN else pytest.mark.extended) for one in ON_VLLM]

@@ -56,6 +56,7 @@ def test_nan_zeros_infinities_and_denormals_arrive_bit_for_bit() -> None:
     assert tensors["nan"].view(torch.int32).tolist() == payloads.view(torch.int32).tolist()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     made=st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 9), max_size=3)), max_size=5),

@@ -216,6 +216,7 @@ def test_what_was_pushed_stays_for_generators_that_come_late(host: Host) -> None
     assert_is(host.generators[0].take(None), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_thousand_offers_find_a_free_slot_whatever_is_held(tmp_path: Path, seed: int) -> None:
     draw, like = random.Random(seed), {"x": torch.zeros(300), "y": torch.zeros(5)}

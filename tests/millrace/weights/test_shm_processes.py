@@ -50,6 +50,7 @@ def filled(version: int) -> dict[str, torch.Tensor]:
     return {name: torch.full_like(tensor, version) for name, tensor in SHAPES.items()}
 
 
+@pytest.mark.slow
 def test_generators_take_whole_versions_in_order_while_the_trainer_waits_for_none(tmp_path: Path, start: Start) -> None:
     versions = 257  # bfloat16 counts exactly so far
     writer = HandoverWriter(tmp_path / "handover", SHAPES, num_generators=2)
@@ -65,6 +66,7 @@ def test_generators_take_whole_versions_in_order_while_the_trainer_waits_for_non
     assert all(1 <= count <= versions for count in counts)
 
 
+@pytest.mark.slow
 def test_a_frozen_generator_holds_no_other_up_and_goes_on_with_a_whole_version(tmp_path: Path, start: Start) -> None:
     path = tmp_path / "handover"
     armed = Failpoints(tmp_path / "fired", "generate-1 weights.mid_hash 2 stop")
@@ -98,6 +100,7 @@ def test_a_frozen_generator_holds_no_other_up_and_goes_on_with_a_whole_version(t
 STORMS = [0, *(pytest.param(seed, marks=pytest.mark.faults) for seed in range(1, 21))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", STORMS)
 def test_two_hundred_versions_arrive_bit_for_bit_though_every_process_is_killed(
     tmp_path: Path, start: Start, seed: int

@@ -361,6 +361,7 @@ def test_two_hundred_versions_arrive_through_faults_skips_and_restarts(tmp_path:
     assert made.count("d") > 100, summary
 
 
+@pytest.mark.slow
 def test_a_writer_killed_between_file_and_record_loses_nothing_that_was_offered(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "run", fsync=False)
     places = [f"put.after:{DATA} 3", f"put.mid:{DATA} 4", f"put.mid:{layout.WEIGHTS}/log/* 6"]

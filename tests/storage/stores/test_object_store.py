@@ -61,6 +61,7 @@ def store_told(*replies: Reply) -> Iterator[tuple[ObjectStore, ScriptedS3]]:
 # ---- errors, on a real server
 
 
+@pytest.mark.slow
 @pytest.mark.ceph
 @pytest.mark.parametrize("call", EVERY_METHOD)
 @pytest.mark.parametrize(
@@ -116,6 +117,7 @@ def test_a_bucket_holds_stores_that_do_not_see_each_other(ceph: S3Server) -> Non
 # ---- errors, without a server
 
 
+@pytest.mark.slow
 def test_a_closed_port_is_no_answer() -> None:
     closed = S3Server(endpoint="http://127.0.0.1:1", key="key", secret=SECRET)
     with store_at(closed, "s3://bucket/run") as store:
@@ -127,6 +129,7 @@ def test_a_closed_port_is_no_answer() -> None:
         said(refused.value)
 
 
+@pytest.mark.slow
 def test_without_credentials_the_machine_is_asked_and_then_the_person() -> None:
     # Nobody listens where Amazon's machines would tell who they are.
     nobody = {"AWS_METADATA_ENDPOINT": "http://127.0.0.1:1", "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
@@ -161,6 +164,7 @@ def test_a_lost_reply_makes_a_create_look_refused_but_the_object_is_there() -> N
         assert server.asked == ["PUT /bucket/run/a *"] * 2
 
 
+@pytest.mark.slow
 def test_a_create_whose_connection_breaks_is_asked_again_until_there_is_an_answer() -> None:
     for last, created in ((CREATED, True), (EXISTS, False)):
         with store_told(CREATED, *[RESET] * 4, last) as (store, server):
@@ -169,6 +173,7 @@ def test_a_create_whose_connection_breaks_is_asked_again_until_there_is_an_answe
             assert server.asked[1:] == ["PUT /bucket/run/a *"] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["lost_request", "lost_reply", "cut_reply"])
 @pytest.mark.parametrize("call", EVERY_METHOD)
 def test_a_request_whose_connection_breaks_is_asked_again(
@@ -233,6 +238,7 @@ def test_a_large_object_is_created_by_one_request_for_only_that_looks_at_the_con
         assert server.asked == ["PUT /bucket/run/a *", "PUT /bucket/run/b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "error", "sentence"),
     [

@@ -167,6 +167,7 @@ def test_paths_mean_what_they_say_whatever_they_are_made_of(store: Store) -> Non
     assert [bytes(store.get(path)).decode() for path in paths] == paths
 
 
+@pytest.mark.slow
 def test_more_objects_than_one_listing_holds_are_listed_and_deleted(store: Store) -> None:
     for number in range(1_050):
         store.put(f"many/{number:04d}", b"")
@@ -195,6 +196,7 @@ def test_delete_tree_takes_one_folder_and_may_find_nothing(store: Store) -> None
     assert store.put_if_absent("b/1", b"again")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ESCAPES)
 def test_a_path_that_leaves_the_root_is_refused_by_every_method(store: Store, path: str) -> None:
     calls = [store.get, store.exists, store.delete, store.delete_tree]

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from storage.schema import METRIC
 from storage.stores.local import LocalStore
 from storage.streams.stream import StreamReader
@@ -14,6 +16,7 @@ WRITER = Path(__file__).with_name("parts_until_killed.py")
 KILLS = 10
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_random_moments_and_restarted_leaves_every_row_once_in_order(tmp_path: Path) -> None:
     chooser = random.Random(0)
     reader = StreamReader(LocalStore(tmp_path), "s", METRIC)

@@ -82,6 +82,7 @@ def test_a_reader_opened_at_the_head_makes_one_get_for_its_cursor_one_for_a_snap
     assert far.gets == [record(40), record(41), f"{STREAM}/{layout.HEAD}", record(41)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_part_committed_after_it_was_guessed_in_vain_is_seen_at_the_next_look(
     seed: int, make_trajectories: MakeTable

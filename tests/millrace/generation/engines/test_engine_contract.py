@@ -88,6 +88,7 @@ def assert_sampled_from(model: PreTrainedModel, responses: Sequence[Response], s
         assert response.rollout_logprobs == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 def test_log_probabilities_are_those_of_the_distribution_sampled_from_whatever_the_padding(
@@ -97,6 +98,7 @@ def test_log_probabilities_are_those_of_the_distribution_sampled_from_whatever_t
     assert_sampled_from(make_policy(0), engine.generate(PROMPTS, sampling, seed=1), sampling)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.3, None), (0.6, None), (0.9, None), (0.95, None), (0.95, 4), (1.0, 3)])
 def test_over_the_tokens_that_were_kept_every_ratio_on_policy_is_1(

@@ -84,6 +84,7 @@ def worst_of_a_storm(model: PreTrainedModel, num_tokens: int, seed: int, check_e
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_rows_that_come_and_go_at_every_token_have_the_logits_of_their_own_text(kind: str) -> None:
     # BLOOM computes its biases in float32, whatever its parameters are.

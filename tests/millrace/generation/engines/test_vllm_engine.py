@@ -253,6 +253,7 @@ def architecture(name: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Pr
     return model
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "telling", "workers"),
     [
@@ -284,6 +285,7 @@ def test_every_architecture_agrees_with_the_trainer_from_its_folder_and_after_up
     assert not left_behind(own)
 
 
+@pytest.mark.extended
 def test_a_killed_engine_core_is_an_error_for_whoever_waits_for_it_and_nothing_is_left_behind(
     make_policy: MakePolicy, offer: Offer, tmp_path: Path
 ) -> None:
@@ -307,6 +309,7 @@ def test_a_killed_engine_core_is_an_error_for_whoever_waits_for_it_and_nothing_i
     assert not left_behind(own)
 
 
+@pytest.mark.extended
 def test_a_worker_that_does_not_notice_that_its_core_was_killed_is_ended_with_the_engine(
     make_policy: MakePolicy, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def interrupted(engine: "VllmEngine") -> dict[int, Trajectory]:
     return found
 
 
+@pytest.mark.extended
 def test_interrupted_twice_and_continued_under_other_weights_responses_are_whole(
     engine: "VllmEngine", models: dict[int, PreTrainedModel], offer: Offer
 ) -> None:

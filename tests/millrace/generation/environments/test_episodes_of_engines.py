@@ -106,6 +106,7 @@ def ends_of_turns(text: str) -> list[int]:
     return sorted(i + len(stop) for stop in Counting.stop for i in range(len(text)) if text.startswith(stop, i))
 
 
+@pytest.mark.extended
 def test_a_response_ends_behind_the_first_stop_text_that_it_writes_itself(
     engine: Engine, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -146,6 +147,7 @@ def test_log_probabilities_of_all_turns_are_those_of_the_policy_over_the_whole_r
             assert turn.endswith((*Counting.stop, "<eos>"))
 
 
+@pytest.mark.slow
 def test_new_weights_between_and_within_turns_give_each_token_its_version(
     episodes: Episodes, models: dict[int, PreTrainedModel], offer: Offer
 ) -> None:
@@ -185,6 +187,7 @@ def test_asked_again_with_the_same_seeds_the_same_rollouts_are_made_and_with_oth
     assert tokens(2) != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_there", [1, 5, 29])
 def test_a_response_that_goes_on_is_read_with_its_prompt_and_counts_for_its_length(
     engine: Engine, models: dict[int, PreTrainedModel], num_there: int

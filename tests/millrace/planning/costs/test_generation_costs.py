@@ -38,6 +38,7 @@ def test_the_roofline_is_within_a_tenth_of_what_nvidia_measured(
     assert found * 1000 == pytest.approx(milliseconds, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype", "tensor", "batch", "milliseconds"), _MEASURED)
 def test_the_tables_are_what_nvidia_measured(
     name: str, dtype: str, tensor: int, batch: int, milliseconds: float
@@ -58,6 +59,7 @@ def test_without_a_table_it_is_the_roofline_and_says_so(hardware: str, dtype: st
     assert own.source == "roofline"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hardware", ["h100", "h200", "b200"])
 @pytest.mark.parametrize(
     ("name", "tensor"), [("llama-8b", 1), ("qwen3-32b", 4), ("llama-70b", 8), ("qwen3-30b-a3b", 4)]

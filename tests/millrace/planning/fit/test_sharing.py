@@ -29,6 +29,7 @@ def test_a_stage_slows_others_only_while_it_is_busy() -> None:
     assert expected_slowdown(_loads(0.1, 0.5, 0.2), 0, cores=2) == pytest.approx(1 + 0.5 * 0.2 * 0.5)
 
 
+@pytest.mark.slow
 def test_stages_that_share_cores_slow_each_other_in_a_simulation() -> None:
     """Generator and trainer, busy all the time, on one core: each step takes what both take one after the other."""
     config = load_config("configs/presets/tiny-cpu.yaml", ["generation.groups_per_batch=64"])

@@ -77,6 +77,7 @@ def test_a_synchronous_config_gets_a_synchronous_plan() -> None:
     assert {entry.candidate.config.pipeline.mode for entry in found.simulated} == {"sync"}
 
 
+@pytest.mark.slow
 def test_cheapest_leaves_gpus_unused_that_fastest_takes() -> None:
     # Ten seconds per step that no GPU makes shorter.
     machine = SmallMachine(besides={"overhead": 10.0})
@@ -115,6 +116,7 @@ def test_one_gpu_is_shared_by_turns() -> None:
     assert winner.gpus == 1
 
 
+@pytest.mark.slow
 def test_batches_are_compared_by_the_tokens_they_train() -> None:
     machine = SmallMachine(besides={"overhead": 1.0})
     made = Search(config(), machine, gpus=8, goal="fastest", simulating=RUN, roughly=RUN).run(batches=[64])

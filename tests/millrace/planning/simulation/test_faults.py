@@ -70,6 +70,7 @@ def test_a_campaign_whose_trainer_fails_takes_longer_and_says_how_often_it_faile
     assert found.tokens_per_second * found.step_seconds == pytest.approx(plain.tokens_per_second * plain.step_seconds)
 
 
+@pytest.mark.slow
 def test_a_generator_that_never_finishes_a_response_is_refused() -> None:
     script = Script(steps=5, max_staleness=1)
     with pytest.raises(ValueError, match="finishes no response: the campaign got no further than version 0"):

@@ -23,6 +23,7 @@ def prompt(answer: str) -> Prompt:
     return Prompt(prompt_id="p", text="?", answer=answer, source="test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "answer"),
     [
@@ -70,6 +71,7 @@ def obeyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float | 
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "status", "reason"),
     [
@@ -119,6 +121,7 @@ def test_every_order_is_in_the_list_above(obeyed: dict[str, object]) -> None:
     assert list(obeyed) == list(ORDERS)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_those_that_would_not_end() -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     given = orders(Path("/nowhere/witness"))

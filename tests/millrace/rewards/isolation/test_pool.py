@@ -57,6 +57,7 @@ def test_a_worker_that_ends_concerns_its_own_response_alone() -> None:
     assert judged[1].score.error == "the process that judged it ended (exit code 7)"
 
 
+@pytest.mark.slow
 def test_responses_behind_one_that_ends_its_worker_are_scored_all_the_same() -> None:
     reward = make_reward(ScoringConfig(reward="math"))
     texts = ["\\boxed{1}"] * 20 + ["9**9**9**9"] + ["\\boxed{42}"] * 20
@@ -67,6 +68,7 @@ def test_responses_behind_one_that_ends_its_worker_are_scored_all_the_same() -> 
     assert [judged[number].score.reward for number in range(41)] == [0.0] * 20 + [None] + [1.0] * 20
 
 
+@pytest.mark.slow
 def test_slow_scores_are_waited_for_up_to_the_deadline() -> None:
     judged = own("slow", "0.3", "0.01", "0.3", "30", "0.02", limits=Limits(timeout_seconds=2.0))
     assert rewards(judged) == [0.3, 0.01, 0.3, None, 0.02]
@@ -91,6 +93,7 @@ def test_leaving_early_ends_the_workers_that_are_at_work() -> None:
         assert dict(pool.score([Task(reward="python", prompt=PROMPT, response="0.02")]))[0].score.reward == 0.02
 
 
+@pytest.mark.slow
 def test_the_workers_end_with_the_pool() -> None:
     def children() -> set[int]:
         return {child.pid for child in psutil.Process().children(recursive=True)}
@@ -112,6 +115,7 @@ def test_something_is_called_again_and_again_while_the_workers_work() -> None:
     assert len(called) > 3
 
 
+@pytest.mark.slow
 def test_a_worker_sees_no_secret_and_no_file_of_the_scorer() -> None:
     names = [name for name in os.environ if name not in scrubbed(dict(os.environ))]
     assert names, "there is something to hide"
@@ -131,6 +135,7 @@ def test_a_megabyte_is_scored() -> None:
     assert rewards(own("length", "é" * 10**6)) == [10**6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["\ud800", "\udc00\ud800 é 🎲", "\x00\n\r\u2028", '"}\\'])
 def test_any_text_arrives_as_it_was(text: str) -> None:
     task = Task(reward="r", prompt=Prompt(prompt_id=text, text=text, answer=text, source=text), response=text)
@@ -199,6 +204,7 @@ with Pool([reward], Limits(workers=2)) as pool:
 """
 
 
+@pytest.mark.slow
 def test_a_scorer_that_is_killed_leaves_nobody_behind() -> None:
     with subprocess.Popen([sys.executable, "-c", SCORER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as scorer:
         assert scorer.stdout is not None

@@ -255,6 +255,7 @@ def test_an_error_of_training_waits_for_the_checkpoint_that_is_on_its_way(gate: 
     assert latest(gate).step == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place", ["put.mid:checkpoints/data/*", "put.after:checkpoints/data/*", "put.before:checkpoints/log/*"]
 )

@@ -28,6 +28,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_step_and_its_report_are_those_of_one_rank(report: dict[str, Any]) -> None:
     assert report["log π"] <= TOLERANCE
     assert report["weights"] <= TOLERANCE

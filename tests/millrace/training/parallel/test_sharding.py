@@ -57,6 +57,7 @@ def found(report_of: Callable[[int], Report], case: str, layout: str) -> dict[st
     return report_of(math.prod(map(int, layout.split("x"))))[f"{case} {layout}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "layout"), spread(lambda case: case.compute_dtype is None))
 def test_ranks_train_to_the_losses_and_weights_of_one(
     report_of: Callable[[int], Report], case: str, layout: str

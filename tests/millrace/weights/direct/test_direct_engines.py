@@ -143,6 +143,7 @@ def deliver(version: int, trainer: list[Child], engines: list[LiveEngine], reade
             del waiting[reader]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "layout", "generators"),
     [

@@ -16,6 +16,7 @@ NOISE = 24 << 20
 """Bytes that a process takes for threads, connections and what it imports late: less than a fifth of a shard."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "generators"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.extended)])
 def test_a_process_adds_its_shard_and_two_buckets_and_one_copy_of_the_model_per_generator_is_written(
     ranks: int, generators: int, tmp_path: Path

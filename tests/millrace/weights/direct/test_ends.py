@@ -177,6 +177,7 @@ def test_a_version_that_is_damaged_in_a_rank_s_memory_is_asked_for_once_more(
     assert_is(reader.take(taken.id), 2)
 
 
+@pytest.mark.slow
 def test_a_generator_that_plans_otherwise_gets_nothing_and_is_named(
     make_push: Callable[[int], Push],
     make_reader: Callable[[int], DirectReader],

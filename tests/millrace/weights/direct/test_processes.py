@@ -68,6 +68,7 @@ def everyone(folder: Path, failpoints: Failpoints) -> Iterator[Everyone]:
         yield Everyone(folder, failpoints, stack)
 
 
+@pytest.mark.slow
 def test_versions_arrive_bit_for_bit_and_only_loopback_is_listened_on(tmp_path: Path) -> None:
     with everyone(tmp_path, Failpoints(tmp_path / "fired")) as world:
         for version in range(1, 21):
@@ -102,6 +103,7 @@ def killed_and_back(folder: Path, name: str, place: str, nth: int) -> None:
             assert world.processes[f"generate-{number}"].process.poll() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "place"),
     [
@@ -183,6 +185,7 @@ def test_a_generator_frozen_past_the_deadline_is_missing_and_rejoins_by_itself(p
         assert frozen.read_until(version + 1)[-1] == {"version": version + 1, "digest": digest_of(version + 1)}
 
 
+@pytest.mark.slow
 def test_a_byte_that_flips_on_the_way_is_refused_by_name_and_the_version_sent_again(tmp_path: Path) -> None:
     armed = Failpoints(tmp_path / "fired", "generate-1 direct.before_sums 1 stop")
     with everyone(tmp_path, armed) as world:

@@ -33,6 +33,7 @@ def two(made: list[HostLaunchers], folder: Path, *words: str) -> tuple[Launcher,
     return made[0].start(0), made[0].start(1)
 
 
+@pytest.mark.slow
 def test_ranks_of_two_hosts_start_together_and_both_launchers_end_with_rank_0(
     launched: list[HostLaunchers], folder: Path
 ) -> None:
@@ -42,6 +43,7 @@ def test_ranks_of_two_hosts_start_together_and_both_launchers_end_with_rank_0(
     assert len(leader.rank_pids()) == len(member.rank_pids()) == 1
 
 
+@pytest.mark.slow
 def test_a_rank_killed_on_another_host_ends_the_ranks_of_all(launched: list[HostLaunchers], folder: Path) -> None:
     leader, member = two(launched, folder, "pid hang", "pid kill:9")
     assert member.end() == -signal.SIGKILL
@@ -50,6 +52,7 @@ def test_a_rank_killed_on_another_host_ends_the_ranks_of_all(launched: list[Host
     wait_until(lambda: is_gone(leader.rank_pids()[0]), "rank 0 to be gone")
 
 
+@pytest.mark.extended
 def test_the_exit_code_of_a_user_error_survives_the_loss_of_the_other_host(
     launched: list[HostLaunchers], folder: Path
 ) -> None:
@@ -57,6 +60,7 @@ def test_the_exit_code_of_a_user_error_survives_the_loss_of_the_other_host(
     assert (leader.end(), member.end()) == (USER_ERROR, 1)
 
 
+@pytest.mark.extended
 def test_the_ranks_of_a_host_that_loses_host_0_end(launched: list[HostLaunchers], folder: Path) -> None:
     leader, member = two(launched, folder, "pid hang", "pid hang")
     leader.wait_for_ranks(1)
@@ -67,6 +71,7 @@ def test_the_ranks_of_a_host_that_loses_host_0_end(launched: list[HostLaunchers]
     wait_until(lambda: is_gone(member.rank_pids()[0]), "its rank to be gone")
 
 
+@pytest.mark.slow
 def test_asked_for_stacks_the_ranks_of_all_hosts_write_theirs(launched: list[HostLaunchers], folder: Path) -> None:
     leader, member = two(launched, folder, "pid hang", "pid hang")
     leader.wait_for_ranks(1)
@@ -79,6 +84,7 @@ def test_asked_for_stacks_the_ranks_of_all_hosts_write_theirs(launched: list[Hos
         )
 
 
+@pytest.mark.extended
 def test_asked_to_stop_rank_0_drains_and_the_other_hosts_end_well(launched: list[HostLaunchers], folder: Path) -> None:
     leader, member = two(launched, folder, "drain", "pid hang")
     leader.wait_for_ranks(1)
@@ -88,6 +94,7 @@ def test_asked_to_stop_rank_0_drains_and_the_other_hosts_end_well(launched: list
     assert (leader.end(), member.end()) == (DRAINED, DRAINED)
 
 
+@pytest.mark.extended
 def test_if_host_0_alone_is_asked_to_stop_the_others_wait_for_its_successor(
     launched: list[HostLaunchers], folder: Path
 ) -> None:
@@ -132,6 +139,7 @@ def test_with_min_hosts_the_trainer_goes_on_without_a_host_and_takes_it_in_when_
     assert leader.process.poll() is None, "the launcher is the same, so nobody counts a death"
 
 
+@pytest.mark.slow
 def test_a_host_gives_its_place_back_when_host_0_stays_away(launched: list[HostLaunchers], folder: Path) -> None:
     impatient = (
         "import runpy; from millrace.training.parallel.hosts import member; member._YIELD_SECONDS = 2.0; "

@@ -1,0 +1,43 @@
+"""Every subcommand that `millrace --help` lists works on the demo's run in a fresh install."""
+
+import re
+
+import pytest
+from support.campaigns.first_moves import SHORT, Checkout, wait_for_page
+
+ARGUMENTS = {
+    "run": f"configs/presets/tiny-cpu.yaml --run-id resumed --resume latest {SHORT}",
+    "status": "{demo}",
+    "runs": "",
+    "note": "{demo} 'my first run'",
+    "plan": "configs/presets/tiny-cpu.yaml --steps 20",
+    "doctor": "",
+    "import": "{exported} --to imported",
+    "replay": "{demo} --verify",
+    "show": "{demo} --step 2",
+    "diff": "{demo} {demo}",
+    "inspect": "{demo}",
+    "fsck": "{demo}",
+    "compact": "{demo}",
+    "gc": "{demo} --dry-run",
+    "export": "{demo} --to exported-again",
+}
+SERVED = {"dashboard"}
+NEEDS_AN_EXTRA = {"mirror"}
+
+
+def test_every_subcommand_is_tried(checkout: Checkout) -> None:
+    text = checkout.millrace("--help").succeeded()
+    [listed] = re.findall(r"\{(.+?)\}", text)[:1]
+    assert set(listed.split(",")) == ARGUMENTS.keys() | SERVED | NEEDS_AN_EXTRA
+
+
+@pytest.mark.parametrize("subcommand", ARGUMENTS)
+def test_a_subcommand_works(checkout: Checkout, demo: str, exported: str, subcommand: str) -> None:
+    arguments = ARGUMENTS[subcommand].format(demo=demo, exported=exported)
+    checkout.millrace(f"{subcommand} {arguments}").succeeded()
+
+
+def test_the_dashboard_serves_the_run(checkout: Checkout, demo: str) -> None:
+    with checkout.running("millrace dashboard runs --port 8055") as server:
+        wait_for_page("http://127.0.0.1:8055/", server)
