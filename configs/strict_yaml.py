@@ -39,7 +39,7 @@ def _is_cut_off(value: yaml.Node) -> bool:
         return False
     cut = _HASHES if value.tag == f"{_TAG}str" else None if value.value else _COMMENT
     end = value.end_mark
-    return cut is not None and cut.match(end.buffer, end.pointer) is not None
+    return cut is not None and cut.match(end.buffer or "", end.pointer) is not None
 
 
 _Loader.add_implicit_resolver(f"{_TAG}null", re.compile(r"^(?:~|null|)$"), None)

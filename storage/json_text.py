@@ -1,11 +1,10 @@
 """JSON from files that anyone may have written."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 
-def parse_json(data: bytes | str, **hooks: Callable[..., Any]) -> Any:
+def parse_json(data: bytes | str, **hooks: Any) -> Any:
     """The value in `data`, made with the `hooks` of `json.loads`. Raises ValueError for whatever is no JSON, or can't
     be read as such: text that is not UTF-8, numbers of thousands of digits, and values nested thousands deep among it.
     """

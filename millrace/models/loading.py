@@ -1,4 +1,4 @@
-"""The policy's Hugging Face folder: checked, loaded and saved. Nothing is ever downloaded, no pickle opened, no code run."""
+"""The policy's Hugging Face folder: checked, loaded and saved. Nothing is downloaded, no pickle opened, no code run."""
 
 import shutil
 import textwrap

@@ -109,7 +109,7 @@ def _records(source: str, config: PromptsConfig) -> _Records:
     if saved is None:
         raise PromptsError(
             f'prompts source "{source}"; expected arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, '
-            f"{_EXPECTED_FILE}, or a folder that `datasets` saved"
+            f"{_EXPECTED_FILE}, a folder that `datasets` saved, or ORG/NAME of a hub"
         )
     return (("row", number, record) for number, record in enumerate(saved, start=1))
 
@@ -229,3 +229,4 @@ _READERS: dict[str, Callable[[bytes, str, PromptsConfig], _Records]] = {
     ".parquet": _parquet_records,
 }
 """By the end of the name."""
+SUFFIXES = tuple(_READERS)

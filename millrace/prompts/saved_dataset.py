@@ -1,4 +1,4 @@
-"""What the library `datasets` writes: its tables, and folders of `save_to_disk`, Arrow streams and a list of them.
+"""Tables of the library `datasets`, and folders that its `save_to_disk` wrote: Arrow streams, and a list of them.
 
 folder/state.json ─► data-00000-of-00002.arrow, data-00001-of-00002.arrow ─► rows
 folder/dataset_dict.json: the folder holds one such folder per split
@@ -36,7 +36,7 @@ def saved_records(folder: str, choose: Callable[[list[str]], list[str]]) -> Iter
 
 
 def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """The rows of a table: class labels by their names, fractions as text, and what is not finite as None."""
+    """Yields the rows of a table: class labels as their names, floating-point values as text, None if not finite."""
     labels = _labels(table.schema)
     for index, field in enumerate(table.schema):
         if pa.types.is_floating(field.type):

@@ -15,9 +15,7 @@ class WrittenNumber(float):
         """Such as 3.50."""
 
 
-def checked_text(
-    record: Mapping[str, object], key: str, where: str, expected: str = "text that is not empty"
-) -> str:
+def checked_text(record: Mapping[str, object], key: str, where: str, expected: str = "text that is not empty") -> str:
     """The text under `key`. Raises PromptsError with `where`, if it is missing, no text, empty, or not Unicode."""
     if key not in record:
         raise PromptsError(f'{where}: key "{key}" is missing; expected text')

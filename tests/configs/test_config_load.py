@@ -293,7 +293,7 @@ OVERRIDE_ERRORS = {
         "--set: unknown key generation.engine_args.a.b; did you mean generation.engine_args?"
     ),
     "training.lora.target_modules=[a": (
-        '--set: training.lora.target_modules is "[a"; expected one YAML value (line 1, column 3: expected \',\' or '
+        "--set: training.lora.target_modules is \"[a\"; expected one YAML value (line 1, column 3: expected ',' or "
         "']', but got '<stream end>')"
     ),
     "training.lora.target_modules=q_proj": (

@@ -223,15 +223,18 @@ JSONL_MISTAKES = {
     b"\n \n": "FILE: no prompts; expected at least one",
     GOOD + b'{"prompt": "b"}': 'FILE line 2: key "answer" is missing; expected text',
     GOOD + b'\n{"answer": "b"}': 'FILE line 3: key "prompt" is missing; expected text',
-    GOOD + b'{"prompt": "b", "answer": NaN}': 'FILE line 2: key "answer" is NaN; expected text that is not empty, or a number',
+    GOOD + b'{"prompt": "b", "answer": NaN}': (
+        'FILE line 2: key "answer" is NaN; expected text that is not empty, or a number'
+    ),
     GOOD + b'{"prompt": "b", "answer": "3", "answer": "4"}': (
         'FILE line 2: key "answer" stands twice in {"prompt": "b", "answer": "4"}; expected one JSON object per line'
     ),
     GOOD + b'{"prompt": null, "answer": "3"}': 'FILE line 2: key "prompt" is null; expected text that is not empty',
     GOOD + b'{"prompt": "", "answer": "3"}': 'FILE line 2: key "prompt" is ""; expected text that is not empty',
     GOOD + b'{"prompt": "b", "answer": " "}': 'FILE line 2: key "answer" is " "; expected text that is not blank',
-    GOOD
-    + b'{"prompt": "b", "answer": "3", "id": true}': 'FILE line 2: key "id" is true; expected text that is not empty, or a number',
+    GOOD + b'{"prompt": "b", "answer": "3", "id": true}': (
+        'FILE line 2: key "id" is true; expected text that is not empty, or a number'
+    ),
     GOOD + b'{"prompt": "\\ud800", "answer": "3"}': (
         'FILE line 2: key "prompt" holds half a surrogate pair; expected Unicode text'
     ),
@@ -386,7 +389,7 @@ def test_a_missing_file_an_unknown_protocol_and_an_unknown_format_are_named(tmp_
         load(source="prompts.txt")
     assert str(caught.value) == (
         'prompts source "prompts.txt"; expected arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, a '
-        ".jsonl, .json, .csv or .parquet file, or a folder that `datasets` saved"
+        ".jsonl, .json, .csv or .parquet file, a folder that `datasets` saved, or ORG/NAME of a hub"
     )
 
 
