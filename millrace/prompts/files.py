@@ -14,7 +14,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 import fsspec
 import pyarrow as pa
@@ -25,9 +24,14 @@ from millrace.errors import PromptsError
 from millrace.prompts.answers import EXPECTED, reference_answer
 from millrace.prompts.messages import checked_messages, checked_tools, last_text, parsed_messages
 from millrace.prompts.saved_dataset import rows_of, saved_records
-from millrace.prompts.text_checks import WrittenNumber, checked_text, checked_text_or_number, shown
+from millrace.prompts.text_checks import (
+    WrittenNumber,
+    checked_text,
+    checked_text_or_number,
+    parse_unique,
+    shown,
+)
 from millrace.types import Message, Prompt
-from storage.json_text import parse_json
 
 _MESSAGES = "messages"
 _TOOLS = "tools"
@@ -123,20 +127,6 @@ def _bytes(source: str) -> bytes:
     return data
 
 
-def _parse(data: bytes | str) -> Any:
-    """The value in JSON. Raises ValueError, also for a key that stands twice."""
-    return parse_json(data, object_pairs_hook=_object, parse_float=WrittenNumber)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {shown(twice)} stands twice in {shown(values)}")
-    return values
-
-
 def _jsonl_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
     """The lines that are not blank."""
     # Windows' editors put one before UTF-8; elsewhere it is a character of the text.
@@ -145,7 +135,7 @@ def _jsonl_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
         if not line.strip():
             continue
         try:
-            yield "line", number, _parse(line.decode("utf-8"))
+            yield "line", number, parse_unique(line.decode("utf-8"), parse_float=WrittenNumber)
         except UnicodeDecodeError as error:
             raise PromptsError(
                 f"{source} line {number}: byte {error.start} is not UTF-8; expected UTF-8 text"
@@ -166,7 +156,7 @@ def _json_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
         yield from _jsonl_records(text, source, config)
         return
     try:
-        found = _parse(text)
+        found = parse_unique(text, parse_float=WrittenNumber)
     except ValueError as error:
         raise PromptsError(
             f"{source}: not JSON ({error}); expected an array of objects, or one object per line"

@@ -3,8 +3,10 @@
 import json
 from collections.abc import Mapping
 from decimal import Decimal
+from typing import Any
 
 from millrace.errors import PromptsError
+from storage.json_text import parse_json
 
 
 class WrittenNumber(float):
@@ -39,6 +41,20 @@ def checked_text_or_number(record: Mapping[str, object], key: str, where: str) -
         case Decimal() as value:
             return f"{value:f}"
     return checked_text(record, key, where, "text that is not empty, or a number")
+
+
+def parse_unique(data: bytes | str, **hooks: Any) -> Any:
+    """The value in JSON, as `parse_json`. Raises ValueError also for an object with a key twice."""
+    return parse_json(data, object_pairs_hook=_object, **hooks)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {shown(twice)} stands twice in {shown(values)}")
+    return values
 
 
 def shown(value: object) -> str:

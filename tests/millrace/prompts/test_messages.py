@@ -93,7 +93,9 @@ def test_what_is_no_conversation_is_refused_with_its_message(messages: object, s
         checked_messages(messages, "a.jsonl line 7")
 
 
-@pytest.mark.parametrize("tools", ["[", '"add"', "[1]", '[{"function": {}}]'])
+@pytest.mark.parametrize(
+    "tools", ["[", '"add"', "[1]", '[{"function": {}}]', '[{"function": {"name": "a", "name": "b"}}]']
+)
 def test_what_is_no_list_of_functions_is_refused(tools: str) -> None:
     with pytest.raises(PromptsError, match=r"^tools\.json: the tool"):
         checked_tools(tools, "tools.json")
