@@ -10,12 +10,13 @@ from pydantic import ValidationError
 
 from configs.errors import ConfigError
 from configs.schema import RunConfig, dotted_fields
-from configs.section import holds_sections, is_mapping, is_section
+from configs.section import holds_sections, is_list, is_mapping, is_section
 from configs.stored import put_key
 from configs.strict_yaml import parse_document, parse_scalar
 from configs.validation_errors import sentences, show, unknown_key
 
 _LEAVES = frozenset(key for key, field in dotted_fields().items() if not is_section(field.annotation))
+_LISTS = frozenset(key for key, field in dotted_fields().items() if is_list(field.annotation))
 _MAPPINGS = frozenset(key for key, field in dotted_fields().items() if is_mapping(field.annotation))
 _MAPPINGS_OF_SECTIONS = frozenset(key for key, field in dotted_fields().items() if holds_sections(field.annotation))
 
@@ -68,9 +69,9 @@ def with_overrides(
             errors.append(f"{option}: {_not_a_leaf(key)}")
         else:
             try:
-                put_key(values, key, parse_scalar(text))
+                put_key(values, key, parse_document(text) if _is_nested(key, text) else parse_scalar(text))
             except ValueError as error:
-                errors.append(f"{option}: {key} is {show(text)}; expected one YAML scalar ({error})")
+                errors.append(f"{option}: {key} is {show(text)}; expected one YAML value ({error})")
             overridden.add(key)
     try:
         config = RunConfig.model_validate(values)
@@ -109,6 +110,11 @@ def _read_mapping(file: str) -> dict[str, object]:
 def _is_in_mapping(key: str) -> bool:
     parent, _, _ = key.rpartition(".")
     return parent in _MAPPINGS or parent.rpartition(".")[0] in _MAPPINGS_OF_SECTIONS
+
+
+def _is_nested(key: str, text: str) -> bool:
+    """Whether `text` is a list or a mapping, and not a pattern in which brackets are characters."""
+    return text[:1] in ("[", "{") and (key in _LISTS | _MAPPINGS or key.rpartition(".")[0] in _MAPPINGS)
 
 
 def _not_a_leaf(key: str) -> str:

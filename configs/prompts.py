@@ -70,15 +70,17 @@ class PromptsConfig(Section):
 
     source: Text = "arithmetic"
     """Training prompts: `arithmetic` or `chains`; the path or URL of a .jsonl, .json, .csv or .parquet file, or of a
-    folder saved by `datasets`; `reasoning_gym:TASK,…`; or `verifiers:ENVIRONMENT`, with `#eval` appended for its
+    folder saved by `datasets`; ORG/NAME of a data set on a hub, or one of its files as
+    `hf://datasets/ORG/NAME/FILE`; `reasoning_gym:TASK,…`; or `verifiers:ENVIRONMENT`, with `#eval` appended for its
     evaluation set."""
     eval_source: Text | None = None
     """Evaluation prompts, in the same form as `source`; null: `num_eval` prompts of `source` are held out of
     training."""
     prompt_field: Text = "prompt"
-    """Key or column with the prompt: text, or a list of messages. Without it, `messages` is looked for."""
+    """Key or column with the prompt: text, or a list of messages, also as JSON text. Without it, `messages` is looked
+    for."""
     answer_field: Text = "answer"
-    """Key or column with the reference answer: text, or a whole number."""
+    """Key or column with the reference answer: text, a number, or the name of a class label."""
     answer_format: Literal["text", "gsm8k", "boxed"] = "text"
     """Where the answer is in that text: `text`: all of it; `gsm8k`: after the last `####`, without thousands
     separators; `boxed`: in the last `\\boxed{…}`."""

@@ -78,8 +78,8 @@ class ModelConfig(Section):
     """The policy before its first update (version 0)."""
 
     path: Text | None = None
-    """Folder of a Hugging Face causal language model and its tokenizer; null: create one as `model.bootstrap`
-    describes."""
+    """Folder of a Hugging Face causal language model and its tokenizer, or its ORG/NAME on a hub; null: create one as
+    `model.bootstrap` describes."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in every stage; `generation.dtype` overrides it for generators."""
     chat_template: Text | None = None

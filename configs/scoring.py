@@ -21,7 +21,8 @@ class ScoringConfig(Section):
     """For the reward `python`: `package.module:function`, called with prompt, response, answer and a dict of other
     fields."""
     model: Text | None = None
-    """For the reward `reward_model`: folder of a Hugging Face sequence-classification model with one label."""
+    """For the reward `reward_model`: folder of a Hugging Face sequence-classification model with one label, or its
+    ORG/NAME on a hub."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of `reward_model`."""
     weights: dict[str, float] = Field(default_factory=dict)

@@ -49,6 +49,11 @@ def is_section(annotation: object) -> TypeGuard[type[Section]]:
     return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
+def is_list(annotation: object) -> bool:
+    """Whether a field of this type is a list."""
+    return get_origin(annotation) is list
+
+
 def is_mapping(annotation: object) -> bool:
     """Whether a field of this type has names that the schema does not list."""
     return get_origin(annotation) is dict

@@ -1,4 +1,4 @@
-"""YAML without surprises: scalars as in YAML 1.2; keys must be text and unique.
+"""YAML without surprises: scalars as in YAML 1.2; keys must be text and unique; no text is lost in a comment.
 
 PyYAML reads YAML 1.1, where `2e-4` is text, `010` is 8, `1:30` is 90 and `no` is false. Here null, true, false and
 decimal numbers, `2e-4` among them, are recognised, and every other plain scalar is text. ruamel.yaml's YAML 1.2 would
@@ -10,6 +10,8 @@ import re
 import yaml
 
 _TAG = "tag:yaml.org,2002:"
+_COMMENT = re.compile(r"[ \t]*#")
+_HASHES = re.compile(r"[ \t]+##")
 
 
 class _Loader(yaml.SafeLoader):
@@ -17,16 +19,27 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key, value in node.value:
             if key.tag != f"{_TAG}str":
                 problem = "a key is not text"
             elif key.value in seen:
                 problem = f'key "{key.value}" stands twice'
+            elif _is_cut_off(value):
+                problem = f"{key.value} is cut off by # (quote text that holds #, or write null)"
             else:
                 seen.add(key.value)
                 continue
             raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         return super().construct_mapping(node, deep)
+
+
+def _is_cut_off(value: yaml.Node) -> bool:
+    """Whether a comment stands in place of the value, or `##` ends text that has no quotes."""
+    if not isinstance(value, yaml.ScalarNode) or value.style is not None:
+        return False
+    cut = _HASHES if value.tag == f"{_TAG}str" else None if value.value else _COMMENT
+    end = value.end_mark
+    return cut is not None and cut.match(end.buffer or "", end.pointer) is not None
 
 
 _Loader.add_implicit_resolver(f"{_TAG}null", re.compile(r"^(?:~|null|)$"), None)

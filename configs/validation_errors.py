@@ -128,7 +128,7 @@ def _phrase(annotation: object, rules: Sequence[object] = ()) -> str:
     if origin is dict:
         return "a section with names and values"
     if origin is list:
-        return f"a list whose items are {_phrase(arguments[0])}"
+        return f"a list such as [a, b], whose items are {_phrase(arguments[0])}"
     bounds = " and ".join(_bounds(rules))
     return f"{_KINDS[annotation]} {bounds}".rstrip()  # type: ignore[index]
 

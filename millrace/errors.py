@@ -8,6 +8,10 @@ class MillraceError(Exception):
 class InputError(MillraceError, ValueError):
     """A user error: one sentence saying what, where, and what was expected. The command exits with 2."""
 
+    def __init__(self, sentence: object) -> None:
+        # Names in a user's files, and what libraries say of them, may hold line breaks.
+        super().__init__(" ".join(str(sentence).splitlines()))
+
 
 class MissingExtra(InputError):
     """An optional package is not installed. `extra` is the extra of Millrace that installs it."""

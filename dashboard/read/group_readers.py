@@ -24,9 +24,11 @@ class GroupReaders:
         key = run.info.url, run.info.attempts[0].t_started
         with self._lock:
             found = self._readers.pop(key, None)
-            if found is None:
-                store = open_store(run.info.url)
-                found = GroupReader(store, run.info.config), read_tokens(store, run.info.config)
+            # The tokenizer of a run that makes its own start model is stored after the warm start.
+            if found is None or found[1].note:
+                store, config = open_store(run.info.url), run.info.config
+                groups = GroupReader(store, config) if found is None else found[0]
+                found = groups, read_tokens(store, config)
             self._readers[key] = found
             while len(self._readers) > _KEPT:
                 self._readers.pop(next(iter(self._readers)))

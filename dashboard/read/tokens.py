@@ -91,7 +91,7 @@ def _tokenizer_file(store: Store, config: Mapping[str, Any]) -> bytes:
         path = config.get("model", {}).get("path")
         if not isinstance(path, str):
             raise
-    return (Path(path) / _TOKENIZER).read_bytes()
+    return (Path(path).expanduser() / _TOKENIZER).read_bytes()
 
 
 def _escaped(character: str) -> str:

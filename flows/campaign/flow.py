@@ -29,7 +29,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.schema import RunConfig
 from flows.campaign.cancellation import Cancellation
-from flows.campaign.prepare import Resume, check, prepare
+from flows.campaign.hub import with_local_copies
+from flows.campaign.prepare import Resume, check, prepare, run_store
 from flows.campaign.report import Outcome, write_report, write_summary
 from flows.campaign.resumption import num_suspensions, wait_for_former
 from flows.campaign.stage_group import StageGroup
@@ -96,6 +97,7 @@ def run_attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any
     if former and resume == "never":
         # The run that exists is this flow run's own.
         resume = "latest"
+    config = with_local_copies(config, run_store(config, run_id), get_run_logger().info)
     store = check(config, run_id, resume=resume)
     if former:
         wait_for_former(store, config.supervision.drain_seconds)

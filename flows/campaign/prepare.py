@@ -56,7 +56,7 @@ def check(config: RunConfig, run_id: str, *, resume: Resume, meanwhile: Callable
     `meanwhile` is called while another process looks at the model folder. Raises InputError, BadName or StoreRefused
     with one sentence about the first mistake, and StageDied if that process, or the check of vLLM, crashes.
     """
-    layout.validate_run_id(run_id)
+    store = run_store(config, run_id)
     model = read_model(config.model)
     asked = None if config.model.path is None else _ask_about(Path(config.model.path).expanduser(), model, config)
     check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
@@ -82,7 +82,6 @@ def check(config: RunConfig, run_id: str, *, resume: Resume, meanwhile: Callable
         ask=ask,
         max_new_tokens=config.generation.max_new_tokens,
     )
-    store = _run_store(config, run_id)
     if _continues(store, resume):
         changes = changed_immutably(attempt_config(latest_attempt(store)), config)
         if changes:
@@ -121,7 +120,7 @@ def prepare(config: RunConfig, run_id: str, *, resume: Resume, flow_run: str | N
     `flow_run` is the address of the attempt's page in the Prefect UI. Raises RunExists if the place was taken since,
     and RunMissing if there is no run to resume.
     """
-    store = _run_store(config, run_id)
+    store = run_store(config, run_id)
     values = config.model_dump(mode="json")
     preset, changes = nearest_preset(config)
     origin = Origin(preset=preset, changes=changes, flow_run=flow_run)
@@ -132,7 +131,9 @@ def prepare(config: RunConfig, run_id: str, *, resume: Resume, flow_run: str | N
     return Prepared(run_url=store.url, attempt=attempt.number, handover=handover_folder(store.url, attempt.number))
 
 
-def _run_store(config: RunConfig, run_id: str) -> Store:
+def run_store(config: RunConfig, run_id: str) -> Store:
+    """Where the run is stored, or will be. Raises BadName."""
+    layout.validate_run_id(run_id)
     root = config.storage.root
     return open_store(root + run_id if root.endswith("/") else f"{root}/{run_id}")
 

@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from configs.schema import RunConfig
-from flows.campaign.prepare import Resume, check
+from flows.campaign.hub import with_local_copies
+from flows.campaign.prepare import Resume, check, run_store
 from flows.cli.stopping import INTERRUPTED, TERMINATED, Terminated, stop_on_signals
 from flows.display.live_view import View, panel
 from millrace.errors import StageDied
@@ -35,6 +36,7 @@ def run_campaign(
     """
     failpoints.arm("controller")
     console = Console()
+    config = with_local_copies(config, run_store(config, run_id), lambda line: _print(console, line))
     with console.status("checking the config, the model, the reward and the prompts"):
         store = check(config, run_id, resume=resume, meanwhile=_import_flow)
     _print(console, f"run {run_id} at {store.url}")

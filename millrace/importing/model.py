@@ -18,11 +18,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from millrace.chat.template import TemplateRenderer
 from millrace.errors import ChatError, InputError, MissingExtra
 from millrace.importing.sources import located
-from millrace.models.loading import load_model, load_tokenizer
+from millrace.models.loading import load_model, load_tokenizer, save_model
 from millrace.models.supported import check_trainable
 
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors of a GGUF file that its config implies."""
+_BEGIN_WITH_BOS = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken", "chameleon",
+)  # fmt: skip
+"""Pre-tokenizers of GGUF files whose texts begin with the begin-of-sequence token unless the file says otherwise."""
 
 
 def import_model(source: str, folder: Path, *, dtype: str, chat_template: Path | None = None) -> list[str]:
@@ -74,7 +78,28 @@ def _arguments(found: Path) -> dict[str, Any]:
 
 
 def _read_tokenizer(found: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(**_arguments(found))
+    tokenizer = AutoTokenizer.from_pretrained(**_arguments(found))
+    if not found.is_dir():
+        _add_ends(tokenizer, found)
+    return tokenizer
+
+
+def _add_ends(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
+    """Adds the tokens around each text that a GGUF file asks for, which transformers leaves out.
+
+    Without the keys, what llama.cpp does holds (`llama_vocab::impl::load`).
+    """
+    from gguf import GGUFReader, Keys
+
+    reader = GGUFReader(path)
+
+    def value_of(key: str, default: object) -> object:
+        field = reader.get_field(key)
+        return default if field is None else field.contents()
+
+    begins = value_of(Keys.Tokenizer.MODEL, "") == "llama" or value_of(Keys.Tokenizer.PRE, "") in _BEGIN_WITH_BOS
+    tokenizer.add_bos_token = bool(value_of(Keys.Tokenizer.ADD_BOS, begins))
+    tokenizer.add_eos_token = bool(value_of(Keys.Tokenizer.ADD_EOS, False))
 
 
 def _read_model(found: Path, dtype: str) -> tuple[PreTrainedModel, list[str]]:
@@ -180,7 +205,7 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: P
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.absolute().parent, prefix=".tmp-import-") as temporary:
         written = Path(temporary) / "model"
-        model.save_pretrained(written)
+        save_model(model, written)
         tokenizer.save_pretrained(written)
         again = dict(load_model(written, dtype).named_parameters())
         here = dict(model.named_parameters())

@@ -28,7 +28,10 @@ def located(source: str) -> Iterator[Path]:
     if source.startswith(_PACKAGE):
         yield _in_package(source.removeprefix(_PACKAGE))
     elif not path.exists():
-        raise InputError(f"{source}: no such file or folder; expected a model, or {_PACKAGE}NAME")
+        raise InputError(
+            f"{source}: no such file or folder; expected a model, or {_PACKAGE}NAME "
+            "(`hf download ORG/NAME --local-dir FOLDER` gets one from a hub)"
+        )
     elif path.suffix == ".whl":
         with TemporaryDirectory(prefix="millrace-import-") as folder:
             yield _unpacked(path, Path(folder))

@@ -91,7 +91,9 @@ def _check_frozen(model: Mapping[str, Any], training: TrainingConfig) -> None:
 
 def _read_folder(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise ModelFolderError(f"model.path {str(folder)!r}: no such folder; expected a Hugging Face model folder")
+        raise ModelFolderError(
+            f"model.path {str(folder)!r}: no such folder; expected a Hugging Face model folder, or ORG/NAME of a hub"
+        )
     config = read_object(folder / "config.json") if (folder / "config.json").is_file() else None
     if config is None:
         raise ModelFolderError(f"model.path {str(folder)!r}: no config.json; expected a model folder")

@@ -11,6 +11,7 @@ import codecs
 import csv
 import io
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 
@@ -21,11 +22,16 @@ import pyarrow.parquet as pq
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.answers import EXPECTED, reference_answer
-from millrace.prompts.messages import checked_messages, checked_tools, last_text
-from millrace.prompts.saved_dataset import saved_records
-from millrace.prompts.text_checks import checked_text, checked_text_or_int, shown
+from millrace.prompts.messages import checked_messages, checked_tools, last_text, parsed_messages
+from millrace.prompts.saved_dataset import rows_of, saved_records
+from millrace.prompts.text_checks import (
+    WrittenNumber,
+    checked_text,
+    checked_text_or_number,
+    parse_unique,
+    shown,
+)
 from millrace.types import Message, Prompt
-from storage.json_text import parse_json
 
 _MESSAGES = "messages"
 _TOOLS = "tools"
@@ -81,17 +87,17 @@ def place_of(prompt: Prompt, source: str, config: PromptsConfig) -> str | None:
 
 
 def _id(record: dict[str, object], default: str, where: str) -> str:
-    return checked_text_or_int(record, "id", where) if "id" in record else default
+    return checked_text_or_number(record, "id", where) if "id" in record else default
 
 
 def _messages(record: dict[str, object], config: PromptsConfig, where: str) -> tuple[Message, ...]:
     """The record's conversation; empty if its prompt is text."""
-    found = record.get(config.prompt_field, record.get(_MESSAGES))
+    found = parsed_messages(record.get(config.prompt_field, record.get(_MESSAGES)), where)
     return checked_messages(found, where) if isinstance(found, list) else ()
 
 
 def _answer(record: dict[str, object], config: PromptsConfig, where: str) -> str:
-    text = checked_text_or_int(record, config.answer_field, where)
+    text = checked_text_or_number(record, config.answer_field, where)
     answer = reference_answer(text, config.answer_format)
     if answer is None:
         expected = EXPECTED[config.answer_format]
@@ -107,7 +113,7 @@ def _records(source: str, config: PromptsConfig) -> _Records:
     if saved is None:
         raise PromptsError(
             f'prompts source "{source}"; expected arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, '
-            f"{_EXPECTED_FILE}, or a folder that `datasets` saved"
+            f"{_EXPECTED_FILE}, a folder that `datasets` saved, or ORG/NAME of a hub"
         )
     return (("row", number, record) for number, record in enumerate(saved, start=1))
 
@@ -129,7 +135,7 @@ def _jsonl_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
         if not line.strip():
             continue
         try:
-            yield "line", number, parse_json(line.decode("utf-8"))
+            yield "line", number, parse_unique(line.decode("utf-8"), parse_float=WrittenNumber)
         except UnicodeDecodeError as error:
             raise PromptsError(
                 f"{source} line {number}: byte {error.start} is not UTF-8; expected UTF-8 text"
@@ -150,7 +156,7 @@ def _json_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
         yield from _jsonl_records(text, source, config)
         return
     try:
-        found = parse_json(text)
+        found = parse_unique(text, parse_float=WrittenNumber)
     except ValueError as error:
         raise PromptsError(
             f"{source}: not JSON ({error}); expected an array of objects, or one object per line"
@@ -163,6 +169,8 @@ def _csv_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
     """The rows under the header, all values text."""
     try:
         text = data.decode("utf-8-sig")
+        # Python's own limit, 131,072 characters, is below a long document.
+        csv.field_size_limit(sys.maxsize)
         rows = csv.reader(io.StringIO(text, newline=""), strict=True)
         names = next(rows, [])
         wanted = chosen_columns(names, source, config)
@@ -188,17 +196,20 @@ def _parquet_records(data: bytes, source: str, config: PromptsConfig) -> _Record
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise PromptsError(f"{source}: can't be read as Parquet ({error}); expected a Parquet file") from error
-    for number, record in enumerate((row for batch in table.to_batches() for row in batch.to_pylist()), start=1):
+    for number, record in enumerate(rows_of(table), start=1):
         yield "row", number, record
 
 
 def chosen_columns(names: Sequence[str], source: str, config: PromptsConfig) -> list[str]:
-    """Those of the columns `names` that prompts are made of. Raises PromptsError if one is missing."""
+    """Those of the columns `names` that prompts are made of. Raises PromptsError if one is missing or stands twice."""
     prompt = config.prompt_field if config.prompt_field in names or _MESSAGES not in names else _MESSAGES
     wanted = (prompt, config.answer_field)
     if missing := [name for name in wanted if name not in names]:
         raise PromptsError(f'{source}: column "{missing[0]}" is missing; expected it among {", ".join(names)}')
-    return [name for name in names if name in (*wanted, "id", _TOOLS)]
+    chosen = [name for name in names if name in (*wanted, "id", _TOOLS)]
+    if twice := [name for name in chosen if chosen.count(name) > 1]:
+        raise PromptsError(f'{source}: column "{twice[0]}" stands twice; expected each once')
+    return chosen
 
 
 _READERS: dict[str, Callable[[bytes, str, PromptsConfig], _Records]] = {
@@ -208,3 +219,4 @@ _READERS: dict[str, Callable[[bytes, str, PromptsConfig], _Records]] = {
     ".parquet": _parquet_records,
 }
 """By the end of the name."""
+SUFFIXES = tuple(_READERS)

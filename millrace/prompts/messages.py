@@ -3,15 +3,33 @@
 A message is what chat templates take: an object with `role` and `content`, and of an assistant perhaps `tool_calls`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.errors import PromptsError
-from millrace.prompts.text_checks import checked_text, shown
+from millrace.prompts.text_checks import checked_text, parse_unique, shown
 from millrace.types import Message
-from storage.json_text import parse_json
 
+_LIKE_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def parsed_messages(value: object, where: str) -> object:
+    """The list in `value` if that is JSON text of messages, as CSV has them; otherwise `value`.
+
+    Raises PromptsError, beginning with `where`, for messages in another notation, such as Python's.
+    """
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
+    try:
+        parsed = parse_unique(value)
+    except ValueError as error:
+        if _LIKE_MESSAGES.match(value):
+            raise PromptsError(f"{where}: {shown(value)} is not JSON ({error}); expected a list of messages") from error
+        return value
+    of_messages = isinstance(parsed, list) and parsed and all(isinstance(one, dict) and "role" in one for one in parsed)
+    return parsed if of_messages else value
 
 
 def checked_messages(value: object, where: str) -> tuple[Message, ...]:
@@ -35,7 +53,7 @@ def checked_tools(value: object, where: str) -> tuple[Message, ...]:
     """
     if isinstance(value, str):
         try:
-            value = parse_json(value)
+            value = parse_unique(value)
         except ValueError as error:
             raise PromptsError(f"{where}: the tools are not JSON ({error}); expected a list of functions") from error
     if not isinstance(value, list):
@@ -91,7 +109,7 @@ def _call(call: object, where: str) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         try:
-            arguments = parse_json(arguments)
+            arguments = parse_unique(arguments)
         except ValueError as error:
             raise PromptsError(
                 f"{where}: the arguments of its tool call, {shown(arguments)}, are not JSON ({error}); "

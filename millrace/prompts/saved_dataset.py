@@ -1,4 +1,4 @@
-"""Folders saved by `save_to_disk` of the library `datasets`: Arrow streams, and a file that lists them.
+"""Tables of the library `datasets`, and folders that its `save_to_disk` wrote: Arrow streams, and a list of them.
 
 folder/state.json ─► data-00000-of-00002.arrow, data-00001-of-00002.arrow ─► rows
 folder/dataset_dict.json: the folder holds one such folder per split
@@ -9,6 +9,7 @@ from typing import Any
 
 import fsspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millrace.errors import PromptsError
 from storage.json_text import parse_json
@@ -32,6 +33,35 @@ def saved_records(folder: str, choose: Callable[[list[str]], list[str]]) -> Iter
     listed = files if isinstance(files, list) else [None]
     found = [one.get("filename") if isinstance(one, dict) else None for one in listed]
     return _rows([f"{folder}/{name}" for name in _texts(found, f"{folder}/state.json")], choose)
+
+
+def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a table: class labels as their names, floating-point values as text, None if not finite."""
+    labels = _labels(table.schema)
+    for index, field in enumerate(table.schema):
+        if pa.types.is_floating(field.type):
+            column = table.column(index)
+            text = pc.if_else(pc.is_finite(column), column, None).cast(pa.string())
+            table = table.set_column(index, field.name, text)
+    for row in (row for batch in table.to_batches() for row in batch.to_pylist()):
+        for key, names in labels.items():
+            number = row[key]
+            row[key] = names[number] if number in range(len(names)) else None
+        yield row
+
+
+def _labels(schema: pa.Schema) -> dict[str, list[str]]:
+    """The names of the classes in each column of ClassLabel, by column."""
+    try:
+        features = parse_json(schema.metadata[b"huggingface"])["info"]["features"]
+        return {
+            name: feature["names"]
+            for name, feature in features.items()
+            if name in schema.names and isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    # Another program may write anything there.
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
 
 
 def _texts(values: object, path: str) -> list[str]:
@@ -62,5 +92,4 @@ def _rows(files: list[str], choose: Callable[[list[str]], list[str]]) -> Iterato
             table.validate(full=True)
         except (pa.ArrowException, OSError) as error:
             raise PromptsError(f"{path}: can't be read as Arrow ({error}); expected what `datasets` saved") from error
-        for batch in table.select(choose(table.column_names)).to_batches():
-            yield from batch.to_pylist()
+        yield from rows_of(table.select(choose(table.column_names)))

@@ -60,6 +60,34 @@ def test_an_override_in_quotes_is_text(write: Write) -> None:
     assert load_config(write("training: {max_steps: 3}"), ["name='12'"]).name == "12"
 
 
+def test_an_override_sets_a_list_or_a_mapping_written_as_in_the_file(write: Write) -> None:
+    overrides = ["training.lora.target_modules=[q_proj, v_proj]", "scoring.weights={math: 1, exact_match: 0.5}"]
+    overrides += ["prompts.reasoning_gym.config.chain_sum={max_digits: 2}", "prompts.source=reasoning_gym:chain_sum"]
+    overrides += ["generation.engine=vllm", "generation.engine_args.cudagraph_capture_sizes=[1, 2]"]
+    config = load_config(write("training: {max_steps: 3}"), overrides)
+    assert config.training.lora.target_modules == ["q_proj", "v_proj"]
+    assert config.scoring.weights == {"math": 1, "exact_match": 0.5}
+    assert config.prompts.reasoning_gym.config == {"chain_sum": {"max_digits": 2}}
+    assert config.generation.engine_args == {"cudagraph_capture_sizes": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["answer_pattern: #### (-?[0-9]+)", "answer_pattern: # (x)", "answer_pattern:  # (x)", "answer_pattern: (x) ## y"],
+)
+def test_text_that_a_comment_would_cut_off_has_to_be_quoted(write: Write, line: str) -> None:
+    [sentence] = validation_errors(write(f"training: {{max_steps: 3}}\nscoring:\n  {line}"))
+    assert sentence == (
+        "FILE: line 3, column 3: answer_pattern is cut off by # (quote text that holds #, or write null); expected a "
+        "YAML file"
+    )
+
+
+def test_comments_behind_values_and_before_sections_are_comments(write: Write) -> None:
+    text = "training: # how\n  max_steps: 3  ## steps\n  device: cpu # here\nscoring:\n  answer_pattern:\n# none\n"
+    assert load_config(write(text + "  function: null # no\n  model: '#' ## it\n")).scoring.model == "#"
+
+
 @pytest.mark.parametrize("null", ["", "null", "~"])
 def test_an_override_can_take_a_value_back(write: Write, null: str) -> None:
     path = write("model: {path: some/folder}\ntraining: {max_steps: 3}")
@@ -253,7 +281,7 @@ OVERRIDE_ERRORS = {
     "name=a/b": (
         "--set: name is \"a/b\"; expected 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit"
     ),
-    "name='a": ('--set: name is "\'a"; expected one YAML scalar (line 1, column 3: found unexpected end of stream)'),
+    "name='a": ('--set: name is "\'a"; expected one YAML value (line 1, column 3: found unexpected end of stream)'),
     "generation.engine_args.seed=3": (
         "--set: generation.engine_args.seed can't be set; expected seed, from which each request draws its own"
     ),
@@ -263,6 +291,14 @@ OVERRIDE_ERRORS = {
     ),
     "generation.engine_args.a.b=3": (
         "--set: unknown key generation.engine_args.a.b; did you mean generation.engine_args?"
+    ),
+    "training.lora.target_modules=[a": (
+        "--set: training.lora.target_modules is \"[a\"; expected one YAML value (line 1, column 3: expected ',' or "
+        "']', but got '<stream end>')"
+    ),
+    "training.lora.target_modules=q_proj": (
+        '--set: training.lora.target_modules is "q_proj"; expected a list such as [a, b], whose items are text of at '
+        "least one character"
     ),
     "evaluation.sets=3": "--set: evaluation.sets is 3; expected a section with names and values",
     "evaluation.sets.easy=3": "--set: evaluation.sets.easy is 3; expected a section with source",

@@ -7,7 +7,7 @@ import torch
 from configs.schema import ModelConfig
 from millrace.chat.encoder import load_run_tokenizer
 from millrace.errors import ModelFolderError
-from millrace.models.loading import load_model
+from millrace.models.loading import load_model, save_model
 from millrace.training.checkpoints.policy_state import load_weights
 from storage.checkpoints import Checkpoint
 from storage.stores.base import Store
@@ -32,5 +32,5 @@ def write_model_folder(store: Store, checkpoint: Checkpoint, start: Path, own: M
             f"{start}: its model has other tensors than the checkpoint of version {checkpoint.step} ({error}); "
             "expected the model that the run started from"
         ) from error
-    model.save_pretrained(folder)
+    save_model(model, folder)
     load_run_tokenizer(start, own).save_pretrained(folder)

@@ -40,9 +40,14 @@ def tensors(vocabulary: int) -> dict[str, np.ndarray]:
     return {f"{name}.weight": (random.integers(-8, 9, shape) / 8).astype(np.float32) for name, shape in shapes.items()}
 
 
-def write_gguf(path: Path, *, eos: int | None = 2, left_over: bool = False, architecture: str = "llama") -> None:
-    """A llama with a vocabulary of letters; `eos` is its end of sequence, `left_over` a tensor that belongs nowhere."""
-    writer = GGUFWriter(path, architecture)
+def write_gguf(
+    path: Path, *, eos: int | None = 2, left_over: bool = False, add: tuple[str, ...] = (), pre: str | None = None
+) -> None:
+    """A llama with a vocabulary of letters; `eos` is its end of sequence, `left_over` a tensor that belongs nowhere.
+
+    `add` are the flags of its tokenizer, `pre` names its pre-tokenizer.
+    """
+    writer = GGUFWriter(path, "llama")
     tokens = [*SPECIAL, *LETTERS, "ab"]
     writer.add_context_length(64)
     writer.add_embedding_length(HIDDEN)
@@ -58,6 +63,10 @@ def write_gguf(path: Path, *, eos: int | None = 2, left_over: bool = False, arch
     writer.add_token_types([3] * len(SPECIAL) + [1] * (len(LETTERS) + 1))
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)
+    for flag in add:
+        writer.add_bool(f"tokenizer.ggml.add_{flag.removeprefix('no_')}_token", not flag.startswith("no_"))
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
     if eos is not None:
         writer.add_eos_token_id(eos)
     writer.add_chat_template(CHAT)
@@ -112,6 +121,30 @@ def test_a_gguf_file_becomes_a_folder_with_its_weights_template_and_stop_tokens(
     assert done[0].endswith("of a LlamaForCausalLM, from F32 to float32")
     assert "chat template: kept" in done
     assert "generation stops at <|endoftext|>, <|im_end|>; it was [0]" in done
+
+
+@pytest.mark.parametrize(
+    ("add", "pre", "tokens"),
+    [
+        ((), None, [29]),
+        (("bos",), None, [1, 29]),
+        (("bos", "eos"), None, [1, 29, 2]),
+        (("no_bos",), "llama-bpe", [29]),
+        ((), "llama-bpe", [1, 29]),
+        ((), "qwen2", [29]),
+    ],
+)
+def test_a_tokenizer_adds_the_tokens_that_its_gguf_file_asks_for(
+    tmp_path: Path, add: tuple[str, ...], pre: str | None, tokens: list[int]
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", add=add, pre=pre)
+    import_model(str(tmp_path / "tiny.gguf"), tmp_path / "made", dtype="float32")
+    assert AutoTokenizer.from_pretrained(tmp_path / "made")("ab").input_ids == tokens
+
+
+def test_all_files_of_a_folder_can_be_read_by_the_same_people(tmp_path: Path, hf_folder: Path) -> None:
+    import_model(str(hf_folder), tmp_path / "made", dtype="float32")
+    assert len({path.stat().st_mode for path in (tmp_path / "made").iterdir()}) == 1
 
 
 def test_a_hugging_face_folder_is_written_in_the_wanted_numbers_with_the_template_of_a_file(

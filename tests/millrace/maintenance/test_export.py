@@ -100,6 +100,7 @@ def test_a_version_is_exported_with_all_that_transformers_wants(run: Run, tmp_pa
     assert_same_policy(folder, models[3])
     names = {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors"}
     assert names <= {file.name for file in folder.iterdir()}
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1, "the same people can read all of them"
     assert [file.name for file in folder.parent.iterdir()] == ["model"], "nothing else is left there"
 
 

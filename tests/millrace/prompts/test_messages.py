@@ -13,6 +13,7 @@ from millrace.errors import PromptsError
 from millrace.prompts.dataset import load_prompts
 from millrace.prompts.files import read_prompts
 from millrace.prompts.messages import checked_messages, checked_tools
+from millrace.types import Prompt
 
 USER = {"role": "user", "content": "2 + 3?"}
 CALL = {"function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
@@ -22,6 +23,25 @@ CONVERSATION: list[dict[str, Any]] = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "content": "5", "name": "add"},
 ]
+
+
+def read(path: Path, text: str) -> list[Prompt]:
+    path.write_text(text)
+    return read_prompts(str(path), PromptsConfig(source=str(path)))
+
+
+def test_json_text_of_messages_is_a_conversation_and_other_text_is_not(tmp_path: Path) -> None:
+    written = json.dumps([USER]).replace('"', '""')
+    [conversation] = read(tmp_path / "a.csv", f'messages,answer\n"{written}",5\n')
+    assert (conversation.messages, conversation.text) == ((USER,), "2 + 3?")
+    lists = ["[1, 2] reversed?", "[1, 2]", "[]", '[{"a": 1}]', "[{role}]"]
+    rows = "".join(json.dumps({"prompt": text, "answer": "5"}) + "\n" for text in lists)
+    assert [(prompt.text, prompt.messages) for prompt in read(tmp_path / "a.jsonl", rows)] == [(t, ()) for t in lists]
+
+
+def test_messages_in_pythons_notation_are_refused_with_their_row(tmp_path: Path) -> None:
+    with pytest.raises(PromptsError, match=r"a\.csv row 1: .* is not JSON \(.*\); expected a list of messages$"):
+        read(tmp_path / "a.csv", f'prompt,answer\n"{[USER]}",5\n')
 
 
 def test_parts_are_joined_and_arguments_read() -> None:
@@ -73,7 +93,9 @@ def test_what_is_no_conversation_is_refused_with_its_message(messages: object, s
         checked_messages(messages, "a.jsonl line 7")
 
 
-@pytest.mark.parametrize("tools", ["[", '"add"', "[1]", '[{"function": {}}]'])
+@pytest.mark.parametrize(
+    "tools", ["[", '"add"', "[1]", '[{"function": {}}]', '[{"function": {"name": "a", "name": "b"}}]']
+)
 def test_what_is_no_list_of_functions_is_refused(tools: str) -> None:
     with pytest.raises(PromptsError, match=r"^tools\.json: the tool"):
         checked_tools(tools, "tools.json")

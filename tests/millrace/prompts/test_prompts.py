@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -222,12 +223,18 @@ JSONL_MISTAKES = {
     b"\n \n": "FILE: no prompts; expected at least one",
     GOOD + b'{"prompt": "b"}': 'FILE line 2: key "answer" is missing; expected text',
     GOOD + b'\n{"answer": "b"}': 'FILE line 3: key "prompt" is missing; expected text',
-    GOOD + b'{"prompt": "b", "answer": 3.5}': 'FILE line 2: key "answer" is 3.5; expected text that is not empty',
+    GOOD + b'{"prompt": "b", "answer": NaN}': (
+        'FILE line 2: key "answer" is NaN; expected text that is not empty, or a number'
+    ),
+    GOOD + b'{"prompt": "b", "answer": "3", "answer": "4"}': (
+        'FILE line 2: key "answer" stands twice in {"prompt": "b", "answer": "4"}; expected one JSON object per line'
+    ),
     GOOD + b'{"prompt": null, "answer": "3"}': 'FILE line 2: key "prompt" is null; expected text that is not empty',
     GOOD + b'{"prompt": "", "answer": "3"}': 'FILE line 2: key "prompt" is ""; expected text that is not empty',
     GOOD + b'{"prompt": "b", "answer": " "}': 'FILE line 2: key "answer" is " "; expected text that is not blank',
-    GOOD
-    + b'{"prompt": "b", "answer": "3", "id": true}': 'FILE line 2: key "id" is true; expected text that is not empty',
+    GOOD + b'{"prompt": "b", "answer": "3", "id": true}': (
+        'FILE line 2: key "id" is true; expected text that is not empty, or a number'
+    ),
     GOOD + b'{"prompt": "\\ud800", "answer": "3"}': (
         'FILE line 2: key "prompt" holds half a surrogate pair; expected Unicode text'
     ),
@@ -338,8 +345,12 @@ def test_a_row_without_an_answer_is_named(tmp_path: Path, suffix: str, answer_fo
     [
         ({"prompt": ["a"]}, 'FILE: column "answer" is missing; expected it among prompt'),
         (
-            {"prompt": ["a", "b"], "answer": [1.5, 2]},
-            'FILE row 1: key "answer" is 1.5; expected text that is not empty',
+            {"prompt": ["a", "b"], "answer": [1.5, float("nan")]},
+            'FILE row 2: key "answer" is null; expected text that is not empty, or a number',
+        ),
+        (
+            pa.table([["a"], ["1"], ["2"]], names=["prompt", "answer", "answer"]),
+            'FILE: column "answer" stands twice; expected each once',
         ),
         (
             {"prompt": ["a", None], "answer": ["1", "2"]},
@@ -378,7 +389,7 @@ def test_a_missing_file_an_unknown_protocol_and_an_unknown_format_are_named(tmp_
         load(source="prompts.txt")
     assert str(caught.value) == (
         'prompts source "prompts.txt"; expected arithmetic, chains, reasoning_gym:TASK, verifiers:ENVIRONMENT, a '
-        ".jsonl, .json, .csv or .parquet file, or a folder that `datasets` saved"
+        ".jsonl, .json, .csv or .parquet file, a folder that `datasets` saved, or ORG/NAME of a hub"
     )
 
 
@@ -408,6 +419,34 @@ def test_ids_and_answers_may_be_whole_numbers(tmp_path: Path, suffix: str) -> No
     assert [(prompt.prompt_id, prompt.answer) for prompt in prompts.train] == [("7", "2"), ("8", "-1")]
 
 
+def answers_of(path: Path) -> list[str]:
+    return [prompt.answer for prompt in load(source=str(path), eval_source="arithmetic").train]
+
+
+def test_an_answer_may_be_a_fraction_which_is_read_as_it_is_written(tmp_path: Path) -> None:
+    lines, decimals, doubles = tmp_path / "a.jsonl", tmp_path / "a.parquet", tmp_path / "b.parquet"
+    lines.write_text('{"prompt": "a", "answer": 3.50}\n{"prompt": "b", "answer": -1e-3}')
+    assert answers_of(lines) == ["3.50", "-1e-3"]
+    pq.write_table(pa.table({"prompt": ["a", "b"], "answer": [Decimal("12.50"), Decimal("0.01")]}), decimals)
+    assert answers_of(decimals) == ["12.50", "0.01"]
+    for kind in (pa.float64(), pa.float32()):
+        pq.write_table(pa.table({"prompt": ["a", "b", "c"], "answer": pa.array([0.1, 42, -2.5], kind)}), doubles)
+        assert answers_of(doubles) == ["0.1", "42", "-2.5"]
+
+
+def test_a_field_of_a_csv_file_may_be_long(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"prompt,answer\n{'x' * 200_000},1\n")
+    assert answers_of(tmp_path / "a.csv") == ["1"]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a\nb.csv"])
+def test_what_is_said_of_names_with_line_breaks_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('"pro\nmpt",answer\na,1\n')
+    with pytest.raises(PromptsError) as caught:
+        load(source=str(tmp_path / name))
+    assert len(str(caught.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
@@ -415,6 +454,12 @@ def test_ids_and_answers_may_be_whole_numbers(tmp_path: Path, suffix: str) -> No
         ("a.json", "[1, 2]", r'a\.json row 1: no object; expected one with the keys "prompt" and "answer"'),
         ("a.csv", "prompt\n1+1=\n", r'a\.csv: column "answer" is missing; expected it among prompt'),
         ("a.csv", "", r'a\.csv: column "prompt" is missing'),
+        ("a.csv", "prompt,answer,answer\n1+1=,2,3\n", r'a\.csv: column "answer" stands twice; expected each once'),
+        (
+            "a.json",
+            '[{"prompt": "a", "answer": "1", "answer": "2"}]',
+            r'a\.json: not JSON \(key "answer" stands twice in \{"prompt": "a", .*\); expected an array of objects',
+        ),
         ("a.csv", "prompt,answer\n1+1=,2\n2+2=\n", r"a\.csv row 2: 1 values under a header of 2; expected as many"),
         ("a.csv", 'prompt,answer\n"1+1="x,2\n', r"a\.csv: can't be read as CSV \(.*\); expected a header, commas"),
         ("a.csv", "prompt,answer\n1+1=,\n", r'a\.csv row 1: key "answer" is ""; expected text that is not empty'),

@@ -7,12 +7,13 @@ from typing import Any
 
 import fsspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.files import read_prompts
-from millrace.prompts.saved_dataset import saved_records
+from millrace.prompts.saved_dataset import rows_of, saved_records
 
 ROWS = [{"question": f"q{n}", "answer": f"#### {n}", "id": str(n), "n": n} for n in range(5)]
 FIELDS = ("question", "answer")
@@ -70,6 +71,41 @@ def test_what_the_library_itself_saves_is_read(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path / 'sums'}: holds the splits train, test; expected one of them, {tmp_path / 'sums'}/SPLIT"
     )
+
+
+FEATURES = {"answer": {"names": ["bad", "good"], "_type": "ClassLabel"}, "tags": [{"dtype": "string"}]}
+
+
+def labelled(metadata: str) -> pa.Table:
+    columns = {"prompt": ["a", "b"], "answer": pa.array([1, 0], pa.int64())}
+    return pa.table(columns).replace_schema_metadata({"huggingface": metadata})
+
+
+def test_a_class_label_is_read_as_its_name(tmp_path: Path) -> None:
+    table = labelled(json.dumps({"info": {"features": FEATURES}}))
+    pq.write_table(table, tmp_path / "a.parquet")
+    source = str(tmp_path / "a.parquet")
+    assert [prompt.answer for prompt in read_prompts(source, PromptsConfig(source=source))] == ["good", "bad"]
+    unlabelled = table.set_column(1, "answer", pa.array([-1, 2], pa.int64()))
+    assert [row["answer"] for row in rows_of(unlabelled)] == [None, None]
+
+
+@pytest.mark.parametrize("metadata", ["", "[]", "{}", '{"info": {"features": 3}}', '{"info": {"features": {"a": 1}}}'])
+def test_metadata_of_another_shape_names_no_labels(metadata: str) -> None:
+    assert [row["answer"] for row in rows_of(labelled(metadata))] == [1, 0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="the library `datasets` is not installed")
+def test_the_librarys_own_class_labels_are_read_as_their_names(tmp_path: Path) -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    features = Features({"question": Value("string"), "answer": ClassLabel(names=["bad", "good"])})
+    made = Dataset.from_dict({"question": ["a", "b"], "answer": [1, 0]}, features=features)
+    made.save_to_disk(str(tmp_path / "saved"))
+    made.to_parquet(str(tmp_path / "saved.parquet"))
+    for source in (str(tmp_path / "saved"), str(tmp_path / "saved.parquet")):
+        config = PromptsConfig(source=source, prompt_field="question")
+        assert [prompt.answer for prompt in read_prompts(source, config)] == ["good", "bad"]
 
 
 def test_a_folder_without_their_list_is_none_of_these(tmp_path: Path) -> None:

@@ -1,0 +1,167 @@
+"""Models and data sets by their ID on a hub: a copy is here before a run starts, and stays the run's."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from support.campaigns.campaigns import PRESET, REPOSITORY
+from support.campaigns.hub import Hub, serve_hub
+from support.stores.dict_store import DictStore
+
+from configs.load import load_config
+from configs.schema import RunConfig
+from flows.campaign.hub import with_local_copies
+from millrace.runs.record import create_run
+from storage.stores.local import LocalStore
+
+CHILD = """
+import json, sys
+from configs.load import load_config
+from flows.campaign.hub import with_local_copies
+from millrace.errors import InputError
+from storage.stores.factory import open_store
+
+lines = []
+try:
+    config = with_local_copies(load_config(sys.argv[1], sys.argv[3:]), open_store(sys.argv[2]), lines.append)
+    answer = {"model": config.model.path, "source": config.prompts.source, "eval": config.prompts.eval_source}
+except InputError as error:
+    answer = {"refused": str(error)}
+print(json.dumps({**answer, "lines": lines}))
+"""
+MODEL = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights",
+    "tokenizer.json": b"tokens",
+    "pytorch_model.bin": b"pickle",
+    "onnx/model.json": b"{}",
+    "consolidated.safetensors": b"again",
+}
+LINES = b'{"prompt": "1+1=", "answer": "2"}\n'
+Ask = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serve_hub() as served:
+        served.repositories = {"org/model": MODEL, "datasets/org/sums": {"README.md": b"", "data/train.jsonl": LINES}}
+        yield served
+
+
+@pytest.fixture
+def ask(tmp_path: Path, hub: Hub) -> Ask:
+    """`ask("model.path=org/model")`: the paths in the config that a run with these settings gets."""
+    config = tmp_path / "config.yaml"
+    config.write_text("training: {max_steps: 1}")
+
+    def answer(*settings: str, endpoint: str = hub.url, store: Path = tmp_path / "run") -> dict[str, str]:
+        # The library reads these variables when it is imported.
+        own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}
+        command: Sequence[str] = [sys.executable, "-c", CHILD, str(config), str(store), *settings]
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env={**os.environ, **own}, capture_output=True, text=True, check=True
+        )
+        found: dict[str, str] = json.loads(done.stdout)
+        return found
+
+    return answer
+
+
+def test_a_model_of_a_hub_becomes_a_folder_with_the_files_that_are_needed(hub: Hub, ask: Ask) -> None:
+    found = ask("model.path=org/model")
+    folder = Path(found["model"])
+    assert folder.name == hub.revision("org/model")
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert found["lines"] == [f'model.path "org/model" is {folder}']
+
+
+def test_a_data_set_becomes_the_file_of_its_split(hub: Hub, ask: Ask) -> None:
+    hub.repositories["datasets/org/sums"] = {"dataset_infos.json": b"{}", "train.jsonl": LINES, "test.jsonl": b"{}"}
+    found = ask("prompts.source=org/sums", "prompts.eval_source=hf://datasets/org/sums/test.jsonl")
+    assert [Path(found[name]).name for name in ("source", "eval")] == ["train.jsonl", "test.jsonl"]
+    assert Path(found["source"]).read_bytes() == LINES
+    assert hub.given == ["train.jsonl", "test.jsonl"]
+
+
+def test_several_files_of_a_split_are_named_as_they_can_be_set(hub: Hub, ask: Ask) -> None:
+    hub.repositories["datasets/org/sums"] = {"a/train.jsonl": LINES, "b/train.jsonl": LINES, "b/test.jsonl": LINES}
+    refused = ask("prompts.source=org/sums")["refused"]
+    assert "2 files of train prompts" in refused
+    assert "hf://datasets/org/sums/a/train.jsonl, hf://datasets/org/sums/b/train.jsonl" in refused
+    assert hub.given == []
+
+
+def test_without_a_network_a_copy_from_before_serves(ask: Ask) -> None:
+    model, file = "model.path=org/model", "prompts.source=hf://datasets/org/sums/data/train.jsonl"
+    before = ask(model, file)
+    after = ask(model, file, endpoint="http://127.0.0.1:9")
+    assert (after["model"], after["source"]) == (before["model"], before["source"])
+
+
+def test_a_run_keeps_its_revision_when_the_hub_has_a_newer_one(hub: Hub, ask: Ask, tmp_path: Path) -> None:
+    settings = ("model.path=org/model", "prompts.source=org/sums")
+    first = ask(*settings)
+    stored = load_config(
+        tmp_path / "config.yaml", [f"model.path={first['model']}", f"prompts.source={first['source']}"]
+    )
+    create_run(LocalStore(tmp_path / "run"), "run", stored.model_dump(mode="json"))
+    hub.repositories |= {"org/model": {**MODEL, "config.json": b"[]"}, "datasets/org/sums": {"train.jsonl": b""}}
+    assert ask(*settings, endpoint="http://127.0.0.1:9") == first
+    assert ask(*settings, store=tmp_path / "another")["model"] != first["model"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("model.path=org/nothing", "has no such model"),
+        ("prompts.source=org/nothing", "has no such dataset"),
+        ("model.path=org/gated", "accept its terms"),
+        ("prompts.source=hf://datasets/org/sums/nothing.jsonl", "did not give it"),
+    ],
+)
+def test_what_a_hub_does_not_give_is_one_line_with_a_way_out(hub: Hub, ask: Ask, setting: str, reason: str) -> None:
+    hub.repositories["org/gated"] = MODEL
+    hub.gated.add("org/gated")
+    refused = ask(setting)["refused"]
+    assert refused.startswith(setting.replace("=", ' "') + '": ')
+    assert reason in refused
+    assert "`hf download org/" in refused
+    assert len(refused.splitlines()) == 1
+
+
+def test_without_a_network_and_a_copy_the_way_to_a_folder_is_told(ask: Ask) -> None:
+    for setting in ("model.path=org/model", "prompts.source=org/sums"):
+        refused = ask(setting, endpoint="http://127.0.0.1:9")["refused"]
+        assert "no copy of it in the cache" in refused
+        assert "--local-dir FOLDER" in refused
+
+
+def test_the_command_checks_the_copy_before_a_run_exists(hub: Hub, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flows.cli.main", "run", str(PRESET), "--root", str(tmp_path / "runs")]
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}
+    done = subprocess.run(
+        [*command, "--set", "model.path=org/model"],
+        cwd=REPOSITORY,
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"millrace: model.path: {tmp_path}/cache/hub/models--org--model/")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_paths_urls_and_built_in_prompts_are_no_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    paths = ["gpt2", "~/org/model", "./org/model", str(tmp_path / "org" / "model"), "models/misspelt"]
+    sources = ["chains", "org/sums.jsonl", "memory://org/sums.csv", "reasoning_gym:chain_sum", "a/b/c"]
+    for path, source in zip(paths, sources, strict=True):
+        values = {"model": {"path": path}, "prompts": {"source": source}, "training": {"max_steps": 1}}
+        config = RunConfig.model_validate(values)
+        assert with_local_copies(config, DictStore(), pytest.fail) is config
