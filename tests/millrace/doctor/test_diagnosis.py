@@ -57,6 +57,13 @@ def test_what_a_campaign_needs_stops_it_and_has_a_remedy(what: str, answers: dic
     assert not is_ready(diagnose(machine, root))
 
 
+def test_a_cpu_that_emulates_bfloat16_is_named_and_stops_nothing(root: str) -> None:
+    machine = ScriptedMachine(bfloat16=None)
+    assert line(machine, "bfloat16", root).remedy
+    assert is_ready(diagnose(machine, root))
+    assert "avx512_bf16" in line(ScriptedMachine(), "bfloat16", root).found
+
+
 @pytest.mark.parametrize(
     ("what", "answers"),
     [
