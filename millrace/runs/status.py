@@ -118,6 +118,7 @@ class StatusReader:
             "curriculum": _curriculum(records),
             "ledger": {**ledger.to_json(), "generated_twice": _generated_twice(ledger, records)},
             "seconds": _seconds(records),
+            "scores": _scores(records),
             "tokens": self._tokens(ledger, records),
             "weight_sync": self._weight_sync(),
         }
@@ -278,6 +279,12 @@ def _seconds(records: dict[str, dict[str, Any]]) -> dict[str, float]:
         totals[short] = sum(s for seconds in replicas for what, s in seconds.items() if what != "idle")
         totals[f"idle_{short}"] = sum(seconds.get("idle", 0.0) for seconds in replicas)
     return totals
+
+
+def _scores(records: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Responses that scorers have looked at, and how many of them got no score."""
+    scorers = [record for name, record in records.items() if _stage(name) == "score"]
+    return {what: sum(record.get(what, 0) for record in scorers) for what in ("rollouts", "errors")}
 
 
 def _curriculum(records: dict[str, dict[str, Any]]) -> dict[str, float] | None:

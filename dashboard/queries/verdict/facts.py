@@ -83,7 +83,14 @@ class Facts:
     ess_floor: float = 0.5
 
 
-_ALARMS = ("probe.alarm", "generator.lost", "trainer.rolled-back", "selection.starving", "placement.waiting")
+_ALARMS = (
+    "probe.alarm",
+    "generator.lost",
+    "trainer.rolled-back",
+    "selection.starving",
+    "reward.failed",
+    "placement.waiting",
+)
 """Kinds of incidents that a person wants to know of while they are new."""
 
 
