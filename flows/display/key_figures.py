@@ -41,6 +41,17 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
+def already_finished(status: dict[str, Any]) -> str | None:
+    """That an attempt found its run finished, and how to train on; None if it made a step, or stopped before one."""
+    steps, max_steps = status["steps"], status["max_steps"]
+    if status["state"] != "finished" or steps > status["first_step"]:
+        return None
+    more = f"raise training.max_steps (now {max_steps:,}) to train on"
+    if steps < max_steps:
+        more = f"raise evaluation.stop_after to train on ({status['early_stop']})"
+    return f"already finished at version {steps:,}: nothing was trained; {more}"
+
+
 def evaluation_line(evaluation: dict[str, Any]) -> str:
     """One of a status's `evaluations` in a line."""
     (_, held_out), *sets = evaluation["accuracy"].items()

@@ -90,6 +90,7 @@ class StatusReader:
             "run_id": self._run_id,
             "run_url": self._store.url,
             "attempt": self._attempt.number,
+            "first_step": self._attempt.first_step,
             "state": state,
             "steps": trainer.get("policy_version", 0),
             "max_steps": self._attempt.config["training"]["max_steps"],
