@@ -173,7 +173,7 @@ def _measured(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def accuracy_text(accuracy: float | None, digits: int = 3) -> str:
-    """An accuracy with so many decimals, or that there is none because no answer got a score."""
+    """Formats an accuracy; None, because no answer got a score, as `not scored`."""
     return "not scored" if accuracy is None else f"{accuracy:.{digits}f}"
 
 

@@ -23,9 +23,9 @@ from storage.stores.base import Store
 def export_checkpoint(store: Store, folder: Path, version: int | None = None, *, best: bool = False) -> int:
     """Writes the checkpoint of policy version `version`, the best one evaluated, or the newest, to `folder`.
 
-    Returns its version; 0 if the base model is the best one evaluated, which is then written. The weights have the number format of the run's `model.dtype`. Raises InputError if `folder`
-    exists and is not empty, or if no such checkpoint is stored; RunMissing, ModelFolderError, and StreamCorrupt for a
-    damaged file.
+    Returns its version; 0 if the base model is the best one evaluated, which is then written. The weights have the
+    number format of the run's `model.dtype`. Raises InputError if `folder` exists and is not empty, or if no such
+    checkpoint is stored; RunMissing, ModelFolderError, and StreamCorrupt for a damaged file.
     """
     check_empty(folder)
     # Before the checkpoints, because "no run" says more than "no checkpoint".
@@ -35,10 +35,10 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None, *,
         raise InputError(f"{store.url}: no checkpoint is stored yet, so there is none to export")
     step = max(stored) if version is None else version
     if best:
-        found = best_version(store, stored.values())
-        if found is None:
+        best_step = best_version(store, stored.values())
+        if best_step is None:
             raise InputError(f"{store.url}: no stored checkpoint was evaluated, so none is the best")
-        step = found
+        step = best_step
     base_is_best = best and step == 0
     if step not in stored and not base_is_best:
         known = ", ".join(map(str, stored))

@@ -7,7 +7,7 @@ from operator import itemgetter
 from millrace.errors import InputError
 
 _SANDBOX = "Operation not permitted"
-"""What a worker's system calls fail with that it must not make."""
+"""The error of a system call that the sandbox of a worker refuses."""
 
 
 class FailingReward:

@@ -98,7 +98,7 @@ class RewardModel(Reward):
 
         if not tokens:
             return []
-        # The model finds each row's last token by the padding token of its own config, which may not be its tokenizer's.
+        # The model finds each row's last token by the padding token in its config, which may not be the tokenizer's.
         padding = self._model.config.get_text_config().pad_token_id
         if padding is None and len(tokens) > 1:
             return [logit for row in tokens for logit in self._logits([row])]

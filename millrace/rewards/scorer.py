@@ -134,7 +134,9 @@ class Scorer:
     def _report_failure(self, name: str, prompt: Prompt, score: Score) -> None:
         if score.status != "ok" and not self._has_failed:
             self._has_failed = True
-            self.on_first_failure(f"the reward {name} failed for a response to prompt {prompt.prompt_id}: {score.error}")
+            self.on_first_failure(
+                f"the reward {name} failed for a response to prompt {prompt.prompt_id}: {score.error}"
+            )
 
 
 def _batch_scores(part: Reward, batch: Pairs) -> list[Score]:

@@ -103,9 +103,7 @@ def _report_failure(stage: Stage, sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
 
-def _score(
-    stage: Stage, stream: _GeneratorStream, scorer: Scorer, decode: Decoder, failing: FailingReward
-) -> None:
+def _score(stage: Stage, stream: _GeneratorStream, scorer: Scorer, decode: Decoder, failing: FailingReward) -> None:
     assert stream.part is not None
     trajectories = stream.part.table
     with stage.busy("score"):

@@ -30,8 +30,9 @@ def sample_weights(model: PreTrainedModel, dtype: torch.dtype) -> torch.Tensor:
     return torch.cat(parts).clone()
 
 
-def changed_share(before: torch.Tensor, after: torch.Tensor, ranks: Ranks) -> float:
-    """The share of two samples of the same weights that differs, over the data ranks, which all have to call this."""
-    counts = torch.tensor([(before != after).sum().item(), len(before)], dtype=torch.float64, device=ranks.device)
-    changed, sampled = ranks.sum(counts).tolist()
-    return float(changed / sampled)
+def changed_share(sample: torch.Tensor, later_sample: torch.Tensor, ranks: Ranks) -> float:
+    """The share of the sampled weights that differs, over the data ranks, which all have to call this."""
+    changed = (sample != later_sample).sum().item()
+    counts = torch.tensor([changed, len(sample)], dtype=torch.float64, device=ranks.device)
+    total_changed, total = ranks.sum(counts).tolist()
+    return float(total_changed / total)

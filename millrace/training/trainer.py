@@ -42,7 +42,7 @@ from storage.failpoints import failpoint
 class Trainer:
     """A policy, its optimizer and its version. Each rank has one, and all ranks call the same methods.
 
-    What is trained is kept in float32 at least, with its gradient and moments: in bfloat16 most updates of a small
+    Trained weights are kept in float32 at least, with their gradients and moments: in bfloat16 most updates of a small
     learning rate would be lost. It computes in `training.compute_dtype`, or in the dtype that `model` came in.
 
     `max_new_tokens` is the maximum length of a response. `seed` is the run's: the order of minibatches follows from it.

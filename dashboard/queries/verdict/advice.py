@@ -73,7 +73,9 @@ def _length_bias(facts: Facts) -> str | None:
     if facts.sync:
         return None
     mask = "" if facts.setting("staleness.too_old") == "mask" else "Set staleness.too_old to mask, or "
-    return f"{mask}{'r' if mask else 'R'}aise staleness.max_staleness (now {facts.bound}): short responses are favoured."
+    return (
+        f"{mask}{'r' if mask else 'R'}aise staleness.max_staleness (now {facts.bound}): short responses are favoured."
+    )
 
 
 def _no_spread(facts: Facts) -> str:

@@ -88,14 +88,14 @@ class Facts:
 
     def setting(self, key: str) -> Any:
         """A setting by its key, such as `staleness.too_old`; None if the run does not say."""
-        found: Any = self.config
+        value: Any = self.config
         for name in key.split("."):
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether the trainer moves the staleness bound by itself."""
+        """Whether the trainer moves the staleness bound."""
         return bool(self.setting("staleness.control") == "adaptive")
 
 

@@ -20,8 +20,8 @@ def write_model_folder(
     """Writes configuration, generation configuration, tokenizer with the run's chat template, and the weights.
 
     The weights are in the `dtype` of `own`, the run's config, with adapters merged in. `start` is the folder of the
-    run's start model, which is written itself if `checkpoint` is None. Raises ModelFolderError if it is another model, and StreamCorrupt; then nothing was written to
-    `folder`.
+    run's start model, which is written itself if `checkpoint` is None. Raises ModelFolderError if it is another model,
+    and StreamCorrupt; then nothing was written to `folder`.
     """
     model = load_model(start, own.dtype)
     if checkpoint is not None:

@@ -1,4 +1,4 @@
-"""A run whose reward fails for every response ends; one whose reward fails now and then goes on."""
+"""A run whose reward fails for every response ends; one whose reward fails now and then does not."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_groups_are_counted_across_parts_and_from_the_last_score_on(failing: Fai
     failing.check([0, 1, 2], [ERROR, ERROR, None])
     failing.check([3], [ERROR])
     failing.check([4], [ERROR])
-    with pytest.raises(InputError, match="3 responses .* 3 groups"):
+    with pytest.raises(InputError, match=r"3 responses .* 3 groups"):
         failing.check([5], [ERROR])
 
 

@@ -1,4 +1,4 @@
-"""Small updates of a bfloat16 model add up: what is trained is float32, and what generators get is bfloat16."""
+"""Small updates of a bfloat16 model add up: the trainer keeps float32, and generators get bfloat16."""
 
 from typing import Any
 
