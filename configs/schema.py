@@ -81,7 +81,8 @@ class ModelConfig(Section):
     """Folder of a Hugging Face causal language model and its tokenizer, or its ORG/NAME on a hub; null: create one as
     `model.bootstrap` describes."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights in every stage; `generation.dtype` overrides it for generators."""
+    """Number format of the weights in every stage; `generation.dtype` overrides it for generators. The trainer computes
+    in it, too, but keeps the weights that it trains in float32."""
     chat_template: Text | None = None
     """File with a chat template (Jinja) to use in place of the tokenizer's own; exported models get it too."""
     renderer: Text = "auto"

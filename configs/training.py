@@ -121,8 +121,8 @@ class TrainingConfig(Section):
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     """Number of ranks that train together."""
     compute_dtype: Precision | None = None
-    """Number format of forward and backward passes; null: `model.dtype`; `auto`: as in `generation.dtype`. Weights,
-    gradients between ranks and optimizer state stay in `model.dtype`."""
+    """Number format of forward and backward passes; null: `model.dtype`; `auto`: as in `generation.dtype`. Trained
+    weights, gradients between ranks and optimizer state are in float32."""
     activation_checkpointing: bool = False
     """Whether the backward pass recomputes each layer's activations instead of keeping them in memory."""
     frozen_layers: Annotated[int, Field(ge=0)] = 0

@@ -49,6 +49,7 @@ class SleepingTrainer(Trainer):
             entropy=0.0,
             tokens=len(samples),
             non_finite_tokens=0,
+            changed_weight_share=1.0,
             trainer_logprobs=[sample.rollout_logprobs for sample in samples],
         )
 

@@ -235,7 +235,11 @@ class _Watched:
             accuracy_version=None if evaluated is None else evaluated["policy_version"],
             settings=self._settings,
             note=self._read_note(),
-            accuracies=[(result["policy_version"], result["accuracy"]) for result in self._evaluated],
+            accuracies=[
+                (result["policy_version"], result["accuracy"])
+                for result in self._evaluated
+                if result["accuracy"] is not None
+            ],
             missing=self._missing(state, trainer),
         )
 

@@ -169,6 +169,14 @@ VIEW = View(
             "learning rate",
             from_zero=True,
         ),
+        _chart(
+            "changed_weight_share",
+            "Changed weights",
+            "Share of the trained weights that a step changed, in the number format that generators receive; a small "
+            "one in bfloat16 means that most updates are smaller than its precision, and add up in the trainer.",
+            "share of weights",
+            from_zero=True,
+        ),
         _chart("grad_norm", "Gradient norm", "Global L2 norm before it is clipped.", "L2 norm", from_zero=True),
         _chart("loss", "Loss", "Surrogate loss of the batch, after aggregation; its sign has no meaning.", "loss"),
     ),

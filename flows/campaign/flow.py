@@ -120,7 +120,8 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume, former: int = 0) ->
     run = prepare(config, run_id, resume=resume, flow_run=flow_run_link())
     arguments = StageArguments(run_url=run.run_url, attempt=run.attempt, replica=0, handover=run.handover)
     store = open_store(run.run_url)
-    for change in read_attempt(store, run.attempt).changes:
+    attempt = read_attempt(store, run.attempt)
+    for change in attempt.changes:
         get_run_logger().info("attempt %s: %s", run.attempt, change)
     try:
         with Reporter(run.run_url), Cancellation(former) as cancellation:
@@ -128,7 +129,9 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume, former: int = 0) ->
             if config.model.path is None:
                 bootstrap(arguments, config.model.bootstrap.threads)
             failpoint("controller.bootstrapped")
-            _run_stages(config, arguments, ends_at, cancellation)
+            # A finished run submitted again has nothing to train; its last evaluation may still be missing.
+            if attempt.first_step < config.training.max_steps:
+                _run_stages(config, arguments, ends_at, cancellation)
             if cancellation.suspended is not None:
                 # Prefect's way to end the process and leave the state as it is.
                 raise Pause(state=cancellation.suspended)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from flows.display import decision_table
 from flows.display.evaluation_table import as_markdown, rows
-from flows.display.key_figures import figures
+from flows.display.key_figures import already_finished, figures
 from flows.display.plots import line_chart
 from millrace.evaluation.promotion import read_decision
 from millrace.evaluation.results import HELD_OUT, ResultsReader
@@ -86,6 +86,7 @@ def _sentence(store: Store, attempt: int, outcome: Outcome, status: dict[str, An
     return (
         f"In {status['wall_seconds'] / 60:.1f} minutes this attempt made {done:,} optimizer steps, to version "
         f"{status['steps']:,} of {status['max_steps']:,}: {_SENTENCES[outcome]}."
+        + ("" if (finished := already_finished(status)) is None else f" It was {finished}.")
         + ("" if status["early_stop"] is None else f" Training ended early: {status['early_stop']}.")
     )
 

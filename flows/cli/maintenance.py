@@ -174,7 +174,9 @@ def _export(store: "Store", arguments: argparse.Namespace, console: Console) -> 
     else:
         from millrace.maintenance.export import export_checkpoint
 
-        sentence = f"version {export_checkpoint(store, arguments.to, arguments.version, best=arguments.best)}"
+        version = export_checkpoint(store, arguments.to, arguments.version, best=arguments.best)
+        base = ", the base model: no stored version is better" if arguments.best and version == 0 else ""
+        sentence = f"version {version}{base}"
     _print(console, f"{sentence}; written to {arguments.to}")
     return 0
 

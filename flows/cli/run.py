@@ -10,6 +10,7 @@ from configs.schema import RunConfig
 from flows.campaign.hub import with_local_copies
 from flows.campaign.prepare import Resume, check, run_store
 from flows.cli.stopping import INTERRUPTED, TERMINATED, Terminated, stop_on_signals
+from flows.display.key_figures import already_finished
 from flows.display.live_view import View, panel
 from millrace.errors import StageDied
 from millrace.runs.record import changed_settings, latest_attempt
@@ -59,6 +60,8 @@ def run_campaign(
     else:
         console.print(panel(status, {}))
         _print(console, f"summary at {store.url}/summary.json")
+        if (finished := already_finished(status)) is not None:
+            _print(console, finished)
         if status["state"] != "finished":
             _print(console, f"this attempt's budget is spent{_stored(store)}; continue with:\n{command} --resume")
         return 0

@@ -83,7 +83,8 @@ def format_step(shown: "Shown") -> Iterator[RenderableType]:
     yield _config(shown.config)
     if shown.evaluation is not None:
         accuracy, prompts = shown.evaluation["accuracy"], shown.evaluation["prompts"]
-        yield plain(f"version {shown.step} is right on {accuracy:.1%} of {prompts:,} held-out prompts")
+        said = "was not scored" if accuracy is None else f"is right on {accuracy:.1%} of {prompts:,} held-out prompts"
+        yield plain(f"version {shown.step} {said}")
     if shown.dashboard is not None:
         yield plain(f"its trajectories: {shown.dashboard}")
 

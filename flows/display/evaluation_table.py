@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flows.display.key_figures import interval
+from flows.display.key_figures import accuracy_text, interval
 
 Row = dict[str, str]
 
@@ -17,8 +17,8 @@ def rows(status: dict[str, Any]) -> list[Row]:
         found.append(
             {
                 "version": f"{one['policy_version']:,}",
-                name: f"{held_out:.4f}{interval(one['interval'])}",
-                **{further: f"{accuracy:.4f}" for further, accuracy in sets},
+                name: f"{accuracy_text(held_out, 4)}{interval(one['interval'])}",
+                **{further: accuracy_text(accuracy, 4) for further, accuracy in sets},
                 "note": "best" if one["policy_version"] == best else "",
             }
         )

@@ -24,6 +24,7 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("ledger", f"{ledger['generated']['rollouts']} generated = {ledger['trained']['rollouts']} trained"),
         ("", f"+ {ledger['buffered']['rollouts']} buffered + {ledger['in_flight']['rollouts']} in flight"),
         ("", f"+ dropped: {dropped}"),
+        *_failed_scores(status),
         *_repeated(ledger),
         *_masked(ledger),
         *_without_spread(status),
@@ -40,12 +41,24 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
+def already_finished(status: dict[str, Any]) -> str | None:
+    """That an attempt found its run finished, and how to train on; None if it made a step, or stopped before one."""
+    steps, max_steps = status["steps"], status["max_steps"]
+    if status["state"] != "finished" or steps > status["first_step"]:
+        return None
+    more = f"raise training.max_steps (now {max_steps:,}) to train on"
+    if steps < max_steps:
+        more = f"raise evaluation.stop_after to train on ({status['early_stop']})"
+    return f"already finished at version {steps:,}: nothing was trained; {more}"
+
+
 def evaluation_line(evaluation: dict[str, Any]) -> str:
     """One of a status's `evaluations` in a line."""
     (_, held_out), *sets = evaluation["accuracy"].items()
-    measured = f"{held_out:.3f}{interval(evaluation['interval'])} of {evaluation['prompts']} prompts"
-    further = "".join(f"; {name} {accuracy:.3f}" for name, accuracy in sets)
-    return f"{evaluation['policy_version']}: held-out accuracy {measured}{further}"
+    measured = _accuracy(held_out, evaluation["interval"], f"{evaluation['prompts']} prompts")
+    further = "".join(f"; {name} {accuracy_text(accuracy)}" for name, accuracy in sets)
+    version = evaluation["policy_version"]
+    return f"{version}{'' if version else ', the base model'}: held-out accuracy {measured}{further}"
 
 
 _COUNTED = {
@@ -82,6 +95,17 @@ def _decided(status: dict[str, Any]) -> list[tuple[str, str]]:
     newest, count = decisions["latest"][-1], decisions["count"]
     said = f"{count} {'decision' if count == 1 else 'decisions'}, the newest at version {newest['policy_version']:,}"
     return [("control", said), ("", f"{newest['change']}: {newest['reason']}")]
+
+
+def _failed_scores(status: dict[str, Any]) -> list[tuple[str, str]]:
+    errors = failed_scores(status)
+    return [] if errors is None else [("errors", errors)]
+
+
+def failed_scores(status: dict[str, Any]) -> str | None:
+    """How many responses got no score; None if all got one."""
+    scores = status["scores"]
+    return f"{scores['errors']:,} of {scores['rollouts']:,} responses got no score" if scores["errors"] else None
 
 
 def _repeated(ledger: dict[str, Any]) -> list[tuple[str, str]]:
@@ -137,17 +161,32 @@ def _curriculum(status: dict[str, Any]) -> list[tuple[str, str]]:
 def _measured(result: dict[str, Any]) -> list[tuple[str, str]]:
     """An evaluation's figures, with the version it measured; those of older runs have no intervals."""
     measured = f"version {result['policy_version']}"
-    ends = interval(result.get("accuracy_interval"))
-    found = [(f"accuracy, {measured}", f"{result['accuracy']:.3f}{ends} of {result['prompts']} held-out prompts")]
+    found = [(f"accuracy, {measured}", _accuracy_of(result, "held-out prompts"))]
     if "pass_at" in result:
         measures = {f"pass@{k}": estimate for k, estimate in result["pass_at"].items()}
         measures[f"majority of {result['samples']}"] = result["majority"]
         said = [f"{what} {one['value']:.3f}{interval([one['low'], one['high']])}" for what, one in measures.items()]
         found.append((f"sampled, {measured}", ", ".join(said)))
     for set_name, one in result.get("sets", {}).items():
-        ends = interval(one.get("accuracy_interval"))
-        found.append((f"{set_name}, {measured}", f"{one['accuracy']:.3f}{ends} of {one['prompts']} prompts"))
+        found.append((f"{set_name}, {measured}", _accuracy_of(one, "prompts")))
     return found
+
+
+def accuracy_text(accuracy: float | None, digits: int = 3) -> str:
+    """Formats an accuracy; None, because no answer got a score, as `not scored`."""
+    return "not scored" if accuracy is None else f"{accuracy:.{digits}f}"
+
+
+def _accuracy_of(measures: dict[str, Any], prompts: str) -> str:
+    said = _accuracy(measures["accuracy"], measures.get("accuracy_interval"), f"{measures['prompts']} {prompts}")
+    errors = measures.get("errors", 0)
+    return f"{said}, {errors} without a score" if 0 < errors < measures["prompts"] else said
+
+
+def _accuracy(accuracy: float | None, ends: Sequence[float | None] | None, prompts: str) -> str:
+    if accuracy is None:
+        return f"not scored: the reward failed for all {prompts}"
+    return f"{accuracy_text(accuracy)}{interval(ends)} of {prompts}"
 
 
 def interval(ends: Sequence[float | None] | None) -> str:

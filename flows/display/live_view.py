@@ -1,5 +1,6 @@
 """Shows a running campaign at the terminal: a live panel, or plain lines if the output is no terminal."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from flows.display.key_figures import (
     evaluation_line,
+    failed_scores,
     figures,
     incident_line,
     number,
@@ -37,13 +39,14 @@ class View(Background):
         super().__init__("view", join_seconds=None)
         self._store = store
         self._console = console
+        self._started = time.time()
 
     def _run(self) -> None:
         with self._console.status("preparing the run"):
             reader = self._wait_for_run()
         if reader is None:
             return
-        rates, news = Rates(), News()
+        rates, news = Rates(), News(self._started)
         if self._console.is_terminal:
             with Live(console=self._console, refresh_per_second=4) as live:
 
@@ -93,15 +96,20 @@ class View(Background):
 
 
 class News:
-    """One line per evaluation and per incident of this attempt; those before the first look are known."""
+    """One line per evaluation and per incident of this attempt.
 
-    def __init__(self) -> None:
+    Evaluations before the first look are known, and incidents before `started` (unix seconds).
+    """
+
+    def __init__(self, started: float) -> None:
         self._evaluations: list[dict[str, Any]] | None = None
-        self._incidents: list[dict[str, Any]] | None = None
+        self._incidents: list[dict[str, Any]] = []
+        self._started = started
 
     def look(self, status: dict[str, Any]) -> list[str]:
         """The lines of what came since the last look."""
-        evaluations, incidents = status["evaluations"], status["incidents"]["latest"]
+        evaluations = status["evaluations"]
+        incidents = [one for one in status["incidents"]["latest"] if one["t"] >= self._started]
         lines = [f"version {evaluation_line(one)}" for one in _new(evaluations, self._evaluations)]
         lines += [incident_line(one) for one in _new(incidents, self._incidents)]
         self._evaluations, self._incidents = evaluations, incidents
@@ -116,13 +124,14 @@ def plain_line(status: dict[str, Any], rates: dict[str, float]) -> str:
     """The run in one line."""
     if (now := phase(status)).name != TRAINING:
         return str(now)
-    ledger, staleness = status["ledger"], status["staleness"]
+    ledger, staleness, errors = status["ledger"], status["staleness"], failed_scores(status)
     return " | ".join(
         [
             now.name,
             f"step {status['steps']}/{status['max_steps']}",
             time_line(status, rates),
             f"reward {number(status['reward_mean'])}",
+            *([] if errors is None else [errors]),
             f"staleness mean {number(staleness['mean'])} max {number(staleness['max'])} of {staleness['bound']}",
             f"trained to taken: {trained_to_taken(status)}",
             f"queue {queue_length(ledger)}",

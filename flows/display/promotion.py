@@ -3,12 +3,16 @@
 from typing import Any
 
 from flows.display.artifacts import show
+from flows.display.key_figures import already_finished
 from flows.display.links import artifact_key, dashboard_link
 from millrace.evaluation.promotion import Decision
 
 
 def final_message(decision: Decision | None, status: dict[str, Any]) -> str:
     """The message of the flow run's last state, such as `v90 promoted, 0.340 → 0.570; version 90 of 400`."""
+    if (finished := already_finished(status)) is not None:
+        # A former attempt may have been killed before the gate.
+        return f"{decision.headline}; {finished}" if decision is not None and decision.promoted else finished
     reached = f"version {status['steps']:,} of {status['max_steps']:,}"
     return reached if decision is None else f"{decision.headline}; {reached}"
 

@@ -12,6 +12,7 @@ from typing import Any
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 
+from flows.display.key_figures import accuracy_text
 from flows.display.links import artifact_key
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import latest_attempt
@@ -60,7 +61,7 @@ def table_rows(found: dict[str, Any]) -> list[dict[str, Any]]:
     for name, result in found.items():
         row = {"evaluated": name, **result}
         if "accuracy_interval" in row:
-            low, high = row.pop("accuracy_interval")
+            low, high = row.pop("accuracy_interval") or (None, None)
             row["accuracy"] = _cell({"value": row["accuracy"], "low": low, "high": high})
         if "pass_at" in row:
             row |= {f"pass@{k}": _cell(estimate) for k, estimate in row.pop("pass_at").items()}
@@ -71,4 +72,4 @@ def table_rows(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _cell(estimate: dict[str, float | None]) -> str:
     value, low, high = estimate["value"], estimate["low"], estimate["high"]
-    return f"{value:.4f}" if low is None else f"{value:.4f} [{low:.4f}, {high:.4f}]"
+    return accuracy_text(value, 4) if low is None else f"{value:.4f} [{low:.4f}, {high:.4f}]"

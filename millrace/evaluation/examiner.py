@@ -65,20 +65,23 @@ class Examiner:
     def _measure(self, one: EvaluationSet) -> dict[str, Any]:
         greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=self._rules.sampling.max_new_tokens)
         answers = self._answers(one.prompts, greedy, seed=0)
-        estimate = accuracy(answers)
+        errors = sum(answer.reward is None for answer in answers)
+        estimate = accuracy(answers) if errors < len(answers) else None
         measured = {
-            "accuracy": estimate.value,
-            "accuracy_interval": [estimate.low, estimate.high],
+            "accuracy": None if estimate is None else estimate.value,
+            "accuracy_interval": None if estimate is None else [estimate.low, estimate.high],
             "prompts": len(answers),
-            "errors": sum(answer.reward is None for answer in answers),
+            "errors": errors,
         }
         return measured if one.samples == 1 else {**measured, **self._sampled(one)}
 
     def _sampled(self, one: EvaluationSet) -> dict[str, Any]:
         asked = [prompt for prompt in one.prompts for _ in range(one.samples)]
         drawn = self._answers(asked, self._rules.sampling, seed=self._rules.seed)
-        measures = sampled_measures([drawn[first : first + one.samples] for first in range(0, len(drawn), one.samples)])
-        return {"samples": one.samples, "sample_errors": sum(answer.reward is None for answer in drawn), **measures}
+        errors = sum(answer.reward is None for answer in drawn)
+        by_prompt = [drawn[first : first + one.samples] for first in range(0, len(drawn), one.samples)]
+        measures = sampled_measures(by_prompt) if errors < len(drawn) else {}
+        return {"samples": one.samples, "sample_errors": errors, **measures}
 
     def _answers(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
         """One answer per prompt, in order."""

@@ -5,7 +5,7 @@ n sampled answers per prompt ─┬──► pass@k      for k = 1, 2, 4, … �
                               └──► majority    is the answer that most of the n give right?
 
 An answer is right if its reward is 1 or more. If its verifier failed, it is wrong and its reward counts as 0: a failing
-verifier must not make a policy look better.
+verifier must not make a policy look better. A set whose verifier failed for every answer has no figures.
 """
 
 import math

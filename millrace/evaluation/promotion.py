@@ -134,9 +134,9 @@ def _reason_against(
     if promoted is not None and promoted.policy_version == policy_version:
         return "it is the promoted version already"
     if candidate is None:
-        return f"it has not been evaluated; expected {layout.evaluation(policy_version)}"
+        return f"it has no held-out accuracy; expected one in {layout.evaluation(policy_version)}"
     if bar is None:
-        return f"the start model, the bar for the first one, has not been evaluated; expected {layout.evaluation(0)}"
+        return f"the start model, the bar for the first one, has no accuracy; expected one in {layout.evaluation(0)}"
     if candidate.prompts != bar.prompts:
         return (
             f"it was evaluated on {candidate.prompts} prompts and {_name(bar)} on {bar.prompts}, so they can't be "
@@ -155,9 +155,9 @@ def _name(bar: Evaluation) -> str:
 
 
 def read_evaluation(store: Store, policy_version: int) -> Evaluation | None:
-    """The held-out results of one policy version; None if it was not evaluated or the result can't be read."""
+    """The held-out results of one policy version; None if it was not evaluated or scored, or can't be read."""
     result = read_result(store, policy_version)
-    if result is None:
+    if result is None or result["accuracy"] is None:
         return None
     return Evaluation(policy_version=policy_version, accuracy=result["accuracy"], prompts=result["prompts"])
 

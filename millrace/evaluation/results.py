@@ -1,12 +1,13 @@
 """The results of a run's evaluations: `evaluations/<policy version>.json`, one file per evaluated version.
 
 A result is plain JSON. It always has `policy_version`, `accuracy`, `prompts` and `t`, the first two of the held-out
-prompts; the measures of further sets are below `sets`. docs/data.md lists all keys. A file that can't be read counts as
-absent: the version is evaluated again, and `millrace fsck` names the file.
+prompts; the measures of further sets are below `sets`. An accuracy is None if the reward failed for every answer.
+docs/data.md lists all keys. A file that can't be read counts as absent: the version is evaluated again, and
+`millrace fsck` names the file.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,8 +19,10 @@ from storage.stores.base import Store
 Result = dict[str, Any]
 HELD_OUT = "held_out"
 """Name of the set that promotion, early stop and the best version go by."""
-_REQUIRED = {"policy_version": int, "accuracy": float, "prompts": int, "t": float}
-_REQUIRED_OF_SET = {"accuracy": float, "prompts": int}
+_REQUIRED: dict[str, Callable[[Any], Any]] = {
+    "accuracy": lambda value: None if value is None else float(value),
+    "prompts": int,
+}
 
 
 def write_result(store: Store, result: Result) -> None:
@@ -70,13 +73,14 @@ def parse_result(data: bytes, path: str) -> Result:
     """The result in the file at `path`. Raises StreamCorrupt."""
     try:
         result: Result = parse_json(data)
-        sets = {name: _with_types(one, _REQUIRED_OF_SET) for name, one in result.get("sets", {}).items()}
-        return {**_with_types(result, _REQUIRED), **({"sets": sets} if sets else {})}
+        sets = {name: _with_types(one, _REQUIRED) for name, one in result.get("sets", {}).items()}
+        typed = _with_types(result, {"policy_version": int, "t": float, **_REQUIRED})
+        return {**typed, **({"sets": sets} if sets else {})}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StreamCorrupt(path, f"expected the result of an evaluation: {error!r}") from error
 
 
-def _with_types(values: dict[str, Any], required: dict[str, type]) -> dict[str, Any]:
+def _with_types(values: dict[str, Any], required: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
     return {**values, **{name: kind(values[name]) for name, kind in required.items()}}
 
 
@@ -86,14 +90,14 @@ def measures_by_set(result: Result) -> dict[str, Result]:
 
 
 def comparable(results: Sequence[Result]) -> list[Result]:
-    """Those with as many held-out prompts as the newest version's; accuracies on other prompts can't be compared."""
-    return [result for result in results if result["prompts"] == results[-1]["prompts"]]
+    """Scored results with as many held-out prompts as the newest version's; accuracies on others can't be compared."""
+    scored = [result for result in results if result["accuracy"] is not None]
+    return [result for result in scored if result["prompts"] == scored[-1]["prompts"]]
 
 
 def best_result(results: Sequence[Result]) -> Result | None:
-    """The result of the best trained version; None without any. `results` are in order of versions.
+    """The result of the best version, the base model included; None without any. `results` are in order of versions.
 
     It has the highest accuracy on the held-out prompts, and is the earliest of equals.
     """
-    trained = [result for result in comparable(results) if result["policy_version"] > 0]
-    return max(trained, key=lambda result: result["accuracy"], default=None)
+    return max(comparable(results), key=lambda result: result["accuracy"], default=None)

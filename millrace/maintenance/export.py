@@ -1,6 +1,6 @@
 """Writes a checkpoint of a stored run as a Hugging Face folder, completely or not at all.
 
-checkpoint ─► weights of all its ranks, adapters merged in ─┐
+checkpoint ─► weights of all its ranks, adapters merged in ─┐   (none for the base model)
 start model ─► configuration, tokenizer ────────────────────┴─► a temporary folder beside the target ─► renamed
 
 A promoted checkpoint is already stored as such a folder; `millrace.evaluation.promotion.fetch_promoted` copies it.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from millrace.errors import InputError
 from millrace.evaluation.promotion import check_empty
-from millrace.maintenance.best_checkpoint import best_checkpoint
+from millrace.maintenance.best_checkpoint import best_version
 from millrace.models.start_folder import start_folder
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import attempt_of_step, read_run
@@ -23,9 +23,9 @@ from storage.stores.base import Store
 def export_checkpoint(store: Store, folder: Path, version: int | None = None, *, best: bool = False) -> int:
     """Writes the checkpoint of policy version `version`, the best one evaluated, or the newest, to `folder`.
 
-    Returns its version. The weights have the number format of the run's `model.dtype`. Raises InputError if `folder`
-    exists and is not empty, or if no such checkpoint is stored; RunMissing, ModelFolderError, and StreamCorrupt for a
-    damaged file.
+    Returns its version; 0 if the base model is the best one evaluated, which is then written. The weights have the
+    number format of the run's `model.dtype`. Raises InputError if `folder` exists and is not empty, or if no such
+    checkpoint is stored; RunMissing, ModelFolderError, and StreamCorrupt for a damaged file.
     """
     check_empty(folder)
     # Before the checkpoints, because "no run" says more than "no checkpoint".
@@ -35,11 +35,12 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None, *,
         raise InputError(f"{store.url}: no checkpoint is stored yet, so there is none to export")
     step = max(stored) if version is None else version
     if best:
-        found = best_checkpoint(store, stored.values())
-        if found is None:
+        best_step = best_version(store, stored.values())
+        if best_step is None:
             raise InputError(f"{store.url}: no stored checkpoint was evaluated, so none is the best")
-        step = found.step
-    if step not in stored:
+        step = best_step
+    base_is_best = best and step == 0
+    if step not in stored and not base_is_best:
         known = ", ".join(map(str, stored))
         raise InputError(f"{store.url}: no checkpoint of version {step} is stored; stored versions: {known}")
     model = attempt_config(attempt_of_step(store, step)).model
@@ -48,6 +49,6 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None, *,
         made = Path(temporary) / "made"
         made.mkdir()
         start = start_folder(store, model.path, Path(temporary))
-        write_model_folder(store, stored[step], start, model, made)
+        write_model_folder(store, None if base_is_best else stored[step], start, model, made)
         made.rename(folder)
     return step

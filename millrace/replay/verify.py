@@ -256,7 +256,12 @@ def start_trainer(run: SourceRun, from_step: int, *, one_update: bool = False) -
     if one_update:
         training = training.model_copy(update={"minibatches": 1, "epochs": 1})
     trainer = Trainer(
-        model, training, max_new_tokens=config.generation.max_new_tokens, seed=config.seed, reference=reference
+        model,
+        training,
+        max_new_tokens=config.generation.max_new_tokens,
+        seed=config.seed,
+        reference=reference,
+        published_dtype=getattr(torch, config.generation_dtype),
     )
     if run.vocab_size not in (None, trainer.vocab_size):
         raise ReplayError(

@@ -15,9 +15,9 @@ class PythonReward(Reward):
     """Calls `package.module:function` as `function(prompt, response, answer, meta)`, by position.
 
     `prompt`, `response` and `answer` are text; `meta` is a dict with the prompt's `prompt_id` and `source`. It returns
-    the reward, a finite number, or a dict of numbers with the key `reward`; its other keys are components. An exception
-    is an error. Each response gets its own process, forked from one that has imported the module, so no response sees
-    what another changed.
+    the reward, a finite number, or a dict of numbers with the key `reward`, or else `score`; its other keys are
+    components. An exception is an error. Each response gets its own process, forked from one that has imported the
+    module, so no response sees what another changed.
     """
 
     name = "python"
@@ -50,9 +50,10 @@ class PythonReward(Reward):
         if not isinstance(returned, Mapping):
             return Score(reward=_number("reward", returned))
         values = {str(name): _number(str(name), value) for name, value in returned.items()}
-        if "reward" not in values:
-            raise ValueError(f"the function returned {sorted(values)}; expected a dict with the key reward")
-        return Score(reward=values.pop("reward"), components=values)
+        key = "reward" if "reward" in values else "score"
+        if key not in values:
+            raise ValueError(f"the function returned {sorted(values)}; expected a dict with the key reward or score")
+        return Score(reward=values.pop(key), components=values)
 
 
 def _number(name: str, value: object) -> float:

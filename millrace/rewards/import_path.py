@@ -35,8 +35,10 @@ def imported_function(key: str, path: str, parameters: Sequence[str]) -> Callabl
         inspect.signature(function).bind(*parameters)
     except (TypeError, ValueError) as error:
         raise unusable(key, path, f"a function of ({', '.join(parameters)}) ({error})") from error
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise unusable(key, path, "a function that is not async")
+    if inspect.isgeneratorfunction(function):
+        raise unusable(key, path, "a function that returns its result, not a generator that yields it")
     return function
 
 

@@ -72,7 +72,7 @@ class RewardModel(Reward):
         return score
 
     def score_batch(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Score]:
-        """One forward pass for all."""
+        """One forward pass for all, or one for each if the model has no padding token."""
         tokens = [self._tokens(prompt, response) for prompt, response in pairs]
         most = getattr(self._model.config, "max_position_embeddings", None) or math.inf
         fitting = [row for row, ids in enumerate(tokens) if 0 < len(ids) <= most]
@@ -98,13 +98,17 @@ class RewardModel(Reward):
 
         if not tokens:
             return []
-        # Padded on the right and masked; the model finds each row's last token by the padding token.
-        batch = self._tokenizer.pad({"input_ids": tokens}, padding_side="right", return_tensors="pt")
+        # The model finds each row's last token by the padding token in its config, which may not be the tokenizer's.
+        padding = self._model.config.get_text_config().pad_token_id
+        if padding is None and len(tokens) > 1:
+            return [logit for row in tokens for logit in self._logits([row])]
+        rows = [torch.tensor(row) for row in tokens]
+        masks = [torch.ones_like(row) for row in rows]
+        # Padded on the right and masked.
+        inputs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding or 0)
+        mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)
         with torch.inference_mode():
-            logits_B1 = self._model(
-                input_ids=batch["input_ids"].to(self._device),
-                attention_mask=batch["attention_mask"].to(self._device),
-            ).logits
+            logits_B1 = self._model(input_ids=inputs.to(self._device), attention_mask=mask.to(self._device)).logits
         values: list[float] = logits_B1[:, 0].float().tolist()
         return values
 

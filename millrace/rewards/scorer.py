@@ -56,6 +56,9 @@ class Scorer:
         self.name = reward.name
         self.version = ""
         """`Reward.version`, stored with each score."""
+        self.on_first_failure: Callable[[str], None] = lambda sentence: None
+        """Called at once, and only once, when a response gets no score."""
+        self._has_failed = False
 
     def check(self) -> None:
         """Check that the isolated rewards can be loaded, by loading them in a process that then ends.
@@ -98,7 +101,7 @@ class Scorer:
 
         Raises only for faults that no response caused, such as the loss of the fork server.
         """
-        by_part = {part.name: _score_here(part, pairs, each) for part in self._local}
+        by_part = {part.name: self._score_here(part, pairs, each) for part in self._local}
         if self._pool is not None:
             by_part |= self._score_in_pool(self._pool, pairs, each)
         reward = self._reward
@@ -109,20 +112,31 @@ class Scorer:
     def _score_in_pool(self, pool: Pool, pairs: Pairs, each: Callable[[], None]) -> dict[str, list[TimedScore]]:
         names, num = [part.name for part in self._isolated], len(pairs)
         tasks = [Task(reward=name, prompt=prompt, response=response) for name in names for prompt, response in pairs]
-        scores = dict(pool.score(tasks, each))
+        scores: dict[int, TimedScore] = {}
+        for number, timed in pool.score(tasks, each):
+            scores[number] = timed
+            self._report_failure(tasks[number].reward, tasks[number].prompt, timed.score)
         return {name: [scores[part * num + row] for row in range(num)] for part, name in enumerate(names)}
 
+    def _score_here(self, part: Reward, pairs: Pairs, each: Callable[[], None]) -> list[TimedScore]:
+        timed: list[TimedScore] = []
+        for first in range(0, len(pairs), part.batch_size):
+            batch = pairs[first : first + part.batch_size]
+            started = time.perf_counter()
+            scores = _batch_scores(part, batch)
+            seconds = (time.perf_counter() - started) / len(batch)
+            timed += [TimedScore(score=score, seconds=seconds) for score in scores]
+            for (prompt, _), score in zip(batch, scores, strict=True):
+                self._report_failure(part.name, prompt, score)
+            each()
+        return timed
 
-def _score_here(part: Reward, pairs: Pairs, each: Callable[[], None]) -> list[TimedScore]:
-    timed: list[TimedScore] = []
-    for first in range(0, len(pairs), part.batch_size):
-        batch = pairs[first : first + part.batch_size]
-        started = time.perf_counter()
-        scores = _batch_scores(part, batch)
-        seconds = (time.perf_counter() - started) / len(batch)
-        timed += [TimedScore(score=score, seconds=seconds) for score in scores]
-        each()
-    return timed
+    def _report_failure(self, name: str, prompt: Prompt, score: Score) -> None:
+        if score.status != "ok" and not self._has_failed:
+            self._has_failed = True
+            self.on_first_failure(
+                f"the reward {name} failed for a response to prompt {prompt.prompt_id}: {score.error}"
+            )
 
 
 def _batch_scores(part: Reward, batch: Pairs) -> list[Score]:

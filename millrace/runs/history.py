@@ -113,7 +113,8 @@ def accuracies(results: Sequence[Result], most: int) -> dict[str, list[AccuracyP
     by_set: dict[str, list[tuple[int, Result]]] = {}
     for result in results:
         for name, measures in measures_by_set(result).items():
-            by_set.setdefault(name, []).append((result["policy_version"], measures))
+            if measures["accuracy"] is not None:
+                by_set.setdefault(name, []).append((result["policy_version"], measures))
     return {name: [_accuracy_point(some) for some in _bins(found, most)] for name, found in by_set.items()}
 
 

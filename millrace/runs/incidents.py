@@ -26,6 +26,7 @@ _SENTENCES = {
     "probe.alarm": "{sentence}",
     "staleness.length-bias": "{sentence}",
     "selection.starving": "{sentence}",
+    "reward.failed": "{sentence}",
     "placement.waiting": "{sentence}",
     "pipeline.stalled": "nothing has moved for {seconds:.0f} s",
     "training.collapsed": "training collapsed: {sentence}",

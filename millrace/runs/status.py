@@ -90,6 +90,7 @@ class StatusReader:
             "run_id": self._run_id,
             "run_url": self._store.url,
             "attempt": self._attempt.number,
+            "first_step": self._attempt.first_step,
             "state": state,
             "steps": trainer.get("policy_version", 0),
             "max_steps": self._attempt.config["training"]["max_steps"],
@@ -120,6 +121,7 @@ class StatusReader:
             "curriculum": _curriculum(records),
             "ledger": {**ledger.to_json(), "generated_twice": _generated_twice(ledger, records)},
             "seconds": _seconds(records),
+            "scores": _scores(records),
             "tokens": self._tokens(ledger, records),
             "weight_sync": self._weight_sync(),
         }
@@ -280,6 +282,12 @@ def _seconds(records: dict[str, dict[str, Any]]) -> dict[str, float]:
         totals[short] = sum(s for seconds in replicas for what, s in seconds.items() if what != "idle")
         totals[f"idle_{short}"] = sum(seconds.get("idle", 0.0) for seconds in replicas)
     return totals
+
+
+def _scores(records: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Responses that scorers have looked at, and how many of them got no score."""
+    scorers = [record for name, record in records.items() if _stage(name) == "score"]
+    return {what: sum(record.get(what, 0) for record in scorers) for what in ("rollouts", "errors")}
 
 
 def _curriculum(records: dict[str, dict[str, Any]]) -> dict[str, float] | None:

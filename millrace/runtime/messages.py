@@ -25,6 +25,7 @@ EventKind = Literal[
     "staleness.length-bias",
     "staleness.control",
     "selection.starving",
+    "reward.failed",
     "training.collapsed",
     "pipeline.stalled",
     "placement.waiting",

@@ -84,8 +84,8 @@ class Evaluation:
         self._stage = stage
         self._store = stage.store
         self._measures = measures
-        # Versions whose checkpoint can't be read, and those that were passed over.
-        self._unreadable: set[int] = set()
+        # Versions that this process can't measure, and those that were passed over.
+        self._given_up: set[int] = set()
         self._skipped: set[int] = set()
 
     def follow(self, every: int, last: int) -> None:
@@ -138,6 +138,9 @@ class Evaluation:
             "t": time.time(),
         }
         write_result(self._store, result)
+        if result["accuracy"] is None:
+            # Another process tries again: the reward may have been corrected.
+            self._given_up.add(version)
         self._stage.milestone(_line(result))
         if (stop_after := self._stage.config.evaluation.stop_after) is not None:
             stop_if_no_better(self._store, self._stage.arguments.attempt, stop_after)
@@ -149,7 +152,7 @@ class Evaluation:
             self.measure(newest)
         except StreamCorrupt as error:
             # The trainer, which needs it more, reports it too when it starts from it.
-            self._unreadable.add(newest.step)
+            self._given_up.add(newest.step)
             self._stage.milestone(f"version {newest.step} can't be evaluated: {error}")
 
     def _report_skipped(self, chosen: Checkpoint, found: list[Checkpoint]) -> None:
@@ -161,11 +164,12 @@ class Evaluation:
 
     def _is_done(self, checkpoint: Checkpoint | None) -> bool:
         version = 0 if checkpoint is None else checkpoint.step
-        if version in self._unreadable:
+        if version in self._given_up:
             return True
         result = read_result(self._store, version)
         return (
             result is not None
+            and result["accuracy"] is not None
             and result["weights_checksum"] == _checksum(checkpoint)
             and self._stage.config.evaluation.sets.keys() <= result.get("sets", {}).keys()
         )
@@ -187,6 +191,7 @@ class Policy:
         config = self._stage.config
         further = [one.source for one in config.evaluation.sets.values()]
         with make_scorer(config.scoring, config.prompts, further) as scorer:
+            scorer.on_first_failure = self._stage.milestone
             examiner = Examiner(self._engine, self._encoder, scorer, self._rules, self._still_wanted)
             return examiner.measure(self._sets)
 
@@ -277,7 +282,8 @@ def _in_words(sets: Mapping[str, EvaluationSet]) -> str:
 
 def _line(result: Result) -> str:
     """The result in one line."""
-    found = [f"{name} {one['accuracy']:.3f}" for name, one in measures_by_set(result).items()]
+    accuracies = {name: one["accuracy"] for name, one in measures_by_set(result).items()}
+    found = [f"{name} {'not scored' if value is None else f'{value:.3f}'}" for name, value in accuracies.items()]
     return f"version {result['policy_version']}: accuracy {', '.join(found)} in {result['seconds']:.1f} s"
 
 

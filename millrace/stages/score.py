@@ -6,10 +6,11 @@
 Scorer s of S reads every generator's trajectories, waits for the next part of its share, and writes one part of scores
 per part of trajectories. With j parts in its own stream, trajectory part j·S + s is next. Each row of a part that can't
 be read gets an error as its score, so that the streams stay aligned. In a replay the trajectories are the stored run's,
-and the stage ends after the last part.
+and the stage ends after the last part. A reward that fails for a whole step's worth of groups ends the run.
 """
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -20,6 +21,7 @@ from millrace.models.decoder import Decoder, load_decoder
 from millrace.models.start_folder import start_folder
 from millrace.replay.spec import read_spec
 from millrace.rewards.base import Score, failed
+from millrace.rewards.failing import FailingReward
 from millrace.rewards.isolation.messages import TimedScore
 from millrace.rewards.scorer import Scorer, make_scorer
 from millrace.rollouts.arrow import answers, environment_error_of, prompt_of
@@ -47,6 +49,8 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     spec = read_spec(stage.store)
     source = stage.store if spec is None else open_store(spec.sources[0])
     streams = [_GeneratorStream(stage, generator, source) for generator in range(stage.config.generation.replicas)]
+    failing = FailingReward(scorer.name, stage.config.training.groups_per_step)
+    scorer.on_first_failure = lambda sentence: _report_failure(stage, sentence)
     stage.ready(f"scorer {stage.replica} ready with reward {scorer.name} {scorer.version}")
 
     def next_part() -> bool:
@@ -62,7 +66,7 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
             if stream.lost is not None:
                 _write_off(stage, stream, scorer.version)
             elif stream.part is not None:
-                _score(stage, stream, scorer, decode)
+                _score(stage, stream, scorer, decode, failing)
     stage.milestone(f"scorer {stage.replica} drained after {sum(stream.scores.rows for stream in streams)} scores")
 
 
@@ -93,13 +97,21 @@ class _GeneratorStream:
         return self.part is not None or self.lost is not None
 
 
-def _score(stage: Stage, stream: _GeneratorStream, scorer: Scorer, decode: Decoder) -> None:
+def _report_failure(stage: Stage, sentence: str) -> None:
+    stage.milestone(sentence)
+    stage.tell("reward.failed", sentence=sentence)
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _score(stage: Stage, stream: _GeneratorStream, scorer: Scorer, decode: Decoder, failing: FailingReward) -> None:
     assert stream.part is not None
+    trajectories = stream.part.table
     with stage.busy("score"):
-        table = score_table(stream.part.table, scorer, decode, each=stage.beat)
+        table = score_table(trajectories, scorer, decode, each=stage.beat)
     failpoint("score.before_commit")
     _commit(stage, stream, table, stream.part.record)
     stream.part = None
+    failing.check(trajectories["group_id"].to_pylist(), table["error"].to_pylist())
 
 
 def _write_off(stage: Stage, stream: _GeneratorStream, verifier_version: str) -> None:
@@ -120,6 +132,7 @@ def _commit(stage: Stage, stream: _GeneratorStream, table: pa.Table, record: Rec
         )
     stage.progress(
         rollouts=stage.value("rollouts") + table.num_rows,
+        errors=stage.value("errors") + table["reward"].null_count,
         tokens=stage.value("tokens") + record.tokens,
     )
 

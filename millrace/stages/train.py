@@ -109,6 +109,7 @@ def load_trainer(config: RunConfig, folder: Path) -> Trainer:
         seed=config.seed,
         reference=reference,
         ranks=ranks,
+        published_dtype=_generation_dtype(config),
     )
 
 

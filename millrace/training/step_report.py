@@ -70,6 +70,8 @@ class StepReport:
     """Response tokens of the batch that carried loss."""
     non_finite_tokens: int
     """Of them, those masked because their loss was not finite; a token counts once for each update."""
+    changed_weight_share: float
+    """Share of the trained weights that the step changed, in the number format that generators receive."""
     trainer_logprobs: list[npt.NDArray[np.float32]] = field(compare=False)
     """[samples] of [R] log π of each response token before the first update, nats."""
 
@@ -161,7 +163,9 @@ class TokenTable:
         return found | {"log_ratio": found["trainer_logprobs"] - rollout_N.astype(np.float64)}
 
 
-def report(samples: Sequence[Sample], updates: Sequence[Update], before_N: torch.Tensor) -> StepReport:
+def report(
+    samples: Sequence[Sample], updates: Sequence[Update], before_N: torch.Tensor, *, changed_weight_share: float
+) -> StepReport:
     """The numbers of a step on `samples`; `before_N` is [N] log π of all response tokens before the first update."""
     of = {name: np.concatenate([update.tokens[name] for update in updates]) for name in _COLUMNS}
     ratio, weight = of["importance_ratio"], of["weight"]
@@ -192,6 +196,7 @@ def report(samples: Sequence[Sample], updates: Sequence[Update], before_N: torch
         entropy=float(of["entropy"].mean()),
         tokens=int(carries_N.sum()),
         non_finite_tokens=int(of["non_finite"].sum()),
+        changed_weight_share=changed_weight_share,
         trainer_logprobs=np.split(logprobs_N.astype(np.float32), ends[:-1]),
     )
 

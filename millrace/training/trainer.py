@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from configs.training import TrainingConfig
 from millrace.models.offload import move, visiting
 from millrace.training.batch import Microbatch, Sample, microbatches, pack
+from millrace.training.changed_weights import changed_share, sample_weights
 from millrace.training.checkpoints.image import lone_files
 from millrace.training.checkpoints.policy_state import policy_state, restore_policy_state
 from millrace.training.losses.base import Loss
@@ -41,9 +42,13 @@ from storage.failpoints import failpoint
 class Trainer:
     """A policy, its optimizer and its version. Each rank has one, and all ranks call the same methods.
 
+    Trained weights are kept in float32 at least, with their gradients and moments: in bfloat16 most updates of a small
+    learning rate would be lost. It computes in `training.compute_dtype`, or in the dtype that `model` came in.
+
     `max_new_tokens` is the maximum length of a response. `seed` is the run's: the order of minibatches follows from it.
     `reference` is the start model, required exactly if `training.kl.coefficient` is above 0; it never changes, and
-    stays in the CPU's memory between steps.
+    stays in the CPU's memory between steps. `published_dtype` is the number format in which generators get the weights;
+    None: that of `model`.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class Trainer:
         seed: int = 0,
         reference: PreTrainedModel | None = None,
         ranks: Ranks = ALONE,
+        published_dtype: torch.dtype | None = None,
     ) -> None:
         if (reference is None) != (training.kl.coefficient == 0):
             raise ValueError("a reference policy is wanted where the objective's KL has a coefficient, and only there")
@@ -69,8 +75,12 @@ class Trainer:
             )
         elif training.frozen_layers:
             freeze_prefix(model, training.frozen_layers)
+        self._published_dtype = published_dtype or model.dtype
         dtype = training.compute_dtype
-        self._compute_dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
+        self._compute_dtype: torch.dtype = model.dtype if dtype is None else getattr(torch, dtype)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
         self.policy = PackedPolicy(
             model.train(),
             router_replay=training.router_replay,
@@ -152,9 +162,12 @@ class Trainer:
             reference_N=self._reference_logprobs(samples),
             before_N=self._fixed_logprobs(self.policy, samples) if len(plan) > 1 else None,
         )
+        weights = sample_weights(self.model, self._published_dtype)
         done = [self._update(samples, places, fixed, rate_factor) for places in plan]
+        share = changed_share(weights, sample_weights(self.model, self._published_dtype), self.ranks)
         self.policy_version += 1
-        return report(samples, done, done[0].logprobs_N if fixed.before_N is None else fixed.before_N)
+        before_N = done[0].logprobs_N if fixed.before_N is None else fixed.before_N
+        return report(samples, done, before_N, changed_weight_share=share)
 
     def sleep(self) -> None:
         """Moves parameters and optimizer state to the CPU's memory, and frees the device's.

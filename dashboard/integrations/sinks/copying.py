@@ -124,6 +124,7 @@ class Mirror:
                 values={"evaluation/accuracy": result["accuracy"]},
             )
             for result in self._results.read()
+            if result["accuracy"] is not None
         ]
         for error in self._results.damaged:
             print(f"millrace: left out: {error}", file=sys.stderr)

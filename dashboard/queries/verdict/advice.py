@@ -21,8 +21,8 @@ def advise(clauses: Sequence[Clause], facts: Facts) -> str:
     """One sentence."""
     causes = {clause.cause for clause in clauses}
     for cause, sentence in ADVICE.items():
-        if cause in causes:
-            return sentence(facts)
+        if cause in causes and (said := sentence(facts)) is not None:
+            return said
     return NOTHING
 
 
@@ -33,46 +33,94 @@ def _hanging(facts: Facts) -> str:
     )
 
 
-def _too_stale(facts: Facts) -> str:
-    if facts.dropped_share is not None and facts.dropped_share >= (facts.masked_share or 0.0):
+def _collapsed(facts: Facts) -> str:
+    if facts.setting("training.on_collapse") == "roll_back":
+        return "Lower training.learning_rate and resume, unless rolling back helps."
+    return "Set training.on_collapse to roll_back, which also lowers the learning rate, and resume."
+
+
+def _finished(facts: Facts) -> str:
+    if facts.best_version == 0:
+        return "No trained version is better than the base model: look at the reward and the learning rate."
+    return f"Take its best version: `millrace export {facts.run_url} --to FOLDER --best`."
+
+
+def _too_stale(facts: Facts) -> str | None:
+    if facts.sync:
+        return None
+    dropped = facts.dropped_share is not None and facts.dropped_share >= (facts.masked_share or 0.0)
+    if dropped and facts.setting("staleness.too_old") != "mask":
         return "Set staleness.too_old to mask, so that only the tokens that are too old are lost."
+    if facts.is_adaptive:
+        return "Shorten responses: long ones outlast the bound."
     return f"Raise staleness.max_staleness (now {facts.bound}), or shorten responses: long ones outlast the bound."
 
 
 def _off_policy(facts: Facts) -> str:
     if not facts.bound:
+        updates = (facts.setting("training.minibatches") or 1) * (facts.setting("training.epochs") or 1)
+        if updates > 1:
+            return f"Lower training.epochs or training.minibatches: {updates} updates on a batch move the policy away."
         return "The bound is 0, so engine and trainer disagree: look at probe_difference and the importance ratios."
-    return f"Lower staleness.max_staleness (now {facts.bound}), or set staleness.control to adaptive."
+    if facts.is_adaptive:
+        return "Lower training.learning_rate: the bound is lowered already, by adaptive control."
+    # Adaptive control needs importance ratios.
+    control = "" if facts.setting("training.loss") == "reinforce" else ", or set staleness.control to adaptive"
+    return f"Lower staleness.max_staleness (now {facts.bound}){control}."
 
 
-def _trainer_bound(facts: Facts) -> str:
+def _length_bias(facts: Facts) -> str | None:
+    if facts.sync:
+        return None
+    mask = "" if facts.setting("staleness.too_old") == "mask" else "Set staleness.too_old to mask, or "
+    return (
+        f"{mask}{'r' if mask else 'R'}aise staleness.max_staleness (now {facts.bound}): short responses are favoured."
+    )
+
+
+def _no_spread(facts: Facts) -> str:
+    has_curriculum = facts.setting("prompts.curriculum.window") is not None
+    return f"Choose prompts that are sometimes solved{'' if has_curriculum else ', or set prompts.curriculum.window'}."
+
+
+def _sync_bound(facts: Facts) -> str:
+    other = {"shm": "direct", "direct": "shm on one host"}.get(str(facts.setting("weights.transport")))
+    transport = other or "direct, or shm on one host"
+    return (
+        f"Set weights.transport to {transport}, or raise training.groups_per_step: weights travel for most of a step."
+    )
+
+
+def _waits(facts: Facts) -> str | None:
+    if facts.sync or facts.is_adaptive:
+        return None
+    return "Raise staleness.max_staleness by one: then generators wait less for the trainer."
+
+
+def _trainer_bound(facts: Facts) -> str | None:
     idle = facts.idle.get("generate", 0.0)
-    if idle <= FEW_IDLE or facts.sync:
-        return NOTHING
+    if idle <= FEW_IDLE or facts.sync or (facts.setting("generation.replicas") or 1) == 1:
+        return None
     return f"Generators wait {idle:.0%} of their time: fewer would do, or give the trainer one's device."
 
 
-ADVICE: dict[str, Callable[[Facts], str]] = {
+ADVICE: dict[str, Callable[[Facts], str | None]] = {
     "damaged": lambda facts: f"Run `millrace fsck {facts.run_url}`: it says what is damaged and what can be done.",
     "hanging": _hanging,
     "lost": lambda facts: "Continue it: `millrace run` with its config, --run-id and --resume.",
-    "collapsed": lambda facts: (
-        "Set training.on_collapse to roll_back, which also lowers the learning rate, and resume."
-    ),
+    "collapsed": _collapsed,
     "stopped": lambda facts: "Continue it: `millrace run` with its config, --run-id and --resume.",
-    "finished": lambda facts: f"Take its best version: `millrace export {facts.run_url} --to FOLDER --best`.",
+    "finished": _finished,
     "too stale": _too_stale,
     "far off policy": _off_policy,
-    "length bias": lambda facts: "Set staleness.too_old to mask, or raise the bound: short responses are favoured.",
-    "no spread": lambda facts: "Choose prompts that are sometimes solved, or set prompts.curriculum.window.",
+    "length bias": _length_bias,
+    "no spread": _no_spread,
     "generator-bound": lambda facts: (
         "Raise generation.replicas or give generators more devices: the trainer waits for them."
     ),
     "scorer-bound": lambda facts: "Raise scoring.replicas: the trainer waits for scores.",
-    "sync-bound": lambda facts: (
-        "Set weights.transport to direct, or shm on one host: weights travel for most of a step."
-    ),
-    "waits": lambda facts: "Raise staleness.max_staleness by one: then generators wait less for the trainer.",
+    "sync-bound": _sync_bound,
+    "waits": _waits,
     "trainer-bound": _trainer_bound,
 }
-"""By cause, the most urgent first."""
+"""By cause, the most urgent first; None where nothing applies to this run."""

@@ -37,6 +37,8 @@ class Facts:
     """A run, as far as the rules look at it."""
 
     run_url: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The newest attempt's."""
     state: str | None = None
     """running, finished or stopped; None if the status can't be computed."""
     ended: bool = False
@@ -81,9 +83,30 @@ class Facts:
     """Effective sample size of the newest steps, as a share."""
     ess_target: float = 0.95
     ess_floor: float = 0.5
+    best_version: int | None = None
+    """The one with the best evaluation, 0 for the base model."""
+
+    def setting(self, key: str) -> Any:
+        """A setting by its key, such as `staleness.too_old`; None if the run does not say."""
+        value: Any = self.config
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the trainer moves the staleness bound."""
+        return bool(self.setting("staleness.control") == "adaptive")
 
 
-_ALARMS = ("probe.alarm", "generator.lost", "trainer.rolled-back", "selection.starving", "placement.waiting")
+_ALARMS = (
+    "probe.alarm",
+    "generator.lost",
+    "trainer.rolled-back",
+    "selection.starving",
+    "reward.failed",
+    "placement.waiting",
+)
 """Kinds of incidents that a person wants to know of while they are new."""
 
 
@@ -94,6 +117,7 @@ def read_facts(run: RunData) -> Facts:
     staleness = _section(config, "staleness")
     return Facts(
         run_url=run.info.url,
+        config=config,
         state=status.get("state"),
         ended=newest.ended is not None,
         version=int(status.get("steps") or 0),
@@ -120,6 +144,7 @@ def read_facts(run: RunData) -> Facts:
         ess=_mean(run, "effective_sample_size"),
         ess_target=float(staleness.get("ess_target", Facts.ess_target)),
         ess_floor=float(staleness.get("ess_floor", Facts.ess_floor)),
+        best_version=(status.get("best") or {}).get("policy_version"),
     )
 
 

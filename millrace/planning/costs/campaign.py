@@ -91,7 +91,7 @@ def trainer_setup(config: RunConfig) -> TrainerSetup:
     return TrainerSetup(
         data=training.parallel.data,
         tensor=training.parallel.tensor,
-        dtype=config.model.dtype,
+        frozen_dtype=config.model.dtype,
         compute_dtype=training.compute_dtype or config.model.dtype,
         activation_checkpointing=training.activation_checkpointing,
         max_tokens_per_microbatch=training.max_tokens_per_microbatch,

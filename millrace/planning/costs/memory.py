@@ -63,7 +63,7 @@ class GeneratorMemory:
 
 def trainer_memory(shape: ModelShape, setup: TrainerSetup, assumptions: Assumptions) -> TrainerMemory:
     """Bytes per GPU for microbatches of `max_tokens_per_microbatch`."""
-    weight, compute = BYTES[setup.dtype], BYTES[setup.compute_dtype]
+    weight, frozen, compute = BYTES[setup.dtype], BYTES[setup.frozen_dtype], BYTES[setup.compute_dtype]
     own = _own_parameters(shape, setup)
     trained = own * trained_parameters(shape, setup) / shape.parameters
     layer = shape.layer_parameters / setup.tensor
@@ -72,11 +72,11 @@ def trainer_memory(shape: ModelShape, setup: TrainerSetup, assumptions: Assumpti
     # Gradients are summed in float32, beside those of the pass.
     in_use = 2 * layer * compute + layer * (compute + 4) + shape.other_parameters * compute
     return TrainerMemory(
-        states=own * weight + trained * 3 * weight,
+        states=(own - trained) * frozen + trained * 4 * weight,
         gathered=in_use if sharded else 0.0,
         activations=_activations(shape, setup),
         logits=_logits(shape, setup),
-        reference=own * weight + _forward_activations(shape, setup) if setup.reference else 0.0,
+        reference=own * frozen + _forward_activations(shape, setup) if setup.reference else 0.0,
         reserved=assumptions.reserved_bytes,
     )
 

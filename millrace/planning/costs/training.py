@@ -36,7 +36,9 @@ class TrainerSetup:
     tensor: int = 1
     """GPUs that divide each layer; consecutive ones, so as many as possible are in one host."""
     dtype: str = "float32"
-    """Number format of weights, gradients and moments."""
+    """Number format of trained weights, gradients and moments."""
+    frozen_dtype: str = "float32"
+    """Number format of frozen weights, and of the reference policy's."""
     compute_dtype: str = "bfloat16"
     """Number format of forward and backward passes."""
     activation_checkpointing: bool = False
@@ -127,7 +129,7 @@ def optimizer_seconds(shape: ModelShape, setup: TrainerSetup, hardware: Hardware
 
 def reference_seconds(shape: ModelShape, setup: TrainerSetup, hardware: Hardware, assumptions: Assumptions) -> float:
     """To bring the reference policy's shards from the CPU's memory to the GPUs, and back."""
-    nbytes = 2 * shape.parameters / setup.gpus * BYTES[setup.dtype]
+    nbytes = 2 * shape.parameters / setup.gpus * BYTES[setup.frozen_dtype]
     return nbytes / (hardware.host_copy * assumptions.host_copy_share)
 
 

@@ -30,8 +30,8 @@ def add_adapters(
 ) -> None:
     """Adds adapters to all linear layers of these names, in place; from then on only adapters have a gradient.
 
-    The first `frozen_layers` decoder layers get none. Adapters have their layer's dtype. A is drawn from torch's random
-    numbers, which have to be the same on every rank.
+    The first `frozen_layers` decoder layers get none. Adapters start in their layer's dtype. A is drawn from torch's
+    random numbers, which have to be the same on every rank.
     Raises InputError for a name that no linear layer has.
     """
     named = model.base_model.named_modules()

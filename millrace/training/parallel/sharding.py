@@ -29,11 +29,12 @@ from millrace.weights.transfer.trainer_layouts import fsdp_layout
 def shard(policy: PackedPolicy, ranks: Ranks, *, compute_dtype: torch.dtype | None = None) -> None:
     """Shards `policy` over the ranks, in place; it computes in `compute_dtype`, or in the weights' dtype if None.
 
-    Every rank calls this with the same weights, still on the CPU, before making an optimizer. With a single rank and
-    the weights' own dtype it only moves the policy to the device. Raises InputError for a module that can't be divided.
+    Every rank calls this with the same weights, still on the CPU, before making an optimizer. Frozen weights may have
+    another dtype than trained ones. With a single rank and all weights in the dtype to compute in, it only moves the
+    policy to the device. Raises InputError for a module that can't be divided.
     """
-    weights_dtype = next(policy.parameters()).dtype
-    if ranks.size == 1 and compute_dtype in (None, weights_dtype):
+    weights_dtype = next((one.dtype for one in policy.parameters() if one.requires_grad), torch.float32)
+    if ranks.size == 1 and {one.dtype for one in policy.parameters()} <= {compute_dtype or weights_dtype}:
         policy.to(ranks.device)
         return
     mesh = ranks.mesh or mesh_of_one(ranks.device)

@@ -92,10 +92,63 @@ def test_a_healthy_run_is_green_in_every_clause_and_needs_nothing() -> None:
 
 
 def test_a_trainer_that_never_waits_is_the_bottleneck_and_idle_generators_are_too_many() -> None:
-    verdict = _verdict(_run(train=0.01, generate=0.44))
+    facts = read_facts(_run(train=0.01, generate=0.44))
+    verdict = judge(replace(facts, config={"generation": {"replicas": 2}}))
     assert verdict.clauses[2].words == "trainer-bound: train 99% busy, generate idle 44%"
     assert verdict.clauses[2].level == "good"
     assert verdict.advice.startswith("Generators wait 44% of their time")
+
+
+def test_a_single_generator_that_waits_is_not_one_too_many() -> None:
+    facts = read_facts(_run(train=0.01, generate=0.44))
+    assert judge(replace(facts, config={"generation": {"replicas": 1}})).advice == NOTHING
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"idle": {"train": 0.5, "generate": 0.4, "score": 0.8}},
+        {"length_bias": 0.9},
+        {"dropped_share": 0.5},
+    ],
+)
+def test_in_sync_mode_nothing_is_advised_about_the_bound(found: dict[str, Any]) -> None:
+    facts = replace(read_facts(_run()), **found)
+    assert "staleness" in judge(facts).advice
+    assert judge(replace(facts, sync=True)).advice == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("found", "config", "advised", "not_advised"),
+    [
+        ({"length_bias": 0.9}, {"staleness": {"too_old": "mask"}}, "max_staleness", "to mask"),
+        ({"dropped_share": 0.5}, {"staleness": {"too_old": "mask"}}, "max_staleness", "to mask"),
+        ({"dropped_share": 0.5}, {"staleness": {"too_old": "mask", "control": "adaptive"}}, "Shorten", "staleness"),
+        ({"ess": 0.3}, {"staleness": {"control": "adaptive"}}, "learning_rate", "to adaptive"),
+        ({"ess": 0.3}, {"training": {"loss": "reinforce"}}, "max_staleness", "adaptive"),
+        ({"ess": 0.3, "bound": 0}, {"training": {"epochs": 2, "minibatches": 4}}, "8 updates", "disagree"),
+        ({"no_spread": 0.9}, {"prompts": {"curriculum": {"window": 4}}}, "prompts", "curriculum"),
+        ({"collapse": "it fell"}, {"training": {"on_collapse": "roll_back"}}, "learning_rate", "on_collapse"),
+        (
+            {"idle": {"train": 0.5, "generate": 0.4}, "step_seconds": 1.0, "push_seconds": 0.9},
+            {"weights": {"transport": "direct"}},
+            "to shm",
+            "to direct",
+        ),
+    ],
+)
+def test_a_setting_that_is_in_force_or_has_no_effect_is_not_advised(
+    found: dict[str, Any], config: dict[str, Any], advised: str, not_advised: str
+) -> None:
+    advice = judge(replace(read_facts(_run()), config=config, **found)).advice
+    assert advised in advice
+    assert not_advised not in advice
+
+
+def test_a_finished_run_whose_base_model_is_the_best_is_not_to_be_exported() -> None:
+    run = _run(state="finished", silent=9000.0)
+    worse = replace(run, status={**run.status, "best": {"policy_version": 0}})
+    assert "base model" in _verdict(worse).advice
 
 
 @pytest.mark.parametrize(

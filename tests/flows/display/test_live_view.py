@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from flows.display import decision_table
-from flows.display.key_figures import figures
+from flows.display.key_figures import evaluation_line, figures
 from flows.display.live_view import News, panel, plain_line
 
 STATUS: dict[str, Any] = {
@@ -41,6 +41,7 @@ STATUS: dict[str, Any] = {
         "in_flight": {"rollouts": 8, "tokens": 25},
         "dropped": {"stale": {"rollouts": 8, "tokens": 25}},
     },
+    "scores": {"rollouts": 92, "errors": 0},
     "tokens": {"generate": 300, "score": 275, "train": 190},
     "weight_sync": {"transport": "shm", "count": 8, "p50_seconds": 0.0041, "bytes": 1000},
 }
@@ -150,7 +151,7 @@ def test_the_figures_name_the_best_version_further_sets_and_why_training_ended_e
 
 
 def test_each_evaluation_is_one_line_once_and_those_of_earlier_attempts_are_none() -> None:
-    evaluated = News()
+    evaluated = News(started=0.0)
     later = {**EVALUATED, "policy_version": 40, "interval": None}
     assert evaluated.look(status(evaluations=[EVALUATED])) == []
     [line] = evaluated.look(status(evaluations=[EVALUATED, later]))
@@ -158,12 +159,33 @@ def test_each_evaluation_is_one_line_once_and_those_of_earlier_attempts_are_none
     assert evaluated.look(status(evaluations=[EVALUATED, later])) == []
 
 
+def test_responses_without_a_score_are_counted_in_the_figures_and_in_a_plain_line() -> None:
+    failing = status(scores={"rollouts": 1024, "errors": 512})
+    assert dict(figures(failing))["errors"] == "512 of 1,024 responses got no score"
+    assert "512 of 1,024 responses got no score" in plain_line(failing, {})
+    assert "errors" not in dict(figures(STATUS))
+
+
+def test_an_evaluation_without_any_score_says_so_in_place_of_an_accuracy() -> None:
+    unscored = {"policy_version": 0, "accuracy": None, "accuracy_interval": None, "prompts": 512, "errors": 512}
+    found = dict(figures(status(eval={"start": unscored})))
+    assert found["accuracy, version 0"].startswith("not scored")
+    unscored_again = {"policy_version": 5, "accuracy": {"held_out": None}, "interval": None, "prompts": 512}
+    assert "not scored" in evaluation_line(unscored_again)
+
+
+def test_prompts_without_a_score_are_counted_next_to_the_accuracy_of_the_others() -> None:
+    partly = {"policy_version": 0, "accuracy": 0.5, "prompts": 512, "errors": 12}
+    found = dict(figures(status(eval={"start": partly})))
+    assert found["accuracy, version 0"] == "0.500 of 512 held-out prompts, 12 without a score"
+
+
 RESTART = {"t": 60.0, "kind": "stage.restarted", "sentence": "train-0 was started again: killed", "stage": "train-0"}
 ALARM = {"t": 61.0, "kind": "pipeline.stalled", "sentence": "nothing has moved for 120 s", "stage": None}
 
 
 def test_each_incident_is_one_line_once_and_the_figures_count_them() -> None:
-    news = News()
+    news = News(started=60.5)
     counted = {"counts": {"stage.restarted": 2, "pipeline.stalled": 1}, "restarts": {"train-0": 2}}
     assert news.look(status(incidents={**counted, "latest": [RESTART]})) == []
     incidents = {**counted, "latest": [RESTART, ALARM]}

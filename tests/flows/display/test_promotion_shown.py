@@ -8,7 +8,7 @@ from flows.display.links import DASHBOARD_URL, artifact_key, dashboard_link
 from flows.display.promotion import final_message, promoted_card
 from millrace.evaluation.promotion import Decision, Evaluation, decide
 
-STATUS = {"steps": 90, "max_steps": 4000}
+STATUS = {"state": "stopped", "steps": 90, "max_steps": 4000, "first_step": 60, "early_stop": None}
 
 
 def decision_of(accuracy: float) -> Decision:
@@ -26,6 +26,17 @@ def decision_of(accuracy: float) -> Decision:
 )
 def test_the_last_state_says_what_was_promoted_and_how_much_better_it_is(accuracy: float, expected: str) -> None:
     assert final_message(decision_of(accuracy), STATUS) == expected
+
+
+def test_a_finished_run_submitted_again_says_that_nothing_was_trained() -> None:
+    again = {**STATUS, "state": "finished", "steps": 4000, "first_step": 4000}
+    said = final_message(decision_of(0.3), again)
+    assert said.startswith("already finished at version 4,000: nothing was trained")
+    assert "training.max_steps" in said
+    assert final_message(decision_of(0.57), again).startswith("v90 promoted, 0.340 → 0.570; already finished")
+    early = {**again, "steps": 90, "first_step": 90, "early_stop": "5 evaluations were not better"}
+    assert "evaluation.stop_after" in final_message(None, early)
+    assert "nothing was trained" not in final_message(None, {**again, "first_step": 3990})
 
 
 def test_without_a_measurement_the_last_state_gives_no_numbers() -> None:

@@ -55,6 +55,20 @@ def test_the_held_out_set_is_at_the_top_and_further_sets_below_their_names(score
     assert "sets" not in examiner.measure({HELD_OUT: sets[HELD_OUT]})
 
 
+def test_a_set_without_any_score_has_no_accuracy_and_another_has_its_own() -> None:
+    engine = ScriptedEngine(TOKENIZER, lambda request: "1$" if request.prompt == PROMPTS[0] else "0$")
+    config = ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:one_over_response")
+    sets = {
+        HELD_OUT: EvaluationSet(prompts=PROMPTS[1:], samples=2),
+        "easy": EvaluationSet(prompts=PROMPTS[:1], samples=1),
+    }
+    with make_scorer(config, PromptsConfig()) as scorer:
+        measured = Examiner(engine, ENCODER, scorer, RULES, lambda: True).measure(sets)
+    assert (measured["accuracy"], measured["accuracy_interval"], measured["errors"]) == (None, None, 3)
+    assert "pass_at" not in measured
+    assert (measured["sets"]["easy"]["accuracy"], measured["sets"]["easy"]["errors"]) == (1.0, 0)
+
+
 def test_no_two_answers_of_a_set_share_a_seed_and_greedy_ones_are_drawn_without_temperature(scorer: Scorer) -> None:
     engine = ScriptedEngine(TOKENIZER, right_below_three)
     asked: list[tuple[float, int]] = []

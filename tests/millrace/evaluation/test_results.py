@@ -91,9 +91,22 @@ def test_measures_are_read_by_set_and_a_set_without_accuracy_is_damage(dict_stor
     assert read_result(dict_store, 8) is None
 
 
-def test_the_best_version_is_trained_and_the_earliest_of_equals_on_as_many_prompts_as_the_newest() -> None:
+def test_the_best_version_is_the_earliest_of_equals_on_as_many_prompts_as_the_newest() -> None:
     others = {**result(3, 0.9), "prompts": 4}
-    results = [result(0, 0.8), others, result(5, 0.5), result(10, 0.75), result(15, 0.75), result(20, 0.5)]
+    results = [result(0, 0.7), others, result(5, 0.5), result(10, 0.75), result(15, 0.75), result(20, 0.5)]
     assert best_result(results) == result(10, 0.75)
-    assert best_result(results[:1]) is None
     assert best_result([]) is None
+
+
+def test_the_base_model_is_the_best_version_until_a_trained_one_is_better() -> None:
+    assert best_result([result(0, 1.0), result(30, 0.5)]) == result(0, 1.0)
+    assert best_result([result(0, 1.0), result(30, 1.0)]) == result(0, 1.0)
+    assert best_result([result(0, 0.5), result(30, 0.75)]) == result(30, 0.75)
+
+
+def test_a_version_that_was_not_scored_is_read_and_is_never_the_best(dict_store: DictStore) -> None:
+    unscored = {**result(30), "accuracy": None}
+    write_result(dict_store, unscored)
+    assert read_result(dict_store, 30) == unscored
+    assert best_result([result(20), unscored]) == result(20)
+    assert best_result([unscored]) is None

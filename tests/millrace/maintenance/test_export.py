@@ -187,6 +187,17 @@ def test_the_best_version_is_exported_and_without_an_evaluation_there_is_none(ru
     assert_same_policy(tmp_path / "best", models[6])
 
 
+def test_the_base_model_is_exported_as_the_best_where_no_trained_version_is_better(run: Run, tmp_path: Path) -> None:
+    run.commit_model(3, make_model(seed=3))
+    trained = {"policy_version": 3, "weights_checksum": weights_checksum(stored_checkpoints(run.store)[3])}
+    base = {"policy_version": 0, "weights_checksum": None}
+    for measured, accuracy in ((base, 1.0), (trained, 0.5)):
+        write_result(run.store, {**measured, "accuracy": accuracy, "prompts": 8, "t": 50.0})
+    said = export(run.url, "--to", str(tmp_path / "best"), "--best")
+    assert said.startswith("version 0, the base model")
+    assert_same_policy(tmp_path / "best", make_model(seed=0))
+
+
 def test_a_version_and_the_promoted_one_can_not_both_be_asked_for(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

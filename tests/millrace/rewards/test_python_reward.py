@@ -28,13 +28,25 @@ def test_a_dict_is_the_reward_and_its_components() -> None:
 
 
 @pytest.mark.parametrize(
+    ("returned", "components"),
+    [("{'score': 0.5, 'part': 1}", {"part": 1.0}), ("{'reward': 0.5, 'score': 2}", {"score": 2.0})],
+)
+def test_the_reward_of_a_dict_is_its_reward_or_else_its_score(returned: str, components: dict[str, float]) -> None:
+    reward = make_reward(ScoringConfig(reward="python", function=f"{OWN}:as_told"))
+    reward.load()
+    score = safe_score(reward, PROMPT, returned)
+    assert (score.reward, score.components) == (0.5, components)
+
+
+@pytest.mark.parametrize(
     ("returned", "error"),
     [
         ("None", "TypeError: reward is of type NoneType; expected a number"),
         ("'1'", "TypeError: reward is of type str; expected a number"),
         ("float('nan')", "ValueError: reward is nan; expected a finite number"),
         ("10**400", "OverflowError: int too large to convert to float"),
-        ("{}", "ValueError: the function returned []; expected a dict with the key reward"),
+        ("{}", "ValueError: the function returned []; expected a dict with the key reward or score"),
+        ("(x for x in [1.0])", "TypeError: reward is of type generator; expected a number"),
         ("{'reward': 1, 'part': float('inf')}", "ValueError: part is inf; expected a finite number"),
         ("1/0", "ZeroDivisionError: division by zero"),
     ],
@@ -68,6 +80,7 @@ def test_the_version_is_that_of_the_source() -> None:
         (f"{OWN}:NOT_A_FUNCTION", f'a function "NOT_A_FUNCTION" in {OWN}'),
         (f"{OWN}:of_two", r"a function of \(prompt, response, answer, meta\)"),
         (f"{OWN}:later", "a function that is not async"),
+        (f"{OWN}:one_by_one", "a function that returns its result, not a generator that yields it"),
     ],
 )
 def test_what_can_not_be_called_is_one_sentence(function: str, expected: str) -> None:

@@ -63,6 +63,25 @@ def test_a_batch_earns_what_each_response_earns_alone(
     assert len({round(one.score.reward or 0.0, 6) for one in judged[:4]}) == 4
 
 
+@pytest.mark.parametrize("of_tokenizer", ["<pad>", None])
+@pytest.mark.parametrize("of_model", [2, None])
+def test_a_batch_earns_the_same_whichever_padding_token_is_missing_or_another(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, reward: Reward, of_model: int | None, of_tokenizer: str | None
+) -> None:
+    folder = save_model(tmp_path, tokenizer)
+    for name, key, value in (
+        ("config.json", "pad_token_id", of_model),
+        ("tokenizer_config.json", "pad_token", of_tokenizer and tokenizer.pad_token),
+    ):
+        file = folder / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    unpadded = make_reward(ScoringConfig(reward="reward_model", model=str(folder)))
+    unpadded.load()
+    scores = unpadded.score_batch([(PROMPT, response) for response in RESPONSES[:4]])
+    expected = [reward.score(PROMPT, response).reward for response in RESPONSES[:4]]
+    assert [score.reward for score in scores] == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_chat_template_puts_prompt_and_response_where_they_belong(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:

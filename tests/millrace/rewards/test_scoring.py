@@ -90,6 +90,18 @@ def test_a_reward_that_raises_leaves_its_reason_and_no_reward(
     assert {row["error"] for row in rows[2:4]} == {"ArithmeticError: can't count"}
 
 
+def test_the_first_response_without_a_score_is_reported_once(
+    trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    told: list[str] = []
+    with Scorer(LengthReward()) as scorer:
+        scorer.on_first_failure = told.append
+        for _ in range(2):
+            score_table(trajectories, scorer, _decoder(tokenizer))
+    [sentence] = told
+    assert "p5" in sentence and "ArithmeticError: can't count" in sentence
+
+
 class Exploding(LengthReward):
     """Rewards one response with more than a float32 can hold."""
 

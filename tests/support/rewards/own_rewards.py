@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,16 @@ def of_two(prompt: str, response: str) -> float:
 
 async def later(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
     return 0.0
+
+
+def one_by_one(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> Iterator[float]:
+    """A generator, which is not called as a function."""
+    yield 1.0
+
+
+def without_result(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> None:
+    """Forgets to return a reward."""
+
+
+def one_over_response(prompt: str, response: str, answer: str, meta: dict[str, Any]) -> float:
+    return 1 / int(response)

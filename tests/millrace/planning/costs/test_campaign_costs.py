@@ -94,7 +94,8 @@ def test_every_cost_of_a_campaign_is_a_duration() -> None:
         ("push", {"weights__transport": "shm"}, True, False),
         ("push", {"weights__transport": "store"}, False, True),
         ("handover", {"weights__transport": "shm"}, False, True),
-        ("checkpoint", {"model__dtype": "bfloat16"}, True, False),
+        ("checkpoint", {"training__frozen_layers": 16}, True, False),
+        ("checkpoint", {"model__dtype": "bfloat16"}, False, False),
     ],
 )
 def test_a_setting_changes_the_cost_it_should(name: str, changes: dict[str, object], less: bool, more: bool) -> None:
