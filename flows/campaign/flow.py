@@ -13,11 +13,8 @@ night with `resume="latest"` is a campaign of weeks. Cancel, Suspend, SIGTERM an
 way out it sets STOP, and every stage drains.
 """
 
-import contextlib
 import math
-import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +25,7 @@ from prefect.states import Cancelled, Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.schema import RunConfig
+from flows.campaign.attempt_end import attempt_under_way
 from flows.campaign.cancellation import Cancellation
 from flows.campaign.prepare import Resume, check, prepare
 from flows.campaign.report import Outcome, write_report, write_summary
@@ -39,14 +37,12 @@ from flows.display.promotion import final_message, show_promoted
 from flows.display.ui_reporter import Reporter
 from millrace.errors import MillraceError
 from millrace.evaluation.promotion import read_decision
-from millrace.runs.record import end_attempt, read_attempt
+from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
-from millrace.runtime.heartbeat import CONTROLLER, HeartbeatPublisher
 from storage.checkpoints import read_latest
 from storage.failpoints import failpoint
 from storage.stores.factory import open_store
-from tasks.fork_server import STAGES
-from tasks.jobs import Job, evaluation_job, jobs, stages_here
+from tasks.jobs import evaluation_job, jobs, stages_here
 from tasks.remote_stage import run_remotely
 from tasks.stages import LONG_RUNNING, bootstrap, evaluate, promote
 from tasks.start import warm_up
@@ -120,13 +116,15 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume, former: int = 0) ->
     store = open_store(run.run_url)
     for change in read_attempt(store, run.attempt).changes:
         get_run_logger().info("attempt %s: %s", run.attempt, change)
-    try:
+    with attempt_under_way(store, run.attempt, run.handover, "campaign") as heartbeats:
         with Reporter(run.run_url), Cancellation(former) as cancellation:
             failpoint("controller.prepared")
             if config.model.path is None:
                 bootstrap(arguments, config.model.bootstrap.threads)
             failpoint("controller.bootstrapped")
             _run_stages(config, arguments, ends_at, cancellation)
+            # Stages of other hosts would take the last heartbeat for a request to drain.
+            heartbeats.publish()
             if cancellation.suspended is not None:
                 # Prefect's way to end the process and leave the state as it is.
                 raise Pause(state=cancellation.suspended)
@@ -147,18 +145,12 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume, former: int = 0) ->
         if decision is not None and decision.promoted:
             show_promoted(run.run_url, run_id, decision)
         return Completed(message=final_message(decision, summary), data=summary)
-    finally:
-        STOP.set()
-        STAGES.close()
-        shutil.rmtree(run.handover, ignore_errors=True)
-        # Does not replace the end of a finished attempt, which is recorded already.
-        end_attempt(store, run.attempt, "stopped")
 
 
 def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float, cancellation: Cancellation) -> None:
     """Runs the long-running stages until the trainer is done, a person cancels, or it is `ends_at` (time.monotonic)."""
     all_jobs = jobs(config)
-    with _heard_by(all_jobs, arguments), StageGroup() as group:
+    with StageGroup() as group:
         for job in all_jobs:
             if job.work_pool is not None:
                 group.add(job.name, run_remotely.submit(arguments, job))
@@ -191,21 +183,5 @@ def _evaluate_at_end(config: RunConfig, arguments: StageArguments) -> None:
     job = evaluation_job(config, EVALUATE_AT_END)
     if job.work_pool is None:
         evaluate(replace(arguments, replica=EVALUATE_AT_END), config.training.threads)
-        return
-    with _heard_by([job], arguments):
+    else:
         run_remotely(arguments, job)
-
-
-@contextlib.contextmanager
-def _heard_by(all_jobs: list[Job], arguments: StageArguments) -> Iterator[None]:
-    """Publishes this controller's heartbeats meanwhile, if any of the jobs runs on another host.
-
-    Stages there drain when a heartbeat says so, or when they fall silent.
-    """
-    if not any(job.work_pool for job in all_jobs):
-        yield
-        return
-    store = open_store(arguments.run_url)
-    owner_id = str(arguments.attempt)
-    with HeartbeatPublisher(store, CONTROLLER, 0, owner_id=owner_id, doing="campaign", draining=STOP.is_set):
-        yield

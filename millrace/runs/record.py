@@ -2,7 +2,7 @@
 
 run.json              the first start, attempt 0: run id, config, time, versions, code commit; claims the run's folder
 attempts/0001.json    each later start: the same, with the few keys that may change on resume
-attempts/<n>.ended    how that attempt ended; missing if its controller was killed
+attempts/<n>.ended    how that attempt ended, and why if it failed; missing if its controller was killed
 """
 
 import importlib.metadata
@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from configs.stored import changed_keys, config_hash, staleness_bound, with_current_keys
 from millrace.errors import RunExists, RunMissing
@@ -85,6 +85,19 @@ class Attempt:
     def max_staleness(self) -> int:
         """The staleness bound in force, policy versions."""
         return staleness_bound(self.config["pipeline"]["mode"], int(self.config["staleness"]["max_staleness"]))
+
+
+EndState = Literal["finished", "stopped", "failed"]
+"""`stopped`: drained, because a person asked or the budget is spent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnd:
+    """How an attempt ended, as its controller recorded it."""
+
+    state: EndState
+    cause: str | None = None
+    """The error, if it failed."""
 
 
 def create_run(store: Store, run_id: str, config: dict[str, Any], origin: Origin = UNKNOWN) -> Attempt:
@@ -205,28 +218,30 @@ def attempt_of_step(store: Store, step: int) -> Attempt:
     return attempt
 
 
-def end_attempt(store: Store, number: int, how: Literal["finished", "stopped"]) -> None:
-    """Records that an attempt's controller exits: the run is finished, or was stopped."""
-    store.put_if_absent(layout.ended(number), json.dumps({"state": how, "t": time.time()}).encode())
+def end_attempt(store: Store, number: int, how: EndState, cause: str | None = None) -> None:
+    """Records that an attempt's controller exits; `cause`: why it failed. An end that is recorded already stays."""
+    record = {"state": how, "cause": cause, "t": time.time()}
+    store.put_if_absent(layout.ended(number), json.dumps(record).encode())
 
 
-def how_attempt_ended(store: Store, number: int) -> str | None:
-    """`finished`, `stopped`, or None if it still runs or was killed, and if the file can't be read."""
+def read_end(store: Store, number: int) -> AttemptEnd | None:
+    """How an attempt ended; None if it still runs or was killed, and if the file can't be read."""
     try:
         return parse_end(bytes(store.get(layout.ended(number))), layout.ended(number))
     except (NotInStore, StreamCorrupt):
         return None
 
 
-def parse_end(data: bytes, path: str) -> str:
+def parse_end(data: bytes, path: str) -> AttemptEnd:
     """How an attempt ended, by the file `path` with the content `data`. Raises StreamCorrupt."""
     try:
-        state = parse_json(data)["state"]
+        record = parse_json(data)
+        state, cause = record["state"], record["cause"]
     except (ValueError, KeyError, TypeError) as error:
         raise StreamCorrupt(path, f"it does not say how the attempt ended: {error!r}") from error
-    if state not in ("finished", "stopped"):
-        raise StreamCorrupt(path, f"it says that the attempt ended {state!r}; expected finished or stopped")
-    return str(state)
+    if state not in get_args(EndState):
+        raise StreamCorrupt(path, f"it says that the attempt ended {state!r}; expected {', '.join(get_args(EndState))}")
+    return AttemptEnd(state=state, cause=None if cause is None else str(cause))
 
 
 def provenance(config: Mapping[str, Any] | None = None) -> Provenance:
