@@ -236,7 +236,7 @@ def parse_end(data: bytes, path: str) -> AttemptEnd:
     """How an attempt ended, by the file `path` with the content `data`. Raises StreamCorrupt."""
     try:
         record = parse_json(data)
-        state, cause = record["state"], record["cause"]
+        state, cause = record["state"], record.get("cause")
     except (ValueError, KeyError, TypeError) as error:
         raise StreamCorrupt(path, f"it does not say how the attempt ended: {error!r}") from error
     if state not in get_args(EndState):

@@ -96,6 +96,8 @@ def health(facts: Facts) -> Clause:
     if facts.collapse is not None:
         words = f"collapsed: {facts.collapse}"
         return Clause(cause="collapsed", level="bad", words=words, view="learning", block="learning-reward")
+    if facts.state in ("failed", "killed"):
+        return Clause(cause=facts.state, level="bad", words=_UNHEALTHY[facts.state], view="flow", block="flow-tracks")
     if facts.alarm is not None:
         return Clause(cause="alarm", level="warning", words=facts.alarm, view="flow", block="flow-tracks")
     if facts.length_bias is not None:
@@ -106,8 +108,6 @@ def health(facts: Facts) -> Clause:
         return Clause(
             cause="no spread", level="warning", words=words, view="learning", block="learning-zero-advantage-share"
         )
-    if facts.state in ("failed", "killed"):
-        return Clause(cause=facts.state, level="bad", words=_UNHEALTHY[facts.state], view="flow", block="flow-tracks")
     restarts = ", ".join(f"{stage} {count} ×" for stage, count in facts.restarts.items())
     words = f"healthy; started again: {restarts}" if restarts else "healthy: no alarm"
     return Clause(cause="healthy", level="good", words=words, view="learning", block="learning-reward")
