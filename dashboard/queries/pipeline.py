@@ -108,8 +108,9 @@ def pipeline_now(run: RunData) -> PipelineNow:
 
 def _bootstrap(run: RunData) -> BootstrapNow | None:
     record = run.stage_status.get("bootstrap-0")
-    ended = record is None or record.get("doing", STOPPED) == STOPPED or "train-0" in run.stage_status
-    if ended or (run.status or {}).get("state", "running") != "running":
+    if record is None or record.get("doing", STOPPED) == STOPPED or "train-0" in run.stage_status:
+        return None
+    if (run.status or {}).get("state", "running") != "running":
         return None
     step, most = record.get("step"), record.get("most_steps")
     known = isinstance(step, int) and isinstance(most, int)

@@ -38,7 +38,7 @@ class AttemptInfo:
     promotion: Decision | None = None
     """What the promotion gate decided at its end; None if it did not get that far, or that can't be read."""
     changes: tuple[str, ...] = ()
-    """Settings that differ from those of the attempt before it, a sentence each."""
+    """Settings and inputs that differ from those of the attempt before it, a sentence each."""
     origin: Origin = field(default_factory=Origin)
     """Its nearest preset, and its page in the Prefect UI, as far as they were recorded."""
 

@@ -68,7 +68,7 @@ OPTIONS: dict[str, Any] = {
 
 @flow(**OPTIONS)
 def campaign(
-    config: RunConfig, run_id: str | None = None, resume: Resume = "never"
+    config: RunConfig, run_id: str | None = None, resume: Resume = "never", accept_changed_inputs: bool = False
 ) -> dict[str, Any] | State[dict[str, Any]]:
     """Asynchronous RL post-training as `config` describes it: one attempt. Its result is the content of summary.json.
 
@@ -80,38 +80,46 @@ def campaign(
         run_id: The run's folder under storage.root; null: the config's name.
         resume: never: the run must not exist yet. required: it must, and continues from its latest checkpoint. latest:
             it continues if it exists, and starts otherwise.
+        accept_changed_inputs: Whether a run is continued although its prompts, rewards or another input hold something
+            else than before. The change is recorded.
 
     Raises InputError for a user error before anything has run, and StageDied if a stage can't be kept alive.
     """
-    return run_attempt(config, run_id or config.name, resume)
+    return run_attempt(config, run_id or config.name, resume, accept_changed_inputs)
 
 
-def run_attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] | State[dict[str, Any]]:
+def run_attempt(
+    config: RunConfig, run_id: str, resume: Resume, accept_changed_inputs: bool
+) -> dict[str, Any] | State[dict[str, Any]]:
     """One attempt within the flow run of a deployment. Returns and raises as `campaign` does."""
     former = num_suspensions()
     if former and resume == "never":
         # The run that exists is this flow run's own.
         resume = "latest"
-    store = check(config, run_id, resume=resume)
+    checked = check(config, run_id, resume=resume, accept_changed_inputs=accept_changed_inputs)
     if former:
-        wait_for_former(store, config.supervision.drain_seconds)
-    return _attempt(config, run_id, resume, former)
+        wait_for_former(checked.store, config.supervision.drain_seconds)
+    return _attempt(config, run_id, resume, checked.inputs, former)
 
 
 @flow(**OPTIONS)
-def checked_campaign(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] | State[dict[str, Any]]:
+def checked_campaign(
+    config: RunConfig, run_id: str, resume: Resume, inputs: dict[str, str]
+) -> dict[str, Any] | State[dict[str, Any]]:
     """The same flow for `millrace run`, which makes the checks itself before it starts a Prefect server."""
-    return _attempt(config, run_id, resume)
+    return _attempt(config, run_id, resume, inputs)
 
 
-def _attempt(config: RunConfig, run_id: str, resume: Resume, former: int = 0) -> dict[str, Any] | State[dict[str, Any]]:
+def _attempt(
+    config: RunConfig, run_id: str, resume: Resume, inputs: dict[str, str], former: int = 0
+) -> dict[str, Any] | State[dict[str, Any]]:
     """`former`: how often the flow run was suspended before."""
     STOP.clear()
     STOP_NOW.clear()
     warm_up(stages_here(config))
     minutes = config.budget.duration_minutes
     ends_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    run = prepare(config, run_id, resume=resume, flow_run=flow_run_link())
+    run = prepare(config, run_id, resume=resume, inputs=inputs, flow_run=flow_run_link())
     arguments = StageArguments(run_url=run.run_url, attempt=run.attempt, replica=0, handover=run.handover)
     store = open_store(run.run_url)
     for change in read_attempt(store, run.attempt).changes:

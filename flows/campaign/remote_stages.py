@@ -17,10 +17,11 @@ from prefect import flow, runtime
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.campaign.handover import handover_folder
+from flows.campaign.inputs import stage_inputs
 from flows.campaign.stage_group import StageGroup
 from millrace.errors import InputError, PlaceYielded, RunMissing
 from millrace.runs.attempt_config import attempt_config
-from millrace.runs.record import Provenance, provenance, read_attempt
+from millrace.runs.record import Provenance, changed_inputs, provenance, read_attempt
 from millrace.runs.state import CONTROLLER
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher
@@ -87,8 +88,15 @@ def _check(store: Store, number: int, job: Job) -> None:
             f"host {socket.gethostname()} runs {ours} of Millrace, the controller {theirs}: "
             "expected the same code on every host"
         )
-    where = attempt_config(attempt).placement.train
-    if where.network is not None and any(process.stage == "train" for process in job.processes):
+    config = attempt_config(attempt)
+    stages_of_job = {process.stage for process in job.processes}
+    if differing := changed_inputs(attempt, stage_inputs(config, stages_of_job)):
+        raise InputError(
+            f"host {socket.gethostname()} has other inputs than the controller: {'; '.join(differing)}: "
+            "expected the same on every host"
+        )
+    where = config.placement.train
+    if where.network is not None and "train" in stages_of_job:
         own_interface(where.network, "placement.train.network")
 
 

@@ -100,9 +100,9 @@ def _before(store: Store, attempt: int) -> list[str]:
 
 
 def _changes(store: Store, attempt: int) -> list[str]:
-    """A paragraph on the settings that differ from the attempt before it; none if none do."""
+    """A paragraph on the settings and inputs that differ from the attempt before it; none if none do."""
     changes = read_attempt(store, attempt).changes
-    return [f"Other settings than in the attempt before it: {'; '.join(changes)}."] if changes else []
+    return [f"Changed since the attempt before it: {'; '.join(changes)}."] if changes else []
 
 
 def _busy(status: dict[str, Any]) -> list[tuple[str, str]]:

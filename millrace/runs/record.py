@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from configs.stored import changed_keys, config_hash, staleness_bound, with_current_keys
@@ -63,11 +64,13 @@ class Attempt:
     first_step: int = 0
     """Policy version of the checkpoint it resumed from."""
     changes: list[str] = field(default_factory=list)
-    """Settings that differ from those of the start before it, a sentence each."""
+    """Settings that differ from those of the start before it, and inputs whose change was accepted, a sentence each."""
     provenance: Provenance = field(default_factory=lambda: provenance())
     """Of the controller's process."""
     origin: Origin = field(default_factory=Origin)
     """What it came from."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """What each file, function and package that the config names held, by name; also those of earlier starts."""
 
     @property
     def path(self) -> str:
@@ -100,21 +103,40 @@ class AttemptEnd:
     """The error, if it failed."""
 
 
-def create_run(store: Store, run_id: str, config: dict[str, Any], origin: Origin = UNKNOWN) -> Attempt:
+def create_run(
+    store: Store,
+    run_id: str,
+    config: dict[str, Any],
+    origin: Origin = UNKNOWN,
+    inputs: Mapping[str, str] = MappingProxyType({}),
+) -> Attempt:
     """Claims the run's folder. Raises RunExists, also if another controller claims it at the same time."""
-    attempt = Attempt(number=0, config=config, t_started=time.time(), provenance=provenance(config), origin=origin)
+    attempt = Attempt(
+        number=0,
+        config=config,
+        t_started=time.time(),
+        provenance=provenance(config),
+        origin=origin,
+        inputs=dict(inputs),
+    )
     if not _claim(store, layout.RUN, _dump({"run_id": run_id, **asdict(attempt)})):
         raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
     return attempt
 
 
-def resume_run(store: Store, config: dict[str, Any], origin: Origin = UNKNOWN) -> Attempt:
+def resume_run(
+    store: Store,
+    config: dict[str, Any],
+    origin: Origin = UNKNOWN,
+    inputs: Mapping[str, str] = MappingProxyType({}),
+) -> Attempt:
     """Records another start of an existing run.
 
     Raises StreamCorrupt if its log of checkpoints is damaged, or something else has the name of the record.
     """
     before = latest_attempt(store)
-    number, changes = before.number, changed_settings(before, config)
+    number = before.number
+    changes = [*changed_settings(before, config), *changed_inputs(before, inputs)]
     checkpoint = read_latest(store)
     first_step = 0 if checkpoint is None else checkpoint.step
     made_by = provenance(config)
@@ -128,6 +150,7 @@ def resume_run(store: Store, config: dict[str, Any], origin: Origin = UNKNOWN) -
             changes=changes,
             provenance=made_by,
             origin=origin,
+            inputs={**before.inputs, **inputs},
         )
         if _claim(store, layout.attempt(number), _dump(asdict(attempt))):
             return attempt
@@ -140,6 +163,12 @@ def changed_settings(before: Attempt, config: Mapping[str, Any]) -> list[str]:
         # What an older Millrace did, which had no such setting.
         old["staleness"] = {"too_old": "drop", **old["staleness"]}
     return changed_keys(old, config)
+
+
+def changed_inputs(before: Attempt, inputs: Mapping[str, str]) -> list[str]:
+    """One sentence per input that holds something else than in the starts up to `before`."""
+    old = before.inputs
+    return [f"{name} was {old[name]} and is {now}" for name, now in inputs.items() if old.get(name, now) != now]
 
 
 def _claim(store: Store, path: str, record: bytes) -> bool:

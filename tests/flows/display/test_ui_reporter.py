@@ -238,9 +238,9 @@ def test_the_report_of_a_resumed_run_says_which_settings_changed(tmp_path: Path)
     store = LocalStore(tmp_path / "resumed")
     configs = [RunConfig(training=TrainingConfig(max_steps=steps)).model_dump(mode="json") for steps in (9, 12)]
     create_run(store, "resumed", configs[0])
-    assert "Other settings" not in write_report(store, 0, "stopped")
+    assert "Changed since" not in write_report(store, 0, "stopped")
     resume_run(store, configs[1])
-    said = "Other settings than in the attempt before it: training.max_steps was 9 and is 12."
+    said = "Changed since the attempt before it: training.max_steps was 9 and is 12."
     assert said in write_report(store, 1, "stopped")
 
 

@@ -126,8 +126,8 @@ def test_an_attempt_says_which_functions_of_one_s_own_it_trained_with(memory_sto
     training = {"max_steps": 3, "loss": f"{own}:capped", "advantage": f"{own}:better_than_half"}
     config = RunConfig.model_validate({"training": training}).model_dump(mode="json")
     made_by = create_run(memory_store, "mine", config).provenance.dependencies
-    file = Path(__file__).parents[3] / "tests/support/training/own_functions.py"
-    expected = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    files = sorted((Path(__file__).parents[3] / "tests/support/training").glob("*.py"))
+    expected = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     assert (made_by[f"{own}:capped"], made_by[f"{own}:better_than_half"]) == (expected, expected)
 
 
