@@ -1,4 +1,4 @@
-"""What every attempt has in common: a sign of life while it lasts, and at its end a clean host and a record.
+"""The frame around an attempt: heartbeats while it lasts, then a clean host and a record of its end.
 
 with attempt_under_way ─► progress/controller-0, every 2 s ─► attempts/<n>.ended: stopped, or failed with its cause
                                                   killed ─► nothing more: `millrace.runs.state` notices
@@ -39,7 +39,7 @@ def attempt_under_way(store: Store, attempt: int, handover: Path, doing: str) ->
                 STOP.set()
                 STAGES.close()
                 shutil.rmtree(handover, ignore_errors=True)
-    # Ctrl-C, SIGTERM and Prefect's Pause are no Exception: they stop it.
+    # Ctrl-C, SIGTERM and Pause are each a BaseException: they stop the attempt.
     except Exception as error:
         how, cause = "failed", _sentence(error)
         raise

@@ -8,15 +8,18 @@ models, templates, tools        ─► hash of their files         ┘
 
 import hashlib
 import json
+import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from configs.schema import RunConfig
+from millrace.errors import InputError
 from millrace.evaluation.results import HELD_OUT
 from millrace.evaluation.sets import EvaluationSet, evaluation_sets
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.import_path import source_hash
 from millrace.rewards.scorer import make_scorer
+from millrace.runs.record import Attempt, changed_inputs
 from millrace.types import Prompt
 
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
@@ -54,6 +57,15 @@ def stage_inputs(config: RunConfig, stages: Collection[str]) -> dict[str, str]:
     if "train" in stages:
         inputs |= _objective_inputs(config)
     return inputs
+
+
+def check_same_inputs(attempt: Attempt, config: RunConfig, stages: Collection[str]) -> None:
+    """Raises InputError unless this host has the inputs of these stages as the controller had them."""
+    if differing := changed_inputs(attempt, stage_inputs(config, stages)):
+        raise InputError(
+            f"host {socket.gethostname()} has other inputs than the controller: {'; '.join(differing)}; "
+            "expected the same on every host"
+        )
 
 
 def _prompt_inputs(config: RunConfig, prompts: PromptSet) -> dict[str, str]:

@@ -17,11 +17,11 @@ from prefect import flow, runtime
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.campaign.handover import handover_folder
-from flows.campaign.inputs import stage_inputs
+from flows.campaign.inputs import check_same_inputs
 from flows.campaign.stage_group import StageGroup
 from millrace.errors import InputError, PlaceYielded, RunMissing
 from millrace.runs.attempt_config import attempt_config
-from millrace.runs.record import Provenance, changed_inputs, provenance, read_attempt
+from millrace.runs.record import Provenance, provenance, read_attempt
 from millrace.runs.state import CONTROLLER
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher
@@ -74,7 +74,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
 
 
 def _check(store: Store, number: int, job: Job) -> None:
-    """Raises InputError unless this host sees the run, runs the same code as the controller, and is in its network."""
+    """Raises InputError unless this host sees the run, has the controller's code and inputs, and is in its network."""
     try:
         attempt = read_attempt(store, number)
     except (RunMissing, NotInStore) as error:
@@ -90,11 +90,7 @@ def _check(store: Store, number: int, job: Job) -> None:
         )
     config = attempt_config(attempt)
     stages_of_job = {process.stage for process in job.processes}
-    if differing := changed_inputs(attempt, stage_inputs(config, stages_of_job)):
-        raise InputError(
-            f"host {socket.gethostname()} has other inputs than the controller: {'; '.join(differing)}: "
-            "expected the same on every host"
-        )
+    check_same_inputs(attempt, config, stages_of_job)
     where = config.placement.train
     if where.network is not None and "train" in stages_of_job:
         own_interface(where.network, "placement.train.network")

@@ -1,4 +1,4 @@
-"""The state of a run, from what it stored: the one place that decides it, for every display.
+"""The state of a run, decided here from its stored records for every display.
 
 attempts/<n>.ended ─► finished, stopped or failed      how the newest attempt ended
 progress/*.json    ─► running or killed                without an end: is the controller or a stage still alive?
@@ -27,7 +27,7 @@ class RunState:
     name: State
     """`stopped`: on request, after draining, or because the budget is spent. `failed`: by an error."""
     cause: str | None = None
-    """Why it failed, or what is known of a kill; None in other states."""
+    """The error of a failed run, or the evidence for a kill; None in other states."""
 
 
 def run_state(end: AttemptEnd | None, t_started: float, records: Mapping[str, Mapping[str, Any]]) -> RunState:

@@ -9,7 +9,7 @@ import pytest
 
 from configs.load import load_config
 from configs.schema import RunConfig
-from flows.campaign.inputs import stage_inputs
+from flows.campaign.inputs import check_same_inputs, stage_inputs
 from flows.campaign.prepare import check, prepare
 from millrace.errors import InputError
 from millrace.runs.record import latest_attempt
@@ -141,3 +141,14 @@ def test_a_host_needs_only_the_inputs_of_its_own_stages(source: Path) -> None:
     assert stage_inputs(config, ["score"]) == {"reward exact_match": "1"}
     with pytest.raises(InputError, match="can't be read"):
         stage_inputs(config, ["generate"])
+
+
+def test_a_host_whose_prompts_differ_from_the_controllers_is_refused(source: Path) -> None:
+    config = configured(source)
+    start(config)
+    attempt = latest_attempt(open_store(f"{config.storage.root}/mine"))
+    check_same_inputs(attempt, config, ["generate", "score", "train", "evaluate"])
+    write(source, ROWS[1:])
+    check_same_inputs(attempt, config, ["score", "train"])
+    with pytest.raises(InputError, match="has other inputs than the controller: prompts.source"):
+        check_same_inputs(attempt, config, ["generate"])
