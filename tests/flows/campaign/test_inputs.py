@@ -150,5 +150,5 @@ def test_a_host_whose_prompts_differ_from_the_controllers_is_refused(source: Pat
     check_same_inputs(attempt, config, ["generate", "score", "train", "evaluate"])
     write(source, ROWS[1:])
     check_same_inputs(attempt, config, ["score", "train"])
-    with pytest.raises(InputError, match="has other inputs than the controller: prompts.source"):
+    with pytest.raises(InputError, match="has other inputs than the controller: prompts"):
         check_same_inputs(attempt, config, ["generate"])
