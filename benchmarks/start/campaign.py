@@ -87,7 +87,7 @@ def run_campaign(root: Path, run_id: str, settings: list[str], prefect_home: Pat
         process.send_signal(signal.SIGTERM)
         process.wait()
     store = open_store(str(root / run_id))
-    names = _names(tree.found, process.pid, read_progress(store))
+    names = _names(tree.found, process.pid, _stage_records(store))
     reached = _reached(store, names, called=called, first_line=output.first_line, listening=listening.since)
     first_step = reached["train-0"]["first step done"]
     return Campaign(
@@ -151,6 +151,11 @@ def _wait_for_steps(process: subprocess.Popen[str], run: Path, output: _Output) 
         time.sleep(_LOOK_SECONDS)
 
 
+def _stage_records(store: Store) -> dict[str, dict[str, Any]]:
+    """The status records of the stages, without the controller's heartbeats."""
+    return {name: record for name, record in read_progress(store).items() if "pid" in record}
+
+
 def _names(found: dict[int, Sampled], controller: int, records: dict[str, dict[str, Any]]) -> dict[str, list[Sampled]]:
     """The processes by name, in the order of their start: stages by their status records, others by their module."""
     stages = {record["pid"]: name for name, record in records.items()}
@@ -191,7 +196,7 @@ def _reached(
     listening: float | None,
 ) -> dict[str, dict[str, float]]:
     """When each process reached what, unix seconds."""
-    records = read_progress(store)
+    records = _stage_records(store)
     reached: dict[str, dict[str, float]] = {name: {"starts": ones[0].started} for name, ones in names.items()}
     reached[CONTROLLER] = {
         "starts": called,

@@ -49,7 +49,7 @@ from millrace.control.decisions import Decisions
 from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.lineage import Lineage
 from millrace.runs.decisions import StoredDecision
-from millrace.runs.record import create_run, end_attempt, how_attempt_ended, read_run
+from millrace.runs.record import create_run, end_attempt, read_end, read_run
 from storage import layout
 from storage.checkpoints import CheckpointWriter
 from storage.progress import write_progress
@@ -91,7 +91,7 @@ class StoredRun:
         self.store = store
         self.shape = shape
         self._manner = manner
-        if how_attempt_ended(store, 0) is not None:
+        if read_end(store, 0) is not None:
             raise ValueError(f"{store.url}: this run was finished; nothing can be appended to it")
         self._claim(run_id)
         self._streams = StoredGeneratorStreams(

@@ -23,6 +23,7 @@ from dashboard.queries.verdict.facts import read_facts
 from dashboard.read.model import RunData
 from dashboard.read.runs import OverviewRow, Runs
 from millrace.errors import MillraceError
+from millrace.runs.state import STATES
 from millrace.runs.status import STAGES
 from millrace.runtime.messages import STOPPED
 from millrace.runtime.usage.names import CPU_CORES, MEMORY_BYTES
@@ -30,7 +31,6 @@ from storage.errors import StorageError
 
 MOST_DETAILED = 4
 """Runs with all series; each keeps its consumed rows in memory."""
-STATES = ("running", "finished", "stopped")
 VERDICT = ("state", "health", "bottleneck", "staleness", "sample_size")
 """The clauses of the verdict, in its order."""
 LEVELS = {"good": 0, "warning": 1, "bad": 2}

@@ -80,6 +80,8 @@ def _attempts(run: RunData) -> list[Event]:
     for attempt in run.info.attempts:
         if attempt.number:
             words = "; ".join(attempt.changes) or "with the same config"
+            if run.info.attempts[attempt.number - 1].end is None:
+                words = f"after a kill, {words}"
             found.append(Event(t=attempt.t_started, kind="resumed", policy_version=attempt.first_step, words=words))
         if (decision := attempt.promotion) is not None:
             found.append(

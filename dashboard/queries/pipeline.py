@@ -110,6 +110,8 @@ def _bootstrap(run: RunData) -> BootstrapNow | None:
     record = run.stage_status.get("bootstrap-0")
     if record is None or record.get("doing", STOPPED) == STOPPED or "train-0" in run.stage_status:
         return None
+    if (run.status or {}).get("state", "running") != "running":
+        return None
     step, most = record.get("step"), record.get("most_steps")
     known = isinstance(step, int) and isinstance(most, int)
     return BootstrapNow(doing=str(record["doing"]), step=step if known else None, most_steps=most if known else None)

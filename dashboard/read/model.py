@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from millrace.evaluation.promotion import Decision
 from millrace.runs.origin import Origin
+from millrace.runs.record import AttemptEnd
 
 Columns = Mapping[str, npt.NDArray[Any]]
 """A table: arrays of one length by column name, read-only. A null number is NaN."""
@@ -32,12 +33,12 @@ class AttemptInfo:
     """async or sync."""
     transport: str
     """How weights travel: shm, direct or store."""
-    ended: str | None
-    """finished or stopped; None while it runs, and if it was killed."""
+    end: AttemptEnd | None
+    """How it ended; None while it runs, and if it was killed."""
     promotion: Decision | None = None
     """What the promotion gate decided at its end; None if it did not get that far, or that can't be read."""
     changes: tuple[str, ...] = ()
-    """Settings that differ from those of the attempt before it, a sentence each."""
+    """Settings and inputs that differ from those of the attempt before it, a sentence each."""
     origin: Origin = field(default_factory=Origin)
     """Its nearest preset, and its page in the Prefect UI, as far as they were recorded."""
 

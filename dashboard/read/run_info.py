@@ -7,7 +7,7 @@ from typing import Any
 from dashboard.read.model import AttemptInfo, RunInfo
 from millrace.errors import RunMissing
 from millrace.evaluation.promotion import read_decision
-from millrace.runs.record import how_attempt_ended, read_attempt, read_run
+from millrace.runs.record import read_attempt, read_end, read_run
 from storage import layout
 from storage.errors import NotInStore, StreamCorrupt
 from storage.stores.base import Store
@@ -24,7 +24,7 @@ def read_run_info(store: Store, known: RunInfo | None = None) -> RunInfo:
     while (found := _attempt(store, len(attempts))) is not None:
         config = found[1]
         attempts.append(found[0])
-    attempts = [attempt if attempt.ended else _with_end(store, attempt) for attempt in attempts]
+    attempts = [attempt if attempt.end else _with_end(store, attempt) for attempt in attempts]
     return RunInfo(run_id=run_id, url=store.url, attempts=tuple(attempts), config=config)
 
 
@@ -40,9 +40,9 @@ def replicas(config: Any) -> Sequence[tuple[str, int]]:
 
 def _with_end(store: Store, attempt: AttemptInfo) -> AttemptInfo:
     # The promotion gate decides before the end is recorded.
-    if (ended := how_attempt_ended(store, attempt.number)) is None:
+    if (end := read_end(store, attempt.number)) is None:
         return attempt
-    return replace(attempt, ended=ended, promotion=read_decision(store, attempt.number))
+    return replace(attempt, end=end, promotion=read_decision(store, attempt.number))
 
 
 def _run_id(store: Store) -> str:
@@ -66,7 +66,7 @@ def _attempt(store: Store, number: int) -> tuple[AttemptInfo, Any] | None:
             max_staleness=attempt.max_staleness,
             mode=str(config["pipeline"]["mode"]),
             transport=str(config["weights"]["transport"]),
-            ended=None,
+            end=None,
             changes=tuple(map(str, attempt.changes)),
             origin=attempt.origin,
         ), config

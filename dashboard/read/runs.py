@@ -20,7 +20,8 @@ from millrace.evaluation.results import Result, ResultsReader
 from millrace.rollouts.ledger import Account
 from millrace.runs.note import read_note
 from millrace.runs.planned import Comparison, measured_against_plan
-from millrace.runs.status import STAGES, of_attempt, run_state, staleness_trained
+from millrace.runs.state import State, of_attempt, run_state
+from millrace.runs.status import STAGES, staleness_trained
 from storage import layout
 from storage.errors import BadName, StorageError
 from storage.progress import read_progress
@@ -42,8 +43,7 @@ class OverviewRow:
     run_id: str
     problem: str | None = None
     """One sentence if the run can't be read: it is just being created, or damaged."""
-    state: str | None = None
-    """running, finished or stopped."""
+    state: State | None = None
     policy_version: int | None = None
     """The trainer's."""
     max_steps: int | None = None
@@ -205,7 +205,7 @@ class _Watched:
         info, before = read_run_info(self.store, self._info), self._info
         newest = info.attempts[-1]
         # The status records of a run that has ended do not change, and most runs below a root have ended.
-        if not newest.ended or info != before:
+        if not newest.end or info != before:
             self._stage_status = read_progress(self.store)
             self._evaluated = self._results.read()
         if before is None or info.config is not before.config:
@@ -216,7 +216,7 @@ class _Watched:
         staleness = staleness_trained(account)
         evaluated = self._evaluated[-1] if self._evaluated else None
         own = of_attempt(newest.number, self._stage_status)
-        state = run_state(newest.ended, newest.t_started, own)
+        state = run_state(newest.end, newest.t_started, own).name
         last = max([newest.t_started, *(status["t"] for status in own.values())])
         return OverviewRow(
             run_id=self.run_id,
@@ -249,7 +249,7 @@ class _Watched:
             self._note_read = self._clock()
         return self._note
 
-    def _missing(self, state: str, trainer: Mapping[str, Any]) -> list[str]:
+    def _missing(self, state: State, trainer: Mapping[str, Any]) -> list[str]:
         found = [str(error) for error in self._results.damaged]
         if state != "running" and "policy_version" not in trainer:
             found.insert(0, f"{layout.progress('train', 0)} is missing or damaged, which names the version")

@@ -115,7 +115,7 @@ def _phases(run: RunData, x: str, move: Move) -> go.Figure:
     return figure
 
 
-_SENTENCE = "Dotted lines across: a stage was started again, or the run was resumed; dashed: with another config."
+_SENTENCE = "Dotted lines across: a stage was started again, or the run was resumed; dashed: with changes."
 
 HOME = View(
     name="home",

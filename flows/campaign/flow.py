@@ -13,11 +13,8 @@ night with `resume="latest"` is a campaign of weeks. Cancel, Suspend, SIGTERM an
 way out it sets STOP, and every stage drains.
 """
 
-import contextlib
 import math
-import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +25,7 @@ from prefect.states import Cancelled, Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.schema import RunConfig
+from flows.campaign.attempt_end import attempt_under_way
 from flows.campaign.cancellation import Cancellation
 from flows.campaign.hub import with_local_copies
 from flows.campaign.prepare import Resume, check, prepare, run_store
@@ -40,14 +38,12 @@ from flows.display.promotion import final_message, show_promoted
 from flows.display.ui_reporter import Reporter
 from millrace.errors import MillraceError
 from millrace.evaluation.promotion import read_decision
-from millrace.runs.record import end_attempt, read_attempt
+from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
-from millrace.runtime.heartbeat import CONTROLLER, HeartbeatPublisher
 from storage.checkpoints import read_latest
 from storage.failpoints import failpoint
 from storage.stores.factory import open_store
-from tasks.fork_server import STAGES
-from tasks.jobs import Job, evaluation_job, jobs, stages_here
+from tasks.jobs import evaluation_job, jobs, stages_here
 from tasks.remote_stage import run_remotely
 from tasks.stages import LONG_RUNNING, bootstrap, evaluate, promote
 from tasks.start import warm_up
@@ -73,7 +69,7 @@ OPTIONS: dict[str, Any] = {
 
 @flow(**OPTIONS)
 def campaign(
-    config: RunConfig, run_id: str | None = None, resume: Resume = "never"
+    config: RunConfig, run_id: str | None = None, resume: Resume = "never", accept_changed_inputs: bool = False
 ) -> dict[str, Any] | State[dict[str, Any]]:
     """Asynchronous RL post-training as `config` describes it: one attempt. Its result is the content of summary.json.
 
@@ -85,45 +81,53 @@ def campaign(
         run_id: The run's folder under storage.root; null: the config's name.
         resume: never: the run must not exist yet. required: it must, and continues from its latest checkpoint. latest:
             it continues if it exists, and starts otherwise.
+        accept_changed_inputs: Whether a run is continued although its prompts, rewards or another input hold something
+            else than before. The change is recorded.
 
     Raises InputError for a user error before anything has run, and StageDied if a stage can't be kept alive.
     """
-    return run_attempt(config, run_id or config.name, resume)
+    return run_attempt(config, run_id or config.name, resume, accept_changed_inputs)
 
 
-def run_attempt(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] | State[dict[str, Any]]:
+def run_attempt(
+    config: RunConfig, run_id: str, resume: Resume, accept_changed_inputs: bool
+) -> dict[str, Any] | State[dict[str, Any]]:
     """One attempt within the flow run of a deployment. Returns and raises as `campaign` does."""
     former = num_suspensions()
     if former and resume == "never":
         # The run that exists is this flow run's own.
         resume = "latest"
     config = with_local_copies(config, run_store(config, run_id), get_run_logger().info)
-    store = check(config, run_id, resume=resume)
+    checked = check(config, run_id, resume=resume, accept_changed_inputs=accept_changed_inputs)
     if former:
-        wait_for_former(store, config.supervision.drain_seconds)
-    return _attempt(config, run_id, resume, former)
+        wait_for_former(checked.store, config.supervision.drain_seconds)
+    return _attempt(config, run_id, resume, checked.inputs, former)
 
 
 @flow(**OPTIONS)
-def checked_campaign(config: RunConfig, run_id: str, resume: Resume) -> dict[str, Any] | State[dict[str, Any]]:
+def checked_campaign(
+    config: RunConfig, run_id: str, resume: Resume, inputs: dict[str, str]
+) -> dict[str, Any] | State[dict[str, Any]]:
     """The same flow for `millrace run`, which makes the checks itself before it starts a Prefect server."""
-    return _attempt(config, run_id, resume)
+    return _attempt(config, run_id, resume, inputs)
 
 
-def _attempt(config: RunConfig, run_id: str, resume: Resume, former: int = 0) -> dict[str, Any] | State[dict[str, Any]]:
+def _attempt(
+    config: RunConfig, run_id: str, resume: Resume, inputs: dict[str, str], former: int = 0
+) -> dict[str, Any] | State[dict[str, Any]]:
     """`former`: how often the flow run was suspended before."""
     STOP.clear()
     STOP_NOW.clear()
     warm_up(stages_here(config))
     minutes = config.budget.duration_minutes
     ends_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    run = prepare(config, run_id, resume=resume, flow_run=flow_run_link())
+    run = prepare(config, run_id, resume=resume, inputs=inputs, flow_run=flow_run_link())
     arguments = StageArguments(run_url=run.run_url, attempt=run.attempt, replica=0, handover=run.handover)
     store = open_store(run.run_url)
     attempt = read_attempt(store, run.attempt)
     for change in attempt.changes:
         get_run_logger().info("attempt %s: %s", run.attempt, change)
-    try:
+    with attempt_under_way(store, run.attempt, run.handover, "campaign") as heartbeats:
         with Reporter(run.run_url), Cancellation(former) as cancellation:
             failpoint("controller.prepared")
             if config.model.path is None:
@@ -132,6 +136,8 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume, former: int = 0) ->
             # A finished run submitted again has nothing to train; its last evaluation may still be missing.
             if attempt.first_step < config.training.max_steps:
                 _run_stages(config, arguments, ends_at, cancellation)
+                # Stages of other hosts would take the last heartbeat for a request to drain.
+                heartbeats.publish()
             if cancellation.suspended is not None:
                 # Prefect's way to end the process and leave the state as it is.
                 raise Pause(state=cancellation.suspended)
@@ -152,18 +158,12 @@ def _attempt(config: RunConfig, run_id: str, resume: Resume, former: int = 0) ->
         if decision is not None and decision.promoted:
             show_promoted(run.run_url, run_id, decision)
         return Completed(message=final_message(decision, summary), data=summary)
-    finally:
-        STOP.set()
-        STAGES.close()
-        shutil.rmtree(run.handover, ignore_errors=True)
-        # Does not replace the end of a finished attempt, which is recorded already.
-        end_attempt(store, run.attempt, "stopped")
 
 
 def _run_stages(config: RunConfig, arguments: StageArguments, ends_at: float, cancellation: Cancellation) -> None:
     """Runs the long-running stages until the trainer is done, a person cancels, or it is `ends_at` (time.monotonic)."""
     all_jobs = jobs(config)
-    with _heard_by(all_jobs, arguments), StageGroup() as group:
+    with StageGroup() as group:
         for job in all_jobs:
             if job.work_pool is not None:
                 group.add(job.name, run_remotely.submit(arguments, job))
@@ -196,21 +196,5 @@ def _evaluate_at_end(config: RunConfig, arguments: StageArguments) -> None:
     job = evaluation_job(config, EVALUATE_AT_END)
     if job.work_pool is None:
         evaluate(replace(arguments, replica=EVALUATE_AT_END), config.training.threads)
-        return
-    with _heard_by([job], arguments):
+    else:
         run_remotely(arguments, job)
-
-
-@contextlib.contextmanager
-def _heard_by(all_jobs: list[Job], arguments: StageArguments) -> Iterator[None]:
-    """Publishes this controller's heartbeats meanwhile, if any of the jobs runs on another host.
-
-    Stages there drain when a heartbeat says so, or when they fall silent.
-    """
-    if not any(job.work_pool for job in all_jobs):
-        yield
-        return
-    store = open_store(arguments.run_url)
-    owner_id = str(arguments.attempt)
-    with HeartbeatPublisher(store, CONTROLLER, 0, owner_id=owner_id, doing="campaign", draining=STOP.is_set):
-        yield

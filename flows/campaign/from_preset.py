@@ -45,6 +45,7 @@ def campaign_from_preset(
     learning_rate: float = 0.0,
     max_staleness: int = -1,
     resume: Resume = "latest",
+    accept_changed_inputs: bool = False,
     advanced: list[str] | None = None,
 ) -> dict[str, Any] | State[dict[str, Any]]:
     """One attempt of a campaign as a preset describes it, with a few changes. Its result is that of `campaign`.
@@ -62,6 +63,8 @@ def campaign_from_preset(
             preset's.
         resume: latest: the run continues if it exists, and starts otherwise. never: it must not exist yet. required:
             it must.
+        accept_changed_inputs: Whether the run is continued although its prompts, rewards or another input hold
+            something else than before.
         advanced: Any other setting, one `section.key=value` per entry, as with `millrace run --set`. They win over the
             fields above.
 
@@ -81,7 +84,7 @@ def campaign_from_preset(
         },
         advanced or [],
     )
-    return run_attempt(config, config.name, resume)
+    return run_attempt(config, config.name, resume, accept_changed_inputs)
 
 
 def config_of(preset: Preset, fields: dict[str, str | float | None], advanced: list[str]) -> RunConfig:

@@ -12,6 +12,7 @@ from configs.load import changed_immutably
 from configs.nearest_preset import nearest_preset
 from configs.schema import RunConfig
 from flows.campaign.handover import handover_folder
+from flows.campaign.inputs import run_inputs
 from millrace.errors import InputError, ModelFolderError, RunExists
 from millrace.evaluation.sets import all_asked, evaluation_sets
 from millrace.generation.environments.factory import environment_class
@@ -27,7 +28,7 @@ from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.origin import Origin
-from millrace.runs.record import create_run, latest_attempt, resume_run
+from millrace.runs.record import changed_inputs, create_run, latest_attempt, resume_run
 from storage import layout
 from storage.stores.base import Store, probe
 from storage.stores.factory import open_store
@@ -50,8 +51,25 @@ class Prepared:
     """Folder in shared memory where this attempt's weights pass from process to process."""
 
 
-def check(config: RunConfig, run_id: str, *, resume: Resume, meanwhile: Callable[[], object] = lambda: None) -> Store:
-    """Returns the run's store after every check that leaves nothing of a run behind.
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A campaign that may be prepared."""
+
+    store: Store
+    """The run's."""
+    inputs: dict[str, str]
+    """What its inputs hold; see `flows.campaign.inputs`."""
+
+
+def check(
+    config: RunConfig,
+    run_id: str,
+    *,
+    resume: Resume,
+    accept_changed_inputs: bool = False,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Checked:
+    """Makes every check that leaves nothing of a run behind.
 
     `meanwhile` is called while another process looks at the model folder. Raises InputError, BadName or StoreRefused
     with one sentence about the first mistake, and StageDied if that process, or the check of vLLM, crashes.
@@ -67,10 +85,11 @@ def check(config: RunConfig, run_id: str, *, resume: Resume, meanwhile: Callable
         check_own_functions(config.training)
     further = [one.source for one in config.evaluation.sets.values()]
     scorer = make_scorer(config.scoring, config.prompts, further)
-    scorer.check()
+    rewards = scorer.check()
     environment_class(config.environment.name)
     prompts = load_prompts(config.prompts)
-    every = all_asked(prompts, evaluation_sets(config.evaluation, config.prompts, prompts))
+    sets = evaluation_sets(config.evaluation, config.prompts, prompts)
+    every = all_asked(prompts, sets)
     check_answers(scorer, every, config.prompts, further)
     longest = check_prompts(
         config.model,
@@ -82,10 +101,16 @@ def check(config: RunConfig, run_id: str, *, resume: Resume, meanwhile: Callable
         ask=ask,
         max_new_tokens=config.generation.max_new_tokens,
     )
+    inputs = run_inputs(config, prompts, sets, rewards)
     if _continues(store, resume):
-        changes = changed_immutably(attempt_config(latest_attempt(store)), config)
-        if changes:
+        before = latest_attempt(store)
+        if changes := changed_immutably(attempt_config(before), config):
             raise InputError(f"run {run_id!r} can't be resumed with another config: {'; '.join(changes)}")
+        if not accept_changed_inputs and (changes := changed_inputs(before, inputs)):
+            raise InputError(
+                f"run {run_id!r} can't be resumed with other inputs: {'; '.join(changes)}; expected the same, or "
+                "--accept-changed-inputs (accept_changed_inputs of a deployment)"
+            )
     elif store.exists(layout.RUN):
         raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
     if config.generation.engine == "vllm":
@@ -102,7 +127,7 @@ def check(config: RunConfig, run_id: str, *, resume: Resume, meanwhile: Callable
             raise ModelFolderError(refusal)
     # Last, because it creates the root folder if there is none.
     probe(open_store(config.storage.root))
-    return store
+    return Checked(store=store, inputs=inputs)
 
 
 def _ask_about(folder: Path, model: Mapping[str, Any], config: RunConfig) -> Question:
@@ -114,8 +139,10 @@ def _ask_about(folder: Path, model: Mapping[str, Any], config: RunConfig) -> Que
     return Question(model_folder.MODULE, {"folder": str(folder)}, "the model folder")
 
 
-def prepare(config: RunConfig, run_id: str, *, resume: Resume, flow_run: str | None = None) -> Prepared:
-    """Claims the run's place, or adds an attempt to an existing run. Call `check` first.
+def prepare(
+    config: RunConfig, run_id: str, *, resume: Resume, inputs: Mapping[str, str], flow_run: str | None = None
+) -> Prepared:
+    """Claims the run's place, or adds an attempt to an existing run. Call `check` first, which returns the `inputs`.
 
     `flow_run` is the address of the attempt's page in the Prefect UI. Raises RunExists if the place was taken since,
     and RunMissing if there is no run to resume.
@@ -125,9 +152,9 @@ def prepare(config: RunConfig, run_id: str, *, resume: Resume, flow_run: str | N
     preset, changes = nearest_preset(config)
     origin = Origin(preset=preset, changes=changes, flow_run=flow_run)
     if _continues(store, resume):
-        attempt = resume_run(store, values, origin)
+        attempt = resume_run(store, values, origin, inputs)
     else:
-        attempt = create_run(store, run_id, values, origin)
+        attempt = create_run(store, run_id, values, origin, inputs)
     return Prepared(run_url=store.url, attempt=attempt.number, handover=handover_folder(store.url, attempt.number))
 
 

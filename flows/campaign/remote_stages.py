@@ -17,12 +17,14 @@ from prefect import flow, runtime
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.campaign.handover import handover_folder
+from flows.campaign.inputs import check_same_inputs
 from flows.campaign.stage_group import StageGroup
 from millrace.errors import InputError, PlaceYielded, RunMissing
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import Provenance, provenance, read_attempt
+from millrace.runs.state import CONTROLLER
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.heartbeat import CONTROLLER, SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher
+from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher
 from millrace.runtime.interfaces import own_interface
 from storage.errors import NotInStore
 from storage.stores.base import Store
@@ -72,7 +74,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
 
 
 def _check(store: Store, number: int, job: Job) -> None:
-    """Raises InputError unless this host sees the run, runs the same code as the controller, and is in its network."""
+    """Raises InputError unless this host sees the run, has the controller's code and inputs, and is in its network."""
     try:
         attempt = read_attempt(store, number)
     except (RunMissing, NotInStore) as error:
@@ -86,8 +88,11 @@ def _check(store: Store, number: int, job: Job) -> None:
             f"host {socket.gethostname()} runs {ours} of Millrace, the controller {theirs}: "
             "expected the same code on every host"
         )
-    where = attempt_config(attempt).placement.train
-    if where.network is not None and any(process.stage == "train" for process in job.processes):
+    config = attempt_config(attempt)
+    stages_of_job = {process.stage for process in job.processes}
+    check_same_inputs(attempt, config, stages_of_job)
+    where = config.placement.train
+    if where.network is not None and "train" in stages_of_job:
         own_interface(where.network, "placement.train.network")
 
 

@@ -16,7 +16,7 @@ from flows.display.plots import line_chart
 from millrace.evaluation.promotion import read_decision
 from millrace.evaluation.results import HELD_OUT, ResultsReader
 from millrace.runs.history import Point, accuracies, read_steps, series, throughput
-from millrace.runs.record import end_attempt, read_attempt
+from millrace.runs.record import AttemptEnd, end_attempt, read_attempt, read_end
 from millrace.runs.status import StatusReader
 from storage import layout
 from storage.stores.base import Store
@@ -70,6 +70,7 @@ def _report(store: Store, attempt: int, outcome: Outcome) -> str:
         [
             f"# {status['run_id']}, attempt {attempt}: {outcome}",
             _sentence(store, attempt, outcome, status),
+            *_before(store, attempt),
             *_changes(store, attempt),
             gate,
             f"| figure | value |\n|---|---|\n{key_figures}",
@@ -91,10 +92,18 @@ def _sentence(store: Store, attempt: int, outcome: Outcome, status: dict[str, An
     )
 
 
+def _before(store: Store, attempt: int) -> list[str]:
+    """A paragraph on the attempt before it, if that did not end as it should."""
+    end = read_end(store, attempt - 1) if attempt else AttemptEnd(state="finished")
+    if end is None:
+        return ["The attempt before it was killed."]
+    return [f"The attempt before it failed: {end.cause}."] if end.state == "failed" else []
+
+
 def _changes(store: Store, attempt: int) -> list[str]:
-    """A paragraph on the settings that differ from the attempt before it; none if none do."""
+    """A paragraph on the settings and inputs that differ from the attempt before it; none if none do."""
     changes = read_attempt(store, attempt).changes
-    return [f"Other settings than in the attempt before it: {'; '.join(changes)}."] if changes else []
+    return [f"Changed since the attempt before it: {'; '.join(changes)}."] if changes else []
 
 
 def _busy(status: dict[str, Any]) -> list[tuple[str, str]]:

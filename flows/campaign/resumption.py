@@ -10,8 +10,8 @@ from prefect.client.orchestration import get_client
 
 from flows.campaign.cancellation import suspensions
 from millrace.errors import RunMissing
-from millrace.runs.record import how_attempt_ended, latest_attempt
-from millrace.runs.status import run_state
+from millrace.runs.record import latest_attempt, read_end
+from millrace.runs.state import run_state
 from storage.progress import read_progress
 from storage.stores.base import Store
 
@@ -48,5 +48,5 @@ def _at_work(store: Store) -> bool:
         attempt = latest_attempt(store)
     except RunMissing:
         return False
-    ended = how_attempt_ended(store, attempt.number)
-    return run_state(ended, attempt.t_started, read_progress(store)) == "running"
+    end = read_end(store, attempt.number)
+    return run_state(end, attempt.t_started, read_progress(store)).name == "running"

@@ -113,6 +113,11 @@ def _parser() -> argparse.ArgumentParser:
         default="never",
         help="continue the run --run-id from its last checkpoint; `latest`: start it if it does not exist",
     )
+    run.add_argument(
+        "--accept-changed-inputs",
+        action="store_true",
+        help="continue although prompts, rewards or another input hold something else than before; this is recorded",
+    )
     status = commands.add_parser("status", help="show the state of a run")
     status.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
     status.add_argument("--json", action="store_true", help="everything, as JSON")
@@ -162,7 +167,8 @@ def _run(arguments: argparse.Namespace) -> int:
     with prefect_server() as wait_for_server:
         from flows.cli.run import run_campaign
 
-        return run_campaign(config, run_id, arguments.resume, wait_for_server, run_again(arguments, run_id))
+        accepted = arguments.accept_changed_inputs
+        return run_campaign(config, run_id, arguments.resume, accepted, wait_for_server, run_again(arguments, run_id))
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -8,12 +8,12 @@ from rich.console import Console
 
 from configs.schema import RunConfig
 from flows.campaign.hub import with_local_copies
-from flows.campaign.prepare import Resume, check, run_store
+from flows.campaign.prepare import Checked, Resume, check, run_store
 from flows.cli.stopping import INTERRUPTED, TERMINATED, Terminated, stop_on_signals
 from flows.display.key_figures import already_finished
 from flows.display.live_view import View, panel
 from millrace.errors import StageDied
-from millrace.runs.record import changed_settings, latest_attempt
+from millrace.runs.record import changed_inputs, changed_settings, latest_attempt
 from storage import failpoints, layout
 from storage.progress import read_progress
 from storage.stores.base import Store
@@ -27,7 +27,12 @@ class CancelledInTheUI(Exception):
 
 
 def run_campaign(
-    config: RunConfig, run_id: str, resume: Resume, wait_for_server: Callable[[], None], command: str
+    config: RunConfig,
+    run_id: str,
+    resume: Resume,
+    accept_changed_inputs: bool,
+    wait_for_server: Callable[[], None],
+    command: str,
 ) -> int:
     """Runs it to its end. Returns 0, or CANCELLED, INTERRUPTED or TERMINATED if it was stopped and its stages drained.
 
@@ -39,14 +44,20 @@ def run_campaign(
     console = Console()
     config = with_local_copies(config, run_store(config, run_id), lambda line: _print(console, line))
     with console.status("checking the config, the model, the reward and the prompts"):
-        store = check(config, run_id, resume=resume, meanwhile=_import_flow)
+        checked = check(
+            config, run_id, resume=resume, accept_changed_inputs=accept_changed_inputs, meanwhile=_import_flow
+        )
+    store = checked.store
     _print(console, f"run {run_id} at {store.url}")
     if store.exists(layout.RUN):
-        for change in changed_settings(latest_attempt(store), config.model_dump(mode="json")):
+        before = latest_attempt(store)
+        for change in changed_settings(before, config.model_dump(mode="json")):
             _print(console, f"resumed with another setting: {change}")
+        for change in changed_inputs(before, checked.inputs):
+            _print(console, f"resumed with another input: {change}")
     stop_on_signals(console)
     try:
-        status = _campaign(config, run_id, resume, store, console, wait_for_server)
+        status = _campaign(config, run_id, resume, checked, console, wait_for_server)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Terminated:
@@ -84,7 +95,12 @@ def _stored(store: Store) -> str:
 
 
 def _campaign(
-    config: RunConfig, run_id: str, resume: Resume, store: Store, console: Console, wait_for_server: Callable[[], None]
+    config: RunConfig,
+    run_id: str,
+    resume: Resume,
+    checked: Checked,
+    console: Console,
+    wait_for_server: Callable[[], None],
 ) -> dict[str, Any]:
     # Imported while the server starts.
     from prefect.exceptions import CancelledRun
@@ -93,9 +109,9 @@ def _campaign(
 
     with console.status("waiting for the Prefect server"):
         wait_for_server()
-    with View(store, console):
+    with View(checked.store, console):
         try:
-            status = checked_campaign(config, run_id, resume)
+            status = checked_campaign(config, run_id, resume, checked.inputs)
         except CancelledRun as error:
             raise CancelledInTheUI from error
         assert isinstance(status, dict)

@@ -145,6 +145,8 @@ def panel(status: dict[str, Any], rates: dict[str, float]) -> Table:
     table = Table(title=plain(f"{status['run_id']}: {phase(status).name}"), title_justify="left", expand=False)
     table.add_column("figure")
     table.add_column("now", min_width=_BAR_WIDTH)
+    if status["cause"] is not None:
+        table.add_row("cause", plain(status["cause"]))
     table.add_row("step", ProgressBar(total=status["max_steps"], completed=status["steps"], width=_BAR_WIDTH))
     table.add_row("time", plain(time_line(status, rates)))
     if status["steps"] or status["ledger"]["generated"]["rollouts"] or status["eval"]:

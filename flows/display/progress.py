@@ -28,7 +28,7 @@ class Phase:
     name: str
     """In a few words. Once the attempt has ended: its state."""
     detail: str = ""
-    """How far it is with that, as the process at work says it; may be empty."""
+    """How far it is with that, as the process at work says it, or why the attempt ended so; may be empty."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.detail}" if self.detail else self.name
@@ -59,7 +59,7 @@ class Rates:
 def phase(status: dict[str, Any]) -> Phase:
     """What the campaign is doing now."""
     if status["state"] != "running":
-        return Phase(name=status["state"])
+        return Phase(name=status["state"], detail=status["cause"] or "")
     # Without what earlier attempts have left.
     doing = {name: what for name, what in status["doing"].items() if name in status["ready"]}
     for name, what in (

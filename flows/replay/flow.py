@@ -7,7 +7,6 @@ Each stage runs in its own process, supervised by a task; score and train are th
 SIGTERM drain them, as in a campaign: the trainer finishes its step and its checkpoint.
 """
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -18,6 +17,7 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.replay import ReplayRequest
+from flows.campaign.attempt_end import attempt_under_way
 from flows.campaign.stage_group import StageGroup
 from flows.display.artifacts import show
 from flows.display.links import artifact_key
@@ -27,7 +27,6 @@ from flows.replay.results import collect
 from millrace.runs.record import end_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
 from storage import layout
-from tasks.fork_server import STAGES
 from tasks.stages import compare, evaluate, score, train, verify
 from tasks.stop import STOP, STOP_NOW
 
@@ -58,8 +57,7 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
     prepared = prepare(request)
     store, config = prepared.store, prepared.config
     arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=prepared.handover)
-    finished = False
-    try:
+    with attempt_under_way(store, 0, prepared.handover, "replay"):
         if request.rescore is not None:
             replicas = range(config.scoring.replicas)
             _finish(
@@ -79,13 +77,8 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
         store.put(f"{layout.REPLAY_RESULTS}/report.md", report.encode())
         key = artifact_key(PurePosixPath(store.url).name, "replay")
         show(report, key=key, description=f"What the replay of {request.sources[0]} found")
-        finished = True
+        end_attempt(store, 0, "finished")
         return found
-    finally:
-        STOP.set()
-        STAGES.close()
-        shutil.rmtree(prepared.handover, ignore_errors=True)
-        end_attempt(store, 0, "finished" if finished else "stopped")
 
 
 def _finish(stages: Mapping[str, PrefectFuture[Any]]) -> None:

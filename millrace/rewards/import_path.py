@@ -43,7 +43,8 @@ def imported_function(key: str, path: str, parameters: Sequence[str]) -> Callabl
 
 
 def source_hash(path: str) -> str | None:
-    """SHA-256 of the module's file, since the function may call others in it; 12 hex digits. None if it has no file."""
+    """SHA-256 of the module's file and of its neighbours in a package, since the function may call others in them;
+    12 hex digits. None if it has no file."""
     with _working_folder_first():
         try:
             found = importlib.util.find_spec(path.partition(":")[0])
@@ -51,7 +52,9 @@ def source_hash(path: str) -> str | None:
             return None
     if found is None or found.origin is None or not Path(found.origin).is_file():
         return None
-    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()[:12]
+    file = Path(found.origin)
+    files = sorted(file.parent.glob("*.py")) if "." in found.name or file.name == "__init__.py" else [file]
+    return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()[:12]
 
 
 def unusable(key: str, path: str | None, expected: str) -> InputError:

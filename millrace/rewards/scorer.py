@@ -60,14 +60,17 @@ class Scorer:
         """Called at once, and only once, when a response gets no score."""
         self._has_failed = False
 
-    def check(self) -> None:
+    def check(self) -> dict[str, str]:
         """Check that the isolated rewards can be loaded, by loading them in a process that then ends.
 
-        The others were checked when they were made. Raises InputError as entering does.
+        The others were checked when they were made. Returns the version of each reward, without those whose version is
+        known only when they are loaded. Raises InputError as entering does.
         """
+        versions = {part.name: part.version for part in self._local if hasattr(part, "version")}
         if self._pool is not None:
-            with self._pool:
-                pass
+            with self._pool as pool:
+                versions |= pool.versions
+        return versions
 
     def first_unusable(self, prompts: Iterable[Prompt]) -> tuple[Prompt, str] | None:
         """The first prompt whose answer makes every response to it fail, with the reason; None if there is none."""

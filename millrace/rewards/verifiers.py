@@ -14,6 +14,7 @@ from typing import Any
 from millrace.prompts.extras import EXTRAS, check_installed
 from millrace.prompts.source import PromptSource, index_of
 from millrace.rewards.base import Reward, Score
+from millrace.rewards.import_path import source_hash
 from millrace.types import Prompt
 
 _ENVIRONMENTS = 16
@@ -36,8 +37,10 @@ class Verifiers(Reward):
         Raises InputError if the package is not installed.
         """
         check_installed("verifiers", EXTRAS["verifiers"], "scoring.reward verifiers")
-        self.version = f"1 verifiers {version('verifiers')}"
         self._sources = [source for source in sources if PromptSource.parse(source).package == "verifiers"]
+        modules = sorted({_module_of(source) for source in self._sources})
+        own = [f"{module} {source_hash(module)}" for module in modules]
+        self.version = " ".join([f"1 verifiers {version('verifiers')}", *own])
 
     def load(self) -> None:
         for source in self._sources:
@@ -60,6 +63,11 @@ class Verifiers(Reward):
             reward=float(state["reward"]),
             components={name: float(value) for name, value in state["metrics"].items()},
         )
+
+
+def _module_of(source: str) -> str:
+    """The module from which `verifiers.load_environment` loads the environment."""
+    return PromptSource.parse(source).name.partition("#")[0].rpartition("/")[2].replace("-", "_")
 
 
 async def _judged(environment: Any, row: Any, response: str) -> Any:

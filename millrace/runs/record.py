@@ -2,7 +2,7 @@
 
 run.json              the first start, attempt 0: run id, config, time, versions, code commit; claims the run's folder
 attempts/0001.json    each later start: the same, with the few keys that may change on resume
-attempts/<n>.ended    how that attempt ended; missing if its controller was killed
+attempts/<n>.ended    how that attempt ended, and why if it failed; missing if its controller was killed
 """
 
 import importlib.metadata
@@ -13,7 +13,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 from configs.stored import changed_keys, config_hash, staleness_bound, with_current_keys
 from millrace.errors import RunExists, RunMissing
@@ -63,11 +64,13 @@ class Attempt:
     first_step: int = 0
     """Policy version of the checkpoint it resumed from."""
     changes: list[str] = field(default_factory=list)
-    """Settings that differ from those of the start before it, a sentence each."""
+    """Settings that differ from those of the start before it, and inputs whose change was accepted, a sentence each."""
     provenance: Provenance = field(default_factory=lambda: provenance())
     """Of the controller's process."""
     origin: Origin = field(default_factory=Origin)
     """What it came from."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """What each file, function and package that the config names held, by name; also those of earlier starts."""
 
     @property
     def path(self) -> str:
@@ -87,21 +90,53 @@ class Attempt:
         return staleness_bound(self.config["pipeline"]["mode"], int(self.config["staleness"]["max_staleness"]))
 
 
-def create_run(store: Store, run_id: str, config: dict[str, Any], origin: Origin = UNKNOWN) -> Attempt:
+EndState = Literal["finished", "stopped", "failed"]
+"""`stopped`: drained, because a person asked or the budget is spent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnd:
+    """How an attempt ended, as its controller recorded it."""
+
+    state: EndState
+    cause: str | None = None
+    """The error, if it failed."""
+
+
+def create_run(
+    store: Store,
+    run_id: str,
+    config: dict[str, Any],
+    origin: Origin = UNKNOWN,
+    inputs: Mapping[str, str] = MappingProxyType({}),
+) -> Attempt:
     """Claims the run's folder. Raises RunExists, also if another controller claims it at the same time."""
-    attempt = Attempt(number=0, config=config, t_started=time.time(), provenance=provenance(config), origin=origin)
+    attempt = Attempt(
+        number=0,
+        config=config,
+        t_started=time.time(),
+        provenance=provenance(config),
+        origin=origin,
+        inputs=dict(inputs),
+    )
     if not _claim(store, layout.RUN, _dump({"run_id": run_id, **asdict(attempt)})):
         raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
     return attempt
 
 
-def resume_run(store: Store, config: dict[str, Any], origin: Origin = UNKNOWN) -> Attempt:
+def resume_run(
+    store: Store,
+    config: dict[str, Any],
+    origin: Origin = UNKNOWN,
+    inputs: Mapping[str, str] = MappingProxyType({}),
+) -> Attempt:
     """Records another start of an existing run.
 
     Raises StreamCorrupt if its log of checkpoints is damaged, or something else has the name of the record.
     """
     before = latest_attempt(store)
-    number, changes = before.number, changed_settings(before, config)
+    number = before.number
+    changes = [*changed_settings(before, config), *changed_inputs(before, inputs)]
     checkpoint = read_latest(store)
     first_step = 0 if checkpoint is None else checkpoint.step
     made_by = provenance(config)
@@ -115,6 +150,7 @@ def resume_run(store: Store, config: dict[str, Any], origin: Origin = UNKNOWN) -
             changes=changes,
             provenance=made_by,
             origin=origin,
+            inputs={**before.inputs, **inputs},
         )
         if _claim(store, layout.attempt(number), _dump(asdict(attempt))):
             return attempt
@@ -127,6 +163,12 @@ def changed_settings(before: Attempt, config: Mapping[str, Any]) -> list[str]:
         # What an older Millrace did, which had no such setting.
         old["staleness"] = {"too_old": "drop", **old["staleness"]}
     return changed_keys(old, config)
+
+
+def changed_inputs(before: Attempt, inputs: Mapping[str, str]) -> list[str]:
+    """One sentence per input that holds something else than in the starts up to `before`."""
+    old = before.inputs
+    return [f"{name} was {old[name]} and is {now}" for name, now in inputs.items() if old.get(name, now) != now]
 
 
 def _claim(store: Store, path: str, record: bytes) -> bool:
@@ -205,28 +247,30 @@ def attempt_of_step(store: Store, step: int) -> Attempt:
     return attempt
 
 
-def end_attempt(store: Store, number: int, how: Literal["finished", "stopped"]) -> None:
-    """Records that an attempt's controller exits: the run is finished, or was stopped."""
-    store.put_if_absent(layout.ended(number), json.dumps({"state": how, "t": time.time()}).encode())
+def end_attempt(store: Store, number: int, how: EndState, cause: str | None = None) -> None:
+    """Records that an attempt's controller exits; `cause`: why it failed. An end that is recorded already stays."""
+    record = {"state": how, "cause": cause, "t": time.time()}
+    store.put_if_absent(layout.ended(number), json.dumps(record).encode())
 
 
-def how_attempt_ended(store: Store, number: int) -> str | None:
-    """`finished`, `stopped`, or None if it still runs or was killed, and if the file can't be read."""
+def read_end(store: Store, number: int) -> AttemptEnd | None:
+    """How an attempt ended; None if it still runs or was killed, and if the file can't be read."""
     try:
         return parse_end(bytes(store.get(layout.ended(number))), layout.ended(number))
     except (NotInStore, StreamCorrupt):
         return None
 
 
-def parse_end(data: bytes, path: str) -> str:
+def parse_end(data: bytes, path: str) -> AttemptEnd:
     """How an attempt ended, by the file `path` with the content `data`. Raises StreamCorrupt."""
     try:
-        state = parse_json(data)["state"]
+        record = parse_json(data)
+        state, cause = record["state"], record.get("cause")
     except (ValueError, KeyError, TypeError) as error:
         raise StreamCorrupt(path, f"it does not say how the attempt ended: {error!r}") from error
-    if state not in ("finished", "stopped"):
-        raise StreamCorrupt(path, f"it says that the attempt ended {state!r}; expected finished or stopped")
-    return str(state)
+    if state not in get_args(EndState):
+        raise StreamCorrupt(path, f"it says that the attempt ended {state!r}; expected {', '.join(get_args(EndState))}")
+    return AttemptEnd(state=state, cause=None if cause is None else str(cause))
 
 
 def provenance(config: Mapping[str, Any] | None = None) -> Provenance:

@@ -8,7 +8,6 @@ evaluations ──────────────────────�
 """
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,8 @@ from millrace.rollouts.loader import consumed_by
 from millrace.runs.decisions import DecisionsReader, decisions_in_short
 from millrace.runs.incidents import IncidentsReader, in_short
 from millrace.runs.planned import measured_against_plan
-from millrace.runs.record import RESTORE, Attempt, how_attempt_ended, latest_attempt, read_run
+from millrace.runs.record import RESTORE, Attempt, latest_attempt, read_end, read_run
+from millrace.runs.state import CONTROLLER, of_attempt, run_state
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.errors import StreamCorrupt
@@ -30,8 +30,6 @@ from storage.streams.log import LogReader, check_no_hole
 from storage.streams.stream import StreamReader
 
 STAGES = ("generate", "score", "train", "sync_weights")
-_SILENT_SECONDS = 20.0
-"""A run counts as stopped if no stage has written a status record for this long."""
 
 
 class StatusReader:
@@ -64,6 +62,13 @@ class StatusReader:
         # The run may have been resumed since the last look.
         self._attempt = latest_attempt(self._store)
         records = read_progress(self._store)
+        state = run_state(
+            read_end(self._store, self._attempt.number),
+            self._attempt.t_started,
+            of_attempt(self._attempt.number, records),
+        )
+        # The controller's heartbeats are a sign of life and nothing else.
+        records.pop(f"{CONTROLLER}-0", None)
         trainer = records.get("train-0", {})
         if "account" not in trainer:
             trainer = self._as_of_checkpoint() | trainer
@@ -80,18 +85,14 @@ class StatusReader:
         staleness = staleness_trained(account)
         planned = measured_against_plan(self._attempt.config, trainer, account, staleness["mean"])
         early_stop = read_early_stop(self._store, self._attempt.number)
-        state = run_state(
-            how_attempt_ended(self._store, self._attempt.number),
-            self._attempt.t_started,
-            of_attempt(self._attempt.number, records),
-        )
         wall_seconds, step_seconds = self._wall_seconds(records), trainer.get("step_seconds")
         return {
             "run_id": self._run_id,
             "run_url": self._store.url,
             "attempt": self._attempt.number,
             "first_step": self._attempt.first_step,
-            "state": state,
+            "state": state.name,
+            "cause": state.cause,
             "steps": trainer.get("policy_version", 0),
             "max_steps": self._attempt.config["training"]["max_steps"],
             "stop_at_step": self._attempt.stop_at_step,
@@ -100,7 +101,7 @@ class StatusReader:
             "wall_seconds": wall_seconds,
             "step_seconds": step_seconds,
             "eta_seconds": self._seconds_left(trainer.get("policy_version", 0), step_seconds, wall_seconds)
-            if state == "running" and early_stop is None
+            if state.name == "running" and early_stop is None
             else None,
             "reward_mean": trainer.get("reward_mean"),
             "eval": _start_and_end(results),
@@ -244,22 +245,6 @@ def _in_short(result: Result) -> dict[str, Any]:
 
 def _stage(name: str) -> str:
     return name.rpartition("-")[0]
-
-
-def of_attempt(number: int, records: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    """The status records that processes of this attempt wrote; also those of older runs, which name no attempt."""
-    return {name: record for name, record in records.items() if record.get("attempt", number) == number}
-
-
-def run_state(ended: str | None, t_started: float, records: Mapping[str, Mapping[str, Any]]) -> str:
-    """The state of an attempt that started at `t_started` (unix seconds): `finished`, `stopped` or `running`.
-
-    `ended` is the state that its controller recorded at its end, if any; `records` are its stages' status records.
-    """
-    if ended:
-        return ended
-    newest = max((record["t"] for record in records.values()), default=t_started)
-    return "running" if time.time() - newest < _SILENT_SECONDS else "stopped"
 
 
 def staleness_trained(account: Account) -> dict[str, Any]:

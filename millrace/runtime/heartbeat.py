@@ -23,8 +23,6 @@ HEARTBEAT_SECONDS = 2.0
 SILENT_SECONDS = 40.0
 """A process that has sent no heartbeat for so long counts as lost. If it still commits, its stream's fence refuses."""
 
-CONTROLLER = "controller"
-
 
 class HeartbeatPublisher(Background):
     """Writes a status record every `HEARTBEAT_SECONDS` while its `with` block lasts, and at every `publish`.

@@ -26,7 +26,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     mirror.add_argument(
         "--wandb", metavar="PROJECT", help="write a run of this project; offline, unless WANDB_MODE says otherwise"
     )
-    mirror.add_argument("--follow", action="store_true", help="go on until the run has ended, or Ctrl-C")
+    mirror.add_argument("--follow", action="store_true", help="go on until the run has ended or was killed, or Ctrl-C")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,14 +52,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _copy_all(store: "Store", mirrors: "Sequence[Mirror]") -> bool:
-    """Copies what is new into each; returns whether the run had ended, so that everything is copied."""
-    from millrace.runs.record import how_attempt_ended, latest_attempt
+    """Copies what is new into each; returns whether the run had ended or been killed, so that everything is copied."""
+    from millrace.runs.record import latest_attempt, read_end
+    from millrace.runs.state import run_state
+    from storage.progress import read_progress
 
     # Before copying, so that everything written until the end is copied.
-    ended = how_attempt_ended(store, latest_attempt(store).number) is not None
+    attempt = latest_attempt(store)
+    state = run_state(read_end(store, attempt.number), attempt.t_started, read_progress(store))
     for mirror in mirrors:
         mirror.copy()
-    return ended
+    return state.name != "running"
 
 
 def _sinks(arguments: argparse.Namespace, run_id: str) -> "Iterator[Sink]":

@@ -107,7 +107,8 @@ def _trainer_bound(facts: Facts) -> str | None:
 ADVICE: dict[str, Callable[[Facts], str | None]] = {
     "damaged": lambda facts: f"Run `millrace fsck {facts.run_url}`: it says what is damaged and what can be done.",
     "hanging": _hanging,
-    "lost": lambda facts: "Continue it: `millrace run` with its config, --run-id and --resume.",
+    "failed": lambda facts: "Mend the cause, then continue it: `millrace run` with its config, --run-id and --resume.",
+    "killed": lambda facts: "Continue it: `millrace run` with its config, --run-id and --resume.",
     "collapsed": _collapsed,
     "stopped": lambda facts: "Continue it: `millrace run` with its config, --run-id and --resume.",
     "finished": _finished,

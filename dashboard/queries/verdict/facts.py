@@ -40,9 +40,9 @@ class Facts:
     config: Mapping[str, Any] = field(default_factory=dict)
     """The newest attempt's."""
     state: str | None = None
-    """running, finished or stopped; None if the status can't be computed."""
-    ended: bool = False
-    """Whether the controller recorded the end of the newest attempt."""
+    """One of `millrace.runs.state.STATES`; None if the status can't be computed."""
+    cause: str | None = None
+    """Why it failed, or what is known of a kill."""
     version: int = 0
     target: int | None = None
     """The version at which this attempt ends."""
@@ -119,7 +119,7 @@ def read_facts(run: RunData) -> Facts:
         run_url=run.info.url,
         config=config,
         state=status.get("state"),
-        ended=newest.ended is not None,
+        cause=status.get("cause"),
         version=int(status.get("steps") or 0),
         target=status.get("stop_at_step") or status.get("max_steps"),
         step_seconds=_step_seconds(run),

@@ -25,6 +25,7 @@ _BOUND = {
     "score": "scorer-bound",
     "sync_weights": "sync-bound",
 }
+_UNHEALTHY = {"failed": "unhealthy: it failed", "killed": "unhealthy: it was killed"}
 NO_SPREAD = 0.8
 """A warning above this share of groups whose rewards are all equal."""
 
@@ -65,12 +66,11 @@ def state(facts: Facts) -> Clause:
         return clause("state unknown", "unknown", "the run's state can't be read")
     if facts.state == "finished":
         return clause("finished", "good", f"finished at {step}")
-    if facts.state == "stopped" and facts.ended:
-        return clause("stopped", "warning", f"stopped at {step}")
-    silent = max(facts.silent, key=lambda name: facts.silent[name], default=None)
     if facts.state == "stopped":
-        since = "" if silent is None else f" for {duration(min(facts.silent.values()))}"
-        return clause("lost", "bad", f"no stage has written{since}, at {step}: it was killed, or its machine is gone")
+        return clause("stopped", "warning", f"stopped at {step}")
+    if facts.state in ("failed", "killed"):
+        return clause(facts.state, "bad", f"{facts.state} at {step}: {facts.cause}")
+    silent = max(facts.silent, key=lambda name: facts.silent[name], default=None)
     if facts.stalled is not None:
         return clause("hanging", "bad", f"hanging at {step}: {facts.stalled}")
     starting = [name for name, doing in facts.doing.items() if doing in (STARTING, LOADING)]
@@ -96,6 +96,8 @@ def health(facts: Facts) -> Clause:
     if facts.collapse is not None:
         words = f"collapsed: {facts.collapse}"
         return Clause(cause="collapsed", level="bad", words=words, view="learning", block="learning-reward")
+    if facts.state in ("failed", "killed"):
+        return Clause(cause=facts.state, level="bad", words=_UNHEALTHY[facts.state], view="flow", block="flow-tracks")
     if facts.alarm is not None:
         return Clause(cause="alarm", level="warning", words=facts.alarm, view="flow", block="flow-tracks")
     if facts.length_bias is not None:

@@ -106,8 +106,8 @@ def test_the_alerts_ask_only_for_what_is_exposed_and_name_causes_of_the_verdict(
     (group,) = yaml.safe_load(_BOARD.with_name("alerts.yaml").read_text())["groups"]
     rules = {rule["alert"]: rule["expr"] for rule in group["rules"]}
     assert rules.keys() == {
-        "MillraceHanging", "MillraceLost", "MillraceStageDead", "MillraceLedger", "MillraceCollapsed",
-        "MillraceTooStale",
+        "MillraceHanging", "MillraceKilled", "MillraceFailed", "MillraceStageDead", "MillraceLedger",
+        "MillraceCollapsed", "MillraceTooStale",
     }  # fmt: skip
     exposed = {f"{name}_total" if family.counts else name for name, family in FAMILIES.items()}
     for name, expression in rules.items():

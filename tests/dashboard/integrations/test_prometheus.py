@@ -51,6 +51,8 @@ def test_every_number_of_a_run_is_exposed_under_its_name_and_labels() -> None:
         _key("millrace_run_state", state="running"): 1,
         _key("millrace_run_state", state="finished"): 0,
         _key("millrace_run_state", state="stopped"): 0,
+        _key("millrace_run_state", state="failed"): 0,
+        _key("millrace_run_state", state="killed"): 0,
         _key("millrace_problems"): 0,
         _key("millrace_policy_version"): 3,
         _key("millrace_policy_version_target"): 10,

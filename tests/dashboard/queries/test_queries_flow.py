@@ -33,7 +33,7 @@ def _run(metrics: dict[str, dict[str, Columns]], transports: dict[float, str] | 
             max_staleness=4,
             mode="async",
             transport=transport,
-            ended=None,
+            end=None,
         )
         for number, (t, transport) in enumerate((transports or {0.0: "shm"}).items())
     )

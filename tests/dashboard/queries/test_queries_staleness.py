@@ -20,7 +20,7 @@ def _run(policy_version: Any, **columns: Any) -> RunData:
 def _attempt(first_step: int, max_staleness: int) -> AttemptInfo:
     return AttemptInfo(
         number=0, t_started=0.0, first_step=first_step, max_staleness=max_staleness, mode="async", transport="shm",
-        ended=None,
+        end=None,
     )  # fmt: skip
 
 

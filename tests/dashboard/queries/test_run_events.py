@@ -9,6 +9,7 @@ from support.pages.run_data import STATUS, T, measured, run_data
 from dashboard.queries.events import config_changes, latest_events, promotions
 from dashboard.read.model import RunData
 from millrace.evaluation.promotion import Decision
+from millrace.runs.record import AttemptEnd
 
 PROMOTED = Decision(promoted=True, policy_version=2, accuracy=0.5, sentence="it is better", bar=0.25)
 RESTART = {"t": T - 0.5, "kind": "stage.restarted", "sentence": "score-0 was started again", "stage": "score-0"}
@@ -20,7 +21,7 @@ def _run(**changes: Any) -> RunData:
     """Three steps in the last three seconds; an alarm long before them, a decision, a promotion and a restart."""
     status = {**STATUS, "incidents": {"latest": [ALARM, RESTART]}, "decisions": {"latest": [RAISED]}}
     run = run_data(metrics={"train-0": {"reward_mean": measured([0.0, 0.5, 1.0])}}, status=status, **changes)
-    first = replace(run.info.attempts[0], promotion=PROMOTED, ended="finished")
+    first = replace(run.info.attempts[0], promotion=PROMOTED, end=AttemptEnd(state="finished"))
     second = replace(first, number=1, t_started=T - 1.2, first_step=2, promotion=None, changes=("seed was 1 and is 2",))
     return replace(run, info=replace(run.info, attempts=(first, second)))
 
@@ -55,6 +56,14 @@ def test_a_promotion_without_its_evaluation_stands_where_its_version_was_made() 
 def test_a_resumed_run_tells_which_settings_it_changed_and_where() -> None:
     assert config_changes(_run()) == {2: ("seed was 1 and is 2",)}
     assert config_changes(run_data()) == {}
+
+
+def test_a_run_that_was_resumed_after_a_kill_says_so() -> None:
+    run = _run()
+    killed, resumed = run.info.attempts
+    run = replace(run, info=replace(run.info, attempts=(replace(killed, end=None), resumed)))
+    words = [event.words for event in latest_events(run, 9) if event.kind == "resumed"]
+    assert words == ["after a kill, seed was 1 and is 2"]
 
 
 def test_nothing_has_happened_in_a_run_without_status_and_steps() -> None:

@@ -242,12 +242,16 @@ def test_a_run_that_has_ended_says_how() -> None:
     run = _run(state="finished", silent=9000.0)
     assert _verdict(run).clauses[0].words == "finished at version 40 of 120"
     assert "millrace export /runs/mine" in _verdict(run).advice
-    run = _run(state="stopped", silent=9000.0)
-    ended = replace(run.info, attempts=(replace(run.info.attempts[0], ended="stopped"),))
-    assert _verdict(replace(run, info=ended)).clauses[0].level == "warning"
-    lost = _verdict(run)
-    assert (lost.clauses[0].cause, lost.clauses[0].level) == ("lost", "bad")
-    assert "--resume" in lost.advice
+    assert _verdict(_run(state="stopped", silent=9000.0)).clauses[0].level == "warning"
+
+
+@pytest.mark.parametrize("state", ["failed", "killed"])
+def test_a_run_that_died_is_bad_in_state_and_health_and_says_why(state: str) -> None:
+    run = _run(state=state, silent=9000.0)
+    verdict = _verdict(replace(run, status={**(run.status or {}), "cause": "its disk is full"}))
+    assert [(clause.cause, clause.level) for clause in verdict.clauses[:2]] == [(state, "bad")] * 2
+    assert verdict.clauses[0].words == f"{state} at version 40 of 120: its disk is full"
+    assert "--resume" in verdict.advice
 
 
 def test_a_damaged_run_names_what_is_damaged_and_still_says_the_rest() -> None:

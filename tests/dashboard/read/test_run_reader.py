@@ -19,7 +19,7 @@ from millrace.evaluation.promotion import Decision, write_decision
 from millrace.evaluation.results import write_result
 from millrace.rollouts.ledger import Account
 from millrace.runs.origin import Origin
-from millrace.runs.record import end_attempt, read_run, resume_run
+from millrace.runs.record import AttemptEnd, end_attempt, read_run, resume_run
 from storage import layout
 from storage.errors import StoreUnreachable, StreamCorrupt
 from storage.progress import read_status, write_progress
@@ -78,7 +78,7 @@ def test_run_info_status_and_evaluations_are_read_too(
     data = watch(dict_store)()
     attempt = data.info.attempts[0]
     assert (data.info.run_id, data.info.url, len(data.info.attempts)) == ("small", dict_store.url, 1)
-    assert (attempt.max_staleness, attempt.mode, attempt.transport, attempt.ended) == (2, "async", "shm", None)
+    assert (attempt.max_staleness, attempt.mode, attempt.transport, attempt.end) == (2, "async", "shm", None)
     assert data.info.config["training"]["max_steps"] == 12
     assert data.status is not None
     assert (data.status["steps"], data.status["state"]) == (8, "running")
@@ -299,15 +299,15 @@ def test_a_run_that_is_resumed_while_we_look_has_another_attempt(
     stored_run: StoredRun, dict_store: DictStore, watch: Watch
 ) -> None:
     look = watch(dict_store)
-    assert [attempt.ended for attempt in look().info.attempts] == [None]
+    assert [attempt.end for attempt in look().info.attempts] == [None]
     end_attempt(dict_store, 0, "stopped")
-    assert [attempt.ended for attempt in look().info.attempts] == ["stopped"]
+    assert [attempt.end for attempt in look().info.attempts] == [AttemptEnd(state="stopped")]
     config = read_run(dict_store)["config"]
     config["training"]["max_steps"] = 40
     resume_run(dict_store, config)
     facts = look().info
-    assert [(attempt.number, attempt.first_step, attempt.ended) for attempt in facts.attempts] == [
-        (0, 0, "stopped"),
+    assert [(attempt.number, attempt.first_step, attempt.end) for attempt in facts.attempts] == [
+        (0, 0, AttemptEnd(state="stopped")),
         (1, 8, None),
     ]
     assert facts.config["training"]["max_steps"] == 40

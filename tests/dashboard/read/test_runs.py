@@ -192,8 +192,10 @@ def test_a_run_that_ended_or_fell_silent_says_so(tmp_path: Path, clock: HandCloc
         for replica in range(2 if stage == "generate" else 1):
             status = read_status(silent.store, stage, replica)
             write_progress(silent.store, stage, replica, {**status, "t": time.time() - 1000})
+    started = {**read_run(silent.store), "t_started": time.time() - 2000}
+    silent.store.put(layout.RUN, json.dumps(started).encode())
     runs = Runs(str(tmp_path), clock)
-    assert {run_id: row.state for run_id, row in rows(runs).items()} == {"finished": "finished", "silent": "stopped"}
+    assert {run_id: row.state for run_id, row in rows(runs).items()} == {"finished": "finished", "silent": "killed"}
     resume_run(finished.store, read_run(finished.store)["config"])
     clock.now += 2.0
     assert rows(runs)["finished"].state == "running"

@@ -8,6 +8,7 @@ from flows.display.progress import Phase, Rates, duration, phase, time_line
 
 STATUS: dict[str, Any] = {
     "state": "running",
+    "cause": None,
     "steps": 7,
     "stop_at_step": 40,
     "early_stop": None,
@@ -52,6 +53,7 @@ def running(doing: dict[str, str], *, ready: bool = True, **changes: Any) -> dic
         ),
         (running({"train-0": "train"}, state="finished"), "finished"),
         (running({"train-0": "train"}, state="stopped"), "stopped"),
+        (running({"train-0": "train"}, state="killed", cause="nothing is alive"), "killed: nothing is alive"),
     ],
 )
 def test_each_phase_of_a_campaign_has_its_words(status: dict[str, Any], expected: str) -> None:

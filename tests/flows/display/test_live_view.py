@@ -15,6 +15,7 @@ STATUS: dict[str, Any] = {
     "run_id": "mine",
     "run_url": "/runs/mine",
     "state": "running",
+    "cause": None,
     "steps": 7,
     "max_steps": 40,
     "stop_at_step": 40,

@@ -19,7 +19,7 @@ from flows.display.progress_table import EVERY_SECONDS, CampaignTable, Row, rows
 from millrace.evaluation.promotion import Decision, write_decision
 from millrace.evaluation.results import write_result
 from millrace.runs.history import Point
-from millrace.runs.record import create_run, resume_run
+from millrace.runs.record import create_run, end_attempt, read_run, resume_run
 from storage import layout
 from storage.progress import write_progress
 from storage.schema import METRIC
@@ -238,7 +238,15 @@ def test_the_report_of_a_resumed_run_says_which_settings_changed(tmp_path: Path)
     store = LocalStore(tmp_path / "resumed")
     configs = [RunConfig(training=TrainingConfig(max_steps=steps)).model_dump(mode="json") for steps in (9, 12)]
     create_run(store, "resumed", configs[0])
-    assert "Other settings" not in write_report(store, 0, "stopped")
+    assert "Changed since" not in write_report(store, 0, "stopped")
     resume_run(store, configs[1])
-    said = "Other settings than in the attempt before it: training.max_steps was 9 and is 12."
+    said = "Changed since the attempt before it: training.max_steps was 9 and is 12."
     assert said in write_report(store, 1, "stopped")
+
+
+def test_the_report_says_that_the_attempt_before_was_killed_or_failed(run: LocalStore) -> None:
+    resume_run(run, read_run(run)["config"])
+    assert "The attempt before it was killed." in write_report(run, 1, "finished")
+    end_attempt(run, 1, "failed", "the disk is full")
+    resume_run(run, read_run(run)["config"])
+    assert "The attempt before it failed: the disk is full." in write_report(run, 2, "finished")

@@ -146,12 +146,17 @@ def test_a_store_of_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str
     assert "gopher" in capsys.readouterr().err
 
 
+INPUTS = {"prompts.source arithmetic": "12 prompts 0a1b2c3d4e5f"}
+
+
 def a_run(root: Path) -> None:
     """A run as its controller leaves it before anything else has happened."""
     from configs.load import load_config
     from flows.campaign.prepare import prepare
 
-    shutil.rmtree(prepare(load_config(PRESET, [f"storage.root={root}"]), "taken", resume="never").handover)
+    shutil.rmtree(
+        prepare(load_config(PRESET, [f"storage.root={root}"]), "taken", resume="never", inputs=INPUTS).handover
+    )
 
 
 def test_a_run_id_that_is_taken_is_refused_unless_resumed(capsys: pytest.CaptureFixture[str], root: Path) -> None:
@@ -164,6 +169,15 @@ def test_resuming_with_another_config_names_what_may_not_change(capsys: pytest.C
     said = refused(capsys, root, "--run-id", "taken", "--resume", "--set", "training.learning_rate=0.1")
     assert "training.learning_rate" in said
     assert "0.1" in said
+
+
+def test_resuming_with_other_inputs_names_them_and_the_flag_that_accepts_them(
+    capsys: pytest.CaptureFixture[str], root: Path
+) -> None:
+    a_run(root)
+    said = refused(capsys, root, "--run-id", "taken", "--resume")
+    assert "prompts.source arithmetic was 12 prompts 0a1b2c3d4e5f and is 5,050 prompts" in said
+    assert "--accept-changed-inputs" in said
 
 
 def test_resuming_a_run_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], root: Path) -> None:

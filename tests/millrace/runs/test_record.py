@@ -14,14 +14,15 @@ from configs.stored import config_hash
 from millrace.errors import RunExists, RunMissing
 from millrace.runs.record import (
     Attempt,
+    AttemptEnd,
     attempt_of_step,
     create_run,
     differences,
     end_attempt,
-    how_attempt_ended,
     latest_attempt,
     provenance,
     read_attempt,
+    read_end,
     read_run,
     resume_run,
 )
@@ -79,7 +80,7 @@ def test_a_folder_in_place_of_an_attempts_record_is_named_with_what_to_do(tmp_pa
 def test_a_damaged_note_of_an_attempts_end_is_none(memory_store: Store, content: bytes) -> None:
     create_run(memory_store, "mine", CONFIG)
     memory_store.put("attempts/0000.ended", content)
-    assert how_attempt_ended(memory_store, 0) is None
+    assert read_end(memory_store, 0) is None
 
 
 def test_each_start_is_an_attempt_of_its_own_and_reads_back_as_it_was(memory_store: Store) -> None:
@@ -125,8 +126,8 @@ def test_an_attempt_says_which_functions_of_one_s_own_it_trained_with(memory_sto
     training = {"max_steps": 3, "loss": f"{own}:capped", "advantage": f"{own}:better_than_half"}
     config = RunConfig.model_validate({"training": training}).model_dump(mode="json")
     made_by = create_run(memory_store, "mine", config).provenance.dependencies
-    file = Path(__file__).parents[3] / "tests/support/training/own_functions.py"
-    expected = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    files = sorted((Path(__file__).parents[3] / "tests/support/training").glob("*.py"))
+    expected = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     assert (made_by[f"{own}:capped"], made_by[f"{own}:better_than_half"]) == (expected, expected)
 
 
@@ -198,11 +199,16 @@ def test_a_step_belongs_to_the_last_attempt_that_went_on_from_before_it(memory_s
 
 
 def test_the_first_word_on_how_an_attempt_ended_stays(memory_store: Store) -> None:
-    assert how_attempt_ended(memory_store, 0) is None
+    assert read_end(memory_store, 0) is None
     end_attempt(memory_store, 0, "finished")
     end_attempt(memory_store, 0, "stopped")
-    assert how_attempt_ended(memory_store, 0) == "finished"
-    assert how_attempt_ended(memory_store, 1) is None
+    assert read_end(memory_store, 0) == AttemptEnd(state="finished")
+    assert read_end(memory_store, 1) is None
+
+
+def test_the_end_of_a_failed_attempt_keeps_its_cause(memory_store: Store) -> None:
+    end_attempt(memory_store, 0, "failed", "train-0 was killed by SIGKILL")
+    assert read_end(memory_store, 0) == AttemptEnd(state="failed", cause="train-0 was killed by SIGKILL")
 
 
 def test_where_there_is_no_run_that_is_said(memory_store: Store) -> None:

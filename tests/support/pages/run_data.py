@@ -60,7 +60,7 @@ def generating(**changes: Any) -> dict[str, Any]:
 def run_data(run_id: str = "mine", **changes: Any) -> RunData:
     """A run after three of ten steps; `changes` are fields of RunData."""
     attempt = AttemptInfo(
-        number=0, t_started=T - 60, first_step=0, max_staleness=4, mode="async", transport="shm", ended=None
+        number=0, t_started=T - 60, first_step=0, max_staleness=4, mode="async", transport="shm", end=None
     )
     values: dict[str, Any] = {
         "info": RunInfo(run_id=run_id, url=f"/runs/{run_id}", attempts=(attempt,), config={"name": run_id}),
