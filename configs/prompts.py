@@ -1,4 +1,4 @@
-"""What the policy is asked, in training and in evaluation."""
+"""What the policy is asked, in training and in evaluation, and what answers it between its turns."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -159,3 +159,14 @@ class EvaluationConfig(Section):
                 f"found {wrong[0]!r}"
             )
         return sets
+
+
+class EnvironmentConfig(Section):
+    """What answers the policy between its turns: a tool, a game, a simulated user."""
+
+    name: Text | None = None
+    """`calculator` (text), `calculator_tool` (chat, with tool calls), or the import path `package.module:Class` of your
+    own environment; null: none, each response is one turn."""
+    max_turns: Count = 4
+    """Maximum number of policy turns per response; `generation.max_new_tokens` limits their total length, tokens
+    written by the environment included."""

@@ -22,13 +22,12 @@ from pydantic.fields import FieldInfo
 
 from configs.combinations import impossible_combinations
 from configs.engine_args import EngineArgs
-from configs.environment import EnvironmentConfig
 from configs.learning.staleness import StalenessConfig
 from configs.operation.limits import BudgetConfig, SupervisionConfig
 from configs.operation.placement import PlacementConfig
 from configs.operation.plan import PlanConfig
 from configs.precision import Precision
-from configs.prompts import EvaluationConfig, PromptsConfig
+from configs.prompts import EnvironmentConfig, EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
 from configs.section import Count, NonNegative, Positive, Replicas, Section, Text, ipv4_network, is_section
 from configs.stored import staleness_bound

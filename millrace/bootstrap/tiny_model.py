@@ -22,7 +22,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from configs.environment import EnvironmentConfig
+from configs.prompts import EnvironmentConfig
 from configs.schema import BootstrapConfig
 from millrace.bootstrap.demonstrations import could_be_demonstrated, dialogue, is_right, right_response
 from millrace.errors import InputError

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tokenizers import Tokenizer
 
-from configs.environment import EnvironmentConfig
-from configs.prompts import PromptsConfig
+from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import ModelConfig
 from millrace.errors import ChatError, InputError
 from millrace.models.decoder import plain_tokenizer

@@ -108,7 +108,7 @@ def look(question: Question) -> str | None:
 
 def _make_tiny(question: Question, folder: Path) -> None:
     """Makes the model of bootstrap without training it."""
-    from configs.environment import EnvironmentConfig
+    from configs.prompts import EnvironmentConfig
     from configs.schema import BootstrapConfig
     from millrace.bootstrap.tiny_model import bootstrap
     from millrace.types import Prompt

@@ -11,6 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from support.campaigns.campaigns import REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 _PACKAGES = ("benchmarks", "configs", "dashboard", "flows", "millrace", "storage", "tasks")
 _LARGE = ("torch", "transformers", "duckdb", "plotly", "dash", "math-verify")
 """Take long to install, and their versions are not in question."""
@@ -41,7 +43,6 @@ def requirements(wheel: Path) -> list[Requirement]:
     return [one for one in found if one.marker is None or "extra" not in str(one.marker)]
 
 
-@pytest.mark.slow
 def test_every_file_of_every_package_is_in_the_wheel_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if ".dist-info/" not in name}

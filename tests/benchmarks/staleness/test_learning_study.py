@@ -26,6 +26,8 @@ from storage.schema import TRAJECTORY
 from storage.stores.base import Store
 from storage.streams.stream import StreamReader
 
+pytestmark = pytest.mark.extended
+
 STEPS, TOKEN, TRAIN = 4, 2.0, 5.0
 COSTS: Costs = replace(costs_of(TASKS["tiny"]), decode=lambda requests, tokens: TOKEN, train=lambda tokens, _: TRAIN)
 
@@ -91,7 +93,6 @@ def trajectories(store: Store) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.extended
 def test_the_same_campaign_takes_the_same_time_and_learns_the_same_again(overlapping: Store) -> None:
     first, second = overlapping, played(2)
     assert ends_of_steps(first) == ends_of_steps(second)

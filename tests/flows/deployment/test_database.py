@@ -12,6 +12,8 @@ import pytest
 
 from flows.deployment.database import copy_template
 
+pytestmark = pytest.mark.slow
+
 _PROCESS = """
 import sys
 from pathlib import Path
@@ -56,7 +58,6 @@ def cache(made_at_once: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made_at_once / "cache", tmp_path / "cache"))
 
 
-@pytest.mark.slow
 def test_two_processes_at_once_make_a_template_and_one_database(made_at_once: Path) -> None:
     assert _templates(made_at_once / "cache")
     assert [path.name for path in (made_at_once / "home").iterdir()] == ["prefect.db"]
@@ -78,7 +79,6 @@ def test_a_database_that_exists_stays_as_it_is(cache: Path, tmp_path: Path) -> N
     assert database.read_bytes() == b"somebody's runs"
 
 
-@pytest.mark.slow
 def test_a_damaged_template_is_made_again(cache: Path, made_at_once: Path, tmp_path: Path) -> None:
     for template in _templates(cache):
         content = bytearray(template.read_bytes())

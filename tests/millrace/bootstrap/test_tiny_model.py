@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.environment import EnvironmentConfig
-from configs.prompts import ArithmeticConfig, ChainsConfig, PromptsConfig
+from configs.prompts import ArithmeticConfig, ChainsConfig, EnvironmentConfig, PromptsConfig
 from configs.schema import BootstrapConfig
 from millrace.bootstrap.tiny_model import CHECK_EVERY, _of_similar_length, bootstrap, character_tokenizer
 from millrace.generation.environments.calculator import Calculator

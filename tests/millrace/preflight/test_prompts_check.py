@@ -9,8 +9,7 @@ import pytest
 from support.chat.model_folder import chat_model_folder
 from support.chat.tokenizers import TEMPLATES
 
-from configs.environment import EnvironmentConfig
-from configs.prompts import PromptsConfig
+from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import ModelConfig
 from millrace.errors import InputError
 from millrace.preflight.prompts import check_prompts, longest_prompt

@@ -142,7 +142,6 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     return found
 
 
-@pytest.mark.extended
 @pytest.mark.vllm
 @pytest.mark.parametrize("case", [*REFUSED, *FOLDERS])
 def test_what_vllm_would_refuse_is_refused_in_one_sentence(answers: dict[str, str | None], case: str) -> None:

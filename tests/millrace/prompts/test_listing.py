@@ -13,6 +13,8 @@ from millrace.prompts.listing import listed_prompts
 from millrace.prompts.source import PromptSource, index_of, prompt_sources
 from millrace.types import Prompt
 
+pytestmark = pytest.mark.slow
+
 GYM = {"size": 20, "seed": 7, "config": {"chain_sum": {"max_terms": 2, "max_digits": 1}}}
 
 needs_gym = pytest.mark.skipif(
@@ -46,7 +48,6 @@ def test_a_prompt_of_a_file_is_not_from_a_package() -> None:
 # --- reasoning_gym
 
 
-@pytest.mark.slow
 @needs_gym
 def test_tasks_of_reasoning_gym_give_so_many_problems_each() -> None:
     prompts = listed_prompts("reasoning_gym:chain_sum,gcd", GYM)
@@ -59,7 +60,6 @@ def test_tasks_of_reasoning_gym_give_so_many_problems_each() -> None:
         assert prompt.answer == str(int(a) + int(b) if sign == "+" else int(a) - int(b))
 
 
-@pytest.mark.slow
 @needs_gym
 def test_every_task_makes_the_same_problems_in_every_process() -> None:
     from reasoning_gym.factory import DATASETS
@@ -84,7 +84,6 @@ def test_no_problem_is_both_trained_on_and_held_out() -> None:
     assert not {prompt.text for prompt in prompts.train} & {prompt.text for prompt in prompts.eval}
 
 
-@pytest.mark.slow
 @needs_gym
 @pytest.mark.parametrize(
     ("source", "config", "sentence"),
@@ -134,7 +133,6 @@ def test_a_task_that_can_not_be_made_is_refused_in_one_sentence(
 SUMS = "verifiers:tests.support.rewards.sums_environment"
 
 
-@pytest.mark.slow
 @needs_verifiers
 def test_a_single_turn_environment_gives_its_rows() -> None:
     prompts = listed_prompts(SUMS, {"arguments": {"num": 3}})
@@ -150,7 +148,6 @@ def test_a_single_turn_environment_gives_its_rows() -> None:
     ]
 
 
-@pytest.mark.slow
 @needs_verifiers
 def test_its_evaluation_set_is_a_source_of_its_own() -> None:
     prompts = listed_prompts(f"{SUMS}#eval", {"arguments": {}})
@@ -159,7 +156,6 @@ def test_its_evaluation_set_is_a_source_of_its_own() -> None:
     ]
 
 
-@pytest.mark.slow
 @needs_verifiers
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),

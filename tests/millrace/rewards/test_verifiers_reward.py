@@ -13,6 +13,8 @@ from millrace.rewards.factory import make_reward
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
+pytestmark = pytest.mark.slow
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("verifiers") is None, reason="verifiers is not installed")
 
 SOURCE = "verifiers:tests.support.rewards.sums_environment"
@@ -29,7 +31,6 @@ def scorer(prompts: list[Prompt]) -> Iterator[Scorer]:
         yield scorer
 
 
-@pytest.mark.extended
 def test_its_rubric_gives_the_reward_and_a_component_a_function(prompts: list[Prompt], scorer: Scorer) -> None:
     [right, wrong] = scorer.score_many([(prompts[1], "2"), (prompts[1], "it is 2, I think")])
     assert (right.score.reward, wrong.score.reward) == (1.25, 0.0)

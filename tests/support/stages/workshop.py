@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from configs.environment import EnvironmentConfig
-from configs.prompts import PromptsConfig
+from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import GenerationConfig, RunConfig, StorageConfig
 from configs.training import TrainingConfig
 from millrace.chat.encoder import PromptEncoder

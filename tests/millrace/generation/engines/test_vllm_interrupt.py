@@ -19,7 +19,7 @@ from millrace.weights.probe import tolerance_between
 if TYPE_CHECKING:
     from millrace.generation.engines.vllm.engine import VllmEngine
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.extended]
 
 MakePolicy = Callable[[int], LlamaForCausalLM]
 Offer = Callable[[PreTrainedModel, int], Weights]
@@ -110,7 +110,6 @@ def interrupted(engine: "VllmEngine") -> dict[int, Trajectory]:
     return found
 
 
-@pytest.mark.extended
 def test_interrupted_twice_and_continued_under_other_weights_responses_are_whole(
     engine: "VllmEngine", models: dict[int, PreTrainedModel], offer: Offer
 ) -> None:

@@ -106,7 +106,6 @@ def ends_of_turns(text: str) -> list[int]:
     return sorted(i + len(stop) for stop in Counting.stop for i in range(len(text)) if text.startswith(stop, i))
 
 
-@pytest.mark.extended
 def test_a_response_ends_behind_the_first_stop_text_that_it_writes_itself(
     engine: Engine, tokenizer: PreTrainedTokenizerFast
 ) -> None:

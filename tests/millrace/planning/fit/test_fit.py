@@ -14,6 +14,8 @@ from millrace.planning.fit.fit import FittedMachine, fit_runs
 from storage.stores.base import Store
 from storage.stores.memory import MemoryStore
 
+pytestmark = pytest.mark.slow
+
 _TIMES = Times()
 _PRESET = "configs/presets/tiny-cpu.yaml"
 
@@ -45,7 +47,6 @@ def machine(stores: Sequence[Store]) -> FittedMachine:
     return fit_runs(stores)
 
 
-@pytest.mark.slow
 def test_the_cost_of_an_engines_step_is_recovered(machine: FittedMachine) -> None:
     costs = machine.costs(_config())
     for running in (1, 8, 16, 32):
@@ -62,7 +63,6 @@ def test_the_cost_of_a_training_step_is_recovered(machine: FittedMachine) -> Non
     assert costs.handover == pytest.approx(_TIMES.handover, rel=0.05)
 
 
-@pytest.mark.slow
 def test_rollouts_without_advantage_cost_a_forward_pass_where_runs_that_ask_the_same_had_none() -> None:
     batch = ("training.groups_per_step=16", "prompts.num_eval=600")
     machine = fit_runs([_run(_config()), _run(_config(*batch), pulls=False)])
@@ -102,7 +102,6 @@ def test_lengths_are_those_of_the_stored_groups(machine: FittedMachine) -> None:
         assert tuple(responses) in stored
 
 
-@pytest.mark.slow
 def test_work_that_shared_cores_would_be_faster_alone(stores: Sequence[Store], machine: FittedMachine) -> None:
     """The engine and the trainer of these runs are busy at once for some of the time, and the scorer with them."""
     shared = fit_runs(stores, cores=1).costs(_config())
@@ -117,7 +116,6 @@ def test_a_run_that_is_too_short_is_refused_with_what_is_missing() -> None:
         fit_runs([_run(_config(), steps=12)])
 
 
-@pytest.mark.slow
 def test_a_run_whose_stages_logged_too_little_is_refused() -> None:
     store = MemoryStore(unused_name())
     write_timed_run(store, _config(), _length, Times(train_step=0.0001), steps=40, span=1e6)

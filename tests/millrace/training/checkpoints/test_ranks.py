@@ -22,6 +22,8 @@ from storage.checkpoints import Checkpoint, read_latest, stored_checkpoints
 from storage.stores.base import Store
 from storage.stores.factory import open_store
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[4]
 
 
@@ -49,7 +51,6 @@ def handed(tmp_path_factory: pytest.TempPathFactory) -> Handed:
     return Handed(open_store(str(folder / "run")), reports)
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("name", ["4 to 2", "2 to 1", "1 to 2 x 2", "2 x 2 to 4"])
 def test_another_layout_restores_weights_and_moments_bit_for_bit(handed: Handed, name: str) -> None:
     assert handed.reports[0]["apart"][name] == 0.0

@@ -10,6 +10,8 @@ import pytest
 
 from tasks.start import launch
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[4]
 TOLERANCE = 1e-5
 """Of weights in float32 of about 1, after one or two steps: over two ranks a sum has another order."""
@@ -28,7 +30,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 def test_a_step_and_its_report_are_those_of_one_rank(report: dict[str, Any]) -> None:
     assert report["log π"] <= TOLERANCE
     assert report["weights"] <= TOLERANCE

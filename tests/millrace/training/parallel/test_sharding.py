@@ -20,6 +20,8 @@ from millrace.training.parallel.sharding import full_tensors, shard
 from millrace.training.parallel.tensor import split_layer
 from millrace.training.policy import PackedPolicy
 
+pytestmark = pytest.mark.slow
+
 
 def spread(wanted: Callable[[Case], bool] = lambda case: True) -> list[Any]:
     """Name and layout of each wanted case. Four ranks are `extended`: two are divided in each of the two ways."""
@@ -57,7 +59,6 @@ def found(report_of: Callable[[int], Report], case: str, layout: str) -> dict[st
     return report_of(math.prod(map(int, layout.split("x"))))[f"{case} {layout}"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("case", "layout"), spread(lambda case: case.compute_dtype is None))
 def test_ranks_train_to_the_losses_and_weights_of_one(
     report_of: Callable[[int], Report], case: str, layout: str
