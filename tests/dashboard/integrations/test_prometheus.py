@@ -17,10 +17,10 @@ from storage.progress import write_progress
 from storage.stores.factory import open_store
 
 _CONFIG = {
-    "training": {"max_steps": 10},
+    "training": {"max_steps": 10, "groups_per_step": 4},
     "pipeline": {"mode": "async"},
     "staleness": {"max_staleness": 4},
-    "generation": {"replicas": 1},
+    "generation": {"replicas": 1, "group_size": 8},
     "scoring": {"replicas": 1, "reward": "exact_match"},
     "weights": {"transport": "shm"},
 }
