@@ -239,7 +239,7 @@ def _seen(run: RunData) -> int:
     status = run.status or {}
     told = [
         len(run.info.attempts),
-        [attempt.end for attempt in run.info.attempts],
+        [attempt.end is not None for attempt in run.info.attempts],
         len(times),
         float(times[-1]) if len(times) else None,
         {stage: {name: len(rows["t"]) for name, rows in names.items()} for stage, names in run.metrics.items()},
