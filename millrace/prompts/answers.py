@@ -62,6 +62,12 @@ EXPECTED = {
 """What an answer field of each format must be, for error messages."""
 
 
+def after_thoughts(response: str) -> str | None:
+    """The text after the last `</think>`; None where a `<think>` is not closed: there is no answer yet."""
+    text = response.rpartition("</think>")[2]
+    return None if "<think>" in text else text
+
+
 def last_group(text: str, pattern: str | re.Pattern[str]) -> str | None:
     """The first group of the last match of `pattern`; None without a match."""
     answer: str | None = None

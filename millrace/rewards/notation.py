@@ -1,0 +1,86 @@
+r"""Rewrites notation that math-verify misreads, in responses and in reference answers.
+
+everywhere     −5  ─► -5          12\,500 ─► 12500        1.5e-7, 1.5 × 10⁻⁷ ─► 1.5*10^(-7)      3 1/4 ─► 13/4
+in prose too   **42** ─► 42       14/3.   ─► 14/3,        4π, 2√3, 2:3 ─► $4\pi$, $2\sqrt{3}$, $2:3$
+               3 or 5 ─► $3,5$    42, not 43 ─► 42, not   the answer to part 2 is 7 ─► the answer is 7
+
+Clock times stay as they are, except that prose loses them: `10:15` is neither 2/3 nor 10.
+"""
+
+import re
+
+_MINUS = str.maketrans(dict.fromkeys("−﹣－‑", "-"))  # noqa: RUF001
+_SIGN = re.compile(r"(?<=[=:(])([ \t]*)[-–][ \t]*(?=\d)|(?<=\s)–(?=\d)")  # noqa: RUF001
+_SPACES = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:(?:\\[,;: ]|[\u00a0\u2009\u202f])\d{3}){1,9})(?!\d)")
+_PLAIN_SPACES = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?: \d{3}){1,9})(?![\d/])")
+_RAISED = re.compile(r"(?<=[\dxyz)])[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_RAISED_DIGITS = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
+_E_NOTATION = re.compile(r"(?<![\w.])(\d{1,99}(?:\.\d{1,99})?)[eE]([+-]?\d{1,3})(?!\w|\.\d)")
+_TIMES_TEN = re.compile(
+    r"(?<=\d)\s*(?:×|·|\*|x|\\times|\\cdot)\s*10\s*\^\s*(?:\{([+-]?\d+)\}|\(([+-]?\d+)\)|([+-]?\d+))"  # noqa: RUF001
+)
+_MIXED = re.compile(r"(?<![\w./^])(\d{1,9})[ \u00a0]+(\d{1,9})/(\d{1,9})(?![\w/])")
+_CLOCK = r"(?:[01]?\d|2[0-4]):[0-5]\d(?::[0-5]\d)?"
+_HALF_OF_DAY = r"(?:\s|\\[ ,;]|~|\\(?:text|mathrm|mbox)\s*\{|\{)*([ap])\.?\s?m\b\.?[\s}]*"
+_CLOCK_TIME = re.compile(rf"(?<![\w:.])({_CLOCK})(?![\w:])(?:{_HALF_OF_DAY})?", re.IGNORECASE)
+_ONLY_CLOCK = re.compile(rf"\s*(?:\\(?:text|mathrm|mbox)\s*\{{)?\s*({_CLOCK})(?:{_HALF_OF_DAY})?\s*\}}?\s*", re.IGNORECASE)
+
+_MARKED = re.compile(r"(?<![\w*)\]}])(\*{1,3})(?=[^\s*])([^\n]{1,300}?)(?<=[^\s*])\1(?![\w*(])")
+_NUMBER = r"\\?\$?-?\d++(?:,\d{3})*+(?:[./]\d+)?+\$?"
+_CHOICE = re.compile(rf"(?<![\w.,/$])({_NUMBER}(?:,\s+{_NUMBER}){{0,9}}),?\s+or\s+(?:[a-z]\s*=\s*)?({_NUMBER})(?!\w)")
+_DENIED = re.compile(rf"(\bnot|n't|\binstead of|\brather than)\s+(?:equal to\s+)?{_NUMBER}(?!\w)")
+_SUBJECT = re.compile(r"(answer)\b[^.\n:=$]{1,60}?\s(is)\b", re.IGNORECASE)
+_RATIO = re.compile(r"(?<![\w:.$])(\d+)\s?:\s?(\d+)(?![\w:])")
+_SYMBOL = re.compile(r"(?<![\w.$])(-?(?:\d[\d.]*)?)\s?\*?\s?(π|pi\b|√\d+|√\(\d+\)|sqrt\(\d+\))(/\d+)?")
+_FULL_STOP = re.compile(r"(?<=\d)\.(?=\s|$)")
+
+
+def plain(text: str) -> str:
+    """`text` with numbers in a notation that math-verify reads: an expression, or prose."""
+    text = _SIGN.sub(r"\1-", text.translate(_MINUS))
+    text = _SPACES.sub(lambda found: re.sub(r"\D", "", found[0]), text)
+    text = _RAISED.sub(lambda found: f"^({found[0].translate(_RAISED_DIGITS)})", text)
+    text = _E_NOTATION.sub(lambda found: f"{found[1]}*10^({int(found[2])})", text)
+    text = _TIMES_TEN.sub(lambda found: f"*10^({found[1] or found[2] or found[3]})", text)
+    return _MIXED.sub(_improper, text)
+
+
+def plain_expression(text: str) -> str:
+    """`text`, an expression alone: spaces may group its digits."""
+    return _PLAIN_SPACES.sub(lambda found: found[0].replace(" ", ""), plain(text))
+
+
+def plain_prose(text: str) -> str:
+    """`text`, prose whose last number is the answer: without marks of emphasis, and without what is not the answer."""
+    text = _MARKED.sub(r"\2", text.replace("`", " "))
+    text = _DENIED.sub(r"\1", _SUBJECT.sub(r"\1 \2", _CLOCK_TIME.sub("h:mm", plain(text))))
+    text = _CHOICE.sub(lambda found: "${},{}$".format(*(number.replace("$", "") for number in found.groups())), text)
+    if "$" not in text and "\\" not in text:
+        text = _SYMBOL.sub(_in_latex, _RATIO.sub(r"$\1:\2$", text))
+    return _FULL_STOP.sub(",", text)
+
+
+def clock_time(text: str) -> tuple[str, str] | None:
+    """The time of day that `text` is, and `a`, `p` or nothing for its half; None for anything else."""
+    return _time(_ONLY_CLOCK.fullmatch(text))
+
+
+def last_clock_time(text: str) -> tuple[str, str] | None:
+    """The last time of day in prose, as `clock_time` gives it."""
+    times = list(_CLOCK_TIME.finditer(text))
+    chosen = times and not text[: times[-1].start()].rstrip().endswith(" or")
+    return _time(times[-1]) if chosen else None
+
+
+def _time(found: re.Match[str] | None) -> tuple[str, str] | None:
+    return None if found is None else (found[1].removeprefix("0"), (found[2] or "").lower())
+
+
+def _improper(found: re.Match[str]) -> str:
+    whole, numerator, denominator = (int(digits) for digits in found.groups())
+    return f"{whole * denominator + numerator}/{denominator}" if numerator < denominator else found[0]
+
+
+def _in_latex(found: re.Match[str]) -> str:
+    symbol = r"\pi" if found[2] in ("π", "pi") else rf"\sqrt{{{re.sub(r'[^0-9]', '', found[2])}}}"
+    return f" ${found[1]}{symbol}{found[3] or ''}$"
