@@ -17,7 +17,7 @@ from importlib import metadata
 from millrace.prompts.answers import after_thoughts
 from millrace.prompts.text_checks import shown
 from millrace.rewards.base import Reward, Score
-from millrace.rewards.notation import clock_time, last_clock_time, plain_expression, plain_prose
+from millrace.rewards.notation import clock_time, last_clock_time, plain_expression, plain_prose, unit
 from millrace.types import Prompt
 
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
@@ -26,8 +26,8 @@ _DEEPEST = 200
 _BRACKET = re.compile(r"[{(\[})\]]")
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_BOX_CHOICE = re.compile(r"\\boxed\{([^{}\n]{1,100})\}[\s$]*,?\s*or[\s$]*\\boxed\{([^{}\n]{1,100})\}")
-_LETTERS = re.compile(r"(?:\\text(?:bf|rm|it)?\s*\{)?\s*([A-Za-z]{2,})\s*\}?")
+_BOX_CHOICE = re.compile(r"\\boxed\{([^{}\n]{1,100})\}[\s$]*,?\s*(?:or|and)[\s$]*\\boxed\{([^{}\n]{1,100})\}")
+_LETTERS = re.compile(r"(?:\\text(?:bf|rm|it)?\s*\{)?\s*\(?([A-Za-z]+)\)?\.?\s*\}?")
 _SPACING = re.compile(r"\\(?:q?quad|text(?:bf|it|rm)?|math(?:bf|it|rm)|[,;:! ])")
 _SIGN = re.compile(r"[^\W_]|[∞∅]")
 """A letter, a digit or a symbol that is an answer alone. An expression has one."""
@@ -82,24 +82,19 @@ class MathReward(Reward):
         _check_depth(response)
         self.check_answer(prompt.answer)
         expected = _expected(prompt.answer)
-        gold_time = clock_time(expected)
-        gold = self._parse(rf"\boxed{{{expected}}}") if gold_time is None else [expected]
-        if not gold:
+        gold = [] if clock_time(expected) else self._parse(rf"\boxed{{{expected}}}")
+        if not gold and clock_time(expected) is None:
             raise _unreadable(prompt.answer)
         answer = _answer_part(response)
         if answer is None:
             return _scored(equal=False, extracted=False)
         box = _last_box(answer)
-        time = last_clock_time(answer) if box is None else clock_time(box)
-        if gold_time is not None:
-            return _scored(equal=time is not None and _same_time(gold_time, time), extracted=time is not None)
-        if box is not None and time is not None:
-            return _scored(equal=False, extracted=True)
-        words = _LETTERS.fullmatch(expected.strip()), _LETTERS.fullmatch((answer if box is None else box).strip())
-        if words[0] and words[1]:
-            return _scored(equal=words[0][1].casefold() == words[1][1].casefold(), extracted=True)
+        verdict = _compare_as_text(expected, answer, box)
+        if verdict is not None:
+            return verdict
         found = self._parse_response(plain_prose(answer) if box is None else rf"\boxed{{{plain_expression(box)}}}")
-        return _scored(equal=bool(found) and self._equal(gold, found), extracted=bool(found))
+        units = {unit(expected), unit(box or "")} - {None}
+        return _scored(equal=bool(found) and len(units) < 2 and self._equal(gold, found), extracted=bool(found))
 
     def _parse(self, text: str) -> list[object]:
         # Only the first match: where the last box can't be read, a number elsewhere in the text is not the answer.
@@ -129,9 +124,21 @@ def _expected(answer: str) -> str:
     return plain_expression(answer if box is None else box)
 
 
-def _same_time(gold: tuple[str, str], found: tuple[str, str]) -> bool:
-    """Whether both are the same time of day; a reference answer without a half of the day takes either."""
-    return gold[0] == found[0] and gold[1] in ("", found[1])
+def _compare_as_text(expected: str, answer: str, box: str | None) -> Score | None:
+    """The score where times of day or words are compared; None for mathematics.
+
+    A reference time without a half of the day takes either.
+    """
+    gold, time = clock_time(expected), last_clock_time(answer) if box is None else clock_time(box)
+    if gold is not None:
+        equal = time is not None and gold[0] == time[0] and gold[1] in ("", time[1])
+        return _scored(equal=equal, extracted=time is not None)
+    if box is not None and time is not None:
+        return _scored(equal=False, extracted=True)
+    words = [_LETTERS.fullmatch(text.strip()) for text in (expected, answer if box is None else box)]
+    if words[0] and words[1]:
+        return _scored(equal=words[0][1].casefold() == words[1][1].casefold(), extracted=True)
+    return None
 
 
 def _is_prose(text: str) -> bool:
@@ -147,7 +154,7 @@ def _unreadable(answer: str) -> ValueError:
 def _answer_part(response: str) -> str | None:
     """What comes after the model's thoughts; of that, the last that it marks as its answer, if it marks any.
 
-    None if the thoughts do not end. Two boxes with "or" between them become one box with both contents.
+    None if the thoughts do not end. Two boxes with "or" or "and" between them become one.
     """
     text = after_thoughts(response)
     if text is None:

@@ -9,30 +9,45 @@ Clock times stay as they are, except that prose loses them: `10:15` is neither 2
 
 import re
 
-_MINUS = str.maketrans(dict.fromkeys("−﹣－‑", "-"))  # noqa: RUF001
-_SIGN = re.compile(r"(?<=[=:(])([ \t]*)[-–][ \t]*(?=\d)|(?<=\s)–(?=\d)")  # noqa: RUF001
+_MINUS = str.maketrans(dict.fromkeys("−﹣－‑", "-"))
+_SIGN = re.compile(r"(?<=[=:(])([ \t]*)[-–][ \t]*(?=\d)|(?<=\s)–(?=\d)")
 _SPACES = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:(?:\\[,;: ]|[\u00a0\u2009\u202f])\d{3}){1,9})(?!\d)")
 _PLAIN_SPACES = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?: \d{3}){1,9})(?![\d/])")
 _RAISED = re.compile(r"(?<=[\dxyz)])[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _RAISED_DIGITS = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
 _E_NOTATION = re.compile(r"(?<![\w.])(\d{1,99}(?:\.\d{1,99})?)[eE]([+-]?\d{1,3})(?!\w|\.\d)")
 _TIMES_TEN = re.compile(
-    r"(?<=\d)\s*(?:×|·|\*|x|\\times|\\cdot)\s*10\s*\^\s*(?:\{([+-]?\d+)\}|\(([+-]?\d+)\)|([+-]?\d+))"  # noqa: RUF001
+    r"(?<=\d)\s*(?:×|·|\*|x|\\times|\\cdot)\s*10\s*\^\s*(?:\{([+-]?\d+)\}|\(([+-]?\d+)\)|([+-]?\d+))"
 )
 _MIXED = re.compile(r"(?<![\w./^])(\d{1,9})[ \u00a0]+(\d{1,9})/(\d{1,9})(?![\w/])")
 _CLOCK = r"(?:[01]?\d|2[0-4]):[0-5]\d(?::[0-5]\d)?"
 _HALF_OF_DAY = r"(?:\s|\\[ ,;]|~|\\(?:text|mathrm|mbox)\s*\{|\{)*([ap])\.?\s?m\b\.?[\s}]*"
 _CLOCK_TIME = re.compile(rf"(?<![\w:.])({_CLOCK})(?![\w:])(?:{_HALF_OF_DAY})?", re.IGNORECASE)
-_ONLY_CLOCK = re.compile(rf"\s*(?:\\(?:text|mathrm|mbox)\s*\{{)?\s*({_CLOCK})(?:{_HALF_OF_DAY})?\s*\}}?\s*", re.IGNORECASE)
+_ONLY_CLOCK = re.compile(
+    rf"\s*(?:\\(?:text|mathrm|mbox)\s*\{{)?\s*({_CLOCK})(?:{_HALF_OF_DAY})?\s*\}}?\s*", re.IGNORECASE
+)
 
 _MARKED = re.compile(r"(?<![\w*)\]}])(\*{1,3})(?=[^\s*])([^\n]{1,300}?)(?<=[^\s*])\1(?![\w*(])")
+_CODE = re.compile(r"`+([^`]{1,300})`+")
 _NUMBER = r"\\?\$?-?\d++(?:,\d{3})*+(?:[./]\d+)?+\$?"
 _CHOICE = re.compile(rf"(?<![\w.,/$])({_NUMBER}(?:,\s+{_NUMBER}){{0,9}}),?\s+or\s+(?:[a-z]\s*=\s*)?({_NUMBER})(?!\w)")
 _DENIED = re.compile(rf"(\bnot|n't|\binstead of|\brather than)\s+(?:equal to\s+)?{_NUMBER}(?!\w)")
 _SUBJECT = re.compile(r"(answer)\b[^.\n:=$]{1,60}?\s(is)\b", re.IGNORECASE)
 _RATIO = re.compile(r"(?<![\w:.$])(\d+)\s?:\s?(\d+)(?![\w:])")
 _SYMBOL = re.compile(r"(?<![\w.$])(-?(?:\d[\d.]*)?)\s?\*?\s?(π|pi\b|√\d+|√\(\d+\)|sqrt\(\d+\))(/\d+)?")
+_POINT = re.compile(r"(?<![\w$])[(\[]\s*-?[\d./]+(?:\s*,\s*-?[\d./]+){1,9}\s*[)\]]")
+_TERM = r"[xyz](?:\^\(?\d+\)?)?"
+_POLYNOMIAL = re.compile(
+    rf"(?<![\w$])(?:-?\d+{_TERM}|[xyz]\^\(?\d+\)?|[xyz](?=\s*[-+]))(?:\s*[-+]\s*(?:\d*{_TERM}|\d+)){{0,9}}(?!\w)"
+)
 _FULL_STOP = re.compile(r"(?<=\d)\.(?=\s|$)")
+
+_LONGEST = 40
+"""Characters of a time of day, or of a unit."""
+_UNIT = re.compile(
+    r"(?:\\(?:text|mathrm|mbox)\s*\{\s*|(?<=\d)\s*)([A-Za-z]{1,3}(?:/[a-z]{1,3})?)\s*\}?(?:\^\{?\d\}?)?\s*"
+)
+_UNITS = frozenset(["mm", "cm", "dm", "m", "km", "in", "ft", "yd", "mi", "mg", "g", "kg", "ml", "l", "s", "min", "h"])
 
 
 def plain(text: str) -> str:
@@ -47,22 +62,24 @@ def plain(text: str) -> str:
 
 def plain_expression(text: str) -> str:
     """`text`, an expression alone: spaces may group its digits."""
-    return _PLAIN_SPACES.sub(lambda found: found[0].replace(" ", ""), plain(text))
+    return _PLAIN_SPACES.sub(lambda found: found[0].replace(" ", ""), plain(text)).replace("∞", r"\infty ")
 
 
 def plain_prose(text: str) -> str:
     """`text`, prose whose last number is the answer: without marks of emphasis, and without what is not the answer."""
-    text = _MARKED.sub(r"\2", text.replace("`", " "))
+    text = _MARKED.sub(r" \2", _CODE.sub(r" \1", text.replace("\\$", "")))
     text = _DENIED.sub(r"\1", _SUBJECT.sub(r"\1 \2", _CLOCK_TIME.sub("h:mm", plain(text))))
     text = _CHOICE.sub(lambda found: "${},{}$".format(*(number.replace("$", "") for number in found.groups())), text)
     if "$" not in text and "\\" not in text:
-        text = _SYMBOL.sub(_in_latex, _RATIO.sub(r"$\1:\2$", text))
+        text = _POINT.sub(r"$\g<0>$", _POLYNOMIAL.sub(r"$\g<0>$", _RATIO.sub(r"$\1:\2$", text)))
+        text = _SYMBOL.sub(_in_latex, text)
     return _FULL_STOP.sub(",", text)
 
 
 def clock_time(text: str) -> tuple[str, str] | None:
     """The time of day that `text` is, and `a`, `p` or nothing for its half; None for anything else."""
-    return _time(_ONLY_CLOCK.fullmatch(text))
+    text = text.strip()
+    return _time(_ONLY_CLOCK.fullmatch(text)) if len(text) <= _LONGEST else None
 
 
 def last_clock_time(text: str) -> tuple[str, str] | None:
@@ -70,6 +87,13 @@ def last_clock_time(text: str) -> tuple[str, str] | None:
     times = list(_CLOCK_TIME.finditer(text))
     chosen = times and not text[: times[-1].start()].rstrip().endswith(" or")
     return _time(times[-1]) if chosen else None
+
+
+def unit(text: str) -> str | None:
+    """The unit at the end of an expression, if it is a common symbol for a length, mass, volume, time or speed."""
+    end = text[-_LONGEST:]
+    symbols = [found[1].lower() for found in _UNIT.finditer(end) if found.end() == len(end)]
+    return symbols[-1] if symbols and _UNITS.issuperset(symbols[-1].split("/")) else None
 
 
 def _time(found: re.Match[str] | None) -> tuple[str, str] | None:
