@@ -9,7 +9,8 @@ Clock times stay as they are, except that prose loses them: `10:15` is neither 2
 
 import re
 
-_MINUS = str.maketrans(dict.fromkeys("−﹣－‑", "-"))
+from millrace.prompts.answers import MINUS_SIGNS
+
 _SIGN = re.compile(r"(?<=[=:(])([ \t]*)[-–][ \t]*(?=\d)|(?<=\s)–(?=\d)")
 _SPACES = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:(?:\\[,;: ]|[\u00a0\u2009\u202f])\d{3}){1,9})(?!\d)")
 _PLAIN_SPACES = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?: \d{3}){1,9})(?![\d/])")
@@ -52,7 +53,7 @@ _UNITS = frozenset(["mm", "cm", "dm", "m", "km", "in", "ft", "yd", "mi", "mg", "
 
 def plain(text: str) -> str:
     """`text` with numbers in a notation that math-verify reads: an expression, or prose."""
-    text = _SIGN.sub(r"\1-", text.translate(_MINUS))
+    text = _SIGN.sub(r"\1-", text.translate(MINUS_SIGNS))
     text = _SPACES.sub(lambda found: re.sub(r"\D", "", found[0]), text)
     text = _RAISED.sub(lambda found: f"^({found[0].translate(_RAISED_DIGITS)})", text)
     text = _E_NOTATION.sub(lambda found: f"{found[1]}*10^({int(found[2])})", text)
