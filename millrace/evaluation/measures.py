@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, pvariance, stdev
 from typing import Any
 
-from millrace.prompts.answers import after_thoughts, boxed, last_group
+from millrace.prompts.answers import after_thoughts, boxed, comparable, last_group
 
 _Z = NormalDist().inv_cdf(0.975)
 RIGHT = 1.0
@@ -64,9 +64,9 @@ def answer_given(response: str, answer_pattern: str | None) -> str | None:
     if text is None:
         return None
     if answer_pattern is None:
-        return boxed(text) or text.strip() or None
+        return boxed(text) or comparable(text) or None
     answer = last_group(text, answer_pattern)
-    return None if answer is None else answer.strip()
+    return None if answer is None else comparable(answer)
 
 
 def accuracy(greedy: Sequence[Answered]) -> Estimate:
