@@ -28,6 +28,7 @@ _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOX_CHOICE = re.compile(r"\\boxed\{([^{}\n]{1,100})\}[\s$]*,?\s*(?:or|and)[\s$]*\\boxed\{([^{}\n]{1,100})\}")
 _LETTERS = re.compile(r"(?:\\text(?:bf|rm|it)?\s*\{)?\s*\(?([A-Za-z]+)\)?\.?\s*\}?")
+_AROUND = " \n*`\"'"
 _SPACING = re.compile(r"\\(?:q?quad|text(?:bf|it|rm)?|math(?:bf|it|rm)|[,;:! ])")
 _SIGN = re.compile(r"[^\W_]|[∞∅]")
 """A letter, a digit or a symbol that is an answer alone. An expression has one."""
@@ -135,7 +136,7 @@ def _compare_as_text(expected: str, answer: str, box: str | None) -> Score | Non
         return _scored(equal=equal, extracted=time is not None)
     if box is not None and time is not None:
         return _scored(equal=False, extracted=True)
-    words = [_LETTERS.fullmatch(text.strip()) for text in (expected, answer if box is None else box)]
+    words = [_LETTERS.fullmatch(text.strip(_AROUND)) for text in (expected, answer if box is None else box)]
     if words[0] and words[1]:
         return _scored(equal=words[0][1].casefold() == words[1][1].casefold(), extracted=True)
     return None

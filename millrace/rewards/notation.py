@@ -1,7 +1,7 @@
 r"""Rewrites notation that math-verify misreads, in responses and in reference answers.
 
 everywhere     −5  ─► -5          12\,500 ─► 12500        1.5e-7, 1.5 × 10⁻⁷ ─► 1.5*10^(-7)      3 1/4 ─► 13/4
-in prose too   **42** ─► 42       14/3.   ─► 14/3,        4π, 2√3, 2:3 ─► $4\pi$, $2\sqrt{3}$, $2:3$
+in prose too   **42** ─► 42       14/3.   ─► 14/3,        4π, 2\sqrt{3}, 2:3, (1, 2), 4x ─► in $…$, read as a whole
                3 or 5 ─► $3,5$    42, not 43 ─► 42, not   the answer to part 2 is 7 ─► the answer is 7
 
 Clock times stay as they are, except that prose loses them: `10:15` is neither 2/3 nor 10.
@@ -12,7 +12,7 @@ import re
 from millrace.prompts.answers import MINUS_SIGNS
 
 _SIGN = re.compile(r"(?<=[=:(])([ \t]*)[-–][ \t]*(?=\d)|(?<=\s)–(?=\d)")
-_SPACES = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:(?:\\[,;: ]|[\u00a0\u2009\u202f])\d{3}){1,9})(?!\d)")
+_SPACES = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?:(?:\\[,;: ]|\{,\}|[\u00a0\u2009\u202f])\d{3}){1,9})(?!\d)")
 _PLAIN_SPACES = re.compile(r"(?<![\d.,])([1-9]\d{0,2})((?: \d{3}){1,9})(?![\d/])")
 _RAISED = re.compile(r"(?<=[\dxyz)])[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _RAISED_DIGITS = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
@@ -23,7 +23,7 @@ _TIMES_TEN = re.compile(
 _MIXED = re.compile(r"(?<![\w./^])(\d{1,9})[ \u00a0]+(\d{1,9})/(\d{1,9})(?![\w/])")
 _CLOCK = r"(?:[01]?\d|2[0-4]):[0-5]\d(?::[0-5]\d)?"
 _HALF_OF_DAY = r"(?:\s|\\[ ,;]|~|\\(?:text|mathrm|mbox)\s*\{|\{)*([ap])\.?\s?m\b\.?[\s}]*"
-_CLOCK_TIME = re.compile(rf"(?<![\w:.])({_CLOCK})(?![\w:])(?:{_HALF_OF_DAY})?", re.IGNORECASE)
+_CLOCK_TIME = re.compile(rf"(?<![\w:.])({_CLOCK})(?:{_HALF_OF_DAY}|(?![\w:]))", re.IGNORECASE)
 _ONLY_CLOCK = re.compile(
     rf"\s*(?:\\(?:text|mathrm|mbox)\s*\{{)?\s*({_CLOCK})(?:{_HALF_OF_DAY})?\s*\}}?\s*", re.IGNORECASE
 )
@@ -34,13 +34,15 @@ _NUMBER = r"\\?\$?-?\d++(?:,\d{3})*+(?:[./]\d+)?+\$?"
 _CHOICE = re.compile(rf"(?<![\w.,/$])({_NUMBER}(?:,\s+{_NUMBER}){{0,9}}),?\s+or\s+(?:[a-z]\s*=\s*)?({_NUMBER})(?!\w)")
 _DENIED = re.compile(rf"(\bnot|n't|\binstead of|\brather than)\s+(?:equal to\s+)?{_NUMBER}(?!\w)")
 _SUBJECT = re.compile(r"(answer)\b[^.\n:=$]{1,60}?\s(is)\b", re.IGNORECASE)
-_RATIO = re.compile(r"(?<![\w:.$])(\d+)\s?:\s?(\d+)(?![\w:])")
-_SYMBOL = re.compile(r"(?<![\w.$])(-?(?:\d[\d.]*)?)\s?\*?\s?(π|pi\b|√\d+|√\(\d+\)|sqrt\(\d+\))(/\d+)?")
-_POINT = re.compile(r"(?<![\w$])[(\[]\s*-?[\d./]+(?:\s*,\s*-?[\d./]+){1,9}\s*[)\]]")
-_TERM = r"[xyz](?:\^\(?\d+\)?)?"
-_POLYNOMIAL = re.compile(
-    rf"(?<![\w$])(?:-?\d+{_TERM}|[xyz]\^\(?\d+\)?|[xyz](?=\s*[-+]))(?:\s*[-+]\s*(?:\d*{_TERM}|\d+)){{0,9}}(?!\w)"
-)
+_ROOT = re.compile(r"(?:√|\bsqrt)\s?(?:(\d+)|\(([^()]{1,40})\))")
+_COMMANDS = {"π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup "}
+_SYMBOL = re.compile(rf"[{''.join(_COMMANDS)}]|(?<![a-zA-Z\\])pi\b")
+_AREA = re.compile(r"(?<=\d)\s(?:[kcdm]?m|ft|in)\^\(?[23]\b\)?")
+_BRACKETS = r"\\?[(\[{](?:[^()\[\]{}\n]|\{[^{}\n]{0,40}\}|\([^()\n]{0,40}\)){1,80}[)\]}]"
+_ATOM = rf"(?:{_BRACKETS}|\\[a-zA-Z]+|(?<![a-zA-Z\\])[b-hj-zA-Z](?![a-zA-Z])|\d+(?:[.,]\d+)*|[-+*/^_=<>:(){{}}\[\]|!])"
+_TERM = re.compile(rf"(?<![\w\\$]){_ATOM}(?:\s{{0,2}}{_ATOM})*+")
+_NO_NUMBER = re.compile(r"\\[a-z{]|\d\s?:\s?\d|[<>]|\d[a-z]\b|[a-z]\s*[-+^]|^[(\[].*,")
+"""In a term: it is more than a number, so that no number in it is the answer."""
 _FULL_STOP = re.compile(r"(?<=\d)\.(?=\s|$)")
 
 _LONGEST = 40
@@ -68,12 +70,13 @@ def plain_expression(text: str) -> str:
 
 def plain_prose(text: str) -> str:
     """`text`, prose whose last number is the answer: without marks of emphasis, and without what is not the answer."""
-    text = _MARKED.sub(r" \2", _CODE.sub(r" \1", text.replace("\\$", "")))
+    text = _MARKED.sub(r" \2", _CODE.sub(r" \1", re.sub(r'\\\$|["“”]', " ", text)))
     text = _DENIED.sub(r"\1", _SUBJECT.sub(r"\1 \2", _CLOCK_TIME.sub("h:mm", plain(text))))
     text = _CHOICE.sub(lambda found: "${},{}$".format(*(number.replace("$", "") for number in found.groups())), text)
-    if "$" not in text and "\\" not in text:
-        text = _POINT.sub(r"$\g<0>$", _POLYNOMIAL.sub(r"$\g<0>$", _RATIO.sub(r"$\1:\2$", text)))
-        text = _SYMBOL.sub(_in_latex, text)
+    if "$" not in text and r"\(" not in text and r"\[" not in text:
+        text = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2]}}}", _AREA.sub("", text))
+        text = _SYMBOL.sub(lambda found: _COMMANDS.get(found[0], r"\pi "), text)
+        text = _TERM.sub(lambda found: f"${found[0]}$" if _NO_NUMBER.search(found[0]) else found[0], text)
     return _FULL_STOP.sub(",", text)
 
 
@@ -104,8 +107,3 @@ def _time(found: re.Match[str] | None) -> tuple[str, str] | None:
 def _improper(found: re.Match[str]) -> str:
     whole, numerator, denominator = (int(digits) for digits in found.groups())
     return f"{whole * denominator + numerator}/{denominator}" if numerator < denominator else found[0]
-
-
-def _in_latex(found: re.Match[str]) -> str:
-    symbol = r"\pi" if found[2] in ("π", "pi") else rf"\sqrt{{{re.sub(r'[^0-9]', '', found[2])}}}"
-    return f" ${found[1]}{symbol}{found[3] or ''}$"
