@@ -38,14 +38,14 @@ class Decoder:
         self._dropped = frozenset(dropped)
 
     def __call__(
-        self, before: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], stopped: Sequence[bool]
+        self, contexts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], stopped: Sequence[bool]
     ) -> list[str]:
-        """The texts of `responses`, given the tokens `before` each, and whether it `stopped` by itself."""
+        """The texts of `responses`, given the tokens before each, and whether sampling it `stopped` at a token."""
         kept = [
             _without(response, self._dropped | self._stop_token(response, end))
             for response, end in zip(responses, stopped, strict=True)
         ]
-        openings = self._decode([list(tokens[-_OPENING:]) for tokens in before])
+        openings = self._decode([list(tokens[-_OPENING:]) for tokens in contexts])
         texts = self._decode(kept)
         return [
             f"<think>\n{text}" if opening.rstrip().endswith("<think>") else text

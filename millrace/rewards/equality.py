@@ -23,18 +23,18 @@ _FRAMES = 10_000
 """Of Python's stack, while expressions are compared: there a library takes a full stack for "not equal"."""
 
 
-def equal(gold: list[object], found: list[object]) -> bool:
-    """Whether `found` equals `gold`, each as `math_verify.parse` returns it."""
-    before = sys.getrecursionlimit()
+def equal(gold: list[object], answer: list[object]) -> bool:
+    """Whether `answer` equals `gold`, each as `math_verify.parse` returns it."""
+    recursion_limit = sys.getrecursionlimit()
     sys.setrecursionlimit(_FRAMES)
     try:
-        if _is_number(gold[0]) and _is_number(found[0]):
-            return _same_number(gold[0], found[0])
-        more = _decimals_below_one(gold[0], found[0])
+        if _is_number(gold[0]) and _is_number(answer[0]):
+            return _same_number(gold[0], answer[0])
+        more = _decimals_below_one(gold[0], answer[0])
         return bool(
             verify(
                 gold,
-                found,
+                answer,
                 float_rounding=_DECIMALS + more,
                 numeric_precision=_PRECISION + more,
                 timeout_seconds=None,
@@ -42,7 +42,7 @@ def equal(gold: list[object], found: list[object]) -> bool:
             )
         )
     finally:
-        sys.setrecursionlimit(before)
+        sys.setrecursionlimit(recursion_limit)
 
 
 def _is_number(value: object) -> bool:
@@ -50,8 +50,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Expr) and bool(value.is_number and value.is_finite) and not value.has(UnevaluatedExpr)
 
 
-def _same_number(gold: Expr, found: Expr) -> bool:
-    a, b = gold.doit(), found.doit()
+def _same_number(gold: Expr, answer: Expr) -> bool:
+    a, b = gold.doit(), answer.doit()
     has_decimal = a.has(Float) or b.has(Float)
     exact = [Rational(str(value)) for value in (a, b) if value.is_Rational or value.is_Float]
     if len(exact) == 2 and (not has_decimal or all(map(_is_finite_decimal, exact))):

@@ -56,27 +56,27 @@ _UNITS = frozenset(["mm", "cm", "dm", "m", "km", "in", "ft", "yd", "mi", "mg", "
 def plain(text: str) -> str:
     """`text` with numbers in a notation that math-verify reads: an expression, or prose."""
     text = _SIGN.sub(r"\1-", text.translate(MINUS_SIGNS))
-    text = _SPACES.sub(lambda found: re.sub(r"\D", "", found[0]), text)
-    text = _RAISED.sub(lambda found: f"^({found[0].translate(_RAISED_DIGITS)})", text)
-    text = _E_NOTATION.sub(lambda found: f"{found[1]}*10^({int(found[2])})", text)
-    text = _TIMES_TEN.sub(lambda found: f"*10^({found[1] or found[2] or found[3]})", text)
+    text = _SPACES.sub(lambda match: re.sub(r"\D", "", match[0]), text)
+    text = _RAISED.sub(lambda match: f"^({match[0].translate(_RAISED_DIGITS)})", text)
+    text = _E_NOTATION.sub(lambda match: f"{match[1]}*10^({int(match[2])})", text)
+    text = _TIMES_TEN.sub(lambda match: f"*10^({match[1] or match[2] or match[3]})", text)
     return _MIXED.sub(_improper, text)
 
 
 def plain_expression(text: str) -> str:
     """`text`, an expression alone: spaces may group its digits."""
-    return _PLAIN_SPACES.sub(lambda found: found[0].replace(" ", ""), plain(text)).replace("∞", r"\infty ")
+    return _PLAIN_SPACES.sub(lambda match: match[0].replace(" ", ""), plain(text)).replace("∞", r"\infty ")
 
 
 def plain_prose(text: str) -> str:
     """`text`, prose whose last number is the answer: without marks of emphasis, and without what is not the answer."""
     text = _MARKED.sub(r" \2", _CODE.sub(r" \1", re.sub(r'\\\$|["“”]', " ", text)))
     text = _DENIED.sub(r"\1", _SUBJECT.sub(r"\1 \2", _CLOCK_TIME.sub("h:mm", plain(text))))
-    text = _CHOICE.sub(lambda found: "${},{}$".format(*(number.replace("$", "") for number in found.groups())), text)
+    text = _CHOICE.sub(lambda match: "${},{}$".format(*(number.replace("$", "") for number in match.groups())), text)
     if "$" not in text and r"\(" not in text and r"\[" not in text:
-        text = _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2]}}}", _AREA.sub("", text))
-        text = _SYMBOL.sub(lambda found: _COMMANDS.get(found[0], r"\pi "), text)
-        text = _TERM.sub(lambda found: f"${found[0]}$" if _NO_NUMBER.search(found[0]) else found[0], text)
+        text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", _AREA.sub("", text))
+        text = _SYMBOL.sub(lambda match: _COMMANDS.get(match[0], r"\pi "), text)
+        text = _TERM.sub(lambda match: f"${match[0]}$" if _NO_NUMBER.search(match[0]) else match[0], text)
     return _FULL_STOP.sub(",", text)
 
 
@@ -96,14 +96,14 @@ def last_clock_time(text: str) -> tuple[str, str] | None:
 def unit(text: str) -> str | None:
     """The unit at the end of an expression, if it is a common symbol for a length, mass, volume, time or speed."""
     end = text[-_LONGEST:]
-    symbols = [found[1].lower() for found in _UNIT.finditer(end) if found.end() == len(end)]
+    symbols = [match[1].lower() for match in _UNIT.finditer(end) if match.end() == len(end)]
     return symbols[-1] if symbols and _UNITS.issuperset(symbols[-1].split("/")) else None
 
 
-def _time(found: re.Match[str] | None) -> tuple[str, str] | None:
-    return None if found is None else (found[1].removeprefix("0"), (found[2] or "").lower())
+def _time(match: re.Match[str] | None) -> tuple[str, str] | None:
+    return None if match is None else (match[1].removeprefix("0"), (match[2] or "").lower())
 
 
-def _improper(found: re.Match[str]) -> str:
-    whole, numerator, denominator = (int(digits) for digits in found.groups())
-    return f"{whole * denominator + numerator}/{denominator}" if numerator < denominator else found[0]
+def _improper(match: re.Match[str]) -> str:
+    whole, numerator, denominator = (int(digits) for digits in match.groups())
+    return f"{whole * denominator + numerator}/{denominator}" if numerator < denominator else match[0]

@@ -32,7 +32,7 @@ def accepted_by_math() -> list[bool]:
 
 def _by_label(accepted: list[bool]) -> Counter[str]:
     """How many right ("1") and wrong ("0") answers are accepted."""
-    return Counter(row["expected"] for row, one in zip(ROWS, accepted, strict=True) if one)
+    return Counter(row["expected"] for row, is_accepted in zip(ROWS, accepted, strict=True) if is_accepted)
 
 
 def test_the_table_holds_more_wrong_answers_than_right_ones() -> None:
