@@ -16,7 +16,7 @@ class ScoringConfig(Section):
     replicas: Replicas = 1
     """Number of scorer processes."""
     answer_pattern: str | None = None
-    """Regular expression: the first group of its last match is the answer; null: the stripped response is."""
+    """Regular expression: the first group of its last match is the answer; null: all that follows `</think>` is."""
     function: Text | None = None
     """For the reward `python`: `package.module:function`, called with prompt, response, answer and a dict of other
     fields."""

@@ -14,6 +14,7 @@ from millrace.evaluation.measures import Answered, accuracy, answer_given, sampl
 from millrace.evaluation.results import HELD_OUT
 from millrace.evaluation.sets import EvaluationSet
 from millrace.generation.engines.base import Engine
+from millrace.models.decoder import decoder_of
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt, Response, Sampling
 
@@ -49,6 +50,7 @@ class Examiner:
     ) -> None:
         self._engine = engine
         self._encoder = encoder
+        self._decode = decoder_of(encoder.tokenizer)
         self._scorer = scorer
         self._rules = rules
         self._still_wanted = still_wanted
@@ -94,9 +96,17 @@ class Examiner:
         ]
 
     def _answers_of_batch(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Answered]:
-        responses = self._respond(prompts, sampling, seed)
-        answers = [list(response.answer_tokens) for response in responses]
-        texts = self._encoder.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        tokens = [self._encoder.encode(prompt).tokens for prompt in prompts]
+        responses = self._respond(tokens, prompts, sampling, seed)
+        answers = [response.answer_tokens for response in responses]
+        texts = self._decode(
+            [
+                (*asked, *response.tokens[: len(response.tokens) - len(answer)])
+                for asked, response, answer in zip(tokens, responses, answers, strict=True)
+            ],
+            answers,
+            [response.finish_reason == "stop" for response in responses],
+        )
         judged = self._scorer.score_many(list(zip(prompts, texts, strict=True)), self._check)
         # A response that its environment ended with an error has no reward.
         rewards = [
@@ -110,9 +120,10 @@ class Examiner:
             for text, reward in zip(texts, rewards, strict=True)
         ]
 
-    def _respond(self, prompts: Sequence[Prompt], sampling: Sampling, seed: int) -> list[Response]:
+    def _respond(
+        self, tokens: Sequence[Sequence[int]], prompts: Sequence[Prompt], sampling: Sampling, seed: int
+    ) -> list[Response]:
         try:
-            tokens = [self._encoder.encode(prompt).tokens for prompt in prompts]
             return self._engine.generate(tokens, sampling, seed=seed, asked=prompts, each_wait=self._check)
         except Stopped:
             self._engine.abort()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, pvariance, stdev
 from typing import Any
 
-from millrace.prompts.answers import boxed, last_group
+from millrace.prompts.answers import after_thoughts, boxed, comparable, last_group
 
 _Z = NormalDist().inv_cdf(0.975)
 RIGHT = 1.0
@@ -57,13 +57,16 @@ class Estimate:
 def answer_given(response: str, answer_pattern: str | None) -> str | None:
     r"""The answer in a response, without surrounding whitespace; None if there is none.
 
-    It is the first group of the last match of `answer_pattern`. Without a pattern it is the content of the last
-    `\boxed{…}`, and without a box the whole response.
+    It is the first group of the last match of `answer_pattern` after the last `</think>`. Without a pattern it is the
+    content of the last `\boxed{…}`, and without a box all that follows the thoughts.
     """
+    text = after_thoughts(response)
+    if text is None:
+        return None
     if answer_pattern is None:
-        return boxed(response) or response.strip() or None
-    answer = last_group(response, answer_pattern)
-    return None if answer is None else answer.strip()
+        return boxed(text) or comparable(text) or None
+    answer = last_group(text, answer_pattern)
+    return None if answer is None else comparable(answer)
 
 
 def accuracy(greedy: Sequence[Answered]) -> Estimate:

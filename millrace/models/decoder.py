@@ -5,31 +5,85 @@ anything else: a class of its own, extra settings   ─► transformers' tokeniz
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-Decoder = Callable[[Sequence[Sequence[int]]], list[str]]
-"""Texts of lists of token ids, without special tokens."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _CLASSES = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
 """transformers' names for whatever tokenizer.json says. Other classes may change what it says."""
 _SPECIAL = frozenset({"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
+_DROPPED = ("pad_token", "bos_token", "eos_token")
+_OPENING = 8
+"""Tokens before a response that may spell `<think>` and a line break."""
 _WITHOUT_EFFECT = frozenset({"backend", "model_max_length", "tokenizer_class"})
+
+
+class Decoder:
+    """Responses as rewards read them: without padding, begin and stop tokens. Other special tokens stay.
+
+    If the tokens before a response end with `<think>`, as chat templates may, its text begins with it.
+    """
+
+    def __init__(
+        self, decode: Callable[[list[list[int]]], list[str]], special: Collection[int], dropped: Collection[int | None]
+    ) -> None:
+        """`special` are the ids of all special tokens, `dropped` those of padding, begin and end of a text."""
+        self._decode = decode
+        self._special = frozenset(special)
+        self._dropped = frozenset(dropped)
+
+    def __call__(
+        self, contexts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], stopped: Sequence[bool]
+    ) -> list[str]:
+        """The texts of `responses`, given the tokens before each, and whether sampling it `stopped` at a token."""
+        kept = [
+            _without(response, self._dropped | self._stop_token(response, end))
+            for response, end in zip(responses, stopped, strict=True)
+        ]
+        openings = self._decode([list(tokens[-_OPENING:]) for tokens in contexts])
+        texts = self._decode(kept)
+        return [
+            f"<think>\n{text}" if opening.rstrip().endswith("<think>") else text
+            for opening, text in zip(openings, texts, strict=True)
+        ]
+
+    def _stop_token(self, response: Sequence[int], stopped: bool) -> frozenset[int]:
+        """The special token that ended the response, if one did: in a chat it may be another than at a text's end."""
+        return self._special.intersection(response[-1:]) if stopped else frozenset()
+
+
+def _without(tokens: Sequence[int], dropped: frozenset[int | None]) -> list[int]:
+    return [token for token in tokens if token not in dropped]
 
 
 def load_decoder(folder: Path) -> Decoder:
     """The decoder of the tokenizer in `folder`. Raises ModelFolderError as `load_tokenizer` does."""
     tokenizer = plain_tokenizer(folder)
-    if tokenizer is not None:
-        return lambda tokens: tokenizer.decode_batch([list(one) for one in tokens], skip_special_tokens=True)
-    # Imported late: this is what the other way saves.
-    from millrace.models.loading import load_tokenizer
+    if tokenizer is None:
+        # Imported late: this is what the other way saves.
+        from millrace.models.loading import load_tokenizer
 
-    loaded = load_tokenizer(folder)
-    return lambda tokens: loaded.batch_decode([list(one) for one in tokens], skip_special_tokens=True)
+        return decoder_of(load_tokenizer(folder))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    return Decoder(
+        lambda rows: tokenizer.decode_batch(rows, skip_special_tokens=False),
+        [token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special],
+        [tokenizer.token_to_id(config[name]) for name in _DROPPED if config.get(name) is not None],
+    )
+
+
+def decoder_of(tokenizer: "PreTrainedTokenizerBase") -> Decoder:
+    """The decoder of transformers' `tokenizer`."""
+    return Decoder(
+        lambda rows: tokenizer.batch_decode(rows, skip_special_tokens=False),
+        {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special},
+        [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id],
+    )
 
 
 def plain_tokenizer(folder: Path) -> Tokenizer | None:

@@ -12,6 +12,14 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _BRACE_OR_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)\s+([^\s{$]+)")
 
+_DIGITS = re.compile(r"-?\d[\d.,]*")
+_BEGUN = re.compile(r"\d[.,:/]?$|(?:^|[\s=(:])-$")
+_REST = re.compile(r"(?:[.,:/\u00a0\u2009\u202f]?\d)*(?:[eE][+-]?\d+)?")
+_GROUPED = re.compile(r"-?\d{1,3}(?:[,\u00a0\u2009\u202f]\d{3})+(?:\.\d+)?")
+_MARKED = re.compile(r"(\*{1,3}|`{1,3})([^*`]+)\1")
+MINUS_SIGNS = str.maketrans(dict.fromkeys("−﹣－‑", "-"))
+"""For `str.translate`: the minus signs of Unicode, and the hyphens that stand for them."""
+
 
 def reference_answer(text: str, answer_format: str) -> str | None:
     """The answer in an answer field, in `answer_format` (`text`, `gsm8k` or `boxed`); None where there is none."""
@@ -62,9 +70,37 @@ EXPECTED = {
 """What an answer field of each format must be, for error messages."""
 
 
+def after_thoughts(response: str) -> str | None:
+    """The text after the last `</think>`; None where a `<think>` is not closed: there is no answer yet."""
+    text = response.rpartition("</think>")[2]
+    return None if "<think>" in text else text
+
+
 def last_group(text: str, pattern: str | re.Pattern[str]) -> str | None:
-    """The first group of the last match of `pattern`; None without a match."""
-    answer: str | None = None
-    for found in re.finditer(pattern, text):
-        answer = found.group(1)
-    return answer
+    """The first group of the last match of `pattern`; None without a match.
+
+    A number is read to its end: `#### ([0-9]+)` finds 12.5 in "#### 12.5" and 1,234 in "#### 1,234". Where the pattern
+    leaves out the beginning of a number, or its minus sign, there is no answer.
+    """
+    text = text.translate(MINUS_SIGNS)
+    matches = list(re.finditer(pattern, text))
+    if not matches:
+        return None
+    last = matches[-1]
+    answer: str | None = last[1]
+    if answer is None or not _DIGITS.fullmatch(answer):
+        return answer
+    start, end = last.span(1)
+    # What the pattern itself matches around the group is there on purpose.
+    if start == last.start() and answer[0] != "-" and _BEGUN.search(text[max(0, start - 2) : start]):
+        return None
+    rest = _REST.match(text, end) if end == last.end() else None
+    return (answer if rest is None else answer + rest[0]).rstrip(".,")
+
+
+def comparable(answer: str) -> str:
+    """`answer` without whitespace or marks of emphasis around it; a number has no separators of thousands."""
+    text = answer.strip().translate(MINUS_SIGNS)
+    if marked := _MARKED.fullmatch(text):
+        text = marked[2].strip()
+    return re.sub(r"[^-\d.]", "", text) if _GROUPED.fullmatch(text) else text

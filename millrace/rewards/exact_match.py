@@ -2,20 +2,22 @@
 
 import re
 
-from millrace.prompts.answers import last_group
+from millrace.prompts.answers import after_thoughts, comparable, last_group
 from millrace.rewards.base import Reward, Score
 from millrace.types import Prompt
 
 
 class ExactMatch(Reward):
-    """Compares the answer in the response with the prompt's; surrounding whitespace is ignored.
+    """Compares the answer after the last `</think>` with the prompt's, as text; surrounding whitespace is ignored.
+
+    Numbers may have separators between thousands.
 
     Components: `exact_match` (1.0 or 0.0, the reward) and `extracted` (1.0 if the response held an answer at all).
     With a pattern it is isolated: some patterns never end on some responses.
     """
 
     name = "exact_match"
-    version = "1"
+    version = "2"
 
     def __init__(self, *, answer_pattern: str | None = None) -> None:
         """The answer is the first group of the last match of `answer_pattern`; None takes the whole response."""
@@ -26,6 +28,8 @@ class ExactMatch(Reward):
         self.score(Prompt(prompt_id="", text="", answer="", source=""), "")
 
     def score(self, prompt: Prompt, response: str) -> Score:
-        answer = response if self._pattern is None else last_group(response, self._pattern)
-        match = float(answer is not None and answer.strip() == prompt.answer.strip())
+        answer = after_thoughts(response)
+        if answer is not None and self._pattern is not None:
+            answer = last_group(answer, self._pattern)
+        match = float(answer is not None and comparable(answer) == comparable(prompt.answer))
         return Score(reward=match, components={"exact_match": match, "extracted": float(answer is not None)})

@@ -12,11 +12,12 @@ be equal.
 
 import logging
 import re
-import sys
 from importlib import metadata
 
+from millrace.prompts.answers import after_thoughts
 from millrace.prompts.text_checks import shown
 from millrace.rewards.base import Reward, Score
+from millrace.rewards.notation import clock_time, last_clock_time, plain_expression, plain_prose, unit
 from millrace.types import Prompt
 
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
@@ -25,7 +26,9 @@ _DEEPEST = 200
 _BRACKET = re.compile(r"[{(\[})\]]")
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_LETTERS = re.compile(r"(?:\\text(?:bf|rm|it)?\s*\{)?\s*([A-Za-z]{2,})\s*\}?")
+_BOX_CHOICE = re.compile(r"\\boxed\{([^{}\n]{1,100})\}[\s$]*,?\s*(?:or|and)[\s$]*\\boxed\{([^{}\n]{1,100})\}")
+_LETTERS = re.compile(r"(?:\\text(?:bf|rm|it)?\s*\{)?\s*\(?([A-Za-z]+)\)?\.?\s*\}?")
+_AROUND = " \n*`\"'"
 _SPACING = re.compile(r"\\(?:q?quad|text(?:bf|it|rm)?|math(?:bf|it|rm)|[,;:! ])")
 _SIGN = re.compile(r"[^\W_]|[∞∅]")
 """A letter, a digit or a symbol that is an answer alone. An expression has one."""
@@ -37,8 +40,6 @@ _SAMPLES = (
     (r"\frac{x^2-1}{2}", r"$\boxed{\frac{1}{2}x^2-\sqrt{4}}$"),
     ("1,000", "That is 1000.5 in all."),
 )
-_FRAMES = 10_000
-"""Of Python's stack, while expressions are compared: there a library takes a full stack for "not equal"."""
 
 
 class MathReward(Reward):
@@ -55,11 +56,14 @@ class MathReward(Reward):
         """Imports math-verify, which takes seconds."""
         import math_verify
 
-        self.version = "3 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
+        from millrace.rewards import equality
+
+        self.version = "4 " + " ".join(f"{name}-{metadata.version(name)}" for name in _LIBRARIES)
         # It warns that its own time limit is off; the pool has one.
         for name in ("math_verify.parser", "math_verify.grader"):
             logging.getLogger(name).setLevel(logging.ERROR)
         self._library = math_verify
+        self._equal = equality.equal
         # The parser caches its grammar, which every forked process then has from the start.
         self.warm_up()
 
@@ -79,18 +83,19 @@ class MathReward(Reward):
         _check_depth(response)
         self.check_answer(prompt.answer)
         expected = _expected(prompt.answer)
-        gold = self._parse(rf"\boxed{{{expected}}}")
-        if not gold:
+        gold = [] if clock_time(expected) else self._parse(rf"\boxed{{{expected}}}")
+        if not gold and clock_time(expected) is None:
             raise _unreadable(prompt.answer)
         answer = _answer_part(response)
+        if answer is None:
+            return _scored(equal=False, extracted=False)
         box = _last_box(answer)
-        found = self._parse_response(answer if box is None else rf"\boxed{{{box}}}")
-        words = _LETTERS.fullmatch(expected.strip()), _LETTERS.fullmatch((answer if box is None else box).strip())
-        if words[0] and words[1]:
-            extracted, equal = True, words[0][1].casefold() == words[1][1].casefold()
-        else:
-            extracted, equal = bool(found), bool(found) and self._equal(gold, found)
-        return Score(reward=float(equal), components={"math": float(equal), "extracted": float(extracted)})
+        verdict = _compare_as_text(expected, answer, box)
+        if verdict is not None:
+            return verdict
+        found = self._parse_response(plain_prose(answer) if box is None else rf"\boxed{{{plain_expression(box)}}}")
+        units = {unit(expected), unit(box or "")} - {None}
+        return _scored(equal=bool(found) and len(units) < 2 and self._equal(gold, found), extracted=bool(found))
 
     def _parse(self, text: str) -> list[object]:
         # Only the first match: where the last box can't be read, a number elsewhere in the text is not the answer.
@@ -110,18 +115,31 @@ class MathReward(Reward):
             # A bare "-07", which sympy refuses: a wrong answer, not a failure of the judge.
             return []
 
-    def _equal(self, gold: list[object], found: list[object]) -> bool:
-        before = sys.getrecursionlimit()
-        sys.setrecursionlimit(_FRAMES)
-        try:
-            return bool(self._library.verify(gold, found, timeout_seconds=None, raise_on_error=True))
-        finally:
-            sys.setrecursionlimit(before)
+
+def _scored(*, equal: bool, extracted: bool) -> Score:
+    return Score(reward=float(equal), components={"math": float(equal), "extracted": float(extracted)})
 
 
 def _expected(answer: str) -> str:
     box = _last_box(answer)
-    return answer if box is None else box
+    return plain_expression(answer if box is None else box)
+
+
+def _compare_as_text(expected: str, answer: str, box: str | None) -> Score | None:
+    """The score where times of day or words are compared; None for mathematics.
+
+    A reference time without a half of the day takes either.
+    """
+    gold, time = clock_time(expected), last_clock_time(answer) if box is None else clock_time(box)
+    if gold is not None:
+        equal = time is not None and gold[0] == time[0] and gold[1] in ("", time[1])
+        return _scored(equal=equal, extracted=time is not None)
+    if box is not None and time is not None:
+        return _scored(equal=False, extracted=True)
+    words = [_LETTERS.fullmatch(text.strip(_AROUND)) for text in (expected, answer if box is None else box)]
+    if words[0] and words[1]:
+        return _scored(equal=words[0][1].casefold() == words[1][1].casefold(), extracted=True)
+    return None
 
 
 def _is_prose(text: str) -> bool:
@@ -134,11 +152,16 @@ def _unreadable(answer: str) -> ValueError:
     )
 
 
-def _answer_part(response: str) -> str:
-    """What comes after the model's thoughts; of that, the last that it marks as its answer, if it marks any."""
-    text = response.rpartition("</think>")[2]
+def _answer_part(response: str) -> str | None:
+    """What comes after the model's thoughts; of that, the last that it marks as its answer, if it marks any.
+
+    None if the thoughts do not end. Two boxes with "or" or "and" between them become one.
+    """
+    text = after_thoughts(response)
+    if text is None:
+        return None
     marked = _ANSWER.findall(text)
-    return marked[-1] if marked else text
+    return _BOX_CHOICE.sub(r"\\boxed{\1,\2}", marked[-1] if marked else text)
 
 
 def _last_box(text: str) -> str | None:

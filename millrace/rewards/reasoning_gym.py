@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from millrace.prompts.answers import last_group
+from millrace.prompts.answers import after_thoughts, last_group
 from millrace.prompts.extras import EXTRAS, check_installed
 from millrace.prompts.source import PromptSource, index_of
 from millrace.rewards.base import Reward, Score
@@ -31,13 +31,14 @@ class ReasoningGym(Reward):
     isolated = True
 
     def __init__(self, *, answer_pattern: str | None = None, sources: Sequence[str] = ()) -> None:
-        """The answer is the first group of the last match of `answer_pattern`; None takes the whole response.
+        """The answer is the first group of the last match of `answer_pattern`; None takes all that follows the
+        last `</think>`.
 
         `sources` are those of the prompts to come, as far as known, so that they are loaded before the first response's
         time begins. Raises InputError if the package is not installed.
         """
         check_installed("reasoning_gym", EXTRAS["reasoning_gym"], "scoring.reward reasoning_gym")
-        self.version = f"1 reasoning_gym {version('reasoning_gym')}"
+        self.version = f"2 reasoning_gym {version('reasoning_gym')}"
         self._answer_pattern = answer_pattern
         self._sources = [source for source in sources if PromptSource.parse(source).package == "reasoning_gym"]
 
@@ -52,7 +53,9 @@ class ReasoningGym(Reward):
         dataset, entry = _entry(prompt.source, index_of(prompt))
         if entry["question"] not in prompt.text:
             raise ValueError(f"{self.version} makes another problem of {prompt.prompt_id} than the one that was asked")
-        answer = response if self._answer_pattern is None else last_group(response, self._answer_pattern)
+        answer = after_thoughts(response)
+        if answer is not None and self._answer_pattern is not None:
+            answer = last_group(answer, self._answer_pattern)
         if answer is None:
             return Score(reward=0.0, components={"extracted": 0.0})
         return Score(reward=float(dataset.score_answer(answer.strip(), entry)), components={"extracted": 1.0})

@@ -119,6 +119,12 @@ def answers(table: pa.Table) -> list[npt.NDArray[Any]]:
     return [tokens[1 + max(np.flatnonzero(mask == 0), default=-1) :] for tokens, mask in rows]
 
 
+def before_answers(table: pa.Table) -> list[npt.NDArray[Any]]:
+    """The token ids before each of `answers`: the prompt, and the turns before the last."""
+    rows = zip(list_slices(table["prompt_tokens"]), list_slices(table["response_tokens"]), answers(table), strict=True)
+    return [np.concatenate((prompt, response[: len(response) - len(answer)])) for prompt, response, answer in rows]
+
+
 def list_slices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
     """The rows of a list column as numpy views of its flat values: no copy, no Python object per value."""
     # A part read from a stream has one chunk, which combining would copy.

@@ -24,7 +24,7 @@ from millrace.rewards.base import Score, failed
 from millrace.rewards.failing import FailingReward
 from millrace.rewards.isolation.messages import TimedScore
 from millrace.rewards.scorer import Scorer, make_scorer
-from millrace.rollouts.arrow import answers, environment_error_of, prompt_of
+from millrace.rollouts.arrow import answers, before_answers, environment_error_of, prompt_of
 from millrace.runtime.stage import Stage, run_stage
 from storage import layout
 from storage.errors import PartCorrupt
@@ -153,7 +153,11 @@ def score_table(
     prompts = [
         prompt_of(prompt_id, meta) for prompt_id, meta in zip(trajectories["prompt_id"].to_pylist(), metas, strict=True)
     ]
-    responses = decode([tokens.tolist() for tokens in answers(trajectories)])
+    responses = decode(
+        [tokens.tolist() for tokens in before_answers(trajectories)],
+        [tokens.tolist() for tokens in answers(trajectories)],
+        [reason == "stop" for reason in trajectories["finish_reason"].to_pylist()],
+    )
     whole = [row for row in range(len(metas)) if row not in errors]
     found = scorer.score_many([(prompts[row], responses[row]) for row in whole], each)
     judged = dict(zip(whole, found, strict=True))

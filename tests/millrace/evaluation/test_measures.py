@@ -102,6 +102,9 @@ def test_the_majority_is_the_answer_given_most_often(given: list[tuple[str | Non
         (r"so $\boxed{\frac{1}{2}}$, I think", None, r"\frac{1}{2}"),
         (" 42\n", None, "42"),
         (" ", None, None),
+        ("it is \\boxed{4}</think> 5 ", None, "5"),
+        ("#### 4</think>#### 5,000", r"#### (\d+)", "5000"),
+        ("<think>#### 4", r"#### (\d+)", None),
     ],
 )
 def test_an_answer_is_what_the_pattern_finds_or_the_last_box_or_all_of_it(

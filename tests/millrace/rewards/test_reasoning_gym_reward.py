@@ -86,4 +86,4 @@ def test_a_prompt_of_a_file_is_an_error(scorer: Scorer) -> None:
 
 def test_its_version_names_the_packages() -> None:
     version = make_reward(ScoringConfig(reward="reasoning_gym")).version
-    assert version == f"1 reasoning_gym {importlib.metadata.version('reasoning_gym')}"
+    assert version == f"2 reasoning_gym {importlib.metadata.version('reasoning_gym')}"

@@ -62,6 +62,51 @@ def test_the_last_match_of_a_pattern_holds_the_answer(response: str, reward: flo
     assert score == Score(reward=reward, components={"exact_match": reward, "extracted": extracted})
 
 
+@pytest.mark.parametrize(
+    ("pattern", "answer", "response", "reward"),
+    [
+        ("#### (-?[0-9]+)", "12", "#### 12", 1.0),
+        ("#### (-?[0-9]+)", "12", "#### 12.", 1.0),
+        ("#### (-?[0-9]+)", "12", "#### 12 apples", 1.0),
+        ("#### (-?[0-9]+)", "12", "#### 12.5", 0.0),
+        ("#### (-?[0-9]+)", "1", "#### 1,234", 0.0),
+        ("#### (-?[0-9]+)", "1234", "#### 1,234", 1.0),
+        ("#### (-?[0-9]+)", "1,234", "#### 1234", 1.0),
+        ("#### (-?[0-9]+)", "3", "#### 3/4", 0.0),
+        ("#### (-?[0-9]+)", "10", "#### 10:15", 0.0),
+        ("#### (-?[0-9]+)", "-5", "#### −5", 1.0),
+        ("(-?[0-9]+)", "5", "x = −5", 0.0),
+        ("([0-9]+)", "5", "x = -5", 0.0),
+        ("(-?[0-9]+)", "5", "It is 12.5", 0.0),
+        ("(-?[0-9]+)", "234", "It is 1,234", 0.0),
+        ("(-?[0-9]+)", "3", "3 of them weigh 12.5", 0.0),
+        (r"\(([0-9]+),[0-9]+\)", "3", "(3,4)", 1.0),
+        ("([0-9][+][0-9]=[0-9])$", "3+4=7", "1+2=3,3+4=7", 1.0),
+    ],
+)
+def test_a_pattern_finds_whole_numbers_only(pattern: str, answer: str, response: str, reward: float) -> None:
+    prompt = Prompt(prompt_id="p", text="?", answer=answer, source="test")
+    assert (
+        make_reward(ScoringConfig(reward="exact_match", answer_pattern=pattern)).score(prompt, response).reward
+        == reward
+    )
+
+
+@pytest.mark.parametrize(
+    ("response", "reward", "extracted"),
+    [
+        ("41, or</think>42", 1.0, 1.0),
+        ("<think>41</think>\n\n**42**", 1.0, 1.0),
+        ("4</think>2", 0.0, 1.0),
+        ("<think>42", 0.0, 0.0),
+        ("<think>41</think>42<think>", 0.0, 0.0),
+    ],
+)
+def test_the_answer_follows_the_last_thought(response: str, reward: float, extracted: float) -> None:
+    score = make_reward(ScoringConfig(reward="exact_match")).score(PROMPT, response)
+    assert score == Score(reward=reward, components={"exact_match": reward, "extracted": extracted})
+
+
 def test_a_group_that_took_no_part_in_the_match_is_no_answer() -> None:
     score = make_reward(ScoringConfig(reward="exact_match", answer_pattern=r"end(\d+)?")).score(PROMPT, "end42 end")
     assert score.components == {"exact_match": 0.0, "extracted": 0.0}

@@ -1,15 +1,16 @@
 """A table of trajectories becomes a table of scores: row by row, and a reward that fails leaves no number behind."""
 
-import functools
+import copy
 import json
 from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from configs.scoring import ScoringConfig
-from millrace.models.decoder import Decoder
+from millrace.models.decoder import decoder_of
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.seccomp import Limits
@@ -41,13 +42,9 @@ class LengthReward(Reward):
         return Score(reward=float(len(response)), components={"length": float(len(response))})
 
 
-def _decoder(tokenizer: PreTrainedTokenizerFast) -> Decoder:
-    return functools.partial(tokenizer.batch_decode, skip_special_tokens=True)
-
-
 def scored(trajectories: pa.Table, reward: Reward, tokenizer: PreTrainedTokenizerFast) -> pa.Table:
     with Scorer(reward) as scorer:
-        return score_table(trajectories, scorer, _decoder(tokenizer))
+        return score_table(trajectories, scorer, decoder_of(tokenizer))
 
 
 @pytest.fixture
@@ -140,6 +137,45 @@ def test_the_verifier_does_not_see_the_end_token(trajectories: pa.Table, tokeniz
     assert {response for _, response in reward.shown} == {"42"}
 
 
+def _thinking(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """A copy of `tokenizer` that has the marks of a chat model as special tokens."""
+    thinking = copy.deepcopy(tokenizer)
+    thinking.add_tokens(
+        [AddedToken(mark, special=True, normalized=False) for mark in ("<think>", "</think>", "<|im_end|>")],
+        special_tokens=True,
+    )
+    return thinking
+
+
+def _with_tokens(trajectories: pa.Table, name: str, tokens: list[int]) -> pa.Table:
+    column = pa.array([tokens] * trajectories.num_rows, pa.list_(pa.int32()))
+    return trajectories.set_column(trajectories.column_names.index(name), name, column)
+
+
+@pytest.mark.parametrize(
+    ("asked", "response", "reason", "judged"),
+    [
+        ("3+4=", "<think>3+4=7</think>12<|im_end|>", "stop", "<think>3+4=7</think>12"),
+        ("3+4=", "3+4=7</think>", "length", "3+4=7</think>"),
+        ("3+4=<think>", "3+4=7</think>12<|im_end|>", "stop", "<think>\n3+4=7</think>12"),
+        ("3+4=<think>", "3+4=7", "length", "<think>\n3+4=7"),
+        ("3+4=<think></think>", "12", "length", "12"),
+    ],
+)
+def test_the_marks_of_thoughts_are_judged_and_the_end_of_a_turn_is_not(
+    trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast, asked: str, response: str, reason: str, judged: str
+) -> None:
+    thinking, reward = _thinking(tokenizer), LengthReward()
+    for name, text in (("prompt_tokens", asked), ("response_tokens", response)):
+        trajectories = _with_tokens(trajectories, name, thinking(text, add_special_tokens=False)["input_ids"])
+    mask = pa.array([[1] * len(trajectories["response_tokens"][0])] * trajectories.num_rows, pa.list_(pa.uint8()))
+    trajectories = trajectories.set_column(trajectories.column_names.index("loss_mask"), "loss_mask", mask)
+    reasons = pa.array([reason] * trajectories.num_rows)
+    trajectories = trajectories.set_column(trajectories.column_names.index("finish_reason"), "finish_reason", reasons)
+    scored(trajectories, reward, thinking)
+    assert {response for _, response in reward.shown} == {judged}
+
+
 def test_a_slice_of_trajectories_gets_the_scores_of_its_rows(
     trajectories: pa.Table, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -186,7 +222,7 @@ def test_a_part_that_is_judged_by_other_processes_keeps_its_order(
         make_reward(ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:length")),
         Limits(workers=2),
     ) as scorer:
-        scores = score_table(trajectories, scorer, _decoder(tokenizer), each=lambda: beats.append(None))
+        scores = score_table(trajectories, scorer, decoder_of(tokenizer), each=lambda: beats.append(None))
     validate(scores, SCORE)
     assert scores["reward"].to_pylist() == [len(rollout.response.tokens) for rollout in rollouts]
     assert scores["verifier_version"].to_pylist()[0].startswith("tests.support.rewards.own_rewards:length ")

@@ -75,7 +75,7 @@ def test_parts_are_judged_apart_and_here_and_land_in_their_rows() -> None:
     assert [one.score.status for one in judged] == ["timeout", "timeout", "timeout", "ok"]
     assert judged[0].score.error == "python: no verdict after 1 s"
     assert judged[3].score.components["python"] == 0.01
-    assert version.startswith("0.1*exact_match(1) + 1*math(3 math-verify-")
+    assert version.startswith("0.1*exact_match(2) + 1*math(4 math-verify-")
 
 
 def test_no_responses_are_no_scores() -> None:
