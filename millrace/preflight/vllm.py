@@ -19,6 +19,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,11 @@ def check_vllm(question: Question) -> None:
 
     Takes about ten seconds and prints that. Raises StageDied with vLLM's last lines if it crashes without an answer.
     """
+    if find_spec("vllm") is None:
+        raise InputError(
+            "generation.engine is vllm, but the package vllm is not installed here; expected `make vllm` to have been "
+            "run once, or another engine"
+        )
     print("checking generation.engine_args with vLLM …", flush=True)
     started = time.monotonic()
     refusal: str | None = answer_of("millrace.preflight.vllm", asdict(question), "vLLM")
@@ -86,15 +92,8 @@ def look(question: Question) -> str | None:
     from millrace.generation.engines.vllm.arguments import ENVIRONMENT
 
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
-    try:
-        import vllm
-    except ModuleNotFoundError as error:
-        if error.name != "vllm":
-            raise
-        return (
-            "generation.engine is vllm, but the package vllm is not installed here; expected `make vllm` to have been "
-            "run once, or another engine"
-        )
+    import vllm
+
     with tempfile.TemporaryDirectory() as temporary:
         try:
             folder = Path(temporary) if question.folder is None else Path(question.folder)

@@ -4,13 +4,12 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from millrace.errors import InputError
+from millrace.prompts.extras import working_folder_first
 
 
 def imported_function(key: str, path: str, parameters: Sequence[str]) -> Callable[..., Any]:
@@ -22,7 +21,7 @@ def imported_function(key: str, path: str, parameters: Sequence[str]) -> Callabl
     if not (module_name and attribute):
         raise unusable(key, path, "package.module:function")
     try:
-        with _working_folder_first():
+        with working_folder_first():
             module = importlib.import_module(module_name)
     # Importing a module may raise anything, SystemExit too.
     except BaseException as error:
@@ -45,7 +44,7 @@ def imported_function(key: str, path: str, parameters: Sequence[str]) -> Callabl
 def source_hash(path: str) -> str | None:
     """SHA-256 of the module's file and of its neighbours in a package, since the function may call others in them;
     12 hex digits. None if it has no file."""
-    with _working_folder_first():
+    with working_folder_first():
         try:
             found = importlib.util.find_spec(path.partition(":")[0])
         except (ImportError, ValueError):
@@ -61,14 +60,3 @@ def unusable(key: str, path: str | None, expected: str) -> InputError:
     """The sentence about a path that can't be used."""
     shown = "null" if path is None else f'"{path}"'
     return InputError(f"{key} is {shown}; expected {expected}")
-
-
-@contextmanager
-def _working_folder_first() -> Iterator[None]:
-    """Modules in the working folder are found first, as in every stage: `python -m` does that, a console script not."""
-    before = list(sys.path)
-    sys.path.insert(0, "")
-    try:
-        yield
-    finally:
-        sys.path[:] = before

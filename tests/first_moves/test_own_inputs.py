@@ -45,15 +45,12 @@ def test_own_prompts_train_an_own_model(checkout: Checkout, exported: str, suffi
 def test_an_own_reward_trains_an_own_chat_model(checkout: Checkout) -> None:
     chat_model_folder(checkout.folder / "chat-model")
     checkout.own("chat-model")
-    checkout.write("my_reward.py", b"def reward(prompt, response, answer):\n    return len(response) / 100\n")
-    checkout.write(
-        "chat.jsonl",
-        "\n".join(
-            json.dumps({"messages": [{"role": "user", "content": f"say {n}"}], "answer": "a"}) for n in range(40)
-        ).encode(),
-    )
+    checkout.write("my_reward.py", "def score(prompt, response, answer):\n    return {'score': len(response) / 100}\n")
+    asked = [{"messages": [{"role": "user", "content": f"say {n}"}], "answer": "a"} for n in range(40)]
+    checkout.write("chat.jsonl", "\n".join(map(json.dumps, asked)))
     settings = (
-        "model.path=chat-model prompts.source=chat.jsonl scoring.reward=my_reward:reward generation.max_new_tokens=16"
+        "model.path=chat-model prompts.source=chat.jsonl scoring.reward=python scoring.function=my_reward:score "
+        "generation.max_new_tokens=16"
     )
     checkout.millrace(f"run {PRESET} --run-id chat {SHORT} {settings}").succeeded()
 
@@ -72,4 +69,5 @@ def test_an_own_reward_trains_an_own_chat_model(checkout: Checkout) -> None:
     ],
 )
 def test_a_missing_extra_is_named_in_one_line(checkout: Checkout, demo: str, arguments: str, extra: str) -> None:
+    checkout.write("model.gguf", "GGUF")
     assert extra in checkout.millrace(arguments.format(demo=demo)).refused()

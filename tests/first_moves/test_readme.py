@@ -28,7 +28,8 @@ def mine(checkout: Checkout, exported: str) -> str:
     questions = [{"prompt": f"{a}+{a + 1}=", "answer": f"#### {2 * a + 1}"} for a in range(10, 99)]
     checkout.write("questions.jsonl", "\n".join(map(json.dumps, questions)))
     [command] = [line for line in commands() if "--run-id mine" in line]
-    checkout.run(f"{command.replace('/models/my-model', exported)} {SHORT}").succeeded()
+    own = command.replace("/models/my-model", exported).replace("max_new_tokens=256", "max_new_tokens=8")
+    checkout.run(f"{own} {SHORT}").succeeded()
     return "runs/mine"
 
 

@@ -6,11 +6,11 @@ import pytest
 from support.campaigns.first_moves import SHORT, Checkout, wait_for_page
 
 ARGUMENTS = {
-    "run": f"configs/presets/tiny-cpu.yaml --run-id resumed --resume latest {SHORT}",
+    "run": f"configs/presets/tiny-cpu.yaml --run-id resumed --set model.path={{exported}} {SHORT}",
     "status": "{demo}",
     "runs": "",
     "note": "{demo} 'my first run'",
-    "plan": "configs/presets/tiny-cpu.yaml --steps 20",
+    "plan": "--model llama-8b --hardware h100 --gpus 8 --steps 20",
     "doctor": "",
     "import": "{exported} --to imported",
     "replay": "{demo} --verify",

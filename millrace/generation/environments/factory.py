@@ -6,6 +6,7 @@ from millrace.errors import InputError
 from millrace.generation.environments.base import ChatEnvironment, Environment
 from millrace.generation.environments.calculator import Calculator
 from millrace.generation.environments.calculator_tool import CalculatorTool
+from millrace.prompts.extras import working_folder_first
 
 AnyEnvironment = type[Environment] | type[ChatEnvironment]
 
@@ -25,7 +26,8 @@ def environment_class(name: str | None) -> AnyEnvironment | None:
     if not (module_name and colon and class_name):
         raise InputError(said)
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        with working_folder_first():
+            found = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # whatever a user's module raises while it is imported
         raise InputError(f"{said} ({' '.join(f'{type(error).__name__}: {error}'.split())})") from error
     if not (isinstance(found, type) and issubclass(found, Environment | ChatEnvironment)):

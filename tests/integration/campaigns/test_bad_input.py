@@ -117,21 +117,6 @@ def test_heads_that_vllms_attention_does_not_know_are_refused(capsys: pytest.Cap
     assert "32, 64" in said
 
 
-@pytest.mark.slow
-def test_an_engine_that_is_not_installed_is_named_with_how_to_install_it(root: Path, tmp_path: Path) -> None:
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    (hidden / "vllm.py").write_text("raise ModuleNotFoundError(\"No module named 'vllm'\", name='vllm')")
-    ended = Millrace(root, {**os.environ, "PYTHONPATH": str(hidden)}).run(
-        "run", str(VLLM_PRESET), "--root", str(root), "--run-id", "a"
-    )
-    assert ended.code == 2, ended.output
-    assert "the package vllm is not installed here" in ended.output
-    assert "make vllm" in ended.output
-    assert "Traceback" not in ended.output
-    assert not root.exists()
-
-
 def test_a_root_that_can_not_be_written_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     # A file in its place stops root, too, whom permissions do not.
     blocked = tmp_path / "file"

@@ -94,7 +94,7 @@ def test_the_first_response_without_a_score_is_reported_once(
     with Scorer(LengthReward()) as scorer:
         scorer.on_first_failure = told.append
         for _ in range(2):
-            score_table(trajectories, scorer, _decoder(tokenizer))
+            score_table(trajectories, scorer, decoder_of(tokenizer))
     [sentence] = told
     assert "p5" in sentence and "ArithmeticError: can't count" in sentence
 

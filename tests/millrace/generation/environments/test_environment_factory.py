@@ -1,5 +1,8 @@
 """Names of environments: ours, a person's own by its import path, and one sentence for anything else."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from support.engines.scripted_engine import Counting
 
@@ -12,6 +15,13 @@ def test_a_name_is_ours_or_an_import_path_and_none_is_none() -> None:
     assert environment_class(None) is None
     assert environment_class("calculator") is Calculator
     assert environment_class("support.engines.scripted_engine:Counting") is Counting
+
+
+def test_a_module_in_the_working_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_environment.py").write_text("from support.engines.scripted_engine import Counting as Mine\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    assert environment_class("my_environment:Mine") is Counting
 
 
 @pytest.mark.parametrize(
