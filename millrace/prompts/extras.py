@@ -1,8 +1,6 @@
-"""Code from elsewhere: optional packages, each installed by an extra of Millrace, and modules of the user's own."""
+"""Optional packages: each is installed by an extra of Millrace."""
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,14 +27,3 @@ def check_installed(package: str, extra: str, what: str) -> None:
     """Raises MissingExtra if `package` is not installed. `what` is the setting that needs it."""
     if find_spec(package) is None:
         raise MissingExtra(what, package, extra)
-
-
-@contextmanager
-def working_folder_first() -> Iterator[None]:
-    """Modules in the working folder are found first, as in every stage: `python -m` does that, a console script not."""
-    before = list(sys.path)
-    sys.path.insert(0, "")
-    try:
-        yield
-    finally:
-        sys.path[:] = before

@@ -3,10 +3,10 @@
 import importlib
 
 from millrace.errors import InputError
+from millrace.forking.working_folder import working_folder_first
 from millrace.generation.environments.base import ChatEnvironment, Environment
 from millrace.generation.environments.calculator import Calculator
 from millrace.generation.environments.calculator_tool import CalculatorTool
-from millrace.prompts.extras import working_folder_first
 
 AnyEnvironment = type[Environment] | type[ChatEnvironment]
 
