@@ -45,7 +45,9 @@ def test_own_prompts_train_an_own_model(checkout: Checkout, exported: str, suffi
 def test_an_own_reward_trains_an_own_chat_model(checkout: Checkout) -> None:
     chat_model_folder(checkout.folder / "chat-model")
     checkout.own("chat-model")
-    checkout.write("my_reward.py", "def score(prompt, response, answer):\n    return {'score': len(response) / 100}\n")
+    checkout.write(
+        "my_reward.py", "def score(prompt, response, answer, meta):\n    return {'score': len(response) / 100}\n"
+    )
     asked = [{"messages": [{"role": "user", "content": f"say {n}"}], "answer": "a"} for n in range(40)]
     checkout.write("chat.jsonl", "\n".join(map(json.dumps, asked)))
     settings = (

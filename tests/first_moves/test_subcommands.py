@@ -10,7 +10,7 @@ ARGUMENTS = {
     "status": "{demo}",
     "runs": "",
     "note": "{demo} 'my first run'",
-    "plan": "--model llama-8b --hardware h100 --gpus 8 --steps 20",
+    "plan": "configs/presets/gsm8k-qwen-gpu.yaml --model llama-8b --hardware h100 --gpus 8 --steps 20",
     "doctor": "",
     "import": "{exported} --to imported",
     "replay": "{demo} --verify",
