@@ -25,14 +25,9 @@ def sample_weights(model: PreTrainedModel, dtype: torch.dtype) -> torch.Tensor:
     changing = {name for name in changing if not is_adapter(name)} | {base_name(name) for name in adapters(model)}
     sizes = [parameter.numel() for name, parameter in model.named_parameters() if base_name(name) in changing]
     spacing = max(1, sum(sizes) // _SAMPLE)
-    # Off the GPU, whose memory the step needs; copies, because the weights change.
-    return torch.cat(
-        [
-            part.reshape(-1)[::spacing].cpu().to(dtype, copy=True)
-            for name, part in own_shards(model)
-            if name in changing
-        ]
-    )
+    parts = [part.reshape(-1)[::spacing].to(dtype) for name, part in own_shards(model) if name in changing]
+    # Off the GPU, whose memory the step needs.
+    return torch.cat(parts).cpu()
 
 
 def changed_share(sample: torch.Tensor, later_sample: torch.Tensor, ranks: Ranks) -> float:

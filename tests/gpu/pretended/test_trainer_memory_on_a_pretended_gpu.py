@@ -17,6 +17,8 @@ from millrace.training.trainer import Trainer
 HIDDEN, INTERMEDIATE, HEADS, KEY_HEADS, VOCAB = 64, 160, 4, 2, 37
 HEAD_DIM = HIDDEN // HEADS
 KEYS = KEY_HEADS * HEAD_DIM
+pytestmark = pytest.mark.usefixtures("gloo")
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Dtype = Literal["float32", "bfloat16"]
 
@@ -84,8 +86,9 @@ def layer_bytes(dtype: Dtype) -> int:
 def test_between_steps_a_trainer_holds_weights_gradients_and_two_moments(dtype: Dtype) -> None:
     num_parameters, held, _ = measure(dtype, num_layers=2)
     rotary = HEAD_DIM // 2 * 4
-    assert held <= 4 * num_parameters * DTYPES[dtype].itemsize + 2 * rotary
-    assert held >= 4 * num_parameters * DTYPES[dtype].itemsize
+    # All in float32, whatever the model is in.
+    assert held <= 4 * num_parameters * 4 + 2 * rotary
+    assert held >= 4 * num_parameters * 4
 
 
 @pytest.mark.parametrize("length", [128, 256])
@@ -115,8 +118,9 @@ def test_what_a_step_takes_is_that_of_one_microbatch_however_many_there_are(dtyp
 def test_adamws_intermediates_take_one_weight_per_parameter(dtype: Dtype) -> None:
     # With two tokens there are hardly any activations.
     num_parameters, _, taken = measure(dtype, num_layers=2, length=2)
-    weights = num_parameters * DTYPES[dtype].itemsize
-    assert weights <= taken <= 1.05 * weights
+    weights = num_parameters * 4
+    copies = 0 if dtype == "float32" else num_parameters * 2
+    assert weights <= taken <= 1.05 * (weights + copies)
 
 
 @pytest.mark.parametrize("with_entropy", [False, True])

@@ -8,16 +8,15 @@ Where the CPU waits for a GPU, the GPU then waits for the CPU: it has nothing qu
 | update        | 1     | the gradient's norm, for the same reason, and for the report |
 | update        | 1 copy of the token table: 7 columns of 8 bytes per token | the report's quantiles |
 | step          | 1 copy of 8 bytes per token | log π of the tokens, which is stored |
+| step          | 2 copies of a sample of the weights, and 1 | the share of weights that the step changed |
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import get_args
 
 import pytest
 import torch
-import torch.distributed as dist
 from support.gpu.pretend_gpu import GPU, PretendGpu, pretend_gpu
 from support.training.sharded_trainers import CASES, Case, make_trainer, samples
 
@@ -49,17 +48,6 @@ class Counting(Loss):
         return self._own(tokens)
 
 
-@pytest.fixture
-def gloo() -> Iterator[None]:
-    """A process group of one, as there is no NCCL: with a `compute_dtype` a single process is sharded by FSDP2 too."""
-    if dist.is_initialized():
-        # Of a trainer of an earlier test, whose group lasts as long as its process.
-        dist.destroy_process_group()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    yield
-    dist.destroy_process_group()
-
-
 def stepped(case: Case, gpu: PretendGpu) -> tuple[Trainer, int]:
     """A trainer on `gpu` after two steps, and the microbatches of the second, whose counts `gpu` has."""
     trainer = make_trainer(case, Ranks.alone(GPU), case.compute_dtype)
@@ -87,6 +75,7 @@ def test_a_step_mixes_no_devices_and_is_that_of_a_cpu_bit_for_bit(name: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("gloo")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama aipo", "qwen3 gspo", "qwen3 updates", "qwen3 lora", "gemma3 one prompt"])
 def test_a_step_waits_for_the_gpu_as_often_as_listed_above(name: str, dtype: torch.dtype) -> None:
@@ -101,11 +90,13 @@ def assert_listed(gpu: PretendGpu, case: Case, num_microbatches: int) -> None:
     updates = training.minibatches * training.epochs
     assert gpu.waits.pop("training/optimization/gradients.py:clipped_norm") == updates
     assert gpu.waits.pop("training/losses/base.py:check_finite") == num_microbatches
+    assert gpu.waits.pop("training/changed_weights.py:changed_share") == 1
     assert not gpu.waits
     num_tokens = sum(len(one.response_tokens) for one in samples(5, seed=1, shared_prompt=case.shared_prompt))
     copied = gpu.copied_to_host
     assert copied.pop("training/step_report.py:carrying") == updates * num_tokens * _NUMBER * _COLUMNS
     assert copied.pop("training/step_report.py:report") == num_tokens * _NUMBER
+    assert copied.pop("training/changed_weights.py:sample_weights") > 0
     if training.kl.coefficient:
         # The reference's table of rotary frequencies. Its weights come from the CPU, and are not copied back.
         assert copied.pop("models/offload.py:<lambda>") < 64
@@ -160,5 +151,9 @@ def test_no_loss_waits_for_the_gpu(loss: str) -> None:
     case = replace(CASES["llama aipo"], training=CASES["llama aipo"].training.model_copy(update={"loss": loss}))
     with pretend_gpu() as gpu:
         stepped(case, gpu)
-    expected = {"training/losses/base.py:check_finite", "training/optimization/gradients.py:clipped_norm"}
+    expected = {
+        "training/losses/base.py:check_finite",
+        "training/optimization/gradients.py:clipped_norm",
+        "training/changed_weights.py:changed_share",
+    }
     assert set(gpu.waits) == expected
