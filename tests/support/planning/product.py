@@ -15,6 +15,7 @@ from benchmarks.virtual_time.clock import VirtualClock
 from benchmarks.virtual_time.run import Parts, run
 from configs.schema import RunConfig
 from millrace.chat.encoder import Encoded
+from millrace.models.decoder import Decoder
 from millrace.planning.simulation.costs import Costs
 from millrace.planning.simulation.lengths import Lengths
 from millrace.planning.simulation.outcome import Trace, Trained
@@ -40,7 +41,7 @@ def run_product(config: RunConfig, costs: Costs, lengths: Lengths) -> Trace:
         probed=(0,),
         engine=lambda: ScriptedEngine(clock, costs, lambda group, member: lengths.of_group(group)[1][member]),
         reward=SleepingReward(0.0),
-        decode=lambda answers: [""] * len(answers),
+        decode=Decoder(lambda rows: [""] * len(rows), special=(), dropped=()),
         trainer=trainer,
     )
     admitted = run(config, parts, store)
