@@ -27,7 +27,7 @@ SLOW := slow or campaign or vllm or browser or ceph
 test: $(VENV)/test  ## runs what to run before a commit: quick tests and one whole campaign
 	$(TESTS) -m "smoke or not ($(SLOW) or extended or faults)"
 
-test-slow: $(VENV)/test $(VENV)/vllm  ## runs what CI runs in addition: campaigns, vLLM, a browser, storms in small
+test-slow: $(VENV)/test $(VENV)/vllm  ## runs the slow tests, before a change lands: campaigns, vLLM, a browser, storms in small
 	$(TESTS) -m "($(SLOW)) and not (smoke or extended or faults)"
 
 first-moves: $(VENV)/test  ## runs the README in a new folder, in an environment that `make install` makes there
