@@ -181,6 +181,8 @@ class StoredRun:
             f"generation.max_new_tokens={MAX_TOKENS}",
             f"scoring.replicas={shape.scorers}",
             f"staleness.max_staleness={shape.max_staleness}",
+            # Its stale groups are dropped whole.
+            "staleness.too_old=drop",
         ]
         config = load_config(Path(configs.__file__).parent / "presets" / "tiny-cpu.yaml", overrides)
         if not self.store.exists(layout.RUN):
