@@ -12,7 +12,7 @@ from support.campaigns.campaigns import REPOSITORY
 from support.pages.dashboard_page import Watched, served
 from support.pages.spoiled import flip_a_bit, put_a_folder, tear_the_last_record
 
-from benchmarks.stored_run.run import Shape, StoredRun
+from support.stored_run.run import Shape, StoredRun
 from dashboard.views.home import HOME, HOME_BY_TIME
 from dashboard.views.registry import VIEWS
 from storage import layout

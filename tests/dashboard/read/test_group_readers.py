@@ -5,7 +5,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from benchmarks.stored_run.run import Shape, make_run
+from support.stored_run.run import Shape, make_run
 from dashboard.read.group_readers import GroupReaders
 from dashboard.read.run_reader import RunReader
 from storage.stores.local import LocalStore

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.run import StoredRun
+from support.stored_run.run import StoredRun
 from dashboard.read.groups import GroupReader, asked_tokens
 from dashboard.read.model import RunData
 from dashboard.read.search import find, parse

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.run import Shape, StoredRun
+from support.stored_run.run import Shape, StoredRun
 from dashboard.read import same_prompt
 from dashboard.read.groups import GroupReader
 from dashboard.read.model import RunData

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from support.campaigns.campaigns import Millrace
 
-from benchmarks.stored_run.run import Shape, StoredRun
+from support.stored_run.run import Shape, StoredRun
 from dashboard.server import cli
 from dashboard.server.serve import serve
 from millrace.errors import InputError

@@ -3,7 +3,7 @@
 import pytest
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.run import Shape, make_run
+from support.stored_run.run import Shape, make_run
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from dashboard.views.blocks import Chart, Rows

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.stored_run.run import Shape, StoredRun
+from support.stored_run.run import Shape, StoredRun
 from flows.cli.main import main
 from millrace.errors import InputError, RunMissing
 from millrace.maintenance.fsck import fsck

@@ -11,7 +11,7 @@ from support.engines.one_by_one import response_logprobs, taken
 from support.training.families import CASES
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from benchmarks.router_replay import measure
+from support.training.router_mismatch import measure
 from configs.training import TrainingConfig
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.models.routers import NOT_RECORDED, routers

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.run import Shape, StoredRun
+from support.stored_run.run import Shape, StoredRun
 from dashboard.queries.runs.comparison import differences, figures, smoothed, window
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader

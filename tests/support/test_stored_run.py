@@ -3,7 +3,7 @@
 import pytest
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.run import Shape, StoredRun, make_run
+from support.stored_run.run import Shape, StoredRun, make_run
 from millrace.maintenance.fsck import fsck
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.loader import RolloutLoader

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 import configs
-from benchmarks.stored_run.generator_streams import StoredGeneratorStreams
-from benchmarks.stored_run.groups import (
+from support.stored_run.generator_streams import StoredGeneratorStreams
+from support.stored_run.groups import (
     MAX_TOKENS,
     OUTCOMES,
     TRAINED,
@@ -33,7 +33,7 @@ from benchmarks.stored_run.groups import (
     make_groups,
     make_rollouts,
 )
-from benchmarks.stored_run.metrics import (
+from support.stored_run.metrics import (
     ORDINARY,
     Manner,
     in_flight,
@@ -43,7 +43,7 @@ from benchmarks.stored_run.metrics import (
     of_trainer,
     stage_time,
 )
-from benchmarks.stored_run.status import STEP_SECONDS, of_the_trainer, status_record
+from support.stored_run.status import STEP_SECONDS, of_the_trainer, status_record
 from configs.load import load_config
 from millrace.control.decisions import Decisions
 from millrace.rollouts.ledger import Account, Amount
