@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-
-import configs
 from support.stored_run.generator_streams import StoredGeneratorStreams
 from support.stored_run.groups import (
     MAX_TOKENS,
@@ -44,6 +42,8 @@ from support.stored_run.metrics import (
     stage_time,
 )
 from support.stored_run.status import STEP_SECONDS, of_the_trainer, status_record
+
+import configs
 from configs.load import load_config
 from millrace.control.decisions import Decisions
 from millrace.rollouts.ledger import Account, Amount

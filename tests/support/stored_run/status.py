@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from support.stored_run.metrics import Manner, stage_seconds
+
 from millrace.rollouts.ledger import Account, Amount
 
 STEP_SECONDS = 1.0

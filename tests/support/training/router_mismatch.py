@@ -1,4 +1,4 @@
-"""How far π and μ are apart in a mixture of experts, without and with replay: `python -m support.training.router_mismatch`.
+"""How far π and μ are apart in a mixture of experts, without and with router replay.
 
 a tiny random mixture ─► engine `transformers` in bfloat16 ─► responses, log μ, experts ─┐
                      └─► trainer, by its own routers and by the recorded experts ────────┴─► the two compared
