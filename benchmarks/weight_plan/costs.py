@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-
-from benchmarks.weight_plan.simulation import simulated_span
 from millrace.planning.costs.model_shape import ModelShape, tensor_dims
 from millrace.planning.costs.weight_sync import most_copies, push_seconds
+
+from benchmarks.weight_plan.simulation import simulated_span
 from millrace.weights.transfer.generator_layouts import vllm_layout
 from millrace.weights.transfer.plan import TransferPlan, plan_transfer
 from millrace.weights.transfer.trainer_layouts import fsdp_layout

@@ -4,12 +4,12 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
+from millrace.planning.costs.campaign import num_gpus
 
 from benchmarks.planner.applied_compute import ROWS, StalenessRow
 from benchmarks.planner.llamarl import CASES, waterfall
 from benchmarks.planner.systems import Published, fitted_mfu, published_runs
 from benchmarks.planner.workloads import cut_lengths
-from millrace.planning.costs.campaign import num_gpus
 
 
 @pytest.mark.parametrize(("mean", "limit"), [(100, 4096), (3206, 3986)])

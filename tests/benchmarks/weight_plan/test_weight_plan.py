@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from millrace.planning.costs.known_models import model_named
+from millrace.planning.costs.model_shape import tensor_dims
 
 from benchmarks.weight_plan.__main__ import main, targets_met
 from benchmarks.weight_plan.costs import Case, Links, cost
 from benchmarks.weight_plan.simulation import simulated_span
-from millrace.planning.costs.known_models import model_named
-from millrace.planning.costs.model_shape import tensor_dims
 from millrace.weights.transfer.generator_layouts import vllm_layout
 from millrace.weights.transfer.plan import plan_transfer
 from millrace.weights.transfer.trainer_layouts import fsdp_layout

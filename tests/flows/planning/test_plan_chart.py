@@ -1,13 +1,13 @@
 """The chart of a plan, and the plan as Markdown."""
 
 import pytest
+from millrace.planning.search.search import simulating
 from support.planning.small_machine import SmallMachine
 
 from configs.schema import RunConfig
 from flows.planning.chart import chart, splits
 from flows.planning.formatting import as_markdown, table_rows
 from millrace.planning.plan import Plan, make_plan, what_if
-from millrace.planning.search.search import simulating
 
 CONFIG = RunConfig.model_validate(
     {

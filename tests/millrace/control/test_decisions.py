@@ -1,9 +1,9 @@
 """Decisions in the store, and the way back from a collapse."""
 
 import pytest
-
 from millrace.control.decisions import Decisions, rate_factor, rolled_back
 from millrace.control.last_good import Collapse
+
 from millrace.control.rollback import roll_back
 from millrace.errors import TrainingDiverged
 from millrace.evaluation.results import read_result, write_result

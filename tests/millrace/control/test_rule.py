@@ -5,10 +5,10 @@ import random
 from dataclasses import dataclass, field, replace
 
 import pytest
+from millrace.control.measured import Reading
 
 from configs.learning.staleness import StalenessConfig
 from configs.schema import GenerationConfig
-from millrace.control.measured import Reading
 from millrace.control.rule import Decision, Limits, Rule
 
 LIMITS = Limits(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from millrace.planning.search.search import simulating
 from support.planning.small_machine import SmallMachine
 
 from configs.load import load_config
@@ -12,7 +13,6 @@ from configs.schema import RunConfig
 from flows.planning.files import write_config
 from millrace.errors import InputError
 from millrace.planning.plan import Plan, make_plan, what_if
-from millrace.planning.search.search import simulating
 
 PRESET = Path(__file__).parents[3] / "configs" / "presets" / "gsm8k-qwen-gpu.yaml"
 SMALL = ["training.groups_per_step=16", "generation.group_size=4", "generation.max_new_tokens=128"]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from configs.schema import RunConfig
 from millrace.planning.costs.assumptions import DEFAULTS
 from millrace.planning.costs.campaign import MemoryReport, check_memory
 from millrace.planning.costs.hardware import HARDWARE
@@ -12,6 +11,8 @@ from millrace.planning.costs.storage import StoredBytes
 from millrace.planning.search.machine import Assumption
 from millrace.planning.simulation.costs import Costs
 from millrace.planning.simulation.lengths import Lengths, LogNormalLengths
+
+from configs.schema import RunConfig
 
 GIB = 2**30
 TOKENS = 100

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from millrace.control.decisions import Decisions
 from support.stored_run.generator_streams import StoredGeneratorStreams
 from support.stored_run.groups import (
     MAX_TOKENS,
@@ -45,7 +46,6 @@ from support.stored_run.status import STEP_SECONDS, of_the_trainer, status_recor
 
 import configs
 from configs.load import load_config
-from millrace.control.decisions import Decisions
 from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.lineage import Lineage
 from millrace.runs.decisions import StoredDecision

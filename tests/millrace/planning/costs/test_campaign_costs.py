@@ -5,9 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from configs.schema import RunConfig
-from millrace.errors import InputError, ModelFolderError
 from millrace.planning.costs.campaign import (
     campaign_costs,
     check_memory,
@@ -20,6 +17,9 @@ from millrace.planning.costs.campaign import (
 from millrace.planning.costs.hardware import hardware_named
 from millrace.planning.costs.known_models import model_named
 from millrace.planning.simulation.lengths import LogNormalLengths
+
+from configs.schema import RunConfig
+from millrace.errors import InputError, ModelFolderError
 
 H100 = hardware_named("h100")
 LLAMA = model_named("llama-8b")

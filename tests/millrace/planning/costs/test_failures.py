@@ -1,7 +1,6 @@
 """What failures cost on average."""
 
 import pytest
-
 from millrace.planning.costs.assumptions import DEFAULTS
 from millrace.planning.costs.failures import share_lost, trainer_faults
 from millrace.planning.simulation.faults import Faults, with_trainer_failures

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from millrace.errors import InputError
 from millrace.planning.costs.assumptions import DEFAULTS
 from millrace.planning.costs.generation import Roofline
 from millrace.planning.costs.hardware import HARDWARE, Hardware, hardware_named
 from millrace.planning.costs.kernel_tables import KernelTable, with_tables
 from millrace.planning.costs.known_models import MODELS, model_named
+
+from millrace.errors import InputError
 
 H100 = hardware_named("h100")
 # Milliseconds per token of NVIDIA's aiconfigurator 0.12 for vLLM, 128 tokens in and 1,019 out; tokens in the cache are

@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.planning.small_policy import SMALL, one_response, small_policy
-
 from millrace.planning.costs.assumptions import DEFAULTS
 from millrace.planning.costs.hardware import hardware_named
 from millrace.planning.costs.known_models import MODELS, model_named
@@ -21,6 +19,7 @@ from millrace.planning.costs.memory import (
 )
 from millrace.planning.costs.model_shape import ModelShape
 from millrace.planning.costs.training import TrainerSetup
+from support.planning.small_policy import SMALL, one_response, small_policy
 
 GIB = 2**30
 H100 = hardware_named("h100")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from millrace.planning.costs.known_models import MODELS, model_named
+from millrace.planning.costs.model_shape import shape_of_bootstrap, shape_of_config, shape_of_folder
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -20,8 +22,6 @@ from transformers import (
 
 from configs.schema import BootstrapConfig
 from millrace.errors import InputError, ModelFolderError
-from millrace.planning.costs.known_models import MODELS, model_named
-from millrace.planning.costs.model_shape import shape_of_bootstrap, shape_of_config, shape_of_folder
 from millrace.weights.transfer.layout import TensorSpec
 
 # Billions, all and active, by their model cards.

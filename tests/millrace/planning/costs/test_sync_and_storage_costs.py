@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-
 from millrace.planning.costs.assumptions import DEFAULTS
 from millrace.planning.costs.hardware import hardware_named
 from millrace.planning.costs.known_models import model_named
@@ -16,6 +15,7 @@ from millrace.planning.costs.storage import (
 )
 from millrace.planning.costs.training import TrainerSetup
 from millrace.planning.costs.weight_sync import SyncSetup, push_plan, push_seconds, sync_seconds
+
 from storage.schema import TRAJECTORY
 
 H100 = hardware_named("h100")

@@ -5,9 +5,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.planning.small_policy import SMALL, one_response, small_policy
-from torch.utils.flop_counter import FlopCounterMode
-
 from millrace.planning.costs.assumptions import DEFAULTS
 from millrace.planning.costs.hardware import Hardware, hardware_named
 from millrace.planning.costs.known_models import model_named
@@ -21,6 +18,8 @@ from millrace.planning.costs.training import (
     trained_parameters,
     training_flops,
 )
+from support.planning.small_policy import SMALL, one_response, small_policy
+from torch.utils.flop_counter import FlopCounterMode
 
 H100 = hardware_named("h100")
 LLAMA = model_named("llama-8b")

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from millrace.planning.fit.engine_steps import Stretches, find_stretches
 from millrace.planning.fit.read import Rollouts
 

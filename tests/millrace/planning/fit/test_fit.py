@@ -4,13 +4,13 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from millrace.planning.fit.fit import FittedMachine, fit_runs
 from support.planning.timed_run import Times, write_timed_run
 from support.stores.memory import unused_name
 
 from configs.load import load_config
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.fit.fit import FittedMachine, fit_runs
 from storage.stores.base import Store
 from storage.stores.memory import MemoryStore
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from millrace.planning.fit.regression import fit_costs
 
 

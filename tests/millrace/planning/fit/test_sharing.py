@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from support.planning.exact import EXACT
-
-from configs.load import load_config
 from millrace.planning.fit.sharing import Load, expected_slowdown
 from millrace.planning.simulation.lengths import LogNormalLengths
 from millrace.planning.simulation.simulate import simulate
+from support.planning.exact import EXACT
+
+from configs.load import load_config
 
 
 def _loads(*shares: float, threads: int = 1) -> list[Load]:

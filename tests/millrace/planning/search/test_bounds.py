@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from support.planning.small_machine import DECODE, TOKENS, TRAIN_TOKEN, SmallMachine
-
-from configs.schema import RunConfig
 from millrace.planning.search.bounds import least_step_seconds, work_of
 from millrace.planning.search.search import simulating
 from millrace.planning.simulation.lengths import LogNormalLengths
+from support.planning.small_machine import DECODE, TOKENS, TRAIN_TOKEN, SmallMachine
+
+from configs.schema import RunConfig
 
 ROLLOUTS = 8 * 4
 

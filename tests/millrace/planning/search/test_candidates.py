@@ -3,9 +3,6 @@
 from typing import Any
 
 import pytest
-from support.planning.small_machine import SmallMachine
-
-from configs.schema import RunConfig
 from millrace.planning.search.candidates import (
     bounds_up_to,
     differing,
@@ -14,6 +11,9 @@ from millrace.planning.search.candidates import (
     smaller_generator,
     smaller_trainer,
 )
+from support.planning.small_machine import SmallMachine
+
+from configs.schema import RunConfig
 
 
 def config(**sections: dict[str, Any]) -> RunConfig:

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
+from millrace.planning.search.entry import Goal
+from millrace.planning.search.search import Found, Search, simulating
 from support.planning.small_machine import SmallMachine
 
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.search.entry import Goal
-from millrace.planning.search.search import Found, Search, simulating
 
 RUN = simulating(20)
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-
 from millrace.planning.search.verdicts import bottleneck, compared
 from millrace.planning.simulation.outcome import Outcome
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.planning.exact import EXACT, Alike
-from support.planning.scripts import Script, scripts
-
 from millrace.planning.simulation.costs import Costs
 from millrace.planning.simulation.outcome import Trace
 from millrace.planning.simulation.simulate import simulate
+from support.planning.exact import EXACT, Alike
+from support.planning.scripts import Script, scripts
 
 
 def traced(script: Script, later: dict[int, Costs], lengths: Alike | None = None, drift: float = 0.0) -> Trace:

@@ -5,12 +5,11 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.planning.exact import EXACT, Alike
-from support.planning.scripts import Script, scripts
-
 from millrace.planning.simulation.faults import Faults, with_trainer_failures
 from millrace.planning.simulation.outcome import Trace
 from millrace.planning.simulation.simulate import simulate
+from support.planning.exact import EXACT, Alike
+from support.planning.scripts import Script, scripts
 
 
 @given(script=scripts(), mtbf=st.sampled_from([100.0, 1000.0]), recovery=st.sampled_from([0.0, 0.7]))

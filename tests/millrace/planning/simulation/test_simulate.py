@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
-from support.planning.exact import EXACT, Alike
-from support.planning.scripts import Script, scripts
-
 from millrace.planning.simulation.costs import Costs
 from millrace.planning.simulation.outcome import Outcome, Trace
 from millrace.planning.simulation.simulate import simulate
+from support.planning.exact import EXACT, Alike
+from support.planning.scripts import Script, scripts
+
 from millrace.rollouts.staleness import admission_limit
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from millrace.errors import WeightsMismatch
 from millrace.planning.costs.known_models import model_named
 from millrace.planning.costs.model_shape import tensor_dims
+
+from millrace.errors import WeightsMismatch
 from millrace.weights.transfer.generator_layouts import vllm_layout, whole_layout
 from millrace.weights.transfer.layout import Layout, Region, TensorSpec
 from millrace.weights.transfer.plan import TransferPlan, plan_transfer

@@ -1,1 +1,0 @@
-"""From stored runs to a cost model of their machine."""
