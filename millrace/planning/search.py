@@ -29,10 +29,10 @@ _EVEN = 4
 """A trainer of more GPUs than a host has takes a multiple of so many, so that its hosts have as many each."""
 _LEAST_RESPONSES = 4
 """Of the greatest length, that a microbatch has room for."""
-_TUNED_LAYOUTS, _SPLITS, _SHOWN_SPLITS = 4, 8, 3
-"""Layouts that are simulated with each bound and number of places, other splits that are simulated, and that are
-shown."""
-_COARSE_STEPS = 12
+_LAYOUTS, _SPLITS, _TUNED_LAYOUTS, _SHOWN_SPLITS = 4, 8, 2, 3
+"""Layouts that are simulated, other splits that are, layouts that are with each bound and number of places, and other
+splits that are shown."""
+_LEAST_STEPS = 6
 
 Simulate = Callable[[RunConfig, Costs, Lengths], Outcome]
 
@@ -45,7 +45,7 @@ def simulator(steps: int, most_rollouts: int | None = None) -> Simulate:
 
     def run(config: RunConfig, costs: Costs, lengths: Lengths) -> Outcome:
         rollouts = config.training.groups_per_step * config.generation.group_size
-        counted = steps if most_rollouts is None else min(steps, max(_COARSE_STEPS, most_rollouts // rollouts))
+        counted = steps if most_rollouts is None else min(steps, max(_LEAST_STEPS, most_rollouts // rollouts))
         warmup = 2 * (config.effective_max_staleness + 1) + 2
         return simulate(config, costs, lengths, steps=warmup + counted, warmup=warmup)
 
@@ -112,7 +112,9 @@ class Search:
                 f"and generates on {nearest.generators}, {nearest.mode}: {nearest.memory.sentence}"
             )
         fitting.sort(key=lambda candidate: -self._bound(candidate))
-        entries = [simulated(one, self._machine, self._coarse) for one in self._worth_simulating(fitting)]
+        entries = self._simulated(self._best_layouts(fitting))
+        tuned = [entry for entry in entries if entry.config.pipeline.mode == "async"][:_TUNED_LAYOUTS]
+        entries += self._simulated([schedule for layout in tuned for schedule in self._schedules(layout)])
         entries.sort(key=lambda entry: -entry.score(self._goal))
         winner = self._choose(entries)
         shown = [simulated(one, self._machine, self._fine) for one in _one_of_each_kind(entries, winner)]
@@ -205,15 +207,20 @@ class Search:
         gpus = candidate.gpus if self._goal == "cheapest" else None
         return config.training.groups_per_step / seconds / (gpus or 1)
 
-    def _worth_simulating(self, fitting: Sequence[Candidate]) -> list[Candidate]:
-        """Schedules of the best layouts of each batch, the best of other splits, and the best that wait."""
+    def _simulated(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Coarsely, best first."""
+        entries = [simulated(candidate, self._machine, self._coarse) for candidate in candidates]
+        return sorted(entries, key=lambda entry: -entry.score(self._goal))
+
+    def _best_layouts(self, fitting: Sequence[Candidate]) -> list[Candidate]:
+        """The best layouts of each batch, the best of other splits, and the best that wait."""
         chosen: list[Candidate] = []
         free = [one for one in fitting if one.config.pipeline.mode == "async"]
         batches = {one.config.training.groups_per_step for one in free}
         for batch in batches:
             of_batch = [one for one in free if one.config.training.groups_per_step == batch]
-            best = of_batch[: -(-_TUNED_LAYOUTS // len(batches))]
-            chosen += [schedule for layout in best for schedule in self._schedules(layout)]
+            best = of_batch[:_LAYOUTS]
+            chosen += best
             # Other splits, for the picture.
             splits: dict[tuple[int, int], Candidate] = {}
             for one in of_batch:
@@ -226,12 +233,12 @@ class Search:
         return chosen
 
     def _schedules(self, layout: Candidate) -> Iterator[Candidate]:
-        """A layout with each staleness bound, and numbers of places per generator that the bound can fill."""
-        asked = self._config.staleness.max_staleness
-        share = max(1, layout.config.training.groups_per_step // layout.config.generation.replicas)
+        """A layout with each other staleness bound, and numbers of places per generator that the bound can fill."""
+        asked, given = self._config.staleness.max_staleness, layout.config
+        share = max(1, given.training.groups_per_step // given.generation.replicas)
         for bound in sorted({bound for bound in (1, 2, 4, 8, 16) if bound < asked} | {asked}, reverse=True):
             factors = dict.fromkeys(factor for factor in (0.5, 1, 2, bound + 1) if factor <= bound + 1)
-            seen = set()
+            seen = {given.generation.groups_per_batch} if given.staleness.max_staleness == bound else set()
             for factor in factors:
                 schedule = {
                     "staleness.max_staleness": bound,

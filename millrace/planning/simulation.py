@@ -193,12 +193,15 @@ class Campaign:
         seconds = t - self.now
         if seconds <= 0:
             return
-        counts = self.num_busy, sum(self._scoring), int(self._trains)
+        decoding, scoring, training = self.num_busy, sum(self._scoring), int(self._trains)
         if self.costs.cores is not None:
-            threads = sum(count * each for count, each in zip(counts, self._threads, strict=True))
+            of_decoding, of_scoring, of_training = self._threads
+            threads = decoding * of_decoding + scoring * of_scoring + training * of_training
             seconds *= max(1.0, threads / self.costs.cores)
-        for stage, count in zip(self._replicas, counts, strict=True):
-            self._busy[stage] += count * seconds
+        busy = self._busy
+        busy["generate"] += decoding * seconds
+        busy["score"] += scoring * seconds
+        busy["train"] += training * seconds
         if self._adapts:
             self._free_places += seconds * sum(generator.free_share for generator in self._generators)
         self._wall += seconds

@@ -5,9 +5,8 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from millrace.control.last_good import Collapse, LastGood
 
-from millrace.control.collapse import CollapseWatch
+from millrace.control.collapse import Collapse, CollapseWatch, LastGood
 
 RATE = 1e-4
 SEEDS = range(50)

@@ -5,11 +5,10 @@ import random
 from dataclasses import dataclass, field, replace
 
 import pytest
-from millrace.control.measured import Reading
 
 from configs.learning.staleness import StalenessConfig
 from configs.schema import GenerationConfig
-from millrace.control.rule import Decision, Limits, Rule
+from millrace.control.rule import Decision, Limits, Reading, Rule
 
 LIMITS = Limits(
     min_staleness=1, max_staleness=8, filled=1, group_size=8, max_places=128, ess_target=0.95, ess_floor=0.5

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import strategies as st
-from millrace.planning.simulation.costs import Costs
-from millrace.planning.simulation.lengths import LogNormalLengths
 
 from configs.schema import RunConfig
+from millrace.planning.durations import Costs, LogNormalLengths
 
 _FOREVER = 1e9
 """Seconds: no stage of a scripted run is late, or silent."""

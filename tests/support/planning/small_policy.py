@@ -1,9 +1,9 @@
 """A small Llama of given sizes as the trainer has it, and a batch for it: what cost models are compared with."""
 
 import numpy as np
-from millrace.planning.costs.model_shape import ModelShape
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from millrace.planning.models import ModelShape
 from millrace.training.batch import Microbatch, Sample, pack
 from millrace.training.policy import PackedPolicy
 

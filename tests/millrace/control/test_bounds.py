@@ -2,8 +2,8 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from millrace.control.bounds import Bounds
 
+from millrace.control.staleness import Bounds
 from millrace.rollouts.staleness import admission_limit
 
 TARGETS = st.lists(st.integers(0, 9), min_size=1, max_size=40)
