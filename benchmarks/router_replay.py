@@ -18,7 +18,8 @@ from benchmarks.report import machine, make_parser, make_table, print_targets, w
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.models.routers import routers
-from millrace.training.batch import Sample, microbatches
+from millrace.training.batch import Sample
+from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 from millrace.types import Request, Sampling, Trajectory
 

@@ -67,7 +67,7 @@ class SideBySide:
     def _compare(self, samples: Sequence[Sample]) -> list[Row]:
         reports = []
         for copy in self._copies:
-            copy.become(self.original)
+            copy.copy_state_from(self.original)
             reports.append(copy.step(samples))
         return [
             {

@@ -21,17 +21,22 @@ Each estimator takes the rewards per group and returns one advantage per reward,
 for a reward that is not finite.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import hypot, isfinite, sqrt
 
 from configs.learning.selection import SelectionConfig
 from millrace.errors import InputError
+from millrace.rewards.import_path import imported_function
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.rollouts.staleness import staleness
 from millrace.selection.overlong import shaped_rewards
 from millrace.selection.sources import source_factor
 from millrace.training.batch import Sample
-from millrace.training.own_advantage import Estimator, Rewards, own_advantage
+
+Rewards = Sequence[Sequence[float]]
+"""[groups] of [members]."""
+Estimator = Callable[[Rewards], list[list[float]]]
 
 _EPSILON = 1e-6
 """Keeps rewards that differ by rounding alone from becoming advantages of ±1."""
@@ -146,7 +151,60 @@ def make_estimator(advantage: str) -> Estimator:
 
     Raises InputError for one that can't be used.
     """
-    return own_advantage(advantage) if ":" in advantage else ADVANTAGES[advantage]
+    return _own_estimator(advantage) if ":" in advantage else ADVANTAGES[advantage]
+
+
+@functools.cache
+def _own_estimator(path: str) -> Estimator:
+    """The estimator `package.module:function`, called as `function(rewards)`; what it returns is checked.
+
+    It gets a list of rewards per group of the batch, shaped by length if that is configured, and returns advantages in
+    the same shape. Tries it out. Raises InputError if it can't be imported or called, or returns something else; so
+    does the estimator.
+    """
+    function = imported_function("training.advantage", path, ("rewards",))
+
+    def estimate(groups: Rewards) -> list[list[float]]:
+        try:
+            advantages = function([list(group) for group in groups])
+        except Exception as error:  # whatever a user's function raises
+            raise _unusable(path, f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+        return _checked(path, advantages, groups)
+
+    estimate([[1.0, 0.0], [0.5, 0.5, 0.5]])
+    return estimate
+
+
+def _checked(path: str, advantages: object, groups: Rewards) -> list[list[float]]:
+    rows = _items(path, advantages, "the batch", len(groups), "group")
+    return [
+        [_number(path, value) for value in _items(path, row, f"group {i}", len(group), "reward")]
+        for i, (row, group) in enumerate(zip(rows, groups, strict=True))
+    ]
+
+
+def _items(path: str, values: object, where: str, expected: int, per: str) -> list[object]:
+    try:
+        items: list[object] = list(values)  # type: ignore[call-overload]
+    except TypeError:
+        raise _unusable(path, f"of {where} it returned {type(values).__name__}; expected a list") from None
+    if len(items) != expected:
+        raise _unusable(path, f"of {where} it returned {len(items)} values; expected {expected}, one per {per}")
+    return items
+
+
+def _number(path: str, value: object) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise _unusable(path, f"an advantage is of type {type(value).__name__}; expected a number") from None
+    if not isfinite(number):
+        raise _unusable(path, f"an advantage is {number}; expected a finite number")
+    return number
+
+
+def _unusable(path: str, what: str) -> InputError:
+    return InputError(f'training.advantage is "{path}", which can\'t be used: {what}')
 
 
 def _check_finite(groups: Rewards) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from millrace.training.attention.banded import BLOCK, Band, banded_attention
+from millrace.training.attention import BLOCK, Band, banded_attention
 
 R, H, G, D = 2, 4, 2, 8
 SCALING = 0.3

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.training.batch import Microbatch, Sample, microbatches, pack
+from millrace.training.batch import Microbatch, Sample
+from millrace.training.packing import microbatches, pack
 
 lengths = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=20)
 budgets = st.integers(1, 64)

@@ -22,8 +22,9 @@ from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.models.loading import load_model
 from millrace.models.supported import FAMILIES
-from millrace.training.batch import Sample, microbatches, pack
+from millrace.training.batch import Sample
 from millrace.training.checkpoints.hugging_face import write_model_folder
+from millrace.training.packing import microbatches, pack
 from millrace.training.policy import PackedPolicy
 from millrace.training.trainer import Trainer
 from millrace.types import Request, Sampling, Trajectory

@@ -16,7 +16,8 @@ from configs.training import TrainingConfig
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.models.routers import NOT_RECORDED, routers
 from millrace.models.supported import FAMILIES
-from millrace.training.batch import Sample, microbatches
+from millrace.training.batch import Sample
+from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 from millrace.training.trainer import Trainer
 from millrace.types import Request, Response, Sampling

@@ -16,7 +16,7 @@ from configs.training import AdvantageName
 from millrace.errors import InputError
 from millrace.rollouts.masking import mask_too_old
 from millrace.rollouts.scored_group import ScoredGroup, zip_groups
-from millrace.training.batch import microbatches
+from millrace.training.packing import microbatches
 from millrace.training.samples import (
     ADVANTAGES,
     Estimator,

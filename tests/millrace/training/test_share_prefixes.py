@@ -13,7 +13,8 @@ from support.training.families import CASES, WINDOW
 from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
-from millrace.training.batch import Sample, microbatches
+from millrace.training.batch import Sample
+from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 from millrace.training.trainer import Trainer
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.training.bandit import vector
 
-from millrace.training.losses.kl import KlEstimator, kl_to_reference
+from configs.learning.losses import KlEstimator
+from millrace.training.objective import kl_to_reference
 
 ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k2", "k3")
 logprobs = st.floats(-20.0, 0.0)

@@ -11,7 +11,7 @@ from support.training.update_batches import SEED, batch_of_groups, carrying_logp
 from transformers import LlamaForCausalLM
 
 from millrace.training.batch import Sample
-from millrace.training.optimization.updates import updates
+from millrace.training.optimizer import plan_updates
 
 MakeModel = Callable[..., LlamaForCausalLM]
 
@@ -27,7 +27,7 @@ def by_hand(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     with torch.no_grad():
         before = [carrying_logprobs(model, sample)[0] for sample in samples]
-    for places in updates(samples, **TWICE, seed=SEED, policy_version=1):
+    for places in plan_updates(samples, **TWICE, seed=SEED, policy_version=1):
         optimizer.zero_grad()
         tokens = sum(int(samples[place].loss_mask.sum()) for place in places)
         parts = [loss(samples[at], carrying_logprobs(model, samples[at])[0], before[at]).sum() for at in places]

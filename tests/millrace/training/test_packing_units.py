@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.training.units import Unit, fill, whole
+from millrace.training.packing import Unit, fill, single_unit
 
 HIDDEN = 8
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
 
 def alone(lengths: Sequence[int]) -> list[Unit]:
-    return [whole(length, place) for place, length in enumerate(lengths)]
+    return [single_unit(length, place) for place, length in enumerate(lengths)]
 
 
 def first_fit_decreasing(lengths: Sequence[int], max_tokens: int) -> int:
