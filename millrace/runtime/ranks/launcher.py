@@ -1,10 +1,24 @@
-"""torchrun's agent: starts the ranks of one host, waits for all of them, and ends the rest when one fails."""
+"""torchrun for one stage: one process starts its ranks and ends as they did.
+
+    supervisor ─► launcher ─┬─► rank 0, the stage   stdin and stdout are the supervisor's: lifeline and messages
+                            └─► rank 1, 2, …        follow rank 0; stderr of all ranks is the stage's log
+    SIGTERM ─► launcher ─► rank 0 drains, and its last command ends the others
+    SIGUSR1 ─► launcher ─► all ranks write their stacks into the log
+    a rank dies ─► launcher ends the others, then itself, by the same exit code or signal
+    launcher dies, however ─► the kernel kills all ranks
+
+    python -m millrace.runtime.ranks.launcher NUM_RANKS ARGUMENTS OF PYTHON …
+
+The agent is torchrun's own (torch.distributed.elastic), without its restarts: the stage's task restarts the stage.
+Ranks on several hosts are started by `millrace.runtime.ranks.hosts`, with the functions below.
+"""
 
 import os
 import signal
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -19,11 +33,13 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from millrace import parent_death
 from millrace.runtime.exit_codes import FENCED, MISCOUNTED, SHOW_STACKS, USER_ERROR
 
+_HOST, _INTERFACE = "127.0.0.1", "lo"
+"""Where ranks of a single host listen: on loopback only."""
 _LOOK_SECONDS = 0.1
 _STACKS_SECONDS = 0.5
 """For all ranks to write their stacks; the supervisor waits twice as long."""
 _MEET_SECONDS = 60
-"""For all hosts to come to a rendezvous that they were told of, and to end together."""
+"""For all hosts to come to a rendezvous, and to end together."""
 PERMANENT = (USER_ERROR, FENCED, MISCOUNTED)
 """Exit codes after which a restart would not help."""
 
@@ -93,9 +109,9 @@ def make_agent(num_ranks: int, arguments: Sequence[str], rendezvous: Rendezvous)
     return LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=os.devnull), exit_barrier_timeout=_MEET_SECONDS)
 
 
-def run(agent: LocalElasticAgent) -> dict[int, int]:
-    """Runs the ranks to their end. Returns the exit codes of those that failed, in the order they were seen."""
-    return {rank: failure.exitcode for rank, failure in agent.run().failures.items()}
+def run(agent: LocalElasticAgent) -> int:
+    """Runs the ranks to their end. Returns the stage's exit code; see `verdict`."""
+    return verdict({rank: failure.exitcode for rank, failure in agent.run().failures.items()})
 
 
 def verdict(codes: Mapping[int, int]) -> int:
@@ -156,3 +172,16 @@ def send_signal(pid: int, signal_number: int) -> None:
     except ProcessLookupError:
         # It has just ended; torchrun's agent will notice.
         return
+
+
+def main(num_ranks: int, arguments: Sequence[str]) -> int:
+    """Runs `python ARGUMENTS` as `num_ranks` ranks, to their end. Returns the stage's exit code; see `verdict`."""
+    prepare(_INTERFACE)
+    store = rendezvous_store(_HOST)
+    agent = make_agent(num_ranks, arguments, Rendezvous(address=_HOST, port=store.port, run_id=uuid.uuid4().hex))
+    on_signals(lambda: drain_rank_0(agent), lambda: show_stacks(agent))
+    return run(agent)
+
+
+if __name__ == "__main__":
+    end_as(main(int(sys.argv[1]), sys.argv[2:]))

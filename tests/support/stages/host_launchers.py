@@ -12,7 +12,7 @@ from support.campaigns.campaigns import wait_until
 from support.stages import fake_stage
 
 from millrace.runtime.messages import Event, Heartbeat, read_line
-from millrace.training.parallel.hosts.network import Hosts
+from millrace.runtime.ranks.meeting import Hosts
 
 
 @dataclass
@@ -74,7 +74,7 @@ class HostLaunchers:
             network="127.0.0.0/8",
             ranks=1,
         )
-        start = ["-c", program] if program else ["-m", "millrace.training.parallel.hosts.launcher"]
+        start = ["-c", program] if program else ["-m", "millrace.runtime.ranks.hosts"]
         number = len(self.launchers)
         output, log = self.folder / f"output-{number}", self.folder / f"log-{number}"
         with output.open("w") as stdout, log.open("w") as stderr:

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from millrace.runtime.exit_codes import DRAINED, FENCED, MISCOUNTED, USER_ERROR
-from millrace.training.parallel.agent import verdict
+from millrace.runtime.ranks.launcher import verdict
 
 SIGKILLED, TERMINATED, FAULT = -signal.SIGKILL, -signal.SIGTERM, 1
 
@@ -26,7 +26,5 @@ SIGKILLED, TERMINATED, FAULT = -signal.SIGKILL, -signal.SIGTERM, 1
         ({1: TERMINATED}, TERMINATED),
     ],
 )
-def test_a_stage_ends_of_what_a_rank_said_for_good_else_of_what_killed_one_else_of_the_first(
-    codes: dict[int, int], expected: int
-) -> None:
+def test_permanent_codes_come_before_signals_and_signals_before_errors(codes: dict[int, int], expected: int) -> None:
     assert verdict(codes) == expected
