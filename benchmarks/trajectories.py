@@ -18,7 +18,7 @@ EMPTY = ("message_roles", "message_starts", "kept_tokens", "kept_counts", "route
 """Lists that these responses do not have."""
 
 
-def trajectories(num_rows: int, *, seed: int = 0) -> pa.Table:
+def make_rows(num_rows: int, *, seed: int = 0) -> pa.Table:
     """`num_rows` rows of `TRAJECTORY`, from row_id 0 on, about 11 kB each. Raises ValueError for part of a group."""
     if num_rows <= 0 or num_rows % GROUP_SIZE:
         raise ValueError(f"{num_rows} rows are not whole groups: expected a multiple of {GROUP_SIZE}")
@@ -59,11 +59,11 @@ def trajectories(num_rows: int, *, seed: int = 0) -> pa.Table:
 
 def rows_in(megabytes: float) -> int:
     """How many rows make about `megabytes` (of 10⁶ bytes) of Arrow: whole groups, one at least."""
-    bytes_a_group: int = trajectories(GROUP_SIZE).nbytes
+    bytes_a_group: int = make_rows(GROUP_SIZE).nbytes
     return max(1, round(megabytes * 1e6 / bytes_a_group)) * GROUP_SIZE
 
 
-def renumbered(table: pa.Table, first_row_id: int) -> pa.Table:
+def renumber(table: pa.Table, first_row_id: int) -> pa.Table:
     """The same rows as they would follow `first_row_id` rows, a multiple of the group size; copies no tokens."""
     ids = np.arange(first_row_id, first_row_id + table.num_rows)
     for name, values in (("row_id", ids), ("group_id", ids // GROUP_SIZE)):
