@@ -20,10 +20,10 @@ from configs.schema import ModelConfig
 from configs.training import TrainingConfig
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
+from millrace.maintenance.export import write_model_folder
 from millrace.models.loading import load_model
 from millrace.models.supported import FAMILIES
 from millrace.training.batch import Sample
-from millrace.training.checkpoints.hugging_face import write_model_folder
 from millrace.training.packing import microbatches, pack
 from millrace.training.policy import PackedPolicy
 from millrace.training.trainer import Trainer

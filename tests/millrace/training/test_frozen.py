@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from configs.schema import ModelConfig
 from millrace.errors import InputError
-from millrace.training.checkpoints.hugging_face import write_model_folder
+from millrace.maintenance.export import write_model_folder
 from millrace.training.checkpoints.policy_state import load_weights
 from millrace.training.parallel.lora import is_adapter
 from storage.checkpoints import CheckpointWriter, read_latest
