@@ -158,53 +158,28 @@ def make_estimator(advantage: str) -> Estimator:
 def _own_estimator(path: str) -> Estimator:
     """The estimator `package.module:function`, called as `function(rewards)`; what it returns is checked.
 
-    It gets a list of rewards per group of the batch, shaped by length if that is configured, and returns advantages in
-    the same shape. Tries it out. Raises InputError if it can't be imported or called, or returns something else; so
-    does the estimator.
+    Tries it out. Raises InputError if it can't be imported or called, or returns something else than a finite number
+    per reward, in the same shape; so does the estimator.
     """
     function = imported_function("training.advantage", path, ("rewards",))
 
+    def unusable(what: str) -> InputError:
+        return InputError(f'training.advantage is "{path}", which can\'t be used: {what}')
+
     def estimate(groups: Rewards) -> list[list[float]]:
         try:
-            advantages = function([list(group) for group in groups])
+            advantages = [[float(value) for value in row] for row in function([list(group) for group in groups])]
         except Exception as error:  # whatever a user's function raises
-            raise _unusable(path, f"{type(error).__name__}: {' '.join(str(error).split())}") from error
-        return _checked(path, advantages, groups)
+            raise unusable(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+        sizes, expected = [len(row) for row in advantages], [len(group) for group in groups]
+        if sizes != expected:
+            raise unusable(f"it returned groups of {sizes} values; expected {expected}, one per reward")
+        if bad := [value for row in advantages for value in row if not isfinite(value)]:
+            raise unusable(f"an advantage is {bad[0]}; expected a finite number")
+        return advantages
 
     estimate([[1.0, 0.0], [0.5, 0.5, 0.5]])
     return estimate
-
-
-def _checked(path: str, advantages: object, groups: Rewards) -> list[list[float]]:
-    rows = _items(path, advantages, "the batch", len(groups), "group")
-    return [
-        [_number(path, value) for value in _items(path, row, f"group {i}", len(group), "reward")]
-        for i, (row, group) in enumerate(zip(rows, groups, strict=True))
-    ]
-
-
-def _items(path: str, values: object, where: str, expected: int, per: str) -> list[object]:
-    try:
-        items: list[object] = list(values)  # type: ignore[call-overload]
-    except TypeError:
-        raise _unusable(path, f"of {where} it returned {type(values).__name__}; expected a list") from None
-    if len(items) != expected:
-        raise _unusable(path, f"of {where} it returned {len(items)} values; expected {expected}, one per {per}")
-    return items
-
-
-def _number(path: str, value: object) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise _unusable(path, f"an advantage is of type {type(value).__name__}; expected a number") from None
-    if not isfinite(number):
-        raise _unusable(path, f"an advantage is {number}; expected a finite number")
-    return number
-
-
-def _unusable(path: str, what: str) -> InputError:
-    return InputError(f'training.advantage is "{path}", which can\'t be used: {what}')
 
 
 def _check_finite(groups: Rewards) -> None:

@@ -23,6 +23,7 @@ from millrace.models.offload import move, visiting
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.checkpoints.files import lone_files
 from millrace.training.checkpoints.policy_state import policy_state, restore_policy_state
+from millrace.training.lora import adapters, add_adapters, parts
 from millrace.training.losses.factory import Loss
 from millrace.training.objective import Objective
 from millrace.training.optimizer import (
@@ -35,7 +36,6 @@ from millrace.training.optimizer import (
     zero_gradients,
 )
 from millrace.training.packing import microbatches, pack
-from millrace.training.parallel.lora import adapters, add_adapters, parts
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.training.parallel.sharding import changed_share, full_tensors, sample_weights, shard
 from millrace.training.policy import PackedPolicy

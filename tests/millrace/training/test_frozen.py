@@ -12,7 +12,7 @@ from configs.schema import ModelConfig
 from millrace.errors import InputError
 from millrace.maintenance.export import write_model_folder
 from millrace.training.checkpoints.policy_state import load_weights
-from millrace.training.parallel.lora import is_adapter
+from millrace.training.lora import is_adapter
 from storage.checkpoints import CheckpointWriter, read_latest
 from storage.stores.memory import MemoryStore
 

@@ -7,7 +7,7 @@ from support.training.sharded_trainers import tiny_qwen3
 from transformers import PreTrainedModel
 
 from millrace.errors import InputError
-from millrace.training.parallel.lora import add_adapters, is_adapter
+from millrace.training.lora import add_adapters, is_adapter
 from millrace.training.parallel.sharding import full_tensors
 
 TARGETS = ["q_proj", "down_proj"]
