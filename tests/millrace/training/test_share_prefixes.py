@@ -113,7 +113,7 @@ def test_whatever_the_groups_are_gradients_are_exact(shapes: list[Shape], max_to
     max_tokens=st.integers(8, 200),
     num_ranks=st.integers(1, 5),
 )
-def test_every_sample_is_in_one_microbatch_and_none_is_over_the_budget_but_a_sample_alone(
+def test_every_sample_is_in_one_microbatch_within_the_budget(
     shapes: list[Shape], max_tokens: int, num_ranks: int
 ) -> None:
     samples = groups(shapes)

@@ -49,7 +49,7 @@ def test_of_equal_weights_all_samples_count_and_of_one_weight_one() -> None:
 
 
 @given(ratios)
-def test_the_effective_sample_size_is_1_over_1_plus_the_squared_coefficient_of_variation(weight_N: np.ndarray) -> None:
+def test_the_effective_sample_size_follows_from_the_variation_of_weights(weight_N: np.ndarray) -> None:
     varies = weight_N.var() / weight_N.mean() ** 2
     assert effective_sample_size(weight_N) == pytest.approx(1 / (1 + varies))
     assert 0 < effective_sample_size(weight_N) <= 1 + 1e-12
