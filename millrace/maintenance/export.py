@@ -11,7 +11,7 @@ from pathlib import Path
 
 from millrace.errors import InputError
 from millrace.evaluation.promotion import check_empty
-from millrace.maintenance.best_checkpoint import best_version
+from millrace.maintenance.listing import best_stored
 from millrace.models.start_folder import start_folder
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import attempt_of_step, read_run
@@ -35,10 +35,10 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None, *,
         raise InputError(f"{store.url}: no checkpoint is stored yet, so there is none to export")
     step = max(stored) if version is None else version
     if best:
-        best_step = best_version(store, stored.values())
-        if best_step is None:
+        result = best_stored(store, stored.values(), base_model=True)
+        if result is None:
             raise InputError(f"{store.url}: no stored checkpoint was evaluated, so none is the best")
-        step = best_step
+        step = int(result["policy_version"])
     base_is_best = best and step == 0
     if step not in stored and not base_is_best:
         known = ", ".join(map(str, stored))
