@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from millrace.models.decoder import Decoder, load_decoder
 from millrace.models.start_folder import start_folder
-from millrace.replay.spec import read_spec
+from millrace.replay.results import read_spec
 from millrace.rewards.base import Score, failed
 from millrace.rewards.failing import FailingReward
 from millrace.rewards.isolation.messages import TimedScore

@@ -17,7 +17,7 @@ from millrace.models.loading import load_model, load_tokenizer
 from millrace.models.start_folder import start_folder
 from millrace.preflight.parallel_layout import check_layout
 from millrace.prompts.dataset import load_prompts
-from millrace.replay.spec import read_spec
+from millrace.replay.results import read_spec
 from millrace.runs.record import read_attempt
 from millrace.runs.start_hashes import record_start_hashes
 from millrace.runtime.arguments import StageArguments
