@@ -21,8 +21,8 @@ import numpy.typing as npt
 from millrace.replay.source_run import SourceRun
 from millrace.replay.trained_group import TrainedGroup, trained_groups
 from millrace.runs.history import read_steps
-from millrace.runs.record import attempt_of_step, differences, latest_attempt
-from millrace.runs.start_hashes import read_start_hashes
+from millrace.runs.provenance import differences, read_start_hashes
+from millrace.runs.record import attempt_of_step, latest_attempt
 from millrace.training.checkpoints.names import weights_checksum
 from storage import layout
 from storage.schema import SCORE

@@ -20,7 +20,7 @@ from configs.replay import ReplayRequest, Selection
 from millrace.errors import ReplayError
 from millrace.replay.source_run import SourceRun
 from millrace.rollouts.consumed import TRAINED
-from millrace.runs.start_hashes import read_start_hashes
+from millrace.runs.provenance import read_start_hashes
 from millrace.selection.spread import ZERO_ADVANTAGE
 
 _READABLE = ("stale", ZERO_ADVANTAGE, "truncated")

@@ -29,7 +29,8 @@ from millrace.replay.verdict import CheckpointVerdict, Difference, StepVerdict, 
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.decisions import read_decisions
-from millrace.runs.record import attempt_of_step, differences, provenance
+from millrace.runs.provenance import differences, provenance
+from millrace.runs.record import attempt_of_step
 from millrace.selection.truncation import mask_truncated
 from millrace.training.batch import Sample
 from millrace.training.checkpoints.names import MODEL, OPTIMIZER
