@@ -6,13 +6,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.schema import TRAJECTORY, with_columns
+from storage.schema import TRAJECTORY, in_order
 
 RESPONSE_TOKENS = 1024
 PROMPT_TOKENS = 256
 GROUP_SIZE = 8
 VOCAB_SIZE = 128_000
 POLICY_VERSION = 7
+
+EMPTY = ("message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")
+"""Lists that these responses do not have."""
 
 
 def trajectories(num_rows: int, *, seed: int = 0) -> pa.Table:
@@ -48,9 +51,10 @@ def trajectories(num_rows: int, *, seed: int = 0) -> pa.Table:
         "t_started": started,
         "t_finished": started + 20.0,
         "meta": [json.dumps({"prompt": "p" * 700, "answer": str(i), "source": "benchmark"}) for i in ids],
+        **{name: [[]] * num_rows for name in EMPTY},
     }
     columns = {name: _column(column, TRAJECTORY.field(name).type) for name, column in values.items()}
-    return with_columns(pa.table(columns), TRAJECTORY)
+    return in_order(pa.table(columns), TRAJECTORY)
 
 
 def rows_in(megabytes: float) -> int:

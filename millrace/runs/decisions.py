@@ -101,10 +101,7 @@ def read_decisions(store: Store) -> list[StoredDecision]:
 def parse_decision(data: bytes, path: str) -> StoredDecision:
     """The decision in the file `path` with the content `data`. Raises StreamCorrupt."""
     try:
-        values, sealed = unseal(data)
-        if not sealed:
-            raise ValueError("without a checksum")
-        return StoredDecision(**values)
+        return StoredDecision(**unseal(data))
     except (ValueError, TypeError) as error:
         reason = f"it is no decision of a trainer ({error}); restore it from a copy of the run"
         raise StreamCorrupt(path, reason) from error

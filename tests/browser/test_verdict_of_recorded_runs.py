@@ -8,9 +8,9 @@ import pytest
 from playwright.sync_api import expect
 from support.pages.dashboard_page import Watched
 from support.pages.spoiled import flip_a_bit
+from support.stored_run.metrics import TIMES, Manner
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.metrics import TIMES, Manner
-from benchmarks.stored_run.run import Shape, StoredRun
 from storage import layout
 from storage.stores.local import LocalStore
 
@@ -98,7 +98,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "too-stale" else pytest.mark.extended) for name in KINDS]
+)
 def test_the_strip_of_a_recorded_run_names_its_cause_and_no_other(root: Path, watched: Watched, name: str) -> None:
     kind, store = KINDS[name], LocalStore(root / name, fsync=False)
     shape = Shape(steps=60, seed=3, stale_share=kind.stale_share, steps_per_part=5)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.stored_run.run import Shape, StoredRun
 from support.stores.dict_store import DictStore
 from support.stores.slow_store import SlowStore
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from millrace.errors import RunMissing
@@ -42,7 +42,7 @@ def rows_of(store: Store, path: str, schema: pa.Schema) -> list[dict[str, Any]]:
 def part_files(store: DictStore, path: str) -> list[str]:
     """The files of a stream's parts, in its order."""
     records = [json.loads(data) for file, data in sorted(store.objects.items()) if file.startswith(f"{path}/log/")]
-    return [f"{path}/{record['seg']}" for record in records if record["kind"] == "data"]
+    return [f"{path}/{record['file']}" for record in records if record["kind"] == "data"]
 
 
 def damage(store: DictStore, file: str) -> None:

@@ -82,7 +82,7 @@ def test_a_damaged_part_costs_its_own_point(measured: Measured) -> None:
     for version in range(1, 4):
         measured.step(version, version, reward_mean=version)
     records = [path for path in measured.store.objects if "/log/" in path]
-    part_file = json.loads(measured.store.objects[records[2]])["seg"]
+    part_file = json.loads(measured.store.objects[records[2]])["file"]
     path = f"{layout.metrics('train', 0)}/{part_file}"
     measured.store.objects[path] = measured.store.objects[path][:-1] + b"?"
     assert [version for version, _ in series(read_steps(measured.store), "reward_mean", 100)] == [1, 3]

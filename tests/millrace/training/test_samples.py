@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from support.campaigns.campaigns import REPOSITORY
 from support.streams.scored_groups import scored_group
 
 from configs.training import AdvantageName
 from millrace.errors import InputError
 from millrace.rollouts.masking import mask_too_old
-from millrace.rollouts.scored_group import ScoredGroup, zip_groups
-from millrace.training.batch import microbatches
+from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.samples import (
     ADVANTAGES,
     Estimator,
@@ -28,10 +26,6 @@ from millrace.training.samples import (
     reinforce_plus_plus_baseline,
     samples_of,
 )
-from storage import layout
-from storage.schema import SCORE, TRAJECTORY
-from storage.stores.local import LocalStore
-from storage.streams.stream import StreamReader
 
 
 def group(number: int, rewards: Sequence[float | None], versions: Sequence[int]) -> ScoredGroup:
@@ -211,20 +205,3 @@ def test_maxrl_refuses_negative_rewards() -> None:
         InputError, match=r"^the advantage maxrl got a reward of -0\.5; expected rewards of at least 0$"
     ):
         maxrl([[1.0, -0.5]])
-
-
-@pytest.mark.parametrize("schema_version", [3, 4])
-def test_rows_stored_before_the_kept_tokens_were_count_as_drawn_from_the_whole_vocabulary(schema_version: int) -> None:
-    store = LocalStore(REPOSITORY / "tests" / "storage" / "stored" / f"schema-{schema_version}")
-    scores_path = layout.scores("exact_match", 0, 0, 1)
-    trajectories = StreamReader(store, layout.trajectories(0), TRAJECTORY).next()
-    scores = StreamReader(store, scores_path, SCORE).next()
-    assert trajectories is not None
-    assert scores is not None
-    (stored,) = zip_groups(trajectories, scores, 0, scores_path)
-    samples = samples_of([stored], "group_mean", 4)
-    counts = [sample.kept_counts.tolist() for sample in samples]
-    assert len(counts) == 3
-    assert counts == [[] if schema_version == 3 else [1] * len(one.response_tokens) for one in samples]
-    (batch,) = microbatches(samples, 1000)
-    assert (batch.kept_counts_N is None) == (schema_version == 3)
