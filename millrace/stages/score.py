@@ -21,9 +21,8 @@ from millrace.models.decoder import Decoder, load_decoder
 from millrace.models.start_folder import start_folder
 from millrace.replay.results import read_spec
 from millrace.rewards.base import Score, failed
-from millrace.rewards.failing import FailingReward
 from millrace.rewards.isolation.messages import TimedScore
-from millrace.rewards.scorer import Scorer, make_scorer
+from millrace.rewards.scorer import FailingReward, Scorer, make_scorer
 from millrace.rollouts.arrow import answers, before_answers, environment_error_of, prompt_of
 from millrace.runtime.stage import Stage, run_stage
 from storage import layout
