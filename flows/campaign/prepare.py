@@ -27,7 +27,7 @@ from millrace.preflight.weight_files import check_weight_files
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.attempt_config import attempt_config
-from millrace.runs.origin import Origin
+from millrace.runs.provenance import Origin
 from millrace.runs.record import changed_inputs, create_run, latest_attempt, resume_run
 from storage import layout
 from storage.stores.base import Store, probe

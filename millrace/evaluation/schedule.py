@@ -1,22 +1,47 @@
-"""Ends training once evaluations no longer get better, if `evaluation.stop_after` says so.
+"""Which checkpoint is evaluated next, and when evaluations end training (`evaluation.stop_after`).
+
+    checkpoints   0 │ 10 │ 20 │ 30 │ 40 │ 50 │ 60        every = 20
+                         done           due       due    60 is evaluated next, and 40 is skipped
 
     evaluations/ ─► the newest `stop_after` results, none better than one before ─► attempts/<n>.early_stop
                                                                                            │
     trainer, before each step ◄────────────────────────────────────────────────────────────┘
 
-The record is written once per attempt, so a trainer that is restarted ends at the version it has then reached. A later
-attempt decides anew, by the same results and its own config.
+Evaluation takes the processor time that is left, and may fall behind. The newest due version then says more than the
+oldest one. The record is written once per attempt, so a trainer that is restarted ends at the version it has then
+reached. A later attempt decides anew, by the same results and its own config.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from millrace.evaluation.results import Result, ResultsReader, comparable
 from storage import layout
+from storage.checkpoints import Checkpoint
 from storage.errors import NotInStore, StreamCorrupt
 from storage.json_text import parse_json
 from storage.stores.base import Store
+
+
+def due(newest_first: Iterable[Checkpoint], every: int, is_done: Callable[[Checkpoint], bool]) -> list[Checkpoint]:
+    """The checkpoints to evaluate, newest first: of a multiple of `every` versions, and newer than any that is done.
+
+    `newest_first` are the checkpoints in the log, those that were rolled back included, which are never due.
+    """
+    checkpoints: list[Checkpoint] = []
+    lowest: int | None = None
+    for checkpoint in newest_first:
+        # A trainer starts from the newest: earlier records of the same or a later step were rolled back.
+        if lowest is not None and checkpoint.step >= lowest:
+            continue
+        lowest = checkpoint.step
+        if lowest == 0 or lowest % every:
+            continue
+        if is_done(checkpoint):
+            break
+        checkpoints.append(checkpoint)
+    return checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +58,14 @@ class EarlyStop:
 
 def early_stop(results: Sequence[Result], stop_after: int) -> EarlyStop | None:
     """The reason to stop, if there is one. `results` are in order of versions."""
-    found = comparable(results)
-    if len(found) <= stop_after:
+    scored = comparable(results)
+    if len(scored) <= stop_after:
         return None
-    best = max(found, key=lambda result: result["accuracy"])
-    later = sum(result["policy_version"] > best["policy_version"] for result in found)
+    best = max(scored, key=lambda result: result["accuracy"])
+    later = sum(result["policy_version"] > best["policy_version"] for result in scored)
     if later < stop_after:
         return None
-    newest = found[-1]["policy_version"]
+    newest = scored[-1]["policy_version"]
     sentence = (
         f"{later} evaluations up to version {newest} were not better than the {best['accuracy']:.4f} of version "
         f"{best['policy_version']}, and evaluation.stop_after is {stop_after}"

@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+USAGE = "usage/"
+"""Prefix of the metrics of what a stage uses of its machine."""
+CPU_CORES = f"{USAGE}cpu_cores"
+MEMORY_BYTES = f"{USAGE}memory_bytes"
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _FIRST_TIME = 11
@@ -18,7 +22,7 @@ _FIRST_TIME = 11
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Of all processes together."""
+    """What all processes together use."""
 
     cpu_cores: float
     """CPU seconds per second since the last look."""
@@ -36,18 +40,18 @@ class ProcessTree:
         self.look()
 
     def look(self) -> Usage | None:
-        """Since the last call; None at the first, and where there is no /proc."""
+        """Returns the use since the last call; None at the first, and where there is no /proc."""
         pids = [os.getpid(), *self._descendants(os.getpid())]
-        found = [one for pid in pids if (one := self._read(pid)) is not None]
-        if not found:
+        alive = [process for pid in pids if (process := self._read(pid)) is not None]
+        if not alive:
             return None
-        now, cpu = time.monotonic(), sum(seconds for seconds, _ in found)
+        now, cpu = time.monotonic(), sum(seconds for seconds, _ in alive)
         last, self._last = self._last, (now, cpu)
         if last is None or now <= last[0]:
             return None
         # A descendant that ended as an orphan takes its time along.
         used = max(0.0, cpu - last[1])
-        return Usage(cpu_cores=used / (now - last[0]), memory_bytes=sum(memory for _, memory in found))
+        return Usage(cpu_cores=used / (now - last[0]), memory_bytes=sum(memory for _, memory in alive))
 
     def _descendants(self, pid: int) -> Iterator[int]:
         for file in self._proc.glob(f"{pid}/task/*/children"):

@@ -9,11 +9,17 @@ Ubuntu always have it. A worker has no network, starts no process, sends no sign
 processor time are bounded; it can't look into other processes; and none of this can be undone. It can still read the
 files that the scorer's user can read.
 This is a list of system calls and no virtual machine: a hole in the kernel is a hole in it.
+
+Workers run as the scorer's user, who may read the environment and memory of all his processes under /proc:
+
+    the scorer, the fork server ──hide()────────────► not dumpable: closed to the user's other processes
+    worker                      ──look_at_nobody()──► a Landlock domain: every process outside of it is closed
 """
 
 import ctypes
 import os
 import resource
+import struct
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,7 +27,6 @@ from dataclasses import dataclass
 
 from millrace.errors import InputError
 from millrace.parent_death import die_with_parent
-from millrace.rewards.isolation.privacy import look_at_nobody
 
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
@@ -33,6 +38,11 @@ _OPEN_FILES = 64
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _INSTRUCTION_BYTES = 8
 _LONGEST_STATM = 256
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+_CREATE_RULESET, _RESTRICT_SELF = 444, 446
+"""System calls, the same on every processor."""
+_MAKE_SYMLINK = struct.pack("Q", 1 << 12)
+"""A ruleset has to handle something. This is forbidden to workers anyway."""
 
 _COMPUTE = """
     arch_prctl brk clock_getres clock_gettime clock_nanosleep close close_range dup dup2 dup3 epoll_create1 epoll_ctl
@@ -74,6 +84,8 @@ _SET = {
     "HF_HUB_OFFLINE": "1",
 }
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
@@ -107,12 +119,34 @@ def scrubbed(environment: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name in _KEPT or name.startswith("LC_")} | _SET
 
 
+def hide() -> None:
+    """Close this process's environment and memory to the user's other processes, for good.
+
+    It also leaves no core dump, and only root can attach a debugger. A program that it starts is open again.
+    """
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def look_at_nobody() -> bool:
+    """Close the environment, memory and open files of every other process to this one, for good.
+
+    Returns False if the kernel has no Landlock (Linux 5.13). Then those of hidden processes alone are closed.
+    """
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    ruleset = _libc.syscall(_CREATE_RULESET, _MAKE_SYMLINK, ctypes.c_size_t(len(_MAKE_SYMLINK)), 0)
+    if ruleset < 0:
+        return False
+    try:
+        return bool(_libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0)
+    finally:
+        os.close(ruleset)
+
+
 class Sandbox:
     """Made once by the fork server, entered by each worker. Raises InputError if seccomp is not available."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._library = _library()
         made = self._library.seccomp_init(_ERRNO | _ENOSYS)
         if not made:
@@ -128,7 +162,7 @@ class Sandbox:
         self._drop_capabilities()
         look_at_nobody()
         filtering = _Program(len(self._program) // _INSTRUCTION_BYTES, self._program)
-        _check(self._libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(filtering), 0, 0), "prctl for seccomp")
+        _check(_libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(filtering), 0, 0), "prctl for seccomp")
 
     def bound_cpu(self) -> None:
         """Have the kernel kill the calling process once one response has used more processor time than its timeout.
@@ -177,7 +211,7 @@ class Sandbox:
         """A scorer may run as root, as in many containers; its workers must not have root's powers."""
         header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
         none = (ctypes.c_uint32 * 6)()
-        _check(self._libc.capset(header, none), "capset")
+        _check(_libc.capset(header, none), "capset")
 
 
 def _library() -> ctypes.CDLL:

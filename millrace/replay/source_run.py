@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import ReplayError
-from millrace.replay.sources.groups import group_table
-from millrace.replay.sources.parts import ScoredParts, Scores, data_records
+from millrace.replay.groups import group_table
+from millrace.replay.parts import ScoredParts, Scores, data_records
 from millrace.rollouts.arrow import list_slices
 from millrace.rollouts.consumed import TRAINED, read_consumed
 from millrace.rollouts.masking import mask_as_stored
@@ -52,13 +52,10 @@ class SourceRun:
         self._scores = scores or Scores(store=store, reward=scoring["reward"], num_scorers=scoring["replicas"])
         self._rows = read_consumed(store)
         if self._rows.num_rows == 0:
-            raise ReplayError(
-                f"{self.url}: the run does not say what its trainer took ({layout.CONSUMED} has no rows): it has not "
-                "finished a step, or an older Millrace made it"
-            )
+            raise ReplayError(f"{self.url}: {layout.CONSUMED} has no rows; expected a run that finished a step")
         self._starts = np.flatnonzero(self._rows["sample_index"].to_numpy() == 0)
         self.groups: pa.Table = group_table(self._rows, self._starts, None if scores is None else self._new_rewards())
-        """One row per group, in the order of the stream: see `millrace.replay.sources.groups`."""
+        """One row per group, in the order of the stream: see `GROUPS`."""
         self._steps = self.groups["step"].to_numpy()
         self._logprobs_part: tuple[int, pa.Table] | None = None
 
@@ -99,9 +96,8 @@ class SourceRun:
         return rows
 
     def incarnation(self, rows: npt.NDArray[np.int64]) -> int:
-        """Of the trainer that trained these rows of `groups`, all of one step."""
-        found: int = self.groups["incarnation"][int(rows[0])].as_py()
-        return found
+        """The incarnation of the trainer that trained these rows of `groups`, all of one step."""
+        return int(self.groups["incarnation"][int(rows[0])].as_py())
 
     def read(self, rows: Sequence[int]) -> Iterator[ScoredGroup]:
         """These rows of `groups`, in this order, verified and masked. Near the stream's order, each part is read once.
