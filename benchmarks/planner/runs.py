@@ -16,7 +16,7 @@ from configs.schema import RunConfig
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.models.loading import load_model, load_tokenizer
 from millrace.planning.durations import StoredLengths
-from millrace.planning.measured import Activities, MeasuredRun, read_measured
+from millrace.planning.fit.measured import Activities, MeasuredRun, read_measured
 from millrace.prompts.dataset import load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.rollouts.consumed import TRAINED

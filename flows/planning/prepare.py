@@ -9,10 +9,9 @@ from configs.operation.plan_request import PlanRequest
 from configs.schema import RunConfig
 from configs.strict_yaml import parse_scalar
 from millrace.errors import InputError
-from millrace.planning.candidate import explicit_values
+from millrace.planning.candidate import Machine, explicit_values
 from millrace.planning.gpus import GpuMachine, shape_of_model
 from millrace.planning.hardware import hardware_named
-from millrace.planning.machine import Machine
 from millrace.planning.models import ModelShape, model_named, shape_of_folder
 from millrace.planning.plan import Plan, make_plan, what_if
 from millrace.planning.search import simulator

@@ -1,22 +1,53 @@
-"""A config that a plan considers, with what is known of it."""
+"""A machine that a plan is for, and a config that it considers there, with what is known of it."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 
 from configs.schema import RunConfig
 from configs.stored import put_key
-from millrace.planning.durations import Costs
+from millrace.planning.durations import Assumption, Costs, Lengths
 from millrace.planning.gpus import generator_gpus, num_gpus
-from millrace.planning.machine import Machine
 from millrace.planning.memory import MemoryReport
 from millrace.planning.simulation import Outcome
 from millrace.runs.bottleneck import find_bottleneck
 
 Goal = Literal["fastest", "cheapest"]
+
+
+class Machine(Protocol):
+    """Where a plan is to run. Methods raise InputError for a config that they can't judge."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    def allows_trainer_tensor(self, size: int) -> bool:
+        """Whether so many tensor ranks can divide the model's layers."""
+
+    def allows_generator_tensor(self, size: int) -> bool:
+        """Whether an engine can divide the model among so many GPUs."""
+
+    def costs(self, config: RunConfig) -> Costs:
+        """How long everything takes."""
+
+    def lengths(self, config: RunConfig) -> Lengths:
+        """How long prompts and responses are."""
+
+    def memory(self, config: RunConfig) -> MemoryReport | None:
+        """What a GPU of each stage needs; None on the machine of a stored run, where all fitted."""
+
+    def storage(self, config: RunConfig, step_seconds: float) -> tuple[float, float] | None:
+        """Bytes that it writes a day with steps of so many seconds, and bytes of a checkpoint; None if unknown."""
+
+    def failures(self, config: RunConfig, step_seconds: float) -> tuple[float, float] | None:
+        """Mean seconds between two failures of the trainer, and the share of all time they cost; None if unknown."""
+
+    def assumptions(self, config: RunConfig) -> Sequence[Assumption]:
+        """What the figures of a config rest on."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

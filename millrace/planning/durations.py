@@ -1,4 +1,4 @@
-"""What the simulation is given: how long each part of a campaign takes, and how long prompts and responses are."""
+"""What a simulation is given: how long each part of a campaign takes, how long prompts and responses are, and why."""
 
 import math
 import random
@@ -56,11 +56,23 @@ class Costs:
     has devices of its own."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assumption:
+    """A value that a plan rests on and that is not in the config."""
+
+    what: str
+    value: str
+    source: str
+
+
 class Lengths(Protocol):
     """Lengths that depend on the group alone, so that two plans are compared on the same work."""
 
     def of_group(self, group_id: int) -> tuple[int, Sequence[int]]:
         """Tokens of its prompt, and of each of its responses."""
+
+    def __hash__(self) -> int:
+        """Lengths are keys of a cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

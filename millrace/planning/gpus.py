@@ -11,10 +11,9 @@ from pathlib import Path
 from configs.operation.plan_request import GivenLengthsConfig
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.durations import Costs, Lengths, LogNormalLengths, mean_lengths
+from millrace.planning.durations import Assumption, Costs, Lengths, LogNormalLengths, mean_lengths
 from millrace.planning.generation import KernelTable, Roofline, with_tables
 from millrace.planning.hardware import DEFAULTS, GIB, Assumptions, Hardware
-from millrace.planning.machine import Assumption
 from millrace.planning.memory import MemoryReport, generator_memory, trainer_memory
 from millrace.planning.models import BYTES, ModelShape, shape_of_bootstrap, shape_of_folder
 from millrace.planning.training import TrainerSetup, step_seconds

@@ -10,8 +10,8 @@ from typing import Any
 
 from configs.schema import RunConfig
 from configs.stored import put_key
-from millrace.planning.candidate import Candidate, Goal, explicit_values
-from millrace.planning.machine import Assumption, Machine
+from millrace.planning.candidate import Candidate, Goal, Machine, explicit_values
+from millrace.planning.durations import Assumption
 from millrace.planning.search import Search, Simulate, simulated
 
 _DIGITS = 4

@@ -13,9 +13,8 @@ from typing import Any
 
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.candidate import Candidate, Goal, changed
+from millrace.planning.candidate import Candidate, Goal, Machine, changed
 from millrace.planning.durations import Costs, Lengths, mean_lengths
-from millrace.planning.machine import Machine
 from millrace.planning.simulation import Outcome, simulate
 
 ALIKE = 0.02

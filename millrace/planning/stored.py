@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.durations import Costs, StoredLengths, mean_lengths
-from millrace.planning.fit import Coefficients, fit_coefficients
-from millrace.planning.machine import Assumption
-from millrace.planning.measured import MeasuredRun, read_measured
+from millrace.planning.durations import Assumption, Costs, StoredLengths, mean_lengths
+from millrace.planning.fit.coefficients import Coefficients, fit_coefficients
+from millrace.planning.fit.measured import MeasuredRun, read_measured
 from storage.stores.base import Store
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from millrace.planning.engine_steps import Stretches, find_stretches
-from millrace.planning.measured import Rollouts
+from millrace.planning.fit.engine_steps import Stretches, find_stretches
+from millrace.planning.fit.measured import Rollouts
 
 _STEP, _TOKEN, _PREFILL = 0.01, 0.0001, 0.005
 

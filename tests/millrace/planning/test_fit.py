@@ -11,7 +11,7 @@ from support.stores.memory import unused_name
 from configs.load import load_config
 from configs.schema import RunConfig
 from millrace.errors import InputError
-from millrace.planning.fit import expected_slowdown, fit_costs, predicted_step_seconds
+from millrace.planning.fit.coefficients import expected_slowdown, fit_costs, predicted_step_seconds
 from millrace.planning.stored import StoredMachine, fit_machine
 from storage.stores.base import Store
 from storage.stores.memory import MemoryStore

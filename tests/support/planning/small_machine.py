@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from configs.schema import RunConfig
-from millrace.planning.durations import Costs, Lengths, LogNormalLengths
+from millrace.planning.durations import Assumption, Costs, Lengths, LogNormalLengths
 from millrace.planning.hardware import GIB
-from millrace.planning.machine import Assumption
 from millrace.planning.memory import MemoryReport
 
 TOKENS = 100

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from millrace.control.decisions import Decisions
 from support.stored_run.generator_streams import StoredGeneratorStreams
 from support.stored_run.groups import (
     MAX_TOKENS,
@@ -48,7 +47,7 @@ import configs
 from configs.load import load_config
 from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.lineage import Lineage
-from millrace.runs.decisions import StoredDecision
+from millrace.runs.decisions import Decisions, StoredDecision
 from millrace.runs.record import create_run, end_attempt, read_end, read_run
 from storage import layout
 from storage.checkpoints import CheckpointWriter

@@ -1,0 +1,1 @@
+"""From stored runs to the seconds of each thing on their machine."""
