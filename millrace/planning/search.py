@@ -25,7 +25,7 @@ _GENERATOR_TENSORS, _TRAINER_TENSORS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8)
 _MOST_REPLICAS = 4
 """Generators on a machine whose GPUs are not divided."""
 _EVEN = 4
-"""A trainer of more GPUs than a host has takes a multiple of so many, so that its hosts have as many each."""
+"""A trainer of more GPUs than a host has takes a multiple of this, so that its hosts have equally many."""
 _LEAST_RESPONSES = 4
 """Of the greatest length, that a microbatch has room for."""
 _LAYOUTS, _SPLITS, _TUNED_LAYOUTS, _SHOWN_SPLITS = 4, 8, 2, 3
@@ -37,9 +37,9 @@ Simulate = Callable[[RunConfig, Costs, Lengths], Outcome]
 
 
 def simulator(steps: int, most_rollouts: int | None = None) -> Simulate:
-    """Simulates so many steps after a warm-up that fills the pipeline.
+    """Returns a function that simulates `steps` steps after a warm-up that fills the pipeline.
 
-    With `most_rollouts`, as many as it takes to train so many, but at least some: large batches vary less.
+    With `most_rollouts` it simulates fewer, but at least six: large batches vary less.
     """
 
     def run(config: RunConfig, costs: Costs, lengths: Lengths) -> Outcome:
@@ -53,7 +53,7 @@ def simulator(steps: int, most_rollouts: int | None = None) -> Simulate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchResult:
-    """What a search came to."""
+    """The result of a search."""
 
     winner: Candidate
     runners_up: Sequence[Candidate]
@@ -65,7 +65,7 @@ class SearchResult:
 
 
 def simulated(candidate: Candidate, machine: Machine, simulate: Simulate) -> Candidate:
-    """Adds what a candidate would do. Raises InputError for a config that the machine can't judge."""
+    """Adds the simulated outcome to a candidate. Raises InputError for a config that the machine can't judge."""
     config = candidate.config
     costs = machine.costs(config)
     outcome = simulate(config, costs, machine.lengths(config))
@@ -81,7 +81,7 @@ def simulated(candidate: Candidate, machine: Machine, simulate: Simulate) -> Can
 class Search:
     """A search for one config on one machine with `gpus` GPUs, None if they are not divided.
 
-    `coarse` chooses among many, `fine` is for what is shown.
+    `coarse` chooses among many candidates, `fine` is for those that are shown.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Search:
     def run(self, batches: Sequence[int] = ()) -> SearchResult:
         """Searches. `batches`: values of training.groups_per_step to try in addition to the config's.
 
-        Raises InputError, with what is missing and by how much, if nothing fits.
+        Raises InputError, with the missing GiB, if nothing fits.
         """
         layouts = [self._made_to_fit(candidate) for candidate in self._layouts(batches)]
         if not layouts:
@@ -102,7 +102,7 @@ class Search:
                 f"no config divides {self._gpus} GPUs: expected at least 2, or a trainer and generators by turns on 1"
             )
         fitting = [candidate for candidate in layouts if candidate.memory is None or candidate.memory.fits]
-        nearest = min((one for one in layouts if one not in fitting), key=_needed, default=None)
+        nearest = min((layout for layout in layouts if layout not in fitting), key=_needed, default=None)
         if not fitting:
             assert nearest is not None
             assert nearest.memory is not None
@@ -116,7 +116,7 @@ class Search:
         entries += self._simulated([schedule for layout in tuned for schedule in self._schedules(layout)])
         entries.sort(key=lambda entry: -entry.score(self._goal))
         winner = self._choose(entries)
-        shown = [simulated(one, self._machine, self._fine) for one in _one_of_each_kind(entries, winner)]
+        shown = [simulated(entry, self._machine, self._fine) for entry in _one_of_each_kind(entries, winner)]
         winner = simulated(winner, self._machine, self._fine)
         shown.sort(key=lambda entry: -entry.score(self._goal))
         runners_up = [replace(entry, reason=self._why_lost(entry, winner)) for entry in shown]
@@ -181,7 +181,7 @@ class Search:
                 }
 
     def _made_to_fit(self, candidate: Candidate) -> Candidate:
-        """With activation checkpointing, smaller microbatches and fewer places, as far as memory asks for them."""
+        """Applies activation checkpointing, smaller microbatches and fewer places until it fits or nothing is left."""
         while candidate.memory is not None and not candidate.memory.fits:
             training, places = candidate.config.training, candidate.config.generation.groups_per_batch // 2
             tokens = training.max_tokens_per_microbatch // 2
@@ -214,30 +214,27 @@ class Search:
     def _best_layouts(self, fitting: Sequence[Candidate]) -> list[Candidate]:
         """The best layouts of each batch, the best of other splits, and the best that wait."""
         chosen: list[Candidate] = []
-        free = [one for one in fitting if one.config.pipeline.mode == "async"]
-        batches = {one.config.training.groups_per_step for one in free}
-        for batch in batches:
-            of_batch = [one for one in free if one.config.training.groups_per_step == batch]
-            best = of_batch[:_LAYOUTS]
-            chosen += best
+        overlapping = [layout for layout in fitting if layout.config.pipeline.mode == "async"]
+        for batch in dict.fromkeys(layout.config.training.groups_per_step for layout in overlapping):
+            layouts = [layout for layout in overlapping if layout.config.training.groups_per_step == batch]
+            chosen += layouts[:_LAYOUTS]
             # Other splits, for the picture.
             splits: dict[tuple[int, int], Candidate] = {}
-            for one in of_batch:
-                splits.setdefault((one.trainer_gpus, one.generator_tensor), one)
-            known = {(one.trainer_gpus, one.generator_tensor) for one in best}
-            chosen += [one for split, one in splits.items() if split not in known][:_SPLITS]
+            for layout in layouts:
+                splits.setdefault((layout.trainer_gpus, layout.generator_tensor), layout)
+            chosen += [layout for layout in splits.values() if layout not in layouts[:_LAYOUTS]][:_SPLITS]
         for turns in (False, True):
-            sync = (one for one in fitting if one.config.pipeline.mode == "sync")
-            chosen += [one for one in sync if one.config.placement.colocated is turns][:1]
+            waiting = (layout for layout in fitting if layout.config.pipeline.mode == "sync")
+            chosen += [layout for layout in waiting if layout.config.placement.colocated is turns][:1]
         return chosen
 
     def _schedules(self, layout: Candidate) -> Iterator[Candidate]:
         """A layout with each other staleness bound, and numbers of places per generator that the bound can fill."""
-        asked, given = self._config.staleness.max_staleness, layout.config
-        share = max(1, given.training.groups_per_step // given.generation.replicas)
-        for bound in sorted({bound for bound in (1, 2, 4, 8, 16) if bound < asked} | {asked}, reverse=True):
+        most, config = self._config.staleness.max_staleness, layout.config
+        share = max(1, config.training.groups_per_step // config.generation.replicas)
+        for bound in sorted({bound for bound in (1, 2, 4, 8, 16) if bound < most} | {most}, reverse=True):
             factors = dict.fromkeys(factor for factor in (0.5, 1, 2, bound + 1) if factor <= bound + 1)
-            seen = {given.generation.groups_per_batch} if given.staleness.max_staleness == bound else set()
+            seen = {config.generation.groups_per_batch} if config.staleness.max_staleness == bound else set()
             for factor in factors:
                 schedule = {
                     "staleness.max_staleness": bound,
@@ -262,14 +259,14 @@ class Search:
             return round(entry.outcome.staleness_mean, 1), entry.gpus or 0, config.effective_max_staleness, places
 
         best = max(entry.score(self._goal) for entry in entries)
-        return min((one for one in entries if one.score(self._goal) >= (1 - ALIKE) * best), key=freshness)
+        return min((entry for entry in entries if entry.score(self._goal) >= (1 - ALIKE) * best), key=freshness)
 
     def _why_lost(self, entry: Candidate, winner: Candidate) -> str:
         """Both are simulated."""
         assert entry.outcome is not None
         assert winner.outcome is not None
-        batch, winner_batch = (one.config.training.groups_per_step for one in (entry, winner))
-        if batch == winner_batch:
+        batch = entry.config.training.groups_per_step
+        if batch == winner.config.training.groups_per_step:
             said = [_compared(entry.outcome.step_seconds, winner.outcome.step_seconds)]
         else:
             ratio = winner.score("fastest") / entry.score("fastest")
@@ -284,11 +281,11 @@ class Search:
         return "; ".join([*said, entry.bottleneck or ""])
 
     def _staler(self, winner: Candidate) -> list[Candidate]:
-        """The winner with twice the bound that was asked for, if it would be faster."""
+        """Returns the winner with twice the bound of the config, if it would be faster."""
         if winner.config.pipeline.mode == "sync":
             return []
-        asked = self._config.staleness.max_staleness
-        bound = max(1, 2 * asked)
+        given = self._config.staleness.max_staleness
+        bound = max(1, 2 * given)
         candidate = self._changed({**winner.overrides, "staleness.max_staleness": bound})
         if candidate is None:
             return []
@@ -296,7 +293,7 @@ class Search:
         if entry.outcome is None or entry.score(self._goal) <= (1 + ALIKE) * winner.score(self._goal):
             return []
         seconds = entry.outcome.step_seconds
-        return [replace(entry, reason=f"staleness up to {bound}, {asked} asked for: a step would take {seconds:.4g} s")]
+        return [replace(entry, reason=f"staleness up to {bound}, {given} asked for: a step would take {seconds:.4g} s")]
 
 
 def least_step_seconds(config: RunConfig, costs: Costs, lengths: Lengths) -> float:
@@ -331,8 +328,8 @@ def least_step_seconds(config: RunConfig, costs: Costs, lengths: Lengths) -> flo
 
 
 def _one_of_each_kind(entries: Iterable[Candidate], winner: Candidate) -> list[Candidate]:
-    """Of `entries`, best first: the best few of other splits, the best whose stages wait for each other, on GPUs of
-    their own and by turns, the best of each other batch, and the winner's layout with a lower bound."""
+    """Selects from `entries`, which are sorted: the best few of other splits, the best of each other batch, the best
+    whose stages wait for each other, on GPUs of their own and by turns, and the winner's layout with a lower bound."""
     kinds = {_kind(winner, winner): winner}
     for entry in entries:
         kinds.setdefault(_kind(entry, winner), entry)

@@ -100,7 +100,7 @@ def test_a_rollback_gives_up_what_came_after_and_nothing_that_is_made_later() ->
     assert not rolled_back(found, 2, 21), "the trainer after it makes version 21 again"
 
 
-def test_the_learning_rate_is_the_product_of_what_each_rollback_before_a_trainer_made_of_it() -> None:
+def test_the_rate_factor_is_the_product_of_earlier_rollbacks() -> None:
     found = [
         decision(9, rate_factor=0.5),
         decision(20, ROLL_BACK, incarnation=1, rate_factor=0.1),

@@ -146,7 +146,7 @@ def test_room_is_kept_when_fresher_groups_would_teach_no_more() -> None:
     assert decisions == []
 
 
-def test_an_effective_sample_size_below_its_target_lowers_the_bound_to_where_it_is_expected_there() -> None:
+def test_an_ess_below_its_target_lowers_the_bound() -> None:
     rule = Rule.start(LIMITS)
     rule.max_staleness = 8
     rule, decisions = played(Plant(latency=9.0, drift=0.0017), 30, rule)
@@ -167,7 +167,7 @@ def test_three_steps_below_the_floor_bring_the_bound_down_at_once() -> None:
     assert rule.max_staleness == LIMITS.min_staleness
 
 
-def test_long_responses_that_lose_tokens_raise_the_bound_by_what_that_is_expected_to_gain() -> None:
+def test_long_responses_that_lose_tokens_raise_the_bound() -> None:
     rule, decisions = played(Plant(generate=0.9, tail=0.3, drift=1e-3), 200)
     # With a bound of 1 0.15 of the tokens are lost. With one of 4 or 5 that is 0.06 or 0.05, and ESS 0.98.
     assert [one.action for one in decisions] == ["raise"]
@@ -191,7 +191,7 @@ def test_it_starts_with_the_lowest_bound_that_fills_the_places() -> None:
     assert start(12, max_staleness=2, min_staleness=0) == 2
 
 
-def test_generators_with_too_many_places_get_fewer_and_have_them_back_when_they_slow_down() -> None:
+def test_idle_places_are_taken_away_and_given_back() -> None:
     plant = Plant(generate=0.2, drift=0.035)
     rule, decisions = played(plant, 60)
     assert rule.places < LIMITS.max_places

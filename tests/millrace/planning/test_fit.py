@@ -65,7 +65,7 @@ def test_the_cost_of_a_training_step_is_recovered(machine: StoredMachine) -> Non
     assert costs.handover == pytest.approx(_TIMES.handover, rel=0.05)
 
 
-def test_rollouts_without_advantage_cost_a_forward_pass_where_runs_that_ask_the_same_had_none() -> None:
+def test_rollouts_without_advantage_cost_a_forward_pass() -> None:
     batch = ("training.groups_per_step=16", "prompts.num_eval=600")
     machine = fit_machine([_run(_config()), _run(_config(*batch), pulls=False)])
     for tokens in (600, 2000):

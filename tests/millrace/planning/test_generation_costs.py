@@ -88,7 +88,7 @@ def test_between_the_corners_of_a_table_times_are_linear(running: int, context: 
     assert table.decode(running, running * context) * 1000 == pytest.approx(3 + 0.1 * running + 0.01 * context)
 
 
-def test_a_table_asks_for_each_corner_once_and_computes_prompts_in_the_chunks_of_vllm() -> None:
+def test_a_table_asks_once_per_corner_and_computes_prompts_in_chunks() -> None:
     engine = Linear()
     table = KernelTable(engine, "measured")
     for tokens in range(130 * 600, 130 * 700, 130):

@@ -32,7 +32,7 @@ def forward_seconds() -> float:
     return 1e6 * flops / (989e12 * DEFAULTS.mfu)
 
 
-def test_a_token_takes_six_flops_per_parameter_and_less_than_eight_with_checkpointing() -> None:
+def test_a_token_takes_six_flops_per_parameter_or_eight_with_checkpointing() -> None:
     layers = LLAMA.layers * LLAMA.layer_parameters
     # The output layer's logits are computed twice, in any case.
     assert training_flops(LLAMA, ALONE, 0) == 6 * layers + 8 * LLAMA.output_parameters
@@ -78,7 +78,7 @@ def test_a_layer_keeps_as_many_activations_as_the_trainers_policy(checkpointing:
     assert kept[1] - kept[0] == pytest.approx(2 * tokens * 2 * per_layer, rel=0.02)
 
 
-def test_frozen_layers_are_computed_forward_only_and_adapters_without_gradients_of_weights() -> None:
+def test_frozen_layers_and_adapters_save_backward_products() -> None:
     half = replace(ALONE, frozen_layers=16)
     assert training_flops(LLAMA, ALONE, 0) - training_flops(LLAMA, half, 0) == 16 * 4 * LLAMA.layer_parameters
     assert trained_parameters(LLAMA, half) == 16 * LLAMA.layer_parameters + LLAMA.output_parameters
@@ -88,7 +88,7 @@ def test_frozen_layers_are_computed_forward_only_and_adapters_without_gradients_
     assert trained_parameters(LLAMA, adapters) == 32 * 8 * 2 * (4096 + 4096 + 4096 + 1024)
 
 
-def test_a_step_takes_products_the_optimizers_traffic_and_passes_for_log_probabilities() -> None:
+def test_a_step_is_products_optimizer_traffic_and_log_probability_passes() -> None:
     once = 1e6 * training_flops(LLAMA, ALONE, 500) / (989e12 * DEFAULTS.mfu) + UPDATE
     assert seconds(ALONE) == pytest.approx(once)
     assert seconds(ALONE, tokens=0) == 0
