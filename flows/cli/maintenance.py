@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace, console: Console | None = None) -> int:
     from storage.stores.factory import open_store
 
     console = console or Console()
-    if arguments.carry_out is _import:
+    if arguments.command == "import":
         return _import(arguments, console)
     code: int = arguments.carry_out(open_store(arguments.run_url), arguments, console)
     return code
