@@ -80,9 +80,11 @@ def check(
     check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
     if ":" in config.training.loss + config.training.advantage:
         # Imported late: torch is slow to import, and only functions of one's own need it here.
-        from millrace.training.own_functions import check_own_functions
+        from millrace.training.losses.factory import make_loss
+        from millrace.training.samples import make_estimator
 
-        check_own_functions(config.training)
+        make_loss(config.training)
+        make_estimator(config.training.advantage)
     further = [one.source for one in config.evaluation.sets.values()]
     scorer = make_scorer(config.scoring, config.prompts, further)
     rewards = scorer.check()

@@ -78,10 +78,12 @@ def check(request: ReplayRequest) -> RunConfig:
     own = [name for name in (config.training.loss, config.training.advantage, *request.losses) if ":" in name]
     if own and request.job is not None:
         # Imported late: torch is slow to import, and only functions of one's own need it here.
-        from millrace.training.own_functions import check_own_functions
+        from millrace.training.losses.factory import make_loss
+        from millrace.training.samples import make_estimator
 
+        make_estimator(config.training.advantage)
         for loss in request.losses or [config.training.loss]:
-            check_own_functions(config.training.model_copy(update={"loss": loss}))
+            make_loss(config.training, loss)
     if request.rescore is not None:
         make_scorer(config.scoring, config.prompts).check()
     store = _own_store(request)

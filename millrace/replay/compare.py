@@ -28,11 +28,10 @@ from millrace.replay.verify import start_trainer
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.selection.truncation import mask_truncated
 from millrace.training.batch import Microbatch, Sample
-from millrace.training.losses.factory import check_needs, make_loss
+from millrace.training.losses.factory import make_loss
 from millrace.training.samples import samples_of
 from millrace.training.trainer import Trainer
 from storage.errors import PartRemoved
-from storage.schema import TRAJECTORY
 
 
 def compare(
@@ -55,8 +54,6 @@ def compare(
     """
     training = TrainingConfig.model_validate(run.config["training"])
     chosen = [make_loss(training, name) for name in dict.fromkeys(losses)]
-    for loss in chosen:
-        check_needs(loss, TRAJECTORY.names)
     rows = select(run, selection)
     steps = run.groups["step"].to_numpy()[rows]
     start = max((version for version in run.checkpoints if version < steps[0]), default=0)
@@ -69,7 +66,7 @@ def compare(
     original.on_progress = on_progress
     for copy, loss in zip(copies, chosen, strict=True):
         copy.on_progress = on_progress
-        copy.train_with(loss)
+        copy.set_loss(loss)
     side_by_side = SideBySide(original, copies, advantage=training.advantage, selection=training.selection)
     table: list[Row] = []
     for step in repeated:
@@ -169,7 +166,7 @@ class SideBySide:
     def _compare(self, samples: Sequence[Sample]) -> list[Row]:
         reports = []
         for copy in self._copies:
-            copy.become(self.original)
+            copy.copy_state_from(self.original)
             reports.append(copy.step(samples))
         return [
             {

@@ -28,8 +28,7 @@ from millrace.stages.train_loop import TrainLoop
 from millrace.stages.train_state import open_train_state
 from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.handover import Handover, ShardHandover, WholeHandover
-from millrace.training.parallel.follower import follow
-from millrace.training.parallel.leader import LeaderTrainer
+from millrace.training.parallel.leader import LeaderTrainer, follow
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.parallel.sharding import layout
 from millrace.training.trainer import Trainer

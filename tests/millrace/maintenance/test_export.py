@@ -18,11 +18,10 @@ from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.errors import InputError, ModelFolderError, RunMissing
 from millrace.evaluation.results import write_result
 from millrace.runs.record import create_run
-from millrace.training.checkpoints.blocks import Block
-from millrace.training.checkpoints.image import lone_files
+from millrace.training.checkpoints.files import Block, lone_files
 from millrace.training.checkpoints.names import MODEL, weights_checksum
 from millrace.training.checkpoints.policy_state import policy_state
-from millrace.training.parallel.lora import add_adapters
+from millrace.training.lora import add_adapters
 from storage.checkpoints import CheckpointWriter, stored_checkpoints
 from storage.errors import StreamCorrupt
 from storage.stores.local import LocalStore

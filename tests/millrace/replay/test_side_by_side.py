@@ -113,7 +113,7 @@ def side_by_side(model: LlamaForCausalLM, *, names: Sequence[str] = LOSSES) -> S
 def test_losses_stand_side_by_side_in_bfloat16_too(make_model: MakeModel) -> None:
     training = CONFIG.training.model_copy(update={"compute_dtype": "bfloat16"})
     original, same, other = (Trainer(policy(make_model), training, max_new_tokens=8) for _ in range(3))
-    other.train_with(make_loss(training, "reinforce"))
+    other.set_loss(make_loss(training, "reinforce"))
     together = SideBySide(original, [same, other], advantage="group_mean", selection=SelectionConfig())
     rows = ask(together, batch(policy(make_model, STALE)))
     assert rows["aipo"]["cosine_aipo"] == pytest.approx(1.0)
