@@ -10,7 +10,7 @@ from millrace.runtime.messages import EventKind
 from millrace.runtime.stage import Stage
 from millrace.training.handover import Handover
 from millrace.training.trainer import Trainer
-from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader, WeightsWriter
+from millrace.weights.base import HandoverReceiver, Manifest, Weights, WeightsId, WeightsSender
 from millrace.weights.fingerprint import fingerprint
 
 
@@ -27,7 +27,7 @@ class SilentStage(Stage):
         """Not sent."""
 
 
-class Mailbox(WeightsReader):
+class Mailbox(HandoverReceiver):
     """Holds the newest version that was put in."""
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -38,14 +38,20 @@ class Mailbox(WeightsReader):
         self._newest = weights
         self._clock.changed()
 
-    def take(self, newer_than: WeightsId | None) -> Weights | None:
+    def poll(self, newer_than: WeightsId | None) -> Weights | None:
         return self._newest if self._newest is not None and self._newest.id.newer_than(newer_than) else None
+
+    def verify(self, weights: Weights) -> None:
+        """Nothing is ever damaged."""
+
+    def request_resend(self) -> None:
+        """Nothing is ever damaged."""
 
     def close(self) -> None:
         """Nothing is open."""
 
 
-class Pushes(WeightsWriter):
+class Pushes(WeightsSender):
     """Brings versions to every generator, after the time of a push."""
 
     def __init__(self, clock: VirtualClock, costs: Callable[[], Costs], arrived: Mailbox) -> None:
@@ -53,7 +59,7 @@ class Pushes(WeightsWriter):
         self._costs = costs
         self._arrived = arrived
 
-    def offer(self, weights: Weights) -> None:
+    def publish(self, weights: Weights) -> None:
         self._clock.sleep(self._costs().push)
         self._arrived.put(weights)
 

@@ -50,7 +50,7 @@ from millrace.training.batch import Sample
 from millrace.training.step_report import StepReport
 from millrace.training.trainer import Trainer
 from millrace.types import Prompt, Request, Sampling, Trajectory
-from millrace.weights.fallback import FallbackReader
+from millrace.weights.fallback import FallbackReceiver
 from storage.stores.base import Store
 
 
@@ -204,7 +204,7 @@ class _Stages:
                 Admitted(t=self._clock.now, group_id=group_id, generator=stage.replica, policy_version=version)
             ),
         )
-        reader = FallbackReader(self._arrived, None, route="mailbox", clock=self._clock.time)
+        reader = FallbackReceiver(self._arrived, None, route="mailbox", clock=self._clock.time)
         turns = DeviceTurns(stage, Device(), engine)
         with writer:
             carry_over = CarryOver(stage, engine, admission, writer)

@@ -15,7 +15,7 @@ from support.stages.failpoints import Failpoints, go_on, wait_until_stopped
 from support.weights.mixed_versions import sha256, tensors_of, weights
 
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shm import HandoverRelay, HandoverWriter
+from millrace.weights.shm import ShmRelay, ShmSender
 
 SCRIPTS = Path(__file__).parents[2] / "support/weights"
 PROCESS = SCRIPTS / "shm_process.py"
@@ -53,14 +53,14 @@ def filled(version: int) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 def test_generators_take_whole_versions_in_order_while_the_trainer_waits_for_none(tmp_path: Path, start: Start) -> None:
     versions = 257  # bfloat16 counts exactly so far
-    writer = HandoverWriter(tmp_path / "handover", SHAPES, num_generators=2)
+    writer = ShmSender(tmp_path / "handover", SHAPES, num_generators=2)
     takers = [start(TAKER, tmp_path / "handover", generator, versions - 1) for generator in range(2)]
     for taker in takers:
         assert taker.stdout is not None
         assert taker.stdout.readline() == "ready\n"
     start(PROCESS, tmp_path, "sync_weights")
     for version in range(versions):
-        writer.offer(weights(version, tensors=filled(version)))
+        writer.publish(weights(version, tensors=filled(version)))
     counts = [int(taker.communicate()[0]) for taker in takers]
     assert [taker.returncode for taker in takers] == [0, 0]
     assert all(1 <= count <= versions for count in counts)
@@ -70,13 +70,13 @@ def test_generators_take_whole_versions_in_order_while_the_trainer_waits_for_non
 def test_a_frozen_generator_holds_no_other_up_and_goes_on_with_a_whole_version(tmp_path: Path, start: Start) -> None:
     path = tmp_path / "handover"
     armed = Failpoints(tmp_path / "fired", "generate-1 weights.mid_hash 2 stop")
-    writer, relay = HandoverWriter(path, SHAPES, num_generators=2), HandoverRelay(path)
+    writer, relay = ShmSender(path, SHAPES, num_generators=2), ShmRelay(path)
 
     def deliver(version: int) -> None:
-        writer.offer(weights(version, tensors=filled(version)))
-        taken = relay.take(None)
+        writer.publish(weights(version, tensors=filled(version)))
+        taken = relay.poll(None)
         assert taken is not None
-        relay.offer(taken)
+        relay.publish(taken)
 
     frozen = start(TAKER, path, 1, 200, env=armed.environment())
     deliver(0)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.transfer.generator_layouts import vllm_layout
-from millrace.weights.transfer.layout import TensorSpec
 
 EXTENSION = f"{__name__}.LiveWeights"
+_BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_BY_COLUMNS = ("o_proj", "down_proj")
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _VOCABULARY_PADDING = 64
 
@@ -28,19 +28,17 @@ class LiveWeights:
             return dict(fingerprint(dict(_live(model))).tensors)
 
 
-def expected_digests(
-    tensors: Mapping[str, torch.Tensor], worker: int, workers: int, *, num_heads: int, num_kv_heads: int
-) -> dict[str, str]:
-    """What a worker's `live_digests` must be after the version `tensors` of a Llama."""
-    specs = [TensorSpec(name, "float32", tuple(tensor.shape)) for name, tensor in tensors.items()]
-    boxes = vllm_layout(specs, tensor=workers, num_heads=num_heads, num_kv_heads=num_kv_heads).held(worker)
-    parts = {
-        name: tensors[name][tuple(slice(begin, end) for begin, end in box)].contiguous() for name, box in boxes.items()
-    }
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        share = -(-len(tensors[name]) // _VOCABULARY_PADDING) * _VOCABULARY_PADDING // workers
-        padding = share - len(parts[name])
-        parts[name] = torch.nn.functional.pad(parts[name], (0, 0, 0, padding))
+def expected_digests(tensors: Mapping[str, torch.Tensor], worker: int, workers: int) -> dict[str, str]:
+    """What a worker's `live_digests` must be after the version `tensors` of a Llama with as many key-value heads."""
+    parts = dict(tensors)
+    for name, whole in tensors.items():
+        if name.split(".")[-2] in _BY_ROWS:
+            parts[name] = whole.chunk(workers)[worker]
+        elif name.split(".")[-2] in _BY_COLUMNS:
+            parts[name] = whole.chunk(workers, dim=1)[worker].contiguous()
+        elif name.split(".")[-2] in ("embed_tokens", "lm_head"):
+            padded = torch.nn.functional.pad(whole, (0, 0, 0, -len(whole) % _VOCABULARY_PADDING))
+            parts[name] = padded.chunk(workers)[worker]
     for fused, (first, *others) in _FUSED.items():
         for name in [name for name in parts if f".{first}." in name]:
             rows = [parts.pop(name), *(parts.pop(name.replace(first, other)) for other in others)]

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from support.weights.policy_versions import weights
 
-from millrace.weights.store import StoreWriter
+from millrace.weights.store import StoreSender
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.failpoints import arm
@@ -25,10 +25,10 @@ from storage.stores.factory import open_store
 def main(url: str, process: str, versions: int) -> None:
     arm(process)
     store = open_store(url)
-    writer = StoreWriter(store)
+    writer = StoreSender(store)
     latest = read_latest(store, layout.WEIGHTS)
     for version in range(0 if latest is None else latest.step + 1, versions):
-        writer.offer(weights(version))
+        writer.publish(weights(version))
         print(version, flush=True)
 
 

@@ -22,42 +22,42 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from support.weights.mixed_versions import sha256, tensors_of, weights
 
 from millrace.weights.base import WeightsId
-from millrace.weights.shm import HandoverRelay, HandoverWriter, ShmReader
+from millrace.weights.shm import ShmReceiver, ShmRelay, ShmSender
 from storage.failpoints import arm, failpoint
 
 GENERATORS = 2
 
 
 def train(folder: Path, incarnation: int, versions: int) -> None:
-    writer = HandoverWriter(folder / "handover", tensors_of(0), GENERATORS)
+    writer = ShmSender(folder / "handover", tensors_of(0), GENERATORS)
     offered = folder / "offered"
     offered.touch()
     for version in range(len(offered.read_text().split()), versions):
-        writer.offer(weights(version, incarnation))
+        writer.publish(weights(version, incarnation))
         append(offered, str(version))
         while not all(has(folder / f"taken-{g}", f"{incarnation} {version} ") for g in range(GENERATORS)):
             time.sleep(0.001)
 
 
 def sync_weights(folder: Path) -> None:
-    relay = HandoverRelay(folder / "handover")
+    relay = ShmRelay(folder / "handover")
     taken: WeightsId | None = None
     while True:
-        newest = relay.take(taken)
+        newest = relay.poll(taken)
         if newest is None:
             time.sleep(0.001)
             continue
         failpoint("sync_weights.before_push")
-        relay.offer(newest)
+        relay.publish(newest)
         failpoint("sync_weights.after_push")
         taken = newest.id
 
 
 def generate(folder: Path, number: int, versions: int) -> None:
-    reader = ShmReader(folder / "handover", number)
+    reader = ShmReceiver(folder / "handover", number)
     taken: WeightsId | None = None
     while taken is None or taken.policy_version < versions - 1:
-        newest = reader.take(taken)
+        newest = reader.poll(taken)
         if newest is None:
             time.sleep(0.001)
             continue

@@ -13,16 +13,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from millrace.weights.base import WeightsId, WeightsReader
-from millrace.weights.shm import ShmReader
+from millrace.weights.base import WeightsId, WeightsReceiver
+from millrace.weights.shm import ShmReceiver
 from storage.failpoints import arm
 
 
-def take_until(reader: WeightsReader, last_version: int) -> int:
+def take_until(reader: WeightsReceiver, last_version: int) -> int:
     newest: WeightsId | None = None
     count = 0
     while newest is None or newest.policy_version < last_version:
-        weights = reader.take(newest)
+        weights = reader.poll(newest)
         if weights is None:
             continue
         version = weights.id.policy_version
@@ -40,6 +40,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     path, generator, last_version = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     arm(f"generate-{generator}")
-    reader = ShmReader(path, generator)
+    reader = ShmReceiver(path, generator)
     print("ready", flush=True)
     print(take_until(reader, last_version))

@@ -9,15 +9,14 @@ import torch
 from support.engines.vllm_processes import running_vllm
 from support.stages.failpoints import Failpoints
 from support.weights.direct import PATIENT, Child, finder, sync_weights, trainer_rank
-from support.weights.direct_policies import LLAMA_CONFIG, POLICIES
+from support.weights.direct_policies import LLAMA_CONFIG, POLICIES, id_of
 from support.weights.live_weights import EXTENSION, expected_digests
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.types import Request, Sampling
-from millrace.weights.base import WeightsId
-from millrace.weights.direct.generator import DirectReader
+from millrace.weights.direct.receiver import DirectReceiver
 from millrace.weights.fingerprint import fingerprint
 
 VERSIONS = 20
@@ -112,30 +111,20 @@ def expected(version: int, workers: int) -> list[dict[str, str]]:
     tensors = POLICY.tensors(version)
     if workers == 0:
         return [dict(fingerprint(tensors).tensors)]
-    return [
-        expected_digests(
-            tensors,
-            worker,
-            workers,
-            num_heads=LLAMA_CONFIG["num_attention_heads"],
-            num_kv_heads=LLAMA_CONFIG["num_key_value_heads"],
-        )
-        for worker in range(workers)
-    ]
+    return [expected_digests(tensors, worker, workers) for worker in range(workers)]
 
 
-def deliver(version: int, trainer: list[Child], engines: list[LiveEngine], readers: list[DirectReader]) -> None:
+def deliver(version: int, trainer: list[Child], engines: list[LiveEngine], readers: list[DirectReceiver]) -> None:
     """Has a version offered, and returns once every engine computes with it."""
     for rank in trainer:
-        rank.offer(version)
+        rank.command(f"offer {version}")
     for rank in trainer:
         assert rank.line() == {"offered": version}
     waiting = dict(zip(readers, engines, strict=True))
     while waiting:
         for reader, one in list(waiting.items()):
             one.generate()
-            before = None if version == 1 else WeightsId(incarnation=0, policy_version=version - 1, t_offered=0.0)
-            weights = reader.take(before)
+            weights = reader.poll(id_of(version - 1))
             if weights is None:
                 continue
             assert weights.id.policy_version == version
@@ -162,22 +151,17 @@ def test_live_weights_of_engines_are_the_trainer_s_after_each_of_twenty_versions
     make_engines: Callable[[str, int], list[LiveEngine]],
     tmp_path: Path,
 ) -> None:
-    data, tensor = layout
     engines = make_engines(kind, generators)
     unarmed = Failpoints(tmp_path / "fired")
     with ExitStack() as stack:
-        leading = stack.enter_context(sync_weights(tmp_path, generators, unarmed, deadline_seconds=PATIENT))
+        leading = stack.enter_context(sync_weights(tmp_path, generators, unarmed))
         trainer = [
-            stack.enter_context(
-                trainer_rank(
-                    tmp_path, rank, data * tensor, unarmed, deadline_seconds=PATIENT, tensor=tensor, policy="llama"
-                )
-            )
-            for rank in range(data * tensor)
+            stack.enter_context(trainer_rank(tmp_path, rank, layout, unarmed, policy="llama"))
+            for rank in range(layout[0] * layout[1])
         ]
         readers = [
             stack.enter_context(
-                closing(DirectReader(finder(tmp_path), g, tmp_path / f"received-{g}", deadline_seconds=PATIENT))
+                closing(DirectReceiver(finder(tmp_path), g, tmp_path / f"received-{g}", deadline_seconds=PATIENT))
             )
             for g in range(generators)
         ]
@@ -186,8 +170,10 @@ def test_live_weights_of_engines_are_the_trainer_s_after_each_of_twenty_versions
             live = expected(version, int(kind.partition("-")[2] or 0))
             for one in engines:
                 assert one.digests() == live, f"version {version}"
-            planned = leading.read_until_all_have(version)["wire_bytes"]
-        sent = sum(rank.measured()["sent_bytes"] for rank in trainer) + sum(reader.wire_bytes for reader in readers)
+            leading.read_until_all_have(version)
+        for rank in trainer:
+            rank.command("measure")
+        sent = sum(rank.line()["sent_bytes"] for rank in trainer) + sum(reader.wire_bytes for reader in readers)
     for one in engines:
         assert one.num_across, "new weights came while it generated"
-    assert sent == planned == VERSIONS * generators * POLICY.nbytes
+    assert sent == VERSIONS * generators * POLICY.nbytes

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from millrace.weights.direct.sums import added, region_sums
 from millrace.weights.transfer.layout import Region
+
+from millrace.weights.sums import added, region_sums
 
 SHAPES = st.lists(st.integers(1, 9), min_size=0, max_size=3).map(tuple)
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.uint8]

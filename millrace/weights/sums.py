@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from millrace.weights.transfer.layout import Region
+Region = tuple[tuple[int, int], ...]
+"""A half-open range of indices per dimension of the whole tensor; () is all of a tensor without dimensions."""
 
 _WORD = 8
 """Bytes of the words that are summed, where rows can be cut into them."""
@@ -42,14 +43,14 @@ def region_sums(
     return {name: value & _MASK for name, value in zip(parts, sums.tolist(), strict=True)}
 
 
-def added(sums: Iterable[int]) -> int:
+def add_sums(sums: Iterable[int]) -> int:
     """The sum of a tensor out of those of its parts."""
     return sum(sums) & _MASK
 
 
-def as_hex(value: int) -> str:
-    """16 digits."""
-    return f"{value:016x}"
+def whole_region(shape: Iterable[int]) -> Region:
+    """All of a tensor."""
+    return tuple((0, extent) for extent in shape)
 
 
 def _sum(part: torch.Tensor, box: Region, shape: tuple[int, ...]) -> torch.Tensor:
