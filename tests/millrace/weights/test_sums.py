@@ -7,9 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from millrace.weights.transfer.layout import Region
 
-from millrace.weights.sums import region_sums
+from millrace.weights.sums import Region, add_sums, region_sums, whole_region
 
 SHAPES = st.lists(st.integers(1, 9), min_size=0, max_size=3).map(tuple)
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.uint8]

@@ -14,6 +14,7 @@ from millrace.weights.base import Manifest, Weights
 from millrace.weights.direct.receiver import DirectReceiver, ReceiveBuffers
 from millrace.weights.direct.relay import DirectRelay
 from millrace.weights.direct.rendezvous import RendezvousClient
+from millrace.weights.fingerprint import fingerprint
 from millrace.weights.shared_tensors import shapes_of
 
 DEADLINE = 3.0
@@ -67,6 +68,23 @@ def test_what_was_received_stays_while_newer_versions_arrive_and_the_newest_is_n
         assert_is(received, 1)
     assert receivers[0].poll(id_of(7)) is None
     assert_is(receivers[1].poll(id_of(6)), 7)
+
+
+@pytest.mark.parametrize("layout", [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2)])
+def test_shards_of_any_trainer_make_the_whole_model_at_each_generator(
+    layout: tuple[int, int], make_receiver: MakeReceiver, tmp_path: Path
+) -> None:
+    policy = POLICIES["llama"]
+    ranks = policy.layout(*layout)
+    with closing(Pushes(tmp_path, 2, deadline_seconds=DEADLINE, layout=ranks)) as pushes:
+        receivers = [make_receiver(0), make_receiver(1)]
+        for version in range(1, 4):
+            pushes.push(version, policy.tensors(version))
+            pushes.retry_until_missing(set())
+            for receiver in receivers:
+                received = receiver.poll(id_of(version - 1))
+                assert received is not None
+                assert fingerprint(received.tensors) == fingerprint(policy.tensors(version))
 
 
 def test_one_copy_of_the_model_per_generator_is_on_the_wire(pushes: Pushes, make_receiver: MakeReceiver) -> None:
