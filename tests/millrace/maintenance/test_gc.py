@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
-from support.weights.policy_versions import weights
+from support.weights.versions import trained
 
 from millrace.evaluation.promotion import latest_promoted
 from millrace.evaluation.results import write_result
@@ -286,7 +286,7 @@ def test_weights_that_stay_are_whole_and_the_newest_two_stay(
     start_run(dict_store)
     writer = StoreSender(dict_store)
     for version in range(versions):
-        writer.publish(weights(version))
+        writer.publish(trained(version))
     made = gc(dict_store, Retention())
     # Whole ones are 0, 16 and 32.
     first = max(0, versions - 2) // ANCHOR_EVERY * ANCHOR_EVERY
@@ -296,9 +296,9 @@ def test_weights_that_stay_are_whole_and_the_newest_two_stay(
         taken = StoreReceiver(as_of(dict_store, records[version].seq), tmp_path / "received").poll(None)
         assert taken is not None
         assert taken.id.policy_version == version
-        assert fingerprint(taken.tensors) == fingerprint(weights(version).tensors)
+        assert fingerprint(taken.tensors) == fingerprint(trained(version).tensors)
     assert fsck(dict_store).damaged == 0
-    writer.publish(weights(versions))
+    writer.publish(trained(versions))
     taken = StoreReceiver(dict_store, tmp_path / "received").poll(None)
     assert taken is not None
     assert taken.id.policy_version == versions

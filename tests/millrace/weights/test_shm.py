@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.weights.mixed_versions import Tensors, sha256, tensors_of, weights
 from support.weights.shm_host import Host, assert_is
+from support.weights.versions import Tensors, mixed, mixed_tensors, sha256
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Manifest, Probe, Weights
@@ -36,17 +36,17 @@ def flip_a_bit_of(path: Path, content: bytes) -> None:
 
 
 def test_sync_weights_takes_the_fingerprint_of_what_the_trainer_handed_over(host: Host) -> None:
-    host.trainer.publish(weights(3))
+    host.trainer.publish(mixed(3))
     taken = host.sync.poll(None)
     assert_is(taken, 3)
     assert taken is not None
-    assert taken.manifest.fingerprint == fingerprint(tensors_of(3))
+    assert taken.manifest.fingerprint == fingerprint(mixed_tensors(3))
     assert taken.shared is not None
-    assert sha256(taken.shared.map()) == sha256(tensors_of(3))
+    assert sha256(taken.shared.map()) == sha256(mixed_tensors(3))
 
 
 def test_generators_see_what_sync_weights_pushed_and_pushing_copies_nothing(host: Host) -> None:
-    host.trainer.publish(weights(3))
+    host.trainer.publish(mixed(3))
     taken = host.sync.poll(None)
     assert taken is not None
     assert host.generators[0].poll(None) is None
@@ -57,10 +57,10 @@ def test_generators_see_what_sync_weights_pushed_and_pushing_copies_nothing(host
 
 
 def test_only_what_was_taken_last_can_be_pushed(host: Host) -> None:
-    host.trainer.publish(weights(3))
+    host.trainer.publish(mixed(3))
     older = host.sync.poll(None)
     assert older is not None
-    host.trainer.publish(weights(4))
+    host.trainer.publish(mixed(4))
     assert host.sync.poll(older.id) is not None
     with pytest.raises(ValueError):
         host.sync.publish(older)
@@ -70,7 +70,7 @@ def test_only_what_was_taken_last_can_be_pushed(host: Host) -> None:
 def test_what_the_trainer_has_in_float32_arrives_in_the_type_of_the_file(tmp_path: Path, dtype: torch.dtype) -> None:
     master = {"embed": torch.randn(33, 7), "norm": torch.randn(5, requires_grad=True)}
     host = Host(tmp_path, like={name: tensor.detach().to(dtype) for name, tensor in master.items()})
-    host.trainer.publish(weights(1, tensors=master))
+    host.trainer.publish(mixed(1, tensors=master))
     host.push()
     taken = host.generators[1].poll(None)
     assert taken is not None
@@ -79,10 +79,10 @@ def test_what_the_trainer_has_in_float32_arrives_in_the_type_of_the_file(tmp_pat
         assert torch.equal(taken.tensors[name], tensor.detach().to(dtype)), name
 
 
-@pytest.mark.parametrize("name", list(tensors_of(0))[1:])
+@pytest.mark.parametrize("name", list(mixed_tensors(0))[1:])
 def test_a_flipped_bit_in_a_pushed_slot_is_refused_by_name(host: Host, name: str) -> None:
     host.deliver(6)
-    flip_a_bit(host.path, tensors_of(6)[name])
+    flip_a_bit(host.path, mixed_tensors(6)[name])
     with pytest.raises(WeightsCorrupt, match=f"{name}$"):
         host.generators[0].poll(None)
     host.deliver(7)
@@ -90,13 +90,13 @@ def test_a_flipped_bit_in_a_pushed_slot_is_refused_by_name(host: Host, name: str
 
 
 def test_a_version_that_is_damaged_once_it_is_pushed_is_asked_for_again_and_arrives(host: Host) -> None:
-    host.trainer.publish(weights(6))
+    host.trainer.publish(mixed(6))
     taken = host.sync.poll(None)
     assert taken is not None
     host.sync.publish(taken)
     host.sync.verify(taken)
     assert not host.trainer.resend_requested()
-    flip_a_bit(host.path, tensors_of(6)["embed"])
+    flip_a_bit(host.path, mixed_tensors(6)["embed"])
     with pytest.raises(WeightsCorrupt):
         host.sync.verify(taken)
     host.sync.request_resend()
@@ -114,9 +114,9 @@ def test_a_version_that_is_damaged_once_it_is_pushed_is_asked_for_again_and_arri
 def test_what_a_sync_weights_finds_damaged_when_it_starts_again_is_asked_for_again(host: Host, damage: str) -> None:
     host.deliver(6)
     if damage == "tensor":
-        flip_a_bit(host.path, tensors_of(6)["embed"])
+        flip_a_bit(host.path, mixed_tensors(6)["embed"])
     else:
-        host.trainer.publish(weights(7))
+        host.trainer.publish(mixed(7))
         flip_a_bit_of(host.path, b'"policy_version": 7')
     host.sync = ShmRelay(host.path)
     with pytest.raises(WeightsCorrupt):
@@ -148,7 +148,7 @@ def test_a_deleted_file_is_made_again_and_everyone_finds_it(tmp_path: Path, lost
 
 
 def test_a_trainer_that_was_replaced_does_not_take_its_successors_file_for_lost(host: Host) -> None:
-    successor = ShmSender(host.path, tensors_of(0), 2)
+    successor = ShmSender(host.path, mixed_tensors(0), 2)
     assert not host.trainer.resend_requested()
     assert not successor.resend_requested()
 
@@ -173,10 +173,10 @@ def test_what_anyone_holds_stays_as_it_was_while_twenty_versions_pass(host: Host
         followed = host.generators[1].poll(followed.id)
         assert_is(followed, version)
     assert_is(held, 0)
-    host.trainer.publish(weights(21))
+    host.trainer.publish(mixed(21))
     at_sync_weights = host.sync.poll(None)
     for version in range(22, 42):
-        host.trainer.publish(weights(version))
+        host.trainer.publish(mixed(version))
     assert_is(at_sync_weights, 21)
     assert_is(host.generators[0].poll(None), 20)
 
@@ -190,7 +190,7 @@ def test_a_thousand_offers_find_a_free_slot_whatever_is_held(tmp_path: Path, see
     taken = 0
     for version in range(1000):
         host.trainer.publish(
-            weights(version, tensors={name: torch.full_like(each, version) for name, each in like.items()})
+            mixed(version, tensors={name: torch.full_like(each, version) for name, each in like.items()})
         )
         if draw.random() < 0.6:
             host.push()
@@ -221,14 +221,14 @@ class BrokenOff(dict[str, torch.Tensor]):
 
 
 def test_versions_that_broke_off_half_way_are_never_seen(host: Host) -> None:
-    host.trainer.publish(weights(1))
+    host.trainer.publish(mixed(1))
     for version in range(2, 12):
         with pytest.raises(RuntimeError, match="the device is gone"):
-            host.trainer.publish(weights(version, tensors=BrokenOff(tensors_of(version))))
+            host.trainer.publish(mixed(version, tensors=BrokenOff(mixed_tensors(version))))
     assert_is(host.sync.poll(None), 1)
     assert_is(ShmRelay(host.path).poll(None), 1)
-    host.trainer.publish(weights(13))
-    assert_is(host.sync.poll(weights(1).id), 13)
+    host.trainer.publish(mixed(13))
+    assert_is(host.sync.poll(mixed(1).id), 13)
 
 
 def test_there_is_a_free_slot_even_when_every_reader_holds_another(host: Host) -> None:
@@ -236,12 +236,12 @@ def test_there_is_a_free_slot_even_when_every_reader_holds_another(host: Host) -
         host.deliver(version)
         assert_is(host.generators[version].poll(None), version)
     host.deliver(2)
-    host.trainer.publish(weights(3))
+    host.trainer.publish(mixed(3))
     assert_is(host.sync.poll(None), 3)
-    host.trainer.publish(weights(4))
+    host.trainer.publish(mixed(4))
     with pytest.raises(RuntimeError, match="the device is gone"):
-        host.trainer.publish(weights(5, tensors=BrokenOff(tensors_of(5))))
-    host.trainer.publish(weights(6))
+        host.trainer.publish(mixed(5, tensors=BrokenOff(mixed_tensors(5))))
+    host.trainer.publish(mixed(6))
     assert_is(host.sync.poll(None), 6)
 
 
@@ -267,31 +267,31 @@ class Gated(dict[str, torch.Tensor]):
 
 
 def test_sync_weights_does_not_wait_for_a_trainer_that_stopped_half_way(host: Host) -> None:
-    host.trainer.publish(weights(1))
-    tensors = Gated(tensors_of(2))
-    trainer = threading.Thread(target=host.trainer.publish, args=[weights(2, tensors=tensors)])
+    host.trainer.publish(mixed(1))
+    tensors = Gated(mixed_tensors(2))
+    trainer = threading.Thread(target=host.trainer.publish, args=[mixed(2, tensors=tensors)])
     trainer.start()
     tensors.reached.wait()
     assert_is(host.sync.poll(None), 1)
-    assert host.sync.poll(weights(1).id) is None
+    assert host.sync.poll(mixed(1).id) is None
     tensors.gate.set()
     trainer.join()
-    assert_is(host.sync.poll(weights(1).id), 2)
+    assert_is(host.sync.poll(mixed(1).id), 2)
 
 
 def test_other_tensors_than_the_file_was_made_for_are_refused_by_name(host: Host) -> None:
-    missing = tensors_of(1)
+    missing = mixed_tensors(1)
     del missing["norm"]
     with pytest.raises(ValueError, match=r"norm$"):
-        host.trainer.publish(weights(1, tensors=missing))
+        host.trainer.publish(mixed(1, tensors=missing))
     # This one could be spread over the right shape.
     with pytest.raises(ValueError, match=r"embed$"):
-        host.trainer.publish(weights(1, tensors={**tensors_of(1), "embed": torch.zeros(50)}))
+        host.trainer.publish(mixed(1, tensors={**mixed_tensors(1), "embed": torch.zeros(50)}))
     assert host.sync.poll(None) is None
 
 
 def test_a_manifest_that_the_slot_has_no_room_for_is_refused(host: Host) -> None:
     endless = Probe(tokens=tuple(range(100_000)), logprobs={})
     with pytest.raises(ValueError):
-        host.trainer.publish(Weights(manifest=Manifest(id=weights(2).id, probe=endless), tensors=tensors_of(2)))
+        host.trainer.publish(Weights(manifest=Manifest(id=mixed(2).id, probe=endless), tensors=mixed_tensors(2)))
     assert host.sync.poll(None) is None

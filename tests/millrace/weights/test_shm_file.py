@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.weights.mixed_versions import Tensors, sha256, tensors_of, weights
 from support.weights.shm_host import Host, assert_is
+from support.weights.versions import Tensors, mixed, mixed_tensors, sha256
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights.shared_tensors import span_bytes
@@ -21,7 +21,7 @@ def test_the_file_takes_the_memory_of_three_copies_while_no_reader_lags(tmp_path
     host = Host(tmp_path, like=like, num_generators=8)
     copy = span_bytes(SlotFile(host.path).shapes)
     for version in range(30):
-        host.trainer.publish(weights(version, tensors=like))
+        host.trainer.publish(mixed(version, tensors=like))
         host.push()
         for generator in host.generators:
             assert generator.poll(None) is not None
@@ -45,7 +45,7 @@ def test_a_successor_goes_on_with_the_file_of_a_predecessor(tmp_path: Path) -> N
     ids=["shape", "dtype", "name"],
 )
 def test_weights_of_another_make_get_a_file_of_their_own_and_readers_find_it(tmp_path: Path, other: Tensors) -> None:
-    like = tensors_of(0) | other
+    like = mixed_tensors(0) | other
     first = Host(tmp_path)
     first.deliver(1)
     held = first.generators[0].poll(None)
@@ -53,7 +53,7 @@ def test_weights_of_another_make_get_a_file_of_their_own_and_readers_find_it(tmp
     trainer = ShmSender(first.path, like, 2)
     assert first.generators[0].poll(None) is None
     assert first.sync.poll(None) is None
-    trainer.publish(weights(2, tensors=like))
+    trainer.publish(mixed(2, tensors=like))
     first.push()
     taken = first.generators[0].poll(None)
     assert taken is not None
@@ -77,9 +77,9 @@ def test_a_predecessor_that_is_still_there_writes_where_no_reader_looks_any_more
     frozen = Host(tmp_path)
     frozen.deliver(1)
     successor = Host(tmp_path)
-    frozen.trainer.publish(weights(2))
+    frozen.trainer.publish(mixed(2))
     assert successor.sync.poll(None) is None
-    successor.trainer.publish(weights(1, incarnation=1))
+    successor.trainer.publish(mixed(1, incarnation=1))
     assert_is(successor.sync.poll(None), 1, incarnation=1)
 
 

@@ -12,7 +12,7 @@ import torch
 from support.stages.failpoints import Failpoints
 from support.stores.dict_store import DictStore
 from support.stores.faulty_store import Fault, FaultyStore, flipped
-from support.weights.policy_versions import tensors_of, weights
+from support.weights.versions import trained, trained_tensors
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights import delta
@@ -24,7 +24,7 @@ from storage.checkpoints import CheckpointWriter, checkpoints_backwards
 from storage.errors import NotInStore, StorageError
 from storage.stores.local import LocalStore
 
-OFFER_VERSIONS = Path(__file__).parents[2] / "support/weights/offer_versions.py"
+PROCESS = Path(__file__).parents[2] / "support/weights/weights_process.py"
 DATA = f"{layout.WEIGHTS}/data/*"
 VERSIONS = 200
 
@@ -66,14 +66,14 @@ def test_a_reader_follows_and_one_that_comes_late_finds_the_newest(
     assert reader.poll(None) is None
     writer = StoreSender(store)
     for version in range(4):
-        writer.publish(weights(version))
+        writer.publish(trained(version))
         taken = reader.poll(newest)
-        assert_taken(taken, weights(version))
+        assert_taken(taken, trained(version))
         assert taken is not None
         newest = taken.id
         assert reader.poll(newest) is None
-    assert_taken(reader.poll(None), weights(3), "asked again")
-    assert_taken(open_reader().poll(None), weights(3), "late")
+    assert_taken(reader.poll(None), trained(3), "asked again")
+    assert_taken(open_reader().poll(None), trained(3), "late")
     assert kinds(store) == "addd"
 
 
@@ -89,8 +89,8 @@ def test_every_dtype_and_any_layout_arrives_bit_for_bit(
     new["torch.float64"][1] = -0.0
     writer, reader = StoreSender(store), open_reader()
     for version, tensors in enumerate((old, new)):
-        writer.publish(weights(version, tensors=tensors))
-        assert_taken(reader.poll(None), weights(version, tensors=tensors))
+        writer.publish(trained(version, tensors=tensors))
+        assert_taken(reader.poll(None), trained(version, tensors=tensors))
     assert kinds(store) == "ad"
 
 
@@ -98,24 +98,24 @@ def test_a_later_incarnation_is_newer_than_any_version_of_an_earlier_one(
     store: DictStore, open_reader: Callable[[], StoreReceiver]
 ) -> None:
     writer, reader = StoreSender(store), open_reader()
-    writer.publish(weights(9))
-    writer.publish(weights(3, incarnation=1))
-    assert_taken(reader.poll(weights(9).id), weights(3, incarnation=1))
-    writer.publish(weights(10))
-    assert reader.poll(weights(3, incarnation=1).id) is None
+    writer.publish(trained(9))
+    writer.publish(trained(3, incarnation=1))
+    assert_taken(reader.poll(trained(9).id), trained(3, incarnation=1))
+    writer.publish(trained(10))
+    assert reader.poll(trained(3, incarnation=1).id) is None
 
 
 def test_anchors_come_first_regularly_and_wherever_a_delta_would_not_do(store: DictStore) -> None:
     writer = StoreSender(store)
     for version in range(2 * ANCHOR_EVERY):
-        writer.publish(weights(version))
+        writer.publish(trained(version))
     assert kinds(store) == 2 * ("a" + 15 * "d")
     writer = StoreSender(store)
-    everything = {name: tensor + 1 for name, tensor in tensors_of(42).items()}
+    everything = {name: tensor + 1 for name, tensor in trained_tensors(42).items()}
     without = {name: tensor for name, tensor in everything.items() if name != "norm"}
-    for tensors in (tensors_of(40), tensors_of(41), everything, everything, without, without):
-        writer.publish(weights(40, tensors=tensors))
-    writer.publish(weights(40, incarnation=1, tensors=without))
+    for tensors in (trained_tensors(40), trained_tensors(41), everything, everything, without, without):
+        writer.publish(trained(40, tensors=tensors))
+    writer.publish(trained(40, incarnation=1, tensors=without))
     assert kinds(store)[2 * ANCHOR_EVERY :] == "ad" + "ad" + "ad" + "a"
 
 
@@ -127,23 +127,23 @@ def test_many_changes_are_an_anchor_as_their_delta_would_be_long(store: DictStor
     new = {"w": torch.where(struck, torch.randn(300, 300, generator=chooser), old["w"])}
     writer = StoreSender(store)
     for version, tensors in enumerate((old, new)):
-        writer.publish(weights(version, tensors=tensors))
+        writer.publish(trained(version, tensors=tensors))
     assert kinds(store) == "aa"
 
 
 def test_what_was_offered_may_change_afterwards(store: DictStore, open_reader: Callable[[], StoreReceiver]) -> None:
     writer = StoreSender(store)
     for version in range(3):
-        live = weights(version)
+        live = trained(version)
         writer.publish(live)
         for tensor in live.tensors.values():
             tensor.zero_()
     assert kinds(store) == "add"
-    assert_taken(open_reader().poll(None), weights(2))
+    assert_taken(open_reader().poll(None), trained(2))
 
 
 def test_a_version_without_a_fingerprint_is_refused(store: DictStore) -> None:
-    unhashed = dataclasses.replace(weights(1), manifest=Manifest(id=weights(1).id))
+    unhashed = dataclasses.replace(trained(1), manifest=Manifest(id=trained(1).id))
     with pytest.raises(ValueError):
         StoreSender(store).publish(unhashed)
 
@@ -162,25 +162,25 @@ def test_looking_in_vain_is_one_look_at_the_store_and_a_delta_one_more(tmp_path:
     store = Counting()
     writer, reader = StoreSender(store), StoreReceiver(store, tmp_path / "received")
     for version in range(10):
-        writer.publish(weights(version))
-    assert_taken(reader.poll(None), weights(9))
-    reader.poll(weights(9).id)
+        writer.publish(trained(version))
+    assert_taken(reader.poll(None), trained(9))
+    reader.poll(trained(9).id)
     store.gets = 0
-    assert reader.poll(weights(9).id) is None
+    assert reader.poll(trained(9).id) is None
     assert store.gets == 1
-    writer.publish(weights(10))
+    writer.publish(trained(10))
     store.gets = 0
-    assert_taken(reader.poll(weights(9).id), weights(10))
+    assert_taken(reader.poll(trained(9).id), trained(10))
     assert store.gets == 3, "its record, the look behind it, its delta"
 
 
 def test_closing_removes_the_file(store: DictStore, tmp_path: Path) -> None:
-    StoreSender(store).publish(weights(0))
+    StoreSender(store).publish(trained(0))
     reader = StoreReceiver(store, tmp_path / "received")
-    assert_taken(reader.poll(None), weights(0))
+    assert_taken(reader.poll(None), trained(0))
     reader.close()
     assert list(tmp_path.iterdir()) == []
-    assert_taken(reader.poll(None), weights(0), "opened again by itself")
+    assert_taken(reader.poll(None), trained(0), "opened again by itself")
 
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
@@ -190,7 +190,7 @@ def test_a_damaged_file_is_named_and_the_next_anchor_heals(
 ) -> None:
     writer = StoreSender(store)
     for number in range(5):
-        writer.publish(weights(number))
+        writer.publish(trained(number))
     path = file_of(store, version)
     before = store.objects[path]
     for bit in random.Random(version).sample(range(8 * len(before)), 20) if damage == "flipped" else [0]:
@@ -202,17 +202,17 @@ def test_a_damaged_file_is_named_and_the_next_anchor_heals(
         with pytest.raises(WeightsCorrupt, match=path):
             reader.poll(None)
     writer = StoreSender(store)
-    writer.publish(weights(5))
-    assert_taken(reader.poll(None), weights(5))
+    writer.publish(trained(5))
+    assert_taken(reader.poll(None), trained(5))
 
 
 def test_a_delta_that_arrives_damaged_twice_is_made_good_from_the_anchor(store: DictStore, tmp_path: Path) -> None:
     faulty = FaultyStore(store, 8, bit_flip=Fault(calls=frozenset([1, 2]), paths=DATA))
     writer, reader = StoreSender(store), StoreReceiver(faulty, tmp_path / "received")
-    writer.publish(weights(0))
-    assert_taken(reader.poll(None), weights(0))
-    writer.publish(weights(1))
-    assert_taken(reader.poll(weights(0).id), weights(1))
+    writer.publish(trained(0))
+    assert_taken(reader.poll(None), trained(0))
+    writer.publish(trained(1))
+    assert_taken(reader.poll(trained(0).id), trained(1))
     assert faulty.fired == {"bit_flip": 2}, "seed 8"
 
 
@@ -222,27 +222,27 @@ def test_deltas_out_of_order_are_refused_and_the_file_is_named(
     store: DictStore, open_reader: Callable[[], StoreReceiver], order: list[int], holds_the_anchor: bool
 ) -> None:
     writer, reader = StoreSender(store), open_reader()
-    writer.publish(weights(0))
+    writer.publish(trained(0))
     if holds_the_anchor:
-        assert_taken(reader.poll(None), weights(0))
+        assert_taken(reader.poll(None), trained(0))
     log = CheckpointWriter(store, layout.WEIGHTS, writer="disorder")
     for version in order:
-        old, new = weights(version - 1), weights(version)
+        old, new = trained(version - 1), trained(version)
         base, digest = (w.manifest.fingerprint.digest for w in (old, new) if w.manifest.fingerprint)
         files = {"weights.delta": delta.encode(old.tensors, new.tensors, base=base, digest=digest)}
         manifest = {**new.manifest.to_json(), "probe": None}
         log.commit(version, files, {"kind": "delta", "base": base, "manifest": manifest})
     with pytest.raises(WeightsCorrupt, match="weights/data/"):
         reader.poll(None)
-    StoreSender(store).publish(weights(9))
-    assert_taken(reader.poll(None), weights(9))
+    StoreSender(store).publish(trained(9))
+    assert_taken(reader.poll(None), trained(9))
 
 
 def test_tensors_that_are_not_those_of_the_manifest_are_named(
     store: DictStore, open_reader: Callable[[], StoreReceiver]
 ) -> None:
-    other = {**tensors_of(1), "norm": torch.zeros(80)}
-    StoreSender(store).publish(dataclasses.replace(weights(1), tensors=other))
+    other = {**trained_tensors(1), "norm": torch.zeros(80)}
+    StoreSender(store).publish(dataclasses.replace(trained(1), tensors=other))
     with pytest.raises(WeightsCorrupt, match=r"norm$"):
         open_reader().poll(None)
 
@@ -262,9 +262,9 @@ class Overtaken(DictStore):
 
 def test_a_reader_that_gc_overtakes_gets_the_newer_version(tmp_path: Path) -> None:
     store = Overtaken()
-    StoreSender(store).publish(weights(0))
-    store.overtake = lambda: StoreSender(store).publish(weights(1))
-    assert_taken(StoreReceiver(store, tmp_path / "received").poll(None), weights(1))
+    StoreSender(store).publish(trained(0))
+    store.overtake = lambda: StoreSender(store).publish(trained(1))
+    assert_taken(StoreReceiver(store, tmp_path / "received").poll(None), trained(1))
     assert store.overtake is None
 
 
@@ -279,7 +279,7 @@ def test_two_hundred_versions_arrive_through_faults_skips_and_restarts(tmp_path:
     reader = StoreReceiver(for_reader, tmp_path / "received")
     newest, refused, taken_count, restarts = None, 0, 0, 0
     for version in range(VERSIONS):
-        history[version] = weights(version)
+        history[version] = trained(version)
         while True:
             try:
                 writer = writer or StoreSender(for_writer)
@@ -321,12 +321,12 @@ def test_a_writer_killed_between_file_and_record_loses_nothing_that_was_offered(
     reader = StoreReceiver(store, tmp_path / "received")
     offered = -1
     for number, place in enumerate(places):
-        failpoints = Failpoints(tmp_path / f"fired-{number}", f"sync {place} kill")
-        command = [sys.executable, str(OFFER_VERSIONS), str(store.root), "sync", "100"]
+        failpoints = Failpoints(tmp_path / f"fired-{number}", f"store {place} kill")
+        command = [sys.executable, str(PROCESS), "store", str(store.root), "100"]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=failpoints.environment(), check=False)
         assert (ended.returncode, failpoints.missed()) == (-9, [])
         assert int(ended.stdout.split()[0]) == offered + 1, "it goes on where the last one was killed"
         offered = int(ended.stdout.split()[-1])
-        assert_taken(reader.poll(None), weights(offered), place)
-        assert_taken(StoreReceiver(store, tmp_path / "late").poll(None), weights(offered), place)
+        assert_taken(reader.poll(None), trained(offered), place)
+        assert_taken(StoreReceiver(store, tmp_path / "late").poll(None), trained(offered), place)
     assert offered == 1 + 3 + 4

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.weights.direct_ends import direct_ends
-from support.weights.mixed_versions import manifest_of, tensors_of, weights
+from support.weights.versions import manifest_of, mixed, mixed_tensors
 
 from millrace.weights.base import Weights, WeightsReceiver, WeightsSender
 from millrace.weights.fingerprint import fingerprint, fingerprint_of_sums
@@ -24,7 +24,7 @@ class ShmChain(WeightsSender):
     """Everything between the trainer and the readers of `shm`, as one writer."""
 
     def __init__(self, path: Path) -> None:
-        self._trainer = ShmSender(path, tensors_of(0), GENERATORS)
+        self._trainer = ShmSender(path, mixed_tensors(0), GENERATORS)
         self._relay = ShmRelay(path)
 
     def publish(self, weights: Weights) -> None:
@@ -69,7 +69,7 @@ def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Transp
 def assert_taken(taken: Weights | None, version: int, incarnation: int = 0) -> None:
     """That this version arrived, every bit of it, for this process and for others."""
     assert taken is not None
-    expected = tensors_of(version, incarnation)
+    expected = mixed_tensors(version, incarnation)
     said = dataclasses.replace(taken.manifest, fingerprint=None)
     assert said == manifest_of(version, incarnation), f"expected version {version}, found {taken.id}"
     # Of whole tensors, or of their parts.
@@ -88,88 +88,88 @@ def test_there_is_nothing_to_take_before_anything_was_offered(transport: Transpo
 
 def test_every_tensor_arrives_bit_for_bit_whatever_its_type(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
-    writer.publish(weights(0))
+    writer.publish(mixed(0))
     assert_taken(reader.poll(None), 0)
 
 
 def test_a_tensor_arrives_whatever_its_layout_in_memory_was(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
     transposed = {
-        name: tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor for name, tensor in tensors_of(4).items()
+        name: tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor for name, tensor in mixed_tensors(4).items()
     }
     assert not transposed["embed"].is_contiguous()
-    writer.publish(weights(4, tensors=transposed))
+    writer.publish(mixed(4, tensors=transposed))
     assert_taken(reader.poll(None), 4)
 
 
 def test_every_reader_takes_for_itself(transport: Transport) -> None:
     writer, readers = transport.writer(), [transport.reader(generator) for generator in range(GENERATORS)]
-    writer.publish(weights(1))
+    writer.publish(mixed(1))
     first = readers[0].poll(None)
     assert_taken(first, 1)
     assert_taken(readers[1].poll(None), 1)
-    writer.publish(weights(2))
-    assert_taken(readers[0].poll(weights(1).id), 2)
-    assert_taken(readers[1].poll(weights(1).id), 2)
+    writer.publish(mixed(2))
+    assert_taken(readers[0].poll(mixed(1).id), 2)
+    assert_taken(readers[1].poll(mixed(1).id), 2)
 
 
 def test_a_reader_sees_the_newest_only(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
     for version in range(6):
-        writer.publish(weights(version))
+        writer.publish(mixed(version))
     assert_taken(reader.poll(None), 5)
 
 
 def test_there_is_nothing_to_take_when_nothing_is_newer(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
-    writer.publish(weights(3))
-    assert reader.poll(weights(3).id) is None
-    assert reader.poll(weights(4).id) is None
-    writer.publish(weights(4))
-    assert_taken(reader.poll(weights(3).id), 4)
+    writer.publish(mixed(3))
+    assert reader.poll(mixed(3).id) is None
+    assert reader.poll(mixed(4).id) is None
+    writer.publish(mixed(4))
+    assert_taken(reader.poll(mixed(3).id), 4)
 
 
 def test_a_later_incarnation_is_newer_than_any_version_of_an_earlier_one(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
-    writer.publish(weights(9))
+    writer.publish(mixed(9))
     assert_taken(reader.poll(None), 9)
-    writer.publish(weights(3, incarnation=1))
-    assert_taken(reader.poll(weights(9).id), 3, incarnation=1)
-    assert reader.poll(weights(3, incarnation=1).id) is None
+    writer.publish(mixed(3, incarnation=1))
+    assert_taken(reader.poll(mixed(9).id), 3, incarnation=1)
+    assert reader.poll(mixed(3, incarnation=1).id) is None
 
 
 def test_a_late_reader_finds_the_newest(transport: Transport) -> None:
     writer = transport.writer()
-    writer.publish(weights(1))
-    writer.publish(weights(2))
+    writer.publish(mixed(1))
+    writer.publish(mixed(2))
     assert_taken(transport.reader().poll(None), 2)
 
 
 def test_a_reader_that_opens_again_goes_on_where_it_was(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
-    writer.publish(weights(1))
+    writer.publish(mixed(1))
     assert_taken(reader.poll(None), 1)
     reader.close()
     again = transport.reader()
-    assert again.poll(weights(1).id) is None
-    writer.publish(weights(2))
-    assert_taken(again.poll(weights(1).id), 2)
+    assert again.poll(mixed(1).id) is None
+    writer.publish(mixed(2))
+    assert_taken(again.poll(mixed(1).id), 2)
 
 
 def test_a_reader_follows_a_writer_that_opens_again(transport: Transport) -> None:
     reader, first = transport.reader(), transport.writer()
-    first.publish(weights(1))
+    first.publish(mixed(1))
     assert_taken(reader.poll(None), 1)
     first.close()
     second = transport.writer()
-    assert reader.poll(weights(1).id) is None
-    second.publish(weights(2, incarnation=1))
-    assert_taken(reader.poll(weights(1).id), 2, incarnation=1)
+    assert reader.poll(mixed(1).id) is None
+    second.publish(mixed(2, incarnation=1))
+    assert_taken(reader.poll(mixed(1).id), 2, incarnation=1)
 
 
 def test_what_was_offered_does_not_change_with_the_tensors_it_was_made_from(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
-    live = weights(1)
+    live = mixed(1)
     writer.publish(live)
     for tensor in live.tensors.values():
         tensor.zero_()

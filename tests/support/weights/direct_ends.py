@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.weights.direct import PATIENT, Pushes, finder, wait_until
 from support.weights.direct_policies import layout_of
-from support.weights.mixed_versions import tensors_of
+from support.weights.versions import mixed_tensors
 
 from millrace.weights.base import Weights, WeightsId, WeightsReceiver, WeightsSender
 from millrace.weights.direct.receiver import DirectReceiver
@@ -47,7 +47,7 @@ class _Ends:
 
 class _Sender(Pushes):
     def __init__(self, ends: _Ends) -> None:
-        layout = layout_of(tensors_of(0), 2)
+        layout = layout_of(mixed_tensors(0), 2)
         super().__init__(ends.folder, ends.num_generators, deadline_seconds=PATIENT, layout=layout)
         self._ends = ends
         ends.pushes = None
