@@ -1,9 +1,17 @@
 """Identifies the bytes of a policy version: a hash or a sum per tensor, and one hash over them all.
 
 Two processes with the same fingerprint hold the same names, dtypes, shapes and values, bit for bit. Hashes need whole
-tensors. Sums add up from the trainer ranks' parts, so `direct` uses them (`sums.py`).
+tensors. The sums of a tensor's parts add up to that of the whole, wherever the parts are, so `direct` uses them:
+
+    words [rows, columns] of a box ─┬─► sum of each row · weight of the row     ┐
+                                    └─► sum of each column · weight of the column ┴─► + : one number, modulo 2⁶⁴
+
+Rows and columns count from the whole tensor's first, so a box that arrives at another place has another sum. Weights of
+rows are odd and those of columns even: any change of a single word changes the sum. Only integer additions and
+multiplications: a GPU computes the same number as a CPU, without moving the tensor.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,9 +21,22 @@ import torch
 import xxhash
 
 from millrace.errors import WeightsCorrupt
-from millrace.weights.sums import region_sums, whole_region
 from storage.failpoints import failpoint
 
+Region = tuple[tuple[int, int], ...]
+"""A half-open range of indices per dimension of the whole tensor; () is all of a tensor without dimensions."""
+
+_WORD = 8
+"""Bytes of the words that are summed, where rows can be cut into them."""
+_ALIGNED = 128
+"""Bytes. Rows of a multiple of this length can be divided into as many as 16 equal parts of whole words. A part that
+cuts through a word is filled up with zeros, which takes a copy of it."""
+_BLOCK_BYTES = 1 << 20
+"""On a CPU rows are summed in blocks of this size: the second sum then finds them in the cache."""
+_ROW, _COLUMN = (0x9E3779B97F4A7C15, 0x632BE59BD9B4E019), (0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7)
+"""Factor and offset of the weights, odd numbers of 64 bits."""
+_MASK = (1 << 64) - 1
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # One thread reads about as fast as one core can from memory; more than two bring nothing.
 _THREADS = 2
 
@@ -83,3 +104,81 @@ def names_of(names: Iterable[str], most: int = 5) -> str:
     listed = list(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
+
+
+def region_sums(
+    parts: Mapping[str, torch.Tensor], boxes: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, int]:
+    """The sum of each box: `parts` has its elements, `shapes` the shapes of the whole tensors, by name.
+
+    The values are in [0, 2⁶⁴). One device holds all parts, and is waited for once.
+    """
+    if not parts:
+        return {}
+    sums = torch.stack([_sum(part, boxes[name], shapes[name]) for name, part in parts.items()])
+    return {name: value & _MASK for name, value in zip(parts, sums.tolist(), strict=True)}
+
+
+def add_sums(sums: Iterable[int]) -> int:
+    """The sum of a tensor out of those of its parts."""
+    return sum(sums) & _MASK
+
+
+def whole_region(shape: Iterable[int]) -> Region:
+    """All of a tensor."""
+    return tuple((0, extent) for extent in shape)
+
+
+def _sum(part: torch.Tensor, box: Region, shape: tuple[int, ...]) -> torch.Tensor:
+    """0-d int64."""
+    if not part.numel():
+        return torch.zeros((), dtype=torch.int64, device=part.device)
+    # A vector has a row per element: divisions of its only dimension are divisions of rows.
+    rows, columns = (part.shape, 1) if part.ndim < 2 else (part.shape[:-1], part.shape[-1])
+    first_column = box[-1][0] if part.ndim > 1 else 0
+    whole_columns = shape[-1] if part.ndim > 1 else 1
+    words = part.detach().contiguous().view(math.prod(rows), columns).view(torch.uint8)
+    row_bytes = whole_columns * part.element_size()
+    word = _WORD if row_bytes % _ALIGNED == 0 else part.element_size()
+    first_word, before = divmod(first_column * part.element_size(), word)
+    after = -(before + columns * part.element_size()) % word
+    if before or after:
+        # The zeros add nothing, and the other bytes of these words are added by those who have them.
+        words = torch.nn.functional.pad(words, (before, after))
+    words = words.view(_INTEGERS[word])
+    row_weights = _weights(_row_numbers(box[: len(rows)], shape, part.device), _ROW) | 1
+    column_weights = _weights(torch.arange(words.shape[1], device=part.device) + first_word, _COLUMN) & -2
+    by_row, by_column = _both_sums(words)
+    return (by_row * row_weights).sum() + (by_column * column_weights).sum()
+
+
+def _both_sums(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 sums of each row and of each column."""
+    if words.shape[1] == 1:
+        return words[:, 0].to(torch.int64), words.sum(dim=0, dtype=torch.int64)
+    rows = len(words)
+    if words.device.type == "cpu":
+        rows = max(1, _BLOCK_BYTES // (words.shape[1] * words.element_size()))
+    by_row = []
+    by_column = torch.zeros(words.shape[1], dtype=torch.int64, device=words.device)
+    for block in torch.split(words, rows):
+        by_row.append(block.sum(dim=1, dtype=torch.int64))
+        by_column += block.sum(dim=0, dtype=torch.int64)
+    return torch.cat(by_row), by_column
+
+
+def _row_numbers(box: Region, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """[rows] int64 numbers of the box's rows in the whole tensor."""
+    numbers = torch.zeros(1, dtype=torch.int64, device=device)
+    for (begin, end), extent in zip(box, shape, strict=False):
+        numbers = (numbers[:, None] * extent + torch.arange(begin, end, device=device)).reshape(-1)
+    return numbers
+
+
+def _weights(numbers: torch.Tensor, constants: tuple[int, int]) -> torch.Tensor:
+    factor, offset = (_signed(constant) for constant in constants)
+    return numbers * factor + offset
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from millrace.weights.direct.layout import Message, volume
-from millrace.weights.sums import Region
+from millrace.weights.fingerprint import Region
 from storage.failpoints import failpoint
 
 _UNDER_WAY = 2

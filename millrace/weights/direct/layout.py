@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import torch
 
-from millrace.weights.sums import Region, whole_region
+from millrace.weights.fingerprint import Region, whole_region
 
 MESSAGE_BYTES = 32 << 20
 """The most that travels at once."""

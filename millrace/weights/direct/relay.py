@@ -23,8 +23,7 @@ from millrace.weights.base import HandoverReceiver, Manifest, Weights, WeightsId
 from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.receiver import DirectReceiver
 from millrace.weights.direct.rendezvous import PATIENCE, Go, Rendezvous, generator_name, trainer_name
-from millrace.weights.fingerprint import names_of, sums_as_fingerprint
-from millrace.weights.sums import Region, add_sums
+from millrace.weights.fingerprint import Region, add_sums, names_of, sums_as_fingerprint
 from storage.failpoints import failpoint
 
 _ATTEMPTS = 2

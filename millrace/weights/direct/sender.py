@@ -18,7 +18,7 @@ from millrace.weights.direct.exchange import Group, send_parts
 from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.member import Member
 from millrace.weights.direct.rendezvous import Push, RendezvousClient, trainer_name
-from millrace.weights.sums import region_sums
+from millrace.weights.fingerprint import region_sums
 from storage.failpoints import failpoint
 
 

@@ -13,7 +13,7 @@ from millrace.training.parallel.ranks import Ranks
 from millrace.training.parallel.sharding import layout, own_shards
 from millrace.weights.base import Manifest, WeightsId
 from millrace.weights.direct.sender import ShardSender
-from millrace.weights.sums import region_sums
+from millrace.weights.fingerprint import region_sums
 
 MANIFEST = Manifest(id=WeightsId(incarnation=0, policy_version=1, t_offered=0.0))
 
@@ -47,5 +47,5 @@ def test_sums_are_taken_where_the_shards_are_and_waited_for_once(where: Literal[
             parts = {name: part.cpu() for name, part in parts.items()}
             gpu.forget()
         assert region_sums(parts, boxes, shapes) == expected
-        assert gpu.waits == ({"weights/sums.py:region_sums": 1} if where == "gpu" else {})
+        assert gpu.waits == ({"weights/fingerprint.py:region_sums": 1} if where == "gpu" else {})
         assert not gpu.copied_to_host

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.weights.sums import Region, add_sums, region_sums, whole_region
+from millrace.weights.fingerprint import Region, add_sums, region_sums, whole_region
 
 SHAPES = st.lists(st.integers(1, 9), min_size=0, max_size=3).map(tuple)
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.uint8]

@@ -20,7 +20,7 @@ def manifest_of(version: int, incarnation: int = 0) -> Manifest:
 
 
 def mixed_tensors(version: int, incarnation: int = 0) -> Tensors:
-    """Several types and odd sizes, a few kilobytes; every version of every incarnation has other bits in every tensor."""
+    """Several types and odd sizes, a few kilobytes; each version of each incarnation has other bits in every tensor."""
     random = torch.Generator().manual_seed(version + 1_000_000 * incarnation)
     return {
         "scale": torch.randn((), generator=random),

@@ -94,8 +94,8 @@ def killed_and_back(folder: Path, name: str, place: str, nth: int) -> None:
                 time.sleep(0.01)
         assert killed.wait() == -signal.SIGKILL
         assert armed.missed() == []
-        began = time.monotonic()
         world.start(name)
+        began = time.monotonic()
         newest = version + 1
         world.offer(newest)
         world.all_have(newest)
