@@ -123,7 +123,7 @@ def test_wandb_writes_where_its_own_variable_says_and_knows_the_config(trained: 
 
 @pytest.mark.parametrize("project", ["a/b", "", "ä", "x" * 129])
 def test_a_name_that_wandb_does_not_allow_is_refused(project: str) -> None:
-    with pytest.raises(InputError, match="expected the name of a project"):
+    with pytest.raises(InputError):
         WeightsAndBiases(project, "mine")
 
 

@@ -34,8 +34,3 @@ def test_the_best_the_worst_and_one_without_spread_are_the_newest_of_their_kind_
 
 def test_before_the_first_step_there_is_none() -> None:
     assert notable_groups(run_data(consumed=consumed_rows([]))) == []
-
-
-def test_rewards_that_are_all_unknown_make_no_group_notable() -> None:
-    consumed = consumed_rows([1, 1], reward=[np.nan, np.nan], sample_index=[0, 1])
-    assert notable_groups(run_data(consumed=consumed)) == []

@@ -52,10 +52,6 @@ def test_evaluations_at_the_same_time_are_one_stretch_and_those_of_unknown_lengt
     assert found == {"evaluate": [(2.0, 12.0, 1.0)]}
 
 
-def test_a_run_without_them_has_no_such_track() -> None:
-    assert tracks() == {}
-
-
 def test_the_flow_page_shows_them_below_the_replicas() -> None:
     chart = next(block for block in VIEW.blocks if block.id == "flow-tracks")
     record = {"doing": "stopped", "attempt": 0, "t": STARTED + 8}

@@ -68,13 +68,6 @@ def test_a_search_reads_a_bounded_number_of_parts_the_newest_first_and_the_next_
     assert found == expected(dict_store)
 
 
-def test_a_search_reads_a_bounded_number_of_bytes_and_one_part_at_least(
-    reader: GroupReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(same_prompt, "MAX_BYTES", 1)
-    assert [reader.same_prompt(PROMPT).searched for _ in range(3)] == [1, 2, 3]
-
-
 def test_a_part_that_cannot_be_read_is_passed_over(reader: GroupReader, dict_store: DictStore) -> None:
     before = expected(dict_store)
     lost = next(path for path in dict_store.objects if path.startswith(f"{layout.trajectories(0)}/seg/"))
