@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.trainer.__main__ import measure_memory, measure_steps, targets_met
+from benchmarks.trainer.__main__ import measure_memory, measure_steps
 from benchmarks.trainer.sharing import CASES as GROUPS
 from benchmarks.trainer.sharing import make_groups, measure_sharing
 from benchmarks.trainer.sharing import targets_met as sharing_targets
 from benchmarks.trainer.steps import (
-    CASES,
     Case,
     contenders,
     make_model,
@@ -91,11 +90,6 @@ def test_the_models_operations_are_those_of_its_matrix_products_and_causal_atten
     assert model_flops(_TINY, samples) == 3 * products + 6 * 2 * 16 * squares
 
 
-def test_the_large_model_has_about_a_billion_parameters() -> None:
-    model = make_model(CASES["cuda"], torch.device("meta"))
-    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(1.24e9, rel=0.01)
-
-
 @pytest.mark.extended
 def test_the_naive_peak_is_that_of_whole_matrices_and_the_chunked_one_of_a_few_chunks() -> None:
     found = measure_memory("cpu", tokens=1024, width=8, dtype="float32", vocab=131_072)
@@ -103,11 +97,6 @@ def test_the_naive_peak_is_that_of_whole_matrices_and_the_chunked_one_of_a_few_c
     assert found["peak_bytes"]["naive"] > 2 * matrix
     assert chunk < found["peak_bytes"]["chunked"] < 4 * chunk
     assert found["share"] == found["peak_bytes"]["chunked"] / found["peak_bytes"]["naive"]
-
-
-@pytest.mark.parametrize(("speedup", "share", "met"), [(1.5, 0.35, [True, True]), (1.4, 0.36, [False, False])])
-def test_targets_are_held_against_the_figures(speedup: float, share: float, met: list[bool]) -> None:
-    assert list(targets_met({"step": {"speedup": speedup}, "memory": {"share": share}}).values()) == met
 
 
 @pytest.mark.slow

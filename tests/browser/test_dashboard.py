@@ -194,16 +194,6 @@ def test_the_overview_lists_runs_and_ticks_lead_to_their_comparison(
     watched.assert_quiet()
 
 
-def test_a_run_that_is_made_while_its_page_is_open_appears(root: Path, watched: Watched) -> None:
-    (root / "coming").mkdir()
-    watched.open("/run/coming/staleness")
-    expect(watched.page.locator(".nowhere")).to_contain_text("keeps looking")
-    expect(watched.page.locator(".problems")).to_contain_text("coming")
-    StoredRun(local(root, "coming"), "coming", Shape(steps=4)).append(2)
-    expect(watched.page.locator("#staleness-over-time .js-plotly-plot")).to_be_visible()
-    expect(watched.page.locator(".problems")).to_have_count(0)
-
-
 def test_what_a_store_holds_is_text_on_the_page_and_never_markup(root: Path, watched: Watched) -> None:
     run = StoredRun(local(root, "hostile"), "hostile", Shape(steps=9))
     run.append(2)

@@ -154,14 +154,6 @@ def test_points_of_two_runs_with_one_name_are_never_mixed(tmp_path: Path) -> Non
     assert _shown(tmp_path / "mine") == _expected(1)
 
 
-def test_a_memory_that_somebody_else_wrote_is_refused(trained: Trained, tmp_path: Path) -> None:
-    trained.step(1)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "millrace.json").write_text('{"other": 1}')
-    with pytest.raises(InputError):
-        copy(trained.store, tmp_path / "mine")
-
-
 def test_a_folder_that_cant_be_used_gives_one_sentence(trained: Trained, tmp_path: Path) -> None:
     trained.step(1)
     (tmp_path / "file").write_text("")

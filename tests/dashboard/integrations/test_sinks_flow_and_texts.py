@@ -53,15 +53,6 @@ def test_a_generators_idle_share_and_rate_are_summed_over_each_policy_version(tr
     assert _flow(tmp_path / "mine") == first + second
 
 
-def test_a_generator_that_starts_to_count_again_has_no_negative_rate(trained: Trained, tmp_path: Path) -> None:
-    trained.step(1, 2)
-    trained.work(0, 101.0, 1, busy=2.0, waited=0.0, tokens=1000.0)
-    trained.work(0, 103.0, 2, busy=2.0, waited=0.0, tokens=10.0)
-    trained.work(0, 105.0, 3, busy=2.0, waited=0.0, tokens=20.0)
-    copy(trained.store, tmp_path / "mine")
-    assert [value for tag, step, value in _flow(tmp_path / "mine") if tag.endswith("second") and step == 2] == [0.0]
-
-
 def test_the_config_of_each_attempt_is_a_text_at_the_version_it_went_on_from(trained: Trained, tmp_path: Path) -> None:
     trained.step(1)
     copy(trained.store, tmp_path / "mine")

@@ -9,7 +9,7 @@ from dash import no_update
 from support.pages.components import plain, texts, within
 from support.stored_run.run import Shape, StoredRun
 
-from dashboard.pages import address, overview
+from dashboard.pages import overview
 from dashboard.pages.site import Site
 from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
@@ -61,13 +61,6 @@ def test_filter_order_and_columns_are_kept_in_the_address_and_each_link_changes_
     )
     assert texts(body).index("one") < texts(body).index("two")
     assert "1 of 2 runs" in texts(plain(site(root).show("/", "?filter=step=5").body))
-
-
-def test_what_an_address_may_say_of_the_table_is_bounded() -> None:
-    at = address.table_of("?" + "&".join(f"column={i}{'x' * 1000}" for i in range(100)) + f"&filter={'y' * 1000}&sort=")
-    assert len(at.columns) == address.MAX_COLUMNS
-    assert {len(text) for text in (*at.columns, at.filter)} == {address.MAX_CHARACTERS}
-    assert at.sort == address.DEFAULT_SORT
 
 
 def test_the_table_shows_settings_notes_and_the_reward_and_suggests_what_tells_runs_apart(root: Path) -> None:

@@ -1,7 +1,6 @@
 """What the page of trajectories shows for a query, and that text of a model stays text in it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -162,18 +161,6 @@ def test_hostile_text_is_only_ever_the_text_of_an_element_and_is_spelt_out() -> 
         assert not {"href", "src", "dangerously_allow_html"} & others.keys()
 
 
-def test_messages_are_labelled_with_their_roles_where_they_begin() -> None:
-    one = response(0, 4)
-    assert one.trajectory is not None
-    roles = {"message_roles": ["user", "assistant", "tool", "assistant"], "message_starts": [0, 1, 3, 4]}
-    trajectory = {**one.trajectory, "prompt_tokens": [1, 2], **roles}
-    group = Group(generator=0, group_id=1, responses=(replace(one, trajectory=trajectory),), problems=())
-    shown = view(group, TokenTexts(None))
-    assert [mark.children for mark in of_class(shown, "role")] == ["user", "assistant", "tool", "assistant"]
-    (tokens,) = of_class(shown, "tokens")
-    assert [child.className for child in tokens.children] == ["token", "role", "token", "role", "token", "token"]
-
-
 def test_tokens_carry_their_ratio_their_version_and_their_colour() -> None:
     truncated = response(0, 4)
     assert truncated.trajectory is not None
@@ -195,10 +182,3 @@ def test_of_what_is_long_the_beginning_is_shown_and_how_much_is_not() -> None:
     assert len(of_class(shown, "token")) == MAX_TOKENS + MAX_RESPONSES - 1
     assert " … and 7 more tokens" in words(shown)
     assert "3 more are not shown." in words(shown)
-
-
-def test_a_response_of_which_little_can_be_read_shows_that_little() -> None:
-    bare = Response(row_id=7, trajectory=None, score=None, consumed=None, trainer_logprobs=None)
-    shown = view(Group(generator=1, group_id=-1, responses=(bare,), problems=("gone",)), TokenTexts(None))
-    assert "gone" in words(shown)
-    assert of_class(shown, "token") == []

@@ -101,12 +101,3 @@ def test_hostile_text_is_only_ever_the_text_of_an_element_and_is_spelt_out() -> 
         others = {name: value for name, value in component.to_plotly_json()["props"].items() if name != "children"}
         assert "alert(" not in str(others)
         assert others.get("href", "?").startswith("?")
-
-
-def test_a_search_that_ended_early_says_how_far_it_went_and_can_go_on() -> None:
-    group = hostile_group()
-    found = SamePrompt(groups=(asked(1),), searched=256, parts=900)
-    shown = versions.view([group], group, found, TokenTexts(None), lambda other: "?open=0.0")
-    assert "No other group answers this prompt, in the newest 256 of 900 parts" in words(shown)
-    (further,) = [one for one in components(shown) if getattr(one, "children", None) == "Search further back"]
-    assert further.href == "?open=0.0&versions=all"

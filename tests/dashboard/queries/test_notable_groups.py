@@ -30,7 +30,3 @@ def test_the_best_the_worst_and_one_without_spread_are_the_newest_of_their_kind_
     assert {why: one.group_id for why, one in found.items()} == {"best": 3, "worst": 2, "no spread": 2}
     best = found["best"]
     assert (best.generator, best.row_id, best.policy_version, best.reward) == (1, 6, 32, 0.75)
-
-
-def test_before_the_first_step_there_is_none() -> None:
-    assert notable_groups(run_data(consumed=consumed_rows([]))) == []

@@ -54,13 +54,6 @@ def test_a_track_is_cut_into_the_shares_of_each_bin() -> None:
     assert {kind: shares.tolist() for kind, shares in track.shares.items()} == {"train": [0.5, 1.0], _WAIT: [0.5, 0.0]}
 
 
-def test_an_interval_that_lies_across_two_bins_is_divided_between_them() -> None:
-    run = _run({"train-0": _time(train={3: 2.0, 4: 1.0})})
-    (track,) = flow.time_by_replica(run)
-    # From 1 s to 4 s.
-    assert track.shares["train"].tolist() == [0.5, 1.0]
-
-
 def test_tracks_have_150_intervals_at_most_whose_width_doubles() -> None:
     times = {float(t): 2.0 for t in range(2, 1202, 2)}
     (track,) = flow.time_by_replica(_run({"train-0": _time(train=times)}))
@@ -94,13 +87,6 @@ def test_throughput_is_summed_over_replicas_and_ends_where_one_has_not_measured_
     np.testing.assert_array_equal(found["generate"].y, [50.0, 125.0, np.nan])
     # What the first row tells of came in the two seconds before it.
     assert found["score"].y.tolist() == [2.5, 2.5, 0.0]
-
-
-@pytest.mark.parametrize("metrics", [{}, {"train-0": {}}, {"train-0": _time(train={-5: 2.0})}])
-def test_before_a_stage_measured_its_time_there_is_nothing(metrics: dict[str, dict[str, Columns]]) -> None:
-    run = _run(metrics)
-    assert flow.time_by_replica(run) == []
-    assert flow.idle(run) == flow.throughput(run) == {}
 
 
 def test_stage_times_are_the_mean_of_the_replicas() -> None:

@@ -81,13 +81,6 @@ def test_pairs_count_trajectories_by_their_staleness_and_when_they_were_trained(
     assert found.counts.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 0]]
 
 
-def test_each_generator_has_points_where_it_made_something() -> None:
-    found = staleness.by_generator(_run([1, 1, 1, 2], staleness=[2, 0, 1, 5], generator=[0, 2, 2, 0]))
-    assert list(found) == [0, 2]
-    assert (found[0].x.tolist(), found[0].y.tolist()) == ([1, 2], [2, 5])
-    assert (found[2].x.tolist(), found[2].y.tolist()) == ([1], [0.5])
-
-
 def test_spans_are_shares_by_how_many_versions_sampled_and_five_stands_for_more() -> None:
     run = _run([9, 9, 9, 9], min_policy_version=[8, 7, 1, 4], max_policy_version=[8, 8, 8, 8])
     assert {number: line.y.tolist() for number, line in staleness.spans(run).items()} == {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.pages.run_data import STATUS, T, generating, measured, run_data
 
-from dashboard.queries.stragglers import Bias, InFlight, biased_length, biases, in_flight
+from dashboard.queries.stragglers import InFlight, biased_length, in_flight
 from dashboard.read.model import RunData
 from millrace.runtime.messages import LOADING, STOPPED
 
@@ -49,12 +49,6 @@ def test_a_generator_that_is_not_at_work_has_only_what_it_left(run: RunData) -> 
 
 def _ratios(**values: list[float]) -> RunData:
     return run_data(metrics={"train-0": {f"{name}_ratio": measured(ratios) for name, ratios in values.items()}})
-
-
-def test_a_bias_is_told_by_its_last_step_and_by_all_of_them() -> None:
-    assert biases(_ratios(length=[1.0, 1.04, np.nan, 0.96])) == [
-        Bias(name="length", last=0.96, mean=1.0, lowest=0.96, highest=1.04, outside=2, steps=3)
-    ]
 
 
 @pytest.mark.parametrize(("last", "biased"), [(0.969, 0.969), (1.031, 1.031), (0.97, None), (1.03, None)])

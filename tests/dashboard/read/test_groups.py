@@ -189,14 +189,6 @@ def test_a_damaged_record_hides_what_lies_behind_it_and_nothing_before(run: RunD
     assert (group.prompt, len(group.problems)) == (None, 1)
 
 
-def test_groups_that_are_read_one_after_the_other_cost_each_part_once(run: RunData, dict_store: DictStore) -> None:
-    store = Counting(dict_store.objects)
-    reader = GroupReader(store, run.info.config)
-    for place in places(run, generator="0"):
-        reader.read(run, *place)
-    assert len(store.parts) == len(set(store.parts)) > 3
-
-
 def test_prompts_are_read_and_those_in_damaged_parts_left_out(run: RunData, dict_store: DictStore) -> None:
     damaged = first_part_file(dict_store, layout.trajectories(1))
     readable = GroupReader(dict_store, run.info.config).prompts(places(run))

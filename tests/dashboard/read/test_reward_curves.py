@@ -65,19 +65,6 @@ def test_a_run_that_grows_is_read_on_and_looks_as_if_read_at_once() -> None:
     assert store.num_parts == before
 
 
-def test_reading_stops_when_it_is_enough_and_goes_on_the_next_time() -> None:
-    store = CountingStore()
-    write(store, range(1, 11))
-    curve = RewardCurve(store)
-    for num_read in range(1, 10):
-        # The fence is the first record, and holds no step.
-        assert not curve.read_new(lambda: True)
-        assert len(curve.points["reward"]) == num_read - 1
-    while not curve.read_new(lambda: True):
-        pass
-    assert len(curve.points["reward"]) == 10
-
-
 def test_what_a_restarted_trainer_made_again_replaces_what_was_there() -> None:
     store = DictStore()
     write(store, range(1, 9))

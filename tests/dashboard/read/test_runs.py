@@ -62,21 +62,6 @@ def test_a_root_may_be_empty_or_not_there_yet_and_fill_later(tmp_path: Path, clo
     assert [row.run_id for row in runs.overview()] == ["first"]
 
 
-def test_runs_are_listed_and_looked_at_no_more_than_often_enough(tmp_path: Path, clock: HandClock) -> None:
-    run = store_run(tmp_path, "a")
-    runs = Runs(str(tmp_path), clock)
-    assert rows(runs)["a"].policy_version == 2
-    store_run(tmp_path, "b")
-    run.append(1)
-    clock.now += 0.9
-    assert runs.ids() == ["a"]
-    assert rows(runs)["a"].policy_version == 2
-    clock.now += 0.2
-    assert rows(runs)["a"].policy_version == 3
-    clock.now += 1.0
-    assert runs.ids() == ["a", "b"]
-
-
 def test_what_is_no_run_id_of_this_root_can_not_be_reached(tmp_path: Path) -> None:
     store_run(tmp_path / "root", "a")
     store_run(tmp_path, "b")
@@ -166,13 +151,6 @@ def test_a_run_that_ended_or_fell_silent_says_so(tmp_path: Path, clock: HandCloc
     resume_run(finished.store, read_run(finished.store)["config"])
     clock.now += 2.0
     assert rows(runs)["finished"].state == "running"
-
-
-def test_a_run_that_has_just_been_claimed_is_known_by_what_it_was_asked_for(tmp_path: Path) -> None:
-    StoredRun(LocalStore(tmp_path / "new", fsync=False), "new", Shape(steps=10))
-    row = rows(Runs(str(tmp_path)))["new"]
-    assert (row.problem, row.max_steps, row.policy_version, row.staleness_mean) == (None, 10, None, None)
-    assert row.ages == {}
 
 
 def test_a_run_that_can_not_be_read_is_a_row_with_a_problem_and_the_others_are_shown(

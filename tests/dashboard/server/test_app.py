@@ -55,16 +55,6 @@ def blocks_on(body: Any, kind: str) -> list[str]:
     return [found["block"] for found in ids if isinstance(found, dict) and found["type"] == kind]
 
 
-def test_an_empty_root_says_so_and_the_page_finds_a_run_that_is_made_later(root: Path) -> None:
-    pages = site(root)
-    shown = pages.show("/", "")
-    assert f"There is no run in {root} yet" in texts(plain(shown.body))
-    stored(root, "late")
-    fresh = Site(Runs(str(root)), VIEWS).refresh("/", "", shown.drawn_from, [], blocks_on(plain(shown.body), TEXT))
-    assert "late" in texts(plain(fresh.texts))
-    assert "3 of 6" in texts(plain(fresh.texts))
-
-
 def test_the_overview_has_a_column_of_measured_and_planned_once_a_run_has_a_plan(root: Path) -> None:
     stored(root, "one")
     stored(root, "planned")

@@ -8,8 +8,7 @@ import pytest
 from support.pages.consumed_rows import consumed_rows
 from support.pages.run_data import STATUS, T, measured, run_data
 
-from dashboard.queries.phases import by_clock, checkpoints, restarts, smoothed_reward, step_phases
-from dashboard.queries.series import Line
+from dashboard.queries.phases import checkpoints, restarts, step_phases
 from dashboard.read.model import RunData
 from dashboard.views.home import HOME, HOME_BY_TIME
 from millrace.evaluation.promotion import Decision
@@ -45,21 +44,10 @@ def test_a_run_that_has_hardly_begun_says_so_in_each_chart() -> None:
     assert sum(note.text.endswith(".") for note in figure.layout.annotations) == 4
 
 
-def test_the_reward_is_the_mean_of_the_last_ten_steps() -> None:
-    reward = smoothed_reward(_run())
-    assert reward.y[[0, 9, 14, 19]] == pytest.approx([0.0, 0.0, 0.5, 1.0])
-
-
 def test_the_seconds_of_a_step_are_split_by_phase() -> None:
     phases = step_phases(_run())
     assert phases["train"].y == pytest.approx([0.75] * 19)
     assert phases["waiting for scored groups"].y == pytest.approx([0.25] * 19)
-
-
-def test_by_wall_time_a_point_stands_where_its_version_was_made() -> None:
-    moved = by_clock(_run(), Line(np.array([10.0, 20.0]), np.array([1.0, 2.0])))
-    assert moved.x == pytest.approx([50 / 60, 60 / 60])
-    assert moved.y == pytest.approx([1.0, 2.0])
 
 
 def test_restarts_and_checkpoints_are_marked_at_their_versions() -> None:
