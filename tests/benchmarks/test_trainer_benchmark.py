@@ -91,7 +91,7 @@ def test_the_models_operations_are_those_of_its_matrix_products_and_causal_atten
 
 
 @pytest.mark.extended
-def test_the_naive_peak_is_that_of_whole_matrices_and_the_chunked_one_of_a_few_chunks() -> None:
+def test_the_chunked_peak_is_that_of_a_few_chunks() -> None:
     found = measure_memory("cpu", tokens=1024, width=8, dtype="float32", vocab=131_072)
     matrix, chunk = 4 * 1024 * 131_072, 4 * CHUNK_ELEMENTS["cpu"]
     assert found["peak_bytes"]["naive"] > 2 * matrix
@@ -109,7 +109,7 @@ def test_without_the_device_asked_for_it_says_so_in_a_sentence() -> None:
 
 
 @pytest.mark.extended
-def test_groups_are_stepped_with_and_without_sharing_their_prompt_and_both_peaks_are_measured() -> None:
+def test_groups_are_measured_with_and_without_sharing_their_prompt() -> None:
     case = replace(GROUPS[0], num_groups=2, prompt=40, response=4, model=replace(GROUPS[0].model, num_layers=1))
     samples = make_groups(case)
     assert len({sample.prompt_tokens.tobytes() for sample in samples}) == 2

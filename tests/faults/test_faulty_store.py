@@ -92,7 +92,7 @@ def test_a_crash_undoes_the_writes_whose_fsync_was_dropped_and_no_others(seed: i
     assert store.crash() == []
 
 
-def test_faults_strike_at_their_rate_at_their_paths_and_calls_and_a_seed_repeats_them(seed: int) -> None:
+def test_faults_strike_at_their_rate_paths_and_calls_and_a_seed_repeats_them(seed: int) -> None:
     def struck(seed: int) -> tuple[list[bool], list[int]]:
         chance = Fault(rate=0.25, paths="a/*")
         exact = Fault(calls=frozenset({2, 5}), paths="b/*")

@@ -94,7 +94,7 @@ def test_under_all_of_them_at_once_every_row_arrives_once_and_in_order(inner: St
 
 
 @pytest.mark.parametrize("max_seconds", [0.0, 0.001])
-def test_grouped_rows_arrive_once_and_in_order_when_the_caller_goes_on_from_the_rows_committed(
+def test_grouped_rows_arrive_once_if_the_caller_continues_after_the_committed(
     inner: Store, seed: int, max_seconds: float
 ) -> None:
     """With 0 seconds the caller meets the errors; otherwise the thread that keeps the time meets most of them."""

@@ -62,7 +62,7 @@ def test_an_older_trainer_is_fenced_and_changes_nothing(store: Store) -> None:
     assert older.latest == newer.latest == read_latest(store)
 
 
-def test_an_earlier_checkpoint_is_adopted_with_another_state_and_none_of_its_files_copied(store: Store) -> None:
+def test_an_earlier_checkpoint_is_adopted_without_copying_its_files(store: Store) -> None:
     first = CheckpointWriter(store).commit(4, {"model": b"good"}, {"branch": "first"})
     second = CheckpointWriter(store).commit(9, {"model": b"to be damaged"}, {"branch": "second"})
     writer = CheckpointWriter(store)

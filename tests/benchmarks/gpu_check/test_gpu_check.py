@@ -96,7 +96,7 @@ def test_what_passed_in_an_earlier_report_is_no_longer_new_and_what_failed_is(tm
 # ---- the parts ----
 
 
-def test_each_part_has_its_own_name_and_names_what_exists_and_no_test_of_gpus_is_left_out() -> None:
+def test_parts_have_unique_names_and_cover_every_test_of_gpus() -> None:
     named = {argument for each in PARTS for argument in each.command}
     assert len({each.name for each in PARTS}) == len(PARTS)
     for argument in named:

@@ -17,7 +17,7 @@ def steps(seconds: float, rewards: list[float], *, first: float = 100.0) -> list
     return [Step(t=first + seconds * i, reward=reward, response_tokens=3) for i, reward in enumerate(rewards)]
 
 
-def test_speeds_are_compared_after_the_warm_up_and_rewards_after_equal_steps_and_equal_time() -> None:
+def test_speeds_and_rewards_are_compared_after_the_warm_up() -> None:
     rewards = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
     pair = of_pair(steps(2.0, rewards), steps(0.5, rewards), SHORT, warmup=2)
     assert pair["speedup"] == pair["tokens_speedup"] == pytest.approx(4)
@@ -29,7 +29,7 @@ def test_speeds_are_compared_after_the_warm_up_and_rewards_after_equal_steps_and
     assert pair["trl"]["reward_after_equal_time"] == pytest.approx(0.05)
 
 
-def test_the_target_is_twice_the_speed_in_the_median_pair_at_a_reward_that_is_no_lower() -> None:
+def test_the_target_is_twice_the_speed_at_a_reward_that_is_no_lower() -> None:
     theirs = steps(1.0, [0.5] * 8)
     fast, slow = steps(0.4, [0.5] * 8), steps(0.9, [0.5] * 8)
     found = of_pairs([of_pair(theirs, ours, SHORT, warmup=1) for ours in (fast, slow, fast)])

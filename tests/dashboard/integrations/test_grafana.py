@@ -91,7 +91,7 @@ def test_the_alerts_ask_only_for_what_is_exposed_and_name_causes_of_the_verdict(
             assert set(causes.split("|")) <= {*ADVICE, "silent"}, rule["alert"]
 
 
-def test_every_panel_asks_the_data_source_and_the_runs_chosen_for_labels_that_there_are() -> None:
+def test_every_panel_asks_for_the_chosen_runs_and_existing_labels() -> None:
     for panel in (panel for panel in _board()["panels"] if panel["type"] != "row"):
         assert panel["description"].endswith(".")
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}

@@ -45,7 +45,7 @@ def hrefs(tree: Any) -> dict[str, str]:
     }
 
 
-def test_filter_order_and_columns_are_kept_in_the_address_and_each_link_changes_one_of_them(root: Path) -> None:
+def test_the_address_keeps_filter_order_and_columns_and_a_link_changes_one(root: Path) -> None:
     stored(root, "one")
     stored(root, "two", steps=5)
     body = plain(site(root).show("/", "?runs=two&filter=step>1&sort=step&column=training.max_steps&column=seed").body)
@@ -63,7 +63,7 @@ def test_filter_order_and_columns_are_kept_in_the_address_and_each_link_changes_
     assert "1 of 2 runs" in texts(plain(site(root).show("/", "?filter=step=5").body))
 
 
-def test_the_table_shows_settings_notes_and_the_reward_and_suggests_what_tells_runs_apart(root: Path) -> None:
+def test_the_table_shows_settings_and_notes_and_suggests_columns_that_differ(root: Path) -> None:
     for run_id, rate in (("one", "1e-05"), ("two", "0.0003")):
         run = stored(root, run_id)
         record = json.loads(bytes(run.store.get(layout.RUN)))

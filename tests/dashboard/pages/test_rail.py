@@ -43,7 +43,7 @@ def test_a_group_is_shown_with_its_prompt_in_short_and_leads_to_its_page() -> No
     assert "1 + 1?" not in words(groups)
 
 
-def test_what_models_and_runs_have_written_is_text_with_its_control_characters_escaped() -> None:
+def test_hostile_text_stays_text_with_its_control_characters_escaped() -> None:
     latest = [{"t": T, "kind": "probe.alarm", "sentence": HOSTILE, "stage": None}]
     status = {**STATUS, "incidents": {"latest": latest}}
     origin = Origin(preset=HOSTILE, changes={HOSTILE: [HOSTILE, 1]}, flow_run="javascript:alert(1)")

@@ -72,7 +72,7 @@ def test_one_group_that_is_found_is_opened_at_once_with_a_token_for_each_token(a
     assert len(coloured) == consumed["tokens"][mine & (consumed["outcome"] == 0)].sum() > 0
 
 
-def test_a_text_finds_the_groups_whose_prompt_holds_it_and_how_many_were_searched_is_said(ask: Ask) -> None:
+def test_a_text_finds_the_groups_whose_prompt_holds_it(ask: Ask) -> None:
     listed, _ = ask("?")
     rows = [component for component in components(listed) if type(component).__name__ == "Tr"][1:]
     prompt = rows[0].children[1].children.split()[0]

@@ -16,7 +16,7 @@ REWARDS = [
 ]
 
 
-def test_the_best_the_worst_and_one_without_spread_are_the_newest_of_their_kind_among_the_newest_versions() -> None:
+def test_the_newest_best_worst_and_spreadless_groups_are_notable() -> None:
     groups = len(REWARDS)
     consumed = consumed_rows(
         np.repeat([1, 30, 31, 32, 33, 34], 2),

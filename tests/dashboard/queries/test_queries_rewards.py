@@ -28,7 +28,7 @@ def test_the_spread_is_that_of_the_rewards_within_each_group() -> None:
     }  # fmt: skip
 
 
-def test_a_reward_that_failed_does_not_count_and_a_group_with_one_reward_has_no_spread() -> None:
+def test_a_failed_reward_does_not_count_and_one_reward_has_no_spread() -> None:
     unknown = [np.nan, 1.0, np.nan, 0.0, 2.0, np.nan, 0.1, 0.1]
     found = rewards.reward_spread(two_groups(reward=unknown))
     assert found["p90"].y.tolist() == [0.5, 0.0]

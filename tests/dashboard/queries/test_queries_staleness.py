@@ -108,7 +108,7 @@ def test_before_the_first_step_there_is_nothing_to_count() -> None:
         assert len(staleness.mean_span(run).x) == 0
 
 
-def test_tokens_are_counted_by_their_own_staleness_over_the_newest_tenth_and_the_whole_run() -> None:
+def test_tokens_are_counted_by_their_own_staleness() -> None:
     def counted(versions: list[int], tokens: list[float]) -> dict[str, Any]:
         return {"policy_version": np.array(versions), "value": np.array(tokens)}
 

@@ -65,7 +65,7 @@ def test_what_an_older_run_did_not_record_is_noted_and_the_rest_is_shown() -> No
     assert len(found.notes) == 4
 
 
-def test_what_was_dropped_is_not_trained_and_what_was_not_taken_ends_with_its_last_token() -> None:
+def test_a_dropped_response_is_not_trained_and_a_waiting_one_ends_early() -> None:
     found = of(response(0, outcome="stale"), response(1, outcome=None), run=RECORDED)
     assert told(found, 0)[-1][1:] == (5.0, 9.0)
     assert told(found, 1)[-1][1:] == (2.5, 5.0)

@@ -87,9 +87,7 @@ def test_a_healthy_run_is_green_in_every_clause_and_needs_nothing() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "too_many"), [(2, True), (1, False)])
-def test_a_trainer_that_never_waits_is_the_bottleneck_and_idle_generators_are_too_many(
-    replicas: int, too_many: bool
-) -> None:
+def test_a_trainer_that_never_waits_is_the_bottleneck(replicas: int, too_many: bool) -> None:
     facts = read_facts(_run(train=0.01, generate=0.44))
     verdict = judge(replace(facts, config={"generation": {"replicas": replicas}}))
     assert (verdict.clauses[2].cause, verdict.clauses[2].level) == ("trainer-bound", "good")

@@ -138,7 +138,7 @@ def oldest(run: RunData) -> tuple[int, int]:
     return next(place for place in reversed(places(run, outcome="trained", generator="0")))
 
 
-def test_a_damaged_part_of_trajectories_is_a_sentence_and_the_trainers_rows_are_still_shown(
+def test_a_damaged_part_is_a_problem_and_the_trainers_rows_are_still_shown(
     reader: GroupReader, run: RunData, dict_store: DictStore
 ) -> None:
     generator, first = oldest(run)

@@ -103,9 +103,7 @@ def test_a_row_says_how_a_run_is_doing_and_reads_no_stream(tmp_path: Path) -> No
     assert before - status["t"] <= row.ages["train"] <= time.time() - status["t"]
 
 
-def test_a_row_says_when_the_newest_attempt_started_how_long_it_took_and_the_newest_accuracy(
-    tmp_path: Path, clock: HandClock
-) -> None:
+def test_a_row_has_the_newest_start_its_duration_and_the_newest_accuracy(tmp_path: Path, clock: HandClock) -> None:
     run = store_run(tmp_path, "a")
     for version, accuracy in ((0, 0.25), (2, 0.5)):
         write_result(run.store, {"policy_version": version, "accuracy": accuracy, "prompts": 64, "t": 1.0})

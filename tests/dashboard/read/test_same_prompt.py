@@ -54,7 +54,7 @@ def test_the_groups_of_a_prompt_are_found_in_the_order_of_their_versions(
     assert reader.same_prompt("no such prompt").groups == ()
 
 
-def test_a_search_reads_a_bounded_number_of_parts_the_newest_first_and_the_next_goes_on(
+def test_a_search_reads_the_newest_parts_first_and_the_next_one_continues(
     reader: GroupReader, dict_store: DictStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(same_prompt, "MAX_PARTS", 6)

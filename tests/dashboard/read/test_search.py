@@ -116,7 +116,7 @@ def test_groups_come_a_page_at_a_time() -> None:
     )
 
 
-def test_a_text_is_searched_in_the_prompts_of_the_newest_groups_alone_and_the_order_stays() -> None:
+def test_a_text_is_searched_in_the_newest_prompts_and_the_order_stays() -> None:
     columns = taken(MAX_TEXT_GROUPS + 500, group_size=2)
     found = find(columns, OUTCOMES, parse({"order": "highest"}))
     searched = newest_starts(found)

@@ -47,7 +47,7 @@ def test_bytes_that_never_become_a_character_are_shown_as_such_after_four_tokens
     assert set("".join(pieces)) == {"\ufffd"}
 
 
-def test_the_tokenizer_of_the_runs_own_start_model_comes_first_then_the_folder_of_the_model(
+def test_the_tokenizer_of_the_start_model_comes_before_the_model_folder(
     bytes_alone: Tokenizer, spaced: Tokenizer, tmp_path: Path
 ) -> None:
     (tmp_path / "tokenizer.json").write_text(spaced.to_str())

@@ -68,7 +68,7 @@ def test_the_overview_has_a_column_of_measured_and_planned_once_a_run_has_a_plan
     assert "seconds per step 0.50" in overview
 
 
-def test_a_run_that_is_being_created_is_named_in_the_overview_and_its_page_goes_on_looking(root: Path) -> None:
+def test_a_run_that_is_being_created_is_listed_and_its_page_keeps_looking(root: Path) -> None:
     (root / "coming").mkdir(parents=True)
     stored(root, "there")
     pages = site(root)
@@ -95,7 +95,7 @@ def test_every_block_of_a_view_is_on_its_page_for_one_run_and_for_several(root: 
         assert blocks_on(body, TEXT) == [block.id for block in view.blocks if block.id not in charts]
 
 
-def test_a_refresh_brings_nothing_where_nothing_is_new_and_every_block_where_something_is(root: Path) -> None:
+def test_a_refresh_brings_every_block_if_anything_is_new_else_nothing(root: Path) -> None:
     run = stored(root, "live")
     pages = site(root)
     shown = pages.show("/run/live/staleness", "")

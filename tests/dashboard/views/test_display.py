@@ -24,7 +24,7 @@ def test_a_mean_is_over_the_versions_up_to_its_own_and_of_the_values_that_are_kn
     assert mean_of_last(line, 100).y.tolist() == [1.0, 2.0, 2.0, 3.0]
 
 
-def test_a_smoothed_line_stands_before_its_values_which_are_faint_and_not_in_the_legend() -> None:
+def test_a_smoothed_line_is_drawn_over_its_faint_values() -> None:
     raw, smooth = displayed(chart(), Display(smoothing=5), None).data
     assert (raw.y.tolist(), raw.opacity < 0.5, raw.showlegend) == (ZIGZAG.y.tolist(), True, False)
     assert (smooth.name, smooth.opacity, smooth.showlegend) == ("reward", None, None)
@@ -41,7 +41,7 @@ def test_bounds_single_results_and_areas_are_not_smoothed() -> None:
         assert displayed(go.Figure(figure), Display(smoothing=10), None) == figure
 
 
-def test_what_is_over_versions_moves_to_the_minutes_at_which_they_were_made_after_smoothing() -> None:
+def test_versions_move_to_the_minutes_at_which_they_were_made_after_smoothing() -> None:
     run = run_data(metrics={"train-0": {"reward_mean": measured([0.0] * 6)}})
     by_version = displayed(chart(), Display(smoothing=5), run)
     by_time = displayed(chart(), Display(smoothing=5, by_time=True), run)

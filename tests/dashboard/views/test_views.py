@@ -171,7 +171,7 @@ def test_the_length_bias_is_good_within_the_band(ratio: float, verdict: str) -> 
     assert (table.verdict, bool(table.note)) == (verdict, verdict == "bad")
 
 
-def test_the_ledger_is_good_where_the_parts_add_up_and_bad_where_they_do_not_or_it_is_unknown() -> None:
+def test_the_ledger_is_good_if_the_parts_add_up_and_bad_if_not_or_unknown() -> None:
     run = _run("a")
     assert run.status is not None
     lost = {**run.status["ledger"], "trained": {"rollouts": 12, "tokens": 35}}

@@ -37,7 +37,7 @@ def test_a_version_is_copied_to_shared_memory_once_in_the_generators_dtype(
         assert torch.equal(tensor, weights[name].to(dtype))
 
 
-def test_the_weights_of_a_trainer_without_adapters_are_its_live_ones_and_take_no_memory() -> None:
+def test_without_adapters_the_offered_weights_are_the_live_ones() -> None:
     with pretend_gpu() as gpu:
         trainer = make_trainer(CASES["llama aipo"], Ranks.alone(GPU), None)
         before = gpu.peak = gpu.in_use

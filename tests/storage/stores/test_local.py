@@ -64,7 +64,7 @@ def test_unfinished_writes_are_never_listed_and_none_is_left_behind(tmp_path: Pa
 
 
 @pytest.mark.parametrize("write", [LocalStore.put, LocalStore.put_if_absent])
-def test_on_a_full_disk_nothing_is_published_nothing_is_left_and_what_was_there_stays(
+def test_on_a_full_disk_nothing_is_published_and_old_objects_stay(
     make_small_disk: Callable[[int], Path], write: Callable[[LocalStore, str, bytes], object]
 ) -> None:
     store = LocalStore(make_small_disk(2) / "run")

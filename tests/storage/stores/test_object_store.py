@@ -71,7 +71,7 @@ def store_told(*replies: Reply) -> Iterator[tuple[ObjectStore, ScriptedS3]]:
         ({"AWS_SECRET_ACCESS_KEY": SECRET}, "the secret key does not belong to the access key"),
     ],
 )
-def test_whom_the_server_does_not_know_is_denied_and_never_told_that_nothing_is_there(
+def test_an_unknown_user_is_denied_and_never_sees_an_empty_store(
     ceph: S3Server, call: Callable[[Store], object], changed: dict[str, str], reason: str
 ) -> None:
     url = f"s3://{ceph.make_bucket()}/run"
@@ -220,7 +220,7 @@ def test_a_create_in_conflict_is_tried_until_it_is_known_what_became_of_the_name
             assert server.asked == ["PUT /bucket/run/a *"] * 3
 
 
-def test_a_large_object_is_created_by_one_request_for_only_that_looks_at_the_condition() -> None:
+def test_a_large_object_is_created_by_one_conditional_request() -> None:
     with store_told(CREATED) as (store, server):
         assert store.put_if_absent("a", bytes(30_000_000))
         store.put("b", bytes(30_000_000))

@@ -87,7 +87,7 @@ def test_a_part_is_committed_as_soon_as_it_has_its_rows(gated: GatedStore, strea
     assert [record.rows for record in records(gated)] == [4, 3, 3, 9]
 
 
-def test_a_part_is_committed_as_soon_as_it_has_its_bytes_or_rows_of_another_incarnation_follow(
+def test_a_part_is_committed_at_its_bytes_or_before_another_incarnation(
     gated: GatedStore, stream: StreamWriter
 ) -> None:
     size = numbered(0, 10).nbytes

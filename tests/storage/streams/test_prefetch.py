@@ -70,7 +70,7 @@ def test_at_the_head_each_look_is_one_get(far: SlowStore, make_trajectories: Mak
         assert far.gets == [record(part.record.seq), f"{STREAM}/{part.record.file}"]
 
 
-def test_a_reader_opened_at_the_head_makes_one_get_for_its_cursor_one_for_a_snapshot_and_one_a_look(
+def test_a_reader_opened_at_the_head_makes_three_gets_and_one_a_look(
     far: SlowStore,
 ) -> None:
     first = StreamReader(far, STREAM, TRAJECTORY)

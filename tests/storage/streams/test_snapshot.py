@@ -161,7 +161,7 @@ def test_a_missing_record_is_named_where_a_snapshot_lies_beyond_it_at_every_look
             reader.next()
 
 
-def test_a_missing_record_is_named_to_a_reader_that_was_at_the_head_before_it_was_committed() -> None:
+def test_a_missing_record_is_named_to_a_reader_that_was_at_the_head() -> None:
     store = DictStore()
     writer = LogWriter(store, LOG, "w")
     reader = LogReader(store, LOG)
@@ -211,7 +211,7 @@ class NoRoomForHints(DictStore):
         super().put(path, data)
 
 
-def test_a_snapshot_that_cannot_be_written_stops_the_commit_before_anything_is_committed() -> None:
+def test_a_snapshot_that_cannot_be_written_stops_the_commit() -> None:
     store = NoRoomForHints()
     writer = LogWriter(store, LOG, "w")
     commit(writer, 63)
