@@ -61,6 +61,8 @@ def test_the_address_keeps_filter_order_and_columns_and_a_link_changes_one(root:
     )
     assert texts(body).index("one") < texts(body).index("two")
     assert "1 of 2 runs" in texts(plain(site(root).show("/", "?filter=step=5").body))
+    assert "No run matches step=7." in texts(plain(site(root).show("/", "?filter=step=7").body))
+    assert str(root / "none") in texts(plain(site(root / "none").show("/", "").body))
 
 
 def test_the_table_shows_settings_and_notes_and_suggests_columns_that_differ(root: Path) -> None:

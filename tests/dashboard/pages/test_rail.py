@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from dash import dcc, html
 from support.pages.components import components, words
 from support.pages.consumed_rows import consumed_rows
@@ -63,3 +64,9 @@ def test_ledger_and_config_are_told_in_short() -> None:
     assert "training.setting_4" not in told["Config"]
     young = said(run(consumed=consumed_rows([]), status=None, metrics={}))
     assert young.keys() == told.keys()
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:4200/flow-runs/flow-run/1", "javascript:alert(1)", None])
+def test_the_flow_run_is_linked_if_its_address_is_one(address: str | None) -> None:
+    links = [each.href for each in components(rail(run(Origin(flow_run=address)), {})) if isinstance(each, html.A)]
+    assert links == ([address] if address and address.startswith("http") else [])

@@ -182,3 +182,10 @@ def test_of_what_is_long_the_beginning_is_shown_and_how_much_is_not() -> None:
     assert len(of_class(shown, "token")) == MAX_TOKENS + MAX_RESPONSES - 1
     assert " … and 7 more tokens" in words(shown)
     assert "3 more are not shown." in words(shown)
+
+
+def test_a_response_of_which_little_can_be_read_shows_that_little() -> None:
+    bare = Response(row_id=7, trajectory=None, score=None, consumed=None, trainer_logprobs=None)
+    shown = view(Group(generator=1, group_id=-1, responses=(bare,), problems=("gone",)), TokenTexts(None))
+    assert "gone" in words(shown)
+    assert of_class(shown, "token") == []

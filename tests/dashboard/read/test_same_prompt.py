@@ -68,6 +68,11 @@ def test_a_search_reads_the_newest_parts_first_and_the_next_one_continues(
     assert found == expected(dict_store)
 
 
+def test_a_search_reads_a_bounded_number_of_bytes(reader: GroupReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(same_prompt, "MAX_BYTES", 1)
+    assert [reader.same_prompt(PROMPT).searched for _ in range(3)] == [1, 2, 3]
+
+
 def test_a_part_that_cannot_be_read_is_passed_over(reader: GroupReader, dict_store: DictStore) -> None:
     before = expected(dict_store)
     lost = next(path for path in dict_store.objects if path.startswith(f"{layout.trajectories(0)}/seg/"))

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from dash import no_update
 from flask.testing import FlaskClient
 from support.pages.components import plain, texts, within
+from support.stored_run.metrics import metric_rows
 from support.stored_run.run import Shape, StoredRun
 
 from dashboard.pages import address
@@ -22,8 +24,10 @@ from dashboard.views.home import HOME, HOME_BY_TIME
 from dashboard.views.per_run import MINUTES
 from dashboard.views.registry import VIEWS
 from storage import layout
+from storage.schema import METRIC
 from storage.stores.local import LocalStore
 from storage.streams.log import LogReader
+from storage.streams.stream import StreamWriter
 
 SHAPE = Shape(steps=6)
 NAMES = [view.name for view in VIEWS]
@@ -268,3 +272,12 @@ def test_the_app_is_no_development_server(root: Path) -> None:
     assert '"validate_callbacks":false' in config
     assert page.get("/_mcp", headers=LOCAL).status_code == 404
     assert page.get("/console", headers=LOCAL).status_code == 404
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(1.02, False), (0.9, True)])
+def test_the_top_of_a_page_says_that_the_length_is_biased(root: Path, ratio: float, said: bool) -> None:
+    run = stored(root, "biased")
+    metrics = StreamWriter(run.store, layout.metrics("train", 0), METRIC, "train-0")
+    rows = metric_rows({"length_ratio": ratio}, incarnation=0, t=run.t_now, policy_version=run.policy_version)
+    metrics.write(pa.concat_tables([rows] * 20), tokens=0)
+    assert (f"trained ÷ taken length {ratio:.3f}" in texts(plain(site(root).show("/run/biased", "").frame))) == said

@@ -361,3 +361,11 @@ def test_a_writer_that_opens_does_not_put_its_fence_where_a_record_was_deleted(s
         LogWriter(store, LOG, "v")
     assert caught.value.file == file(2)
     assert not store.exists(file(2))
+
+
+def test_something_else_in_the_next_record_s_place_is_named(memory_store: MemoryStore) -> None:
+    writer = LogWriter(memory_store, LOG, "w")
+    (memory_store.root / file(1)).mkdir()
+    with pytest.raises(StreamCorrupt) as caught:
+        commit_data(writer)
+    assert caught.value.file == file(1)

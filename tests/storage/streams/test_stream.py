@@ -439,3 +439,19 @@ def test_what_is_damaged_on_its_way_to_the_reader_is_read_once_more(memory_store
     reader = StreamReader(faulty, STREAM, METRIC)
     assert len(read_all(reader)) == 3
     assert faulty.fired == {"bit_flip": 2}, "seed 3"
+
+
+class Losing(MemoryStore):
+    """Says every object is there already, and keeps something else under its name."""
+
+    def put_if_absent(self, path: str, data: BytesLike) -> bool:
+        return super().put_if_absent(path, data if "/log/" in path else b"something else") and "/log/" in path
+
+
+def test_a_part_file_whose_name_holds_other_bytes_is_not_committed(
+    memory_store: MemoryStore, make_trajectories: MakeTable
+) -> None:
+    store = Losing(memory_store.url.removeprefix("memory://"))
+    with pytest.raises(StreamCorrupt):
+        StreamWriter(store, STREAM, TRAJECTORY, "w").write(make_trajectories(), tokens=0)
+    assert stream_head(store, STREAM).part == 0
