@@ -17,7 +17,7 @@ from millrace.errors import RunMissing
 from millrace.evaluation.promotion import Decision, write_decision
 from millrace.evaluation.results import write_result
 from millrace.rollouts.ledger import Account
-from millrace.runs.origin import Origin
+from millrace.runs.provenance import Origin
 from millrace.runs.record import AttemptEnd, end_attempt, read_run, resume_run
 from storage import layout
 from storage.errors import StoreUnreachable, StreamCorrupt
