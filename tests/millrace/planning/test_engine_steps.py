@@ -47,19 +47,12 @@ def _predicted(found: Stretches) -> np.ndarray:
     return _STEP * found.steps + _TOKEN * found.tokens + _PREFILL * found.passes
 
 
-def test_steps_are_recovered_one_by_one() -> None:
-    rollouts, steps = _served(_lengths(300), places=16)
-    found = find_stretches(rollouts)
-    first = min(_lengths(300)[:16])
-    assert found.steps.sum() == steps - first
-    assert found.seconds == pytest.approx(_predicted(found))
-
-
-def test_a_long_commit_before_new_requests_does_not_shift_their_steps() -> None:
-    rollouts, steps = _served(_lengths(300), places=16, commit=0.9 * _STEP)
+@pytest.mark.parametrize("commit", [0.0, 0.9 * _STEP])
+def test_steps_are_recovered_one_by_one(commit: float) -> None:
+    rollouts, steps = _served(_lengths(300), places=16, commit=commit)
     found = find_stretches(rollouts)
     assert found.steps.sum() == steps - min(_lengths(300)[:16])
-    assert found.seconds == pytest.approx(_predicted(found) + 0.9 * _STEP)
+    assert found.seconds == pytest.approx(_predicted(found) + commit)
 
 
 def test_tokens_and_contexts_are_counted_by_step() -> None:

@@ -49,20 +49,24 @@ def machine(stores: Sequence[Store]) -> StoredMachine:
     return fit_machine(stores)
 
 
-def test_the_cost_of_an_engines_step_is_recovered(machine: StoredMachine) -> None:
+def test_the_costs_of_all_stages_are_recovered(machine: StoredMachine) -> None:
     costs = machine.costs(_config())
     for running in (1, 8, 16, 32):
         expected = _TIMES.decode_step + _TIMES.decode_token * running
         assert costs.decode(running, 10 * running) == pytest.approx(expected, rel=0.03)
     assert costs.prefill(5) == pytest.approx(_TIMES.prefill_pass, rel=0.05)
-
-
-def test_the_cost_of_a_training_step_is_recovered(machine: StoredMachine) -> None:
-    costs = machine.costs(_config())
     for tokens in (200, 600, 2000):
-        expected = _TIMES.train_step + _TIMES.train_token * tokens
-        assert costs.train(tokens, 32) == pytest.approx(expected, rel=0.03)
+        assert costs.train(tokens, 32) == pytest.approx(_TIMES.train_step + _TIMES.train_token * tokens, rel=0.03)
     assert costs.handover == pytest.approx(_TIMES.handover, rel=0.05)
+    assert costs.score == pytest.approx(_TIMES.reward, rel=0.1)
+    assert costs.score_part == pytest.approx(_TIMES.score_part, rel=0.1)
+    # What a trainer does between steps grows with the batch.
+    for groups in (4, 8, 32):
+        overhead = machine.costs(_config(f"training.groups_per_step={groups}")).overhead
+        assert overhead == pytest.approx(_TIMES.overhead_rollout * 4 * groups, rel=0.1)
+    # Another reward replaces the measured one.
+    workers = _config("scoring.workers=4")
+    assert machine.costs(workers, reward_seconds=0.5).score == pytest.approx(0.125, rel=0.01)
 
 
 def test_rollouts_without_advantage_cost_a_forward_pass() -> None:
@@ -75,23 +79,6 @@ def test_rollouts_without_advantage_cost_a_forward_pass() -> None:
         assert machine.costs(_config(*batch)).train(tokens, 32) == pytest.approx(forward, rel=0.03)
     penalized = _config(*batch, "training.entropy_coefficient=0.01")
     assert machine.costs(penalized).train(600, 32) == machine.costs(_config()).train(600, 32)
-
-
-def test_what_a_trainer_does_between_steps_grows_with_the_batch(machine: StoredMachine) -> None:
-    for groups in (4, 8, 32):
-        costs = machine.costs(_config(f"training.groups_per_step={groups}"))
-        assert costs.overhead == pytest.approx(_TIMES.overhead_rollout * 4 * groups, rel=0.1)
-
-
-def test_the_cost_of_scoring_is_recovered(machine: StoredMachine) -> None:
-    costs = machine.costs(_config())
-    assert costs.score == pytest.approx(_TIMES.reward, rel=0.1)
-    assert costs.score_part == pytest.approx(_TIMES.score_part, rel=0.1)
-
-
-def test_another_reward_replaces_the_measured_one(machine: StoredMachine) -> None:
-    workers = _config("scoring.workers=4")
-    assert machine.costs(workers, reward_seconds=0.5).score == pytest.approx(0.125, rel=0.01)
 
 
 def test_lengths_are_those_of_the_stored_groups(machine: StoredMachine) -> None:
