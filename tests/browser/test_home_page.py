@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 from support.pages.dashboard_page import Watched
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from millrace.runs.incidents import record_incident
 from millrace.runs.record import read_run
 from storage import layout
@@ -43,15 +43,6 @@ def test_verdict_pipeline_charts_and_rail_are_on_one_screen_of_1280_by_800(watch
         assert box["x"] + box["width"] <= 1280, part
     assert watched.page.evaluate("window.hacked === undefined")
     assert watched.page.locator("img[src=x]").count() == 0
-    watched.assert_quiet()
-
-
-def test_plotly_is_started_once_while_the_server_reads_the_run(watched: Watched) -> None:
-    watched.open("/run/home")
-    assert watched.page.locator("script[src*='plotly.min.js']").count() == 1
-    assert watched.page.evaluate("typeof Plotly.newPlot") == "function"
-    watched.open("/run/home/trajectories")
-    assert watched.page.locator("script[src*='plotly.min.js']").count() == 0
     watched.assert_quiet()
 
 

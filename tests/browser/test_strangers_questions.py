@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import expect
 from support.campaigns.campaigns import REPOSITORY
 from support.pages.dashboard_page import Watched
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from storage.stores.local import LocalStore
 
 pytestmark = pytest.mark.browser
@@ -39,7 +39,7 @@ class Stranger:
         self.clicks += 1
 
 
-def test_is_it_healthy_and_what_limits_it_and_is_it_too_stale_take_the_click_that_opens_the_run(
+def test_health_bottleneck_and_staleness_take_the_click_that_opens_the_run(
     watched: Watched,
 ) -> None:
     stranger = Stranger(watched, "/")

@@ -8,7 +8,7 @@ import torch
 from support.gpu.pretend_gpu import CPU, GPU, pretend_gpu
 from support.training.sharded_trainers import CASES, make_trainer, samples
 
-from millrace.training.parallel.follower import hand_over
+from millrace.training.parallel.leader import hand_over
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.parallel.sharding import layout, own_shards
 from millrace.weights.base import Manifest, WeightsId
@@ -18,8 +18,7 @@ from millrace.weights.fingerprint import region_sums
 MANIFEST = Manifest(id=WeightsId(incarnation=0, policy_version=1, t_offered=0.0))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama aipo", "qwen3 lora"])
+@pytest.mark.parametrize(("name", "dtype"), [("llama aipo", torch.float32), ("qwen3 lora", torch.bfloat16)])
 def test_a_rank_s_shards_are_copied_to_the_host_once_in_the_generators_dtype(name: str, dtype: torch.dtype) -> None:
     with pretend_gpu() as gpu:
         trainer = make_trainer(CASES[name], Ranks.alone(GPU), None)

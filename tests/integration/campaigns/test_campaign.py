@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced, stages_of, start_model
+from support.training.router_mismatch import EXPERTS, LAYERS, K, mixture
 
-from benchmarks.router_replay import EXPERTS, LAYERS, K, mixture
 from millrace.bootstrap.tiny_model import character_tokenizer
 from storage import layout
 from storage.checkpoints import load_file, read_latest
@@ -166,6 +166,7 @@ def test_a_campaign_starts_from_a_named_model_and_learns_from_prompts_in_a_file(
     assert set(table["prompt_id"].to_pylist()) <= {f"sums.jsonl:{line}" for line in range(1, 82)}
 
 
+@pytest.mark.extended
 def test_rewards_alone_make_the_policy_better_on_prompts_it_never_saw(millrace: Millrace) -> None:
     settings = {
         **FROM_SCRATCH,

@@ -1,0 +1,60 @@
+"""A made-up run is one that all of Millrace believes: its ledger balances, its files are sound, it can go on."""
+
+from support.stored_run.run import Shape, StoredRun, make_run
+from support.stores.dict_store import DictStore
+
+from millrace.maintenance.fsck import fsck
+from millrace.runs.status import StatusReader
+from storage import layout
+from storage.schema import CONSUMED
+from storage.streams.stream import StreamReader
+
+SHAPE = Shape(steps=30, generators=2, scorers=2, steps_per_part=3, stale_share=0.2, error_share=0.2, seed=3)
+
+
+def consumed(store: DictStore) -> list[dict[str, object]]:
+    reader, rows = StreamReader(store, layout.CONSUMED, CONSUMED), list[dict[str, object]]()
+    while (part := reader.next()) is not None:
+        rows += part.table.to_pylist()
+    return rows
+
+
+def test_its_ledger_balances_at_every_moment_and_nothing_of_it_is_damaged() -> None:
+    store = DictStore()
+    run = StoredRun(store, "made", SHAPE)
+    for steps in (1, 4, 9):
+        run.append(steps)
+        status = StatusReader(store).look()
+        assert status["steps"] == run.policy_version
+        assert status["ledger"]["buffered"]["rollouts"] == status["ledger"]["in_flight"]["rollouts"] == 0
+    run.finish()
+    ledger = StatusReader(store).look()["ledger"]
+    assert set(ledger["dropped"]) == {"stale", "error"}
+    assert ledger["buffered"]["rollouts"] > 0
+    assert ledger["in_flight"]["rollouts"] > 0
+    assert fsck(store).findings == []
+
+
+def test_its_rows_keep_the_rules_of_those_that_a_trainer_writes() -> None:
+    store = DictStore()
+    make_run(store, "made", SHAPE)
+    rows = consumed(store)
+    bound = SHAPE.max_staleness
+    assert {row["outcome"] for row in rows} == {"trained", "stale", "error"}
+    for row in rows:
+        assert (row["outcome"] == "stale") == (row["staleness"] > bound)
+        assert 0 <= row["staleness_in_flight"] <= row["staleness"]
+        assert row["max_policy_version"] < row["policy_version"]
+        assert (row["advantage"] is None) == (row["outcome"] != "trained")
+        assert row["outcome"] != "error" or row["reward"] is None
+    trained = [row for row in rows if row["outcome"] != "stale"]
+    assert len(trained) == SHAPE.steps * SHAPE.groups_per_step * SHAPE.group_size
+
+
+def test_it_can_be_gone_on_with_as_long_as_it_is_not_finished() -> None:
+    store = DictStore()
+    StoredRun(store, "made", SHAPE).append(3)
+    again = StoredRun(store, "made", SHAPE)
+    again.append(3)
+    assert again.policy_version == StatusReader(store).look()["steps"] == 6
+    assert {row["incarnation"] for row in consumed(store)} == {0, 1}
