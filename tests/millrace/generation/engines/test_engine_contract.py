@@ -111,7 +111,7 @@ def test_over_the_tokens_that_were_kept_every_ratio_on_policy_is_1(
     samples = [as_sample(prompt, response, temperature) for prompt, response in zip(PROMPTS, responses, strict=True)]
     # Each sequence by itself, as the engine computes it: sharing prompts rounds differently.
     (batch,) = microbatches(samples, 1000, share_prefixes=False)
-    assert batch.kept_counts_N is not None
+    assert batch.kept is not None
     policy = PackedPolicy(model)
     with torch.no_grad():
         ratios_N = (policy(batch).logprobs_N - batch.rollout_logprobs_N).exp()
