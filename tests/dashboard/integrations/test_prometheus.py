@@ -102,6 +102,15 @@ def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
     }
 
 
+def test_what_a_stage_uses_of_its_machine_is_exposed_until_it_has_stopped() -> None:
+    used = {"usage/cpu_cores": measured([0.5, 1.5])}
+    metrics = {"train-0": used, "score-0": used}
+    found = _samples(expose([_ROW], {"mine": run_data(metrics=metrics)}))
+    assert {key: value for key, value in found.items() if key[0] == "millrace_cpu_cores"} == {
+        _key("millrace_cpu_cores", stage="train", replica="0"): 1.5
+    }
+
+
 def test_where_the_status_is_unknown_the_ledger_does_not_count_as_balanced() -> None:
     broken = run_data(status=None, problems=("the ledger does not balance: rows 3 to 4 of generator 0",))
     found = _samples(expose([_ROW], {"mine": broken}))
