@@ -11,7 +11,7 @@ from typing import Any, Literal
 from configs.load import changed_immutably
 from configs.nearest_preset import nearest_preset
 from configs.schema import RunConfig
-from flows.campaign.handover import handover_folder
+from flows.campaign.attempt import handover_folder
 from flows.campaign.inputs import run_inputs
 from millrace.errors import InputError, ModelFolderError, RunExists
 from millrace.evaluation.sets import all_asked, evaluation_sets
@@ -120,7 +120,7 @@ def check(
     remote = [job for job in jobs(config) if job.work_pool is not None]
     if remote:
         # Imported late: only remote jobs need Prefect here.
-        from flows.campaign.work_pools import check_pools
+        from flows.campaign.remote_stages import check_pools
 
         check_pools(remote)
     if asked is not None:

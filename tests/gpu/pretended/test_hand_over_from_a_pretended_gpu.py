@@ -10,7 +10,7 @@ from support.training.sharded_trainers import CASES, make_trainer, samples
 from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.weights.base import Manifest, Weights, WeightsId
-from millrace.weights.shm import HandoverRelay, HandoverWriter
+from millrace.weights.shm import ShmRelay, ShmSender
 from storage.checkpoints import CheckpointWriter, load_file, read_latest
 from storage.stores.factory import open_store
 
@@ -25,13 +25,13 @@ def test_a_version_is_copied_to_shared_memory_once_in_the_generators_dtype(
         trainer = make_trainer(CASES[name], Ranks.alone(GPU), None)
         trainer.step(samples(5, seed=0))
         like = {name: torch.empty_like(one, dtype=dtype, device="meta") for name, one in trainer.weights().items()}
-        writer, relay = HandoverWriter(tmp_path / "handover", like, 1), HandoverRelay(tmp_path / "handover")
+        writer, relay = ShmSender(tmp_path / "handover", like, 1), ShmRelay(tmp_path / "handover")
         gpu.forget()
         weights = trainer.weights()
-        writer.offer(Weights(manifest=Manifest(id=ID), tensors=weights))
-        assert gpu.copied_to_host == {"weights/shm.py:offer": sum(one.nbytes for one in like.values())}
+        writer.publish(Weights(manifest=Manifest(id=ID), tensors=weights))
+        assert gpu.copied_to_host == {"weights/shm.py:publish": sum(one.nbytes for one in like.values())}
         assert not gpu.waits
-    taken = relay.take(None)
+    taken = relay.poll(None)
     assert taken is not None
     for name, tensor in taken.tensors.items():
         assert torch.equal(tensor, weights[name].to(dtype))

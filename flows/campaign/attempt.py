@@ -1,10 +1,11 @@
-"""The frame around an attempt: heartbeats while it lasts, then a clean host and a record of its end.
+"""The frame around an attempt: a folder in shared memory, heartbeats while it lasts, then a record of its end.
 
 with attempt_under_way ─► progress/controller-0, every 2 s ─► attempts/<n>.ended: stopped, or failed with its cause
                                                   killed ─► nothing more: `run_state` notices
 """
 
 import contextlib
+import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,30 @@ from millrace.runs.record import CONTROLLER, EndState, end_attempt
 from millrace.runtime.heartbeat import HeartbeatPublisher
 from storage.errors import StorageError
 from storage.stores.base import Store
+from storage.stores.memory import memory_folder
 from tasks.fork_server import STAGES
 from tasks.stop import STOP
+
+
+def handover_prefix(owner: str) -> str:
+    """What the names of the folders of all attempts of `owner` begin with."""
+    return f"handover-{hashlib.sha256(owner.encode()).hexdigest()[:16]}-"
+
+
+def handover_folder(owner: str, attempt: int) -> Path:
+    """An empty folder in shared memory for the weights of one attempt of `owner`, such as a run's URL.
+
+    Removes what earlier attempts left behind, because a killed controller can't. Those of later attempts stay: the
+    caller may be a controller that slept, whose run was resumed meanwhile. Remove the returned folder when done.
+    """
+    prefix = handover_prefix(owner)
+    for former in memory_folder().glob(f"{prefix}*"):
+        number = former.name.removeprefix(prefix)
+        if number.isdecimal() and int(number) <= attempt:
+            shutil.rmtree(former, ignore_errors=True)
+    folder = memory_folder() / f"{prefix}{attempt}"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 @contextlib.contextmanager

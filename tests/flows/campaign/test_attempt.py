@@ -1,11 +1,13 @@
-"""What an attempt leaves behind: a sign of life while it lasts, and how it ended."""
+"""What an attempt leaves behind: a sign of life while it lasts, how it ended, and no folder in shared memory."""
 
+import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from flows.campaign.attempt_end import attempt_under_way
+from flows.campaign.attempt import attempt_under_way, handover_folder
 from millrace.errors import StageDied
 from millrace.runs.record import CONTROLLER, AttemptEnd, end_attempt, read_end
 from storage.progress import read_status
@@ -46,15 +48,44 @@ def test_an_error_fails_the_attempt_with_its_first_line(store: Store) -> None:
     assert end_after(store, error) == AttemptEnd(state="failed", cause=cause)
 
 
-def test_an_internal_error_is_named_by_its_type(store: Store) -> None:
-    assert end_after(store, KeyError("loss")) == AttemptEnd(state="failed", cause="KeyError: 'loss'")
-
-
-def test_ctrl_c_stops_the_attempt(store: Store) -> None:
-    assert end_after(store, KeyboardInterrupt()) == AttemptEnd(state="stopped")
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (KeyError("loss"), AttemptEnd(state="failed", cause="KeyError: 'loss'")),
+        (KeyboardInterrupt(), AttemptEnd(state="stopped")),
+    ],
+)
+def test_an_internal_error_fails_the_attempt_and_ctrl_c_stops_it(
+    store: Store, error: BaseException, end: AttemptEnd
+) -> None:
+    assert end_after(store, error) == end
 
 
 def test_a_finished_attempt_stays_finished(store: Store) -> None:
     with attempt_under_way(store, 0, Path("nowhere"), "campaign"):
         end_attempt(store, 0, "finished")
     assert read_end(store, 0) == AttemptEnd(state="finished")
+
+
+@pytest.fixture
+def owner() -> Iterator[str]:
+    name = f"memory://test-{uuid.uuid4().hex}"
+    yield name
+    shutil.rmtree(handover_folder(name, 1000))
+
+
+def test_an_old_controller_that_cleans_up_leaves_the_new_ones_folder(owner: str) -> None:
+    old, new = handover_folder(owner, 1), handover_folder(owner, 2)
+    (new / "handover").write_bytes(b"weights")
+    shutil.rmtree(old, ignore_errors=True)
+    assert (new / "handover").read_bytes() == b"weights"
+    # It slept before it made its folder.
+    shutil.rmtree(handover_folder(owner, 1))
+    assert (new / "handover").read_bytes() == b"weights"
+
+
+def test_what_a_killed_controller_left_is_removed_by_the_next_attempt(owner: str) -> None:
+    killed = handover_folder(owner, 9)
+    (killed / "handover").write_bytes(b"weights")
+    new = handover_folder(owner, 10)
+    assert (killed.exists(), list(new.iterdir())) == (False, [])

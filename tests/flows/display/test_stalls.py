@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from flows.display.ui_reporter import StallDetector
 from millrace.runtime.messages import LOADING, STARTING, STOPPED, Event
-from millrace.runtime.stalls import StallDetector
 
 DOING = {"generate-0": "waiting for room under max_staleness", "train-0": "waiting for scored groups"}
 
