@@ -91,6 +91,7 @@ def test_between_steps_a_trainer_holds_weights_gradients_and_two_moments(dtype: 
     assert held >= 4 * num_parameters * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "length"), [("float32", 128), ("bfloat16", 256)])
 def test_each_layer_keeps_as_many_bytes_of_each_token_as_the_formula_says(dtype: Dtype, length: int) -> None:
     (_, _, few), (_, _, many) = (measure(dtype, num_layers=layers, length=length) for layers in (1, 3))
@@ -99,6 +100,7 @@ def test_each_layer_keeps_as_many_bytes_of_each_token_as_the_formula_says(dtype:
     assert many - few == 2 * (length * layer_bytes(dtype) + state)
 
 
+@pytest.mark.slow
 def test_with_activation_checkpointing_a_layer_keeps_its_input() -> None:
     (_, _, few), (_, _, many) = (measure("bfloat16", num_layers=layers, recomputes=True) for layers in (2, 4))
     assert many - few == 2 * 128 * HIDDEN * torch.bfloat16.itemsize
