@@ -4,8 +4,7 @@ import random
 from collections.abc import Iterator
 
 from millrace.generation.environments.base import Environment
-from millrace.prompts.arithmetic import ARITHMETIC
-from millrace.prompts.chains import CHAINS, CHARACTERS_PER_SUM, last_digit, last_sum, written_out
+from millrace.prompts.sums import ARITHMETIC, CHAINS, CHARACTERS_PER_SUM, last_digit, last_sum, written_out
 from millrace.types import Prompt
 
 

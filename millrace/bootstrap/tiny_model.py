@@ -22,17 +22,16 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from configs.prompts import EnvironmentConfig
+from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import BootstrapConfig
 from millrace.bootstrap.demonstrations import could_be_demonstrated, dialogue, is_right, right_response
+from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.base import ChatEnvironment, Environment
+from millrace.generation.environments.base import ChatEnvironment, Environment, environment_class
 from millrace.generation.environments.episodes import in_environment
-from millrace.generation.environments.exchange import TextExchange
-from millrace.generation.environments.factory import environment_class
-from millrace.models.layers import call_at_each_layer
+from millrace.models.modules import call_at_each_layer
 from millrace.types import Prompt, Sampling
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -124,11 +123,9 @@ def bootstrap(
     tokenizer, model = _fresh(prompts, shape, played, max_new_tokens)
     call_at_each_layer(model, on_progress)
     optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.0)
+    encoder = PromptEncoder(tokenizer, PromptsConfig())
     engine = in_environment(
-        lambda stop: TransformersEngine(model, tokenizer, stop=stop),
-        played,
-        lambda _: TextExchange(tokenizer),
-        max_turns=environment.max_turns,
+        lambda stop: TransformersEngine(model, tokenizer, stop=stop), played, encoder, max_turns=environment.max_turns
     )
     demonstrated = None if played is None else played()
     checked = rng.sample(list(prompts), min(CHECK_PROMPTS, max(1, CHECK_TOKENS // max_new_tokens), len(prompts)))

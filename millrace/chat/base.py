@@ -16,12 +16,13 @@ from millrace.types import Message
 
 
 class Rendered(NamedTuple):
-    """Messages as tokens, up to where the assistant's turn begins."""
+    """What the policy reads before its next turn: messages up to where that turn begins, or plain text."""
 
-    tokens: list[int]
+    tokens: tuple[int, ...]
     """Token ids."""
-    message_starts: list[tuple[str, int]]
-    """(role, index of its first token) of each message, ascending, that of the assistant's turn to come included."""
+    message_starts: tuple[tuple[str, int], ...] = ()
+    """(role, index of its first token) of each message, ascending, that of the assistant's turn to come included;
+    empty for plain text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

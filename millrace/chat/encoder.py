@@ -10,29 +10,18 @@ messages ───────────────────────�
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from configs.prompts import PromptsConfig
 from configs.schema import ModelConfig
-from millrace.chat.base import ChatRenderer
+from millrace.chat.base import ChatRenderer, Rendered
 from millrace.chat.family import FamilyRenderer, family_of
 from millrace.chat.template import TemplateRenderer
 from millrace.errors import ChatError, InputError
 from millrace.models.loading import end_token_ids, load_tokenizer
-from millrace.prompts.messages import checked_tools
-from millrace.prompts.templates import templated
+from millrace.prompts.messages import checked_tools, templated
 from millrace.types import Message, Prompt
-
-
-class Encoded(NamedTuple):
-    """A prompt as the policy reads it."""
-
-    tokens: tuple[int, ...]
-    """[P] token ids."""
-    message_starts: tuple[tuple[str, int], ...] = ()
-    """(role, index of its first token) of each message, that of the assistant's turn included; empty for plain text."""
 
 
 class PromptEncoder:
@@ -61,15 +50,16 @@ class PromptEncoder:
         prefix = prompts.response_prefix
         self._prefix = [] if prefix is None else tokenizer(prefix, add_special_tokens=False)["input_ids"]
 
-    def encode(self, prompt: Prompt) -> Encoded:
+    def encode(self, prompt: Prompt) -> Rendered:
         """The prompt's tokens. Raises ChatError, naming the prompt, if its conversation can't be written."""
         if self.renderer is None:
-            return Encoded(tuple(self.tokenizer(templated(self._prompts.template, prompt.text))["input_ids"]))
+            text = templated(self._prompts.template, prompt.text)
+            return Rendered(tuple(self.tokenizer(text)["input_ids"]))
         try:
             tokens, starts = self.renderer.render(self._conversation(prompt), self.tools_of(prompt))
         except ChatError as error:
             raise ChatError(f"prompt {prompt.prompt_id}: {error}") from error
-        return Encoded((*tokens, *self._prefix), tuple(starts))
+        return Rendered((*tokens, *self._prefix), starts)
 
     def tools_of(self, prompt: Prompt) -> tuple[Message, ...]:
         """The functions that the policy may call when it answers `prompt`."""

@@ -44,7 +44,7 @@ class TemplateRenderer(ChatRenderer):
         for number, message in enumerate(messages, start=1):
             starts.append((str(message["role"]), start))
             start = self._end_of_first(messages, number, tools, tokens, start)
-        return Rendered(tokens, [*starts, ("assistant", start)])
+        return Rendered(tuple(tokens), (*starts, ("assistant", start)))
 
     def next_turn(
         self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
@@ -62,7 +62,7 @@ class TemplateRenderer(ChatRenderer):
         for number, message in enumerate(messages, start=1):
             starts.append((str(message["role"]), start - end))
             start = self._end_of_first([*opening, *messages], len(opening) + number, tools, whole, start)
-        return Rendered(whole[end:], [*starts, ("assistant", start - end)])
+        return Rendered(tuple(whole[end:]), (*starts, ("assistant", start - end)))
 
     def parse(self, turn: Sequence[int], before: Sequence[int], tools: Sequence[Message] = ()) -> Turn:
         special = {self._tokenizer.eos_token_id, self._end}

@@ -15,11 +15,9 @@ import numpy as np
 
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
-from millrace.prompts.arithmetic import ARITHMETIC, arithmetic_prompts, commuted
-from millrace.prompts.chains import CHAINS, chain_prompts
-from millrace.prompts.extras import package_of, package_options
 from millrace.prompts.files import read_prompts
-from millrace.prompts.listing import listed_prompts
+from millrace.prompts.packages import listed_prompts, prompt_sources
+from millrace.prompts.sums import ARITHMETIC, CHAINS, arithmetic_prompts, chain_prompts, commuted
 from millrace.types import Prompt
 
 # Stored runs depend on it: another salt holds out other prompts.
@@ -93,8 +91,8 @@ def load_source(source: str, config: PromptsConfig) -> tuple[Prompt, ...]:
 
 
 def _prompts_of(source: str, config: PromptsConfig) -> list[Prompt]:
-    if (package := package_of(source)) is not None:
-        listed = listed_prompts(source, package_options(config, package))
+    if sources := prompt_sources(source, config):
+        listed = listed_prompts(sources)
         return listed if config.chat else [replace(prompt, messages=()) for prompt in listed]
     if source == ARITHMETIC:
         return arithmetic_prompts(config.arithmetic.digits, config.arithmetic.max_sum)

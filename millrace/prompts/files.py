@@ -22,15 +22,18 @@ import pyarrow.parquet as pq
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.answers import EXPECTED, reference_answer
-from millrace.prompts.messages import checked_messages, checked_tools, last_text, parsed_messages
-from millrace.prompts.saved_dataset import rows_of, saved_records
-from millrace.prompts.text_checks import (
+from millrace.prompts.messages import (
     WrittenNumber,
+    checked_messages,
     checked_text,
     checked_text_or_number,
+    checked_tools,
+    last_text,
     parse_unique,
+    parsed_messages,
     shown,
 )
+from millrace.prompts.saved_dataset import rows_of, saved_records
 from millrace.types import Message, Prompt
 
 _MESSAGES = "messages"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from millrace.errors import WeightsMismatch
-from millrace.types import Prompt, Request, Response, Sampling, Trajectory
+from millrace.types import NO_RESPONSE, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 from millrace.weights.fingerprint import names_of
 
@@ -122,8 +122,7 @@ class Engine(ABC):
 
 def unstarted(request: Request) -> Trajectory:
     """What `Engine.interrupt` returns for a request of which no token was sampled."""
-    response = Response(tokens=(), rollout_logprobs=(), version_spans=(), finish_reason="unfinished")
-    return Trajectory(request=request, response=response, t_started=0.0, t_finished=0.0)
+    return Trajectory(request=request, response=NO_RESPONSE, t_started=0.0, t_finished=0.0)
 
 
 def check_names(expected: Mapping[str, torch.Size], weights: Weights) -> None:

@@ -22,12 +22,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from millrace.generation.engines.base import Engine, check_names
-from millrace.generation.engines.expert_recorder import ExpertRecorder
 from millrace.generation.engines.kv_rows import KvRows
-from millrace.generation.engines.sampling import draw, uniforms
-from millrace.generation.engines.stop_criteria import StopCriteria
-from millrace.models.layers import call_at_each_layer
-from millrace.models.offload import move
+from millrace.generation.engines.sampling import StopCriteria, draw, uniforms
+from millrace.models.modules import ExpertRecorder, call_at_each_layer, move
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 

@@ -7,38 +7,25 @@ of conversations  turn ─► renderer.parse ─► ChatEnvironment.step ─► 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
 from configs.prompts import PromptsConfig
 from configs.schema import ModelConfig
-from millrace.chat.base import ChatRenderer
+from millrace.chat.base import ChatRenderer, Rendered
 from millrace.chat.encoder import PromptEncoder, is_chat, load_encoder
-from millrace.generation.environments.base import ChatEnvironment, Environment
+from millrace.generation.environments.base import AnyEnvironment, ChatEnvironment
 from millrace.prompts.dataset import PromptSet
 from millrace.types import Prompt
-
-
-class Answer(NamedTuple):
-    """What an environment answers to a turn."""
-
-    done: bool
-    """Whether that turn was the last one."""
-    tokens: list[int]
-    """Token ids to append after it; empty if it was the last."""
-    message_starts: list[tuple[str, int]]
-    """(role, index of its first token in `tokens`) of each message, that of the policy's next turn included."""
 
 
 class Exchange(ABC):
     """Lets environments of one kind play with a policy."""
 
     @abstractmethod
-    def answer(
-        self, environment: Environment | ChatEnvironment, prompt: Prompt, before: Sequence[int], turn: Sequence[int]
-    ) -> Answer:
-        """The environment's answer to the policy's `turn`, which follows the tokens `before`.
+    def answer(self, environment: Any, prompt: Prompt, before: Sequence[int], turn: Sequence[int]) -> Rendered | None:
+        """What to append after the policy's `turn`, which follows the tokens `before`; None if it was the last one.
 
         Raises whatever the environment raises, and ChatError if nothing can follow that turn.
         """
@@ -52,15 +39,13 @@ class TextExchange(Exchange):
         self._tokenizer = tokenizer
         self._ends = frozenset(stop_token_ids or [tokenizer.eos_token_id])
 
-    def answer(
-        self, environment: Environment | ChatEnvironment, prompt: Prompt, before: Sequence[int], turn: Sequence[int]
-    ) -> Answer:
+    def answer(self, environment: Any, prompt: Prompt, before: Sequence[int], turn: Sequence[int]) -> Rendered | None:
         said = turn[:-1] if turn[-1] in self._ends else turn
         text = self._tokenizer.decode(list(said), clean_up_tokenization_spaces=False)
-        observation = cast(Environment, environment).step(str(text))
+        observation = environment.step(str(text))
         if observation.done:
-            return Answer(True, [], [])
-        return Answer(False, self._tokenizer(observation.text, add_special_tokens=False)["input_ids"], [])
+            return None
+        return Rendered(tuple(self._tokenizer(observation.text, add_special_tokens=False)["input_ids"]))
 
 
 class ChatExchange(Exchange):
@@ -70,21 +55,10 @@ class ChatExchange(Exchange):
         self._encoder = encoder
         self._renderer = cast(ChatRenderer, encoder.renderer)
 
-    def answer(
-        self, environment: Environment | ChatEnvironment, prompt: Prompt, before: Sequence[int], turn: Sequence[int]
-    ) -> Answer:
+    def answer(self, environment: Any, prompt: Prompt, before: Sequence[int], turn: Sequence[int]) -> Rendered | None:
         tools = self._encoder.tools_of(prompt)
-        observation = cast(ChatEnvironment, environment).step(self._renderer.parse(turn, before, tools))
-        if observation.done:
-            return Answer(True, [], [])
-        return Answer(False, *self._renderer.next_turn(before, turn, observation.messages, tools))
-
-
-def exchange_of(environment: type[Environment] | type[ChatEnvironment], encoder: PromptEncoder) -> Exchange:
-    """The exchange between `environment` and the policy whose prompts `encoder` writes."""
-    if issubclass(environment, ChatEnvironment):
-        return ChatExchange(encoder)
-    return TextExchange(encoder.tokenizer, encoder.stop_token_ids)
+        observation = environment.step(self._renderer.parse(turn, before, tools))
+        return None if observation.done else self._renderer.next_turn(before, turn, observation.messages, tools)
 
 
 def prompt_encoder(
@@ -92,14 +66,13 @@ def prompt_encoder(
     model: ModelConfig,
     prompts: PromptsConfig,
     asked: PromptSet,
-    environment: type[Environment] | type[ChatEnvironment] | None,
+    environment: type[AnyEnvironment] | None,
 ) -> PromptEncoder:
     """The encoder of a run's prompts for the model in `folder`.
 
     The run is chat if its prompts `asked` are, or if its environment converses. Raises InputError as `is_chat` and
     `load_encoder` do.
     """
-    converses = environment is not None and issubclass(environment, ChatEnvironment)
-    tools = environment.tools if environment is not None and issubclass(environment, ChatEnvironment) else ()
-    chat = converses or is_chat(prompts, (*asked.train, *asked.eval))
-    return load_encoder(folder, model, prompts, tools, chat=chat)
+    if environment is not None and issubclass(environment, ChatEnvironment):
+        return load_encoder(folder, model, prompts, environment.tools, chat=True)
+    return load_encoder(folder, model, prompts, (), chat=is_chat(prompts, (*asked.train, *asked.eval)))

@@ -15,9 +15,8 @@ from millrace.bootstrap.demonstrations import (
     right_response,
 )
 from millrace.generation.environments.calculator import Calculator
-from millrace.prompts.arithmetic import ARITHMETIC
-from millrace.prompts.chains import CHAINS
 from millrace.prompts.dataset import load_prompts
+from millrace.prompts.sums import ARITHMETIC, CHAINS
 from millrace.types import Prompt
 
 

@@ -7,7 +7,7 @@ import torch
 from support.training.sharded_trainers import CASES, make_trainer, samples
 from transformers import LlamaForCausalLM
 
-from millrace.models.offload import move
+from millrace.models.modules import move
 from millrace.training.parallel.ranks import ALONE, Ranks
 
 MakeModel = Callable[..., LlamaForCausalLM]

@@ -10,6 +10,7 @@ new weights (docs/decisions/0017). vLLM reports which version drew each token.
 """
 
 import asyncio
+import math
 import os
 import queue
 import threading
@@ -20,9 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millrace.generation.engines.base import Engine, check_names, unstarted
-from millrace.generation.engines.vllm.arguments import ENVIRONMENT, vllm_arguments
-from millrace.generation.engines.vllm.kept_tokens import kept_tokens
-from millrace.generation.engines.vllm.processes import end, vllm_processes
+from millrace.generation.engines.vllm.startup import ENVIRONMENT, end, vllm_arguments, vllm_processes
 from millrace.models.loading import empty_model
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
@@ -272,7 +271,7 @@ class VllmEngine(Engine):
         assert completion.logprobs is not None
         assert completion.weight_versions is not None
         tokens = tuple(completion.token_ids)
-        kept = kept_tokens(completion) if truncated else []
+        kept = _kept_tokens(completion) if truncated else []
         return Response(
             tokens=tokens,
             rollout_logprobs=tuple(
@@ -296,3 +295,19 @@ async def _end_all_tasks() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+def _kept_tokens(completion: CompletionOutput) -> list[list[int]]:
+    """[R] of the token ids that each token was drawn from, where top-p or top-k leave some out.
+
+    On a GPU vLLM returns masks (`return_sampling_mask`). Its other runner, which a CPU needs, returns the
+    log-probabilities of the distribution it drew from: minus infinity for what was not kept. `plugin.py` keeps most of
+    these out of what it sends.
+    """
+    if completion.sampling_mask is not None:
+        masks: list[list[int]] = completion.sampling_mask.token_ids
+        return masks
+    assert completion.logprobs is not None
+    return [
+        [token for token, entry in of_token.items() if entry.logprob > -math.inf] for of_token in completion.logprobs
+    ]

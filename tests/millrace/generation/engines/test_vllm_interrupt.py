@@ -70,19 +70,6 @@ def continued(trajectory: Trajectory, times: int) -> Request:
     return replace(request, response_tokens=tokens, seed=turn_seed(100 + request.group_id, times))
 
 
-def merged(first: Response, second: Response) -> Response:
-    """Both as one; a span of the version in which the first ended goes on."""
-    spans = [(version, len(first.tokens) + start) for version, start in second.version_spans]
-    if first.version_spans and spans and first.version_spans[-1][0] == spans[0][0]:
-        del spans[0]
-    return Response(
-        tokens=first.tokens + second.tokens,
-        rollout_logprobs=first.rollout_logprobs + second.rollout_logprobs,
-        version_spans=(*first.version_spans, *spans),
-        finish_reason=second.finish_reason,
-    )
-
-
 def mismatch(models: dict[int, PreTrainedModel], responses: dict[int, Response]) -> float:
     """The largest of the responses to `requests()`, by group; those without tokens are left out."""
     prompts = {request.group_id: request.prompt_tokens for request in requests()}
@@ -110,7 +97,7 @@ def interrupted(engine: "VllmEngine") -> dict[int, Trajectory]:
     return found
 
 
-def test_interrupted_twice_and_continued_under_other_weights_responses_are_whole(
+def test_interrupted_twice_under_other_weights_responses_are_whole(
     engine: "VllmEngine", models: dict[int, PreTrainedModel], offer: Offer
 ) -> None:
     engine.submit(requests(), SAMPLING)
@@ -125,7 +112,7 @@ def test_interrupted_twice_and_continued_under_other_weights_responses_are_whole
     engine.submit([continued(trajectory, 2) for trajectory in second.values()], SAMPLING)
     third = by_group(all_of(engine))
 
-    whole = {i: merged(merged(first[i].response, second[i].response), third[i].response) for i in first}
+    whole = {i: first[i].response.followed_by(second[i].response).followed_by(third[i].response) for i in first}
     for response in whole.values():
         # A token lost or doubled at a seam would also show in the log-probabilities of those after it.
         assert len(response.tokens) == 512
@@ -138,7 +125,7 @@ def test_interrupted_twice_and_continued_under_other_weights_responses_are_whole
     assert mismatch({1: models[3], 2: models[1], 3: models[2]}, whole) > 100 * TOLERANCE
 
 
-def test_the_rest_of_a_response_is_as_long_as_there_is_room_and_the_same_each_time(engine: "VllmEngine") -> None:
+def test_the_rest_of_a_response_fills_the_room_and_is_the_same_each_time(engine: "VllmEngine") -> None:
     engine.submit(requests(1), SAMPLING)
     sample_until(engine, 64)
     (begun,) = engine.interrupt()
@@ -150,7 +137,7 @@ def test_the_rest_of_a_response_is_as_long_as_there_is_room_and_the_same_each_ti
     assert tails[0] == tails[2] != tails[1]
 
 
-def test_an_interrupt_returns_what_had_ended_what_had_begun_and_what_had_not(engine: "VllmEngine") -> None:
+def test_an_interrupt_returns_ended_begun_and_waiting_requests(engine: "VllmEngine") -> None:
     asked = requests(300)
     ended, begun, waiting = asked[:4], asked[4:16], asked[16:]
     engine.submit(ended, replace(SAMPLING, max_new_tokens=2))
@@ -203,7 +190,7 @@ def test_an_engine_that_is_paused_after_a_failed_update_returns_what_it_has(
     engine.update_weights(weights)
     engine.submit([continued(trajectory, 1) for trajectory in first.values()], SAMPLING)
     second = by_group(all_of(engine))
-    whole = {i: merged(first[i].response, second[i].response) for i in first}
+    whole = {i: first[i].response.followed_by(second[i].response) for i in first}
     assert [len(response.tokens) for response in whole.values()] == [512] * NUM_REQUESTS
     assert mismatch(models, whole) < TOLERANCE
 

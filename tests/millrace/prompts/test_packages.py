@@ -5,17 +5,15 @@ from typing import Any
 
 import pytest
 
-from configs.prompts import PromptsConfig, ReasoningGymConfig
+from configs.prompts import PromptsConfig, ReasoningGymConfig, VerifiersConfig
 from millrace.errors import MissingExtra, PromptsError
 from millrace.prompts.dataset import load_prompts
-from millrace.prompts.extras import check_installed
-from millrace.prompts.listing import listed_prompts
-from millrace.prompts.source import PromptSource, index_of, prompt_sources
+from millrace.prompts.packages import PromptSource, check_installed, index_of, listed_prompts, prompt_sources
 from millrace.types import Prompt
 
 pytestmark = pytest.mark.slow
 
-GYM = {"size": 20, "seed": 7, "config": {"chain_sum": {"max_terms": 2, "max_digits": 1}}}
+GYM = ReasoningGymConfig(size=20, seed=7, config={"chain_sum": {"max_terms": 2, "max_digits": 1}})
 
 needs_gym = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="reasoning_gym is not installed"
@@ -23,14 +21,20 @@ needs_gym = pytest.mark.skipif(
 needs_verifiers = pytest.mark.skipif(importlib.util.find_spec("verifiers") is None, reason="verifiers is not installed")
 
 
+def listed(source: str, gym: ReasoningGymConfig = GYM, **arguments: Any) -> list[Prompt]:
+    config = PromptsConfig(reasoning_gym=gym, verifiers=VerifiersConfig(arguments=arguments))
+    return listed_prompts(prompt_sources(source, config))
+
+
 # --- names
 
 
 def test_the_text_of_a_source_is_parsed_back() -> None:
-    [chain_sum, gcd] = prompt_sources("reasoning_gym:chain_sum,gcd", GYM)
+    config = PromptsConfig(reasoning_gym=GYM, verifiers=VerifiersConfig(arguments={"words": "two words"}))
+    [chain_sum, gcd] = prompt_sources("reasoning_gym:chain_sum,gcd", config)
     assert chain_sum.text == 'reasoning_gym:chain_sum {"max_digits": 1, "max_terms": 2, "seed": 7, "size": 20}'
     assert gcd.text == 'reasoning_gym:gcd {"seed": 7, "size": 20}'
-    [sums] = prompt_sources("verifiers:me/sums#eval", {"arguments": {"words": "two words"}})
+    [sums] = prompt_sources("verifiers:me/sums#eval", config)
     assert sums == PromptSource(package="verifiers", name="me/sums#eval", arguments={"words": "two words"})
     for source in (chain_sum, gcd, sums):
         assert PromptSource.parse(source.text) == source
@@ -50,7 +54,7 @@ def test_a_prompt_of_a_file_is_not_from_a_package() -> None:
 
 @needs_gym
 def test_tasks_of_reasoning_gym_give_so_many_problems_each() -> None:
-    prompts = listed_prompts("reasoning_gym:chain_sum,gcd", GYM)
+    prompts = listed("reasoning_gym:chain_sum,gcd")
     assert [prompt.prompt_id for prompt in prompts] == [
         f"{task}:{n}" for task in ("chain_sum", "gcd") for n in range(20)
     ]
@@ -66,18 +70,18 @@ def test_every_task_makes_the_same_problems_in_every_process() -> None:
 
     # Loaded without arguments it makes nothing.
     tasks = ",".join(sorted(set(DATASETS) - {"composite"}))
-    options = {"size": 2, "seed": 1, "config": {}}
-    first = listed_prompts(f"reasoning_gym:{tasks}", options)
+    gym = ReasoningGymConfig(size=2, seed=1)
+    first = listed(f"reasoning_gym:{tasks}", gym)
     backwards = ",".join(reversed(tasks.split(",")))
     assert sorted(first, key=lambda prompt: prompt.prompt_id) == sorted(
-        listed_prompts(f"reasoning_gym:{backwards}", options), key=lambda prompt: prompt.prompt_id
+        listed(f"reasoning_gym:{backwards}", gym), key=lambda prompt: prompt.prompt_id
     )
     assert len(first) == 2 * len(tasks.split(","))
 
 
 @needs_gym
 def test_no_problem_is_both_trained_on_and_held_out() -> None:
-    gym = ReasoningGymConfig(**{**GYM, "size": 200})
+    gym = GYM.model_copy(update={"size": 200})
     prompts = load_prompts(PromptsConfig(source="reasoning_gym:chain_sum", num_eval=20, reasoning_gym=gym))
     assert len(prompts.eval) == 20
     assert prompts.train
@@ -123,7 +127,7 @@ def test_a_task_that_can_not_be_made_is_refused_in_one_sentence(
     source: str, config: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(PromptsError) as caught:
-        listed_prompts(source, {"size": 3, "seed": 0, "config": config})
+        listed(source, ReasoningGymConfig(size=3, seed=0, config=config))
     assert str(caught.value) == sentence
 
 
@@ -135,7 +139,7 @@ SUMS = "verifiers:tests.support.rewards.sums_environment"
 
 @needs_verifiers
 def test_a_single_turn_environment_gives_its_rows() -> None:
-    prompts = listed_prompts(SUMS, {"arguments": {"num": 3}})
+    prompts = listed(SUMS, num=3)
     assert prompts == [
         Prompt(
             prompt_id=f"tests.support.rewards.sums_environment:{n}",
@@ -150,7 +154,7 @@ def test_a_single_turn_environment_gives_its_rows() -> None:
 
 @needs_verifiers
 def test_its_evaluation_set_is_a_source_of_its_own() -> None:
-    prompts = listed_prompts(f"{SUMS}#eval", {"arguments": {}})
+    prompts = listed(f"{SUMS}#eval")
     assert [prompt.prompt_id for prompt in prompts] == [
         f"tests.support.rewards.sums_environment#eval:{n}" for n in range(2)
     ]
@@ -170,7 +174,7 @@ def test_an_environment_that_can_not_be_asked_is_refused_in_one_sentence(
     name: str, arguments: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(PromptsError) as caught:
-        listed_prompts(name, {"arguments": arguments})
+        listed(name, **arguments)
     assert str(caught.value).startswith(f'prompts source "{name}"')
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -7,8 +7,8 @@ import pytest
 
 from configs.prompts import ChainsConfig, PromptsConfig
 from millrace.errors import PromptsError
-from millrace.prompts.chains import CHARACTERS_PER_SUM, chain_prompts, last_digit, written_out
 from millrace.prompts.dataset import load_prompts
+from millrace.prompts.sums import CHARACTERS_PER_SUM, chain_prompts, last_digit, written_out
 from millrace.types import Prompt
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from millrace.models.layers import call_at_each_layer, decoder_layers
+from millrace.models.modules import call_at_each_layer, decoder_layers
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
 
