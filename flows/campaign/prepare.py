@@ -11,7 +11,7 @@ from typing import Any, Literal
 from configs.load import changed_immutably
 from configs.nearest_preset import nearest_preset
 from configs.schema import RunConfig
-from flows.campaign.handover import handover_folder
+from flows.campaign.attempt import handover_folder
 from flows.campaign.inputs import run_inputs
 from millrace.errors import InputError, ModelFolderError, RunExists
 from millrace.evaluation.sets import all_asked, evaluation_sets
@@ -27,7 +27,7 @@ from millrace.preflight.weight_files import check_weight_files
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.attempt_config import attempt_config
-from millrace.runs.origin import Origin
+from millrace.runs.provenance import Origin
 from millrace.runs.record import changed_inputs, create_run, latest_attempt, resume_run
 from storage import layout
 from storage.stores.base import Store, probe
@@ -120,7 +120,7 @@ def check(
     remote = [job for job in jobs(config) if job.work_pool is not None]
     if remote:
         # Imported late: only remote jobs need Prefect here.
-        from flows.campaign.work_pools import check_pools
+        from flows.campaign.remote_stages import check_pools
 
         check_pools(remote)
     if asked is not None:

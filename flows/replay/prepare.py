@@ -11,12 +11,12 @@ from configs.load import with_overrides
 from configs.replay import ReplayRequest
 from configs.schema import RunConfig
 from configs.training import LossName
-from flows.campaign.handover import handover_folder
+from flows.campaign.attempt import handover_folder
 from millrace.errors import InputError, RunExists
 from millrace.preflight.model import check_training, read_model
-from millrace.replay.plan import check_same_tokens, plan
-from millrace.replay.sources.source_run import SourceRun
-from millrace.replay.spec import write_spec
+from millrace.replay.results import write_spec
+from millrace.replay.selection import check_same_tokens, plan
+from millrace.replay.source_run import SourceRun
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import create_run

@@ -16,7 +16,7 @@ from configs.schema import ModelConfig
 from millrace.chat.encoder import load_run_tokenizer
 from millrace.errors import InputError, ModelFolderError
 from millrace.evaluation.promotion import check_empty
-from millrace.maintenance.best_checkpoint import best_version
+from millrace.maintenance.listing import best_stored
 from millrace.models.loading import load_model, save_model
 from millrace.models.start_folder import start_folder
 from millrace.runs.attempt_config import attempt_config
@@ -41,10 +41,10 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None, *,
         raise InputError(f"{store.url}: no checkpoint is stored yet, so there is none to export")
     step = max(stored) if version is None else version
     if best:
-        best_step = best_version(store, stored.values())
-        if best_step is None:
+        result = best_stored(store, stored.values(), base_model=True)
+        if result is None:
             raise InputError(f"{store.url}: no stored checkpoint was evaluated, so none is the best")
-        step = best_step
+        step = int(result["policy_version"])
     base_is_best = best and step == 0
     if step not in stored and not base_is_best:
         known = ", ".join(map(str, stored))

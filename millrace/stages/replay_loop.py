@@ -15,9 +15,9 @@ from typing import Any
 
 from configs.replay import ReplayRequest
 from millrace.errors import ReplayError
-from millrace.replay.plan import Batch, plan
-from millrace.replay.sources.parts import Scores
-from millrace.replay.sources.source_run import SourceRun
+from millrace.replay.parts import Scores
+from millrace.replay.selection import Batch, plan
+from millrace.replay.source_run import SourceRun
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runtime.stage import Stage
 from millrace.selection.spread import SpreadFilter

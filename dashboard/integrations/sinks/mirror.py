@@ -58,8 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _copy_all(store: "Store", mirrors: "Sequence[Mirror]") -> bool:
     """Copies what is new into each; returns whether the run had ended or been killed, so that everything is copied."""
-    from millrace.runs.record import latest_attempt, read_end
-    from millrace.runs.state import run_state
+    from millrace.runs.record import latest_attempt, read_end, run_state
     from storage.progress import read_progress
 
     # Before copying, so that everything written until the end is copied.
