@@ -75,7 +75,7 @@ class PromptEncoder:
 
 def load_run_tokenizer(folder: Path, model: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of the model in `folder`, with the run's chat template. Raises InputError as `load_encoder`."""
-    return load_tokenizer(folder, _text_of(model.chat_template, "model.chat_template"))
+    return load_tokenizer(folder, read_text(model.chat_template, "model.chat_template"))
 
 
 def load_encoder(
@@ -87,7 +87,7 @@ def load_encoder(
     be used, and InputError for bad files that the config names.
     """
     tokenizer = load_run_tokenizer(folder, model)
-    own = _text_of(prompts.tools, "prompts.tools")
+    own = read_text(prompts.tools, "prompts.tools")
     return PromptEncoder(
         tokenizer,
         prompts,
@@ -128,10 +128,11 @@ def _model_type(folder: Path) -> str:
     return str(config.get("model_type"))
 
 
-def _text_of(path: str | None, key: str) -> str | None:
+def read_text(path: str | Path | None, key: str) -> str | None:
+    """The text of the file that `key` names; None if it names none. Raises InputError if it can't be read."""
     if path is None:
         return None
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(f"{key} {path!r} can't be read: {error}; expected a text file") from error
+        raise InputError(f'{key} "{path}" can\'t be read: {error}; expected a text file') from error

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from millrace.chat.encoder import read_text
 from millrace.chat.template import TemplateRenderer
 from millrace.errors import ChatError, InputError, MissingExtra
 from millrace.models.loading import load_model, load_tokenizer, refuse_differences, save_model
@@ -43,7 +44,7 @@ def import_model(source: str, folder: Path, *, dtype: str, chat_template: Path |
     """
     if folder.exists():
         raise InputError(f"{folder} exists already; expected the name of a folder that import may create")
-    template = None if chat_template is None else _text_of(chat_template)
+    template = read_text(chat_template, "--chat-template")
     with _located(source) as path, _refused_in_a_sentence(source):
         tokenizer = _read_tokenizer(path)
         model, done = _read_model(path, dtype)
@@ -53,13 +54,6 @@ def import_model(source: str, folder: Path, *, dtype: str, chat_template: Path |
         done += _mend_turn_ends(model, tokenizer, source)
         _write(model, tokenizer, folder, dtype)
     return done
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: can't be read as a chat template: {error}") from error
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
     With it, its prompts are the evaluation set, and the same prompts of `source` are left out of training.
     """
     source, eval_source = config.source, config.eval_source
-    prompts = _prompts_of(source, config)
+    prompts = load_source(source, config)
     if eval_source is None:
         train, held_out = _hold_out(prompts, config.num_eval, commuted if source == ARITHMETIC else _asked)
         if not train:
@@ -77,7 +77,7 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
                 f"{source}: {len(prompts)} prompts; expected more than the {config.num_eval} held out of them"
             )
     else:
-        held_out = _prompts_of(eval_source, config)
+        held_out = load_source(eval_source, config)
         held_out_asked = {_asked(prompt) for prompt in held_out}
         train = [prompt for prompt in prompts if _asked(prompt) not in held_out_asked]
         if not train:
@@ -85,12 +85,8 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
     return PromptSet(train=tuple(train), eval=tuple(held_out))
 
 
-def load_source(source: str, config: PromptsConfig) -> tuple[Prompt, ...]:
+def load_source(source: str, config: PromptsConfig) -> list[Prompt]:
     """All prompts of one source, in its order, read as `config` says. Raises as `load_prompts` does."""
-    return tuple(_prompts_of(source, config))
-
-
-def _prompts_of(source: str, config: PromptsConfig) -> list[Prompt]:
     if sources := prompt_sources(source, config):
         listed = listed_prompts(sources)
         return listed if config.chat else [replace(prompt, messages=()) for prompt in listed]

@@ -127,11 +127,11 @@ def unstarted(request: Request) -> Trajectory:
 
 def check_names(expected: Mapping[str, torch.Size], weights: Weights) -> None:
     """Raises WeightsMismatch, naming the tensors, unless the weights are exactly the expected parameters."""
-    found = {name: tensor.shape for name, tensor in weights.tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in weights.tensors.items()}
     wrong = {
-        "missing": expected.keys() - found.keys(),
-        "unknown": found.keys() - expected.keys(),
-        "of another shape": {name for name in expected.keys() & found.keys() if expected[name] != found[name]},
+        "missing": expected.keys() - shapes.keys(),
+        "unknown": shapes.keys() - expected.keys(),
+        "of another shape": {name for name in expected.keys() & shapes.keys() if expected[name] != shapes[name]},
     }
     if any(wrong.values()):
         said = "; ".join(f"{kind}: {names_of(sorted(names))}" for kind, names in wrong.items() if names)

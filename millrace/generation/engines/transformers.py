@@ -16,7 +16,7 @@ rows enter again from their prompts and the tokens that they have (docs/decision
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -135,8 +135,7 @@ class TransformersEngine(Engine):
         return sum(len(row.tokens) for row in self._rows + self._waiting)
 
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        own, others = ((one.temperature, one.top_p, one.top_k) for one in (sampling, self._sampling))
-        if self.in_flight and own != others:
+        if self.in_flight and replace(sampling, max_new_tokens=self._sampling.max_new_tokens) != self._sampling:
             raise ValueError("requests that are decoded together need the same temperature, top_p and top_k")
         self._sampling = sampling
         now = time.time()

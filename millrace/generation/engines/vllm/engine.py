@@ -71,12 +71,7 @@ class VllmEngine(Engine):
         self._stop = list(stop)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         arguments = vllm_arguments(
-            folder,
-            dtype=dtype,
-            engine_args=engine_args,
-            reads_text=bool(stop),
-            sleeps=sleeps,
-            truncates=truncates,
+            folder, dtype=dtype, engine_args=engine_args, reads_text=bool(stop), sleeps=sleeps, truncates=truncates
         )
         self._returns_masks: bool = arguments["return_sampling_mask"]
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
@@ -100,19 +95,19 @@ class VllmEngine(Engine):
         self._loop.call_soon_threadsafe(self._launch, list(requests), sampling)
 
     def collect(self, seconds: float) -> list[Trajectory]:
-        found: list[Trajectory] = []
+        finished: list[Trajectory] = []
         patience = seconds
-        while len(found) < self._in_flight:
+        while len(finished) < self._in_flight:
             try:
-                found.append(self._next(patience))
+                finished.append(self._next(patience))
             except queue.Empty:
                 self._check_alive()
                 break
             patience = 0
-        if any(trajectory.response.finish_reason == "unfinished" for trajectory in found):
-            raise RuntimeError("vLLM ended a request that nobody interrupted")
-        self._in_flight -= len(found)
-        return found
+        if any(trajectory.response.finish_reason == "unfinished" for trajectory in finished):
+            raise RuntimeError("vLLM ended a request that was not interrupted")
+        self._in_flight -= len(finished)
+        return finished
 
     @property
     def tokens_in_flight(self) -> int:
@@ -130,9 +125,9 @@ class VllmEngine(Engine):
 
     def interrupt(self) -> list[Trajectory]:
         self._run(self._abort_all())
-        found = [self._next(0.0) for _ in range(self._in_flight)]
+        ended = [self._next(0.0) for _ in range(self._in_flight)]
         self._in_flight = 0
-        return [trajectory if trajectory.response.tokens else unstarted(trajectory.request) for trajectory in found]
+        return [trajectory if trajectory.response.tokens else unstarted(trajectory.request) for trajectory in ended]
 
     def update_weights(self, weights: Weights) -> float:
         check_names(self._shapes, weights)
