@@ -22,7 +22,7 @@ def demonstration(prompt: Prompt, rng: random.Random, error_rate: float) -> str:
 
 
 def right_response(prompt: Prompt) -> str:
-    """What a demonstrator who makes no error writes."""
+    """Returns the response of a demonstrator without errors."""
     return written_out(prompt.text, last_digit) if prompt.source == CHAINS else prompt.answer
 
 

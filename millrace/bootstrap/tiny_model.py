@@ -176,7 +176,7 @@ def _supervised_loss(
     tokenizer: PreTrainedTokenizerFast,
     batch: Sequence[tuple[Prompt, Sequence[tuple[str, bool]]]],
 ) -> torch.Tensor:
-    """Mean cross-entropy of the policy's own text and the end token; prompt and environment carry no loss."""
+    """Mean cross-entropy of the policy's own text and the end token; prompt and environment are masked."""
     rows = []
     for prompt, pieces in batch:
         row = [(token, False) for token in tokenizer(prompt.text)["input_ids"]]

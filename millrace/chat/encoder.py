@@ -1,4 +1,4 @@
-"""What the policy reads: a prompt as tokens.
+"""A prompt as tokens.
 
 text ────────────────────► prompts.template ─► tokenizer ──────────────────────────┐
 text (prompts.chat) ─► user's message ─┐                                           ├─► tokens, and which message
@@ -36,7 +36,7 @@ class PromptEncoder:
         tools: Sequence[Message] = (),
         stop_token_ids: Sequence[int] = (),
     ) -> None:
-        """`stop_token_ids` end a response of the model, beside those of the renderer; without any, the tokenizer's
+        """`stop_token_ids` end a response of the model, as those of the renderer do; without any, the tokenizer's
         end-of-sequence token does."""
         self.tokenizer = tokenizer
         self.renderer = renderer

@@ -1,6 +1,6 @@
 """Conversations by the library `renderers`, for the families of models that it knows.
 
-The library writes tokens without a template's program, and appends turns to sampled tokens by itself.
+The library writes tokens without a template's program, and appends turns to sampled tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -97,7 +97,7 @@ class FamilyRenderer(ChatRenderer):
 
 
 def family_of(model_type: str, tokenizer: PreTrainedTokenizerBase) -> FamilyRenderer | None:
-    """The library's renderer that writes what the tokenizer's own template writes; None if there is none."""
+    """Returns the library's renderer that agrees with the tokenizer's own template; None if there is none."""
     for family in _BY_MODEL_TYPE.get(model_type, ()):
         try:
             renderer = FamilyRenderer(family, tokenizer)
@@ -130,13 +130,13 @@ def _as_template(renderer: FamilyRenderer, tokenizer: PreTrainedTokenizerBase, m
 
 def _starts(indices: Sequence[int], messages: Sequence[Message], first: int) -> tuple[tuple[str, int], ...]:
     """Where each message begins, counted from token `first`; marks between two messages belong to the earlier one."""
-    own = list(indices[first:])
+    messages_of = list(indices[first:])
     starts: list[tuple[str, int]] = []
     for number, message in enumerate(messages):
-        found = own.index(number) if number in own else (starts[-1][1] if starts else 0)
-        starts.append((str(message["role"]), found if starts else 0))
-    end = len(own)
-    while end and own[end - 1] < 0:
+        start = messages_of.index(number) if number in messages_of else (starts[-1][1] if starts else 0)
+        starts.append((str(message["role"]), start if starts else 0))
+    end = len(messages_of)
+    while end and messages_of[end - 1] < 0:
         end -= 1
     return (*starts, ("assistant", end))
 
@@ -144,5 +144,5 @@ def _starts(indices: Sequence[int], messages: Sequence[Message], first: int) -> 
 def _call(call: Any) -> ToolCall:
     if call.status == "ok" and isinstance(call.arguments, dict):
         return ToolCall(name=call.name, arguments=call.arguments, id=call.id)
-    problem = "the arguments are no object" if call.status == "ok" else call.status.value.replace("_", " ")
+    problem = "the arguments are not an object" if call.status == "ok" else call.status.value.replace("_", " ")
     return ToolCall(name=call.name or "", arguments={}, problem=problem, id=call.id)

@@ -3,9 +3,9 @@
     [user A] [assistant X]              ─► template ─► … X <end>\\n
     [user A] [assistant X] [tool T] +   ─► template ─► … X <end>\\n  <tool> T <end> <assistant>
                                                             └──────────────┬──────────────┘
-                                       appended after what the policy sampled, which ends with <end>
+                                       appended after the sampled tokens, which end with <end>
 
-A template is a program, so what it writes for a stand-in conversation is compared with what it writes for a longer one:
+A template is a program, so its output for a stand-in conversation is compared with that for a longer one:
 only if the shorter is the beginning of the longer can turns be appended.
 """
 
@@ -90,13 +90,13 @@ class TemplateRenderer(ChatRenderer):
         """The token behind the assistant's content."""
         _, answer, tail = self._written([_USER, _ASSISTANT], (), tokenize=False).rpartition(_ANSWER)
         if not answer:
-            raise ChatError("the chat template leaves out what the assistant said")
+            raise ChatError("the chat template omits the assistant's content")
         marks = {*self._tokenizer.added_tokens_decoder, self._tokenizer.eos_token_id}
         tokens = self._tokenizer(tail, add_special_tokens=False)["input_ids"]
         end: int | None = next((token for token in tokens if token in marks), None)
         if end is None:
             raise ChatError(
-                "the chat template ends the assistant's turn with no token of its own, so no engine could stop there"
+                "the chat template ends the assistant's turn without a special token, so no engine could stop there"
             )
         return end
 

@@ -202,7 +202,7 @@ def _reason(error: Exception) -> str:
 
 
 def chosen_columns(names: Sequence[str], source: str, config: PromptsConfig) -> list[str]:
-    """Those of the columns `names` that prompts are made of. Raises PromptsError if one is missing or stands twice."""
+    """Selects the columns of `names` that prompts are made of. Raises PromptsError if any is missing or twice there."""
     prompt = config.prompt_field if config.prompt_field in names or _MESSAGES not in names else _MESSAGES
     wanted = (prompt, config.answer_field)
     if missing := [name for name in wanted if name not in names]:

@@ -38,7 +38,7 @@ def checked_text(record: Mapping[str, object], key: str, where: str, expected: s
 
 
 def checked_text_or_number(record: Mapping[str, object], key: str, where: str) -> str:
-    """As `checked_text`, but a number is text too: as it is written, or its decimal digits."""
+    """Like `checked_text`, but a number is text too: as it is written, or its decimal digits."""
     match record.get(key):
         case bool():
             pass
@@ -72,7 +72,7 @@ def shown(value: object) -> str:
 
 
 def templated(template: str | None, text: str) -> str:
-    """What the policy reads: `text` where `template` has `{prompt}`; `text` alone without a template."""
+    """Returns the template with `text` in place of `{prompt}`; without a template, `text`."""
     if template is None:
         return text
     before, _, after = template.partition("{prompt}")
@@ -92,7 +92,9 @@ def parsed_messages(value: object, where: str) -> object:
         if _LIKE_MESSAGES.match(value):
             raise PromptsError(f"{where}: {shown(value)} is not JSON ({error}); expected a list of messages") from error
         return value
-    of_messages = isinstance(parsed, list) and parsed and all(isinstance(one, dict) and "role" in one for one in parsed)
+    of_messages = (
+        isinstance(parsed, list) and parsed and all(isinstance(item, dict) and "role" in item for item in parsed)
+    )
     return parsed if of_messages else value
 
 
@@ -104,7 +106,7 @@ def checked_messages(value: object, where: str) -> tuple[Message, ...]:
     """
     if not isinstance(value, list) or not value:
         raise PromptsError(f"{where}: the conversation is {shown(value)}; expected a list of at least one message")
-    messages = tuple(_message(one, f"{where} message {number}") for number, one in enumerate(value, start=1))
+    messages = tuple(_message(item, f"{where} message {number}") for number, item in enumerate(value, start=1))
     if messages[-1]["role"] == "assistant":
         raise PromptsError(f"{where}: the last message is the assistant's; expected one for the policy to answer")
     return messages
@@ -133,7 +135,7 @@ def checked_tools(value: object, where: str) -> tuple[Message, ...]:
 
 
 def last_text(messages: Sequence[Message]) -> str:
-    """The content of the last message, which is what a reward calls the prompt."""
+    """The content of the last message: the prompt, for a reward."""
     return str(messages[-1]["content"])
 
 
@@ -186,5 +188,5 @@ def _call(call: object, where: str) -> dict[str, Any]:
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

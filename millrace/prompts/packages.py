@@ -41,7 +41,7 @@ class PromptSource:
     name: str
     """The package's name of the task or environment."""
     arguments: Mapping[str, Any]
-    """What it is created with: plain JSON."""
+    """Plain JSON."""
 
     @property
     def text(self) -> str:
@@ -69,7 +69,7 @@ class PromptSource:
 
 
 def prompt_sources(source: str, prompts: PromptsConfig) -> list[PromptSource]:
-    """What `source`, "package:name", names: an environment, or tasks. Empty if it is the source of no package.
+    """Parses `source`, "package:name": an environment, or tasks. Empty if it names no package.
 
     Raises PromptsError for a task that is named twice.
     """
@@ -109,9 +109,9 @@ def listed_prompts(sources: Sequence[PromptSource]) -> list[Prompt]:
 
 @functools.lru_cache(maxsize=4)
 def _listed(sources: str) -> tuple[Prompt, ...]:
-    asked = json.loads(sources)
-    package = asked[0]["package"]
-    source = f"{package}:{','.join(one['name'] for one in asked)}"
+    tasks = json.loads(sources)
+    package = tasks[0]["package"]
+    source = f"{package}:{','.join(task['name'] for task in tasks)}"
     check_installed(package, EXTRAS[package], f"prompts.source {source}")
     done = subprocess.run(
         [sys.executable, "-m", "millrace.prompts.packages"],

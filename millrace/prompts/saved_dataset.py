@@ -16,7 +16,7 @@ from storage.json_text import parse_json
 
 
 def saved_records(folder: str, choose: Callable[[list[str]], list[str]]) -> Iterator[dict[str, Any]] | None:
-    """The columns of each row that `choose` takes of all; None where `folder` is no saved data set.
+    """The columns of each row that `choose` takes of all; None where `folder` is not a saved data set.
 
     `folder` is a path or an fsspec URL. Raises PromptsError for a folder of several splits and a damaged file.
     """
@@ -80,7 +80,7 @@ def _json(path: str) -> dict[str, Any] | None:
     except (OSError, ValueError, ImportError) as error:
         raise PromptsError(f"{path}: can't be read ({error}); expected a folder that `datasets` saved") from error
     if not isinstance(values, dict):
-        raise PromptsError(f"{path}: it is no JSON object; expected a folder that `datasets` saved")
+        raise PromptsError(f"{path}: it is not a JSON object; expected a folder that `datasets` saved")
     return values
 
 

@@ -70,7 +70,7 @@ def last_sum(response: str) -> str:
 
 
 def last_digit(a: int, b: int) -> int:
-    """Of the sum of two digits."""
+    """The last digit of the sum of two digits."""
     return (a + b) % 10
 
 

@@ -57,7 +57,7 @@ def rows(environment: Any, name: str) -> list[dict[str, Any]]:
 def prompt_text(messages: str | list[dict[str, Any]]) -> str:
     """A row's prompt as one text: the contents of its messages, separated by empty lines.
 
-    This is what the policy reads where `prompts.chat` is false, and what rewards get.
+    The policy reads it where `prompts.chat` is false; rewards always do.
     """
     if isinstance(messages, str):
         return messages
@@ -66,4 +66,4 @@ def prompt_text(messages: str | list[dict[str, Any]]) -> str:
 
 def _plain(messages: Any) -> list[dict[str, Any]]:
     """Messages as plain JSON; some environments give objects."""
-    return [one if isinstance(one, dict) else one.model_dump() for one in messages]
+    return [message if isinstance(message, dict) else message.model_dump() for message in messages]

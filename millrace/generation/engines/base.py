@@ -75,7 +75,7 @@ class Engine(ABC):
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         """log π of the `most` likeliest tokens to follow `tokens`, nats, at temperature 1, under the loaded weights.
 
-        Computed as trajectories are sampled, caches included, so that it checks what they would be drawn from.
+        Computed as trajectories are sampled, caches included, so that it checks their distribution.
         """
 
     @abstractmethod
@@ -107,10 +107,10 @@ class Engine(ABC):
         weights, prompts, sampling and seed give the same responses on the same machine and thread count. `each_wait` is
         called about once per second; if it raises, the requests stay in flight.
         """
-        known = [None] * len(prompts) if asked is None else asked
+        known_prompts = [None] * len(prompts) if asked is None else asked
         requests = [
             Request(group_id=i, sample_index=0, prompt_tokens=tuple(tokens), seed=seed + i, prompt=prompt)
-            for i, (tokens, prompt) in enumerate(zip(prompts, known, strict=True))
+            for i, (tokens, prompt) in enumerate(zip(prompts, known_prompts, strict=True))
         ]
         self.submit(requests, sampling)
         responses: dict[int, Response] = {}
@@ -121,7 +121,7 @@ class Engine(ABC):
 
 
 def unstarted(request: Request) -> Trajectory:
-    """What `Engine.interrupt` returns for a request of which no token was sampled."""
+    """Returns the trajectory of an interrupted request without a sampled token."""
     return Trajectory(request=request, response=NO_RESPONSE, t_started=0.0, t_finished=0.0)
 
 

@@ -4,7 +4,7 @@ logits ─► softmax ─► the top_k likeliest ─► the smallest set with to
                                                                   ─► where the row's uniform number falls
 
 A row needs one uniform number per token. It is a hash of the request's seed and of the token's place in the response.
-So it depends neither on the rows beside it nor on when they came.
+So it depends neither on other rows nor on when they came.
 """
 
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ class StopCriteria:
         self._look_back = 1 + max((len(text.encode()) for text in stop), default=0)
 
     def end(self, sampled: list[int], limit: int) -> FinishReason | None:
-        """Why a response ends with the last of its `sampled` tokens, of which there may be `limit`; None if it doesn't.
+        """Returns why a response ends with the last of its `sampled` tokens, at most `limit`; None if it doesn't.
 
         Called after each token.
         """

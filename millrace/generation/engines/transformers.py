@@ -71,7 +71,7 @@ class _Row:
     def record(self, experts_TLK: torch.Tensor) -> None:
         """The experts of the last T tokens of `text`; new weights compute all of it again."""
         new = len(self.text) - self.num_routed
-        # A copy: what it is a part of holds other rows too.
+        # A copy: the whole tensor holds other rows too.
         self.experts.append(experts_TLK[len(experts_TLK) - new :].clone())
         self.num_routed += new
 
@@ -91,7 +91,7 @@ class _Row:
 class TransformersEngine(Engine):
     """A causal language model with its tokenizer. The tokens `stop_token_ids` end a response, as `stop` texts do.
 
-    A response depends on its request and the weights. The requests beside it change the rounding only.
+    A response depends on its request and the weights. Other requests change the rounding only.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class TransformersEngine(Engine):
             self._waiting.append(_Row(request=request, limit=limit, t_started=now))
 
     def collect(self, seconds: float) -> list[Trajectory]:
-        # Not at the start: whoever trains the model may have changed it since.
+        # Not at the start: a trainer of the same model may have changed it since.
         if self.model.training:
             self.model.eval()
         deadline = time.monotonic() + seconds
@@ -227,6 +227,6 @@ class TransformersEngine(Engine):
         return list(ended.values())
 
     def _record(self, rows: Sequence[_Row]) -> None:
-        """Notes the experts of what was just computed of these rows."""
+        """Adds the experts of the last forward pass to these rows."""
         for row, experts_TLK in zip(rows, self._cache.experts, strict=bool(self._recorder)):
             row.record(experts_TLK)

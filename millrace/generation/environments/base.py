@@ -69,7 +69,7 @@ class Environment(ABC):
 class ChatEnvironment(ABC):
     """The other side of one conversation: tools, or a user. The rules of `Environment` hold for it too.
 
-    It gets the policy's turns parsed, and answers with messages. What the policy sampled is never written again.
+    It gets the policy's turns parsed, and answers with messages. Sampled tokens are never written again.
     """
 
     tools: ClassVar[tuple[Message, ...]] = ()

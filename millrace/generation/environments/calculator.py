@@ -43,7 +43,7 @@ class Calculator(Environment):
 
 
 class CalculatorTool(ChatEnvironment):
-    """Answers each call of `calculator(expression)` with the value, or with what is wrong with the call.
+    """Answers each call of `calculator(expression)` with the value, or with the error in the call.
 
     A turn without a call is the policy's answer.
     """
@@ -80,7 +80,7 @@ def _result(call: ToolCall) -> str:
     if call.problem is not None:
         return f"error: {call.problem}"
     if call.name != _TOOL:
-        return f"error: there is no function {call.name}"
+        return f"error: unknown function {call.name}"
     expression = call.arguments.get("expression")
     value = work_out(expression) if isinstance(expression, str) else None
     return "error: expected integers joined by +, - and *" if value is None else str(value)

@@ -84,7 +84,7 @@ class _Episode:
         return Trajectory(request=self.request, response=response, t_started=self.t_started, t_finished=t_finished)
 
     def _padded_experts(self) -> bytes:
-        """Those of each token but the last. No expert has computed what an environment said at the very end."""
+        """Returns the experts of each token but the last. None has computed an environment's tokens at the end."""
         response = self.response
         start, end = response.environment_spans[-1] if response.environment_spans else (0, 0)
         missing = end - start if end == len(response.tokens) else 0

@@ -1,6 +1,6 @@
 """A turn of the policy as its environment gets it, and the environment's answer as the policy reads it.
 
-of text           turn ─► decoded text ─► Environment.step ─► text ─► tokenised by itself
+of text           turn ─► decoded text ─► Environment.step ─► text ─► tokens
 of conversations  turn ─► renderer.parse ─► ChatEnvironment.step ─► messages ─► renderer.next_turn
 """
 
@@ -30,7 +30,7 @@ class TextExchange:
     def answer(
         self, environment: AnyEnvironment, prompt: Prompt, before: Sequence[int], turn: Sequence[int]
     ) -> Rendered | None:
-        """What to append after the policy's `turn`; None if it was the last one. Raises what the environment raises."""
+        """Returns the tokens after the policy's `turn`; None if it was the last. Raises what the environment raises."""
         said = turn[:-1] if turn[-1] in self._ends else turn
         text = self._tokenizer.decode(list(said), clean_up_tokenization_spaces=False)
         observation = cast(Environment, environment).step(str(text))
@@ -49,7 +49,7 @@ class ChatExchange:
     def answer(
         self, environment: AnyEnvironment, prompt: Prompt, before: Sequence[int], turn: Sequence[int]
     ) -> Rendered | None:
-        """What to append after the policy's `turn`, which follows the tokens `before`; None if it was the last one.
+        """Returns the tokens after the policy's `turn`, which follows the tokens `before`; None if it was the last.
 
         Raises what the environment raises, and ChatError if nothing can follow that turn.
         """

@@ -170,7 +170,7 @@ def without_template() -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize(
     ("refused", "said"),
     [
-        (lambda: TemplateRenderer(with_template("no_end.jinja")), "no token of its own"),
+        (lambda: TemplateRenderer(with_template("no_end.jinja")), "without a special token"),
         (lambda: TemplateRenderer(without_template()), "model.chat_template"),
         # Tools need a template whose calls can be read.
         (lambda: RENDERERS["granite"].check_several_turns(CalculatorTool.tools), "model.renderer"),

@@ -240,9 +240,9 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_refused(
         ("{% for m in messages %}", "the chat template refuses the conversation"),
         (
             "{% for m in messages %}{{ m['content'] }}={% endfor %}",
-            "ends the assistant's turn with no token of its own",
+            "ends the assistant's turn without a special token",
         ),
-        ("{{ messages[0]['content'] }}", "the chat template leaves out what the assistant said"),
+        ("{{ messages[0]['content'] }}", "the chat template omits the assistant's content"),
     ],
 )
 def test_a_chat_template_that_does_not_render_is_refused(

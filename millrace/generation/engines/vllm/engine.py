@@ -157,7 +157,7 @@ class VllmEngine(Engine):
         # vLLM's own tasks first: they would report the end of its processes as a failure.
         self._call(_end_all_tasks()).result()
         self._llm.shutdown()
-        # It ends its core, which ends the workers: nobody does if the core was killed.
+        # It ends its core, which ends the workers, unless the core was killed.
         end(self._processes)
         # Its destructor shuts down once more. That fails at the interpreter's exit, so run it now.
         del self._llm
@@ -296,8 +296,8 @@ def _kept_tokens(completion: CompletionOutput) -> list[list[int]]:
     """[R] of the token ids that each token was drawn from, where top-p or top-k leave some out.
 
     On a GPU vLLM returns masks (`return_sampling_mask`). Its other runner, which a CPU needs, returns the
-    log-probabilities of the distribution it drew from: minus infinity for what was not kept. `plugin.py` keeps most of
-    these out of what it sends.
+    log-probabilities of the distribution it drew from: minus infinity for tokens that were not kept. `plugin.py` leaves
+    most of these out.
     """
     if completion.sampling_mask is not None:
         masks: list[list[int]] = completion.sampling_mask.token_ids

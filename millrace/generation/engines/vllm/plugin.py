@@ -15,8 +15,8 @@ BACKEND = "millrace"
 
 
 def register() -> None:
-    """What the module says. vLLM may call it several times per process."""
-    leave_out_the_impossible()
+    """Registers both. vLLM may call it several times per process."""
+    omit_impossible_tokens()
     try:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "millrace.generation.engines.vllm.worker", "SharedMemoryEngine"
@@ -26,13 +26,13 @@ def register() -> None:
         return
 
 
-def leave_out_the_impossible() -> None:
-    """Makes vLLM's sampler leave out what it could not draw, if it is asked for the whole vocabulary's logprobs.
+def omit_impossible_tokens() -> None:
+    """Makes vLLM's sampler omit tokens that could not be drawn, if it is asked for the whole vocabulary's logprobs.
 
     Rows of a batch stay equally long: as long as the one with the most tokens left.
     """
     gather = Sampler.gather_logprobs
-    if getattr(gather, "leaves_out", False):
+    if getattr(gather, "omits", False):
         return
 
     def gather_possible(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
@@ -40,5 +40,5 @@ def leave_out_the_impossible() -> None:
             num_logprobs = int(logprobs.isfinite().sum(dim=-1).max())
         return gather(logprobs, num_logprobs, token_ids)
 
-    gather_possible.leaves_out = True  # type: ignore[attr-defined]
+    gather_possible.omits = True  # type: ignore[attr-defined]
     Sampler.gather_logprobs = staticmethod(gather_possible)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.engines.policies import response_logits
+from support.engines.policies import all_of, response_logits
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from millrace.errors import WeightsMismatch
@@ -15,7 +15,7 @@ from millrace.generation.engines.transformers import TransformersEngine
 from millrace.training.batch import Sample
 from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
-from millrace.types import Request, Response, Sampling, Trajectory
+from millrace.types import Request, Response, Sampling
 from millrace.weights.base import Weights
 
 MakePolicy = Callable[[int], LlamaForCausalLM]
@@ -40,13 +40,6 @@ def requests(prompts: Sequence[Sequence[int]], first_group: int = 0) -> list[Req
         Request(group_id=first_group + i, sample_index=i % 3, prompt_tokens=tuple(prompt), seed=i)
         for i, prompt in enumerate(prompts)
     ]
-
-
-def all_of(engine: Engine) -> list[Trajectory]:
-    done: list[Trajectory] = []
-    while engine.in_flight:
-        done += engine.collect(1.0)
-    return done
 
 
 def tokens(responses: Sequence[Response]) -> list[tuple[int, ...]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support.engines.policies import largest_mismatch, spans
+from support.engines.policies import all_of, largest_mismatch, spans
 from support.engines.vllm_processes import (
     BLOCK_SIZE,
     HIDDEN_SIZE,
@@ -51,13 +51,6 @@ def requests(prompts: Sequence[Sequence[int]], first_group: int = 0) -> list[Req
         Request(group_id=first_group + i, sample_index=0, prompt_tokens=tuple(prompt), seed=first_group + i)
         for i, prompt in enumerate(prompts)
     ]
-
-
-def all_of(engine: "VllmEngine") -> list[Trajectory]:
-    done: list[Trajectory] = []
-    while engine.in_flight:
-        done += engine.collect(1.0)
-    return done
 
 
 def mismatch(models: dict[int, PreTrainedModel], done: Sequence[Trajectory]) -> float:

@@ -125,14 +125,14 @@ def test_what_is_asked_of_vllm_keeps_the_distribution(
 def test_the_sampler_leaves_out_log_probabilities_of_minus_infinity() -> None:
     from vllm.v1.sample.sampler import Sampler
 
-    from millrace.generation.engines.vllm.plugin import leave_out_the_impossible
+    from millrace.generation.engines.vllm.plugin import omit_impossible_tokens
 
     before = Sampler.gather_logprobs
     logprobs_BV = torch.log(torch.tensor([[0.5, 0.0, 0.5, 0.0, 0.0], [0.25, 0.25, 0.0, 0.5, 0.0]]))
     sampled_B = torch.tensor([2, 3])
     try:
         for _ in range(2):
-            leave_out_the_impossible()
+            omit_impossible_tokens()
         found = Sampler.gather_logprobs(logprobs_BV, 5, sampled_B)
         few = Sampler.gather_logprobs(logprobs_BV, 1, sampled_B)
     finally:

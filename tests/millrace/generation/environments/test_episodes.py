@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.engines.policies import all_of
 from support.engines.scripted_engine import LOGPROB, Counting, ScriptedEngine
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
@@ -67,13 +68,6 @@ def by_turn(*turns: str) -> Callable[[Request], str]:
         return turns[said[name]]
 
     return says
-
-
-def all_of(episodes: Episodes) -> list[Trajectory]:
-    done: list[Trajectory] = []
-    while episodes.in_flight:
-        done += episodes.collect(0.0)
-    return done
 
 
 def episodes_of(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.engines.policies import largest_mismatch, offered
+from support.engines.policies import all_of, largest_mismatch, offered
 from support.engines.scripted_engine import Counting
 from support.engines.vllm_processes import HIDDEN_SIZE, running_vllm
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -85,13 +85,6 @@ def requests() -> list[Request]:
         Request(group_id=i, sample_index=0, prompt_tokens=tuple(tokens), seed=i, prompt=prompt)
         for i, (tokens, prompt) in enumerate(zip(PROMPTS, prompts(), strict=True))
     ]
-
-
-def all_of(episodes: Engine) -> list[Trajectory]:
-    done: list[Trajectory] = []
-    while episodes.in_flight:
-        done += episodes.collect(1.0)
-    return done
 
 
 def turns(tokenizer: PreTrainedTokenizerFast, response: Response) -> list[str]:
