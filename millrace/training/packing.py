@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millrace.models.routers import NOT_RECORDED
+from millrace.models.modules import NOT_RECORDED
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.logprobs import KeptTokens
 from millrace.training.prefix_tree import LEAST_TOKENS, counts, lay_out, saves_enough

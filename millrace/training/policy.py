@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from millrace.models.layers import call_at_each_layer
+from millrace.models.modules import call_at_each_layer
 from millrace.models.supported import check_trainable
 from millrace.training.attention import PACKED
 from millrace.training.batch import Microbatch
