@@ -179,6 +179,14 @@ def test_a_request_whose_connection_breaks_is_asked_again(
         assert link.fired == {fault: 1}
 
 
+def test_a_create_that_gets_no_answer_at_first_contact_ends_in_an_error() -> None:
+    with store_told(RESET) as (store, server):
+        with pytest.raises(StoreUnreachable) as lost:
+            store.put_if_absent("a", b"x")
+        said(lost.value)
+        assert server.asked == ["PUT /bucket/run/a *"] * 3
+
+
 def test_a_record_whose_reply_is_lost_is_committed_once_and_a_zombie_stays_fenced() -> None:
     objects: dict[str, bytes] = {}
 
