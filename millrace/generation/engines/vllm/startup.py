@@ -1,13 +1,17 @@
-"""The arguments and environment variables that Millrace starts vLLM with. vLLM itself is not imported."""
+"""How vLLM starts and how it ends: its arguments, its environment variables, its processes. vLLM is not imported."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 # By default vLLM would take nearly all memory of the machine for it.
 _CACHE_ON_A_CPU = 2**30
+_PATIENCE = 10.0
+"""Seconds that a worker has to notice that its core is gone."""
 
 ENVIRONMENT: dict[str, str] = {
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -48,7 +52,7 @@ def vllm_arguments(
         "model": str(folder),
         "dtype": dtype,
         "logprobs_mode": "processed_logprobs",
-        # How vLLM names the tokens that it kept: see `kept_tokens`.
+        # How vLLM names the tokens that it kept, on a GPU.
         "return_sampling_mask": truncates and not on_a_cpu,
         "enable_prefix_caching": True,
         "skip_tokenizer_init": not reads_text,
@@ -60,3 +64,28 @@ def vllm_arguments(
     if truncates and on_a_cpu:
         reserved["max_logprobs"] = -1
     return {**defaults, **engine_args, **reserved}
+
+
+def vllm_processes() -> set[psutil.Process]:
+    """vLLM's processes below this one."""
+    return {process for process in psutil.Process().children(recursive=True) if is_alive(process)}
+
+
+def end(processes: Iterable[psutil.Process]) -> None:
+    """Waits until these have ended, and kills the ones that do not.
+
+    A worker whose core was killed usually ends too, but not always: in the middle of a call it can wait for the
+    core's next message for ever, and hold the device's memory.
+    """
+    _, left = psutil.wait_procs([process for process in processes if is_alive(process)], timeout=_PATIENCE)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it is a process of vLLM that runs. An orphan stays a zombie until its new parent waits for it."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.name().startswith("VLLM::")
+    except psutil.NoSuchProcess:
+        return False

@@ -1,8 +1,9 @@
-"""The built-in prompts with long responses: chains of sums, written out one after the other.
+"""The built-in prompts: sums of two numbers, and chains of sums, whose responses are long.
 
-    prompt    04:7+5=                             four sums to go, the first of them 7+5
-    response  2 03:5+2=7 02:2+7=9 01:7+9=6        each adds the last two digits and keeps the last digit of the sum
-    answer    7+9=6                               the last of them
+    arithmetic   05+07=          the answer 12
+    chains       04:7+5=                             four sums to go, the first of them 7+5
+                 2 03:5+2=7 02:2+7=9 01:7+9=6        each adds the last two digits and keeps the last digit of the sum
+                 7+9=6                               the answer: the last of them
 
 The number of sums is log-normal, and so is the length of the responses: most are short, a few are many times as long.
 """
@@ -14,12 +15,32 @@ from collections.abc import Callable
 from configs.prompts import ChainsConfig
 from millrace.types import Prompt
 
-CHAINS = "chains"
-"""The name of this source in configs and in `Prompt.source`."""
+ARITHMETIC, CHAINS = "arithmetic", "chains"
+"""The names of these sources in configs and in `Prompt.source`."""
 CHARACTERS_PER_SUM = 9
-"""Of a response: `2 03:5+2=`. The last sum is its digit alone."""
+"""Of the response to a chain: `2 03:5+2=`. The last sum is its digit alone."""
 # Stored runs depend on it: another seed draws other chains.
 _SEED = 0
+
+
+def arithmetic_prompts(digits: int, max_sum: int) -> list[Prompt]:
+    """Every sum up to `max_sum` of two numbers of `digits` digits, zero-padded: "05+07=" with the answer "12"."""
+    width, limit = len(str(max_sum)), 10**digits
+    return [
+        Prompt(
+            prompt_id=f"arith-{a:0{digits}d}+{b:0{digits}d}",
+            text=f"{a:0{digits}d}+{b:0{digits}d}=",
+            answer=f"{a + b:0{width}d}",
+            source=ARITHMETIC,
+        )
+        for a in range(min(limit, max_sum + 1))
+        for b in range(min(limit, max_sum - a + 1))
+    ]
+
+
+def commuted(prompt: Prompt) -> str:
+    """One identity for a+b and b+a, which have the same answer."""
+    return "+".join(sorted(prompt.prompt_id.removeprefix("arith-").split("+")))
 
 
 def chain_prompts(config: ChainsConfig) -> list[Prompt]:
@@ -49,7 +70,7 @@ def last_sum(response: str) -> str:
 
 
 def last_digit(a: int, b: int) -> int:
-    """Of the sum of two digits."""
+    """The last digit of the sum of two digits."""
     return (a + b) % 10
 
 

@@ -1,18 +1,57 @@
-"""How vLLM says which tokens it could draw from: as masks, or as the log-probabilities that are not minus infinity."""
+"""How vLLM is started and asked, and how it says which tokens it could draw from: as masks, or as log-probabilities."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from millrace.generation.engines.vllm.kept_tokens import kept_tokens, leave_out_the_impossible
+from configs.engine_args import RESERVED
+from millrace.generation.engines.vllm.startup import vllm_arguments
 from millrace.types import Response, Sampling
 
-pytestmark = pytest.mark.vllm
-
 INF = math.inf
+
+
+def arguments(user: dict[str, Any] | None = None, **options: bool) -> dict[str, Any]:
+    return vllm_arguments(Path("/policy"), dtype="float32", engine_args=user or {}, **options)
+
+
+def test_the_users_arguments_come_with_what_millrace_rests_on() -> None:
+    found = arguments({"max_num_seqs": 7, **dict.fromkeys(RESERVED)})
+    expected = {
+        "model": "/policy",
+        "dtype": "float32",
+        "max_num_seqs": 7,
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "skip_tokenizer_init": True,
+        "enable_sleep_mode": False,
+        "generation_config": "vllm",
+        "weight_transfer_config": {"backend": "millrace"},
+    }
+    assert found.items() >= expected.items()
+    assert arguments(sleeps=True)["enable_sleep_mode"] is True
+
+
+def test_kept_tokens_come_as_masks_on_a_gpu_and_as_log_probabilities_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+    for devices in (0, 1):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
+        for truncates in (False, True):
+            found = arguments({"max_logprobs": 5}, truncates=truncates)
+            asked[devices, truncates] = (found["return_sampling_mask"], found["max_logprobs"])
+    assert asked == {(0, False): (False, 5), (0, True): (False, -1), (1, False): (False, 5), (1, True): (True, 5)}
+
+
+def test_on_a_cpu_prompts_are_computed_in_one_piece_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert arguments()["enable_chunked_prefill"] is False
+    assert arguments({"enable_chunked_prefill": True})["enable_chunked_prefill"] is True
 
 
 def completion(*, mask: list[list[int]] | None = None, logprobs: list[dict[int, float]] | None = None) -> Any:
@@ -29,15 +68,6 @@ def completion(*, mask: list[list[int]] | None = None, logprobs: list[dict[int, 
     )
 
 
-def test_a_mask_is_taken_as_it_is() -> None:
-    assert kept_tokens(completion(mask=[[5, 1], [7]])) == [[5, 1], [7]]
-
-
-def test_without_a_mask_a_token_is_kept_if_it_could_be_drawn() -> None:
-    logprobs = [{5: -0.5, 1: -1.0, 2: -INF}, {7: 0.0, 5: -INF, 1: -INF}]
-    assert kept_tokens(completion(logprobs=logprobs)) == [[5, 1], [7]]
-
-
 class Idle:
     """An engine that was never started: how it asks and how it reads answers needs no processes."""
 
@@ -49,6 +79,7 @@ class Idle:
         return engine
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize("mask", [[[5, 1], [7]], None])
 def test_a_truncated_response_has_its_kept_tokens_however_they_came(mask: list[list[int]] | None) -> None:
     logprobs = None if mask else [{5: -0.5, 1: -1.0, 2: -INF}, {7: -0.25, 5: -INF}]
@@ -61,13 +92,11 @@ def test_a_truncated_response_has_its_kept_tokens_however_they_came(mask: list[l
         kept_tokens=(5, 1, 7),
         kept_counts=(2, 1),
     )
+    whole = Idle(returns_masks=True)._response(completion(mask=[[5, 1], [7]]), truncated=False)
+    assert whole.kept_tokens == whole.kept_counts == ()
 
 
-def test_a_response_that_was_not_truncated_names_none() -> None:
-    response = Idle(returns_masks=True)._response(completion(mask=[[5, 1], [7]]), truncated=False)
-    assert response.kept_tokens == response.kept_counts == ()
-
-
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("returns_masks", "temperature", "top_p", "top_k", "asked"),
     [
@@ -92,15 +121,18 @@ def test_what_is_asked_of_vllm_keeps_the_distribution(
     assert (found.min_p, found.presence_penalty, found.frequency_penalty) == (0.0, 0.0, 0.0)
 
 
-def test_asked_for_all_log_probabilities_the_sampler_leaves_out_those_of_minus_infinity() -> None:
+@pytest.mark.vllm
+def test_the_sampler_leaves_out_log_probabilities_of_minus_infinity() -> None:
     from vllm.v1.sample.sampler import Sampler
+
+    from millrace.generation.engines.vllm.plugin import omit_impossible_tokens
 
     before = Sampler.gather_logprobs
     logprobs_BV = torch.log(torch.tensor([[0.5, 0.0, 0.5, 0.0, 0.0], [0.25, 0.25, 0.0, 0.5, 0.0]]))
     sampled_B = torch.tensor([2, 3])
     try:
         for _ in range(2):
-            leave_out_the_impossible()
+            omit_impossible_tokens()
         found = Sampler.gather_logprobs(logprobs_BV, 5, sampled_B)
         few = Sampler.gather_logprobs(logprobs_BV, 1, sampled_B)
     finally:
