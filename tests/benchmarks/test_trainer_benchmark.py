@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.trainer.__main__ import measure_memory, measure_steps, targets_met
+from benchmarks.trainer.__main__ import measure_memory, measure_steps
 from benchmarks.trainer.sharing import CASES as GROUPS
 from benchmarks.trainer.sharing import make_groups, measure_sharing
 from benchmarks.trainer.sharing import targets_met as sharing_targets
 from benchmarks.trainer.steps import (
-    CASES,
     Case,
     contenders,
     make_model,
@@ -91,23 +90,13 @@ def test_the_models_operations_are_those_of_its_matrix_products_and_causal_atten
     assert model_flops(_TINY, samples) == 3 * products + 6 * 2 * 16 * squares
 
 
-def test_the_large_model_has_about_a_billion_parameters() -> None:
-    model = make_model(CASES["cuda"], torch.device("meta"))
-    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(1.24e9, rel=0.01)
-
-
 @pytest.mark.extended
-def test_the_naive_peak_is_that_of_whole_matrices_and_the_chunked_one_of_a_few_chunks() -> None:
+def test_the_chunked_peak_is_that_of_a_few_chunks() -> None:
     found = measure_memory("cpu", tokens=1024, width=8, dtype="float32", vocab=131_072)
     matrix, chunk = 4 * 1024 * 131_072, 4 * CHUNK_ELEMENTS["cpu"]
     assert found["peak_bytes"]["naive"] > 2 * matrix
     assert chunk < found["peak_bytes"]["chunked"] < 4 * chunk
     assert found["share"] == found["peak_bytes"]["chunked"] / found["peak_bytes"]["naive"]
-
-
-@pytest.mark.parametrize(("speedup", "share", "met"), [(1.5, 0.35, [True, True]), (1.4, 0.36, [False, False])])
-def test_targets_are_held_against_the_figures(speedup: float, share: float, met: list[bool]) -> None:
-    assert list(targets_met({"step": {"speedup": speedup}, "memory": {"share": share}}).values()) == met
 
 
 @pytest.mark.slow
@@ -120,7 +109,7 @@ def test_without_the_device_asked_for_it_says_so_in_a_sentence() -> None:
 
 
 @pytest.mark.extended
-def test_groups_are_stepped_with_and_without_sharing_their_prompt_and_both_peaks_are_measured() -> None:
+def test_groups_are_measured_with_and_without_sharing_their_prompt() -> None:
     case = replace(GROUPS[0], num_groups=2, prompt=40, response=4, model=replace(GROUPS[0].model, num_layers=1))
     samples = make_groups(case)
     assert len({sample.prompt_tokens.tobytes() for sample in samples}) == 2

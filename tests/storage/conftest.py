@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +10,6 @@ from support.stores.memory import unused_name
 
 from storage.schema import SCORE, TRAJECTORY, in_order
 from storage.stores.base import Store
-from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
 
 MakeTable = Callable[..., pa.Table]
@@ -28,9 +26,10 @@ def memory_store() -> Iterator[MemoryStore]:
     shutil.rmtree(store.root, ignore_errors=True)
 
 
-@pytest.fixture(params=["local", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, memory_store: MemoryStore) -> Store:
-    return LocalStore(tmp_path / "run") if request.param == "local" else memory_store
+@pytest.fixture
+def store(memory_store: MemoryStore) -> Store:
+    """A store for what does not depend on its kind; test_store.py holds the contract that each kind keeps."""
+    return memory_store
 
 
 @pytest.fixture

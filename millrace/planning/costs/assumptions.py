@@ -47,8 +47,6 @@ class Assumptions:
     (docs/benchmarks.md, Weights)."""
     message_us: float = 20.0
     """What each message of a push costs besides its bytes, microseconds."""
-    copy_us: float = 5.0
-    """What it costs to copy one region into a bucket or out of it, microseconds; the other bucket travels meanwhile."""
     hash_rate: float = 20e9
     """Bytes per second that a process hashes in memory. Measured here with two threads: 25 GB/s."""
     poll_seconds: float = 2e-3

@@ -27,7 +27,6 @@ from millrace.planning.costs.weight_sync import SyncSetup, sync_seconds
 from millrace.planning.simulation.costs import Costs
 from millrace.planning.simulation.lengths import Lengths
 from millrace.preflight.parallel_layout import check_layout
-from millrace.weights.transfer.generator_layouts import vllm_layout
 
 _SAMPLED_GROUPS = 64
 
@@ -120,8 +119,11 @@ def check_layouts(config: RunConfig, shape: ModelShape) -> None:
         "intermediate_size": shape.intermediate,
     }
     check_layout(sizes, parallel, gpus=None)
-    tensors = replace(shape, layers=1).tensors()
-    vllm_layout(tensors, tensor=generator_gpus(config), num_heads=shape.heads, num_kv_heads=shape.kv_heads)
+    workers = generator_gpus(config)
+    if shape.heads % workers or max(shape.kv_heads, workers) % min(shape.kv_heads, workers):
+        raise InputError(
+            f"{shape.heads} heads and {shape.kv_heads} key-value heads can't be divided among {workers} workers of vLLM"
+        )
 
 
 def trainer_hardware(config: RunConfig, hardware: Hardware) -> Hardware:

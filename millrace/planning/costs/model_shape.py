@@ -1,7 +1,7 @@
 """The sizes of a model: its tensors, and what a token costs in bytes and in floating point operations."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,13 +9,11 @@ from typing import Any
 
 from configs.schema import BootstrapConfig
 from millrace.errors import ModelFolderError
-from millrace.weights.transfer.layout import TensorSpec
+from millrace.weights.direct.layout import TensorSpec
 from storage.json_text import parse_json
 
 BYTES = {"float32": 4, "bfloat16": 2, "fp8": 1}
 """Of a number, by number format."""
-_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-_ROWS = ("o_proj", "down_proj")
 _NEEDED = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 
 
@@ -131,18 +129,6 @@ class ModelShape:
     @property
     def _expert_parameters(self) -> int:
         return 3 * self.hidden * self.intermediate
-
-
-def tensor_dims(tensors: Sequence[TensorSpec]) -> dict[str, int | None]:
-    """Along which dimension the trainer's tensor ranks divide each tensor (`millrace.training.parallel.tensor`)."""
-    return {tensor.name: _tensor_dim(tensor.name) for tensor in tensors}
-
-
-def _tensor_dim(name: str) -> int | None:
-    module = name.split(".")[-2]
-    if module in _COLUMNS:
-        return 0
-    return 1 if module in _ROWS and name.endswith("weight") else None
 
 
 def shape_of_folder(folder: Path) -> ModelShape:

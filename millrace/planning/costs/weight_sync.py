@@ -1,7 +1,7 @@
 """How long a new version takes from the trainer to a generator, by transport.
 
               trainer stands still            generators go on                     a generator stands still
-    direct    its shards ─► CPU's memory      sums, the plan's bytes, sums         its share ─► GPU
+    direct    its shards ─► CPU's memory      sums, all bytes, sums                its share ─► GPU
     shm       all gathered ─► shared memory   hash                                 the same
     store     as shm                          hash, write, read and verify         the same
 
@@ -9,18 +9,12 @@ Before it hands a version over, the trainer also computes log π of a few tokens
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
 
 from millrace.planning.costs.assumptions import Assumptions
 from millrace.planning.costs.hardware import Hardware
 from millrace.planning.costs.links import all_gather_seconds
-from millrace.planning.costs.model_shape import BYTES, ModelShape, tensor_dims
-from millrace.weights.direct.exchange import BUCKET_BYTES
-from millrace.weights.transfer.generator_layouts import vllm_layout
-from millrace.weights.transfer.plan import TransferPlan, plan_transfer
-from millrace.weights.transfer.trainer_layouts import fsdp_layout
+from millrace.planning.costs.model_shape import BYTES, ModelShape
+from millrace.weights.direct.layout import MESSAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,51 +73,9 @@ def sync_seconds(
     return SyncSeconds(probe + gathered + nbytes / host_copy, stored + verify, pause)
 
 
-@lru_cache(maxsize=1024)
 def _direct_seconds(shape: ModelShape, setup: SyncSetup, assumptions: Assumptions) -> float:
-    """Cached, because a large plan takes half a second and a search asks for the same one again."""
-    plan = push_plan(
-        shape, data=setup.data, tensor=setup.tensor, generators=setup.generators, workers=1, dtype=setup.dtype
-    )
-    return push_seconds(plan, assumptions.socket_rate, message_us=assumptions.message_us, copy_us=assumptions.copy_us)
-
-
-def push_plan(
-    shape: ModelShape,
-    *,
-    data: int,
-    tensor: int,
-    generators: int,
-    workers: int,
-    dtype: str,
-    bucket_bytes: int = BUCKET_BYTES,
-) -> TransferPlan:
-    """The plan of a push from data × tensor trainer ranks to generators of so many workers by vLLM's layout.
-
-    `dtype` is one that torch has. Raises InputError for a layout that can't be.
-    """
-    tensors = shape.tensors(dtype)
-    source = fsdp_layout(tensors, data=data, tensor=tensor, tensor_dims=tensor_dims(tensors))
-    generator = vllm_layout(tensors, tensor=workers, num_heads=shape.heads, num_kv_heads=shape.kv_heads)
-    return plan_transfer(source, [generator] * generators, bucket_bytes=bucket_bytes)
-
-
-def push_seconds(plan: TransferPlan, rate: float, *, message_us: float, copy_us: float) -> float:
-    """How long a push takes if every rank carries `rate` bytes per second in each direction.
-
-    Each message costs `message_us` microseconds besides its bytes. Each copy of a region into a bucket or out of it
-    costs `copy_us`, while the other bucket travels.
-    """
-    return max(plan.span / rate + most_messages(plan) * message_us * 1e-6, most_copies(plan) * copy_us * 1e-6)
-
-
-def most_messages(plan: TransferPlan) -> int:
-    """Of the busiest rank, if all messages are full but each pair's last."""
-    messages = np.concatenate([-(-family.sent // plan.bucket_bytes) for family in plan.families], axis=1)
-    return int(max(messages.sum(axis=0).max(), messages.sum(axis=1).max()))
-
-
-def most_copies(plan: TransferPlan) -> int:
-    """Of the busiest worker, or of a trainer rank on average."""
-    sends = sum(len(family.chains) * int(family.num_regions.sum()) for family in plan.families)
-    return max(sends // plan.source.size, *(int(family.num_regions.max()) for family in plan.families))
+    """From the trainer's ranks to the last generator: each hands a message on while it receives the next one."""
+    nbytes = shape.parameters * BYTES[setup.dtype]
+    filling = (setup.generators - 1) * min(MESSAGE_BYTES, nbytes)
+    messages = len(shape.tensors()) * setup.data * setup.tensor + nbytes // MESSAGE_BYTES
+    return (nbytes + filling) / assumptions.socket_rate + messages * assumptions.message_us * 1e-6

@@ -4,15 +4,11 @@ import numpy as np
 import pytest
 
 from dashboard.queries.series import NO_LINE, Line
-from dashboard.queries.smoothing import smooth, trailing_mean
+from dashboard.queries.smoothing import smooth
 
 
 def line(y: np.ndarray) -> Line:
     return Line(np.arange(1.0, len(y) + 1), y)
-
-
-def test_a_mean_is_of_the_points_up_to_each_and_of_fewer_at_first() -> None:
-    assert trailing_mean(line(np.array([1.0, 3.0, 5.0, 9.0])), 2).y.tolist() == [1.0, 2.0, 4.0, 7.0]
 
 
 def test_the_band_holds_half_of_the_noise_and_the_mean_is_inside() -> None:
@@ -24,11 +20,6 @@ def test_the_band_holds_half_of_the_noise_and_the_mean_is_inside() -> None:
     late = mean.x >= 200
     assert mean.y[late] == pytest.approx(0.0, abs=0.25)
     assert high.y[late] - low.y[late] == pytest.approx(2 * 0.6745, abs=0.5)
-
-
-def test_a_window_of_one_is_the_line_itself() -> None:
-    same = smooth(line(np.array([1.0, 5.0, 2.0])), 1, 250)
-    assert [part.y.tolist() for part in same] == [[1.0, 5.0, 2.0]] * 3
 
 
 def test_what_is_not_finite_is_left_out_and_no_line_stays_none() -> None:

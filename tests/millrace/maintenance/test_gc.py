@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
-from support.weights.policy_versions import weights
+from support.weights.versions import trained
 
 from millrace.evaluation.promotion import latest_promoted
 from millrace.evaluation.results import write_result
@@ -19,7 +19,7 @@ from millrace.maintenance.listing import Contents
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.checkpoints.names import weights_checksum
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.store import ANCHOR_EVERY, StoreReader, StoreWriter
+from millrace.weights.store import ANCHOR_EVERY, StoreReceiver, StoreSender
 from storage import layout
 from storage.checkpoints import CheckpointWriter, checkpoints_backwards, load_file, read_latest
 from storage.errors import PartRemoved, StreamCorrupt
@@ -243,22 +243,22 @@ def test_weights_that_stay_are_whole_and_the_newest_two_stay(
     start_run: StartRun, dict_store: DictStore, tmp_path: Path, versions: int
 ) -> None:
     start_run(dict_store)
-    writer = StoreWriter(dict_store)
+    writer = StoreSender(dict_store)
     for version in range(versions):
-        writer.offer(weights(version))
+        writer.publish(trained(version))
     made = gc(dict_store, Retention())
     # Whole ones are 0, 16 and 32.
     first = max(0, versions - 2) // ANCHOR_EVERY * ANCHOR_EVERY
     assert len(paths(made, "weights")) == first
     records = [record for record, _ in Contents(dict_store).log(layout.WEIGHTS) if record.kind == "checkpoint"]
     for version in range(first, versions):
-        taken = StoreReader(as_of(dict_store, records[version].seq), tmp_path / "received").take(None)
+        taken = StoreReceiver(as_of(dict_store, records[version].seq), tmp_path / "received").poll(None)
         assert taken is not None
         assert taken.id.policy_version == version
-        assert fingerprint(taken.tensors) == fingerprint(weights(version).tensors)
+        assert fingerprint(taken.tensors) == fingerprint(trained(version).tensors)
     assert fsck(dict_store).damaged == 0
-    writer.offer(weights(versions))
-    taken = StoreReader(dict_store, tmp_path / "received").take(None)
+    writer.publish(trained(versions))
+    taken = StoreReceiver(dict_store, tmp_path / "received").poll(None)
     assert taken is not None
     assert taken.id.policy_version == versions
 

@@ -149,9 +149,7 @@ IN_EACH_RUN = ("gemma2", "qwen3_moe")
 @pytest.mark.parametrize(
     "family", [pytest.param(one, marks=[] if one in IN_EACH_RUN else pytest.mark.extended) for one in ON_VLLM]
 )
-def test_vllm_samples_from_the_trainers_policy(
-    family: str, offer: Offer, tmp_path: Path
-) -> None:
+def test_vllm_samples_from_the_trainers_policy(family: str, offer: Offer, tmp_path: Path) -> None:
     models = {version: CASES[family].model(seed=version) for version in range(2)}
     with running_vllm(models[0], tmp_path) as engine:
         for version, model in models.items():

@@ -61,9 +61,7 @@ def test_ratios_of_1_leave_the_rate_as_it_is() -> None:
 
 
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=20), st.floats(-1000, 1000))
-def test_the_rate_is_multiplied_by_the_root_of_the_effective_sample_size(
-    log_ratios: list[float], shift: float
-) -> None:
+def test_the_rate_is_multiplied_by_the_root_of_the_effective_sample_size(log_ratios: list[float], shift: float) -> None:
     ratio = np.exp(log_ratios)
     expected = math.sqrt(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum()))
     assert ess_factor(np.array(log_ratios) + shift) == pytest.approx(expected, rel=1e-9)

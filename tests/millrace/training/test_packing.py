@@ -99,7 +99,7 @@ def test_what_is_known_of_a_token_lies_where_the_batch_says(shapes: list[tuple[i
         at = batch.in_batch_N.numpy()
         for name, values in flat.items():
             np.testing.assert_array_equal(getattr(batch, name).numpy(), values[at], err_msg=name)
-        np.testing.assert_array_equal(batch.carries_L.numpy(), np.flatnonzero(mask[at]))
+        np.testing.assert_array_equal(batch.trainable_L.numpy(), np.flatnonzero(mask[at]))
         np.testing.assert_array_equal(np.array(batch.places)[batch.response_N.numpy()], places[at])
         for name in ("advantage", "temperature", "staleness"):
             expected = np.array([getattr(one, name) for one in given_samples])[places[at]]
@@ -201,9 +201,7 @@ def test_there_are_as_many_microbatches_as_first_fit_decreasing_makes(
 
 @settings(max_examples=100)
 @given(lengths=st.lists(st.integers(1, 400), min_size=1, max_size=60), ranks=st.integers(1, 6))
-def test_ranks_differ_by_less_than_the_costliest_sample(
-    lengths: list[int], ranks: int
-) -> None:
+def test_ranks_differ_by_less_than_the_costliest_sample(lengths: list[int], ranks: int) -> None:
     costs = [cost(lengths, places) for places in fill(alone(lengths), sum(lengths), ranks, HIDDEN)]
     assert len(costs) == ranks
     assert max(costs) - min(costs) <= max(cost(lengths, [place]) for place in range(len(lengths))) + 1e-9

@@ -90,9 +90,7 @@ def test_the_report_is_the_mean_of_the_updates_and_of_their_tokens(make_model: M
 
 
 @pytest.mark.parametrize("dies_at", [1, 2, 3, 4])
-def test_a_step_that_dies_in_any_update_is_repeated_whole(
-    make_model: MakeModel, dies_at: int
-) -> None:
+def test_a_step_that_dies_in_any_update_is_repeated_whole(make_model: MakeModel, dies_at: int) -> None:
     parameters: dict[str, Any] = {**TWICE, "kl": {"coefficient": 0.1}, "schedule": {"ess_scaling": True}}
     undisturbed, dying, resumed = (
         make_trainer(make_model(seed), reference=make_model(1), **parameters) for seed in (0, 0, 2)

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 from millrace.types import Response
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.receive_buffer import ReceiveBuffer
-from millrace.weights.shared_tensors import shapes_of
+from millrace.weights.shared_tensors import ReceiveBuffer, shapes_of
 
 
 def offered(model: PreTrainedModel, policy_version: int, buffer: ReceiveBuffer) -> Weights:

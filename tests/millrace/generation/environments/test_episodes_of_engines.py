@@ -18,7 +18,7 @@ from millrace.generation.environments.exchange import TextExchange
 from millrace.types import Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 from millrace.weights.probe import tolerance_between
-from millrace.weights.receive_buffer import ReceiveBuffer
+from millrace.weights.shared_tensors import ReceiveBuffer
 from storage.stores.memory import memory_folder
 
 TOLERANCE = tolerance_between("float32", "float32")

@@ -22,7 +22,7 @@ from configs.schema import BootstrapConfig
 from millrace.errors import InputError, ModelFolderError
 from millrace.planning.costs.known_models import MODELS, model_named
 from millrace.planning.costs.model_shape import shape_of_bootstrap, shape_of_config, shape_of_folder
-from millrace.weights.transfer.layout import TensorSpec
+from millrace.weights.direct.layout import TensorSpec
 
 # Billions, all and active, by their model cards.
 _PUBLISHED = {

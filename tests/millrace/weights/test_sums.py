@@ -8,15 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.weights.direct.sums import added, region_sums
-from millrace.weights.transfer.layout import Region
+from millrace.weights.fingerprint import Region, add_sums, region_sums, whole_region
 
 SHAPES = st.lists(st.integers(1, 9), min_size=0, max_size=3).map(tuple)
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.uint8]
-
-
-def whole(shape: tuple[int, ...]) -> Region:
-    return tuple((0, extent) for extent in shape)
 
 
 def sum_of(tensor: torch.Tensor, box: Region) -> int:
@@ -36,13 +31,13 @@ def test_the_sums_of_any_division_add_up_to_that_of_the_whole(
     shape: tuple[int, ...], dtype: torch.dtype, data: st.DataObject
 ) -> None:
     tensor = made(shape, dtype)
-    boxes = [whole(shape)]
+    boxes = [whole_region(shape)]
     for dim in range(len(shape)):
         cut = data.draw(st.integers(0, shape[dim]))
         boxes = [
             (*box[:dim], part, *box[dim + 1 :]) for box in boxes for part in ((box[dim][0], cut), (cut, box[dim][1]))
         ]
-    assert added(sum_of(tensor, box) for box in boxes) == sum_of(tensor, whole(shape))
+    assert add_sums(sum_of(tensor, box) for box in boxes) == sum_of(tensor, whole_region(shape))
 
 
 @pytest.mark.parametrize("columns", [64, 100])
@@ -50,7 +45,7 @@ def test_large_rows_are_summed_in_words_of_eight_bytes_with_the_same_rule(column
     tensor = made((6, columns), torch.float32)
     half = columns // 2
     parts = [((0, 6), (0, half)), ((0, 2), (half, columns)), ((2, 6), (half, columns))]
-    assert added(sum_of(tensor, box) for box in parts) == sum_of(tensor, whole((6, columns)))
+    assert add_sums(sum_of(tensor, box) for box in parts) == sum_of(tensor, whole_region((6, columns)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -60,16 +55,16 @@ def test_a_flipped_bit_swapped_elements_and_a_moved_box_have_other_sums(
 ) -> None:
     shape = (4, 64)
     tensor = made(shape, dtype, seed=7)
-    before = sum_of(tensor, whole(shape))
+    before = sum_of(tensor, whole_region(shape))
     flipped = tensor.clone()
     raw = flipped.view(-1).view(torch.uint8)
     raw[data.draw(st.integers(0, raw.numel() - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    assert sum_of(flipped, whole(shape)) != before
+    assert sum_of(flipped, whole_region(shape)) != before
     (r, c), (s, d) = (data.draw(st.tuples(st.integers(0, 3), st.integers(0, 63))) for _ in range(2))
     swapped = tensor.clone()
     swapped[r, c], swapped[s, d] = tensor[s, d], tensor[r, c]
     if not torch.equal(swapped.view(torch.uint8), tensor.view(torch.uint8)):
-        assert sum_of(swapped, whole(shape)) != before
+        assert sum_of(swapped, whole_region(shape)) != before
     assert (
         sum_of(tensor, ((0, 2), (0, 64))) != region_sums({"a": tensor[:2]}, {"a": ((2, 4), (0, 64))}, {"a": shape})["a"]
     )
@@ -81,7 +76,7 @@ def test_parts_that_cut_through_words_add_up_too(cuts: list[int], dtype: torch.d
     tensor = made((3, 128), dtype)
     ends = sorted({0, 128, *cuts})
     parts = [((0, 3), columns) for columns in pairwise(ends)]
-    assert added(sum_of(tensor, box) for box in parts) == sum_of(tensor, whole((3, 128)))
+    assert add_sums(sum_of(tensor, box) for box in parts) == sum_of(tensor, whole_region((3, 128)))
 
 
 def test_without_tensors_there_is_nothing_to_sum() -> None:
