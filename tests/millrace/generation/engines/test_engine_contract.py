@@ -95,7 +95,7 @@ def test_log_probabilities_are_those_of_the_distribution_and_on_policy_ratios_1(
     samples = [as_sample(prompt, response, temperature) for prompt, response in zip(PROMPTS, responses, strict=True)]
     # Each sequence by itself, as the engine computes it: sharing prompts rounds differently.
     (batch,) = microbatches(samples, 1000, share_prefixes=False)
-    assert (batch.kept_counts_N is not None) == sampling.truncates
+    assert (batch.kept is not None) == sampling.truncates
     policy = PackedPolicy(model)
     with torch.no_grad():
         ratios_N = (policy(batch).logprobs_N - batch.rollout_logprobs_N).exp()
