@@ -45,7 +45,7 @@ def load_model(folder: Path, dtype: str) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(folder, **_LOCAL)
         # transformers' default attention, sdpa, leaves soft caps out without a word.
         attention = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
-        found: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=getattr(torch, dtype),
@@ -55,8 +55,8 @@ def load_model(folder: Path, dtype: str) -> PreTrainedModel:
             **_LOCAL,
             **attention,
         )
-    model, loaded = found
-    refuse_differences(folder, loaded)
+    model, about = loaded
+    refuse_differences(folder, about)
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     if model.config.tie_word_embeddings and output.weight is not embedding.weight:
         raise ModelFolderError(f"{folder}: {NOT_TIED}")
@@ -112,9 +112,9 @@ def refuse_differences(folder: Path, loaded: Mapping[str, Any]) -> None:
     if missing := sorted(loaded["missing_keys"]):
         raise ModelFolderError(f"{folder}: its weight files lack {_named(missing)}")
     if differing := sorted(loaded["mismatched_keys"]):
-        name, found, expected = differing[0]
+        name, stored, expected = differing[0]
         raise ModelFolderError(
-            f"{folder}: {name} has the shape {list(found)} in the weight files, but the model that config.json "
+            f"{folder}: {name} has the shape {list(stored)} in the weight files, but the model that config.json "
             f"describes has {list(expected)}"
         )
     if unexpected := sorted(loaded["unexpected_keys"]):
@@ -157,15 +157,15 @@ def end_token_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int
     An instruct model often ends its turn with another token than the one that ends a text. Raises ModelFolderError.
     """
     path = folder / "generation_config.json"
-    found: object = None
+    named: object = None
     if path.is_file():
         try:
-            found = parse_json(path.read_bytes()).get("eos_token_id")
+            named = parse_json(path.read_bytes()).get("eos_token_id")
         except (OSError, ValueError, AttributeError) as error:
             raise ModelFolderError(f"{path}: can't be read ({error}); expected a JSON object") from error
-    more = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(type(one) is int and one >= 0 for one in more):
-        raise ModelFolderError(f"{path}: eos_token_id is {found}; expected token ids")
+    more = named if isinstance(named, list) else [] if named is None else [named]
+    if not all(type(token) is int and token >= 0 for token in more):
+        raise ModelFolderError(f"{path}: eos_token_id is {named}; expected token ids")
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *more]))
 
 

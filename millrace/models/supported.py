@@ -60,7 +60,7 @@ def check_trainable(model: Mapping[str, Any]) -> None:
             "batch; expected those of a fixed type"
         )
     elif model.get("quantization_config"):
-        problem = "model with quantized weights; expected float32 or bfloat16, without quantization_config"
+        problem = "model with quantized weights; expected a folder in float32 or bfloat16, without quantization_config"
     elif model.get("use_bidirectional_attention"):
         problem = "model with use_bidirectional_attention; expected one whose tokens attend to earlier ones only"
     else:

@@ -67,22 +67,22 @@ class KvBuffers:
         if self.end == self._max_columns:
             self._move(self.num_rows, self.width, [layer.stored for layer in self._layers])
 
-    def put(self, rows: Sequence[int], layers: Sequence[KeysValues], found: Sequence[int]) -> None:
-        """Copies the rows `found` of these layers into rows that have room, right before `end`."""
+    def put(self, rows: Sequence[int], layers: Sequence[KeysValues], sources: Sequence[int]) -> None:
+        """Copies the rows `sources` of these layers into rows that have room, right before `end`."""
         num_texts, _, num_columns, _ = layers[0][0].shape
         begin = self.end - num_columns
         self._blank(rows, self.end - self.width, begin)
         first, copies = rows[0], len(rows) // num_texts
         # As whole groups enter: each text for as many rows, one behind the other.
-        by_text = [u for u in range(num_texts) for _ in range(copies)] == [*found]
+        by_text = [u for u in range(num_texts) for _ in range(copies)] == [*sources]
         if by_text and [*rows] == list(range(first, first + len(rows))):
             for buffer, new in self._pairs(layers):
                 place = buffer[first : first + len(rows), :, begin : self.end]
                 place.unflatten(0, (num_texts, copies)).copy_(new[:, None])
             return
-        rows_N, found_N = (torch.tensor(each, device=layers[0][0].device) for each in (rows, found))
+        rows_N, sources_N = (torch.tensor(each, device=layers[0][0].device) for each in (rows, sources))
         for buffer, new in self._pairs(layers):
-            buffer[:, :, begin : self.end].index_copy_(0, rows_N, new[found_N])
+            buffer[:, :, begin : self.end].index_copy_(0, rows_N, new[sources_N])
 
     def add_rows(self, lengths: Sequence[int]) -> None:
         """Takes rows that were put behind the last one into use."""

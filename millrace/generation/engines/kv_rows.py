@@ -62,11 +62,11 @@ class KvRows:
         for chunk in _chunks(sorted(rows_of, key=len)):
             logits_UV, layers = self._prefill(chunk)
             rows = [n for text in chunk for n in rows_of[text]]
-            found = [u for u, text in enumerate(chunk) for _ in rows_of[text]]
+            sources = [u for u, text in enumerate(chunk) for _ in rows_of[text]]
             if not order:
                 buffers.make_room(len(texts), max(len(text) for text in texts), layers)
-            buffers.put([first + n for n in rows], layers, found)
-            logits.append(logits_UV[found])
+            buffers.put([first + n for n in rows], layers, sources)
+            logits.append(logits_UV[sources])
             if self._recorder is not None:
                 experts_UPLK = self._recorder.take().unflatten(0, (len(chunk), -1))
                 experts += [experts_UPLK[u, -len(text) :] for u, text in enumerate(chunk) for _ in rows_of[text]]

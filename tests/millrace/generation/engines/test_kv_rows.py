@@ -171,6 +171,17 @@ def test_what_broken_weights_left_in_the_buffers_does_not_reach_later_rows() -> 
     assert largest_difference(model, [(*text, 3) for text in texts], cache.decode([3, 3, 3])) < 1e-12
 
 
+@torch.inference_mode()
+def test_whole_groups_that_enter_have_the_logits_of_their_own_text() -> None:
+    model = make("llama")
+    texts = [text for text in [(4, 5, 6), (7, 8), (9, 10, 11)] for _ in range(4)]
+    cache = KvRows(model, pad=0)
+    assert largest_difference(model, texts, cache.append(texts)) < 1e-12
+    tokens = [3 + row for row in range(12)]
+    after = [(*text, token) for text, token in zip(texts, tokens, strict=True)]
+    assert largest_difference(model, after, cache.decode(tokens)) < 1e-12
+
+
 @pytest.mark.parametrize("kind", ["mamba", "rwkv"])
 def test_a_model_that_keeps_a_state_is_refused_in_a_sentence(kind: str) -> None:
     model = make(kind, hidden_size=32, num_hidden_layers=2)
