@@ -8,12 +8,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, UserError
 from configs.schema import RunConfig, dotted_fields
 from configs.section import holds_sections, is_list, is_mapping, is_section
 from configs.stored import put_key
 from configs.strict_yaml import parse_document, parse_scalar
-from configs.validation_errors import sentences, show, unknown_key
+from configs.validation_errors import mistakes, show, unknown_key
 
 _LEAVES = frozenset(key for key, field in dotted_fields().items() if not is_section(field.annotation))
 _LISTS = frozenset(key for key, field in dotted_fields().items() if is_list(field.annotation))
@@ -45,7 +45,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, 
 
     `option` names in errors where the overrides are from.
 
-    Raises ConfigError with one sentence per error, each on its own line.
+    Raises ConfigError with every mistake.
     """
     file = os.fspath(path)
     return with_overrides(_read_mapping(file), overrides, where=file, option=option)
@@ -56,30 +56,30 @@ def with_overrides(
 ) -> RunConfig:
     """The config of `values`, sections with their keys, changed by each `section.key=value`, and validated.
 
-    `values` themselves are changed too. Raises ConfigError with one sentence per error, each on its own line; it
-    names `where` the values are from, and the `option` that the overrides are from.
+    `values` themselves are changed too. Raises ConfigError with every mistake, which names `where` the values are from,
+    or the `option` that the overrides are from.
     """
-    errors: list[str] = []
+    errors: list[UserError] = []
     overridden: set[str] = set()
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
-            errors.append(f"{option}: found {show(override)}; expected section.key=value")
+            errors.append(UserError(file=option, read=show(override), expected="section.key=value"))
         elif key not in _LEAVES and not _is_in_mapping(key):
-            errors.append(f"{option}: {_not_a_leaf(key)}")
+            errors.append(_not_a_leaf(key, option))
         else:
             try:
                 put_key(values, key, parse_document(text) if _is_nested(key, text) else parse_scalar(text))
             except ValueError as error:
-                errors.append(f"{option}: {key} is {show(text)}; expected one YAML value ({error})")
+                errors.append(UserError(file=option, key=key, read=show(text), expected=f"one YAML value ({error})"))
             overridden.add(key)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        errors.extend(sentences(error, file=where, overridden=overridden, option=option))
-        raise ConfigError("\n".join(errors)) from error
+        errors.extend(mistakes(error, file=where, overridden=overridden, option=option))
+        raise ConfigError(errors) from error
     if errors:
-        raise ConfigError("\n".join(errors))
+        raise ConfigError(errors)
     return config
 
 
@@ -94,17 +94,20 @@ def changed_immutably(old: RunConfig, new: RunConfig) -> list[str]:
 
 
 def _read_mapping(file: str) -> dict[str, object]:
+    expected = "a YAML file in UTF-8"
     try:
         document = parse_document(Path(file).read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: byte {error.start} is not UTF-8; expected a YAML file in UTF-8") from error
+        read = f"byte {error.start} is not UTF-8"
     except OSError as error:
-        raise ConfigError(f"{file}: can't be read ({error.strerror}); expected a YAML file") from error
+        read = f"can't be read ({error.strerror})"
     except ValueError as error:
-        raise ConfigError(f"{file}: {error}; expected a YAML file") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{file}: the file is {show(document)}; expected sections with their keys")
-    return document
+        read = str(error)
+    else:
+        if isinstance(document, dict):
+            return document
+        read, expected = f"the file is {show(document)}", "sections with their keys"
+    raise ConfigError([UserError(file=file, read=read, expected=expected)])
 
 
 def _is_in_mapping(key: str) -> bool:
@@ -117,7 +120,7 @@ def _is_nested(key: str, text: str) -> bool:
     return text[:1] in ("[", "{") and (key in _LISTS | _MAPPINGS or key.rpartition(".")[0] in _MAPPINGS)
 
 
-def _not_a_leaf(key: str) -> str:
+def _not_a_leaf(key: str, option: str) -> UserError:
     if key in dotted_fields():
-        return f"{key} is a section; expected section.key=value with one of its keys"
-    return unknown_key(key)
+        return UserError(file=option, key=key, read="a section", expected="section.key=value with one of its keys")
+    return unknown_key(key, option)

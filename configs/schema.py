@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from configs.combinations import impossible_combinations
 from configs.engine_args import EngineArgs
+from configs.errors import ConfigError
 from configs.learning.staleness import StalenessConfig
 from configs.operation.limits import BudgetConfig, SupervisionConfig
 from configs.operation.placement import PlacementConfig
@@ -240,8 +241,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        if sentences := list(impossible_combinations(self)):
-            raise ValueError("\n".join(sentences))
+        if mistakes := list(impossible_combinations(self)):
+            raise ConfigError(mistakes)
         return self
 
 

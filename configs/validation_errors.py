@@ -1,4 +1,4 @@
-"""Pydantic's errors as sentences for people: where, which key, what was found, what was expected."""
+"""Pydantic's errors as user errors: which file, which key, what was read, what was expected."""
 
 import difflib
 import json
@@ -10,9 +10,9 @@ import annotated_types
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from configs.errors import ConfigError, UserError
 from configs.schema import dotted_fields
 from configs.section import Section, holds_sections, is_section
-from configs.stored import current_key
 
 _KINDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", types.NoneType: "null"}
 _LONGEST_SHOWN = 80
@@ -20,37 +20,34 @@ _NAME = "[key]"
 """Pydantic's mark for an invalid name in a mapping, as opposed to an invalid value."""
 
 
-def sentences(error: ValidationError, *, file: str, overridden: Collection[str], option: str) -> Iterator[str]:
-    """Yield one sentence per finding in `error`; keys in `overridden` came from `option`, the others from `file`."""
+def mistakes(error: ValidationError, *, file: str, overridden: Collection[str], option: str) -> Iterator[UserError]:
+    """Yield each finding in `error`; keys in `overridden` came from `option`, the others from `file`."""
     for detail in error.errors():
         key = ".".join(str(part) for part in detail["loc"] if part != _NAME)
         reason = detail.get("ctx", {}).get("error")
-        if not key:
+        if isinstance(reason, ConfigError):
             where = f"{file} with {option}" if overridden else file
-            yield from (f"{where}: {sentence}" for sentence in str(reason).splitlines())
+            for impossible in reason.mistakes:
+                yield UserError(**(impossible.fields() | {"file": where}))
             continue
-        where = option if key in overridden else file
+        where = option if any(f"{key}.".startswith(f"{changed}.") for changed in overridden) else file
         if detail["type"] == "extra_forbidden":
-            yield f"{where}: {unknown_key(key)}"
+            yield unknown_key(key, where)
         elif detail["loc"][-1] == _NAME:
-            yield f"{where}: {key} can't be set; expected {reason}"
+            yield UserError(file=where, key=key, read="not settable", expected=str(reason))
         elif detail["type"] == "missing":
-            yield f"{where}: {key} is missing; expected {_expectation(key)}"
+            yield UserError(file=where, key=key, read="missing", expected=_expectation(key))
         else:
-            yield f"{where}: {key} is {show(detail['input'])}; expected {reason or _expectation(key)}"
+            yield UserError(file=where, key=key, read=show(detail["input"]), expected=str(reason or _expectation(key)))
 
 
-def unknown_key(key: str) -> str:
-    """Say that `key` does not exist, and which one was probably meant."""
-    if current := current_key(key):
-        return f"key {key} is now {current}"
-    if found := _in_named_section(key):
-        names = ", ".join(found)
-        return f"unknown key {key}; expected one of {names}"
-    if nearest := _nearest(key):
-        return f"unknown key {key}; did you mean {nearest}?"
-    expected = ", ".join(_siblings(_split(key)[0]) or _siblings(""))
-    return f"unknown key {key}; expected one of {expected}"
+def unknown_key(key: str, file: str) -> UserError:
+    """The error for a key of `file` that does not exist; expected is the one probably meant."""
+    names = list(_in_named_section(key)) or [_nearest(key) or ""]
+    if not names[0]:
+        names = _siblings(_split(key)[0]) or _siblings("")
+    expected = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
+    return UserError(file=file, key=key, read="an unknown key", expected=expected)
 
 
 def show(value: object) -> str:

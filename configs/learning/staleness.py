@@ -1,16 +1,10 @@
 """How old a trajectory may be when it is trained on, and who decides."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from configs.section import Section
-
-if TYPE_CHECKING:
-    from configs.schema import RunConfig
 
 Versions = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -36,30 +30,3 @@ class StalenessConfig(Section):
     ess_floor: Share = 0.5
     """With `adaptive` control the bound falls to `min_staleness` if that share is below this in three steps in a row.
     No group is admitted on the way there."""
-
-
-def impossible_control(config: RunConfig) -> Iterator[str]:
-    """Yield one sentence for each setting in `config` that `staleness.control` can't be combined with."""
-    staleness = config.staleness
-    if staleness.ess_floor >= staleness.ess_target:
-        yield (
-            f"staleness.ess_floor is {staleness.ess_floor:g} and staleness.ess_target is {staleness.ess_target:g}; "
-            "expected ess_floor to be less than ess_target"
-        )
-    if staleness.control != "adaptive":
-        return
-    if config.pipeline.mode == "sync":
-        yield (
-            "staleness.control is adaptive and pipeline.mode is sync, which has a bound of 0; expected control to be "
-            "fixed"
-        )
-    if staleness.min_staleness > staleness.max_staleness:
-        yield (
-            f"staleness.min_staleness is {staleness.min_staleness} and staleness.max_staleness is "
-            f"{staleness.max_staleness}; expected min_staleness to be at most max_staleness"
-        )
-    if config.training.loss == "reinforce":
-        yield (
-            "staleness.control is adaptive and training.loss is reinforce, which has no importance ratios and suffers "
-            "from staleness that they don't bound; expected another loss, such as aipo"
-        )
