@@ -14,8 +14,8 @@ import pytest
 from dash._utils import to_json
 from playwright.sync_api import Page, expect
 from support.pages.dashboard_page import Watched, plain, served
+from support.stored_run.run import Shape, StoredRun, make_run
 
-from benchmarks.stored_run.run import Shape, StoredRun, make_run
 from dashboard.read.run_reader import RunReader
 from dashboard.views.blocks import Chart, View
 from dashboard.views.comparison.pages import COMPARISON, COMPARISON_BY_TIME

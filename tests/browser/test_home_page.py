@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 from support.pages.dashboard_page import Watched
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from millrace.runs.incidents import record_incident
 from millrace.runs.record import read_run
 from storage import layout

@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Page, expect
 from support.campaigns.campaigns import REPOSITORY
 from support.pages.dashboard_page import Watched
+from support.stored_run.run import Shape, make_run
 
-from benchmarks.stored_run.run import Shape, make_run
 from dashboard.views.registry import VIEWS
 from flows.deployment.server import free_port
 from storage.stores.local import LocalStore

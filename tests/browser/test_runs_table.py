@@ -7,8 +7,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Page, expect
 from support.pages.dashboard_page import Watched
+from support.stored_run.run import Shape, StoredRun, make_run
 
-from benchmarks.stored_run.run import Shape, StoredRun, make_run
 from millrace.runs.note import write_note
 from storage import layout
 from storage.stores.local import LocalStore

@@ -11,8 +11,8 @@ from playwright.sync_api import expect
 from support.campaigns.campaigns import REPOSITORY
 from support.pages.dashboard_page import Watched, served
 from support.pages.spoiled import flip_a_bit, put_a_folder, tear_the_last_record
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.views.home import HOME, HOME_BY_TIME
 from dashboard.views.registry import VIEWS
 from storage import layout

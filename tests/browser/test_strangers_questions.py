@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import expect
 from support.campaigns.campaigns import REPOSITORY
 from support.pages.dashboard_page import Watched
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from storage.stores.local import LocalStore
 
 pytestmark = pytest.mark.browser

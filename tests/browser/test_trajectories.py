@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 from support.pages.dashboard_page import Watched
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.read.groups import GroupReader
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader

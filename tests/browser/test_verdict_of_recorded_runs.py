@@ -8,9 +8,9 @@ import pytest
 from playwright.sync_api import expect
 from support.pages.dashboard_page import Watched
 from support.pages.spoiled import flip_a_bit
+from support.stored_run.metrics import TIMES, Manner
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.metrics import TIMES, Manner
-from benchmarks.stored_run.run import Shape, StoredRun
 from storage import layout
 from storage.stores.local import LocalStore
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 from support.pages.hand_clock import HandClock
+from support.stored_run.run import Shape, StoredRun
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from storage.stores.base import Store

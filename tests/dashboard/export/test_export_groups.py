@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from support.stored_run.run import Shape, StoredRun, make_run
 
-from benchmarks.stored_run.run import Shape, StoredRun, make_run
 from dashboard.export.groups import MOST_GROUPS, newest_groups
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader

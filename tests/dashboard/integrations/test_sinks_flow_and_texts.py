@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.pages.mirrored import CONFIG, Trained
+from support.stored_run.run import Shape, make_run
 from tensorboardX.proto.event_pb2 import Event
 
-from benchmarks.stored_run.run import Shape, make_run
 from dashboard.integrations.sinks.copying import Mirror
 from dashboard.integrations.sinks.tensorboard import TensorBoard
 from dashboard.read.run_reader import RunReader

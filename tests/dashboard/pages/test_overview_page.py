@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from dash import no_update
 from support.pages.components import plain, texts, within
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.pages import address, overview
 from dashboard.pages.site import Site
 from dashboard.read.runs import Runs

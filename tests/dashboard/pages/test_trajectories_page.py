@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from dash.development.base_component import Component
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.pages import trajectories as trajectories_page
 from dashboard.pages.group import MAX_RESPONSES, MAX_TOKENS, colour, view
 from dashboard.pages.trajectories import answer, layout

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from dash.development.base_component import Component
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.pages import versions
 from dashboard.pages.trajectories import GroupReaders, answer
 from dashboard.read.groups import Group, Response

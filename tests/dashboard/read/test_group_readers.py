@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from support.stored_run.run import Shape, make_run
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from benchmarks.stored_run.run import Shape, make_run
 from dashboard.read.group_readers import GroupReaders
 from dashboard.read.run_reader import RunReader
 from storage.stores.local import LocalStore

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.stored_run.run import StoredRun
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.run import StoredRun
 from dashboard.read.groups import GroupReader, asked_tokens
 from dashboard.read.model import RunData
 from dashboard.read.search import find, parse

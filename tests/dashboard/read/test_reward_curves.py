@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.stored_run.metrics import metric_rows
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.metrics import metric_rows
 from dashboard.read.curves import RewardCurve
 from storage import layout
 from storage.schema import METRIC

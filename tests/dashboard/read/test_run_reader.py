@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from support.stored_run.run import Shape, StoredRun
 from support.stores.dict_store import DictStore
 from support.stores.slow_store import SlowStore
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from millrace.errors import RunMissing

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.pages.hand_clock import HandClock
+from support.stored_run.run import Shape, StoredRun
 from support.stores.s3_server import S3Server, aws_environment
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.read.runs import OverviewRow, Runs
 from millrace.errors import InputError
 from millrace.evaluation.results import write_result

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+from support.stored_run.run import Shape, StoredRun
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.read import same_prompt
 from dashboard.read.groups import GroupReader
 from dashboard.read.model import RunData

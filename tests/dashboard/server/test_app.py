@@ -11,9 +11,9 @@ from dash import no_update
 from dash._utils import to_json
 from flask.testing import FlaskClient
 from support.pages.components import plain, texts, within
+from support.stored_run.metrics import metric_rows
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.metrics import metric_rows
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.pages import address
 from dashboard.pages.draw import CHART, TEXT
 from dashboard.pages.site import TRAJECTORIES, Site

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 from support.campaigns.campaigns import Millrace
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.server import cli
 from dashboard.server.serve import serve
 from millrace.errors import InputError

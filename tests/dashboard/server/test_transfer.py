@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
 from dashboard.views.registry import VIEWS

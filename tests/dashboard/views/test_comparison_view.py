@@ -1,9 +1,9 @@
 """The first pages of a comparison: a table of differences, a legend that hides a line with its band."""
 
 import pytest
+from support.stored_run.run import Shape, make_run
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.run import Shape, make_run
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader
 from dashboard.views.blocks import Chart, Rows

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from flows.cli.runs import add_parser, run
 from millrace.errors import InputError
 from millrace.evaluation.results import write_result

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from support.campaigns.campaigns import FROM_SCRATCH, Millrace, assert_balanced, stages_of, start_model
+from support.training.router_mismatch import EXPERTS, LAYERS, K, mixture
 
-from benchmarks.router_replay import EXPERTS, LAYERS, K, mixture
 from millrace.bootstrap.tiny_model import character_tokenizer
 from storage import layout
 from storage.checkpoints import load_file, read_latest

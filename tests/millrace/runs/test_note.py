@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from support.stored_run.run import Shape, StoredRun
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from flows.cli.main import main
 from millrace.errors import InputError, RunMissing
 from millrace.maintenance.fsck import fsck

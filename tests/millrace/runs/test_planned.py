@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from support.stored_run.run import Shape, make_run
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.run import Shape, make_run
 from millrace.rollouts.ledger import Account, Amount
 from millrace.runs.planned import measured_against_plan
 from millrace.runs.status import StatusReader

@@ -9,9 +9,9 @@ import pytest
 import torch
 from support.engines.one_by_one import response_logprobs, taken
 from support.training.families import CASES
+from support.training.router_mismatch import measure
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from benchmarks.router_replay import measure
 from configs.training import TrainingConfig
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.models.routers import NOT_RECORDED, routers

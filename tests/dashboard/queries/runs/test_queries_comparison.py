@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.stored_run.run import Shape, StoredRun
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.run import Shape, StoredRun
 from dashboard.queries.runs.comparison import differences, figures, smoothed, window
 from dashboard.read.model import RunData
 from dashboard.read.run_reader import RunReader

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Mapping, Sequence
 
-from benchmarks.stored_run.metrics import Manner, stage_seconds
+from support.stored_run.metrics import Manner, stage_seconds
+
 from millrace.rollouts.ledger import Account, Amount
 
 STEP_SECONDS = 1.0

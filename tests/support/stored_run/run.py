@@ -18,10 +18,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-
-import configs
-from benchmarks.stored_run.generator_streams import StoredGeneratorStreams
-from benchmarks.stored_run.groups import (
+from support.stored_run.generator_streams import StoredGeneratorStreams
+from support.stored_run.groups import (
     MAX_TOKENS,
     OUTCOMES,
     TRAINED,
@@ -33,7 +31,7 @@ from benchmarks.stored_run.groups import (
     make_groups,
     make_rollouts,
 )
-from benchmarks.stored_run.metrics import (
+from support.stored_run.metrics import (
     ORDINARY,
     Manner,
     in_flight,
@@ -43,7 +41,9 @@ from benchmarks.stored_run.metrics import (
     of_trainer,
     stage_time,
 )
-from benchmarks.stored_run.status import STEP_SECONDS, of_the_trainer, status_record
+from support.stored_run.status import STEP_SECONDS, of_the_trainer, status_record
+
+import configs
 from configs.load import load_config
 from millrace.control.decisions import Decisions
 from millrace.rollouts.ledger import Account, Amount
@@ -181,6 +181,8 @@ class StoredRun:
             f"generation.max_new_tokens={MAX_TOKENS}",
             f"scoring.replicas={shape.scorers}",
             f"staleness.max_staleness={shape.max_staleness}",
+            # Its stale groups are dropped whole.
+            "staleness.too_old=drop",
         ]
         config = load_config(Path(configs.__file__).parent / "presets" / "tiny-cpu.yaml", overrides)
         if not self.store.exists(layout.RUN):

@@ -6,7 +6,8 @@ rollouts ─► ║ trajectories/<g> ║ part k ─► ║ scores/<reward>/<g>/<
 
 from typing import Any
 
-from benchmarks.stored_run.groups import VOCAB_SIZE, Rollouts, score_rows, trajectory_rows
+from support.stored_run.groups import VOCAB_SIZE, Rollouts, score_rows, trajectory_rows
+
 from millrace.rollouts.ledger import Amount
 from storage import layout
 from storage.schema import SCORE, TRAJECTORY

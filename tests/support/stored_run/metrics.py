@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+from support.stored_run.groups import MAX_TOKENS, STALE, TRAINED, Rollouts
 
-from benchmarks.stored_run.groups import MAX_TOKENS, STALE, TRAINED, Rollouts
 from millrace.rollouts.staleness import TOKENS_OF_STALENESS
 from millrace.runtime.usage.names import CPU_CORES, MEMORY_BYTES
 from storage.schema import METRIC

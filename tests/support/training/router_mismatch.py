@@ -1,4 +1,4 @@
-"""How far π and μ are apart in a mixture of experts, without and with replay: `python -m benchmarks.router_replay`.
+"""How far π and μ are apart in a mixture of experts, without and with router replay.
 
 a tiny random mixture ─► engine `transformers` in bfloat16 ─► responses, log μ, experts ─┐
                      └─► trainer, by its own routers and by the recorded experts ────────┴─► the two compared
@@ -7,14 +7,11 @@ The weights are the same on both sides, up to the rounding of the engine's: what
 """
 
 from copy import deepcopy
-from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.report import machine, make_parser, make_table, print_targets, write_json
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.models.routers import routers
@@ -23,8 +20,6 @@ from millrace.training.policy import PackedPolicy
 from millrace.types import Request, Sampling, Trajectory
 
 VOCAB, LAYERS, EXPERTS, K = 256, 4, 32, 4
-_TARGET = 0.5
-"""At most this share of the mismatch should remain."""
 
 
 def mixture(seed: int) -> PreTrainedModel:
@@ -124,40 +119,3 @@ def measure(num: int, num_tokens: int, seed: int = 0) -> dict[str, dict[str, flo
         for name, trained in formats.items()
         for replays in (False, True)
     }
-
-
-def main() -> None:
-    """Prints a table, and writes JSON with `--json`."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--responses", type=int, default=64, help="number of responses")
-    parser.add_argument("--tokens", type=int, default=256, help="tokens per response")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    found = measure(arguments.responses, arguments.tokens)
-    console = Console()
-    table = make_table(
-        "π against μ, the engine in bfloat16",
-        ["trainer", "KL, nats", "mean |log π/μ|", "largest", "ratios off by 20 %", "other experts"],
-    )
-    for name, values in found.items():
-        table.add_row(
-            name,
-            f"{values['mismatch_kl']:.2e}",
-            f"{values['mean_log_ratio']:.4f}",
-            f"{values['largest_log_ratio']:.3f}",
-            f"{values['ratio_beyond_20_percent']:.2%}",
-            f"{values['other_experts']:.2%}",
-        )
-    console.print(table)
-    targets = {
-        f"replay leaves at most {_TARGET:.0%} of the KL, trainer in {name}": found[f"{name}, replayed"]["mismatch_kl"]
-        <= _TARGET * found[name]["mismatch_kl"]
-        for name in ("float32", "bfloat16")
-    }
-    print_targets(console, targets)
-    result: dict[str, Any] = {"machine": machine(), **vars(arguments) | {"json": None}, "found": found}
-    write_json(arguments.json, result)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,9 @@
 """A made-up run is one that all of Millrace believes: its ledger balances, its files are sound, it can go on."""
 
 import pytest
+from support.stored_run.run import Shape, StoredRun, make_run
 from support.stores.dict_store import DictStore
 
-from benchmarks.stored_run.run import Shape, StoredRun, make_run
 from millrace.maintenance.fsck import fsck
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.loader import RolloutLoader
