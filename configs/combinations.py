@@ -194,23 +194,23 @@ def _schedule(config: RunConfig) -> Iterator[UserError]:
 
 
 def _selection(config: RunConfig) -> Iterator[UserError]:
-    training, overlong = config.training, config.training.selection.overlong
+    training, buffer = config.training, config.training.selection.overlong_buffer
     if training.selection.drop_zero_advantage and training.advantage == "reinforce_plus_plus":
         yield UserError(
             key="training.selection.drop_zero_advantage",
             read="true and training.advantage is reinforce_plus_plus",
             expected="false, because there a group whose rewards are all equal has an advantage over the batch",
         )
-    if overlong.buffer_tokens is not None and overlong.buffer_tokens > config.generation.max_new_tokens:
+    if buffer is not None and buffer > config.generation.max_new_tokens:
         yield UserError(
-            key="training.selection.overlong.buffer_tokens",
-            read=f"{overlong.buffer_tokens} and generation.max_new_tokens is {config.generation.max_new_tokens}",
+            key="training.selection.overlong_buffer",
+            read=f"{buffer} and generation.max_new_tokens is {config.generation.max_new_tokens}",
             expected="at most max_new_tokens",
         )
-    if overlong.buffer_tokens is not None and training.advantage == "maxrl":
+    if buffer is not None and training.advantage == "maxrl":
         yield UserError(
-            key="training.selection.overlong.buffer_tokens",
-            read=f"{overlong.buffer_tokens} and training.advantage is maxrl",
+            key="training.selection.overlong_buffer",
+            read=f"{buffer} and training.advantage is maxrl",
             expected="null, because maxrl needs rewards of at least 0 and the punishment can make them negative",
         )
     package, _, tasks = config.prompts.source.partition(":")
@@ -403,7 +403,7 @@ def _control(config: RunConfig) -> Iterator[UserError]:
             read=f"{staleness.min_staleness} and staleness.max_staleness is {staleness.max_staleness}",
             expected="min_staleness to be at most max_staleness",
         )
-    if config.training.loss == "reinforce":
+    if config.training.loss.name == "reinforce":
         yield UserError(
             key="staleness.control",
             read=(

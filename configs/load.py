@@ -1,24 +1,33 @@
-"""Loads a `RunConfig` from a YAML file and `--set` overrides, and compares two configs of a run."""
+"""Loads a `RunConfig` from a YAML file and `--set` overrides, and compares two configs."""
 
 import json
 import os
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Collection, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from configs.errors import ConfigError, UserError
 from configs.schema import RunConfig, dotted_fields
-from configs.section import holds_sections, is_list, is_mapping, is_section
+from configs.section import choices, holds_sections, is_list, is_mapping, is_section
 from configs.stored import put_key
 from configs.strict_yaml import parse_document, parse_scalar
 from configs.validation_errors import mistakes, show, unknown_key
 
+PRESETS = Path(__file__).parent / "presets"
 _LEAVES = frozenset(key for key, field in dotted_fields().items() if not is_section(field.annotation))
-_LISTS = frozenset(key for key, field in dotted_fields().items() if is_list(field.annotation))
-_MAPPINGS = frozenset(key for key, field in dotted_fields().items() if is_mapping(field.annotation))
-_MAPPINGS_OF_SECTIONS = frozenset(key for key, field in dotted_fields().items() if holds_sections(field.annotation))
+_FIELDS = dotted_fields(with_parameters=True)
+_NESTED = frozenset(
+    key
+    for key, field in _FIELDS.items()
+    if is_list(field.annotation) or is_mapping(field.annotation) or choices(field.annotation)
+)
+"""Keys whose values may be written as a list or a mapping."""
+_MAPPINGS = frozenset(key for key, field in _FIELDS.items() if is_mapping(field.annotation))
+_MAPPINGS_OF_SECTIONS = frozenset(key for key, field in _FIELDS.items() if holds_sections(field.annotation))
 
 # How long, where and how fast a run continues. None of these changes what a committed trajectory or step means. The
 # number of ranks and the size of microbatches change only the last bits of a gradient; its number format changes more.
@@ -30,7 +39,7 @@ _FREE_KEYS = {
 }  # fmt: skip
 _FREE_SECTIONS = (
     "training.parallel.", "weights.", "storage.", "evaluation.", "promotion.", "budget.", "supervision.", "placement.",
-    "plan.",
+    "plan",
 )  # fmt: skip
 _FREE_ON_RESUME = frozenset(
     key for key in _LEAVES if key in _FREE_KEYS or key.endswith(".threads") or key.startswith(_FREE_SECTIONS)
@@ -65,7 +74,7 @@ def with_overrides(
         key, equals, text = override.partition("=")
         if not equals or not key:
             errors.append(UserError(file=option, read=show(override), expected="section.key=value"))
-        elif key not in _LEAVES and not _is_in_mapping(key):
+        elif (key not in _FIELDS or is_section(_FIELDS[key].annotation)) and not _is_in_mapping(key):
             errors.append(_not_a_leaf(key, option))
         else:
             try:
@@ -85,12 +94,34 @@ def with_overrides(
 
 def changed_immutably(old: RunConfig, new: RunConfig) -> list[str]:
     """One sentence per key that differs between `old` and `new` but must not change when a run is resumed."""
-    values = [(key, attrgetter(key)(old), attrgetter(key)(new)) for key in sorted(IMMUTABLE_ON_RESUME)]
     return [
         f"{key} was {json.dumps(before)} and is {json.dumps(after)}; expected a resumed run to keep it"
-        for key, before, after in values
-        if before != after
+        for key, (before, after) in _differences(old, new, IMMUTABLE_ON_RESUME).items()
     ]
+
+
+class Nearest(NamedTuple):
+    """A preset, and how a config differs from it."""
+
+    preset: str
+    """Name of its file, without `.yaml`."""
+    changes: dict[str, list[Any]]
+    """Dotted key → [the preset's value, the config's], plain JSON."""
+
+
+def nearest_preset(config: RunConfig) -> Nearest:
+    """The preset with the fewest settings other than the config's; the first by name among equals."""
+    # Every run has its own name and place.
+    keys = _LEAVES - {"name", "storage.root"}
+    presets = sorted(PRESETS.glob("*.yaml"))
+    found = [Nearest(file.stem, _differences(load_config(file), config, keys)) for file in presets]
+    return min(found, key=lambda nearest: len(nearest.changes))
+
+
+def _differences(old: RunConfig, new: RunConfig, keys: Collection[str]) -> dict[str, list[Any]]:
+    before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
+    pairs = {key: [reduce(getitem, key.split("."), config) for config in (before, after)] for key in sorted(keys)}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _read_mapping(file: str) -> dict[str, object]:
@@ -117,10 +148,10 @@ def _is_in_mapping(key: str) -> bool:
 
 def _is_nested(key: str, text: str) -> bool:
     """Whether `text` is a list or a mapping, and not a pattern in which brackets are characters."""
-    return text[:1] in ("[", "{") and (key in _LISTS | _MAPPINGS or key.rpartition(".")[0] in _MAPPINGS)
+    return text[:1] in ("[", "{") and (key in _NESTED or key.rpartition(".")[0] in _MAPPINGS)
 
 
 def _not_a_leaf(key: str, option: str) -> UserError:
-    if key in dotted_fields():
+    if key in _FIELDS:
         return UserError(file=option, key=key, read="a section", expected="section.key=value with one of its keys")
     return unknown_key(key, option)

@@ -12,10 +12,13 @@ from pydantic.fields import FieldInfo
 
 from configs.errors import ConfigError, UserError
 from configs.schema import dotted_fields
-from configs.section import Section, holds_sections, is_section
+from configs.section import Parameters, Section, choices, holds_sections, is_section
 
 _KINDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", types.NoneType: "null"}
 _LONGEST_SHOWN = 80
+_FIELDS = dotted_fields(with_parameters=True)
+_CHOICES = {kind.__name__: kind for field in _FIELDS.values() for kind in choices(field.annotation)}
+"""The parameters of each choice. Pydantic names a choice by its class in the place of an error."""
 _NAME = "[key]"
 """Pydantic's mark for an invalid name in a mapping, as opposed to an invalid value."""
 
@@ -23,7 +26,7 @@ _NAME = "[key]"
 def mistakes(error: ValidationError, *, file: str, overridden: Collection[str], option: str) -> Iterator[UserError]:
     """Yield each finding in `error`; keys in `overridden` came from `option`, the others from `file`."""
     for detail in error.errors():
-        key = ".".join(str(part) for part in detail["loc"] if part != _NAME)
+        key = ".".join(str(part) for part in detail["loc"] if part != _NAME and part not in _CHOICES)
         reason = detail.get("ctx", {}).get("error")
         if isinstance(reason, ConfigError):
             where = f"{file} with {option}" if overridden else file
@@ -32,7 +35,7 @@ def mistakes(error: ValidationError, *, file: str, overridden: Collection[str], 
             continue
         where = option if any(f"{key}.".startswith(f"{changed}.") for changed in overridden) else file
         if detail["type"] == "extra_forbidden":
-            yield unknown_key(key, where)
+            yield unknown_key(key, where, next((_CHOICES[part] for part in detail["loc"] if part in _CHOICES), None))
         elif detail["loc"][-1] == _NAME:
             yield UserError(file=where, key=key, read="not settable", expected=str(reason))
         elif detail["type"] == "missing":
@@ -41,9 +44,9 @@ def mistakes(error: ValidationError, *, file: str, overridden: Collection[str], 
             yield UserError(file=where, key=key, read=show(detail["input"]), expected=str(reason or _expectation(key)))
 
 
-def unknown_key(key: str, file: str) -> UserError:
-    """The error for a key of `file` that does not exist; expected is the one probably meant."""
-    names = list(_in_named_section(key)) or [_nearest(key) or ""]
+def unknown_key(key: str, file: str, choice: type[Parameters] | None = None) -> UserError:
+    """The error for a key of `file` that does not exist; expected is the one probably meant, or one of the `choice`."""
+    names = list(choice.model_fields if choice else _in_named_section(key)) or [_nearest(key) or ""]
     if not names[0]:
         names = _siblings(_split(key)[0]) or _siblings("")
     expected = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
@@ -64,7 +67,7 @@ def show(value: object) -> str:
 
 def _nearest(key: str) -> str | None:
     """The key probably meant: the right name in the wrong section, a misspelt sibling, another key, a similar one."""
-    keys = list(dotted_fields())
+    keys = list(_FIELDS)
     section, name = _split(key)
     for candidates, cutoff in ((keys, 1.0), (_siblings(section), 0.6), (keys, 0.75)):
         names = {_split(known)[1] for known in candidates}
@@ -80,13 +83,13 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _siblings(section: str) -> list[str]:
-    return [known for known in dotted_fields() if _split(known)[0] == section]
+    return [known for known in _FIELDS if _split(known)[0] == section]
 
 
 def _in_named_section(key: str) -> dict[str, FieldInfo]:
     """The fields of the section that `key` is in, by name; empty unless that is in a mapping of sections."""
     mapping, _, _ = _split(key)[0].rpartition(".")
-    field = dotted_fields().get(mapping)
+    field = _FIELDS.get(mapping)
     if field is None or not holds_sections(field.annotation):
         return {}
     section: type[Section] = get_args(field.annotation)[1]
@@ -96,13 +99,13 @@ def _in_named_section(key: str) -> dict[str, FieldInfo]:
 def _expectation(key: str) -> str:
     """What the schema allows at `key`, in words."""
     section, name = _split(key)
-    if name.isdecimal() and section in dotted_fields():
+    if name.isdecimal() and section in _FIELDS:
         # An item of a list.
         return _expectation(section)
-    field = dotted_fields().get(key) or _in_named_section(key).get(name)
+    field = _FIELDS.get(key) or _in_named_section(key).get(name)
     if field is None:
         # A name in a mapping.
-        below: type = get_args(dotted_fields()[section].annotation)[1]
+        below: type = get_args(_FIELDS[section].annotation)[1]
         if not is_section(below):
             return _phrase(below)
         return f"a section with {', '.join(known for known, one in below.model_fields.items() if one.is_required())}"
@@ -111,6 +114,8 @@ def _expectation(key: str) -> str:
             name for name, below in dotted_fields().items() if name.startswith(f"{key}.") and below.is_required()
         ]
         return f"a section with {', '.join(required)}" if required else "a section with keys of its own"
+    if kinds := choices(field.annotation):
+        return "a name, or a section with a name and parameters" if len(kinds) > 1 else "a section with keys of its own"
     return _phrase(field.annotation, field.metadata)
 
 

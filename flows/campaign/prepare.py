@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.load import changed_immutably
-from configs.nearest_preset import nearest_preset
+from configs.load import changed_immutably, nearest_preset
 from configs.schema import RunConfig
 from flows.campaign.handover import handover_folder
 from flows.campaign.inputs import run_inputs
@@ -78,7 +77,7 @@ def check(
     model = read_model(config.model)
     asked = None if config.model.path is None else _ask_about(Path(config.model.path).expanduser(), model, config)
     check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
-    if ":" in config.training.loss + config.training.advantage:
+    if ":" in config.training.loss.name + config.training.advantage:
         # Imported late: torch is slow to import, and only functions of one's own need it here.
         from millrace.training.own_functions import check_own_functions
 

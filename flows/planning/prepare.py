@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import with_overrides
-from configs.operation.plan_request import PlanRequest
+from configs.plan import PlanRequest
 from configs.schema import RunConfig
 from configs.strict_yaml import parse_scalar
 from millrace.errors import InputError

@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from configs.learning.staleness import StalenessConfig
-from configs.schema import GenerationConfig
+from configs.generation import GenerationConfig
+from configs.operation import StalenessConfig
 from millrace.control.bounds import Bounds
 from millrace.control.decisions import Decisions
 from millrace.control.measured import Reading

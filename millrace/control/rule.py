@@ -29,8 +29,8 @@ from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import Any, Literal
 
-from configs.learning.staleness import StalenessConfig
-from configs.schema import GenerationConfig
+from configs.generation import GenerationConfig
+from configs.operation import StalenessConfig
 from millrace.control.avoided import Avoided
 from millrace.control.measured import MOST_WAITS, NEVER_WAITS, Means, Reading, means
 from millrace.control.trial import Trial

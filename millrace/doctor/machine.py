@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from configs.precision import multiplies_bfloat16
+from configs.generation import multiplies_bfloat16
 
 _ANSWER_SECONDS = 1.0
 _COMMAND_SECONDS = 10.0

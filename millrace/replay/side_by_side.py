@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from configs.learning.selection import SelectionConfig
+from configs.training import SelectionConfig
 from millrace.replay.comparison import COSINE, Row
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.selection.truncation import mask_truncated

@@ -11,12 +11,12 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from configs.stored import changed_keys, config_hash, staleness_bound, with_current_keys
+from configs.stored import changed_keys, config_hash, staleness_bound
 from millrace.errors import RunExists, RunMissing
 from millrace.rewards.import_path import source_hash
 from millrace.runs.origin import UNKNOWN, Origin, parse_origin
@@ -213,7 +213,7 @@ def parse_attempt(values: dict[str, Any], path: str) -> Attempt:
         raise StreamCorrupt(path, f"not the record of an attempt: {error}; {RESTORE}") from error
     if not isinstance(attempt.config, dict) or type(attempt.number) is not int or type(attempt.first_step) is not int:
         raise StreamCorrupt(path, f"not the record of an attempt: expected a config and whole numbers; {RESTORE}")
-    return replace(attempt, config=with_current_keys(attempt.config))
+    return attempt
 
 
 def _read_object(store: Store, path: str) -> dict[str, Any]:
@@ -278,8 +278,8 @@ def provenance(config: Mapping[str, Any] | None = None) -> Provenance:
     commit = _git("rev-parse", "HEAD")
     versions = {name: _version(name) for name in _DEPENDENCIES}
     training = (config or {}).get("training", {})
-    own = [path for path in (training.get("loss"), training.get("advantage")) if path is not None and ":" in path]
-    versions |= {path: source_hash(path) for path in own}
+    named = (training.get("loss", {}).get("name"), training.get("advantage"))
+    versions |= {path: source_hash(path) for path in named if path is not None and ":" in path}
     return Provenance(
         python=platform.python_version(),
         platform=platform.platform(),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from configs.schema import WeightsConfig
+from configs.operation import WeightsConfig
 from millrace.weights.base import WeightsReader, WeightsWriter
 from millrace.weights.direct.control import DirectRelay
 from millrace.weights.direct.generator import DirectReader

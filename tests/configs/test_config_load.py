@@ -7,6 +7,7 @@ import pytest
 
 from configs.errors import ConfigError, UserError
 from configs.load import load_config
+from configs.losses import AipoConfig, GspoConfig, PpoClipConfig
 from configs.schema import RunConfig
 
 Write = Callable[[str], Path]
@@ -121,7 +122,9 @@ VALUES_IN_FILES = {
     "training: {max_steps: {a: 3}}": ("training.max_steps", "a section"),
     "training: {max_steps: 010}": ("training.max_steps", '"010"'),
     "training: {max_steps: 3, max_grad_norm: 1e999}": ("training.max_grad_norm", "Infinity"),
-    "training: {max_steps: 3, loss: 'my_losses:'}": ("training.loss", '"my_losses:"'),
+    "training: {max_steps: 3, loss: 'my_losses:'}": ("training.loss.name", '"my_losses:"'),
+    "training: {max_steps: 3, loss: 3}": ("training.loss", "3"),
+    "training: {max_steps: 3, loss: {name: gspo, clip_low: 2}}": ("training.loss.clip_low", "2"),
     "training: {max_steps: 3, advantage: gae}": ("training.advantage", '"gae"'),
     "training: {max_steps: 3}\nstorage: {fsync: no}": ("storage.fsync", '"no"'),
     "training: {max_steps: 3}\nscoring: {answer_pattern: 'a+'}": ("scoring.answer_pattern", '"a+"'),
@@ -175,6 +178,9 @@ def test_what_is_no_config_is_named_with_its_line(write: Write, text: str, line:
         ("training.group_size=4", "generation.group_size"),
         ("generation.engine_args.a.b=3", "generation.engine_args"),
         ("sed=3", "seed"),
+        ("training.loss.clip_low=0.1", "one of name, max_importance_ratio"),
+        ("training.clip_low=0.1", "training.loss.clip_low"),
+        ("model.bootstrap.error_rat=0", "model.bootstrap.error_rate"),
         ("weights.xyzzy=1", "one of weights.transport, weights.host, "),
     ],
 )
@@ -236,6 +242,14 @@ def test_what_was_expected_is_read_from_the_schema(write: Write, override: str, 
 
 def test_a_missing_section_is_expected_with_the_keys_that_it_needs(write: Write) -> None:
     assert [mistake.expected for mistake in mistakes_of(write("seed: 1"))] == ["a section with training.max_steps"]
+
+
+def test_a_loss_that_is_named_alone_takes_parameters_by_override(write: Write) -> None:
+    path = write("training: {max_steps: 3, loss: ppo_clip}")
+    assert load_config(path, ["training.loss.clip_high=0.28"]).training.loss == PpoClipConfig(clip_high=0.28)
+    assert load_config(path, ["training.loss.clip_high=0.28", "training.loss=aipo"]).training.loss == AipoConfig()
+    given = load_config(path, ["training.loss={name: gspo, clip_low: 1e-3}"]).training.loss
+    assert given == GspoConfig(clip_low=1e-3)
 
 
 def test_a_named_section_can_be_made_by_overrides(write: Write) -> None:

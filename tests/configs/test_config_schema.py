@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from configs.combinations import impossible_combinations
-from configs.engine_args import RESERVED
+from configs.generation import RESERVED
 from configs.schema import RunConfig, dotted_fields
 from millrace.generation.engines.vllm.arguments import vllm_arguments
 
@@ -239,12 +239,12 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         ("training.selection.drop_zero_advantage", "training.advantage"),
     ),
     "a buffer longer than a response": (
-        {"training": {"max_steps": 3, "selection": {"overlong": {"buffer_tokens": 17}}}},
-        ("training.selection.overlong.buffer_tokens", "generation.max_new_tokens"),
+        {"training": {"max_steps": 3, "selection": {"overlong_buffer": 17}}},
+        ("training.selection.overlong_buffer", "generation.max_new_tokens"),
     ),
     "negative rewards for maxrl": (
-        {"training": {"max_steps": 3, "advantage": "maxrl", "selection": {"overlong": {"buffer_tokens": 4}}}},
-        ("training.selection.overlong.buffer_tokens", "training.advantage"),
+        {"training": {"max_steps": 3, "advantage": "maxrl", "selection": {"overlong_buffer": 4}}},
+        ("training.selection.overlong_buffer", "training.advantage"),
     ),
     "a factor of a task that is not asked": (
         {

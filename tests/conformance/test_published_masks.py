@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.training.bandit import make, pulls, random_bandit, tokens_of, vector
 
-from configs.learning.losses import KlConfig, MasksConfig
+from configs.losses import KlConfig, MasksConfig
 from millrace.training.losses.base import Loss, LossTokens
 from millrace.training.losses.decoupled_ppo import DecoupledPpo
 from millrace.training.losses.factory import LOSSES

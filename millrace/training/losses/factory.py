@@ -37,12 +37,12 @@ def make_loss(training: TrainingConfig, name: str | None = None) -> Loss:
 
     Raises InputError for an unknown name, and for a function `package.module:function` that can't be used.
     """
-    name = training.loss if name is None else name
+    name = training.loss.name if name is None else name
     if ":" in name:
         return FunctionLoss(training, name)
     if name not in LOSSES:
         raise InputError(f'there is no loss "{name}"; expected one of {", ".join(LOSSES)}, or package.module:function')
-    return LOSSES[name](training)
+    return LOSSES[name](training.with_loss(name))
 
 
 def check_needs(loss: Loss, columns: Collection[str]) -> None:

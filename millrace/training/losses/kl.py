@@ -22,7 +22,7 @@ The first is verl's `k1+`, `k3+`; the second DeepSeek-V3.2's (arXiv 2512.02556) 
 
 import torch
 
-from configs.learning.losses import KlConfig, KlEstimator
+from configs.losses import KlConfig, KlEstimator
 from millrace.training.losses.base import LossTokens
 
 

@@ -6,7 +6,7 @@ is wrong.
 
 import torch
 
-from configs.learning.losses import GeometricMaskConfig, IcePopConfig, SequenceMaskConfig
+from configs.losses import GeometricMaskConfig, IcePopConfig, SequenceMaskConfig
 from millrace.training.losses.base import Loss, LossTokens, TokenLosses, importance_ratio, weighted, weighted_up_to
 from millrace.training.losses.responses import log_ratio_means, log_ratio_sums
 

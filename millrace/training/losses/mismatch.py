@@ -11,7 +11,7 @@ verl's `seq_mean_k3`, the third DeepSeek-V3.2's off-policy sequence mask (arXiv 
 
 import torch
 
-from configs.learning.losses import MasksConfig
+from configs.losses import MasksConfig
 from millrace.training.losses.base import LossTokens
 from millrace.training.losses.responses import log_ratio_means, log_ratios, over_responses, response_means
 

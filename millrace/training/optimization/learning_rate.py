@@ -16,8 +16,7 @@ from math import cos, pi, sqrt
 import numpy as np
 import numpy.typing as npt
 
-from configs.learning.optimizer import ScheduleConfig
-from configs.training import TrainingConfig
+from configs.training import ScheduleConfig, TrainingConfig
 from millrace.training.losses.offpolicy import effective_sample_size
 
 

@@ -5,8 +5,7 @@ import typing
 import pytest
 
 from configs.errors import ConfigError
-from configs.load import load_config
-from configs.nearest_preset import PRESETS
+from configs.load import PRESETS, load_config
 from flows.campaign.from_preset import Preset, config_of
 
 

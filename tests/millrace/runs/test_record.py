@@ -123,7 +123,7 @@ def test_an_attempt_says_what_made_its_numbers(memory_store: Store) -> None:
 
 def test_an_attempt_says_which_functions_of_one_s_own_it_trained_with(memory_store: Store) -> None:
     own = "tests.support.training.own_functions"
-    training = {"max_steps": 3, "loss": f"{own}:capped", "advantage": f"{own}:better_than_half"}
+    training = {"max_steps": 3, "loss": {"name": f"{own}:capped"}, "advantage": f"{own}:better_than_half"}
     config = RunConfig.model_validate({"training": training}).model_dump(mode="json")
     made_by = create_run(memory_store, "mine", config).provenance.dependencies
     files = sorted((Path(__file__).parents[3] / "tests/support/training").glob("*.py"))
@@ -138,21 +138,6 @@ def test_an_attempt_keeps_the_hash_of_its_own_config(memory_store: Store) -> Non
     resume_run(memory_store, other.model_dump(mode="json"))
     kept = [read_attempt(memory_store, number).provenance.config_hash for number in range(2)]
     assert kept == [config_hash(config.model_dump(mode="json")) for config in (first, other)]
-
-
-def test_configs_stored_under_old_keys_are_read_under_today_s(memory_store: Store) -> None:
-    old = RunConfig.model_validate({"training": {"max_steps": 3}}).model_dump(mode="json")
-    bootstrap = old["model"]["bootstrap"]
-    bootstrap["slip_rate"] = 0.25
-    bootstrap["target_fluency"] = 0.5
-    del bootstrap["error_rate"], bootstrap["target_imitation_rate"]
-    create_run(memory_store, "mine", old)
-    resume_run(memory_store, old)
-    for number in range(2):
-        read = RunConfig.model_validate(read_attempt(memory_store, number).config).model.bootstrap
-        assert (read.error_rate, read.target_imitation_rate) == (0.25, 0.5)
-    stored = json.loads(bytes(memory_store.get("run.json")))["config"]["model"]["bootstrap"]
-    assert stored["slip_rate"] == 0.25, "what is stored stays as it is"
 
 
 @pytest.mark.parametrize(("mode", "bound"), [("async", 4), ("sync", 0)])

@@ -92,7 +92,9 @@ def test_a_run_whose_record_lacks_a_setting_is_refused_with_its_file(bench: Trai
     bench.store.put(layout.RUN, json.dumps(values).encode())
     with pytest.raises(StreamCorrupt, match=r"run.json: its config lacks what every run's has: KeyError\('training'\)"):
         StatusReader(bench.store)
-    with pytest.raises(StreamCorrupt, match=r"run.json: not a run's config: training: Field required; restore"):
+    with pytest.raises(
+        StreamCorrupt, match=r"run.json: not a config of this version of Millrace: training: Field required; restore"
+    ):
         attempt_config(latest_attempt(bench.store))
 
 

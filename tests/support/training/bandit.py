@@ -5,19 +5,13 @@ from dataclasses import replace
 
 import torch
 
-from configs.learning.losses import LossesConfig
 from configs.training import TrainingConfig
 from millrace.training.losses.base import Loss, LossTokens, TokenLosses
 
 
 def make(kind: type[Loss], **parameters: object) -> Loss:
-    """A loss with these parameters, each in the section of the config where the loss reads it."""
-    section = getattr(LossesConfig(), kind.name, None)
-    names = set() if section is None else set(type(section).model_fields)
-    own = {name: value for name, value in parameters.items() if name in names}
-    shared = {name: value for name, value in parameters.items() if name not in names}
-    losses = {kind.name: own} if own else {}
-    return kind(TrainingConfig.model_validate({"max_steps": 1, "losses": losses, **shared}))
+    """A loss with these parameters."""
+    return kind(TrainingConfig.model_validate({"max_steps": 1, "loss": {"name": kind.name, **parameters}}))
 
 
 def vector(*values: float, requires_grad: bool = False) -> torch.Tensor:

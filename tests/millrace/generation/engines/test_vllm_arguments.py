@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.engine_args import RESERVED
+from configs.generation import RESERVED
 from millrace.generation.engines.vllm.arguments import vllm_arguments
 
 

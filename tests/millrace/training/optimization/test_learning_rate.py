@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.learning.optimizer import ScheduleConfig
+from configs.training import ScheduleConfig
 from millrace.training.optimization.learning_rate import ess_factor, share_of_rate
 
 
