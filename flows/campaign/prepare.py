@@ -12,17 +12,15 @@ from configs.load import changed_immutably, nearest_preset
 from configs.schema import RunConfig
 from flows.campaign.handover import handover_folder
 from flows.campaign.inputs import run_inputs
-from millrace.errors import InputError, ModelFolderError, RunExists
+from millrace.errors import InputError, RunExists
 from millrace.evaluation.sets import all_asked, evaluation_sets
 from millrace.generation.environments.factory import environment_class
 from millrace.preflight import model_folder
-from millrace.preflight.answers import check_answers
-from millrace.preflight.folder_files import check_folder_files
 from millrace.preflight.model import check_training, read_model
-from millrace.preflight.prompts import check_prompts
+from millrace.preflight.model_files import check_folder_files, check_weight_files
+from millrace.preflight.prompts import check_answers, check_prompts
 from millrace.preflight.vllm import Question as VllmQuestion
 from millrace.preflight.vllm import check_vllm
-from millrace.preflight.weight_files import check_weight_files
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.attempt_config import attempt_config
@@ -122,8 +120,7 @@ def check(
         check_pools(remote)
     if asked is not None:
         meanwhile()
-        if (refusal := asked.answer()) is not None:
-            raise ModelFolderError(refusal)
+        asked.answer()
     # Last, because it creates the root folder if there is none.
     probe(open_store(config.storage.root))
     return Checked(store=store, inputs=inputs)

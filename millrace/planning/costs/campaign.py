@@ -26,7 +26,7 @@ from millrace.planning.costs.training import TrainerSetup, mean_context, step_se
 from millrace.planning.costs.weight_sync import SyncSetup, sync_seconds
 from millrace.planning.simulation.costs import Costs
 from millrace.planning.simulation.lengths import Lengths
-from millrace.preflight.parallel_layout import check_layout
+from millrace.preflight.model import check_layout
 from millrace.weights.transfer.generator_layouts import vllm_layout
 
 _SAMPLED_GROUPS = 64
