@@ -20,13 +20,12 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.report import add_settings, machine, make_parser, make_table, write_json
+from benchmarks.report import PRESET, add_settings, machine, make_parser, make_table, write_json
 from storage import layout
 from storage.schema import METRIC
 from storage.stores.factory import open_store
 from storage.streams.stream import StreamReader
 
-_PRESET = Path("configs/presets/tiny-cpu.yaml")
 _STAGES = ("generate", "score", "train", "sync")
 
 
@@ -71,7 +70,7 @@ def compare(sync: dict[str, Any], asynchronous: dict[str, Any]) -> dict[str, Any
 def run_campaign(run: Path, settings: list[str], warmup: int) -> dict[str, Any]:
     """Runs a campaign of the tiny preset in the folder `run`; times per step exclude the first `warmup` steps."""
     sets = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "flows.cli.main", "run", str(_PRESET), "--run-id", run.name, *sets]
+    command = [sys.executable, "-m", "flows.cli.main", "run", str(PRESET), "--run-id", run.name, *sets]
     subprocess.run(command, check=True, stdout=sys.stderr)
     summary = json.loads((run / layout.SUMMARY).read_text())
     times = step_times(run)[warmup:]

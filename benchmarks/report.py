@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+PRESET = Path("configs/presets/tiny-cpu.yaml")
+
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser with `--json`; `doc` is the benchmark's docstring, shown by `--help`."""

@@ -21,7 +21,7 @@ from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.messages import Task
 from millrace.rewards.isolation.pool import Pool
-from millrace.rewards.isolation.seccomp import Limits
+from millrace.rewards.isolation.sandbox import Limits
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 

@@ -1,12 +1,11 @@
 """How the policy is trained."""
 
-from types import SimpleNamespace
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
 from configs.generation import Precision
-from configs.losses import LOSS_NAMES, AipoConfig, KlConfig, LossConfig, MasksConfig
+from configs.losses import AipoConfig, KlConfig, LossConfig, MasksConfig
 from configs.section import Count, NonNegative, Parameters, Positive, Section, Text, one_of_or_path
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -180,26 +179,6 @@ class TrainingConfig(Section):
         if name == self.loss.name:
             return self
         return TrainingConfig.model_validate(self.model_dump() | {"loss": name})
-
-    @property
-    def losses(self) -> SimpleNamespace:
-        """The parameters of the loss under the name of any loss."""
-        return SimpleNamespace(**dict.fromkeys(LOSS_NAMES, self.loss))
-
-    @property
-    def clip_low(self) -> float:
-        """That of the loss."""
-        return float(self.loss.clip_low)  # type: ignore[union-attr]
-
-    @property
-    def clip_high(self) -> float:
-        """That of the loss."""
-        return float(self.loss.clip_high)  # type: ignore[union-attr]
-
-    @property
-    def max_importance_ratio(self) -> float:
-        """That of the loss."""
-        return float(self.loss.max_importance_ratio)  # type: ignore[union-attr]
 
     @property
     def pulls_without_advantage(self) -> bool:

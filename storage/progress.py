@@ -33,20 +33,6 @@ def read_progress(store: Store) -> dict[str, dict[str, Any]]:
 
 def _read(store: Store, path: str) -> dict[str, Any]:
     try:
-        values, sealed = unseal(bytes(store.get(path)))
+        return unseal(bytes(store.get(path)))
     except (NotInStore, ValueError):
         return {}
-    # Older versions did not seal them.
-    return values if sealed or _is_well_formed(values) else {}
-
-
-def _is_well_formed(values: dict[str, Any]) -> bool:
-    """Whether an unsealed record has the values that every stage writes."""
-    seconds = values.get("seconds")
-    return (
-        isinstance(values.get("t"), int | float)
-        and type(values.get("pid")) is int
-        and isinstance(values.get("doing"), str)
-        and isinstance(seconds, dict)
-        and all(isinstance(each, int | float) for each in seconds.values())
-    )

@@ -1,30 +1,18 @@
 """The columns of every stream.
 
-Each field has metadata: `doc` (unit, shape, whose policy), `since` (schema version that added it) and, after the first
-version, `default` (JSON: its value in rows of older parts). New versions only add columns. Columns are fixed and flat:
-one value, or one list of numbers, per row. R is the number of response tokens of the row.
+Each field has the metadata `doc`: unit, shape, whose policy. Columns are fixed and flat: one value, or one list of
+numbers, per row. R is the number of response tokens of the row.
 """
-
-import json
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 4
-"""Version 2: commit records carry their own checksum and the writer's guarantees about the rows. No new column.
-Version 3: commit records name the groups of a part, and those that are not committed yet. New stream: unfinished. New
-column: `masked_tokens` of consumed trajectories.
-Version 4: trajectories name their messages, the tokens that truncated sampling kept, and the experts that computed
-them."""
+SCHEMA_VERSION = 1
+"""Written into each commit record. Parts of another version are refused."""
 
 
-def column(
-    name: str, dtype: pa.DataType, doc: str, *, nullable: bool = False, since: int = 1, default: object = None
-) -> pa.Field:
-    """A documented field; `default` is its value in rows written before schema version `since`."""
-    metadata = {"doc": doc, "since": str(since)}
-    if since > 1:
-        metadata["default"] = json.dumps(default)
-    return pa.field(name, dtype, nullable=nullable, metadata=metadata)
+def column(name: str, dtype: pa.DataType, doc: str, *, nullable: bool = False) -> pa.Field:
+    """A documented field."""
+    return pa.field(name, dtype, nullable=nullable, metadata={"doc": doc})
 
 
 _DRAWN = (
@@ -33,23 +21,17 @@ _DRAWN = (
         pa.list_(pa.int32()),
         "token ids that truncated sampling (top_p) could draw from, response token by response token; empty if "
         "nothing was truncated",
-        since=4,
-        default=[],
     ),
     column(
         "kept_counts",
         pa.list_(pa.int32()),
         "[R] how many of `kept_tokens` belong to each response token; empty if nothing was truncated",
-        since=4,
-        default=[],
     ),
     column(
         "routed_experts",
         pa.list_(pa.uint16()),
         "[P + R - 1, layers, experts per token] flat: the experts that computed each token but the last, in the "
         "layers that have experts; empty if they were not recorded",
-        since=4,
-        default=[],
     ),
 )
 """How each token was drawn: the columns that finished and unfinished responses share."""
@@ -101,16 +83,12 @@ TRAJECTORY: pa.Schema = pa.schema(
             "message_roles",
             pa.list_(pa.string()),
             "[M] role of each message of the conversation, in order; empty if the prompt is plain text",
-            since=4,
-            default=[],
         ),
         column(
             "message_starts",
             pa.list_(pa.int32()),
             "[M] index of each message's first token in prompt and response together; the marks of a chat template "
             "belong to the message they open or close",
-            since=4,
-            default=[],
         ),
         *_DRAWN,
     ]
@@ -190,8 +168,6 @@ CONSUMED: pa.Schema = pa.schema(
             "masked_tokens",
             pa.int32(),
             "response tokens without loss because they were too old, the oldest ones; 0 if its group was dropped",
-            since=3,
-            default=0,
         ),
     ]
 )
@@ -222,32 +198,18 @@ METRIC: pa.Schema = pa.schema(
 )
 
 
-def check_columns(found: pa.Schema, schema: pa.Schema, version: int = SCHEMA_VERSION) -> None:
-    """Raises ValueError unless `found` has exactly the columns that `schema` had at `version`: names, order, types."""
-    if version == SCHEMA_VERSION and found.equals(schema):
+def check_columns(found: pa.Schema, schema: pa.Schema) -> None:
+    """Raises ValueError unless `found` has exactly the columns of `schema`: names, order, types."""
+    if found.equals(schema):
         # Nearly always so; the check below costs as much as verifying a megabyte.
         return
-    expected = [field for field in schema if since(field) <= version]
-    names = [field.name for field in expected]
-    if found.names != names:
-        raise ValueError(f"columns are {found.names}, expected {names}")
-    for field in expected:
+    if found.names != schema.names:
+        raise ValueError(f"columns are {found.names}, expected {schema.names}")
+    for field in schema:
         if found.field(field.name).type != field.type:
             raise ValueError(f"column {field.name} is {found.field(field.name).type}, expected {field.type}")
 
 
-def with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table` with the columns of `schema`; columns added after the rows were written get their default."""
-    columns = dict(zip(table.column_names, table.columns, strict=True))
-    arrays = [columns[f.name] if f.name in columns else _defaults(f, table.num_rows) for f in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def since(field: pa.Field) -> int:
-    """The schema version that added this column."""
-    return int((field.metadata or {}).get(b"since", 1))
-
-
-def _defaults(field: pa.Field, rows: int) -> pa.Array:
-    value = json.loads(field.metadata[b"default"])
-    return pa.array([value] * rows, field.type)
+def in_order(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`table` with the columns of `schema` in their order, with their documentation."""
+    return pa.Table.from_arrays([table[name] for name in schema.names], schema=schema)

@@ -6,9 +6,9 @@
         │   ──STOP: SIGTERM, later SIGKILL──►  stderr ─► logs/<stage>-<replica>.log
         └── stdin: lifeline, closed when this process ends for any reason
 
-A trainer of several ranks is started by `millrace.training.parallel.launcher`. The launcher is then the supervised
+A trainer of several ranks is started by `millrace.runtime.ranks.launcher`. The launcher is then the supervised
 process: it forwards signals and exits as its ranks did. So is the launcher of each host of a trainer over several
-(`millrace.training.parallel.hosts.launcher`). All waits are short or on STOP, so that Prefect can deliver a
+(`millrace.runtime.ranks.hosts`). All waits are short or on STOP, so that Prefect can deliver a
 cancellation or SIGTERM at any time.
 """
 

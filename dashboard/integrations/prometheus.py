@@ -23,10 +23,10 @@ from dashboard.queries.verdict.facts import read_facts
 from dashboard.read.model import RunData
 from dashboard.read.runs import OverviewRow, Runs
 from millrace.errors import MillraceError
-from millrace.runs.state import STATES
+from millrace.runs.record import STATES
 from millrace.runs.status import STAGES
 from millrace.runtime.messages import STOPPED
-from millrace.runtime.usage.names import CPU_CORES, MEMORY_BYTES
+from millrace.runtime.usage import CPU_CORES, MEMORY_BYTES
 from storage.errors import StorageError
 
 MOST_DETAILED = 4

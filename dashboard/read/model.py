@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.evaluation.promotion import Decision
-from millrace.runs.origin import Origin
+from millrace.runs.provenance import Origin
 from millrace.runs.record import AttemptEnd
 
 Columns = Mapping[str, npt.NDArray[Any]]

@@ -20,7 +20,7 @@ from millrace.evaluation.results import Result, ResultsReader
 from millrace.rollouts.ledger import Account
 from millrace.runs.note import read_note
 from millrace.runs.planned import Comparison, measured_against_plan
-from millrace.runs.state import State, of_attempt, run_state
+from millrace.runs.record import State, of_attempt, run_state
 from millrace.runs.status import STAGES, staleness_trained
 from storage import layout
 from storage.errors import BadName, StorageError

@@ -18,7 +18,7 @@ from dashboard.read.columns import Codes, GrowingColumns, split
 from dashboard.read.model import Columns
 from millrace.rollouts.consumed import TRAINED
 from millrace.rollouts.lineage import Survivors
-from millrace.runs.history import TIME_METRICS, current_name
+from millrace.runs.history import TIME_METRICS
 from storage import layout
 from storage.errors import PartRemoved
 from storage.schema import CONSUMED, METRIC
@@ -127,8 +127,7 @@ class MetricRows:
         """Raises as `Tail.batches`."""
         for _, table in self.tail.batches():
             columns = {name: table[name].to_numpy() for name in table.column_names if name != "name"}
-            stored, indices = split(table["name"])
-            names = [current_name(name) for name in stored]
+            names, indices = split(table["name"])
             for index, name in enumerate(names):
                 chosen = indices == index
                 if name not in self._by_name:

@@ -1,7 +1,7 @@
 """The frame around an attempt: heartbeats while it lasts, then a clean host and a record of its end.
 
 with attempt_under_way ─► progress/controller-0, every 2 s ─► attempts/<n>.ended: stopped, or failed with its cause
-                                                  killed ─► nothing more: `millrace.runs.state` notices
+                                                  killed ─► nothing more: `run_state` notices
 """
 
 import contextlib
@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from millrace.errors import MillraceError
-from millrace.runs.record import EndState, end_attempt
-from millrace.runs.state import CONTROLLER
+from millrace.runs.record import CONTROLLER, EndState, end_attempt
 from millrace.runtime.heartbeat import HeartbeatPublisher
 from storage.errors import StorageError
 from storage.stores.base import Store

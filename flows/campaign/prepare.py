@@ -24,7 +24,7 @@ from millrace.preflight.vllm import check_vllm
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.attempt_config import attempt_config
-from millrace.runs.origin import Origin
+from millrace.runs.provenance import Origin
 from millrace.runs.record import changed_inputs, create_run, latest_attempt, resume_run
 from storage import layout
 from storage.stores.base import Store, probe
@@ -77,9 +77,11 @@ def check(
     check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
     if ":" in config.training.loss.name + config.training.advantage:
         # Imported late: torch is slow to import, and only functions of one's own need it here.
-        from millrace.training.own_functions import check_own_functions
+        from millrace.training.losses.factory import make_loss
+        from millrace.training.samples import make_estimator
 
-        check_own_functions(config.training)
+        make_loss(config.training)
+        make_estimator(config.training.advantage)
     further = [one.source for one in config.evaluation.sets.values()]
     scorer = make_scorer(config.scoring, config.prompts, further)
     rewards = scorer.check()

@@ -21,8 +21,8 @@ from flows.campaign.inputs import check_same_inputs
 from flows.campaign.stage_group import StageGroup
 from millrace.errors import InputError, PlaceYielded, RunMissing
 from millrace.runs.attempt_config import attempt_config
-from millrace.runs.record import Provenance, provenance, read_attempt
-from millrace.runs.state import CONTROLLER
+from millrace.runs.provenance import Provenance, provenance
+from millrace.runs.record import CONTROLLER, read_attempt
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher
 from millrace.runtime.interfaces import own_interface

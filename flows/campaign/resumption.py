@@ -10,8 +10,7 @@ from prefect.client.orchestration import get_client
 
 from flows.campaign.cancellation import suspensions
 from millrace.errors import RunMissing
-from millrace.runs.record import latest_attempt, read_end
-from millrace.runs.state import run_state
+from millrace.runs.record import latest_attempt, read_end, run_state
 from storage.progress import read_progress
 from storage.stores.base import Store
 

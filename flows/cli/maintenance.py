@@ -170,7 +170,7 @@ def _export(store: "Store", arguments: argparse.Namespace, console: Console) -> 
     if arguments.promoted:
         from millrace.evaluation.promotion import fetch_promoted
 
-        sentence = fetch_promoted(store, arguments.to).sentence
+        sentence = fetch_promoted(store, arguments.to).decision.sentence
     else:
         from millrace.maintenance.export import export_checkpoint
 

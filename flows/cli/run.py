@@ -7,13 +7,14 @@ from typing import Any
 from rich.console import Console
 
 from configs.schema import RunConfig
+from configs.stored import changed_keys
 from flows.campaign.hub import with_local_copies
 from flows.campaign.prepare import Checked, Resume, check, run_store
 from flows.cli.stopping import INTERRUPTED, TERMINATED, Terminated, stop_on_signals
 from flows.display.key_figures import already_finished
 from flows.display.live_view import View, panel
 from millrace.errors import StageDied
-from millrace.runs.record import changed_inputs, changed_settings, latest_attempt
+from millrace.runs.record import changed_inputs, latest_attempt
 from storage import failpoints, layout
 from storage.progress import read_progress
 from storage.stores.base import Store
@@ -51,7 +52,7 @@ def run_campaign(
     _print(console, f"run {run_id} at {store.url}")
     if store.exists(layout.RUN):
         before = latest_attempt(store)
-        for change in changed_settings(before, config.model_dump(mode="json")):
+        for change in changed_keys(before.config, config.model_dump(mode="json")):
             _print(console, f"resumed with another setting: {change}")
         for change in changed_inputs(before, checked.inputs):
             _print(console, f"resumed with another input: {change}")

@@ -13,8 +13,7 @@ from rich.text import Text
 from flows.display.terminal import local_time, new_table, plain
 
 if TYPE_CHECKING:
-    from millrace.replay.diff import Diff, Difference
-    from millrace.replay.first_difference import FirstDifference
+    from millrace.replay.diff import Diff, Difference, FirstDifference
     from millrace.replay.show import Ratios, Shown, ShownGroup
 
 DIFFERENT = 1

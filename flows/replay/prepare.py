@@ -13,9 +13,9 @@ from configs.schema import RunConfig
 from flows.campaign.handover import handover_folder
 from millrace.errors import InputError, RunExists
 from millrace.preflight.model import check_training, read_model
-from millrace.replay.plan import check_same_tokens, plan
-from millrace.replay.sources.source_run import SourceRun
-from millrace.replay.spec import write_spec
+from millrace.replay.results import write_spec
+from millrace.replay.selection import check_same_tokens, plan
+from millrace.replay.source_run import SourceRun
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import create_run
@@ -77,10 +77,12 @@ def check(request: ReplayRequest) -> RunConfig:
     own = [name for name in (config.training.loss.name, config.training.advantage, *request.losses) if ":" in name]
     if own and request.job is not None:
         # Imported late: torch is slow to import, and only functions of one's own need it here.
-        from millrace.training.own_functions import check_own_functions
+        from millrace.training.losses.factory import make_loss
+        from millrace.training.samples import make_estimator
 
+        make_estimator(config.training.advantage)
         for loss in request.losses or [config.training.loss.name]:
-            check_own_functions(config.training.with_loss(loss))
+            make_loss(config.training, loss)
     if request.rescore is not None:
         make_scorer(config.scoring, config.prompts).check()
     store = _own_store(request)

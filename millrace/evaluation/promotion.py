@@ -46,8 +46,8 @@ class Decision:
     """On held-out prompts; None if it was not measured."""
     sentence: str
     """The reason, with the numbers, for people."""
-    bar: float | None = None
-    """The accuracy that it had to exceed; None if there was none, and in older records."""
+    bar: float | None
+    """The accuracy that it had to exceed; None if there was none."""
 
     @property
     def headline(self) -> str:
@@ -62,29 +62,15 @@ class Decision:
 class Promoted:
     """A promoted checkpoint."""
 
+    decision: Decision
+    """The decision to promote it."""
     evaluation: Evaluation
     incarnation: int
-    """Of the trainer that made it."""
+    """Incarnation of the trainer that made it."""
     attempt: int
     """The attempt that promoted it."""
-    sentence: str
-    """The reason."""
     files: Mapping[str, FileRef]
     """The files of a Hugging Face folder, by name; `fetch_promoted` writes them out."""
-    bar: float | None = None
-    """As in `Decision`."""
-
-    @property
-    def decision(self) -> Decision:
-        """The decision to promote it."""
-        measured = self.evaluation
-        return Decision(
-            promoted=True,
-            policy_version=measured.policy_version,
-            accuracy=measured.accuracy,
-            sentence=self.sentence,
-            bar=self.bar,
-        )
 
 
 def decide(
@@ -170,12 +156,12 @@ def write_decision(store: Store, attempt: int, decision: Decision) -> None:
 def read_decision(store: Store, attempt: int) -> Decision | None:
     """The decision at the end of `attempt`; None if the attempt did not get that far, or its file can't be read."""
     try:
-        found = Decision(**parse_json(bytes(store.get(layout.promotion(attempt)))))
+        decision = Decision(**parse_json(bytes(store.get(layout.promotion(attempt)))))
     except (NotInStore, ValueError, TypeError):
         return None
-    numbers = (found.accuracy, found.bar)
-    typed = type(found.promoted) is bool and type(found.policy_version) is int and isinstance(found.sentence, str)
-    return found if typed and all(one is None or isinstance(one, int | float) for one in numbers) else None
+    numbers = all(isinstance(number, float | int | None) for number in (decision.accuracy, decision.bar))
+    typed = type(decision.promoted) is bool and type(decision.policy_version) is int
+    return decision if numbers and typed and isinstance(decision.sentence, str) else None
 
 
 def state_of(promoted: Decision, evaluation: Evaluation, *, incarnation: int, attempt: int) -> dict[str, Any]:
@@ -192,15 +178,22 @@ def state_of(promoted: Decision, evaluation: Evaluation, *, incarnation: int, at
 
 def promoted_of(record: Checkpoint) -> Promoted:
     """The promotion in a record of the log. Raises StreamCorrupt if the record is of another kind."""
-    state = record.state
+    state, version = record.state, record.step
     try:
+        evaluation = Evaluation(policy_version=version, accuracy=state["accuracy"], prompts=state["prompts"])
+        decision = Decision(
+            promoted=True,
+            policy_version=version,
+            accuracy=evaluation.accuracy,
+            sentence=state["sentence"],
+            bar=state["bar"],
+        )
         return Promoted(
-            evaluation=Evaluation(policy_version=record.step, accuracy=state["accuracy"], prompts=state["prompts"]),
+            decision=decision,
+            evaluation=evaluation,
             incarnation=state["incarnation"],
             attempt=state["attempt"],
-            sentence=state["sentence"],
             files=record.files,
-            bar=state.get("bar"),
         )
     except (KeyError, TypeError) as error:
         raise StreamCorrupt(layout.PROMOTED, f"version {record.step} has no promotion's record: {error!r}") from error

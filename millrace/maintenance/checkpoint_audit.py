@@ -73,7 +73,7 @@ def _committed(heads: Iterable[LogCursor]) -> Amount:
 def _check_consumed(store: Store, step: int, account: Account) -> None:
     """Compares the rows of the stream `consumed` up to version `step` with the account. Raises LedgerMismatch.
 
-    Skips runs that began before this stream existed, and an unreadable stream: its damage is reported with its files.
+    Skips an unreadable stream: its damage is reported with its files.
     """
     try:
         reader = StreamReader(store, layout.CONSUMED, CONSUMED, columns=_COLUMNS)
@@ -84,35 +84,21 @@ def _check_consumed(store: Store, step: int, account: Account) -> None:
         return
     rows = pa.concat_tables(parts)
     versions = rows["policy_version"].to_numpy()
-    if versions[0] > 1:
-        return
     rows = rows.filter(pa.array(surviving(rows["incarnation"].to_numpy(), versions) & (versions <= step)))
-    _compare("of outcome", _sums(rows, "outcome"), {TRAINED: account.trained} | account.dropped)
-    _compare("of generator", _sums(rows, "generator"), account.by_generator)
+    _compare("trajectories by outcome", _sums(rows, "outcome"), {TRAINED: account.trained} | account.dropped)
+    _compare("trajectories by generator", _sums(rows, "generator"), account.by_generator)
     trained = rows.filter(pc.equal(rows["outcome"], TRAINED))
     by_staleness = {staleness: amount.rollouts for staleness, amount in _sums(trained, "staleness").items()}
-    if by_staleness != dict(+account.staleness):
-        raise LedgerMismatch(
-            f"{layout.CONSUMED} has trained trajectories by staleness {by_staleness}, "
-            f"but its account has {dict(+account.staleness)}"
-        )
+    _compare("trained trajectories by staleness", by_staleness, dict(+account.staleness))
     masked = trained["masked_tokens"].to_numpy()
-    found = Amount(rollouts=int(np.count_nonzero(masked)), tokens=int(masked.sum()))
-    if found != account.masked:
-        raise LedgerMismatch(
-            f"{layout.CONSUMED} has {found.tokens} masked tokens in {found.rollouts} trained trajectories, "
-            f"but its account has {account.masked.tokens} in {account.masked.rollouts}"
-        )
+    amount = Amount(rollouts=int(np.count_nonzero(masked)), tokens=int(masked.sum()))
+    _compare("masked tokens", {TRAINED: amount}, {TRAINED: account.masked})
 
 
-def _compare(what: str, stored: Mapping[Any, Amount], account: Mapping[Any, Amount]) -> None:
+def _compare(what: str, stored: Mapping[Any, Any], account: Mapping[Any, Any]) -> None:
     for key in sorted({*stored, *account}):
-        rows, counted = stored.get(key, Amount()), account.get(key, Amount())
-        if rows != counted:
-            raise LedgerMismatch(
-                f"{layout.CONSUMED} has {rows.rollouts} trajectories ({rows.tokens} tokens) {what} {key}, "
-                f"but its account has {counted.rollouts} ({counted.tokens})"
-            )
+        if (rows := stored.get(key, Amount())) != (counted := account.get(key, Amount())):
+            raise LedgerMismatch(f"{layout.CONSUMED} has {what} {key}: {rows}, but its account has {counted}")
 
 
 def _sums(rows: pa.Table, column: str) -> dict[Any, Amount]:

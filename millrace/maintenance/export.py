@@ -9,14 +9,20 @@ A promoted checkpoint is already stored as such a folder; `millrace.evaluation.p
 import tempfile
 from pathlib import Path
 
-from millrace.errors import InputError
+import torch
+from transformers import PreTrainedModel
+
+from configs.schema import ModelConfig
+from millrace.chat.encoder import load_run_tokenizer
+from millrace.errors import InputError, ModelFolderError
 from millrace.evaluation.promotion import check_empty
-from millrace.maintenance.best_checkpoint import best_version
+from millrace.maintenance.listing import best_stored
+from millrace.models.loading import load_model, save_model
 from millrace.models.start_folder import start_folder
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import attempt_of_step, read_run
-from millrace.training.checkpoints.hugging_face import write_model_folder
-from storage.checkpoints import stored_checkpoints
+from millrace.training.checkpoints.policy_state import load_weights
+from storage.checkpoints import Checkpoint, stored_checkpoints
 from storage.stores.base import Store
 
 
@@ -35,10 +41,10 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None, *,
         raise InputError(f"{store.url}: no checkpoint is stored yet, so there is none to export")
     step = max(stored) if version is None else version
     if best:
-        best_step = best_version(store, stored.values())
-        if best_step is None:
+        result = best_stored(store, stored.values(), base_model=True)
+        if result is None:
             raise InputError(f"{store.url}: no stored checkpoint was evaluated, so none is the best")
-        step = best_step
+        step = int(result["policy_version"])
     base_is_best = best and step == 0
     if step not in stored and not base_is_best:
         known = ", ".join(map(str, stored))
@@ -52,3 +58,33 @@ def export_checkpoint(store: Store, folder: Path, version: int | None = None, *,
         write_model_folder(store, None if base_is_best else stored[step], start, model, made)
         made.rename(folder)
     return step
+
+
+def write_model_folder(
+    store: Store, checkpoint: Checkpoint | None, start: Path, model_config: ModelConfig, folder: Path
+) -> None:
+    """Writes configuration, generation configuration, tokenizer with the run's chat template, and the weights.
+
+    The weights are in the `dtype` of the run's `model_config`, with adapters merged in. `start` is the folder of the
+    run's start model, which is written itself if `checkpoint` is None. Raises ModelFolderError if it is another model,
+    and StreamCorrupt; then nothing was written to `folder`.
+    """
+    model = load_model(start, model_config.dtype)
+    if checkpoint is not None:
+        _load(model, store, checkpoint, start)
+    save_model(model, folder)
+    load_run_tokenizer(start, model_config).save_pretrained(folder)
+
+
+def _load(model: PreTrainedModel, store: Store, checkpoint: Checkpoint, start: Path) -> None:
+    parameters = dict(model.named_parameters())
+    try:
+        weights = load_weights(store, checkpoint, parameters)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(weights[name])
+    except (KeyError, RuntimeError) as error:
+        raise ModelFolderError(
+            f"{start}: its model has other tensors than the checkpoint of version {checkpoint.step} ({error}); "
+            "expected the model that the run started from"
+        ) from error

@@ -10,23 +10,27 @@
 Reading changes nothing. A damaged record is never moved, because everything behind it depends on it.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from millrace.errors import LedgerMismatch
 from millrace.evaluation.results import parse_result
-from millrace.maintenance.attempt_records import check_record
 from millrace.maintenance.checkpoint_audit import CheckpointAudit
 from millrace.maintenance.listing import Contents, StoredStream, run_scoring
 from millrace.maintenance.orphans import orphans
 from millrace.maintenance.quarantine import reason_set_aside, set_aside
-from millrace.maintenance.record_values import disagreements
 from millrace.models.start_folder import parse_manifest
 from millrace.runs.decisions import parse_decision
+from millrace.runs.record import check_run_id, parse_attempt, parse_end
 from millrace.selection.blocks import parse_block
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoint_of
-from storage.errors import PartCorrupt, PartRemoved, StreamCorrupt
+from storage.errors import NotInStore, PartCorrupt, PartRemoved, StreamCorrupt
+from storage.json_text import parse_json
 from storage.stores.base import Store
 from storage.streams.files import FileRef, get_file
 from storage.streams.log import LogCursor
@@ -104,10 +108,7 @@ class _Check:
         """Stream → what that cursor should be, from the records before it."""
 
     def run(self) -> Report:
-        self._json_files()
-        self._evaluations()
-        self._curriculum()
-        self._decisions()
+        self._small_files()
         self._start_model()
         # Checkpoints before streams, and scores before trajectories: what they refer to is committed by then.
         checkpoints = {log: self._checkpoints(log) for log in layout.FILE_LOGS}[layout.CHECKPOINTS]
@@ -132,51 +133,34 @@ class _Check:
             finding = replace(finding, level="set aside", reason=known)
         self.report.findings.append(finding)
 
-    def _json_files(self) -> None:
-        """Small files that are written once and have no checksum must at least hold what they should, as JSON."""
+    def _small_files(self) -> None:
+        """Verifies the files that no record names. Only `curriculum` and `decisions` have checksums."""
         for path in (layout.RUN, *(entry.path for entry in self.contents.below(layout.ATTEMPTS))):
-            try:
-                self.report.bytes += check_record(self.store, path)
-            except StreamCorrupt as error:
-                self._find("damaged", error.file, error.reason)
-
-    def _evaluations(self) -> None:
-        """A run can do without a result: its version is evaluated again."""
+            self._small_file(path, _check_record)
         for entry in self.contents.below(layout.EVALUATIONS):
-            data = bytes(self.store.get(entry.path))
-            try:
-                parse_result(data, entry.path)
-            except StreamCorrupt as error:
-                self._find("damaged", error.file, error.reason, movable=True)
-            else:
-                self.report.bytes += len(data)
+            # A run can do without a result: its version is evaluated again.
+            self._small_file(entry.path, parse_result, movable=True)
+        self._numbered(layout.CURRICULUM, layout.curriculum_block, parse_block)
+        self._numbered(layout.DECISIONS, layout.decision, parse_decision)
 
-    def _curriculum(self) -> None:
-        blocks = self.contents.below(layout.CURRICULUM)
-        for number, entry in enumerate(blocks):
-            if entry.path != (expected := layout.curriculum_block(number)):
+    def _numbered(self, folder: str, path_of: Callable[[int], str], parse: Callable[[bytes, str], object]) -> None:
+        """Verifies the files of a folder, which are numbered from 0 without gaps."""
+        for number, entry in enumerate(self.contents.below(folder)):
+            if entry.path != (expected := path_of(number)):
                 self._find("damaged", expected, f"missing, though {entry.path} is there")
                 return
-            data = bytes(self.store.get(entry.path))
-            try:
-                parse_block(data, entry.path)
-            except StreamCorrupt as error:
-                self._find("damaged", error.file, error.reason)
-            else:
-                self.report.bytes += len(data)
+            self._small_file(entry.path, parse)
 
-    def _decisions(self) -> None:
-        for number, entry in enumerate(self.contents.below(layout.DECISIONS)):
-            if entry.path != (expected := layout.decision(number)):
-                self._find("damaged", expected, f"missing, though {entry.path} is there")
-                return
-            data = bytes(self.store.get(entry.path))
-            try:
-                parse_decision(data, entry.path)
-            except StreamCorrupt as error:
-                self._find("damaged", error.file, error.reason)
-            else:
-                self.report.bytes += len(data)
+    def _small_file(self, path: str, parse: Callable[[bytes, str], object], *, movable: bool = False) -> None:
+        try:
+            data = bytes(self.store.get(path))
+            parse(data, path)
+        except NotInStore:
+            self._find("damaged", path, "not a file")
+        except StreamCorrupt as error:
+            self._find("damaged", error.file, error.reason, movable=movable)
+        else:
+            self.report.bytes += len(data)
 
     def _start_model(self) -> None:
         if layout.START_MANIFEST not in self.contents.entries:
@@ -222,7 +206,7 @@ class _Check:
         if not self.contents.below(root):
             return []
         removed = self._removed(root)
-        found: list[tuple[str, Checkpoint]] = []
+        checkpoints: list[tuple[str, Checkpoint]] = []
         verified: set[str] = set()
         for record in self._log(root):
             if record.kind != "checkpoint":
@@ -232,8 +216,8 @@ class _Check:
             except StreamCorrupt as error:
                 self._find("damaged", error.file, error.reason)
                 continue
-            is_removed = len(found) < removed
-            found.append((f"{root}/{layout.record(record.seq)}", checkpoint))
+            is_removed = len(checkpoints) < removed
+            checkpoints.append((f"{root}/{layout.record(record.seq)}", checkpoint))
             for ref in checkpoint.files.values():
                 self.named.add(ref.path)
                 if ref.path not in verified and not (is_removed and not self.store.exists(ref.path)):
@@ -241,7 +225,7 @@ class _Check:
                     # A promoted model is not movable: nothing could replace it.
                     self._file(ref, record.seq, movable=root != layout.PROMOTED)
             self.report.checkpoints += not is_removed
-        return found
+        return checkpoints
 
     def _stream(self, stream: StoredStream) -> None:
         removed = self._removed(stream.path)
@@ -278,7 +262,7 @@ class _Check:
             return
         self.report.parts += 1
         self.report.bytes += record.bytes
-        for reason in disagreements(record, table):
+        for reason in _disagreements(record, table):
             self._find("damaged", f"{stream.path}/{record.file}", reason, record.seq, movable=True)
 
     def _alignment(self, stream: StoredStream) -> None:
@@ -311,3 +295,36 @@ class _Check:
         except (ValueError, KeyError, TypeError) as error:
             self._find("damaged", file, f"its cursors can't be read: {error!r}")
             return None
+
+
+def _check_record(data: bytes, path: str) -> None:
+    """Checks `run.json` or a file in `attempts/`. Raises StreamCorrupt unless it holds what it should."""
+    try:
+        values = parse_json(data)
+    except ValueError as error:
+        raise StreamCorrupt(path, f"not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise StreamCorrupt(path, "not a JSON object")
+    if path == layout.RUN:
+        check_run_id(values)
+    if path.endswith(".json"):
+        parse_attempt(values, path)
+    elif path.endswith(".ended"):
+        parse_end(data, path)
+
+
+def _disagreements(record: Record, rows: pa.Table) -> Iterator[str]:
+    """One clause for each value of a part's record that its rows give otherwise."""
+    values: dict[str, object] = {}
+    has_ids = "row_id" in rows.column_names
+    if has_ids:
+        values["first_row_id"] = rows["row_id"][0].as_py()
+    if "response_tokens" in rows.column_names:
+        values["tokens"] = pc.sum(pc.list_value_length(rows["response_tokens"])).as_py()
+        values["min_policy_version"] = pc.min(rows["min_policy_version"]).as_py()
+        # Records of unfinished responses, whose rows have no row_id, name no groups.
+        if has_ids:
+            values["group_ids"] = rows["group_id"].unique().to_pylist()
+    for name, value in values.items():
+        if (recorded := getattr(record, name)) != value:
+            yield f"{name} of the rows is {value}, but the record says {recorded}"

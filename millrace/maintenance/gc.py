@@ -23,10 +23,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from millrace.maintenance.best_checkpoint import best_checkpoint
 from millrace.maintenance.generator_streams import GeneratorStream, StoredPart, generator_streams
-from millrace.maintenance.listing import Contents
+from millrace.maintenance.listing import Contents, best_stored
 from millrace.maintenance.orphans import is_temporary, orphans
+from millrace.training.checkpoints.names import weights_checksum
 from storage import layout
 from storage.checkpoints import Checkpoint
 from storage.stores.base import Store
@@ -151,8 +151,13 @@ def carry_out(store: Store, made: Plan) -> None:
 
 def _plan_checkpoints(made: Plan, contents: Contents, checkpoints: list[Checkpoint], keep: int) -> list[Checkpoint]:
     """As `_plan_files`, of the trainer's checkpoints."""
-    stored = [one for one in checkpoints if all(ref.path in contents.entries for ref in one.files.values())]
-    best = best_checkpoint(contents.store, stored)
+    stored = {
+        (checkpoint.step, weights_checksum(checkpoint)): checkpoint
+        for checkpoint in checkpoints
+        if all(ref.path in contents.entries for ref in checkpoint.files.values())
+    }
+    result = best_stored(contents.store, stored.values(), base_model=False)
+    best = None if result is None else stored[result["policy_version"], result["weights_checksum"]]
     return _plan_files(made, contents, "checkpoints", layout.CHECKPOINTS, checkpoints, keep, best)
 
 
@@ -172,8 +177,8 @@ def _plan_files(
     """
     first = len(stored)
     needed: list[frozenset[str]] = []
-    for one in reversed(stored):
-        files = frozenset(ref.path for ref in one.files.values())
+    for checkpoint in reversed(stored):
+        files = frozenset(ref.path for ref in checkpoint.files.values())
         if files not in needed:
             if len(needed) == keep:
                 break
@@ -182,7 +187,7 @@ def _plan_files(
     if best is not None:
         needed.append(frozenset(ref.path for ref in best.files.values()))
     in_use = frozenset().union(*needed)
-    old = {ref.path: ordinal for ordinal, one in enumerate(stored[:first]) for ref in one.files.values()}
+    old = {ref.path: ordinal for ordinal, record in enumerate(stored[:first]) for ref in record.files.values()}
     for path, ordinal in sorted(old.items()):
         if path not in in_use and path in contents.entries:
             reason = f"version {stored[ordinal].step}, {len(stored) - ordinal - 1} newer ones exist"
@@ -250,8 +255,8 @@ def _delete_temporary(store: Store, path: str) -> None:
     root = store.local_path("")
     if root is None:
         return
-    found = root / path
-    if found.is_dir():
-        shutil.rmtree(found)
+    target = root / path
+    if target.is_dir():
+        shutil.rmtree(target)
     else:
-        found.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)

@@ -79,9 +79,8 @@ def _generator_stream(
     records = data[stream.path]
     parts = [_part(contents, stream, record) for record in records]
     sets = contents.scores_of(stream.generator)
-    # Before schema version 2, a starting generator looks into its rows for the number of its next group.
-    needed = next((record.part for record in records if record.schema_version < 2), len(records))
-    needed = min(needed, *(_first_read(checkpoint.state, stream.generator) for checkpoint in kept)) if kept else 0
+    needed = min((_first_read(checkpoint.state, stream.generator) for checkpoint in kept), default=0)
+    needed = min(needed, len(records))
     for streams in sets.values():
         for scorer, scores in enumerate(streams):
             if scores is None:

@@ -7,7 +7,7 @@ Only maintenance lists a run. Stages never do.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,9 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from millrace.errors import RunMissing
+from millrace.evaluation.results import Result, ResultsReader, best_result
 from millrace.runs.record import latest_attempt, read_run
+from millrace.training.checkpoints.names import weights_checksum
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoint_of
 from storage.errors import StreamCorrupt, damaged_record
@@ -87,7 +89,7 @@ class Contents:
 
         Logs read in this order never show a score whose trajectory is not committed yet.
         """
-        paths = {found[1] for path in self.entries if (found := _IN_A_STREAM.fullmatch(path))}
+        paths = {match[1] for path in self.entries if (match := _IN_A_STREAM.fullmatch(path))}
         streams = [stream for path in paths if (stream := _stream(path)) is not None]
         return sorted(streams, key=lambda stream: (stream.kind, stream.generator, stream.path))
 
@@ -130,6 +132,19 @@ class Contents:
         return [checkpoint_of(record, root) for record, _ in self.log(root) if record.kind == "checkpoint"]
 
 
+def best_stored(store: Store, checkpoints: Iterable[Checkpoint], *, base_model: bool) -> Result | None:
+    """The best result of these checkpoints, and of the base model if it counts; None if none was evaluated."""
+    stored = {(checkpoint.step, weights_checksum(checkpoint)) for checkpoint in checkpoints}
+    return best_result(
+        [
+            result
+            for result in ResultsReader(store).read()
+            if (base_model and result["policy_version"] == 0)
+            or (result["policy_version"], result.get("weights_checksum")) in stored
+        ]
+    )
+
+
 def run_id(store: Store) -> str:
     """The run's name. Raises StreamCorrupt if `run.json` does not give it."""
     with _damage_of_run_record():
@@ -154,8 +169,8 @@ def _damage_of_run_record() -> Iterator[None]:
 
 def _stream(path: str) -> StoredStream | None:
     for kind, (pattern, _) in _KINDS.items():
-        if found := re.fullmatch(pattern, path):
-            fields: dict[str, Any] = found.groupdict()
+        if match := re.fullmatch(pattern, path):
+            fields: dict[str, Any] = match.groupdict()
             fields |= {name: int(value) for name, value in fields.items() if name != "reward"}
             stream = StoredStream(path=path, kind=kind, **fields)
             return stream if stream.scorer < stream.num_scorers else None

@@ -1,11 +1,16 @@
 """Several losses on the batches of a stored run; nothing that is trained here is kept.
 
-run ─► selected groups of step k ─► losses side by side ─► a row per loss
-       whole batch of step k ─────► original: the run's own trainer repeats its steps
-                                        └─► log π of each token, compared with what was stored
+run ─► whole batch of step k ─► original: the run's own trainer repeats its steps
+                                 ├─► log π of each token, compared with what was stored
+       selected groups ─────────►└─ weights, optimizer state ─► copy with loss 1 ─► one step ─┐
+                                                             ├► copy with loss 2 ─► one step ─┴► a row per loss:
+                                                             └► …       gradient, cosines, KL of the step
+
+Every copy starts each step from the original's weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +18,19 @@ import pyarrow as pa
 import torch
 
 from configs.replay import Selection
-from configs.training import TrainingConfig
+from configs.training import SelectionConfig, TrainingConfig
 from millrace.errors import ReplayError
-from millrace.replay.comparison import Comparison, Row, comparison_schema
-from millrace.replay.side_by_side import SideBySide
-from millrace.replay.sources.selection import select
-from millrace.replay.sources.source_run import SourceRun
+from millrace.replay.comparison import COSINE, Comparison, Row, comparison_schema
+from millrace.replay.selection import select
+from millrace.replay.source_run import SourceRun
 from millrace.replay.verify import start_trainer
 from millrace.rollouts.scored_group import ScoredGroup
-from millrace.training.losses.factory import check_needs, make_loss
+from millrace.selection.truncation import mask_truncated
+from millrace.training.batch import Microbatch, Sample
+from millrace.training.losses.factory import make_loss
+from millrace.training.samples import samples_of
+from millrace.training.trainer import Trainer
 from storage.errors import PartRemoved
-from storage.schema import TRAJECTORY
 
 
 def compare(
@@ -46,8 +53,6 @@ def compare(
     """
     training = TrainingConfig.model_validate(run.config["training"])
     chosen = [make_loss(training, name) for name in dict.fromkeys(losses)]
-    for loss in chosen:
-        check_needs(loss, TRAJECTORY.names)
     rows = select(run, selection)
     steps = run.groups["step"].to_numpy()[rows]
     start = max((version for version in run.checkpoints if version < steps[0]), default=0)
@@ -60,7 +65,7 @@ def compare(
     original.on_progress = on_progress
     for copy, loss in zip(copies, chosen, strict=True):
         copy.on_progress = on_progress
-        copy.train_with(loss)
+        copy.set_loss(loss)
     side_by_side = SideBySide(original, copies, advantage=training.advantage, selection=training.selection)
     table: list[Row] = []
     for step in repeated:
@@ -113,3 +118,110 @@ def _logprob_error(run: SourceRun, step: int, found: Sequence[npt.NDArray[np.flo
             f"{len(stored)}; expected the scores that the run trained with"
         )
     return float(max(np.abs(a - b).max() for a, b in zip(stored, found, strict=True)))
+
+
+_REPORTED = (
+    "grad_norm",
+    "clip_fraction",
+    "effective_sample_size",
+    "weight_mean",
+    "weight_max",
+    "importance_ratio_mean",
+    "importance_ratio_max",
+    "mismatch_kl",
+    "tokens",
+)
+
+
+class SideBySide:
+    """`original` repeats its steps; each of `copies`, with a loss of its own, is compared at its weights.
+
+    `advantage` and `selection` are those of the run.
+    """
+
+    def __init__(
+        self, original: Trainer, copies: Sequence[Trainer], *, advantage: str, selection: SelectionConfig
+    ) -> None:
+        self.original = original
+        self._copies = copies
+        self._advantage = advantage
+        self._selection = selection
+
+    def step(
+        self, batch: Sequence[ScoredGroup], compared: Sequence[ScoredGroup]
+    ) -> tuple[list[Row], list[npt.NDArray[np.float32]]]:
+        """Compares the losses on the groups `compared`, if any; then the original takes its step on `batch`.
+
+        Returns a row per loss, and log π of the tokens of `batch` under the original before its step: [samples] of [R].
+        """
+        samples = self._samples(compared)
+        rows = self._compare(samples) if samples else []
+        return rows, self.original.step(self._samples(batch)).trainer_logprobs
+
+    def _samples(self, groups: Sequence[ScoredGroup]) -> list[Sample]:
+        masked = [mask_truncated(group, self._selection) for group in groups]
+        return samples_of(masked, self._advantage, self.original.policy_version, self._selection)
+
+    def _compare(self, samples: Sequence[Sample]) -> list[Row]:
+        reports = []
+        for copy in self._copies:
+            copy.copy_state_from(self.original)
+            reports.append(copy.step(samples))
+        return [
+            {
+                "loss": copy.loss.name,
+                "surrogate": report.loss,
+                **{name: getattr(report, name) for name in _REPORTED},
+                **{f"{COSINE}{other.loss.name}": value for other, value in zip(self._copies, cosines, strict=True)},
+                "implied_kl": kl,
+            }
+            for copy, report, cosines, kl in zip(
+                self._copies,
+                reports,
+                gradient_cosines(self._copies),
+                mean_token_kl(self.original, self._copies, samples),
+                strict=True,
+            )
+        ]
+
+
+@torch.no_grad()
+def mean_token_kl(policy: Trainer, others: Sequence[Trainer], samples: Sequence[Sample]) -> list[float]:
+    """For each of the others: mean of KL(policy ‖ other) over tokens that carry loss, nats.
+
+    The KL is over the whole vocabulary, at the trajectories' temperature.
+    """
+    size = len(samples)
+    found = [(np.zeros(size), np.zeros(size)) for _ in others]
+    for batch in policy.microbatches(samples):
+        logprobs_NV = _logprobs(policy, batch)
+        sample_N = np.array(batch.places)[batch.response_N.numpy()]
+        carries_N = np.zeros(len(sample_N))
+        carries_N[batch.carries_L.numpy()] = 1
+        for other, (sums, counts) in zip(others, found, strict=True):
+            kl_N = (logprobs_NV.exp() * (logprobs_NV - _logprobs(other, batch))).sum(dim=-1).cpu().numpy()
+            sums += np.bincount(sample_N, kl_N * carries_N, minlength=size)
+            counts += np.bincount(sample_N, carries_N, minlength=size)
+    return [float(sums.sum() / counts.sum()) for sums, counts in found]
+
+
+def _logprobs(trainer: Trainer, batch: Microbatch) -> torch.Tensor:
+    """[N, V] float64, normalised again: float32 rounding would be as large as a small step's KL."""
+    return torch.log_softmax(trainer.logprobs_of(batch).double(), dim=-1)
+
+
+def gradient_cosines(trainers: Sequence[Trainer]) -> list[list[float | None]]:
+    """[trainers, trainers] cosine between their last gradients, in [-1, 1]; None where one of them is 0."""
+    gradients = [[parameter.grad for parameter in trainer.model.parameters()] for trainer in trainers]
+    size = len(trainers)
+    dots = np.zeros((size, size))
+    for i, j in [*combinations(range(size), 2), *((i, i) for i in range(size))]:
+        pairs = zip(gradients[i], gradients[j], strict=True)
+        dots[i, j] = dots[j, i] = sum(
+            (a.double() * b.double()).sum().item() for a, b in pairs if a is not None and b is not None
+        )
+    norms = np.sqrt(np.diag(dots))
+    return [
+        [float(dots[i, j] / (norms[i] * norms[j])) if norms[i] and norms[j] else None for j in range(size)]
+        for i in range(size)
+    ]

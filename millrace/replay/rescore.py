@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.replay.sources.source_run import SourceRun
+from millrace.replay.source_run import SourceRun
 from storage import layout
 from storage.schema import SCORE, TRAJECTORY
 from storage.stores.base import Store

@@ -1,5 +1,6 @@
-"""The results of a replay, in the folder `replay/` of its own run.
+"""What the own run of a replay holds besides a trainer's: its request, and its results in the folder `replay/`.
 
+replay.json ─► read by its stages
 verify  ─► verdict.json                           rescore ─► rescored.json, changed.parquet
 compare ─► comparison.json, comparison.parquet    train   ─► trained.json
 """
@@ -10,9 +11,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from configs.replay import ReplayRequest
 from storage import layout
 from storage.errors import NotInStore
 from storage.stores.base import Store
+
+
+def write_spec(store: Store, spec: ReplayRequest) -> None:
+    """Once, when the replay's run is created."""
+    store.put_if_absent(layout.REPLAY, spec.model_dump_json(indent=1).encode())
+
+
+def read_spec(store: Store) -> ReplayRequest | None:
+    """None if the run is not a replay."""
+    try:
+        values = json.loads(bytes(store.get(layout.REPLAY)))
+    except NotInStore:
+        return None
+    return ReplayRequest.model_validate(values)
+
 
 _NAMES = ("verdict", "rescored", "trained", "comparison")
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from millrace.errors import ReplayError
 from millrace.evaluation.results import read_result
-from millrace.replay.sources.source_run import SourceRun
+from millrace.replay.source_run import SourceRun
 from millrace.replay.trained_group import TrainedGroup, prompts, trained_groups
 from millrace.rollouts.consumed import TRAINED
 from millrace.runs.history import read_steps

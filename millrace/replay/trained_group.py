@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.errors import ReplayError
-from millrace.replay.sources.source_run import SourceRun
-from millrace.replay.spec import read_spec
+from millrace.replay.results import read_spec
+from millrace.replay.source_run import SourceRun
 from millrace.rollouts.arrow import prompt_of
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.types import Prompt

@@ -1,18 +1,64 @@
-"""Which reward a config's name stands for. Nothing heavy is imported: a reward does that when it is loaded."""
+"""Which reward a config's name stands for, and the sum of several. Nothing heavy is imported before `load`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from configs.scoring import ScoringConfig
 from millrace.errors import InputError
-from millrace.rewards.base import Reward
+from millrace.rewards.base import Reward, Score, checked_reward, failed
 from millrace.rewards.exact_match import ExactMatch
 from millrace.rewards.function import PythonReward
 from millrace.rewards.math import MathReward
 from millrace.rewards.reasoning_gym import ReasoningGym
 from millrace.rewards.reward_model import RewardModel
 from millrace.rewards.verifiers import Verifiers
-from millrace.rewards.weighted_sum import WeightedSum
+from millrace.types import Prompt
+
+
+class WeightedSum(Reward):
+    """The sum of the parts' rewards times their weights.
+
+    Components: the reward of each part under the part's name, and its own components under `<part>/<component>`. If a
+    part has no reward, neither has the sum: its status is `error`, or `timeout` if parts only timed out.
+    """
+
+    name = "weighted_sum"
+
+    def __init__(self, parts: Sequence[Reward], weights: Mapping[str, float]) -> None:
+        """`weights`: by the name of each part, no unit. Raises InputError if there is no part."""
+        if not parts:
+            raise InputError("scoring.weights is empty; expected a weight for each reward to add")
+        self.parts = tuple(parts)
+        self._weights = dict(weights)
+
+    def versioned(self, versions: Mapping[str, str]) -> str:
+        """The sum's version, from the parts' versions by name."""
+        return " + ".join(f"{self._weights[part.name]:g}*{part.name}({versions[part.name]})" for part in self.parts)
+
+    def combine(self, scores: Mapping[str, Score]) -> Score:
+        """The sum's score, from the parts' scores by name."""
+        bad = {name: score for name, score in scores.items() if score.reward is None}
+        if bad:
+            reason = "; ".join(f"{name}: {score.error}" for name, score in bad.items())
+            return failed(reason, "error" if any(score.status == "error" for score in bad.values()) else "timeout")
+        rewards = {name: score.reward for name, score in scores.items() if score.reward is not None}
+        components = {
+            f"{name}/{component}": value
+            for name, score in scores.items()
+            for component, value in score.components.items()
+            if component != name
+        }
+        total = sum(self._weights[name] * reward for name, reward in rewards.items())
+        try:
+            checked_reward("the sum", total)
+        except ValueError as error:
+            return failed(str(error))
+        return Score(reward=total, components={**rewards, **components})
+
+    def score(self, prompt: Prompt, response: str) -> Score:
+        """Score with all parts in this process. A `Scorer` runs isolated parts in its pool instead."""
+        return self.combine({part.name: part.score_batch([(prompt, response)])[0] for part in self.parts})
+
 
 _PARTS: Mapping[str, tuple[Callable[..., Reward], Sequence[str]]] = {
     ExactMatch.name: (ExactMatch, ["answer_pattern"]),

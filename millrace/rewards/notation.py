@@ -1,7 +1,7 @@
 r"""Rewrites notation that math-verify misreads, in responses and in reference answers.
 
 everywhere     −5  ─► -5          12\,500 ─► 12500        1.5e-7, 1.5 × 10⁻⁷ ─► 1.5*10^(-7)      3 1/4 ─► 13/4
-in prose too   **42** ─► 42       14/3.   ─► 14/3,        4π, 2\sqrt{3}, 2:3, (1, 2), 4x ─► in $…$, read as a whole
+in prose too   **42** ─► 42       4π, 2\sqrt{3}, 2:3, (1, 2), 4x ─► in $…$, read as a whole
                3 or 5 ─► $3,5$    42, not 43 ─► 42, not   the answer to part 2 is 7 ─► the answer is 7
 
 Clock times stay as they are, except that prose loses them: `10:15` is neither 2/3 nor 10.
@@ -43,7 +43,6 @@ _ATOM = rf"(?:{_BRACKETS}|\\[a-zA-Z]+|(?<![a-zA-Z\\])[b-hj-zA-Z](?![a-zA-Z])|\d+
 _TERM = re.compile(rf"(?<![\w\\$]){_ATOM}(?:\s{{0,2}}{_ATOM})*+")
 _NO_NUMBER = re.compile(r"\\[a-z{]|\d\s?:\s?\d|[<>]|\d[a-z]\b|[a-z]\s*[-+^]|^[(\[].*,")
 """In a term: it is more than a number, so that no number in it is the answer."""
-_FULL_STOP = re.compile(r"(?<=\d)\.(?=\s|$)")
 
 _LONGEST = 40
 """Characters of a time of day, or of a unit."""
@@ -77,7 +76,7 @@ def plain_prose(text: str) -> str:
         text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2]}}}", _AREA.sub("", text))
         text = _SYMBOL.sub(lambda match: _COMMANDS.get(match[0], r"\pi "), text)
         text = _TERM.sub(lambda match: f"${match[0]}$" if _NO_NUMBER.search(match[0]) else match[0], text)
-    return _FULL_STOP.sub(",", text)
+    return text
 
 
 def clock_time(text: str) -> tuple[str, str] | None:

@@ -6,21 +6,25 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from types import TracebackType
 from typing import Self
 
 from configs.prompts import PromptsConfig
 from configs.scoring import ScoringConfig
+from millrace.errors import InputError
 from millrace.prompts.extras import package_of, package_options
 from millrace.prompts.source import prompt_sources
 from millrace.rewards.base import Reward, Score, failed
-from millrace.rewards.factory import make_reward
+from millrace.rewards.factory import WeightedSum, make_reward
 from millrace.rewards.isolation.messages import Task, TimedScore
 from millrace.rewards.isolation.pool import Pool
-from millrace.rewards.isolation.seccomp import Limits
-from millrace.rewards.weighted_sum import WeightedSum
+from millrace.rewards.isolation.sandbox import Limits
 from millrace.types import Prompt
 
+_SANDBOX = "Operation not permitted"
+"""The error of a system call that the sandbox of a worker refuses."""
 Pairs = Sequence[tuple[Prompt, str]]
 """Prompts, each with a decoded response to it."""
 
@@ -152,3 +156,40 @@ def _batch_scores(part: Reward, batch: Pairs) -> list[Score]:
 def _summed(reward: WeightedSum, by_part: Mapping[str, TimedScore]) -> TimedScore:
     score = reward.combine({name: timed.score for name, timed in by_part.items()})
     return TimedScore(score=score, seconds=sum(timed.seconds for timed in by_part.values()))
+
+
+class FailingReward:
+    """Ends a run whose reward fails for every response: it would generate and drop groups forever.
+
+    Counts the groups in a row without any score, among those that one scorer process gets. A step's worth of them,
+    `groups_per_step`, is too many. Another process begins to count at 0, so a resumed run can use a corrected reward.
+    """
+
+    def __init__(self, reward: str, groups_per_step: int) -> None:
+        self._reward = reward
+        self._groups_per_step = groups_per_step
+        self._groups = 0
+        self._errors: list[str] = []
+
+    def check(self, group_ids: Iterable[int], errors: Sequence[str | None]) -> None:
+        """Count further groups: `errors` has why each response got no score, None if it got one.
+
+        Raises InputError once there are too many without a score.
+        """
+        for _, rows in groupby(zip(group_ids, errors, strict=True), key=itemgetter(0)):
+            failed = [error for _, error in rows]
+            if None in failed:
+                self._groups, self._errors = 0, []
+                continue
+            self._groups += 1
+            self._errors += [error for error in failed if error is not None]
+            if self._groups == self._groups_per_step:
+                raise InputError(self._sentence())
+
+    def _sentence(self) -> str:
+        first = self._errors[0]
+        hint = "; a reward's process has no network, starts no process and writes no file" if _SANDBOX in first else ""
+        return (
+            f"scoring.reward is {self._reward}, and none of {len(self._errors):,} responses got a score: the last "
+            f"{self._groups:,} groups, a whole step's worth; the first error: {first}{hint}"
+        )

@@ -17,16 +17,15 @@ Groups that the trainer refuses, because their policy was rolled back, are gener
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, count, islice
+from itertools import chain, count
 
 from millrace.errors import LedgerMismatch
 from millrace.rollouts.lineage import Lineage
 from storage import layout
-from storage.schema import TRAJECTORY
 from storage.stores.base import Store
 from storage.streams.log import LogCursor, backwards
 from storage.streams.record import Record
-from storage.streams.stream import read_part, stream_head
+from storage.streams.stream import stream_head
 
 
 @dataclass(kw_only=True)
@@ -73,19 +72,11 @@ def committed_groups(
     for record in backwards(store, path, stream_head(store, path) if until is None else until):
         if record.kind != "data":
             continue
-        incarnation, last_group_id = record.incarnation, record.last_group_id
-        if record.schema_version < 2:
-            incarnation, last_group_id = _read(store, path, record)
-        if lineage.holds(incarnation, record.max_policy_version):
-            # Before schema version 3 groups were committed in order, so that none is missing.
-            return GroupSet(num_generators=num_generators, last=last_group_id, missing=set(record.missing_groups))
+        if lineage.holds(record.incarnation, record.max_policy_version):
+            return GroupSet(
+                num_generators=num_generators, last=record.last_group_id, missing=set(record.missing_groups)
+            )
     return GroupSet.empty(generator, num_generators)
-
-
-def _read(store: Store, path: str, record: Record) -> tuple[int, int]:
-    """(incarnation, last group) of a part from before schema version 2, whose record does not hold them."""
-    last = read_part(store, path, TRAJECTORY, record, columns=["incarnation", "group_id"]).slice(record.rows - 1)
-    return last["incarnation"][0].as_py(), last["group_id"][0].as_py()
 
 
 def pass_part(groups: GroupSet, path: str, record: Record, group_ids: Iterable[int] | None) -> None:
@@ -96,22 +87,15 @@ def pass_part(groups: GroupSet, path: str, record: Record, group_ids: Iterable[i
     """
     where = f"{path}, rows {record.first_row_id} to {record.first_row_id + record.rows - 1}"
     if group_ids is None:
-        group_ids = record.group_ids or _in_order(groups, record)
+        group_ids = record.group_ids
     try:
         for group_id in group_ids:
             groups.add(group_id)
     except ValueError as error:
         raise LedgerMismatch(f"{where}: {error}") from error
     expected = (record.last_group_id, set(record.missing_groups))
-    if record.schema_version >= 3 and (groups.last, groups.missing) != expected:
+    if (groups.last, groups.missing) != expected:
         differing = sorted((groups.missing ^ expected[1]) | ({groups.last} ^ {expected[0]}))
         raise LedgerMismatch(
             f"{where}: the record and the parts before it disagree about groups {differing}: a prompt was skipped"
         )
-    if record.schema_version == 2 and groups.missing:
-        raise LedgerMismatch(f"{where}: groups {sorted(groups.missing)} are missing before it: a prompt was skipped")
-
-
-def _in_order(groups: GroupSet, record: Record) -> list[int]:
-    """The groups of an unreadable part from before schema version 3, when they were committed in order."""
-    return list(islice(groups.lacking(), record.rows // max(1, record.group_size)))

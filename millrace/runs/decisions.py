@@ -17,20 +17,17 @@ ROLL_BACK = "roll_back"
 """The action of a rollback; the others are those of `millrace.control.rule`."""
 RATE_FACTOR = "rate_factor"
 """In `measured` of a rollback: what the learning rate is multiplied by from then on."""
-_UNTOLD = 1 / 3
-"""That factor in decisions of earlier versions, which don't tell it."""
 _LATEST = 30
 """Of a status."""
 _CHANGES = {
     "raise": "bound raised to {max_staleness}",
     "lower": "bound lowered to {max_staleness}",
     "back": "bound back to {max_staleness}",
-    "halve": "bound halved to {max_staleness}",
     "floor": "bound lowered to its minimum, {max_staleness}",
     "places": "places per generator set to {places}",
     ROLL_BACK: "rolled back to version {policy_version}, learning rate × {rate_factor:.3g}",
 }
-"""By action; `halve` is one of earlier versions."""
+"""By action."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +54,12 @@ class StoredDecision:
     @property
     def change(self) -> str:
         """What it does, in a few words."""
-        factor = self.measured.get(RATE_FACTOR, _UNTOLD)
-        return _CHANGES.get(self.action, self.action).format_map({**asdict(self), "rate_factor": factor})
+        return _CHANGES.get(self.action, self.action).format_map({**asdict(self), **self.measured})
 
 
 def product_of_factors(rollbacks: Iterable[StoredDecision]) -> float:
     """What these rollbacks together multiply the learning rate by."""
-    told = [one.measured.get(RATE_FACTOR) for one in rollbacks]
-    # As a power: the very number that earlier versions trained with, to the last bit.
-    return prod(factor for factor in told if factor is not None) * _UNTOLD ** told.count(None)
+    return prod(decision.measured[RATE_FACTOR] for decision in rollbacks)
 
 
 class DecisionsReader:
@@ -73,7 +67,7 @@ class DecisionsReader:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._found: list[StoredDecision] = []
+        self._decisions: list[StoredDecision] = []
         self._next = 0
 
     def read(self) -> list[StoredDecision]:
@@ -85,32 +79,29 @@ class DecisionsReader:
                 self._next += 1
                 continue
             if decision is None:
-                return self._found
-            self._found.append(decision)
+                return self._decisions
+            self._decisions.append(decision)
             self._next += 1
 
 
 def decisions_in_short(decisions: Sequence[StoredDecision]) -> dict[str, Any]:
     """As a status has them: how many there are, and the latest, oldest first, each with its `change`. Plain JSON."""
-    latest = [{**asdict(one), "change": one.change} for one in decisions[-_LATEST:]]
+    latest = [{**asdict(decision), "change": decision.change} for decision in decisions[-_LATEST:]]
     return {"count": len(decisions), "latest": latest}
 
 
 def read_decisions(store: Store) -> list[StoredDecision]:
     """All decisions, in their order. Raises StreamCorrupt for one that can't be read."""
-    found: list[StoredDecision] = []
-    while (decision := _read(store, layout.decision(len(found)))) is not None:
-        found.append(decision)
-    return found
+    decisions: list[StoredDecision] = []
+    while (decision := _read(store, layout.decision(len(decisions)))) is not None:
+        decisions.append(decision)
+    return decisions
 
 
 def parse_decision(data: bytes, path: str) -> StoredDecision:
     """The decision in the file `path` with the content `data`. Raises StreamCorrupt."""
     try:
-        values, sealed = unseal(data)
-        if not sealed:
-            raise ValueError("without a checksum")
-        return StoredDecision(**values)
+        return StoredDecision(**unseal(data))
     except (ValueError, TypeError) as error:
         reason = f"it is no decision of a trainer ({error}); restore it from a copy of the run"
         raise StreamCorrupt(path, reason) from error

@@ -21,19 +21,11 @@ from storage.streams.stream import StreamReader
 
 _T = TypeVar("_T")
 
-TIME_METRICS = ("time/", "lane/", "total/", "usage/")
-"""Prefixes of metrics about a process, not about the policy version in their row; `lane/` is in older runs."""
+TIME_METRICS = ("time/", "total/", "usage/")
+"""Prefixes of metrics about a process, not about the policy version in their row."""
 
 Point = tuple[float, float]
 """(policy version, value); both are means if the point combines several versions."""
-
-
-def current_name(name: str) -> str:
-    """Current name of a stored metric. Earlier versions wrote `lane/…` for `time/…` and `intake` for `loading`."""
-    prefix, _, rest = name.partition("/")
-    if prefix not in ("lane", "time"):
-        return name
-    return "time/loading/seconds" if rest == "intake/seconds" else f"time/{rest}"
 
 
 @dataclass(kw_only=True)

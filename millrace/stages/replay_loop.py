@@ -15,19 +15,17 @@ from typing import Any
 
 from configs.replay import ReplayRequest
 from millrace.errors import ReplayError
-from millrace.replay.plan import Batch, plan
-from millrace.replay.sources.parts import Scores
-from millrace.replay.sources.source_run import SourceRun
+from millrace.replay.parts import Scores
+from millrace.replay.selection import Batch, plan
+from millrace.replay.source_run import SourceRun
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runtime.stage import Stage
 from millrace.selection.spread import SpreadFilter
 from millrace.selection.truncation import mask_truncated
 from millrace.stages.train_state import TrainState
-from millrace.training.losses.factory import check_needs
 from millrace.training.parallel.leader import restore
 from millrace.training.samples import samples_of
 from millrace.training.step_report import StepReport
-from storage.schema import TRAJECTORY
 from storage.stores.factory import open_store
 
 StoredBatch = list[tuple[ScoredGroup, int]]
@@ -39,7 +37,6 @@ class ReplayLoop:
 
     def __init__(self, state: TrainState, spec: ReplayRequest) -> None:
         self.state, self.stage, self.trainer = state, state.stage, state.trainer
-        check_needs(self.trainer.loss, TRAJECTORY.names)
         runs = open_sources(self.stage, spec)
         first = spec.start_step or 0
         if state.found is None and spec.start_step is not None:

@@ -19,11 +19,10 @@ import pyarrow as pa
 
 from millrace.models.decoder import Decoder, load_decoder
 from millrace.models.start_folder import start_folder
-from millrace.replay.spec import read_spec
+from millrace.replay.results import read_spec
 from millrace.rewards.base import Score, failed
-from millrace.rewards.failing import FailingReward
 from millrace.rewards.isolation.messages import TimedScore
-from millrace.rewards.scorer import Scorer, make_scorer
+from millrace.rewards.scorer import FailingReward, Scorer, make_scorer
 from millrace.rollouts.arrow import answers, before_answers, environment_error_of, prompt_of
 from millrace.runtime.stage import Stage, run_stage
 from storage import layout

@@ -17,19 +17,18 @@ from millrace.models.loading import load_model, load_tokenizer
 from millrace.models.start_folder import start_folder
 from millrace.preflight.model import check_layout
 from millrace.prompts.dataset import load_prompts
-from millrace.replay.spec import read_spec
+from millrace.replay.results import read_spec
+from millrace.runs.provenance import record_start_hashes
 from millrace.runs.record import read_attempt
-from millrace.runs.start_hashes import record_start_hashes
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import DeviceTurns, open_device
-from millrace.runtime.memory import keep_freed_memory
+from millrace.runtime.process_settings import keep_freed_memory
 from millrace.runtime.stage import Stage, run_follower, run_stage
 from millrace.stages.train_loop import TrainLoop
 from millrace.stages.train_state import open_train_state
 from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.handover import Handover, ShardHandover, WholeHandover
-from millrace.training.parallel.follower import follow
-from millrace.training.parallel.leader import LeaderTrainer
+from millrace.training.parallel.leader import LeaderTrainer, follow
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.parallel.sharding import layout
 from millrace.training.trainer import Trainer

@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 from millrace.control.controller import StalenessController
-from millrace.evaluation.early_stop import read_early_stop, stop_if_no_better
+from millrace.evaluation.schedule import read_early_stop, stop_if_no_better
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
 from millrace.rollouts.loader import RolloutLoader
 from millrace.rollouts.stragglers import Stragglers

@@ -15,10 +15,9 @@ from millrace.maintenance.gc import carry_out, plan_checkpoints
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.scored_group import ScoredGroup
-from millrace.runtime.pace import Pace
+from millrace.runtime.metrics import Pace
 from millrace.runtime.stage import Stage
-from millrace.training.checkpoints.saving import AsyncCheckpoints
-from millrace.training.checkpoints.schedule import CheckpointSchedule
+from millrace.training.checkpoints.saving import AsyncCheckpoints, CheckpointSchedule
 from millrace.training.parallel.leader import checkpoints_of, restore
 from millrace.training.step_report import StepReport
 from millrace.training.trainer import Trainer

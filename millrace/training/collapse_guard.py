@@ -18,7 +18,7 @@ from millrace.errors import TrainingDiverged
 from millrace.runtime.stage import Stage
 from millrace.training.batch import Sample
 from millrace.training.checkpoints.saving import AsyncCheckpoints
-from millrace.training.optimization.learning_rate import planned_rate
+from millrace.training.optimizer import planned_rate
 from millrace.training.step_report import StepReport
 from millrace.training.trainer import Trainer
 from millrace.weights.base import Terms

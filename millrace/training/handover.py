@@ -8,8 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 
-from millrace.training.parallel.follower import hand_over
-from millrace.training.parallel.leader import LeaderTrainer
+from millrace.training.parallel.leader import LeaderTrainer, hand_over
 from millrace.training.parallel.messages import Command
 from millrace.training.trainer import Trainer
 from millrace.weights.base import Manifest, Weights, WeightsWriter

@@ -1,46 +1,55 @@
-"""What an optimizer update minimises: the tokens' losses, the policy's distance from the reference, its certainty.
+"""What an optimizer update minimizes: the tokens' losses, the policy's distance from the reference, its certainty.
 
     Σ over all tokens of the update that carry loss:   scale · (loss + β · KL to the reference − c · entropy)
 
-A token's scale follows from the lengths of all the update's samples. So each microbatch, and each rank, adds its own
-tokens' share, and the gradient is the same however the samples are split.
+A token's scale is its `training.aggregation`. It follows from the lengths of all the update's samples, before any
+forward pass. So each microbatch, and each rank, adds its own tokens' share, and the gradient is the same however the
+samples are split.
+
+    token_mean      1 / Σ L             every token counts the same                         (DAPO, arXiv 2503.14476)
+    sequence_mean   1 / (Q⁺ · L_q)      every response counts the same, however long        (GRPO, arXiv 2402.03300)
+    prompt_mean     1 / (G⁺ · Σ_g L)    every prompt counts the same, and in it every token (ScaleRL, arXiv 2510.13786)
+    constant        1 / (Q · T)         no length has an influence                          (Dr. GRPO, arXiv 2503.20783)
+
+L_q: tokens of response q that carry loss; Q: responses of the batch; Q⁺: those with such a token; Σ_g L: such tokens in
+the group of responses to a prompt; G⁺: groups with such a token; T: the maximum length of a response.
+
+The KL is Schulman's estimate from sampled tokens, δ = log π − log π_ref, tokens sampled by π or by a policy close to it
+(joschu.net/blog/kl-approx.html, 2020; k3 is GRPO's, eq. 4):
+
+             value            gradient, times ∇ log π     mean over samples of π
+    k1       δ                1                           value exact; gradient 0: it holds nothing near anything
+    k2       δ² / 2           δ                           value biased; gradient that of KL(π‖π_ref)
+    k3       e^(−δ) − 1 + δ   1 − e^(−δ)                  value exact, never negative; gradient that of KL(π_ref‖π)
+
+It is not weighted by π/μ: on stale rollouts it is off by as much as μ is from π. Two options change that, with r = π/μ
+and k an estimate above:
+
+                              value    gradient, times ∇ log π
+    straight_through          k        δ: that of KL(π‖π_ref), on samples of π                 (verl's `k1+`, `k3+`)
+    importance_weighted       r · k    r · (k + its factor above): that of the mean value, on samples of μ too
+    both                      r · k    r · δ: that of KL(π‖π_ref), on samples of μ too
+
+The second is DeepSeek-V3.2's (arXiv 2512.02556) and TRL's `use_bias_correction_kl`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
+from configs.losses import KlConfig, KlEstimator
 from configs.training import TrainingConfig
+from millrace.errors import InputError
 from millrace.training.batch import Microbatch, Sample
-from millrace.training.losses.aggregation import token_scale
-from millrace.training.losses.base import LossTokens, TokenLosses, check_finite
+from millrace.training.losses.base import LossInputs, LossOutputs
+from millrace.training.losses.excluded import (
+    check_finite,
+    compute_without,
+    masked_responses,
+    not_finite,
+    replace_dropped,
+)
 from millrace.training.losses.factory import make_loss
-from millrace.training.losses.kl import kl_penalty
-from millrace.training.losses.left_out import loss_without, not_finite, on_policy
-from millrace.training.losses.mismatch import masked_responses
-from millrace.training.policy import TokenLogprobs
-
-
-@dataclass(frozen=True, kw_only=True)
-class FixedLogprobs:
-    """log π of a batch's N response tokens under policies that no update on the batch changes, nats."""
-
-    reference_N: torch.Tensor | None
-    """[N] float64, of the reference policy; None if there is none."""
-    before_N: torch.Tensor | None
-    """[N] float64, of the policy before the batch's first update; None if the batch takes only one."""
-
-
-class Judged(NamedTuple):
-    """What the objective says of the L tokens of a microbatch that carry loss."""
-
-    losses: TokenLosses
-    kl_L: torch.Tensor
-    """[L] the estimate of the KL to the reference, nats, with gradient; 0 without a reference."""
-    non_finite_L: torch.Tensor | None
-    """[L] bool: masked because something was not finite; None if that is refused."""
 
 
 class Objective:
@@ -52,12 +61,7 @@ class Objective:
 
     def __init__(self, training: TrainingConfig, max_new_tokens: int) -> None:
         self.loss = make_loss(training)
-        self.kl = training.kl
-        self._masks = training.masks
-        self._refuses = training.non_finite == "refuse"
-        self.entropy_coefficient = training.entropy_coefficient
-        self._pulls_without_advantage = training.pulls_without_advantage
-        self._aggregation = training.aggregation
+        self._training = training
         self._max_new_tokens = max_new_tokens
 
     def scale(self, samples: Sequence[Sample], places: Sequence[int]) -> torch.Tensor:
@@ -68,55 +72,127 @@ class Objective:
         lengths_U = torch.tensor([int(samples[place].loss_mask.sum()) for place in places])
         scale_Q = torch.zeros(len(samples), dtype=torch.float64)
         groups_U = torch.tensor([samples[place].group for place in places])
-        scale_Q[list(places)] = token_scale(self._aggregation, lengths_U, self._max_new_tokens, groups_U)
+        scale_Q[list(places)] = token_scale(self._training.aggregation, lengths_U, self._max_new_tokens, groups_U)
         return scale_Q
 
-    def pulls(self, sample: Sample) -> bool:
+    def has_gradient(self, sample: Sample) -> bool:
         """Whether `sample` adds to the gradient."""
         # The loss may have been replaced since.
-        always = self._pulls_without_advantage or not self.loss.needs_advantage
+        always = self._training.pulls_without_advantage or not self.loss.needs_advantage
         return bool(sample.loss_mask.any()) and (sample.advantage != 0 or always)
 
-    def judge(self, batch: Microbatch, found: TokenLogprobs, fixed: FixedLogprobs) -> Judged:
+    def compute(
+        self,
+        batch: Microbatch,
+        logprobs_N: torch.Tensor,
+        before_N: torch.Tensor | None,
+        reference_N: torch.Tensor | None,
+    ) -> LossOutputs:
         """The loss and the KL to the reference of the tokens of `batch` that carry loss.
 
-        `fixed` is of the whole batch. Raises TrainingDiverged where a log-probability or an advantage is not finite,
-        unless such tokens are masked.
+        `logprobs_N` is log π of all its response tokens. Of all response tokens of the whole batch, `before_N` is
+        log π before the first update, None if the batch takes only one, and `reference_N` that of the reference policy.
+        Raises TrainingDiverged where a log-probability or an advantage is not finite, unless such tokens are masked.
         """
-        carries, trainer_logprobs_N = batch.carries_L, found.logprobs_N
-        at_L = batch.in_batch_N[carries]
-        tokens = LossTokens(
-            trainer_logprobs_N=trainer_logprobs_N[carries],
-            rollout_logprobs_N=batch.rollout_logprobs_N[carries],
-            advantages_N=batch.advantages_N[carries],
-            response_N=batch.response_N[carries],
-            num_responses=len(batch.places),
-            staleness_N=batch.staleness_N[carries],
-            before_logprobs_N=None if fixed.before_N is None else fixed.before_N[at_L].to(trainer_logprobs_N),
-        )
-        reference_L = None if fixed.reference_N is None else fixed.reference_N[at_L].to(trainer_logprobs_N)
-        dropped_L = masked_responses(self._masks, tokens)
-        if self._refuses:
-            check_finite(tokens)
-            return Judged(loss_without(self.loss, tokens, dropped_L), self._kl(tokens, reference_L), None)
+        inputs = _loss_inputs(batch, logprobs_N, before_N, reference_N)
+        dropped_L = masked_responses(self._training.masks, inputs)
+        if self._training.non_finite == "refuse":
+            check_finite(inputs)
+            return compute_without(self.loss, inputs, dropped_L)._replace(kl=self._kl(inputs))
         with torch.no_grad():
-            losses = loss_without(self.loss, tokens, dropped_L)
-            bad_L = not_finite(losses, self._kl(tokens, reference_L), tokens)
-        kept_L = on_policy(tokens, bad_L)
-        reference_L = None if reference_L is None else reference_L.masked_fill(bad_L, 0)
+            bad_L = not_finite(compute_without(self.loss, inputs, dropped_L), self._kl(inputs), inputs)
+        kl_L = self._kl(replace_dropped(inputs, bad_L))
         dropped_L = bad_L if dropped_L is None else bad_L | dropped_L
-        return Judged(loss_without(self.loss, tokens, dropped_L), self._kl(kept_L, reference_L), bad_L)
+        return compute_without(self.loss, inputs, dropped_L)._replace(kl=kl_L, non_finite=bad_L)
 
-    def value(self, judged: Judged, entropy_L: torch.Tensor) -> torch.Tensor:
-        """[L] what is minimised of each token that carries loss, before its scale; with gradient."""
-        value_L = judged.losses.loss + self.kl.coefficient * judged.kl_L
-        if not self.entropy_coefficient:
+    def value(self, outputs: LossOutputs, entropy_L: torch.Tensor) -> torch.Tensor:
+        """[L] what is minimized of each token that carries loss, before its scale; with gradient."""
+        assert outputs.kl is not None
+        value_L = outputs.loss + self._training.kl.coefficient * outputs.kl
+        if not self._training.entropy_coefficient:
             return value_L
-        if judged.non_finite_L is not None:
-            entropy_L = entropy_L.masked_fill(judged.non_finite_L, 0)
-        return value_L - self.entropy_coefficient * entropy_L
+        if outputs.non_finite is not None:
+            entropy_L = entropy_L.masked_fill(outputs.non_finite, 0)
+        return value_L - self._training.entropy_coefficient * entropy_L
 
-    def _kl(self, tokens: LossTokens, reference_L: torch.Tensor | None) -> torch.Tensor:
-        if reference_L is None:
-            return torch.zeros_like(tokens.rollout_logprobs_N)
-        return kl_penalty(self.kl, tokens, reference_L)
+    def _kl(self, inputs: LossInputs) -> torch.Tensor:
+        if inputs.reference_logprobs_N is None:
+            return torch.zeros_like(inputs.rollout_logprobs_N)
+        return kl_penalty(self._training.kl, inputs)
+
+
+def token_scale(aggregation: str, lengths_Q: torch.Tensor, max_new_tokens: int, groups_Q: torch.Tensor) -> torch.Tensor:
+    """The factor of each token's loss, per response.
+
+    Per response of the whole batch, `lengths_Q` is [Q] int64, the number of tokens that carry loss, and `groups_Q` [Q]
+    int64, the number of its group, from 0. Returns [Q] float64, 0 for a response without such a token. Raises
+    InputError if no response has such a token.
+    """
+    lengths_Q = lengths_Q.double()
+    has_tokens_Q = lengths_Q > 0
+    if not bool(has_tokens_Q.any()):
+        raise InputError(
+            f"none of the batch's {len(lengths_Q)} responses has a token that carries loss; expected at least one"
+        )
+    match aggregation:
+        case "token_mean":
+            scale_Q = (1 / lengths_Q.sum()).expand_as(lengths_Q)
+        case "sequence_mean":
+            scale_Q = 1 / (has_tokens_Q.sum() * lengths_Q)
+        case "prompt_mean":
+            tokens_G = torch.zeros(int(groups_Q.max()) + 1, dtype=torch.float64).index_add_(0, groups_Q, lengths_Q)
+            scale_Q = 1 / ((tokens_G > 0).sum() * tokens_G[groups_Q])
+        case "constant":
+            scale_Q = torch.full_like(lengths_Q, 1 / (len(lengths_Q) * max_new_tokens))
+        case _:
+            raise ValueError(f"there is no aggregation {aggregation!r}")
+    return scale_Q.where(has_tokens_Q, 0)
+
+
+def kl_to_reference(
+    estimator: KlEstimator, trainer_logprobs_N: torch.Tensor, ref_logprobs_N: torch.Tensor
+) -> torch.Tensor:
+    """[N] estimate of KL(π‖π_ref) at each token, nats, with its gradient.
+
+    `trainer_logprobs_N` is log π with gradient, `ref_logprobs_N` log π_ref, nats. k3 is infinite where it overflows.
+    """
+    delta_N = trainer_logprobs_N - ref_logprobs_N.detach()
+    if estimator == "k1":
+        return delta_N
+    if estimator == "k2":
+        return delta_N**2 / 2
+    return torch.expm1(-delta_N) + delta_N
+
+
+def kl_penalty(kl: KlConfig, inputs: LossInputs) -> torch.Tensor:
+    """[N] what a coefficient of 1 adds to each token's loss, nats, with its gradient.
+
+    It is infinite where an estimate or a ratio overflows.
+    """
+    assert inputs.reference_logprobs_N is not None
+    reference_N = inputs.reference_logprobs_N.detach()
+    kl_N = kl_to_reference(kl.estimator, inputs.trainer_logprobs_N, reference_N)
+    if kl.straight_through:
+        delta_N = inputs.trainer_logprobs_N - reference_N
+        kl_N = kl_N.detach() + delta_N.detach() * (delta_N - delta_N.detach())
+    if kl.importance_weighted:
+        ratio_N = (inputs.trainer_logprobs_N - inputs.rollout_logprobs_N.detach()).exp()
+        kl_N = (ratio_N.detach() if kl.straight_through else ratio_N) * kl_N
+    return kl_N
+
+
+def _loss_inputs(
+    batch: Microbatch, logprobs_N: torch.Tensor, before_N: torch.Tensor | None, reference_N: torch.Tensor | None
+) -> LossInputs:
+    carries = batch.carries_L
+    at_L = batch.in_batch_N[carries]
+    return LossInputs(
+        trainer_logprobs_N=logprobs_N[carries],
+        rollout_logprobs_N=batch.rollout_logprobs_N[carries],
+        advantages_N=batch.advantages_N[carries],
+        response_N=batch.response_N[carries],
+        num_responses=len(batch.places),
+        staleness_N=batch.staleness_N[carries],
+        before_logprobs_N=None if before_N is None else before_N[at_L].to(logprobs_N),
+        reference_logprobs_N=None if reference_N is None else reference_N[at_L].to(logprobs_N),
+    )

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from millrace.models.layers import call_at_each_layer
 from millrace.models.supported import check_trainable
-from millrace.training.attention.packed import PACKED
+from millrace.training.attention import PACKED
 from millrace.training.batch import Microbatch
 from millrace.training.logprobs import KeptTokens, LogitScale, chunked_logprobs
 from millrace.training.parallel.tensor import whole

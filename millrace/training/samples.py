@@ -21,17 +21,22 @@ Each estimator takes the rewards per group and returns one advantage per reward,
 for a reward that is not finite.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import hypot, isfinite, sqrt
 
 from configs.training import SelectionConfig
 from millrace.errors import InputError
+from millrace.rewards.import_path import imported_function
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.rollouts.staleness import staleness
 from millrace.selection.overlong import shaped_rewards
 from millrace.selection.sources import source_factor
 from millrace.training.batch import Sample
-from millrace.training.own_advantage import Estimator, Rewards, own_advantage
+
+Rewards = Sequence[Sequence[float]]
+"""[groups] of [members]."""
+Estimator = Callable[[Rewards], list[list[float]]]
 
 _EPSILON = 1e-6
 """Keeps rewards that differ by rounding alone from becoming advantages of ±1."""
@@ -146,7 +151,35 @@ def make_estimator(advantage: str) -> Estimator:
 
     Raises InputError for one that can't be used.
     """
-    return own_advantage(advantage) if ":" in advantage else ADVANTAGES[advantage]
+    return _own_estimator(advantage) if ":" in advantage else ADVANTAGES[advantage]
+
+
+@functools.cache
+def _own_estimator(path: str) -> Estimator:
+    """The estimator `package.module:function`, called as `function(rewards)`; what it returns is checked.
+
+    Tries it out. Raises InputError if it can't be imported or called, or returns something else than a finite number
+    per reward, in the same shape; so does the estimator.
+    """
+    function = imported_function("training.advantage", path, ("rewards",))
+
+    def unusable(what: str) -> InputError:
+        return InputError(f'training.advantage is "{path}", which can\'t be used: {what}')
+
+    def estimate(groups: Rewards) -> list[list[float]]:
+        try:
+            advantages = [[float(value) for value in row] for row in function([list(group) for group in groups])]
+        except Exception as error:  # whatever a user's function raises
+            raise unusable(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+        sizes, expected = [len(row) for row in advantages], [len(group) for group in groups]
+        if sizes != expected:
+            raise unusable(f"it returned groups of {sizes} values; expected {expected}, one per reward")
+        if bad := [value for row in advantages for value in row if not isfinite(value)]:
+            raise unusable(f"an advantage is {bad[0]}; expected a finite number")
+        return advantages
+
+    estimate([[1.0, 0.0], [0.5, 0.5, 0.5]])
+    return estimate
 
 
 def _check_finite(groups: Rewards) -> None:

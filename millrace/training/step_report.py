@@ -19,15 +19,11 @@ from millrace.rewards.components import component_means
 from millrace.rollouts.ledger import Amount
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.batch import Microbatch, Sample
-from millrace.training.losses.offpolicy import (
-    chi_square,
-    clip_fraction,
-    effective_sample_size,
-    mismatch_kl,
-    ratio_quantiles,
-)
-from millrace.training.objective import Judged
+from millrace.training.losses.base import LossOutputs
+from millrace.training.parallel.ranks import Ranks
 from millrace.training.policy import TokenLogprobs
+
+Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,95 +109,114 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Update:
-    """What one optimizer update measured."""
-
-    grad_norm: float
-    """Global L2 norm before clipping."""
-    learning_rate: float
-    """In force."""
-    tokens: Mapping[str, npt.NDArray[np.float64]]
-    """Column → [n] values of the update's tokens that carry loss; `log_ratio` is log π − log μ, nats."""
-    logprobs_N: torch.Tensor
-    """[N] float64 log π of the batch's response tokens in the update, nats; 0 for samples that were not in it."""
-
-
 class TokenTable:
-    """One value per column and response token of a batch, in the order of `samples`."""
+    """What an optimizer update measured: one value per column and response token of a batch, in the order of `samples`.
+
+    The trainer fills it microbatch by microbatch, and sets `grad_norm` and `learning_rate`.
+    """
+
+    grad_norm = 0.0
+    """Global L2 norm before clipping."""
+    learning_rate = 0.0
+    """In force."""
 
     def __init__(self, samples: Sequence[Sample], device: torch.device) -> None:
         self._samples = samples
         num_tokens = sum(len(sample.response_tokens) for sample in samples)
-        self.values_KN = torch.zeros(len(_COLUMNS), num_tokens, dtype=torch.float64, device=device)
-        """[columns, N] float64; the tokens of other ranks are 0 until the ranks are summed."""
+        # The tokens of other ranks are 0 until the ranks are summed.
+        self._values_KN = torch.zeros(len(_COLUMNS), num_tokens, dtype=torch.float64, device=device)
 
-    def enter(
-        self,
-        batch: Microbatch,
-        found: TokenLogprobs,
-        judged: Judged,
-        scale_L: torch.Tensor,
-    ) -> None:
+    def add(self, batch: Microbatch, logprobs: TokenLogprobs, outputs: LossOutputs, scale_L: torch.Tensor) -> None:
         """Adds a microbatch's values; `scale_L` is [L], the factor of the loss of each token that carries loss."""
-        at_L, losses = batch.in_batch_N[batch.carries_L], judged.losses
-        of_loss = [scale_L * losses.loss, losses.importance_ratio, losses.weight, losses.clipped, judged.kl_L]
-        if judged.non_finite_L is not None:
-            of_loss.append(judged.non_finite_L)
-        for row, values_L in enumerate(of_loss):
-            self.values_KN[row, at_L] = values_L.detach().double()
-        self.values_KN[-2, batch.in_batch_N] = found.entropy_N.detach().double()
-        self.values_KN[-1, batch.in_batch_N] = found.logprobs_N.detach().double()
+        at_L = batch.in_batch_N[batch.carries_L]
+        columns = [scale_L * outputs.loss, outputs.importance_ratio, outputs.weight, outputs.clipped, outputs.kl]
+        if outputs.non_finite is not None:
+            columns.append(outputs.non_finite)
+        for row, values_L in enumerate(columns):
+            assert values_L is not None
+            self._values_KN[row, at_L] = values_L.detach().double()
+        self._values_KN[-2, batch.in_batch_N] = logprobs.entropy_N.detach().double()
+        self._values_KN[-1, batch.in_batch_N] = logprobs.logprobs_N.detach().double()
 
-    def carrying(self, places: Sequence[int]) -> dict[str, npt.NDArray[np.float64]]:
-        """Column → values of the tokens that carry loss, of the samples at `places`; once the ranks are summed."""
+    def finish(self, ranks: Ranks, places: Sequence[int]) -> None:
+        """Sums over the ranks, and sets `tokens` and `logprobs_N` of an update on the samples at `places`."""
+        ranks.sum(self._values_KN)
         chosen = set(places)
         carries_N = np.concatenate([sample.loss_mask * (place in chosen) for place, sample in enumerate(self._samples)])
         carries_N = carries_N.astype(bool)
-        found = dict(zip(_COLUMNS, self.values_KN.cpu().numpy()[:, carries_N], strict=True))
+        tokens = dict(zip(_COLUMNS, self._values_KN.cpu().numpy()[:, carries_N], strict=True))
         rollout_N = np.concatenate([sample.rollout_logprobs for sample in self._samples])[carries_N]
-        return found | {"log_ratio": found["trainer_logprobs"] - rollout_N.astype(np.float64)}
+        tokens["log_ratio"] = tokens["trainer_logprobs"] - rollout_N.astype(np.float64)
+        self.tokens: Mapping[str, Values] = tokens
+        """Column → [n] values of the update's tokens that carry loss; `log_ratio` is log π − log μ, nats."""
+        self.logprobs_N = self._values_KN[-1].clone()
+        """[N] log π of the batch's response tokens in the update, nats; 0 for samples that were not in it."""
+        del self._values_KN
 
 
 def report(
-    samples: Sequence[Sample], updates: Sequence[Update], before_N: torch.Tensor, *, changed_weight_share: float
+    samples: Sequence[Sample], updates: Sequence[TokenTable], before_N: torch.Tensor, *, changed_weight_share: float
 ) -> StepReport:
     """The numbers of a step on `samples`; `before_N` is [N] log π of all response tokens before the first update."""
-    of = {name: np.concatenate([update.tokens[name] for update in updates]) for name in _COLUMNS}
-    ratio, weight = of["importance_ratio"], of["weight"]
-    quantiles = ratio_quantiles(ratio)
+    columns = {name: np.concatenate([update.tokens[name] for update in updates]) for name in _COLUMNS}
+    ratio, weight = columns["importance_ratio"], columns["weight"]
+    p05, p50, p95, largest = ratio_quantiles(ratio)
     carries_N = np.concatenate([sample.loss_mask for sample in samples]).astype(bool)
     rollout_N = np.concatenate([sample.rollout_logprobs for sample in samples]).astype(np.float64)
     logprobs_N = before_N.cpu().numpy()
     log_ratio = (logprobs_N - rollout_N)[carries_N]
     ends = np.cumsum([len(sample.response_tokens) for sample in samples])
     return StepReport(
-        loss=float(of["loss"].sum()) / len(updates),
+        loss=float(columns["loss"].sum()) / len(updates),
         grad_norm=fmean(update.grad_norm for update in updates),
         learning_rate=fmean(update.learning_rate for update in updates),
         updates=len(updates),
         importance_ratio_mean=float(ratio.mean()),
-        importance_ratio_p05=quantiles.p05,
-        importance_ratio_p50=quantiles.p50,
-        importance_ratio_p95=quantiles.p95,
-        importance_ratio_max=quantiles.max,
-        clip_fraction=clip_fraction(of["clipped"]),
+        importance_ratio_p05=p05,
+        importance_ratio_p50=p50,
+        importance_ratio_p95=p95,
+        importance_ratio_max=largest,
+        clip_fraction=float(columns["clipped"].mean()),
         effective_sample_size=effective_sample_size(weight),
-        ratio_effective_sample_size=_ess_of_ratios(log_ratio),
+        ratio_effective_sample_size=ratio_effective_sample_size(log_ratio[np.isfinite(log_ratio)]),
         weight_mean=float(weight.mean()),
         weight_max=float(weight.max()),
-        mismatch_kl=mismatch_kl(logprobs_N[carries_N], rollout_N[carries_N]),
+        mismatch_kl=float((rollout_N[carries_N] - logprobs_N[carries_N]).mean()),
         chi_square=chi_square(ratio),
-        kl_to_reference=float(of["kl_to_reference"].mean()),
-        entropy=float(of["entropy"].mean()),
+        kl_to_reference=float(columns["kl_to_reference"].mean()),
+        entropy=float(columns["entropy"].mean()),
         tokens=int(carries_N.sum()),
-        non_finite_tokens=int(of["non_finite"].sum()),
+        non_finite_tokens=int(columns["non_finite"].sum()),
         changed_weight_share=changed_weight_share,
         trainer_logprobs=np.split(logprobs_N.astype(np.float32), ends[:-1]),
     )
 
 
-def _ess_of_ratios(log_ratio: npt.NDArray[np.float64]) -> float:
-    finite = log_ratio[np.isfinite(log_ratio)]
+def ratio_quantiles(importance_ratio_N: Values) -> list[float]:
+    """The quantiles 0.05, 0.5, 0.95 and 1 of π/μ. Each is the ratio of a token: interpolating between two infinite
+    ratios gives NaN."""
+    quantiles: list[float] = np.quantile(importance_ratio_N, (0.05, 0.5, 0.95, 1), method="lower").tolist()
+    return quantiles
+
+
+def effective_sample_size(weight_N: Values) -> float:
+    """(Σ w)² / (n · Σ w²) of the loss's weights, in [0, 1]: 1 where all are equal, 0 where all are 0.
+
+    Kish 1965, as a share of the sample. NaN where a weight is infinite.
+    """
+    squares = np.square(weight_N).sum()
+    return float(np.square(weight_N.sum()) / (weight_N.size * squares)) if squares else 0.0
+
+
+def ratio_effective_sample_size(log_ratio_N: Values) -> float:
+    """The same of the ratios π/μ of N tokens, given their logarithms; 0 for no tokens."""
     # The ESS does not depend on the ratios' scale, and so none of them overflows.
-    return effective_sample_size(np.exp(finite - finite.max())) if finite.size else 0.0
+    return effective_sample_size(np.exp(log_ratio_N - log_ratio_N.max())) if log_ratio_N.size else 0.0
+
+
+def chi_square(importance_ratio_N: Values) -> float:
+    """Estimate of χ²(π‖μ) by tokens: the mean of (π/μ)² less 1, on samples of μ; noise may take it below 0.
+
+    It grows with the variance of importance weights: 1/(1 + χ²) is the effective sample size of a large batch.
+    """
+    return float(np.square(importance_ratio_N).mean() - 1)

@@ -20,22 +20,26 @@ from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
 from millrace.models.offload import move, visiting
-from millrace.training.batch import Microbatch, Sample, microbatches, pack
-from millrace.training.changed_weights import changed_share, sample_weights
-from millrace.training.checkpoints.image import lone_files
+from millrace.training.batch import Microbatch, Sample
+from millrace.training.checkpoints.files import lone_files
 from millrace.training.checkpoints.policy_state import policy_state, restore_policy_state
-from millrace.training.losses.base import Loss
-from millrace.training.objective import FixedLogprobs, Objective
-from millrace.training.optimization.adamw import make_adamw
-from millrace.training.optimization.frozen import freeze_prefix
-from millrace.training.optimization.gradients import clipped_norm, zero_gradients
-from millrace.training.optimization.learning_rate import ess_factor, planned_rate
-from millrace.training.optimization.updates import updates
-from millrace.training.parallel.lora import adapters, add_adapters, parts
+from millrace.training.lora import adapters, add_adapters, parts
+from millrace.training.losses.factory import Loss
+from millrace.training.objective import Objective
+from millrace.training.optimizer import (
+    clip_gradients,
+    ess_factor,
+    freeze_prefix,
+    make_adamw,
+    plan_updates,
+    planned_rate,
+    zero_gradients,
+)
+from millrace.training.packing import microbatches, pack
 from millrace.training.parallel.ranks import ALONE, Ranks
-from millrace.training.parallel.sharding import full_tensors, shard
+from millrace.training.parallel.sharding import changed_share, full_tensors, sample_weights, shard
 from millrace.training.policy import PackedPolicy
-from millrace.training.step_report import StepReport, TokenTable, Update, report
+from millrace.training.step_report import StepReport, TokenTable, report
 from storage.failpoints import failpoint
 
 
@@ -63,15 +67,11 @@ class Trainer:
         published_dtype: torch.dtype | None = None,
     ) -> None:
         if (reference is None) != (training.kl.coefficient == 0):
-            raise ValueError("a reference policy is wanted where the objective's KL has a coefficient, and only there")
+            raise ValueError("pass `reference` if and only if training.kl.coefficient > 0")
         if (rank := training.lora.rank) is not None:
-            own = training.lora
+            lora, frozen_layers = training.lora, training.frozen_layers
             add_adapters(
-                model,
-                rank=rank,
-                alpha=own.alpha,
-                target_modules=own.target_modules,
-                frozen_layers=training.frozen_layers,
+                model, rank=rank, alpha=lora.alpha, target_modules=lora.target_modules, frozen_layers=frozen_layers
             )
         elif training.frozen_layers:
             freeze_prefix(model, training.frozen_layers)
@@ -150,24 +150,21 @@ class Trainer:
         gradient are not finite. Optimizer and weights are then those before the update that failed: if the batch takes
         only one, nothing has changed.
         """
-        training = self._training
-        plan = updates(
+        plan = plan_updates(
             samples,
-            minibatches=training.minibatches,
-            epochs=training.epochs,
+            minibatches=self._training.minibatches,
+            epochs=self._training.epochs,
             seed=self._seed,
             policy_version=self.policy_version + 1,
         )
-        fixed = FixedLogprobs(
-            reference_N=self._reference_logprobs(samples),
-            before_N=self._fixed_logprobs(self.policy, samples) if len(plan) > 1 else None,
-        )
+        reference_N = self._reference_logprobs(samples)
+        before_N = self._fixed_logprobs(self.policy, samples) if len(plan) > 1 else None
         weights = sample_weights(self.model, self._published_dtype)
-        done = [self._update(samples, places, fixed, rate_factor) for places in plan]
+        updates = [self._update(samples, places, before_N, reference_N, rate_factor) for places in plan]
         share = changed_share(weights, sample_weights(self.model, self._published_dtype), self.ranks)
         self.policy_version += 1
-        before_N = done[0].logprobs_N if fixed.before_N is None else fixed.before_N
-        return report(samples, done, before_N, changed_weight_share=share)
+        before_N = updates[0].logprobs_N if before_N is None else before_N
+        return report(samples, updates, before_N, changed_weight_share=share)
 
     def sleep(self) -> None:
         """Moves parameters and optimizer state to the CPU's memory, and frees the device's.
@@ -209,38 +206,68 @@ class Trainer:
         )
 
     def _update(
-        self, samples: Sequence[Sample], places: Sequence[int], fixed: FixedLogprobs, rate_factor: float
-    ) -> Update:
-        """One optimizer update on the samples at `places` of the batch."""
+        self,
+        samples: Sequence[Sample],
+        places: Sequence[int],
+        before_N: torch.Tensor | None,
+        reference_N: torch.Tensor | None,
+        rate_factor: float,
+    ) -> TokenTable:
+        """One optimizer update on the samples at `places` of the batch. Returns what it measured."""
         scale_Q = self._objective.scale(samples, places)
-        pulling, others = self._divided(samples, places)
-        balance_scale = self._training.router_aux_loss_coefficient / max(1, len(pulling))
+        with_gradient, others = self._divided(samples, places)
+        balance_scale = self._training.router_aux_loss_coefficient / max(1, len(with_gradient))
         table = TokenTable(samples, self.ranks.device)
         parameters = self._parameters().values()
         zero_gradients(parameters)
-        for pulls, share in ((True, pulling), (False, others)):
+        for has_gradient, share in ((True, with_gradient), (False, others)):
             for batch in self._own_microbatches(samples, share):
-                self._pass(batch, fixed, scale_Q, table, balance_scale=balance_scale, pulls=pulls)
+                with torch.set_grad_enabled(has_gradient):
+                    total = self._objective_of(batch, before_N, reference_N, scale_Q, table, balance_scale)
+                if has_gradient:
+                    # Also where this rank's microbatch is a dummy: FSDP needs every rank in every layer.
+                    total.backward()
+                del total
         failpoint("train.mid_step")
         version = self.policy_version + 1
         what = f"the gradient of {self.loss.name} on the way to version {version}"
-        grad_norm = clipped_norm(parameters, self._training.max_grad_norm, what)
-        self.ranks.sum(table.values_KN)
-        tokens = table.carrying(places)
-        rate = planned_rate(self._training, version) * rate_factor
+        table.grad_norm = clip_gradients(parameters, self._training.max_grad_norm, what)
+        table.finish(self.ranks, places)
+        table.learning_rate = planned_rate(self._training, version) * rate_factor
         if self._training.schedule.ess_scaling:
-            rate *= ess_factor(tokens["log_ratio"])
+            table.learning_rate *= ess_factor(table.tokens["log_ratio"])
         self.before_update()
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = table.learning_rate
         self._optimizer.step()
-        logprobs_N = table.values_KN[-1].clone()
-        return Update(grad_norm=grad_norm, learning_rate=rate, tokens=tokens, logprobs_N=logprobs_N)
+        return table
+
+    def _objective_of(
+        self,
+        batch: Microbatch,
+        before_N: torch.Tensor | None,
+        reference_N: torch.Tensor | None,
+        scale_Q: torch.Tensor,
+        table: TokenTable,
+        balance_scale: float,
+    ) -> torch.Tensor:
+        """A microbatch's share of the objective, whose values it adds to `table`.
+
+        `balance_scale` is the factor of each sequence's imbalance between experts.
+        """
+        logprobs = self.policy(batch)
+        outputs = self._objective.compute(batch, logprobs.logprobs_N, before_N, reference_N)
+        scale_L = scale_Q[list(batch.places)].to(self.ranks.device)[batch.response_N[batch.carries_L]]
+        table.add(batch, logprobs, outputs, scale_L)
+        total = (scale_L * self._objective.value(outputs, logprobs.entropy_N[batch.carries_L])).sum()
+        if balance_scale:
+            total = total + balance_scale * self.policy.routing.imbalance(batch)
+        return total
 
     def _divided(self, samples: Sequence[Sample], places: Sequence[int]) -> tuple[list[int], list[int]]:
         """Of `places`, those of the samples that add to the gradient, and the others."""
-        pulling = [place for place in places if self._objective.pulls(samples[place])]
-        return pulling, sorted(set(places) - set(pulling))
+        with_gradient = [place for place in places if self._objective.has_gradient(samples[place])]
+        return with_gradient, sorted(set(places) - set(with_gradient))
 
     def _frozen(self, reference: PreTrainedModel) -> PackedPolicy:
         policy = PackedPolicy(reference.eval()).requires_grad_(False)
@@ -267,32 +294,6 @@ class Trainer:
                 logprobs_N[batch.in_batch_N] = policy(batch).logprobs_N.double()
         return self.ranks.sum(logprobs_N)
 
-    def _pass(
-        self,
-        batch: Microbatch,
-        fixed: FixedLogprobs,
-        scale_Q: torch.Tensor,
-        table: TokenTable,
-        *,
-        balance_scale: float,
-        pulls: bool,
-    ) -> None:
-        """Measures a microbatch; if it `pulls`, adds the gradient of its share of the objective.
-
-        `balance_scale` is the factor of each sequence's imbalance between experts.
-        """
-        with torch.set_grad_enabled(pulls):
-            found = self.policy(batch)
-            judged = self._objective.judge(batch, found, fixed)
-            scale_L = scale_Q[list(batch.places)].to(self.ranks.device)[batch.response_N[batch.carries_L]]
-            total = (scale_L * self._objective.value(judged, found.entropy_N[batch.carries_L])).sum()
-            if balance_scale:
-                total = total + balance_scale * self.policy.routing.imbalance(batch)
-        if pulls:
-            # Also where this rank's microbatch is a dummy: FSDP needs every rank in every layer.
-            total.backward()
-        table.enter(batch, found, judged, scale_L)
-
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """The live tensors that a checkpoint holds, by kind and name."""
         scaling = next((parts(layer)[2] for layer in adapters(self.model).values()), None)
@@ -302,17 +303,17 @@ class Trainer:
         """A checkpoint's files by name, for a trainer without other ranks; `restore` takes them bit for bit."""
         return lone_files(self.tensors())
 
-    def train_with(self, loss: Loss) -> None:
+    def set_loss(self, loss: Loss) -> None:
         """Uses another loss from the next step on; everything else stays."""
         self._objective.loss = loss
 
     @torch.no_grad()
-    def become(self, other: "Trainer") -> None:
+    def copy_state_from(self, other: "Trainer") -> None:
         """Copies weights, optimizer state and version from another trainer of the same model; the loss stays."""
-        theirs = dict(other.model.named_parameters())
+        sources = dict(other.model.named_parameters())
         for name, parameter in self.model.named_parameters():
-            parameter.copy_(theirs[name])
-            slots = other._optimizer.state.get(theirs[name], {})
+            parameter.copy_(sources[name])
+            slots = other._optimizer.state.get(sources[name], {})
             self._optimizer.state[parameter] = {key: value.clone() for key, value in slots.items()}
         self.policy_version = other.policy_version
 

@@ -1,9 +1,7 @@
 """One commit record: the small JSON object that makes data part of a stream, and its strict reading.
 
-today's            sealed: contains its own checksum; any damage is found
-schema version 2   sealed, without the groups of a part
-schema version 1   no checksum, fewer fields; the next record's sha256 reveals damage
-a newer Millrace's sealed, with fields unknown here: SchemaUnknown, which is not damage
+Records are sealed: each contains its own checksum, so any damage is found. A sealed record with fields unknown here was
+written by another version of Millrace. That is SchemaUnknown, which is not damage.
 """
 
 from dataclasses import dataclass, field
@@ -59,7 +57,7 @@ class Record:
     incarnation: int = -1
     """data: incarnation of the trainer that made the weights behind the rows; -1 where there is none or several."""
     group_ids: list[int] = field(default_factory=list)
-    """data: the groups in the rows, in their order; empty where rows have no group, and before schema version 3."""
+    """data: the groups in the rows, in their order; empty where rows have no group."""
     last_group_id: int = -1
     """data: the highest group in the stream up to here that counts; -1 where rows have no group."""
     missing_groups: list[int] = field(default_factory=list)
@@ -74,26 +72,17 @@ class Record:
 
 
 _COMMON = ("seq", "kind", "epoch", "nonce", "writer", "prev")
-_DATA_1 = (
-    "part", "seg", "bytes", "checksum", "rows", "first_row_id", "tokens", "min_policy_version", "max_policy_version",
-    "schema_version",
+_DATA = (
+    "part", "file", "bytes", "checksum", "rows", "first_row_id", "tokens", "min_policy_version", "max_policy_version",
+    "schema_version", "incarnation", "group_ids", "last_group_id", "missing_groups", "group_size", "vocab_size",
 )  # fmt: skip
-_DATA_2 = (*_DATA_1, "incarnation", "last_group_id", "group_size", "vocab_size")
-_DATA = (*_DATA_2, "group_ids", "missing_groups")
 _NAMES: dict[str, tuple[str, ...]] = {
     "fence": _COMMON,
     "data": _COMMON + _DATA,
     "end": _COMMON,
     "checkpoint": (*_COMMON, "body"),
 }
-_NAMES_1 = _NAMES | {"data": _COMMON + _DATA_1}
-_NAMES_2 = _NAMES | {"data": _COMMON + _DATA_2}
 _TYPES = {name: get_origin(hint) or hint for name, hint in get_type_hints(Record).items()}
-
-
-def _field(name: str) -> str:
-    """The field of `Record` that stored JSON calls `name`."""
-    return "file" if name == "seg" else name
 
 
 def encode(record: Record) -> bytes:
@@ -101,42 +90,35 @@ def encode(record: Record) -> bytes:
 
     Raises ValueError for a number that is not finite and TypeError for a type that JSON does not have.
     """
-    return seal({name: getattr(record, _field(name)) for name in _NAMES[record.kind]})
+    return seal({name: getattr(record, name) for name in _NAMES[record.kind]})
 
 
 def decode(data: bytes, file: str) -> Record:
     """The record in `data`, which lies in `file`; both errors name it.
 
     Raises StreamCorrupt unless it fits its checksum and has exactly the fields of its kind, and SchemaUnknown if it
-    is sound, but a newer Millrace's.
+    is sound, but has fields or a kind that are not known here.
     """
     try:
-        values, sealed = unseal(data)
+        values = unseal(data)
     except ValueError as error:
         raise damaged_record(file, f"the record is {error}") from error
     kind = values.get("kind")
-    version = _version(values)
-    names = _NAMES_1 if not sealed else _NAMES_2 if version == 2 and "group_ids" not in values else _NAMES
-    known = names.get(kind, ()) if isinstance(kind, str) else ()
-    if set(values) - set(known) and (sealed or version > SCHEMA_VERSION):
-        unknown = f"fields {sorted(set(values) - set(known))}" if known else f"kind {kind!r}"
-        raise SchemaUnknown(f"{file}: written by a newer Millrace: {unknown} not known here (schema {SCHEMA_VERSION})")
+    known = _NAMES.get(kind, ()) if isinstance(kind, str) else ()
+    if unknown := sorted(set(values) - set(known)):
+        what = f"fields {unknown}" if known else f"kind {kind!r}"
+        raise SchemaUnknown(
+            f"{file}: written by another version of Millrace: {what} not known here (schema {SCHEMA_VERSION})"
+        )
     if not known:
         raise damaged_record(file, f"expected a JSON object whose kind is one of {', '.join(get_args(Kind))}")
     if set(values) != set(known):
         raise damaged_record(file, f"the {kind} record has the fields {sorted(values)}, not {sorted(known)}")
     for name in known:
-        if name != "kind" and type(values[name]) is not _TYPES[_field(name)]:
-            raise damaged_record(file, f"{name} is {values[name]!r}, expected {_TYPES[_field(name)].__name__}")
+        if name != "kind" and type(values[name]) is not _TYPES[name]:
+            raise damaged_record(file, f"{name} is {values[name]!r}, expected {_TYPES[name].__name__}")
         if isinstance(values[name], list) and not all(type(item) is int for item in values[name]):
             raise damaged_record(file, f"{name} is {values[name]!r}, expected a list of int")
         if type(values[name]) is int and not -1 <= values[name] < 2**63:
             raise damaged_record(file, f"{name} is {values[name]}, expected at least -1 and less than 2**63")
-    if not sealed and version > 1:
-        raise damaged_record(file, f"the record of schema version {version} lacks its checksum")
-    return Record(**{_field(name): value for name, value in values.items()})
-
-
-def _version(values: dict[str, Any]) -> int:
-    version = values.get("schema_version")
-    return version if type(version) is int else 0
+    return Record(**values)

@@ -21,10 +21,10 @@ def seal(values: dict[str, Any]) -> bytes:
     return _to_json(values | {_KEY: checksum})
 
 
-def unseal(data: bytes) -> tuple[dict[str, Any], bool]:
-    """The values in `data`, and whether they carry a checksum.
+def unseal(data: bytes) -> dict[str, Any]:
+    """The values in `data`, which `seal` wrote.
 
-    Raises ValueError, whose text completes "it is …", for what is no JSON object or does not fit its checksum.
+    Raises ValueError, whose text completes "it is …", for what is no JSON object, has no checksum or does not fit it.
     """
     try:
         values = json.loads(data)
@@ -33,12 +33,12 @@ def unseal(data: bytes) -> tuple[dict[str, Any], bool]:
     if not isinstance(values, dict):
         raise ValueError(f"JSON, but of type {type(values).__name__}, expected an object")
     if _KEY not in values:
-        return values, False
+        raise ValueError("JSON, but without its checksum")
     found = values.pop(_KEY)
     try:
         # Different bytes with the same values are damage too: only `seal` makes such objects.
         if seal(values) == data:
-            return values, True
+            return values
     except (ValueError, RecursionError) as error:
         raise ValueError(f"damaged: not a sealed object ({error})") from error
     raise ValueError(f"damaged: it does not fit its checksum {found!r}")

@@ -29,8 +29,8 @@ def write_snapshot(store: Store, path: str, cursor: dict[str, Any]) -> None:
 def read_snapshot(source: Source, path: str) -> dict[str, Any] | None:
     """What `write_snapshot` wrote last; None if it is missing or damaged."""
     try:
-        values, sealed = unseal(bytes(source.get(f"{path}/{layout.HEAD}")))
+        values = unseal(bytes(source.get(f"{path}/{layout.HEAD}")))
     except (NotInStore, ValueError):
         return None
     cursor = values.get("cursor")
-    return cursor if sealed and isinstance(cursor, dict) else None
+    return cursor if isinstance(cursor, dict) else None

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from storage import layout
 from storage.errors import NotInStore, PartCorrupt, PartRemoved, SchemaUnknown, StreamCorrupt
-from storage.schema import SCHEMA_VERSION, TRAJECTORY, check_columns, with_columns
+from storage.schema import SCHEMA_VERSION, TRAJECTORY, check_columns, in_order
 from storage.stores.base import Store
 from storage.streams.files import FileRef, Source, get_file, put_file
 from storage.streams.log import LogCursor, LogReader, LogWriter, check_no_hole
@@ -229,14 +229,14 @@ def read_part(
 ) -> pa.Table:
     """The rows that `record` of the stream in the folder `path` committed, verified: all columns, or those chosen.
 
-    Columns that the schema gained since they were written hold their default. Raises PartCorrupt (its file is damaged
-    or missing, or its rows break the schema or the record's promises), PartRemoved and SchemaUnknown.
+    Raises PartCorrupt (its file is damaged or missing, or its rows break the schema or the record's promises),
+    PartRemoved and SchemaUnknown.
     """
     file = FileRef(path=f"{path}/{record.file}", bytes=record.bytes, checksum=record.checksum)
-    if record.schema_version > SCHEMA_VERSION:
+    if record.schema_version != SCHEMA_VERSION:
         raise SchemaUnknown(
             f"{file.path} (named by record {record.seq}): written with schema version {record.schema_version}, "
-            f"but this Millrace knows {SCHEMA_VERSION}"
+            f"but this Millrace reads {SCHEMA_VERSION}"
         )
     try:
         data = get_file(source, file, record=record.seq)
@@ -264,13 +264,13 @@ def read_removed(source: Source, path: str) -> int:
     """
     file = f"{path}/{layout.REMOVED}"
     try:
-        values, sealed = unseal(bytes(source.get(file)))
+        values = unseal(bytes(source.get(file)))
     except NotInStore:
         return 0
     except ValueError as error:
         raise StreamCorrupt(file, f"it is {error}") from error
     parts = values.get("parts")
-    if not sealed or type(parts) is not int:
+    if type(parts) is not int:
         raise StreamCorrupt(file, 'expected a JSON object with a checksum, whose "parts" is a number of parts')
     return parts
 
@@ -292,18 +292,18 @@ def _chosen(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
 
 
 def _from_arrow(data: memoryview, schema: pa.Schema, record: Record, columns: Sequence[str] | None) -> pa.Table:
-    """The chosen columns of a file that `_to_arrow` wrote, with those that were added since; shares its memory.
+    """The chosen columns of a file that `_to_arrow` wrote; shares its memory.
 
     The values have not been checked yet.
     """
     with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
-        check_columns(stream.schema, schema, record.schema_version)
+        check_columns(stream.schema, schema)
         # Columns that were not chosen cost nothing here: they are addresses in `data`.
         table = stream.read_all()
     if table.num_rows != record.rows:
         raise ValueError(f"the file has {table.num_rows} rows, expected {record.rows}")
     chosen = _chosen(schema, columns)
-    return table if table.schema.equals(chosen, check_metadata=True) else with_columns(table, chosen)
+    return table if table.schema.equals(chosen, check_metadata=True) else in_order(table, chosen)
 
 
 def _to_arrow(table: pa.Table, schema: pa.Schema) -> memoryview:

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.rewards import good_rate, good_tasks, measure, rewards
 from millrace.rewards.isolation.pool import Pool
-from millrace.rewards.isolation.seccomp import Limits
+from millrace.rewards.isolation.sandbox import Limits
 
 LIMITS = Limits(timeout_seconds=0.5, memory_mb=256)
 

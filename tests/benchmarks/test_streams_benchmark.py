@@ -1,7 +1,5 @@
 """The benchmark of streams measures what it says: whole and small, the figures themselves are taken by hand."""
 
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,27 +8,25 @@ from pathlib import Path
 import pytest
 from support.stores.s3_server import S3Server, aws_environment
 
-from benchmarks.streams.__main__ import measure, targets_met
-from benchmarks.streams.bounds import FolderBound
-from benchmarks.streams.rows import GROUP_SIZE, RESPONSE_TOKENS, VOCAB_SIZE, renumbered, rows_in, trajectories
-from benchmarks.timing import in_turn, median_ratio, profile
+from benchmarks.streams import measure, targets_met
+from benchmarks.timing import in_turn, median_ratio
+from benchmarks.trajectories import GROUP_SIZE, RESPONSE_TOKENS, VOCAB_SIZE, make_rows, renumber, rows_in
 from storage.schema import TRAJECTORY
 from storage.stores.factory import open_store
-from storage.streams.files import checksum
 from storage.validation import validate
 
 _ROOT = Path(__file__).parents[2]
 
 
 def test_the_rows_are_valid_whole_groups_of_long_responses() -> None:
-    table = trajectories(2 * GROUP_SIZE)
+    table = make_rows(2 * GROUP_SIZE)
     validate(table, TRAJECTORY, vocab_size=VOCAB_SIZE, group_size=GROUP_SIZE)
     assert {len(tokens) for tokens in table["response_tokens"]} == {RESPONSE_TOKENS}
 
 
 def test_rows_that_follow_others_are_numbered_on_and_otherwise_the_same() -> None:
-    table = trajectories(2 * GROUP_SIZE)
-    later = renumbered(table, 4 * GROUP_SIZE)
+    table = make_rows(2 * GROUP_SIZE)
+    later = renumber(table, 4 * GROUP_SIZE)
     validate(later, TRAJECTORY, group_size=GROUP_SIZE)
     assert later["row_id"][0].as_py() == 4 * GROUP_SIZE
     assert later["group_id"].to_pylist() == [4] * GROUP_SIZE + [5] * GROUP_SIZE
@@ -39,19 +35,11 @@ def test_rows_that_follow_others_are_numbered_on_and_otherwise_the_same() -> Non
 
 def test_rows_of_part_of_a_group_are_refused() -> None:
     with pytest.raises(ValueError, match="not whole groups"):
-        trajectories(GROUP_SIZE + 1)
+        make_rows(GROUP_SIZE + 1)
 
 
 def test_a_part_has_about_the_size_asked_for() -> None:
-    assert trajectories(rows_in(1.0)).nbytes == pytest.approx(1e6, rel=0.05)
-
-
-def test_the_raw_write_writes_the_same_bytes_and_clears_them_away(tmp_path: Path) -> None:
-    bound = FolderBound(tmp_path, memoryview(b"abc"))
-    bound.write()
-    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"abc"]
-    bound.clear()
-    assert list(tmp_path.iterdir()) == []
+    assert make_rows(rows_in(1.0)).nbytes == pytest.approx(1e6, rel=0.05)
 
 
 def test_contenders_take_turns_in_going_first_each_prepared_just_before_its_call() -> None:
@@ -75,50 +63,30 @@ def test_a_share_of_the_bound_is_that_of_the_middle_round() -> None:
     assert median_ratio([1.0, 10.0, 3.0], [2.0, 20.0, 4.0]) == 0.5
 
 
-def test_a_profile_shows_functions_of_storage_and_built_in_ones() -> None:
-    data = bytes(1 << 24)
-    shares = profile([lambda: checksum(data)], least=0.0)
-    assert "files.checksum" in shares
-    assert any("google_crc32c" in name for name in shares)
-
-
 def test_a_whole_measurement_has_every_figure_and_leaves_nothing_behind(tmp_path: Path) -> None:
     result = measure(str(tmp_path), [0.2, 0.5], repeats=1)
     assert [part["rows"] for part in result["parts"]] == [rows_in(0.2), rows_in(0.5)]
     for part in result["parts"]:
-        assert set(part["seconds"]) == {"bound_write", "write", "group_commit", "bound_read", "bytes", "read"}
+        assert set(part["seconds"]) == {"write bound", "write", "group commit", "read bound", "bytes", "read"}
         assert all(seconds > 0 for seconds in part["seconds"].values())
-        assert "stream.write" in part["profile"]["write"]
-        assert "stream.next" in part["profile"]["read"]
     assert list(tmp_path.iterdir()) == []
 
 
-_MEASURE_ELSEWHERE = """
-import json, sys
-from benchmarks.streams.__main__ import measure
-print(json.dumps(measure(sys.argv[1], [0.2], repeats=1)))
-"""
-
-
 @pytest.mark.slow
-def test_on_an_object_store_a_late_reader_is_measured_too_beside_the_client_library(moto_s3: S3Server) -> None:
+def test_an_object_store_is_compared_with_its_client_library(moto_s3: S3Server) -> None:
     bucket = moto_s3.make_bucket()
-    command = [sys.executable, "-c", _MEASURE_ELSEWHERE, f"s3://{bucket}/some/where"]
-    output = subprocess.check_output(command, text=True, cwd=_ROOT, env=os.environ | moto_s3.environment)
     with aws_environment(moto_s3.environment):
+        (part,) = measure(f"s3://{bucket}/some/where", [0.2], repeats=1)["parts"]
         assert open_store(f"s3://{bucket}").list() == []
-    result = json.loads(output)
-    (part,) = result["parts"]
-    assert part["bound"] == {"write": "PUT", "read": "GET"}
-    assert set(part["catch_up_seconds"]) == {"get_alone", "get_at_once", "alone", "ahead"}
+    assert set(part["share"]) == {"write", "group commit", "bytes", "read"}
 
 
 BYTES, VALUES = "read, bytes verified, 8.0 MB", "read, values checked too, 8.0 MB"
 
 
 def _figures(*, rate: float, write_share: float, read_share: float) -> dict:
-    seconds = {"write": 720 / rate, "group_commit": 720 / 9_000}
-    share = {"write": write_share, "group_commit": 0.2, "bytes": read_share + 0.2, "read": read_share}
+    seconds = {"write": 720 / rate, "group commit": 720 / 9_000}
+    share = {"write": write_share, "group commit": 0.2, "bytes": read_share + 0.2, "read": read_share}
     part = {"rows": 720, "bytes": 8_000_000, "seconds": seconds, "share": share}
     return {"parts": [part]}
 

@@ -25,8 +25,8 @@ from benchmarks.trainer.steps import (
     padded_runs,
     plain_pass,
 )
-from millrace.training.batch import microbatches
 from millrace.training.logprobs import CHUNK_ELEMENTS
+from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 
 _CPU = torch.device("cpu")

@@ -98,7 +98,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "too-stale" else pytest.mark.extended) for name in KINDS]
+)
 def test_the_strip_of_a_recorded_run_names_its_cause_and_no_other(root: Path, watched: Watched, name: str) -> None:
     kind, store = KINDS[name], LocalStore(root / name, fsync=False)
     shape = Shape(steps=60, seed=3, stale_share=kind.stale_share, steps_per_part=5)

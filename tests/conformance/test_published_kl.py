@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.losses import KlEstimator
-from millrace.training.losses.kl import kl_to_reference
+from millrace.training.objective import kl_to_reference
 
 # joschu.net/blog/kl-approx.html: π is N(0, 1) and the reference N(μ, 1); bias and standard deviation over the true KL.
 TABLE = [

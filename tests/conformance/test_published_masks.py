@@ -10,26 +10,21 @@ from hypothesis import strategies as st
 from support.training.bandit import make, pulls, random_bandit, tokens_of, vector
 
 from configs.losses import KlConfig, MasksConfig
-from millrace.training.losses.base import Loss, LossTokens
-from millrace.training.losses.decoupled_ppo import DecoupledPpo
-from millrace.training.losses.factory import LOSSES
-from millrace.training.losses.kl import kl_penalty
-from millrace.training.losses.left_out import loss_without, not_finite
-from millrace.training.losses.masks import SequenceMask
-from millrace.training.losses.mismatch import masked_responses
-from millrace.training.losses.reinforce import Reinforce
-from millrace.training.losses.truncated import Aipo
+from millrace.training.losses.base import LossInputs
+from millrace.training.losses.excluded import compute_without, masked_responses, not_finite
+from millrace.training.losses.factory import LOSSES, Loss
+from millrace.training.objective import kl_penalty
 
-each_loss = pytest.mark.parametrize("loss", [make(kind) for kind in LOSSES.values()], ids=LOSSES)
+each_loss = pytest.mark.parametrize("loss", [make(name) for name in LOSSES], ids=LOSSES)
 logits = st.lists(st.floats(-3, 3), min_size=4, max_size=4)
 
 
-def rows(tokens: LossTokens) -> list[list[int]]:
+def rows(tokens: LossInputs) -> list[list[int]]:
     """Places of the tokens of each response."""
     return [(tokens.response_N == q).nonzero()[:, 0].tolist() for q in range(tokens.num_responses)]
 
 
-def by_hand(masks: MasksConfig, tokens: LossTokens) -> list[bool]:
+def by_hand(masks: MasksConfig, tokens: LossInputs) -> list[bool]:
     """Plain floats, response by response."""
     log_ratio = (tokens.trainer_logprobs_N - tokens.rollout_logprobs_N).tolist()
     found = [False] * len(log_ratio)
@@ -90,7 +85,7 @@ def test_what_a_mask_drops_has_neither_loss_nor_weight_and_the_other_responses_a
     dropped_N = masked_responses(MasksConfig(max_kl=0.3), tokens)
     assert dropped_N is not None
     assert 0 < int(dropped_N.sum()) < len(dropped_N)
-    whole, masked = loss(tokens), loss_without(loss, tokens, dropped_N)
+    whole, masked = loss(tokens), compute_without(loss, tokens, dropped_N)
     assert torch.equal(masked.loss[~dropped_N], whole.loss[~dropped_N])
     assert torch.equal(masked.weight[~dropped_N], whole.weight[~dropped_N])
     assert not masked.loss[dropped_N].any()
@@ -113,7 +108,7 @@ def test_a_token_that_is_not_finite_can_be_left_out_and_the_gradient_is_that_of_
         bad_N = not_finite(loss(tokens), torch.zeros(3), tokens)
     assert not bad_N[[0, 2]].any()
     live_N = tokens.trainer_logprobs_N.clone().requires_grad_()
-    left = loss_without(loss, replace(tokens, trainer_logprobs_N=live_N), bad_N)
+    left = compute_without(loss, replace(tokens, trainer_logprobs_N=live_N), bad_N)
     (gradient_N,) = torch.autograd.grad(left.loss.sum(), live_N)
     assert gradient_N.isfinite().all()
     assert left.loss.isfinite().all()
@@ -124,9 +119,9 @@ def test_a_token_that_is_not_finite_can_be_left_out_and_the_gradient_is_that_of_
 
 def test_the_ratio_of_a_response_is_that_of_its_finite_tokens() -> None:
     tokens = tokens_of(vector(-1.0, -math.inf, -2.0), vector(-1.1, -1.0, -1.9), vector(1.0, 1.0, 1.0), lengths=(3,))
-    bad_N = not_finite(make(Reinforce)(tokens), torch.zeros(3), tokens)
+    bad_N = not_finite(make("reinforce")(tokens), torch.zeros(3), tokens)
     assert bad_N.tolist() == [False, True, False]
-    found = loss_without(make(SequenceMask), tokens, bad_N)
+    found = compute_without(make("sequence_mask"), tokens, bad_N)
     assert found.weight.tolist() == pytest.approx([1.0, 0.0, 1.0])
 
 
@@ -135,23 +130,23 @@ def test_the_ratio_of_a_response_is_that_of_its_finite_tokens() -> None:
 def test_interpolated_decoupled_ppo_has_a_finite_loss_wherever_it_has_no_gradient(
     trainer: float, rollout: float, d: int, advantage: float
 ) -> None:
-    loss = make(DecoupledPpo, proximal="interpolated")
+    loss = make("decoupled_ppo", proximal="interpolated")
     tokens = tokens_of(
         torch.tensor([trainer]), torch.tensor([rollout]), torch.tensor([advantage]), lengths=(1,), staleness=(d,)
     )
-    judged = loss(tokens)
-    assume(judged.weight.item() == 0)
-    assert math.isfinite(judged.loss.item())
+    outputs = loss(tokens)
+    assume(outputs.weight.item() == 0)
+    assert math.isfinite(outputs.loss.item())
 
 
 @each_loss
 def test_no_loss_has_a_gradient_by_the_policy_that_sampled(loss: Loss) -> None:
     tokens = random_bandit(2).tokens()
     live_N, rollout_N = (one.clone().requires_grad_() for one in (tokens.trainer_logprobs_N, tokens.rollout_logprobs_N))
-    judged = loss(replace(tokens, trainer_logprobs_N=live_N, rollout_logprobs_N=rollout_N))
-    (gradient_N,) = torch.autograd.grad(judged.loss.sum(), rollout_N, allow_unused=True, materialize_grads=True)
+    outputs = loss(replace(tokens, trainer_logprobs_N=live_N, rollout_logprobs_N=rollout_N))
+    (gradient_N,) = torch.autograd.grad(outputs.loss.sum(), rollout_N, allow_unused=True, materialize_grads=True)
     assert not gradient_N.any()
-    assert [tensor.requires_grad for tensor in judged] == [True, False, False, False]
+    assert [tensor.requires_grad for tensor in outputs[:4]] == [True, False, False, False]
 
 
 def mean_gradient(kl: KlConfig, policy: list[float], sampler: list[float], reference: list[float]) -> torch.Tensor:
@@ -160,7 +155,9 @@ def mean_gradient(kl: KlConfig, policy: list[float], sampler: list[float], refer
     mu_V, ref_V = (torch.log_softmax(torch.tensor(one, dtype=torch.float64), 0) for one in (sampler, reference))
     pi_V = torch.log_softmax(live_V, 0)
     tokens = tokens_of(pi_V, mu_V, torch.ones(4, dtype=torch.float64))
-    (gradient_V,) = torch.autograd.grad((mu_V.exp() * kl_penalty(kl, tokens, ref_V)).sum(), live_V)
+    (gradient_V,) = torch.autograd.grad(
+        (mu_V.exp() * kl_penalty(kl, replace(tokens, reference_logprobs_N=ref_V))).sum(), live_V
+    )
     return gradient_V
 
 
@@ -198,13 +195,14 @@ def test_straight_through_each_estimator_has_the_divergences_gradient_and_its_ow
     )
     found_V = mean_gradient(through, policy, policy, reference)
     torch.testing.assert_close(found_V, divergences_gradient(policy, reference), rtol=1e-9, atol=1e-12)
-    tokens, ref_V = random_bandit(1).tokens(), random_bandit(1).rollout_logprobs_N
-    assert torch.equal(kl_penalty(plain, tokens, ref_V), kl_penalty(through, tokens, ref_V))
+    tokens = random_bandit(1).tokens()
+    tokens = replace(tokens, reference_logprobs_N=tokens.rollout_logprobs_N)
+    assert torch.equal(kl_penalty(plain, tokens), kl_penalty(through, tokens))
 
 
 def test_a_mask_and_a_bound_on_weights_act_together() -> None:
     tokens = tokens_of(vector(-1.0, -1.0, -1.0), vector(-3.0, -1.0, -9.0), vector(1.0, 1.0, 1.0), lengths=(2, 1))
     dropped_N = masked_responses(MasksConfig(max_token_ratio=100), tokens)
-    found = loss_without(make(Aipo, max_importance_ratio=2), tokens, dropped_N)
+    found = compute_without(make("aipo", max_importance_ratio=2), tokens, dropped_N)
     assert found.weight.tolist() == [2.0, 1.0, 0.0]
     assert found.clipped.tolist() == [True, False, True]

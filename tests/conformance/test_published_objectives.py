@@ -16,40 +16,34 @@ from support.training import papers
 from support.training.bandit import make
 from support.training.papers import AGGREGATIONS, Rows, Terms
 
-from millrace.training.losses.aggregation import token_scale
-from millrace.training.losses.base import Loss, LossTokens
-from millrace.training.losses.clipped import Gspo, PpoClip
-from millrace.training.losses.decoupled_ppo import DecoupledPpo
-from millrace.training.losses.factory import LOSSES
-from millrace.training.losses.masks import DppoTv, GeometricMask, IcePop, SequenceMask, SequenceTis
-from millrace.training.losses.reinforce import Reinforce, Topr
-from millrace.training.losses.sapo import Sapo
-from millrace.training.losses.truncated import Aipo, Cispo, Tis
+from millrace.training.losses.base import LossInputs
+from millrace.training.losses.factory import LOSSES, Loss
+from millrace.training.objective import token_scale
 
 MOST_TOKENS = 5
 SAME_VALUE = [
-    (make(Reinforce), papers.reinforce, "token_mean"),
-    (make(PpoClip, clip_low=0.2, clip_high=0.28), papers.ppo_clip(0.2, 0.28), "token_mean"),
-    (make(PpoClip, clip_low=0.2, clip_high=0.2), papers.ppo_clip(0.2, 0.2), "sequence_mean"),
-    (make(PpoClip, clip_low=0.2, clip_high=0.2, dual_clip=3), papers.dual_clip(0.2, 0.2, 3), "token_mean"),
-    (make(DecoupledPpo, proximal="recomputed"), papers.decoupled_ppo(0.2, 0.2, interpolated=False), "token_mean"),
-    (make(DecoupledPpo, proximal="interpolated"), papers.decoupled_ppo(0.2, 0.2, interpolated=True), "token_mean"),
-    (make(Aipo, max_importance_ratio=4), papers.truncated(4), "token_mean"),
-    (make(Tis, max_importance_ratio=2), papers.truncated(2), "sequence_mean"),
-    (make(SequenceTis, max_importance_ratio=2), papers.sequence_tis(2), "sequence_mean"),
-    (make(Cispo, clip_high=0.3), papers.truncated(1.3), "token_mean"),
-    (make(GeometricMask), papers.geometric_mask(0.1, 10, 2), "sequence_mean"),
-    (make(Gspo, clip_low=0.1, clip_high=0.2), papers.gspo(0.1, 0.2), "sequence_mean"),
-    (make(Sapo), papers.sapo(1, 1.05), "sequence_mean"),
-    (make(DppoTv), papers.dppo_tv(0.15, 20), "token_mean"),
-    (make(Topr), papers.topr, "constant"),
+    (make("reinforce"), papers.reinforce, "token_mean"),
+    (make("ppo_clip", clip_low=0.2, clip_high=0.28), papers.ppo_clip(0.2, 0.28), "token_mean"),
+    (make("ppo_clip", clip_low=0.2, clip_high=0.2), papers.ppo_clip(0.2, 0.2), "sequence_mean"),
+    (make("ppo_clip", clip_low=0.2, clip_high=0.2, dual_clip=3), papers.dual_clip(0.2, 0.2, 3), "token_mean"),
+    (make("decoupled_ppo", proximal="recomputed"), papers.decoupled_ppo(0.2, 0.2, interpolated=False), "token_mean"),
+    (make("decoupled_ppo", proximal="interpolated"), papers.decoupled_ppo(0.2, 0.2, interpolated=True), "token_mean"),
+    (make("aipo", max_importance_ratio=4), papers.truncated(4), "token_mean"),
+    (make("tis", max_importance_ratio=2), papers.truncated(2), "sequence_mean"),
+    (make("sequence_tis", max_importance_ratio=2), papers.sequence_tis(2), "sequence_mean"),
+    (make("cispo", clip_high=0.3), papers.truncated(1.3), "token_mean"),
+    (make("geometric_mask"), papers.geometric_mask(0.1, 10, 2), "sequence_mean"),
+    (make("gspo", clip_low=0.1, clip_high=0.2), papers.gspo(0.1, 0.2), "sequence_mean"),
+    (make("sapo"), papers.sapo(1, 1.05), "sequence_mean"),
+    (make("dppo_tv"), papers.dppo_tv(0.15, 20), "token_mean"),
+    (make("topr"), papers.topr, "constant"),
 ]
 """Losses whose value is that of the paper's objective, with the paper's average where it names one."""
 SAME_GRADIENT = [
     # The paper's term is r A; ours has its gradient and the value r A log π.
-    (make(IcePop), papers.icepop(0.5, 5), "token_mean"),
+    (make("icepop"), papers.icepop(0.5, 5), "token_mean"),
     # The paper's ratio of a response is differentiated as a whole; ours stands with each token.
-    (make(SequenceMask), papers.sequence_mask(0.5, 2), "constant"),
+    (make("sequence_mask"), papers.sequence_mask(0.5, 2), "constant"),
 ]
 """Losses that have the gradient of the paper's objective and another value."""
 BOUNDS = (0.1, 0.5, 0.8, 0.9, 1.2, 1.28, 1.3, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
@@ -112,8 +106,8 @@ def ours(
     scale_Q = token_scale(aggregation, rows.mask_BT.sum(1), MOST_TOKENS, groups_B)
 
     def objective(pi_BT: torch.Tensor) -> torch.Tensor:
-        judged = loss(
-            LossTokens(
+        outputs = loss(
+            LossInputs(
                 trainer_logprobs_N=pi_BT[rows.mask_BT],
                 rollout_logprobs_N=rows.mu_BT[rows.mask_BT],
                 advantages_N=rows.advantages_B[response_N],
@@ -123,7 +117,7 @@ def ours(
                 before_logprobs_N=None if rows.before_BT is None else rows.before_BT[rows.mask_BT],
             )
         )
-        return (scale_Q[response_N] * judged.loss).sum()
+        return (scale_Q[response_N] * outputs.loss).sum()
 
     return value_and_gradient(rows, objective)
 
@@ -181,7 +175,7 @@ def test_in_a_later_update_decoupled_ppo_clips_against_the_policy_before_the_fir
 ) -> None:
     moved_BT = torch.tensor(moved, dtype=torch.float64).view(4, MOST_TOKENS)[: len(rows.pi_BT)]
     assume(bool(((moved_BT.exp()[..., None] / torch.tensor(BOUNDS)).log().abs() > 1e-6).all()))
-    later, recomputed = in_a_later_update(rows, moved_BT), make(DecoupledPpo, proximal="recomputed")
+    later, recomputed = in_a_later_update(rows, moved_BT), make("decoupled_ppo", proximal="recomputed")
     (found, found_BT) = ours(later, recomputed, "token_mean")
     (expected, expected_BT) = published(later, papers.decoupled_ppo(0.2, 0.2, interpolated=False), "token_mean")
     close(found, expected, expected_BT)
@@ -193,7 +187,7 @@ def test_in_a_later_update_decoupled_ppo_clips_against_the_policy_before_the_fir
 @settings(max_examples=50)
 @given(rows=batches())
 def test_an_average_is_the_published_one_with_responses_that_are_empty(aggregation: str, rows: Rows) -> None:
-    close(ours(rows, make(Reinforce), aggregation)[1], published(rows, papers.reinforce, aggregation)[1])
+    close(ours(rows, make("reinforce"), aggregation)[1], published(rows, papers.reinforce, aggregation)[1])
 
 
 @settings(max_examples=50)
@@ -203,7 +197,7 @@ def test_the_mean_over_prompts_is_the_published_one(rows: Rows, groups: list[int
     expected = value_and_gradient(
         rows, lambda pi_BT: -papers.prompt_mean(papers.reinforce(with_pi(rows, pi_BT)), rows.mask_BT, groups_B)
     )
-    found = ours(rows, make(Reinforce), "prompt_mean", groups_B)
+    found = ours(rows, make("reinforce"), "prompt_mean", groups_B)
     close(found[0], expected[0])
     close(found[1], expected[1])
 

@@ -32,7 +32,7 @@ from flows.campaign.handover import handover_prefix
 from storage.stores.memory import memory_folder
 
 pytestmark = pytest.mark.campaign
-IN_MAKE_TEST = ("score's status JSON of another kind", "shared memory cut off")
+IN_TEST_SLOW = ("shared memory cut off",)
 """Cells that `make test` runs too; tests/integration/failures/test_damage.py has more before a resume."""
 
 
@@ -157,7 +157,7 @@ def cells(listed: list[tuple[str, str]]) -> list[Any]:
     """All of them, for `make faults`; a few for `make test` too."""
     names = [" ".join(cell) for cell in listed]
     return [
-        pytest.param(*cell, id=name, marks=() if name in IN_MAKE_TEST else pytest.mark.faults)
+        pytest.param(*cell, id=name, marks=() if name in IN_TEST_SLOW else pytest.mark.faults)
         for cell, name in zip(listed, names, strict=True)
     ]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from support.training.sharded_trainers import CASES, make_trainer, samples
 
-from millrace.training.attention.packed import packed_attention
-from millrace.training.batch import microbatches
+from millrace.training.attention import packed_attention
+from millrace.training.packing import microbatches
 from millrace.training.parallel.ranks import ALONE, Ranks
 
 pytestmark = [

@@ -9,12 +9,16 @@ import pyarrow as pa
 import pytest
 from support.stores.memory import unused_name
 
-from storage.schema import SCORE, TRAJECTORY, with_columns
+from storage.schema import SCORE, TRAJECTORY, in_order
 from storage.stores.base import Store
 from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
 
 MakeTable = Callable[..., pa.Table]
+
+
+EMPTY = ("message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")
+"""Lists that these responses do not have."""
 
 
 @pytest.fixture
@@ -68,6 +72,7 @@ def make_trajectories() -> MakeTable:
             "t_started": ids + 0.5,
             "t_finished": ids + 0.75,
             "meta": [f'{{"answer": "{i}"}}' for i in ids],
+            **{name: [[] for _ in ids] for name in EMPTY},
         }
         return _table(values, TRAJECTORY)
 
@@ -99,4 +104,4 @@ def _table(values: Mapping[str, object], schema: pa.Schema) -> pa.Table:
         name: column if isinstance(column, pa.Array) else pa.array(column, schema.field(name).type)
         for name, column in values.items()
     }
-    return with_columns(pa.table(columns), schema)
+    return in_order(pa.table(columns), schema)

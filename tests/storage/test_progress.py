@@ -45,12 +45,6 @@ def test_a_changed_record_counts_as_absent(store: Store) -> None:
     assert read_status(store, "train", 0) == {}
 
 
-def test_the_record_of_an_older_version_is_read(store: Store) -> None:
-    old = b'{"doing": "train", "pid": 7, "seconds": {"idle": 1.5}, "t": 1.0, "tokens": 5}'
-    store.put(layout.progress("train", 0), old)
-    assert read_status(store, "train", 0)["tokens"] == 5
-
-
 def test_keys_and_numbers_that_json_does_not_have_are_written_as_json_can(store: Store) -> None:
     write_progress(store, "train", 0, {"share": float("nan"), "counts": {10: 1, 9: 2}, "late": (1, 2)})
     assert read_status(store, "train", 0) == {"share": None, "counts": {"10": 1, "9": 2}, "late": [1, 2]}

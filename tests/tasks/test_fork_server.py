@@ -130,7 +130,7 @@ def test_a_module_whose_import_starts_a_thread_is_not_forked_with(
 ) -> None:
     server = make_server(starts_a_thread.__name__)
     for _ in range(2):
-        with pytest.raises(CannotFork, match=r"^importing its packages started 1 thread$"):
+        with pytest.raises(CannotFork):
             fork(server)
 
 

@@ -25,13 +25,6 @@ def test_a_stage_that_never_says_anything_hangs_after_start_seconds() -> None:
     assert watched.doing == STARTING
 
 
-def test_the_setting_that_applies_is_known_by_its_name() -> None:
-    watched = detector()
-    assert watched.limit == "start_seconds"
-    watched.record(AT_WORK)
-    assert watched.limit == "hang_seconds"
-
-
 def test_a_stage_without_a_limit_at_work_has_start_seconds_throughout() -> None:
     watched = HangDetector(started=0.0, hang_seconds=None, start_seconds=START)
     watched.record(AT_WORK)

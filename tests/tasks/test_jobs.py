@@ -58,8 +58,3 @@ def test_a_trainer_over_several_hosts_has_a_job_per_host_and_ends_with_its_first
     assert [(process.stage, process.replica) for process in found["train-1"].processes] == [("train", 1)]
     assert (found["train-1"].status_record, found["train-1"].number) == ("place-train", 1)
     assert [name for name, job in found.items() if job.may_end_first] == ["train-1", "evaluate-0"]
-
-
-def test_a_job_survives_the_way_through_json() -> None:
-    for job in placed(train={"work_pool": "training"}):
-        assert Job.model_validate_json(job.model_dump_json()) == job

@@ -7,7 +7,6 @@ from prefect.states import Failed
 
 from millrace.errors import InputError, PlaceYielded, StageDied
 from tasks.remote_stage import place_again, run_remotely
-from tasks.stop import STOP
 
 
 def new_task_run() -> TaskRun:
@@ -28,11 +27,3 @@ def test_other_ends_are_those_of_any_stage() -> None:
     run = new_task_run()
     assert not again(run, InputError("no"))
     assert [again(run, StageDied("lost")) for _ in range(3)] == [True, True, False]
-
-
-def test_no_place_is_asked_for_while_the_campaign_ends() -> None:
-    STOP.set()
-    try:
-        assert not again(new_task_run(), PlaceYielded("host 0 is away"))
-    finally:
-        STOP.clear()

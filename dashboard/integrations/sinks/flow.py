@@ -13,7 +13,6 @@ from typing import Any
 
 from dashboard.integrations.sinks.sink import Point
 from dashboard.read.run_info import replicas
-from millrace.runs.history import current_name
 from millrace.runtime.metrics import TIME
 from storage import layout
 from storage.schema import METRIC
@@ -94,7 +93,7 @@ def _points(name: str, reader: StreamReader, state: FlowState) -> Iterator[Point
         if isinstance(part, UnreadablePart):
             continue
         for (version, incarnation, t), rows in groupby(part.table.to_pylist(), _measured):
-            values = {current_name(row["name"]): row["value"] for row in rows}
+            values = {row["name"]: row["value"] for row in rows}
             seconds = {what: value for what, value in values.items() if what.startswith(TIME)}
             if not seconds:
                 continue

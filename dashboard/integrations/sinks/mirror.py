@@ -5,6 +5,7 @@ run ─► Mirror ─► TensorBoard's event files, under FOLDER/RUN_ID
 """
 
 import argparse
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -40,12 +41,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("mirror needs a place to copy to: add --tensorboard FOLDER, --wandb PROJECT, or both")
     store = open_store(arguments.run_url)
     record = read_run(store)
+    if arguments.follow:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with ExitStack() as opened:
         mirrors = [opened.enter_context(closing(Mirror(store, sink))) for sink in _sinks(arguments, record["run_id"])]
-        # Ctrl-C ends --follow.
+        # Ctrl-C ends --follow, between two copies: in the middle of one it could interrupt an import.
         with suppress(KeyboardInterrupt):
             while not _copy_all(store, mirrors) and arguments.follow:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 time.sleep(_FOLLOW_SECONDS)
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     for mirror in mirrors:
         print(f"{record['run_id']}: {mirror.points} new points ─► {mirror.sink.name}")
     return 0
@@ -53,8 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _copy_all(store: "Store", mirrors: "Sequence[Mirror]") -> bool:
     """Copies what is new into each; returns whether the run had ended or been killed, so that everything is copied."""
-    from millrace.runs.record import latest_attempt, read_end
-    from millrace.runs.state import run_state
+    from millrace.runs.record import latest_attempt, read_end, run_state
     from storage.progress import read_progress
 
     # Before copying, so that everything written until the end is copied.

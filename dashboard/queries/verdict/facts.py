@@ -40,7 +40,7 @@ class Facts:
     config: Mapping[str, Any] = field(default_factory=dict)
     """The newest attempt's."""
     state: str | None = None
-    """One of `millrace.runs.state.STATES`; None if the status can't be computed."""
+    """One of `millrace.runs.record.STATES`; None if the status can't be computed."""
     cause: str | None = None
     """Why it failed, or what is known of a kill."""
     version: int = 0

@@ -18,7 +18,7 @@ from typing import Any
 
 from millrace.errors import InputError
 from millrace.forking.client import Birth, ForkServer, ForkServerLost
-from millrace.rewards.isolation.seccomp import Limits, scrubbed
+from millrace.rewards.isolation.sandbox import Limits, scrubbed
 from millrace.rewards.isolation.worker import CHUNK, READY
 
 _LOAD_SECONDS = 300.0

@@ -20,8 +20,7 @@ from typing import Self
 from millrace.rewards.base import Reward, Score, failed
 from millrace.rewards.isolation.fork_server import RewardForkServer, RewardWorker
 from millrace.rewards.isolation.messages import LONGEST_SCORE, Task, TimedScore, read_score, task_line
-from millrace.rewards.isolation.privacy import hide
-from millrace.rewards.isolation.seccomp import Limits
+from millrace.rewards.isolation.sandbox import Limits, hide
 
 _LONGEST_TASK = 16 * 2**20
 """Bytes of a response with its prompt. No verifier gets through more in time."""
@@ -52,7 +51,7 @@ class Pool:
     """Scores with isolated rewards; every worker has all of them. A context manager; `versions` is set on entering.
 
     Entering raises InputError with one sentence if a reward can't be loaded, and hides this process from its workers
-    for good (`privacy.hide`).
+    for good (`sandbox.hide`).
     """
 
     def __init__(self, rewards: Sequence[Reward], limits: Limits) -> None:

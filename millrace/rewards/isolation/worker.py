@@ -28,8 +28,7 @@ from millrace.parent_death import die_with_parent
 from millrace.rewards.base import Reward, Score, failed, safe_score
 from millrace.rewards.factory import make_part
 from millrace.rewards.isolation.messages import Task, TimedScore, read_task, score_line, task_line
-from millrace.rewards.isolation.privacy import hide
-from millrace.rewards.isolation.seccomp import Limits, Sandbox
+from millrace.rewards.isolation.sandbox import Limits, Sandbox, hide
 from millrace.types import Prompt
 
 READY = b"\n"

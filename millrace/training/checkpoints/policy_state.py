@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from millrace.errors import InputError
-from millrace.training.checkpoints.blocks import local
+from millrace.training.checkpoints.files import local
 from millrace.training.checkpoints.names import MODEL, OPTIMIZER, RNG
 from millrace.training.checkpoints.reading import StoredFiles, StoredTensors
-from millrace.training.parallel.lora import merged
+from millrace.training.lora import merged
 from storage.checkpoints import Checkpoint
 from storage.stores.base import Store
 

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from millrace.errors import WeightsMismatch
-from millrace.training.checkpoints.blocks import Extent, extents, header_length, local
+from millrace.training.checkpoints.files import Extent, extents, header_length, local
 from millrace.training.checkpoints.names import kind_of
 from storage.checkpoints import Checkpoint, load_file
 from storage.errors import NotInStore, StreamCorrupt

@@ -24,8 +24,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from millrace.training.checkpoints.blocks import Block, blocks_to_write
-from millrace.training.checkpoints.image import MOST_BYTES, FileImage, in_files
+from millrace.training.checkpoints.files import MOST_BYTES, Block, FileImage, blocks_to_write, in_files
 from millrace.training.checkpoints.names import file_name
 from millrace.training.parallel.messages import exchange
 from millrace.training.parallel.ranks import Ranks
@@ -40,6 +39,9 @@ MOST_COPIED = 256 << 20
 """Bytes. On a CPU, larger states are copied file by file while they are written."""
 MOST_BYTES_EACH = 64 << 20
 """Limit for the tensors of each of those files."""
+
+_FIRST_SHARE = 0.1
+"""Share of `checkpoint_minutes` until a run's first checkpoint: without one it loses everything with its trainer."""
 
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
 """The tensors of a checkpoint, by kind and name: see `millrace.training.checkpoints.policy_state`."""
@@ -207,3 +209,29 @@ def _group(ranks: Ranks) -> dist.ProcessGroup:
     group = dist.new_group(ranks.mesh.mesh.flatten().tolist(), backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+class CheckpointSchedule:
+    """Due at each version that `every` divides, and `minutes` after the last checkpoint (None: not by time).
+
+    A run that does not have one yet gets it after a tenth of that time. `now` is in seconds of any clock.
+    """
+
+    def __init__(self, every: int, minutes: float | None, *, has_one: bool, now: float) -> None:
+        self._every = every
+        self._minutes = minutes
+        self._has_one = has_one
+        self._t_last = now
+
+    def is_due(self, version: int, now: float) -> bool:
+        """Whether version `version`, which was just made, is to be saved."""
+        if version % self._every == 0:
+            return True
+        if self._minutes is None:
+            return False
+        share = 1.0 if self._has_one else _FIRST_SHARE
+        return now - self._t_last >= 60 * self._minutes * share
+
+    def saved(self, now: float) -> None:
+        """A checkpoint has begun."""
+        self._has_one, self._t_last = True, now

@@ -1,25 +1,23 @@
-"""The interface of a policy-gradient loss: log π, log μ and advantages of tokens in, a surrogate loss per token out.
+"""What a policy-gradient loss gets and returns, and the pieces that losses are made of.
 
     −∇ loss = weight · A · ∇ log π        weight: a function of π, of μ, and of the sign of A
 
-π is the policy being trained, μ the behaviour policy that sampled the token, A the advantage of the token's response.
-Losses differ only in the weight. `millrace.training.losses.aggregation` turns the tokens' losses into one number.
+π is the policy being trained, μ the behavior policy that sampled the token, r = π/μ the importance ratio, A the
+advantage of the token's response. Losses differ only in the weight. A loss is a function of `LossInputs` and the config
+section `training`, and returns `LossOutputs`; it keeps no state.
 
-Shapes: N tokens that carry loss, response after response, each response whole; there is no padding.
+Shapes: N tokens that carry loss, response after response, each response whole; there is no padding. A ratio of a whole
+response is over its tokens here.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
-from configs.training import TrainingConfig
-from millrace.errors import TrainingDiverged
-
 
 @dataclass(frozen=True, kw_only=True)
-class LossTokens:
+class LossInputs:
     """The tokens of one microbatch that carry loss."""
 
     trainer_logprobs_N: torch.Tensor
@@ -37,10 +35,12 @@ class LossTokens:
     tokens, without those too old to carry loss."""
     before_logprobs_N: torch.Tensor | None = None
     """[N] log π before the first update on the batch, nats, without gradient; None if this is the first."""
+    reference_logprobs_N: torch.Tensor | None = None
+    """[N] log π of the reference policy, nats, without gradient; None if there is none."""
 
 
-class TokenLosses(NamedTuple):
-    """What a loss returns; all tensors are [N]."""
+class LossOutputs(NamedTuple):
+    """What a loss returns, and what the objective adds to it; all tensors are [N]."""
 
     loss: torch.Tensor
     """Surrogate loss of each token; its gradient is the one to descend."""
@@ -50,86 +50,78 @@ class TokenLosses(NamedTuple):
     """π/μ of the token before any clipping, without gradient."""
     clipped: torch.Tensor
     """bool: whether a bound changed the weight."""
+    kl: torch.Tensor | None = None
+    """Estimate of the KL to the reference, nats, with gradient; set by the objective, 0 without a reference."""
+    non_finite: torch.Tensor | None = None
+    """bool: masked because something was not finite; set by the objective, None if that is refused."""
 
 
-class Loss(ABC):
-    """A policy-gradient loss. It reads its parameters from `training`."""
-
-    name: str
-    """The loss's name in configs."""
-    needs: ClassVar[frozenset[str]] = frozenset({"rollout_logprobs"})
-    """Columns of trajectories that it reads, besides tokens and mask."""
-    needs_advantage: bool = True
-    """Whether a token without advantage has no gradient, so that a backward pass is spared."""
-
-    def __init__(self, training: TrainingConfig) -> None:
-        self.training = training
-
-    @abstractmethod
-    def __call__(self, tokens: LossTokens) -> TokenLosses:
-        """Compute loss and weight of each token."""
+def importance_ratio(inputs: LossInputs) -> torch.Tensor:
+    """[N] r = π/μ of each token, without gradient; infinite where it overflows."""
+    return (inputs.trainer_logprobs_N.detach() - inputs.rollout_logprobs_N.detach()).exp()
 
 
-def importance_ratio(tokens: LossTokens) -> torch.Tensor:
-    """[N] π/μ of each token, without gradient; infinite where it overflows."""
-    return (tokens.trainer_logprobs_N.detach() - tokens.rollout_logprobs_N.detach()).exp()
+def log_ratios(inputs: LossInputs) -> torch.Tensor:
+    """[N] float64 log r of each token, nats, without gradient."""
+    return inputs.trainer_logprobs_N.detach().double() - inputs.rollout_logprobs_N.detach().double()
 
 
-def weighted(tokens: LossTokens, weight_N: torch.Tensor, clipped_N: torch.Tensor) -> TokenLosses:
+def response_ratio(inputs: LossInputs) -> torch.Tensor:
+    """[N] float64 ρ = Π r over the token's response, without gradient."""
+    return reduce_responses("sum", log_ratios(inputs), inputs).exp()
+
+
+def mean_ratio(inputs: LossInputs) -> torch.Tensor:
+    """[N] float64 s = ρ^(1/L), the geometric mean of r over the L tokens of the response, without gradient."""
+    return mean_over_responses(log_ratios(inputs), inputs).exp()
+
+
+def mean_over_responses(values_N: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    """[N] mean of the values in each token's response."""
+    return reduce_responses("sum", values_N, inputs) / _lengths(inputs)[inputs.response_N]
+
+
+def reduce_responses(reduce: Literal["sum", "min", "max"], values_N: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
+    """[N] sum, minimum or maximum of the values in each token's response."""
+    # index_add adds in any order on a GPU, so a replay would not match bit for bit.
+    # segment_reduce's checks fail where there are no responses at all, as in a spare rank's dummy batch.
+    reduced_Q = torch.segment_reduce(values_N, reduce, lengths=_lengths(inputs), unsafe=True)
+    return reduced_Q[inputs.response_N]
+
+
+def _lengths(inputs: LossInputs) -> torch.Tensor:
+    # bincount would make a GPU wait for the highest index.
+    lengths_Q = torch.zeros(inputs.num_responses, dtype=torch.int64, device=inputs.response_N.device)
+    return lengths_Q.index_add_(0, inputs.response_N, torch.ones_like(inputs.response_N))
+
+
+def weighted(inputs: LossInputs, weight_N: torch.Tensor, clipped_N: torch.Tensor) -> LossOutputs:
     """The loss −weight · A · log π. No gradient flows through the weight, which has to be finite."""
-    return TokenLosses(
-        loss=-(weight_N * tokens.advantages_N * tokens.trainer_logprobs_N),
+    return LossOutputs(
+        loss=-(weight_N * inputs.advantages_N * inputs.trainer_logprobs_N),
         weight=weight_N,
-        importance_ratio=importance_ratio(tokens),
+        importance_ratio=importance_ratio(inputs),
         clipped=clipped_N,
     )
-
-
-def weighted_up_to(bound: float, tokens: LossTokens, dropped_N: torch.Tensor | None = None) -> TokenLosses:
-    """Weights each token by its importance ratio, clipped from above at `bound`; a dropped token weighs 0."""
-    ratio_N = importance_ratio(tokens)
-    weight_N, clipped_N = ratio_N.clamp(max=bound), ratio_N > bound
-    if dropped_N is not None:
-        weight_N, clipped_N = weight_N.masked_fill(dropped_N, 0), dropped_N | clipped_N
-    return weighted(tokens, weight_N, clipped_N)
 
 
 def surrogate(
-    tokens: LossTokens, objective_N: torch.Tensor, weight_N: torch.Tensor, clipped_N: torch.Tensor
-) -> TokenLosses:
+    inputs: LossInputs, objective_N: torch.Tensor, weight_N: torch.Tensor, clipped_N: torch.Tensor
+) -> LossOutputs:
     """The loss −objective · A with gradient −weight · A · ∇ log π, for objectives that are functions of a ratio.
 
-    A token without advantage has loss and gradient 0, even where its ratio is infinite. One without weight has a finite
-    loss too: where its objective overflows, the largest number stands for it. Any other token with an infinite weight
-    has a gradient that is not finite; the trainer refuses to step along it.
+    A token without advantage has loss and gradient 0, even where its ratio is infinite. A token without weight has a
+    finite loss too: where its objective overflows, the largest number replaces it. Any other token with an infinite
+    weight has a gradient that is not finite; the trainer refuses to step along it.
     """
-    nothing_N = tokens.advantages_N == 0
-    value_N = (objective_N * tokens.advantages_N).masked_fill(nothing_N, 0)
+    no_advantage_N = inputs.advantages_N == 0
+    value_N = (objective_N * inputs.advantages_N).masked_fill(no_advantage_N, 0)
     largest = torch.finfo(value_N.dtype).max
     value_N = torch.where(weight_N == 0, value_N.clamp(-largest, largest), value_N)
-    pull_N = (weight_N * tokens.advantages_N).masked_fill(nothing_N, 0)
-    return TokenLosses(
-        loss=-value_N - pull_N * (tokens.trainer_logprobs_N - tokens.trainer_logprobs_N.detach()),
+    slope_N = (weight_N * inputs.advantages_N).masked_fill(no_advantage_N, 0)
+    return LossOutputs(
+        loss=-value_N - slope_N * (inputs.trainer_logprobs_N - inputs.trainer_logprobs_N.detach()),
         weight=weight_N,
-        importance_ratio=importance_ratio(tokens),
+        importance_ratio=importance_ratio(inputs),
         clipped=clipped_N,
-    )
-
-
-def check_finite(tokens: LossTokens) -> None:
-    """Raises TrainingDiverged where a log-probability or an advantage is not a finite number."""
-    columns = {
-        "log π of the trained policy": tokens.trainer_logprobs_N.detach(),
-        "log μ of the policy that sampled": tokens.rollout_logprobs_N,
-        "the advantage": tokens.advantages_N,
-    }
-    finite = [values_N.isfinite().all() for values_N in columns.values()]
-    # A GPU is waited for once.
-    if bool(torch.stack(finite).all()):
-        return
-    what, values_N = next(column for column, fine in zip(columns.items(), finite, strict=True) if not fine)
-    worst = values_N[~values_N.isfinite()]
-    raise TrainingDiverged(
-        f"{what} is {worst[0].item()} at {len(worst)} of {len(values_N)} tokens that carry loss; "
-        "expected finite numbers"
     )

@@ -1,66 +1,125 @@
-"""PPO's clipped objective, with one ratio per token or one per response.
+"""Losses from an objective of a ratio, which stops pulling, or pulls less, once the policy has moved far enough.
 
-    loss = −min(r · A, clip(r, 1 − ε_low, 1 + ε_high) · A)
-    −∇ loss = r · A · ∇ log π, or 0 where the token is clipped
+    PPO's objective    loss = −min(x · A, clip(x, 1 − ε_low, 1 + ε_high) · A)        x: a ratio
+                       −∇ loss = x · A · ∇ log π, or 0 where the token is clipped
 
-A token is clipped once it has moved far enough in the direction of its advantage: r > 1 + ε_high with A > 0, or
-r < 1 − ε_low with A < 0. In the other direction there is no bound: with A < 0 a token weighs its ratio, however large.
+A token is clipped once it has moved far enough in the direction of its advantage: x > 1 + ε_high with A > 0, or
+x < 1 − ε_low with A < 0. In the other direction there is no bound: with A < 0 a token weighs its ratio, however large.
 
 The ratio is against μ, which sampled the token. PPO's own old policy is at most one batch behind; μ may be several
 versions behind. So many tokens of stale rollouts are clipped from the start.
 """
 
 import torch
+from torch.nn.functional import logsigmoid
 
-from millrace.training.losses.base import Loss, LossTokens, TokenLosses, importance_ratio, surrogate
-from millrace.training.losses.responses import log_ratio_means
+from configs.losses import (
+    DecoupledPpoConfig,
+    GspoConfig,
+    PpoClipConfig,
+    SapoConfig,
+)
+from millrace.training.losses.base import LossInputs, LossOutputs, importance_ratio, mean_ratio, surrogate
 
 
-class PpoClip(Loss):
-    """PPO (arXiv 1707.06347, eq. 7), r = π/μ, with two separate bounds as in DAPO (arXiv 2503.14476, §3.1).
+def ppo_clip(inputs: LossInputs, config: PpoClipConfig) -> LossOutputs:
+    """PPO (arXiv 1707.06347, eq. 7) with x = r = π/μ, and two separate bounds as in DAPO (arXiv 2503.14476, §3.1).
 
     The optional dual clip c > 1 bounds the other direction (arXiv 1912.09729): with A < 0 the loss is at most −c · A,
     and a token whose ratio exceeds c is clipped too.
     """
-
-    name = "ppo_clip"
-
-    def __call__(self, tokens: LossTokens) -> TokenLosses:
-        low, high, dual_clip = self.training.clip_low, self.training.clip_high, self.training.losses.ppo_clip.dual_clip
-        return _clipped(tokens, importance_ratio(tokens), low, high, dual_clip)
+    dual_clip = config.dual_clip
+    return _clipped(inputs, importance_ratio(inputs), config.clip_low, config.clip_high, dual_clip)
 
 
-class Gspo(Loss):
-    """GSPO: group sequence policy optimisation (arXiv 2507.18071, eq. 5 and 7; by tokens as in its §4.3).
+def gspo(inputs: LossInputs, config: GspoConfig) -> LossOutputs:
+    """GSPO: group sequence policy optimization (arXiv 2507.18071, eq. 5 and 7; by tokens as in its §4.3).
 
-    r = (Π_t π_t/μ_t)^(1/L) is the geometric mean of the ratios of all L tokens; whole responses are clipped. The paper
-    takes the mean over responses, each the mean over its tokens: that is the aggregation `sequence_mean`. With another
-    one the weights are the same and long responses count more. The paper's ratio is against the policy before the
-    step's minibatches; here it is against μ, so the paper's narrow bounds clip most of a stale batch.
+    x = s = (Π r)^(1/L), the geometric mean of the ratios of all L tokens; whole responses are clipped. The paper takes
+    the mean over responses, each the mean over its tokens: that is the aggregation `sequence_mean`. With another one
+    the weights are the same and long responses count more. The paper's ratio is against the policy before the step's
+    minibatches; here it is against μ, so the paper's narrow bounds clip most of a stale batch.
     """
-
-    name = "gspo"
-
-    def __call__(self, tokens: LossTokens) -> TokenLosses:
-        own = self.training.losses.gspo
-        ratio_N = log_ratio_means(tokens).exp().to(tokens.trainer_logprobs_N)
-        return _clipped(tokens, ratio_N, own.clip_low, own.clip_high)
+    ratio_N = mean_ratio(inputs).to(inputs.trainer_logprobs_N)
+    return _clipped(inputs, ratio_N, config.clip_low, config.clip_high)
 
 
-def moved_far_enough(
+def decoupled_ppo(inputs: LossInputs, config: DecoupledPpoConfig) -> LossOutputs:
+    """Decoupled PPO: clips against a policy close to π, and corrects from there to the policy that sampled.
+
+        loss = −(π_prox/μ) · min(x · A, clip(x, 1 − ε_low, 1 + ε_high) · A)        x = π/π_prox
+        −∇ loss = (π/μ) · A · ∇ log π, or 0 where x is clipped
+
+    Hilton et al., arXiv 2110.00641; for asynchronous training of language models AReaL, arXiv 2505.24298, §5.2. The
+    proximal policy π_prox is one of
+
+        recomputed      π_prox = π as it was before the batch's first update
+        interpolated    log π_prox = log π + (log μ − log π) / d        d: staleness in versions; π_prox = π where d = 0
+
+    `recomputed` is AReaL's. With several updates on a batch (`training.minibatches`, `training.epochs`) it bounds how
+    far they move the policy together, however stale the batch is. In the first of them, and so where a batch takes only
+    one, x is 1, nothing is clipped, and a token weighs its full importance ratio.
+
+    `interpolated` is A-3PO (arXiv 2512.06547): a geometric mean of μ and π that puts π_prox about one version behind π.
+    At d = 1 it is μ, and the loss is `ppo_clip`. π is the live policy, in each update. A-3PO's d is the token's; here d
+    is the response's, counted from the oldest version that sampled any of it.
+
+    Neither bounds π/μ. AReaL's code drops tokens where it is large; `icepop` does that.
+    """
+    low, high = config.clip_low, config.clip_high
+    trainer_logprobs_N, rollout_logprobs_N = inputs.trainer_logprobs_N.detach(), inputs.rollout_logprobs_N.detach()
+    if config.proximal == "interpolated":
+        staleness_N = inputs.staleness_N.to(trainer_logprobs_N)
+        share_N = torch.where(staleness_N > 0, 1 / staleness_N, 0)
+        proximal_logprobs_N = torch.lerp(trainer_logprobs_N, rollout_logprobs_N.to(trainer_logprobs_N), share_N)
+    elif inputs.before_logprobs_N is not None:
+        proximal_logprobs_N = inputs.before_logprobs_N
+    else:
+        proximal_logprobs_N = trainer_logprobs_N
+    ratio_N = (trainer_logprobs_N - proximal_logprobs_N).exp()
+    clipped_N = _moved_far_enough(ratio_N, inputs.advantages_N, low, high)
+    # Where nothing is clipped (π_prox/μ) · x is π/μ; computed as a product, either factor could overflow.
+    weight_N = importance_ratio(inputs)
+    at_bound_N = (proximal_logprobs_N - rollout_logprobs_N).exp() * ratio_N.clamp(1 - low, 1 + high)
+    objective_N = torch.where(clipped_N, at_bound_N, weight_N)
+    return surrogate(inputs, objective_N, weight_N.masked_fill(clipped_N, 0), clipped_N)
+
+
+def sapo(inputs: LossInputs, config: SapoConfig) -> LossOutputs:
+    """SAPO: soft adaptive policy optimization (arXiv 2511.20347).
+
+        loss = −(4/τ) · σ(τ · (r − 1)) · A                     τ = τ_pos where A > 0, else τ_neg
+        −∇ loss = 4 · p · (1 − p) · r · A · ∇ log π            p = σ(τ · (r − 1))
+
+    A gate replaces PPO's clipping: a token weighs 1 on policy, and less the further its ratio is from 1 in either
+    direction. A larger τ closes the gate sooner. The paper's τ is larger where A < 0, because those tokens' gradients
+    spread over the whole vocabulary. Nothing is ever clipped. The paper takes the mean over responses, each the mean
+    over its tokens: that is the aggregation `sequence_mean`.
+    """
+    ratio_N = importance_ratio(inputs)
+    tau_N = torch.full_like(ratio_N, config.tau_negative).masked_fill(inputs.advantages_N > 0, config.tau_positive)
+    gate_N = tau_N * (ratio_N - 1)
+    log_ratio_N = inputs.trainer_logprobs_N.detach() - inputs.rollout_logprobs_N.detach()
+    # In logarithms: an infinite ratio behind a closed gate then weighs 0.
+    weight_N = 4 * (logsigmoid(gate_N) + logsigmoid(-gate_N) + log_ratio_N).exp()
+    return surrogate(inputs, 4 / tau_N * gate_N.sigmoid(), weight_N, torch.zeros_like(ratio_N, dtype=torch.bool))
+
+
+def _clipped(
+    inputs: LossInputs, ratio_N: torch.Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> LossOutputs:
+    """PPO's clipped objective of `ratio_N`."""
+    clipped_N = _moved_far_enough(ratio_N, inputs.advantages_N, clip_low, clip_high)
+    objective_N = torch.where(clipped_N, ratio_N.clamp(1 - clip_low, 1 + clip_high), ratio_N)
+    if dual_clip is not None:
+        too_heavy_N = (inputs.advantages_N < 0) & (ratio_N > dual_clip)
+        objective_N = objective_N.masked_fill(too_heavy_N, dual_clip)
+        clipped_N = clipped_N | too_heavy_N
+    return surrogate(inputs, objective_N, ratio_N.masked_fill(clipped_N, 0), clipped_N)
+
+
+def _moved_far_enough(
     ratio_N: torch.Tensor, advantages_N: torch.Tensor, clip_low: float, clip_high: float
 ) -> torch.Tensor:
     """[N] bool: whether a ratio has left [1 − `clip_low`, 1 + `clip_high`] in the direction of its advantage."""
     return ((advantages_N > 0) & (ratio_N > 1 + clip_high)) | ((advantages_N < 0) & (ratio_N < 1 - clip_low))
-
-
-def _clipped(
-    tokens: LossTokens, ratio_N: torch.Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
-) -> TokenLosses:
-    clipped_N = moved_far_enough(ratio_N, tokens.advantages_N, clip_low, clip_high)
-    objective_N = torch.where(clipped_N, ratio_N.clamp(1 - clip_low, 1 + clip_high), ratio_N)
-    if dual_clip is not None:
-        too_heavy_N = (tokens.advantages_N < 0) & (ratio_N > dual_clip)
-        objective_N = objective_N.masked_fill(too_heavy_N, dual_clip)
-        clipped_N = clipped_N | too_heavy_N
-    return surrogate(tokens, objective_N, ratio_N.masked_fill(clipped_N, 0), clipped_N)

@@ -1,54 +1,144 @@
-"""The losses by their names in configs."""
+"""The losses by their names in configs, and losses of your own, named by their import path."""
 
-from collections.abc import Collection
+from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from configs.training import TrainingConfig
-from millrace.errors import InputError
-from millrace.training.losses.base import Loss
-from millrace.training.losses.clipped import Gspo, PpoClip
-from millrace.training.losses.decoupled_ppo import DecoupledPpo
-from millrace.training.losses.function import FunctionLoss
-from millrace.training.losses.masks import DppoTv, GeometricMask, IcePop, SequenceMask, SequenceTis
-from millrace.training.losses.reinforce import Reinforce, Topr
-from millrace.training.losses.sapo import Sapo
-from millrace.training.losses.truncated import Aipo, Cispo, Tis
-
-_CLASSES: tuple[type[Loss], ...] = (
-    Aipo,
-    Reinforce,
-    PpoClip,
-    DecoupledPpo,
-    Tis,
-    SequenceTis,
-    IcePop,
-    SequenceMask,
-    GeometricMask,
-    Cispo,
-    Gspo,
-    Sapo,
-    DppoTv,
-    Topr,
+from millrace.errors import InputError, TrainingDiverged
+from millrace.rewards.import_path import imported_function
+from millrace.training.losses.base import LossInputs, LossOutputs
+from millrace.training.losses.clipped import decoupled_ppo, gspo, ppo_clip, sapo
+from millrace.training.losses.weighted import (
+    aipo,
+    cispo,
+    dppo_tv,
+    geometric_mask,
+    icepop,
+    reinforce,
+    sequence_mask,
+    sequence_tis,
+    tis,
+    topr,
 )
-LOSSES = {loss.name: loss for loss in _CLASSES}
+
+LossFunction = Callable[[LossInputs, Any], LossOutputs]
+"""Gets the parameters of its name in `configs.losses`; a loss of your own gets the section `training`."""
+
+LOSSES: dict[str, LossFunction] = {
+    function.__name__: function
+    for function in (
+        aipo,
+        reinforce,
+        ppo_clip,
+        decoupled_ppo,
+        tis,
+        sequence_tis,
+        icepop,
+        sequence_mask,
+        geometric_mask,
+        cispo,
+        gspo,
+        sapo,
+        dppo_tv,
+        topr,
+    )
+}
+
+
+class Loss:
+    """A policy-gradient loss with its parameters."""
+
+    needs_advantage = True
+    """Whether a token without advantage has no gradient, so that a backward pass is spared."""
+
+    def __init__(self, name: str, function: LossFunction, training: TrainingConfig, parameters: object) -> None:
+        self.name = name
+        self.training = training
+        self.parameters = parameters
+        self._function = function
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """Computes loss and weight of each token."""
+        return self._function(inputs, self.parameters)
+
+
+class OwnLoss(Loss):
+    """Calls `package.module:function`, and checks what it returns. What it does has to follow from its arguments alone.
+
+    Tries it out when it is made. Raises InputError if it can't be imported or called, or returns something else.
+    """
+
+    needs_advantage = False
+
+    def __init__(self, path: str, training: TrainingConfig) -> None:
+        function = imported_function("training.loss", path, ("tokens", "training"))
+        super().__init__(path, function, training, training)
+        with torch.enable_grad():
+            self(_sample())
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """Raises InputError if the function fails or returns something else.
+
+        Raises TrainingDiverged for a loss that is not finite, unless the config has such tokens masked.
+        """
+        try:
+            outputs = super().__call__(inputs)
+        except Exception as error:  # whatever a user's function raises
+            raise self._unusable(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+        self._check(outputs, inputs)
+        return LossOutputs(outputs.loss, *(values.detach() for values in outputs[1:4]))
+
+    def _check(self, outputs: object, inputs: LossInputs) -> None:
+        if not isinstance(outputs, LossOutputs):
+            raise self._unusable(f"it returned {type(outputs).__name__}; expected LossOutputs")
+        expected = tuple(inputs.trainer_logprobs_N.shape)
+        for name in ("loss", "weight", "importance_ratio", "clipped"):
+            values = getattr(outputs, name)
+            if not isinstance(values, torch.Tensor):
+                raise self._unusable(f"its {name} is of type {type(values).__name__}; expected a tensor")
+            if tuple(values.shape) != expected:
+                raise self._unusable(
+                    f"its {name} has the shape {list(values.shape)}; expected {list(expected)}, per token"
+                )
+        needs_gradient = inputs.trainer_logprobs_N.requires_grad and torch.is_grad_enabled()
+        if needs_gradient and not outputs.loss.requires_grad:
+            raise self._unusable("its loss has no gradient; expected one that depends on inputs.trainer_logprobs_N")
+        if self.training.non_finite == "mask":
+            return
+        bad_N = ~(outputs.loss.detach().isfinite() & outputs.weight.isfinite())
+        if count := int(bad_N.sum()):
+            raise TrainingDiverged(
+                f"the loss {self.name} or its weight is not finite at {count} of {len(bad_N)} tokens that carry loss; "
+                "expected finite numbers"
+            )
+
+    def _unusable(self, what: str) -> InputError:
+        return InputError(f'training.loss is "{self.name}", which can\'t be used: {what}')
 
 
 def make_loss(training: TrainingConfig, name: str | None = None) -> Loss:
-    """Make the loss called `name`, or the one that `training` names, with the parameters in `training`.
+    """The loss called `name`, or the one that `training` names, with the parameters in `training`.
 
     Raises InputError for an unknown name, and for a function `package.module:function` that can't be used.
     """
     name = training.loss.name if name is None else name
     if ":" in name:
-        return FunctionLoss(training, name)
+        return OwnLoss(name, training)
     if name not in LOSSES:
         raise InputError(f'there is no loss "{name}"; expected one of {", ".join(LOSSES)}, or package.module:function')
-    return LOSSES[name](training.with_loss(name))
+    training = training.with_loss(name)
+    return Loss(name, LOSSES[name], training, training.loss)
 
 
-def check_needs(loss: Loss, columns: Collection[str]) -> None:
-    """Raises InputError unless trajectories with these `columns` have all that `loss` reads."""
-    if missing := sorted(loss.needs - set(columns)):
-        raise InputError(
-            f"the loss {loss.name} reads {', '.join(missing)}, which the stored trajectories lack; "
-            "expected a loss that does without, or a run that stored more"
-        )
+def _sample() -> LossInputs:
+    """Three responses, the last one without tokens: as a trainer may give them."""
+    return LossInputs(
+        trainer_logprobs_N=torch.tensor([-0.5, -1.0, -2.0, -0.1], requires_grad=True),
+        rollout_logprobs_N=torch.tensor([-0.5, -1.2, -1.7, -0.2]),
+        advantages_N=torch.tensor([1.0, 1.0, -0.5, -0.5]),
+        response_N=torch.tensor([0, 0, 1, 1]),
+        num_responses=3,
+        staleness_N=torch.tensor([0, 0, 2, 2]),
+    )

@@ -1,15 +1,19 @@
-"""Rank 0 of several: its trainer and checkpoints, whose methods run on all ranks.
+"""Rank 0 leads and the other ranks follow: its trainer and checkpoints, whose methods run on all ranks.
 
     loop ─► LeaderTrainer, LeaderCheckpoints ──command, payload──► every other rank: `follow`
                     └─► its own share, at the same time: their collectives meet
 
-A trainer without other ranks needs none of this: `Trainer` and `AsyncCheckpoints` have the same methods.
+    follow: receive ─► step, weights, … of the rank's own trainer ─► receive ─► … ─► END
+
+Only rank 0 reads streams, hands weights over and commits. A trainer without other ranks needs none of this: `Trainer`
+and `AsyncCheckpoints` have the same methods.
 """
 
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Self
 
 import torch
@@ -17,15 +21,19 @@ from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
 from millrace.training.batch import Sample
+from millrace.training.checkpoints.reading import StoredFiles
 from millrace.training.checkpoints.saving import AsyncCheckpoints, Tensors
-from millrace.training.parallel.follower import checkpoint_payload, restore_share
-from millrace.training.parallel.messages import RATE_FACTOR, Command, exchange, pack, send
+from millrace.training.parallel.messages import RATE_FACTOR, Command, exchange, pack, receive, send, unpack
 from millrace.training.parallel.ranks import Ranks
-from millrace.training.parallel.sharding import full_tensors
+from millrace.training.parallel.sharding import full_tensors, own_shards
 from millrace.training.step_report import StepReport
 from millrace.training.trainer import Trainer
+from millrace.weights.base import Manifest, Weights, WeightsWriter
 from storage.checkpoints import Checkpoint, CheckpointWriter
+from storage.errors import StreamCorrupt
 from storage.stores.base import Store
+from storage.stores.factory import open_store
+from storage.streams.files import FileRef
 
 
 class Followers:
@@ -123,9 +131,79 @@ def restore(trainer: Trainer, store: Store, checkpoint: Checkpoint) -> None:
     it belongs to another model.
     """
     if isinstance(trainer, LeaderTrainer):
-        with trainer.followers.together(Command.RESTORE, checkpoint_payload(store, checkpoint)):
-            damage = restore_share(trainer, store, checkpoint)
+        with trainer.followers.together(Command.RESTORE, _checkpoint_payload(store, checkpoint)):
+            damage = _restore_share(trainer, store, checkpoint)
     else:
-        damage = restore_share(trainer, store, checkpoint)
+        damage = _restore_share(trainer, store, checkpoint)
     if damage is not None:
         raise damage
+
+
+def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsWriter | None) -> None:
+    """Follows rank 0 until it ends; `sender` takes this rank's shards, if they are handed over. Raises RuntimeError if
+    rank 0 dies.
+
+    Raises what this rank's share of the work raises. Rank 0 then meets the same error, or the loss of this rank.
+    """
+    trainer.before_update = checkpoints.wait_until_read
+    while True:
+        command, payload = receive()
+        match command:
+            case Command.END:
+                return
+            case Command.STEP:
+                (rate_factor,) = struct.unpack_from(RATE_FACTOR, payload)
+                trainer.step(unpack(payload[struct.calcsize(RATE_FACTOR) :]), rate_factor)
+            case Command.WEIGHTS:
+                # All ranks take part in gathering; only rank 0 uses the result.
+                for _ in full_tensors(trainer.model):
+                    pass
+            case Command.NEXT_LOGPROBS:
+                trainer.next_logprobs(**json.loads(payload))
+            case Command.CHECKPOINT:
+                checkpoints.begin(int(payload), trainer.tensors(), {})
+            case Command.SLEEP:
+                trainer.sleep()
+                exchange("", trainer.ranks.size)
+            case Command.WAKE:
+                trainer.wake()
+            case Command.HAND_OVER:
+                assert sender is not None
+                hand_over(trainer, sender, Manifest.from_json(json.loads(payload)))
+            case Command.RESTORE:
+                _restore_share(trainer, *_checkpoint(payload))
+
+
+def hand_over(trainer: Trainer, sender: WeightsWriter, manifest: Manifest) -> None:
+    """Hands this rank's shards over; every rank has to call this."""
+    sender.offer(Weights(manifest=manifest, tensors=dict(own_shards(trainer.model))))
+
+
+def _checkpoint_payload(store: Store, checkpoint: Checkpoint) -> bytes:
+    """The payload of `Command.RESTORE`."""
+    files = {name: asdict(ref) for name, ref in checkpoint.files.items()}
+    named = {"run": store.url, "step": checkpoint.step, "incarnation": checkpoint.incarnation, "files": files}
+    return json.dumps(named).encode()
+
+
+def _restore_share(trainer: Trainer, store: Store, checkpoint: Checkpoint) -> StreamCorrupt | None:
+    """Restores this rank's share of `checkpoint`; every rank has to call this.
+
+    Returns the damage that any rank found, the same on all of them. After damage the ranks hold different policies
+    until they have restored another checkpoint.
+    """
+    damage: StreamCorrupt | None = None
+    try:
+        trainer.restore(checkpoint.step, StoredFiles(store, checkpoint))
+    except StreamCorrupt as error:
+        damage = error
+    mine = [] if damage is None else [damage.file, damage.reason]
+    reports = [json.loads(text) for text in exchange(json.dumps(mine), trainer.ranks.size)]
+    return next((StreamCorrupt(*report) for report in reports if report), None)
+
+
+def _checkpoint(payload: bytes) -> tuple[Store, Checkpoint]:
+    named = json.loads(payload)
+    files = {name: FileRef(**ref) for name, ref in named["files"].items()}
+    checkpoint = Checkpoint(step=named["step"], files=files, state={}, incarnation=named["incarnation"])
+    return open_store(named["run"]), checkpoint

@@ -177,7 +177,7 @@ def test_a_damaged_part_is_named_and_left_out_and_the_rest_is_copied(
     run = Trained(store)
     run.step(1, 2, 3)
     path = f"{layout.metrics('train', 0)}/log/000000000002.json"
-    file = f"{layout.metrics('train', 0)}/{json.loads(store.objects[path])['seg']}"
+    file = f"{layout.metrics('train', 0)}/{json.loads(store.objects[path])['file']}"
     store.objects[file] = bytes(len(store.objects[file]))
     _copy(store, tmp_path / "mine")
     assert _shown(tmp_path / "mine") == _expected(1, 3)

@@ -11,7 +11,7 @@ from support.pages.run_data import STATUS, T, measured, run_data
 
 from dashboard.pages.rail import rail
 from dashboard.read.model import RunData
-from millrace.runs.origin import Origin
+from millrace.runs.provenance import Origin
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
 SHOWN = "<img src=x onerror=alert(1)>\\u202e␛[2J"

@@ -18,7 +18,7 @@ from millrace.errors import RunMissing
 from millrace.evaluation.promotion import Decision, write_decision
 from millrace.evaluation.results import write_result
 from millrace.rollouts.ledger import Account
-from millrace.runs.origin import Origin
+from millrace.runs.provenance import Origin
 from millrace.runs.record import AttemptEnd, end_attempt, read_run, resume_run
 from storage import layout
 from storage.errors import StoreUnreachable, StreamCorrupt
@@ -42,7 +42,7 @@ def rows_of(store: Store, path: str, schema: pa.Schema) -> list[dict[str, Any]]:
 def part_files(store: DictStore, path: str) -> list[str]:
     """The files of a stream's parts, in its order."""
     records = [json.loads(data) for file, data in sorted(store.objects.items()) if file.startswith(f"{path}/log/")]
-    return [f"{path}/{record['seg']}" for record in records if record["kind"] == "data"]
+    return [f"{path}/{record['file']}" for record in records if record["kind"] == "data"]
 
 
 def damage(store: DictStore, file: str) -> None:

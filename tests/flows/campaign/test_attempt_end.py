@@ -7,8 +7,7 @@ import pytest
 
 from flows.campaign.attempt_end import attempt_under_way
 from millrace.errors import StageDied
-from millrace.runs.record import AttemptEnd, end_attempt, read_end
-from millrace.runs.state import CONTROLLER
+from millrace.runs.record import CONTROLLER, AttemptEnd, end_attempt, read_end
 from storage.progress import read_status
 from storage.stores.base import Store
 from storage.stores.local import LocalStore

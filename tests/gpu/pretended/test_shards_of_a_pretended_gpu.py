@@ -8,7 +8,7 @@ import torch
 from support.gpu.pretend_gpu import CPU, GPU, pretend_gpu
 from support.training.sharded_trainers import CASES, make_trainer, samples
 
-from millrace.training.parallel.follower import hand_over
+from millrace.training.parallel.leader import hand_over
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.parallel.sharding import layout, own_shards
 from millrace.weights.base import Manifest, WeightsId

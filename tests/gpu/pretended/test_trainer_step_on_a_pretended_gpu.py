@@ -20,9 +20,10 @@ from support.gpu.pretend_gpu import GPU, PretendGpu, pretend_gpu
 from support.training.sharded_trainers import CASES, Case, make_trainer, samples
 
 from configs.losses import LOSS_NAMES
-from millrace.training.attention.packed import packed_attention
-from millrace.training.batch import microbatches
-from millrace.training.losses.base import Loss, LossTokens, TokenLosses
+from millrace.training.attention import packed_attention
+from millrace.training.losses.base import LossInputs, LossOutputs
+from millrace.training.losses.factory import Loss
+from millrace.training.packing import microbatches
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.training.trainer import Trainer
 
@@ -36,15 +37,13 @@ _COLUMNS = 8
 class Counting(Loss):
     """A loss that counts the microbatches it is asked for."""
 
-    def __init__(self, own: Loss) -> None:
-        super().__init__(own.training)
-        self.name = own.name  # type: ignore[misc]
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(loss.name, lambda inputs, training: loss(inputs), loss.training)
         self.microbatches = 0
-        self._own = own
 
-    def __call__(self, tokens: LossTokens) -> TokenLosses:
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
         self.microbatches += 1
-        return self._own(tokens)
+        return super().__call__(inputs)
 
 
 def stepped(case: Case, gpu: PretendGpu) -> tuple[Trainer, int]:
@@ -52,7 +51,7 @@ def stepped(case: Case, gpu: PretendGpu) -> tuple[Trainer, int]:
     trainer = make_trainer(case, Ranks.alone(GPU), case.compute_dtype)
     trainer.step(samples(5, seed=0, shared_prompt=case.shared_prompt))
     loss = Counting(trainer.loss)
-    trainer.train_with(loss)
+    trainer.set_loss(loss)
     gpu.forget()
     trainer.step(samples(5, seed=1, shared_prompt=case.shared_prompt))
     return trainer, loss.microbatches
@@ -87,15 +86,15 @@ def test_a_step_waits_for_the_gpu_as_often_as_listed_above(name: str, dtype: tor
 def assert_listed(gpu: PretendGpu, case: Case, num_microbatches: int) -> None:
     training = case.training
     updates = training.minibatches * training.epochs
-    assert gpu.waits.pop("training/optimization/gradients.py:clipped_norm") == updates
-    assert gpu.waits.pop("training/losses/base.py:check_finite") == num_microbatches
-    assert gpu.waits.pop("training/changed_weights.py:changed_share") == 1
+    assert gpu.waits.pop("training/optimizer.py:clip_gradients") == updates
+    assert gpu.waits.pop("training/losses/excluded.py:check_finite") == num_microbatches
+    assert gpu.waits.pop("training/parallel/sharding.py:changed_share") == 1
     assert not gpu.waits
     num_tokens = sum(len(one.response_tokens) for one in samples(5, seed=1, shared_prompt=case.shared_prompt))
     copied = gpu.copied_to_host
-    assert copied.pop("training/step_report.py:carrying") == updates * num_tokens * _NUMBER * _COLUMNS
+    assert copied.pop("training/step_report.py:finish") == updates * num_tokens * _NUMBER * _COLUMNS
     assert copied.pop("training/step_report.py:report") == num_tokens * _NUMBER
-    assert copied.pop("training/changed_weights.py:sample_weights") > 0
+    assert copied.pop("training/parallel/sharding.py:sample_weights") > 0
     if training.kl.coefficient:
         # The reference's table of rotary frequencies. Its weights come from the CPU, and are not copied back.
         assert copied.pop("models/offload.py:<lambda>") < 64
@@ -151,8 +150,8 @@ def test_no_loss_waits_for_the_gpu(loss: str) -> None:
     with pretend_gpu() as gpu:
         stepped(case, gpu)
     expected = {
-        "training/losses/base.py:check_finite",
-        "training/optimization/gradients.py:clipped_norm",
-        "training/changed_weights.py:changed_share",
+        "training/losses/excluded.py:check_finite",
+        "training/optimizer.py:clip_gradients",
+        "training/parallel/sharding.py:changed_share",
     }
     assert set(gpu.waits) == expected

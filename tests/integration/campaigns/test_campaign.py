@@ -166,6 +166,7 @@ def test_a_campaign_starts_from_a_named_model_and_learns_from_prompts_in_a_file(
     assert set(table["prompt_id"].to_pylist()) <= {f"sums.jsonl:{line}" for line in range(1, 82)}
 
 
+@pytest.mark.extended
 def test_rewards_alone_make_the_policy_better_on_prompts_it_never_saw(millrace: Millrace) -> None:
     settings = {
         **FROM_SCRATCH,

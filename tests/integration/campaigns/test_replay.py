@@ -14,7 +14,7 @@ from support.campaigns.campaigns import Ended, Millrace, await_end, send, stages
 from support.replay.trained_run import TrainedRun, flip_a_bit, rewrite, with_value
 
 from flows.cli.main import main
-from millrace.replay.sources.source_run import SourceRun
+from millrace.replay.source_run import SourceRun
 from storage import layout
 from storage.schema import SCORE
 from storage.stores.factory import open_store

@@ -3,7 +3,7 @@
 import pytest
 from support.campaigns.campaigns import Millrace
 
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.extended]
 
 
 def test_a_campaign_whose_reward_never_scores_ends_with_one_line_and_code_2(millrace: Millrace) -> None:

@@ -84,6 +84,7 @@ def test_a_quarantined_part_is_gone_on_without(millrace: Millrace, run: Path) ->
     assert millrace.summary("hurt")["ledger"]["dropped"]["corrupt"]["rollouts"] == lost.rows
 
 
+@pytest.mark.extended
 def test_a_damaged_commit_record_stops_the_run_with_its_file_and_number(millrace: Millrace, run: Path) -> None:
     damaged = next_part(run)
     path = f"{layout.trajectories(0)}/{layout.record(damaged.seq)}"

@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from support.campaigns.kill_matrix import FAILPOINTS, WHILE_STORING_UNFINISHED, 
 from support.damage.recount import check_recount
 from support.stages.failpoints import Failpoints
 
-from benchmarks.recovery.monitor import Recovery, RecoveryMonitor
 from millrace.rollouts.group_sequence import committed_groups
 from millrace.rollouts.lineage import Lineage
 from storage import layout
@@ -78,14 +75,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, environment: dict[st
     return final_weights(str(millrace.root / "calm"))
 
 
-def survive(millrace: Millrace, specs: list[str], settings: dict[str, object], tmp_path: Path) -> list[Recovery]:
-    """One campaign through all these kills, its ledger and streams checked; how long each stage took to come back."""
+def survive(millrace: Millrace, specs: list[str], settings: dict[str, object], tmp_path: Path) -> None:
+    """Runs one campaign through all these kills, and checks its ledger and streams."""
     armed = Failpoints(tmp_path / "fired", *specs)
     environment = armed.environment()
     millrace.environment |= {name: environment[name] for name in (SPECS, FIRED)}
     run_url = millrace.root / "wounded"
-    with RecoveryMonitor(str(run_url)) as monitor:
-        run_through_kills(millrace, "wounded", armed, settings)
+    run_through_kills(millrace, "wounded", armed, settings)
     assert armed.missed() == []
     summary = millrace.summary("wounded")
     assert_balanced(summary)
@@ -99,45 +95,29 @@ def survive(millrace: Millrace, specs: list[str], settings: dict[str, object], t
     assert settings is not SYNC or groups == list(range(len(groups)))
     ended = millrace.run("fsck", str(run_url))
     assert ended.code == 0, ended.output
-    return monitor.recoveries([(spec.split()[0], when) for spec, when in armed.fired().items()])
 
 
-@pytest.fixture(scope="module")
-def recoveries() -> Iterator[list[Recovery]]:
-    """Collects them over the module, and prints what they come to."""
-    found: list[Recovery] = []
-    yield found
-    if found:
-        own, total = ([getattr(recovery, kind) for recovery in found] for kind in ("own", "total"))
-        print(
-            f"\n{len(found)} recoveries: median {statistics.median(own):.2f} s without imports and model load, "
-            f"{statistics.median(total):.2f} s with them"
-        )
-
-
-def check(number: int, millrace: Millrace, tmp_path: Path, uninterrupted: bytes, recoveries: list[Recovery]) -> None:
+def check(number: int, millrace: Millrace, tmp_path: Path, uninterrupted: bytes) -> None:
     """Campaign `number` of the matrix. The weights of an asynchronous one depend on who was faster."""
     specs = next(itertools.islice(campaigns(SEED), number, None))
     print(f"seed {SEED}, campaign {number}: {'; '.join(specs)}")
     asynchronous = is_asynchronous(number)
-    recoveries += survive(millrace, specs, ASYNC if asynchronous else SYNC, tmp_path)
+    survive(millrace, specs, ASYNC if asynchronous else SYNC, tmp_path)
     if not asynchronous:
         assert final_weights(str(millrace.root / "wounded")) == uninterrupted
 
 
 @pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.extended) for n in range(1, REDUCED))])
 def test_killed_anywhere_a_campaign_loses_and_repeats_nothing(
-    number: int, millrace: Millrace, tmp_path: Path, uninterrupted: bytes, recoveries: list[Recovery]
+    number: int, millrace: Millrace, tmp_path: Path, uninterrupted: bytes
 ) -> None:
-    check(number, millrace, tmp_path, uninterrupted, recoveries)
+    check(number, millrace, tmp_path, uninterrupted)
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", range(REDUCED, WHOLE))
-def test_two_hundred_kills(
-    number: int, millrace: Millrace, tmp_path: Path, uninterrupted: bytes, recoveries: list[Recovery]
-) -> None:
-    check(number, millrace, tmp_path, uninterrupted, recoveries)
+def test_two_hundred_kills(number: int, millrace: Millrace, tmp_path: Path, uninterrupted: bytes) -> None:
+    check(number, millrace, tmp_path, uninterrupted)
 
 
 def test_the_matrix_kills_often_enough_and_everywhere() -> None:

@@ -15,7 +15,8 @@ from millrace.chat.template import TemplateRenderer
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.episodes import Episodes
 from millrace.generation.environments.exchange import ChatExchange
-from millrace.training.batch import Sample, pack
+from millrace.training.batch import Sample
+from millrace.training.packing import pack
 from millrace.training.policy import PackedPolicy
 from millrace.types import Prompt, Request, Sampling, Trajectory
 

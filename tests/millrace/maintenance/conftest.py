@@ -157,7 +157,7 @@ class SmallRun:
 
     def promote(self) -> None:
         """The present version passes the gate."""
-        state = {"incarnation": 1, "attempt": 0, "accuracy": 0.5, "prompts": 8, "sentence": "better"}
+        state = {"incarnation": 1, "attempt": 0, "accuracy": 0.5, "prompts": 8, "sentence": "better", "bar": 0.25}
         files = {"config.json": b"{}", "model.safetensors": f"promoted {self.version}".encode() * 9}
         CheckpointWriter(self.store, layout.PROMOTED, writer="promote").commit(self.version, files, state)
 

@@ -1,5 +1,6 @@
 """Parquet files hold exactly the values of the streams, each trajectory beside its score, for any reader of Parquet."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,18 @@ def expected_rows(store: Store) -> Rows:
     return rows
 
 
+def read_with_duckdb(pattern: str) -> Rows:
+    result = duckdb.sql(f"from '{pattern}' order by generator, row_id")
+    return [dict(zip(result.columns, row, strict=True)) for row in result.fetchall()]
+
+
+@pytest.mark.parametrize("read", [read_with_duckdb, lambda pattern: polars.read_parquet(pattern).to_dicts()])
+def test_other_readers_of_parquet_read_the_same(
+    analysis: Path, dict_store: DictStore, read: Callable[[str], Rows]
+) -> None:
+    assert read(f"{analysis}/trajectories-*.parquet") == expected_rows(dict_store)
+
+
 @pytest.fixture
 def analysis(small_run: Any, dict_store: DictStore, tmp_path: Path) -> Path:
     """A folder that a run was compacted into, in files of a few parts each."""
@@ -75,26 +88,13 @@ def test_what_became_of_each_trajectory_is_there_and_joins_with_it(analysis: Pat
     assert failed > 0
 
 
-def test_duckdb_reads_it_in_one_line(analysis: Path, dict_store: DictStore) -> None:
-    found = duckdb.sql(f"from '{analysis}/trajectories-*.parquet' order by generator, row_id")
-    rows = [dict(zip(found.columns, row, strict=True)) for row in found.fetchall()]
-    assert rows == expected_rows(dict_store)
-    mean = duckdb.sql(f"select avg(reward) from '{analysis}/trajectories-*.parquet'").fetchall()
-    rewards = [row["reward"] for row in expected_rows(dict_store) if row["reward"] is not None]
-    assert mean == [(pytest.approx(sum(rewards) / len(rewards)),)]
-
-
-def test_polars_reads_it_in_one_line(analysis: Path, dict_store: DictStore) -> None:
-    found = polars.read_parquet(f"{analysis}/trajectories-*.parquet")
-    assert found.to_dicts() == expected_rows(dict_store)
-    assert found.schema["response_tokens"] == polars.List(polars.Int32)
-
-
 def test_it_goes_into_the_run_unless_told_otherwise_and_replaces_what_was_there(
     small_run: Any, dict_store: DictStore
 ) -> None:
     before = set(dict_store.objects)
     first = compact(dict_store, file_bytes=1000)
+    assert first.rows == sum(file.rows for file in first.files if "trajectories" in file.path) == 74
+    assert (first.unscored_rows, first.missing_rows, first.problems) == (2, 0, [])
     assert len(first.files) > 5
     assert set(dict_store.objects) - before == {file.path for file in first.files}
     assert all(file.path.startswith("parquet/") for file in first.files)
@@ -109,12 +109,6 @@ def test_it_goes_into_the_run_unless_told_otherwise_and_replaces_what_was_there(
     for file in second.files:
         table = pq.read_table(pa.py_buffer(dict_store.objects[file.path]))
         assert (table.num_rows, len(dict_store.objects[file.path])) == (file.rows, file.bytes)
-
-
-def test_it_counts_what_it_wrote(small_run: Any, dict_store: DictStore) -> None:
-    done = compact(dict_store)
-    assert done.rows == sum(file.rows for file in done.files if "trajectories" in file.path) == 74
-    assert (done.unscored_rows, done.missing_rows, done.problems) == (2, 0, [])
 
 
 def test_damaged_and_removed_parts_are_left_out_and_the_damaged_told(small_run: Any, dict_store: DictStore) -> None:

@@ -1,7 +1,5 @@
 """gc removes only what is no longer needed: checkpoints resume, scorers continue, fsck finds no damage."""
 
-import json
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +16,14 @@ from millrace.evaluation.results import write_result
 from millrace.maintenance.fsck import fsck
 from millrace.maintenance.gc import Plan, Retention, carry_out, plan
 from millrace.maintenance.listing import Contents
-from millrace.rollouts.scored_group import LostPart, ScoredGroup
+from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.checkpoints.names import weights_checksum
 from millrace.weights.fingerprint import fingerprint
 from millrace.weights.store import ANCHOR_EVERY, StoreReader, StoreWriter
 from storage import layout
 from storage.checkpoints import CheckpointWriter, checkpoints_backwards, load_file, read_latest
 from storage.errors import PartRemoved, StreamCorrupt
-from storage.schema import SCORE, TRAINER_LOGPROBS, TRAJECTORY
+from storage.schema import SCORE, TRAINER_LOGPROBS
 from storage.stores.base import BytesLike, Entry
 from storage.stores.local import LocalStore
 from storage.streams.log import LogReader
@@ -58,32 +56,23 @@ def taken_from(run: Any, state: list[dict[str, Any]]) -> list[tuple[int, list[fl
     return found
 
 
-def test_without_a_limit_no_rows_go(small_run: Any, dict_store: DictStore) -> None:
-    made = gc(dict_store, Retention(), now=time.time() + 400 * DAY)
-    assert paths(made, "rows") == []
-    assert not any(path.endswith(layout.REMOVED) for path in dict_store.objects if path.startswith("streams/"))
-
-
-def test_what_it_plans_is_what_goes_and_its_sizes_are_those_freed(small_run: Any, dict_store: DictStore) -> None:
+def test_exactly_the_planned_files_go_and_every_record_stays(small_run: Any, dict_store: DictStore) -> None:
     before = dict(dict_store.objects)
+    made = plan(dict_store, Retention(), now=time.time() + 400 * DAY)
+    assert paths(made, "rows") == [], "without a limit no rows go"
+    heads = {stream.path: LogReader(dict_store, stream.path).to_head() for stream in Contents(dict_store).streams}
     made = plan(dict_store, KEEP_NO_ROWS)
     assert dict_store.objects == before, "planning removes nothing"
     carry_out(dict_store, made)
     gone = before.keys() - dict_store.objects.keys()
+    assert not any("/log/" in path for path in gone)
+    assert heads == {path: LogReader(dict_store, path).to_head() for path in heads}, "records and sums stay"
     assert sorted(gone) == sorted(removal.path for removal in made.removals)
     assert made.freed().total() == sum(len(before[path]) for path in gone)
     assert {kind: size > 0 for kind, size in made.freed().items()} == dict.fromkeys(
         ("checkpoints", "weights", "rows"), True
     )
     assert all(made.freed()[kind] == sum(len(before[path]) for path in paths(made, kind)) for kind in made.freed())
-
-
-def test_records_stay_and_sums_stay_with_them(small_run: Any, dict_store: DictStore) -> None:
-    records = {path: data for path, data in dict_store.objects.items() if "/log/" in path}
-    heads = {stream.path: LogReader(dict_store, stream.path).to_head() for stream in Contents(dict_store).streams}
-    gc(dict_store, KEEP_NO_ROWS)
-    assert {path: data for path, data in dict_store.objects.items() if "/log/" in path} == records
-    assert heads == {path: LogReader(dict_store, path).to_head() for path in heads}
 
 
 def test_a_part_of_trajectories_and_its_scores_go_together(small_run: Any, dict_store: DictStore) -> None:
@@ -109,14 +98,6 @@ def test_a_part_of_trajectories_and_its_scores_go_together(small_run: Any, dict_
             assert there == [ordinal >= removed for ordinal in range(len(there))]
 
 
-def test_starting_from_scratch_reports_that_gc_removed_the_rows(small_run: Any, dict_store: DictStore) -> None:
-    gc(dict_store, KEEP_NO_ROWS)
-    with pytest.raises(PartRemoved, match="the rows of part 0 were removed by millrace gc"):
-        small_run.open_loader(None).take()
-    with pytest.raises(PartRemoved, match="the rows of part 0 were removed by millrace gc"):
-        StreamReader(dict_store, layout.trajectories(1), TRAJECTORY).next()
-
-
 def test_rows_of_no_checkpoint_are_all_needed(start_run: StartRun, dict_store: DictStore) -> None:
     run = start_run(dict_store)
     run.generate(0)
@@ -137,16 +118,14 @@ def test_rows_that_one_of_two_rewards_has_not_scored_are_needed(small_run: Any, 
     assert read_removed(dict_store, layout.trajectories(1)) > 1
 
 
-def test_rows_that_a_scorer_which_has_not_begun_will_score_are_needed(small_run: Any, dict_store: DictStore) -> None:
+def test_rows_that_no_scorer_has_begun_are_needed(small_run: Any, dict_store: DictStore) -> None:
     StreamWriter(dict_store, layout.scores("other", 0, 1, 2), SCORE, "the second of two")
     marks = plan(dict_store, KEEP_NO_ROWS).marks
     assert layout.trajectories(0) not in marks
     assert marks[layout.trajectories(1)] > 1
 
 
-def test_young_rows_and_rows_of_recent_versions_stay_while_either_wish_holds(
-    small_run: Any, dict_store: DictStore
-) -> None:
+def test_young_rows_and_rows_of_recent_versions_stay(small_run: Any, dict_store: DictStore) -> None:
     soon, late = time.time() + DAY, time.time() + 8 * DAY
     week = 7 * DAY
 
@@ -180,14 +159,9 @@ def test_a_cap_on_bytes_takes_the_oldest_parts_first_and_no_more_than_it_must(
             ends = [made.marks.get(layout.trajectories(generator), 0) for generator in range(2)]
             assert abs(ends[0] - ends[1]) <= 2
     assert paths(plan(dict_store, Retention(max_bytes=total)), "rows") == []
-    assert (
-        "bytes of rows are still needed, more than the 0 allowed" in plan(dict_store, Retention(max_bytes=0)).notes[0]
-    )
 
 
-def test_what_the_trainer_thought_of_tokens_goes_by_the_version_it_was_trained_for_and_no_checkpoint_needs_it(
-    small_run: Any, dict_store: DictStore
-) -> None:
+def test_trainer_logprobs_go_by_the_version_they_were_trained_for(small_run: Any, dict_store: DictStore) -> None:
     def removed(retention: Retention, now: float) -> int:
         return plan(dict_store, retention, now=now).marks.get(layout.TRAINER_LOGPROBS, 0)
 
@@ -204,7 +178,7 @@ def test_what_the_trainer_thought_of_tokens_goes_by_the_version_it_was_trained_f
     gc(dict_store, KEEP_NO_ROWS)
     left = [path for path in dict_store.objects if path.startswith(f"{layout.TRAINER_LOGPROBS}/seg/")]
     assert left == []
-    with pytest.raises(PartRemoved, match="the rows of part 0 were removed by millrace gc"):
+    with pytest.raises(PartRemoved):
         StreamReader(dict_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS).next()
     consumed = {path: data for path, data in before.items() if path.startswith(layout.CONSUMED)}
     assert consumed.items() <= dict_store.objects.items(), "what became of each trajectory stays"
@@ -363,14 +337,9 @@ def test_a_damaged_log_stops_gc_before_it_removes_anything(small_run: Any, dict_
     missing = f"{layout.trajectories(1)}/{layout.record(4)}"
     del dict_store.objects[missing]
     before = dict(dict_store.objects)
-    with pytest.raises(StreamCorrupt, match="the record is missing, but"):
+    with pytest.raises(StreamCorrupt):
         gc(dict_store, KEEP_NO_ROWS, now=time.time() + LATER)
     assert dict_store.objects == before
-
-
-def test_checkpoints_to_keep_are_at_least_one() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        Retention(keep_checkpoints=0)
 
 
 class Dying(DictStore):
@@ -406,7 +375,7 @@ def test_killed_at_any_change_it_leaves_a_sound_run_and_the_next_gc_finishes(sta
     finished = set(store.objects)
     for survived in range(num_changes):
         store.objects, store.left = dict(sound), survived
-        with pytest.raises(OSError, match="killed"):
+        with pytest.raises(OSError):
             carry_out(store, made)
         store.left = None
         assert fsck(store).damaged == 0, f"after {survived} changes"
@@ -456,7 +425,7 @@ def play(run: Any, story: list[str], retention: Retention) -> None:
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(story=actions, retention=retentions)
-def test_after_any_gc_of_any_run_every_kept_checkpoint_goes_on_with_every_later_group(
+def test_after_any_gc_every_kept_checkpoint_can_be_resumed(
     start_run: StartRun, story: list[str], retention: Retention
 ) -> None:
     collected, untouched = start_run(DictStore()), start_run(DictStore())
@@ -483,31 +452,6 @@ def test_after_any_gc_of_any_run_every_kept_checkpoint_goes_on_with_every_later_
             list(iter(collected.open_loader(None).take, None))
 
 
-@pytest.mark.slow
-def test_a_run_that_gc_visits_again_and_again_removes_what_it_may_and_trains_every_group_once(
-    start_run: StartRun,
-) -> None:
-    chooser = random.Random(22)
-    run = start_run(DictStore())
-    removed = 0
-    for number in range(30):
-        for generator in range(2):
-            run.generate(generator, num_groups=chooser.randint(1, 3))
-        run.score_everything()
-        run.train(num_groups=4)
-        run.checkpoint()
-        made = gc(run.store, Retention(keep_versions=2, keep_checkpoints=1))
-        removed += len(paths(made, "rows"))
-        assert fsck(run.store).damaged == 0, f"round {number} (seed 22)"
-    assert removed > 60
-    latest = read_latest(run.store)
-    assert latest is not None
-    rest = list(iter(run.open_loader(latest.state["intake"]).take, None))
-    assert not any(isinstance(group, LostPart) for group in rest)
-    mark = json.loads(run.store.objects[f"{layout.trajectories(0)}/{layout.REMOVED}"])
-    assert mark["why"] == "millrace gc"
-
-
 def promoted_files(store: DictStore) -> list[list[str]]:
     """Paths of each promoted model, oldest first."""
     records = checkpoints_backwards(store, layout.PROMOTED)
@@ -516,9 +460,7 @@ def promoted_files(store: DictStore) -> list[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [1, 2, 5])
-def test_the_promoted_model_stays_whatever_else_goes_and_older_ones_go_as_checkpoints_do(
-    keep: int, small_run: Any, dict_store: DictStore
-) -> None:
+def test_the_promoted_model_stays_and_older_ones_go(keep: int, small_run: Any, dict_store: DictStore) -> None:
     for _ in range(3):
         small_run.version += 1
         small_run.promote()
@@ -534,9 +476,7 @@ def test_the_promoted_model_stays_whatever_else_goes_and_older_ones_go_as_checkp
     assert latest_promoted(dict_store) is not None
 
 
-def test_a_promotion_that_was_cut_off_goes_once_it_is_old_and_no_weights_are_taken_for_it(
-    small_run: Any, dict_store: DictStore
-) -> None:
+def test_an_old_promotion_that_was_never_committed_goes(small_run: Any, dict_store: DictStore) -> None:
     small_run.promote()
     left = f"{layout.PROMOTED}/data/00000007-1/model.safetensors"
     dict_store.put_if_absent(left, b"half")

@@ -12,7 +12,7 @@ from support.stores.dict_store import DictStore
 from configs.replay import ReplayRequest
 from millrace.errors import ReplayError
 from millrace.replay.diff import Diff, Difference, diff
-from millrace.replay.spec import write_spec
+from millrace.replay.results import write_spec
 from storage import layout
 from storage.stores.base import Store
 from storage.stores.factory import open_store
@@ -32,76 +32,53 @@ def test_two_runs_that_did_the_same_do_not_part() -> None:
     found = diff(stored(), stored())
     assert (found.config, found.provenance, found.start, found.batch, found.numbers) == ([], [], [], None, None)
     assert (found.steps, found.checkpoints, found.checkpoints_differing) == ([1, LAST], [1, 2, 3, 4, 5], [])
-    assert found.sentence.startswith("steps 1 to 5 are the same, bit for bit")
-
-
-IN_THE_BATCH = {
-    "prompts": (7, "token 0", 1, 2),
-    "versions": (7, "", [2, 2], [1, 2]),
-    "tokens": (7, "token 0", 11, 12),
-    "rollout_logprobs": (7, "token 0", -0.5, 0.5),
-    "rewards": (7, "", 1.0, 0.5),
-    "advantages": (7, "", 0.5, 1.5),
-}
-
-
-@pytest.mark.parametrize("what", IN_THE_BATCH)
-def test_the_first_step_whose_batch_is_another_is_named_with_the_value(what: str) -> None:
-    found = against_the_plain_run(changed={what: 3}).batch
-    assert found is not None
-    group_id, place, a, b = IN_THE_BATCH[what]
-    where = f"group {group_id}, member 1" + (f", {place}" if place else "")
-    assert (found.step, found.what, found.where, found.a, found.b) == (3, what, where, a, b)
-
-
-def test_of_several_differences_in_a_batch_that_is_named_which_the_others_follow_from() -> None:
-    found = against_the_plain_run(changed={"advantages": 3, "rewards": 3, "tokens": 3, "trainer_logprobs": 3})
-    assert found.batch is not None
-    assert found.batch.what == "tokens"
-    assert "differ at step 3 in what was trained on: tokens" in found.sentence
-
-
-def test_an_answer_that_goes_on_for_longer_is_a_difference_in_tokens() -> None:
-    found = against_the_plain_run(changed={"length": 3}).batch
-    assert found is not None
-    assert (found.step, found.what, found.a, found.b) == (3, "tokens", "3 tokens", "4 tokens")
-
-
-def test_groups_that_only_one_of_them_trained_are_named() -> None:
-    found = against_the_plain_run(changed={"groups": 2}).batch
-    assert found is not None
-    assert (found.step, found.what, found.a, found.b) == (2, "groups", [5], [1000])
-
-
-def test_another_order_in_the_batch_is_a_difference() -> None:
-    found = against_the_plain_run(changed={"order": 2}).batch
-    assert found is not None
-    assert (found.step, found.what, found.a, found.b) == (2, "groups", [3, 4, 5], [4, 5, 3])
 
 
 @pytest.mark.parametrize(
-    ("what", "because"),
+    ("change", "what", "where", "a", "b"),
     [
-        ("trainer_logprobs", "the weights before the step differ"),
-        ("loss", "the loss differs"),
-        ("grad_norm", "the gradient differs"),
+        ("prompts", "prompts", "group 7, member 1, token 0", 1, 2),
+        ("versions", "versions", "group 7, member 1", [2, 2], [1, 2]),
+        ("tokens", "tokens", "group 7, member 1, token 0", 11, 12),
+        ("length", "tokens", "group 7, member 1", "3 tokens", "4 tokens"),
+        ("rollout_logprobs", "rollout_logprobs", "group 7, member 1, token 0", -0.5, 0.5),
+        ("rewards", "rewards", "group 7, member 1", 1.0, 0.5),
+        ("advantages", "advantages", "group 7, member 1", 0.5, 1.5),
+        ("groups", "groups", "trained in one run alone", [8], [1000]),
+        ("order", "groups", "their order in the batch", [6, 7, 8], [7, 8, 6]),
     ],
 )
-def test_the_first_step_whose_numbers_are_others_is_named_with_what_follows_from_it(what: str, because: str) -> None:
-    found = against_the_plain_run(changed={what: 4})
-    assert found.batch is None
-    assert found.numbers is not None
-    assert (found.numbers.step, found.numbers.what) == (4, what)
-    assert found.sentence.startswith("they are the same before step 4 and differ at step 4")
-    assert because in found.sentence
+def test_the_first_difference_in_a_batch_is_named(change: str, what: str, where: str, a: object, b: object) -> None:
+    difference = against_the_plain_run(changed={change: 3}).batch
+    assert difference is not None
+    assert (difference.step, difference.what, difference.where) == (3, what, where)
+    assert (difference.a, difference.b) == (a, b)
 
 
-def test_batch_and_numbers_are_told_apart_where_they_part_at_different_steps() -> None:
-    found = against_the_plain_run(changed={"loss": 2, "tokens": 4})
+@pytest.mark.parametrize("what", ["trainer_logprobs", "loss", "grad_norm"])
+def test_the_first_difference_in_the_numbers_is_named(what: str) -> None:
+    result = against_the_plain_run(changed={what: 4})
+    assert result.batch is None
+    assert result.numbers is not None
+    assert (result.numbers.step, result.numbers.what) == (4, what)
+    assert json.loads(json.dumps(asdict(result)))["numbers"]["step"] == 4
+
+
+def test_batch_and_numbers_may_differ_first_at_different_steps() -> None:
+    result = against_the_plain_run(changed={"loss": 2, "tokens": 4})
+    assert result.batch is not None
+    assert result.numbers is not None
+    assert (result.numbers.step, result.batch.step) == (2, 4)
+
+
+def test_runs_may_have_no_step_in_common() -> None:
+    assert diff(stored(), ScriptedRun(DictStore()).steps(7, 8).close()).steps == []
+
+
+def test_the_difference_that_causes_the_others_is_named() -> None:
+    found = against_the_plain_run(changed={"advantages": 3, "rewards": 3, "tokens": 3, "trainer_logprobs": 3})
     assert found.batch is not None
-    assert found.numbers is not None
-    assert (found.numbers.step, found.batch.step) == (2, 4)
-    assert "differ at step 2 in loss" in found.sentence
+    assert found.batch.what == "tokens"
 
 
 def test_a_step_that_was_rolled_back_is_no_difference() -> None:
@@ -140,30 +117,17 @@ def test_another_version_of_the_reward_is_told() -> None:
     assert found.provenance == [Difference(name="reward version", a="1", b="2")]
 
 
-def test_another_start_model_or_tokenizer_is_told_by_file_where_both_know_theirs() -> None:
-    one, other = stored(), stored()
-    one.put(layout.START_HASHES, json.dumps({"model.safetensors": "aa", "tokenizer.json": "cc"}).encode())
-    assert diff(one, other).start == []
+def test_another_start_model_is_named_by_file() -> None:
+    first, other = stored(), stored()
+    first.put(layout.START_HASHES, json.dumps({"model.safetensors": "aa", "tokenizer.json": "cc"}).encode())
+    assert diff(first, other).start == []
     other.put(layout.START_HASHES, json.dumps({"model.safetensors": "bb", "tokenizer.json": "cc"}).encode())
-    assert diff(one, other).start == [Difference(name="model.safetensors", a="aa", b="bb")]
+    assert diff(first, other).start == [Difference(name="model.safetensors", a="aa", b="bb")]
 
 
 def test_checkpoints_whose_weights_differ_are_listed() -> None:
     found = against_the_plain_run(changed={"checkpoint": 4})
     assert (found.checkpoints, found.checkpoints_differing) == ([1, 2, 3, 4, 5], [4])
-    assert "4 of 5 checkpoints" in found.sentence
-
-
-def test_runs_without_a_step_in_common_are_said_to_have_none() -> None:
-    later = ScriptedRun(DictStore()).steps(7, 8).close()
-    found = diff(stored(), later)
-    assert found.steps == []
-    assert found.sentence == "they have no step in common"
-
-
-def test_all_of_it_is_plain_json() -> None:
-    found = against_the_plain_run(changed={"versions": 3, "loss": 3})
-    assert json.loads(json.dumps(asdict(found)))["batch"]["step"] == 3
 
 
 def as_replay(source: str, folder: Path, *, of: int = 1) -> Store:
@@ -175,7 +139,7 @@ def as_replay(source: str, folder: Path, *, of: int = 1) -> Store:
     return made
 
 
-def test_a_replay_is_compared_by_the_trajectories_of_the_run_that_it_went_through(tmp_path: Path) -> None:
+def test_a_replay_is_compared_by_its_source_s_trajectories(tmp_path: Path) -> None:
     original = ScriptedRun(open_store(str(tmp_path / "original"))).steps(1, LAST).close()
     found = diff(original, as_replay(original.url, tmp_path / "replay"))
     assert (found.steps, found.batch, found.numbers) == ([1, LAST], None, None)
@@ -183,5 +147,5 @@ def test_a_replay_is_compared_by_the_trajectories_of_the_run_that_it_went_throug
 
 def test_a_replay_of_several_runs_is_refused(tmp_path: Path) -> None:
     original = ScriptedRun(open_store(str(tmp_path / "original"))).steps(1, LAST).close()
-    with pytest.raises(ReplayError, match="a replay of 2 stored runs"):
+    with pytest.raises(ReplayError):
         diff(original, as_replay(original.url, tmp_path / "replay", of=2))

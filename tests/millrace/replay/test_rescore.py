@@ -4,7 +4,7 @@ import pytest
 from support.replay.trained_run import GENERATORS, TrainedRun, score_rows
 
 from millrace.replay.rescore import CHANGED, compare_scores
-from millrace.replay.sources.source_run import SourceRun
+from millrace.replay.source_run import SourceRun
 from storage import layout
 from storage.schema import SCORE
 from storage.stores.memory import MemoryStore

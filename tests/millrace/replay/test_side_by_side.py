@@ -1,6 +1,5 @@
 """Losses side by side: what each makes of a batch follows its closed form, and asking it leaves no trace."""
 
-import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -14,8 +13,8 @@ from transformers import LlamaForCausalLM
 
 from configs.schema import RunConfig
 from configs.training import SelectionConfig
+from millrace.replay.compare import SideBySide
 from millrace.replay.comparison import Row
-from millrace.replay.side_by_side import SideBySide
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.batch import Sample
 from millrace.training.losses.factory import make_loss
@@ -112,7 +111,7 @@ def side_by_side(model: LlamaForCausalLM, *, names: Sequence[str] = LOSSES) -> S
 def test_losses_stand_side_by_side_in_bfloat16_too(make_model: MakeModel) -> None:
     training = CONFIG.training.model_copy(update={"compute_dtype": "bfloat16"})
     original, same, other = (Trainer(policy(make_model), training, max_new_tokens=8) for _ in range(3))
-    other.train_with(make_loss(training, "reinforce"))
+    other.set_loss(make_loss(training, "reinforce"))
     together = SideBySide(original, [same, other], advantage="group_mean", selection=SelectionConfig())
     rows = ask(together, batch(policy(make_model, STALE)))
     assert rows["aipo"]["cosine_aipo"] == pytest.approx(1.0)
@@ -171,7 +170,7 @@ def by_hand(name: str, model: LlamaForCausalLM, groups: Sequence[ScoredGroup]) -
     }, gradient
 
 
-def test_where_every_ratio_is_1_all_losses_have_one_gradient_and_take_one_step(make_model: MakeModel) -> None:
+def test_on_policy_all_losses_have_one_gradient_and_take_one_step(make_model: MakeModel) -> None:
     together = side_by_side(policy(make_model))
     rows = ask(together, on_policy(together.original, batch(policy(make_model))))
     for name, row in rows.items():
@@ -184,10 +183,8 @@ def test_where_every_ratio_is_1_all_losses_have_one_gradient_and_take_one_step(m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("staleness", range(STALE + 1))
-def test_on_rollouts_of_any_staleness_the_numbers_and_gradients_are_those_of_the_closed_forms(
-    make_model: MakeModel, staleness: int
-) -> None:
+@pytest.mark.parametrize("staleness", [0, 3, STALE])
+def test_numbers_and_gradients_are_those_of_the_closed_forms(make_model: MakeModel, staleness: int) -> None:
     groups = batch(policy(make_model, staleness))
     rows = ask(side_by_side(policy(make_model)), groups)
     hand = {name: by_hand(name, policy(make_model), groups) for name in LOSSES}
@@ -202,24 +199,8 @@ def test_on_rollouts_of_any_staleness_the_numbers_and_gradients_are_those_of_the
     assert rows["cispo"]["weight_max"] <= np.float32(1 + HIGH)
 
 
-def test_the_further_rollouts_lag_behind_the_further_the_losses_part(make_model: MakeModel) -> None:
-    found = [ask(side_by_side(policy(make_model)), batch(policy(make_model, k))) for k in (0, 2, STALE)]
-    for name in ("aipo", "ppo_clip", "cispo"):
-        cosines = [rows[name]["cosine_reinforce"] for rows in found]
-        assert cosines == sorted(cosines, reverse=True), name
-        samples = [rows[name]["effective_sample_size"] for rows in found]
-        assert samples == sorted(samples, reverse=True), name
-    fresh, stale = found[0], found[-1]
-    assert fresh["ppo_clip"]["clip_fraction"] == 0.0 < stale["ppo_clip"]["clip_fraction"]
-    # Witness: these ratios exceed ρ. AIPO's weight is bounded; PPO's is not, where the advantage is negative.
-    assert stale["aipo"]["importance_ratio_max"] > RHO == stale["aipo"]["weight_max"]
-    assert stale["ppo_clip"]["weight_max"] > RHO
-
-
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_implied_kl_is_that_of_one_step_of_the_loss_over_the_whole_vocabulary(
-    make_model: MakeModel, name: str
-) -> None:
+def test_the_implied_kl_is_that_of_one_step_over_the_whole_vocabulary(make_model: MakeModel, name: str) -> None:
     groups = batch(policy(make_model, 4))
     row = ask(side_by_side(policy(make_model)), groups)[name]
     samples = samples_in(groups)
@@ -243,22 +224,8 @@ def test_asking_leaves_the_original_where_its_own_steps_take_it(make_model: Make
     assert together.original.state() == alone.state()
 
 
-def test_what_is_asked_at_one_step_does_not_depend_on_what_was_asked_before(make_model: MakeModel) -> None:
-    first, second = (batch(policy(make_model, 4), seed) for seed in (1, 2))
-    asked, not_asked = side_by_side(policy(make_model)), side_by_side(policy(make_model))
-    asked.step(first, first)
-    assert not_asked.step(first, [])[0] == []
-    assert ask(asked, second) == ask(not_asked, second)
-
-
 def test_a_gradient_of_zero_has_no_cosine(make_model: MakeModel) -> None:
     # All responses alike: every advantage is 0.
     rows = ask(side_by_side(policy(make_model)), batch(policy(make_model, 4), rewards=[1.0, 1.0, 1.0, 1.0]))
     assert [row["grad_norm"] for row in rows.values()] == [0.0] * len(LOSSES)
     assert {row[f"cosine_{other}"] for row in rows.values() for other in LOSSES} == {None}
-
-
-def test_a_loss_beside_itself_has_cosine_1(make_model: MakeModel) -> None:
-    rows = ask(side_by_side(policy(make_model), names=["ppo_clip"]), batch(policy(make_model, STALE)))
-    assert rows["ppo_clip"]["cosine_ppo_clip"] == pytest.approx(1.0, abs=1e-12)
-    assert math.isfinite(rows["ppo_clip"]["implied_kl"])

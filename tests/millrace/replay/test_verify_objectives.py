@@ -1,4 +1,4 @@
-"""What a loss leaves out, weighs or averages otherwise is reproduced bit for bit: it follows from what is stored."""
+"""Runs with masks, other averages or a learning rate lowered by a rollback are reproduced bit for bit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 from support.replay.trained_run import train_and_store
+from support.replay.verdicts import parted
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from millrace.replay.verify import verify
+from millrace.runs.decisions import RATE_FACTOR, ROLL_BACK, StoredDecision
+from storage import layout
 
 OWN = "tests.support.training.own_functions"
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -35,3 +38,27 @@ def test_a_run_with_this_objective_is_reproduced_bit_for_bit(
     verdict = verify(run.store)
     assert verdict.sentence == "steps 1 to 12 and 4 checkpoints are the same bit for bit"
     assert len({one.hash for one in verdict.checkpoints}) == 4, "witness: the weights moved"
+
+
+@pytest.mark.slow
+def test_steps_after_a_rollback_are_trained_with_the_rate_that_it_left(
+    tmp_path: Path,
+    make_model: Callable[..., LlamaForCausalLM],
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    make_model(0).save_pretrained(tmp_path / "start")
+    decision = StoredDecision(
+        t=1.0,
+        incarnation=0,
+        policy_version=6,
+        action=ROLL_BACK,
+        max_staleness=2,
+        places=16,
+        reason="version 8: the mean reward is gone",
+        measured={RATE_FACTOR: 0.1},
+    )
+    run = train_and_store(tmp_path / "run", tmp_path / "start", len(tokenizer), decision=decision)
+    assert verify(run.store).sentence == "steps 1 to 12 and 4 checkpoints are the same bit for bit"
+    # The witness: without the decision the first step after the checkpoint makes other weights.
+    (run.folder / layout.decision(0)).unlink()
+    assert parted(verify(run.store))[:2] == (8, "logprobs")

@@ -179,13 +179,11 @@ def test_groups_in_any_order_leave_the_same_set_and_the_same_to_do(group_ids: li
     assert groups == GroupSet(num_generators=2, last=39)
 
 
-def record(
-    first_row: int, last: int, missing: list[int], *, version: int = 3, group_ids: list[int] | None = None
-) -> Record:
+def record(first_row: int, last: int, missing: list[int], *, group_ids: list[int] | None = None) -> Record:
     """Of a part of two groups."""
     return Record(
         seq=0, kind="data", epoch=0, nonce="", writer="", prev="", rows=4, first_row_id=first_row, group_size=2,
-        last_group_id=last, missing_groups=missing, group_ids=group_ids or [], schema_version=version,
+        last_group_id=last, missing_groups=missing, group_ids=group_ids or [],
     )  # fmt: skip
 
 
@@ -205,11 +203,3 @@ def test_a_part_that_can_not_be_read_is_passed_by_its_record() -> None:
     groups = GroupSet(num_generators=2, last=5, missing={1})
     pass_part(groups, "s", record(4, 9, [7], group_ids=[9, 1]), None)
     assert groups == GroupSet(num_generators=2, last=9, missing={7})
-
-
-def test_parts_of_schema_version_2_came_in_order_and_a_gap_between_them_is_a_skipped_prompt() -> None:
-    groups = GroupSet(num_generators=2, last=3)
-    pass_part(groups, "s", record(4, 7, [], version=2), None)
-    assert groups == GroupSet(num_generators=2, last=7)
-    with pytest.raises(LedgerMismatch, match=r"groups \[9\] are missing before it: a prompt was skipped"):
-        pass_part(groups, "s", record(8, 13, [], version=2), [11, 13])

@@ -38,14 +38,6 @@ def test_a_run_without_measurements_has_no_points(measured: Measured) -> None:
     assert series([], "reward_mean", 100) == throughput([], 100) == []
 
 
-def test_each_version_is_a_point_in_order(measured: Measured) -> None:
-    for version in range(1, 4):
-        measured.step(version, 10.0 * version, reward_mean=version / 8, tokens=50)
-    steps = read_steps(measured.store)
-    assert series(steps, "reward_mean", 100) == [(1, 0.125), (2, 0.25), (3, 0.375)]
-    assert series(steps, "unheard_of", 100) == []
-
-
 def test_versions_of_a_future_that_was_rolled_back_fall_out(measured: Measured) -> None:
     for version in range(1, 6):
         measured.step(version, version, reward_mean=0.0)
@@ -57,17 +49,15 @@ def test_the_step_of_the_checkpoint_itself_stays(measured: Measured) -> None:
     for version in range(1, 6):
         measured.step(version, version, reward_mean=0.0)
     # A trainer that starts from the checkpoint of version 3 may report first where its time went.
-    for name in ("time/wait/seconds", "lane/wait/seconds", "total/tokens"):
+    for name in ("time/wait/seconds", "total/tokens"):
         measured.step(3, 8.0, incarnation=1, **{name: 1.0})
     measured.step(4, 9.0, incarnation=1, reward_mean=1.0)
     assert series(read_steps(measured.store), "reward_mean", 100) == [(1, 0), (2, 0), (3, 0), (4, 1)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("versions", [1, 99, 100, 101, 1000, 1001])
-def test_however_many_versions_there_are_at_most_so_many_points_stand_for_all_of_them(
-    versions: int, measured: Measured
-) -> None:
+@pytest.mark.parametrize("versions", [99, 101, 1001])
+def test_at_most_so_many_points_stand_for_all_versions(versions: int, measured: Measured) -> None:
     for version in range(1, versions + 1):
         measured.step(version, version, lag=version)
     steps = read_steps(measured.store)
@@ -92,7 +82,7 @@ def test_a_damaged_part_costs_its_own_point(measured: Measured) -> None:
     for version in range(1, 4):
         measured.step(version, version, reward_mean=version)
     records = [path for path in measured.store.objects if "/log/" in path]
-    part_file = json.loads(measured.store.objects[records[2]])["seg"]
+    part_file = json.loads(measured.store.objects[records[2]])["file"]
     path = f"{layout.metrics('train', 0)}/{part_file}"
     measured.store.objects[path] = measured.store.objects[path][:-1] + b"?"
     assert [version for version, _ in series(read_steps(measured.store), "reward_mean", 100)] == [1, 3]

@@ -42,14 +42,6 @@ def test_what_was_not_planned_is_left_out_and_what_is_not_measured_yet_has_no_ra
     }
 
 
-def test_a_planned_zero_has_no_ratio() -> None:
-    assert compare({"staleness_mean": 0.0}, {}, Account())["staleness_mean"] == {
-        "planned": 0.0,
-        "measured": 1.0,
-        "ratio": None,
-    }
-
-
 def test_the_status_of_a_run_says_it_and_that_of_a_run_without_a_plan_does_not() -> None:
     store = DictStore()
     run = make_run(store, "small", Shape(steps=4))

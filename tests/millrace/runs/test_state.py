@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from millrace.runs.record import AttemptEnd, EndState
-from millrace.runs.state import CONTROLLER, KILLED_SECONDS, RunState, of_attempt, run_state
+from millrace.runs.record import CONTROLLER, KILLED_SECONDS, AttemptEnd, EndState, RunState, of_attempt, run_state
 
 
 @pytest.mark.parametrize("how", ["finished", "stopped", "failed"])

@@ -45,14 +45,6 @@ def test_generators_share_the_device_and_a_trainer_gets_it_when_all_have_given_i
     assert one.take()
 
 
-def test_a_holder_may_take_the_device_again_and_gives_it_back_once(tmp_path: Path) -> None:
-    generator, trainer = (open_device(tmp_path, colocated=True, alone=alone) for alone in (False, True))
-    assert generator.take()
-    assert generator.take()
-    generator.give_back()
-    assert trainer.take()
-
-
 def test_on_a_device_of_its_own_every_stage_always_holds_it(tmp_path: Path) -> None:
     devices = [open_device(tmp_path, colocated=False, alone=alone) for alone in (True, True, False)]
     assert all(device.take() and device.held and not device.shared for device in devices)
@@ -142,16 +134,6 @@ def test_a_dropped_group_wakes_a_generator_though_no_new_version_came(
     workshop.turn(ALL)
     assert not workshop.engine.awake
     assert trainer.take()
-
-
-def test_a_generator_on_a_device_of_its_own_never_sleeps(
-    memory_store: MemoryStore, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    workshop = Workshop(memory_store, tokenizer)
-    for _ in range(3):
-        workshop.turn(ALL, new=weights(0))
-        assert workshop.engine.awake
-    assert "asleep_since_version" not in read_status(memory_store, "generate", 0)
 
 
 EVENTS = ("train", "generate 0", "generate 1", "begin 0", "begin 1", "kill 0", "kill 1", "kill trainer", "drop")

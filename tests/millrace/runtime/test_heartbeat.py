@@ -16,27 +16,19 @@ def publisher(store: Store, owner_id: str, draining: Callable[[], bool] = lambda
     return HeartbeatPublisher(store, "place-train", 0, owner_id=owner_id, doing="on host-3", draining=draining)
 
 
-def test_a_publisher_says_whose_it_is_where_and_whether_it_drains_and_at_last_that_it_has_stopped(
-    memory_store: Store,
-) -> None:
+def test_a_publisher_says_whether_it_drains_and_that_it_has_stopped(memory_store: Store) -> None:
     draining = False
     with publisher(memory_store, "run-1", lambda: draining) as us:
-        assert read_status(memory_store, "place-train", 0) | {"t": 0} == {
-            "of": "run-1", "doing": "on host-3", "draining": False, "beat": 1, "t": 0,
-        }  # fmt: skip
-        draining = True
-        us.publish(ended=True, sentence="what went wrong")
         status = read_status(memory_store, "place-train", 0)
-        assert (status["draining"], status["ended"], status["sentence"], status["beat"]) == (
-            True,
-            True,
-            "what went wrong",
-            2,
-        )
+        assert (status["of"], status["doing"], status["draining"], status["beat"]) == ("run-1", "on host-3", False, 1)
+        draining = True
+        us.publish(ended=True)
+        status = read_status(memory_store, "place-train", 0)
+        assert (status["draining"], status["ended"], status["beat"]) == (True, True, 2)
     assert read_status(memory_store, "place-train", 0)["doing"] == "stopped"
 
 
-def test_a_monitor_counts_silence_from_the_last_heartbeat_that_was_new_to_it(memory_store: Store) -> None:
+def test_a_monitor_counts_silence_from_the_last_new_heartbeat(memory_store: Store) -> None:
     monitor = HeartbeatMonitor(memory_store, "place-train", 0)
     with publisher(memory_store, "run-1") as us:
         time.sleep(0.3)
@@ -57,13 +49,6 @@ def test_a_successor_that_counts_from_the_beginning_is_new(memory_store: Store) 
         assert monitor.owner_id == owner_id
 
 
-def test_a_publisher_that_never_wrote_has_been_silent_since_the_monitor_began(memory_store: Store) -> None:
-    monitor = HeartbeatMonitor(memory_store, "place-train", 0)
-    time.sleep(0.3)
-    assert monitor.look() >= 0.3
-    assert monitor.status == {}
-
-
 class Unreachable(MemoryStore):
     """Out of reach when told so."""
 
@@ -82,7 +67,7 @@ class Unreachable(MemoryStore):
             raise StoreUnreachable("the link is cut")
 
 
-def test_a_store_out_of_reach_is_silence_to_a_monitor_and_no_fault_of_a_publisher() -> None:
+def test_an_unreachable_store_is_silence() -> None:
     store = Unreachable(unused_name())
     monitor = HeartbeatMonitor(store, "place-train", 0)
     with publisher(store, "run-1"):

@@ -1,6 +1,6 @@
 """How fast a trainer makes its steps."""
 
-from millrace.runtime.pace import Pace
+from millrace.runtime.metrics import Pace
 
 
 def test_the_first_step_only_starts_the_clock_because_it_waited_for_the_pipeline_to_fill() -> None:

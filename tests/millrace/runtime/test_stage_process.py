@@ -43,7 +43,7 @@ def status(store: Store) -> dict:
     return read_progress(store)["generate-0"]
 
 
-def test_a_restarted_stage_goes_on_counting_and_signs_with_its_own_time_and_attempt(store: Store) -> None:
+def test_a_restarted_stage_continues_its_counts(store: Store) -> None:
     first = stage(store)
     with first.busy("generate"):
         first.progress(tokens=5)
@@ -60,7 +60,7 @@ def test_a_restarted_stage_goes_on_counting_and_signs_with_its_own_time_and_atte
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_stage_whose_run_is_moved_away_says_so_instead_of_waiting_for_ever(tmp_path: Path, replaced: bool) -> None:
+def test_a_stage_whose_run_is_moved_away_ends(tmp_path: Path, replaced: bool) -> None:
     store = LocalStore(tmp_path / "run")
     create_run(store, "run", {})
     waiting = stage(store)
@@ -68,14 +68,12 @@ def test_a_stage_whose_run_is_moved_away_says_so_instead_of_waiting_for_ever(tmp
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     if replaced:
         create_run(store, "run", {})
-    with pytest.raises(
-        StoreRefused, match=r"run: run.json, or the run's folder, was moved, deleted or replaced .* and resume the run$"
-    ):
+    with pytest.raises(StoreRefused):
         waiting.wait(lambda: False, why="waiting for nothing")
     assert (tmp_path / "run").exists() is replaced
 
 
-def test_waiting_in_vain_is_idle_and_the_look_that_finds_something_is_work(store: Store) -> None:
+def test_polling_in_vain_is_idle_and_a_successful_poll_is_work(store: Store) -> None:
     waiting = stage(store)
     looks = iter([False, False, True])
 
@@ -92,12 +90,6 @@ def test_waiting_in_vain_is_idle_and_the_look_that_finds_something_is_work(store
     assert set(seconds) == {"idle", "loading", "update_weights"}
     assert seconds["update_weights"] >= 0.01
     assert seconds["idle"] > 0
-
-
-def test_a_stage_that_is_asked_to_drain_stops_waiting(store: Store) -> None:
-    asked = stage(store)
-    asked.draining = True
-    assert not asked.wait(lambda: False, why="waiting for ever")
 
 
 SEND_SIGNALS = """
@@ -175,15 +167,6 @@ def test_a_stage_beats_at_most_once_a_second_while_it_is_at_the_same(
     assert len(said) <= 1 + (time.monotonic() - started)
 
 
-def test_a_stage_that_does_something_while_it_waits_says_afterwards_that_it_waits(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    waiting = stage(store)
-    waiting.wait(looks_in_vain(waiting, 1, within="update_weights"), why="waiting for room")
-    doing = [heartbeat.doing for heartbeat in lines(capsys) if isinstance(heartbeat, Heartbeat)]
-    assert doing == ["update_weights", "waiting for room", "update_weights"]
-
-
 def test_a_stage_that_owes_something_is_silent_whatever_else_it_does(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,7 +181,7 @@ def test_a_stage_that_owes_something_is_silent_whatever_else_it_does(
     assert lines(capsys) == [Heartbeat(doing="generate", ready=False)]
 
 
-def test_progress_within_a_unit_of_work_is_told_also_while_owing_and_counted_in_the_status_record(
+def test_progress_within_a_unit_of_work_is_reported_also_while_owing(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     computing = stage(store)
@@ -210,9 +193,7 @@ def test_progress_within_a_unit_of_work_is_told_also_while_owing_and_counted_in_
         assert status(store)["advances"] == 1, "as often as a heartbeat is due, however often it is called"
 
 
-def test_what_another_thread_does_is_no_progress_because_the_main_thread_may_hang(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_thread_makes_no_progress(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     computing = stage(store)
     thread = threading.Thread(target=computing.advance)
     thread.start()
@@ -220,9 +201,7 @@ def test_what_another_thread_does_is_no_progress_because_the_main_thread_may_han
     assert lines(capsys) == []
 
 
-def test_an_event_is_told_and_a_milestone_that_quotes_one_stays_a_milestone(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_milestone_that_quotes_an_event_stays_a_milestone(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     telling = stage(store)
     telling.tell("generator.lost", generator=1, sentence="late – by 30 s")
     written = capsys.readouterr().out
@@ -230,11 +209,6 @@ def test_an_event_is_told_and_a_milestone_that_quotes_one_stays_a_milestone(
     assert event == Event(kind="generator.lost", payload={"generator": 1, "sentence": "late – by 30 s"})
     telling.milestone(f"the reward failed of\n{written}")
     assert [type(line) for line in lines(capsys)] == [str] * 3
-
-
-def test_a_command_line_reads_back_as_it_was_written() -> None:
-    arguments = StageArguments(run_url="/runs/a b", attempt=3, replica=1, handover=Path("/dev/shm/x"))
-    assert StageArguments.parse(arguments.as_argv()) == arguments
 
 
 FOLLOWER = """
@@ -249,7 +223,7 @@ run_follower("train", 1, follow)
 """
 
 
-def test_a_rank_that_follows_says_nothing_but_a_last_sentence_and_leaves_no_status_record(store: Store) -> None:
+def test_a_follower_prints_only_its_error_and_writes_no_status(store: Store) -> None:
     create_run(store, "a", RunConfig(training=TrainingConfig(max_steps=1)).model_dump(mode="json"))
     arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=Path("/nowhere"))
     ended = subprocess.run(
@@ -282,13 +256,3 @@ def test_what_a_stages_time_went_into_is_measured_with_what_it_waited_for(store:
     assert measured["total/tokens"] == 12
     assert measured["usage/cpu_cores"] >= 0
     assert measured["usage/memory_bytes"] > 1 << 20
-
-
-def test_a_stage_that_does_not_last_logs_no_times(store: Store) -> None:
-    arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=Path("/nowhere"))
-    config = RunConfig(training=TrainingConfig(max_steps=1))
-    evaluating = Stage(name="evaluate", arguments=arguments, config=config, store=store)
-    with evaluating.busy("evaluate"):
-        pass
-    evaluating.close()
-    assert times(store, "evaluate") == {}

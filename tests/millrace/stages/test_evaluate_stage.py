@@ -10,9 +10,9 @@ import pytest
 from support.stores.dict_store import DictStore
 
 from configs.schema import RunConfig
-from millrace.evaluation.early_stop import read_early_stop
 from millrace.evaluation.examiner import Stopped
 from millrace.evaluation.results import read_result
+from millrace.evaluation.schedule import read_early_stop
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.stage import Stage
 from millrace.stages.evaluate import Evaluation

@@ -9,8 +9,8 @@ import pytest
 from support.stages.trainer_bench import TrainerBench
 from transformers import LlamaForCausalLM
 
-from millrace.evaluation.early_stop import stop_if_no_better
 from millrace.evaluation.results import write_result
+from millrace.evaluation.schedule import stop_if_no_better
 from millrace.models.start_folder import store_start_model
 from millrace.replay.verify import verify
 from millrace.rollouts.ledger import Amount

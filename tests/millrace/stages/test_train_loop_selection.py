@@ -15,8 +15,8 @@ from configs.replay import ReplayRequest, Selection
 from configs.training import SelectionConfig
 from millrace.errors import ReplayError
 from millrace.models.start_folder import store_start_model
-from millrace.replay.sources.selection import select
-from millrace.replay.sources.source_run import SourceRun
+from millrace.replay.selection import select
+from millrace.replay.source_run import SourceRun
 from millrace.replay.verify import verify
 from millrace.rollouts.consumed import read_consumed
 from millrace.rollouts.ledger import Amount

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from millrace.training.attention.banded import BLOCK, Band, banded_attention
+from millrace.training.attention import BLOCK, Band, banded_attention
 
 R, H, G, D = 2, 4, 2, 8
 SCALING = 0.3
@@ -59,7 +59,7 @@ def test_it_is_that_of_the_whole_matrix(length: int, window: int | None, softcap
 
 
 @pytest.mark.parametrize("band", [Band(window=16), Band(window=16, sinks_H=torch.zeros(H)), Band(softcap=2.0)], ids=str)
-def test_what_is_kept_for_the_backward_pass_grows_with_the_length_and_not_with_its_square(band: Band) -> None:
+def test_memory_for_the_backward_pass_grows_with_the_length(band: Band) -> None:
     assert kept(8 * BLOCK, band) < 20 * kept(BLOCK, band)
 
 

@@ -20,10 +20,11 @@ from configs.schema import ModelConfig
 from configs.training import TrainingConfig
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
+from millrace.maintenance.export import write_model_folder
 from millrace.models.loading import load_model
 from millrace.models.supported import FAMILIES
-from millrace.training.batch import Sample, microbatches, pack
-from millrace.training.checkpoints.hugging_face import write_model_folder
+from millrace.training.batch import Sample
+from millrace.training.packing import microbatches, pack
 from millrace.training.policy import PackedPolicy
 from millrace.training.trainer import Trainer
 from millrace.types import Request, Sampling, Trajectory
@@ -56,13 +57,13 @@ def samples() -> list[Sample]:
     ]
 
 
-def test_every_family_of_the_trainer_is_in_the_list_and_the_list_is_the_table_of_the_docs() -> None:
+def test_the_list_of_families_is_the_trainers_and_that_of_the_docs() -> None:
     assert list(dict.fromkeys(case.model_type for case in CASES.values())) == list(FAMILIES)
     assert table() in (Path(__file__).parents[3] / "docs" / "models.md").read_text()
 
 
 @families
-def test_packed_log_pi_and_gradients_are_those_of_transformers_for_each_sequence_alone(family: str) -> None:
+def test_packed_log_pi_and_gradients_are_those_of_transformers(family: str) -> None:
     model, batch = CASES[family].model(seed=0), samples()
     policy = PackedPolicy(deepcopy(model))
     expected = torch.cat([taken(response_logprobs(model, one), one) for one in batch])
@@ -97,7 +98,7 @@ LONG = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=30)
 
 @pytest.mark.slow
 @families
-def test_the_transformers_engine_samples_from_the_trainers_policy_from_its_folder_and_after_an_update(
+def test_the_transformers_engine_samples_from_the_trainers_policy(
     family: str, tokenizer: PreTrainedTokenizerFast, offer: Offer, tmp_path: Path
 ) -> None:
     models = {version: CASES[family].model(seed=version) for version in range(2)}
@@ -148,9 +149,7 @@ IN_EACH_RUN = ("gemma2", "qwen3_moe")
 @pytest.mark.parametrize(
     "family", [pytest.param(one, marks=[] if one in IN_EACH_RUN else pytest.mark.extended) for one in ON_VLLM]
 )
-def test_vllm_samples_from_the_trainers_policy_from_its_folder_and_after_an_update(
-    family: str, offer: Offer, tmp_path: Path
-) -> None:
+def test_vllm_samples_from_the_trainers_policy(family: str, offer: Offer, tmp_path: Path) -> None:
     models = {version: CASES[family].model(seed=version) for version in range(2)}
     with running_vllm(models[0], tmp_path) as engine:
         for version, model in models.items():

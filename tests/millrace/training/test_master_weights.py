@@ -76,7 +76,7 @@ def test_the_changed_share_is_that_of_what_generators_get() -> None:
 def test_a_bfloat16_model_still_computes_in_bfloat16() -> None:
     tokens = (1, 2, 3, 4)
     masters, plain = make_trainer(torch.bfloat16), make_trainer(torch.float32, compute_dtype="bfloat16")
-    plain.become(masters)
+    plain.copy_state_from(masters)
     assert masters.next_logprobs(tokens, 4) == plain.next_logprobs(tokens, 4)
 
 

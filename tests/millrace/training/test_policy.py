@@ -20,9 +20,10 @@ from transformers import (
 )
 
 from millrace.errors import InputError
-from millrace.training.attention.packed import PACKED
-from millrace.training.batch import Microbatch, Sample, microbatches, pack
+from millrace.training.attention import PACKED
+from millrace.training.batch import Microbatch, Sample
 from millrace.training.logprobs import CHUNK_ELEMENTS
+from millrace.training.packing import microbatches, pack
 from millrace.training.policy import PackedPolicy
 
 SMALL = {

@@ -65,7 +65,7 @@ def test_each_token_sees_the_tokens_before_it_in_its_sequence(sequences: list[To
 
 
 @given(forests())
-def test_without_sharing_each_sequence_is_a_segment_of_its_own_and_they_ascend_by_length(
+def test_without_sharing_each_sequence_is_a_segment(
     sequences: list[Tokens],
 ) -> None:
     layout = lay_out(sequences, share=False)
@@ -81,7 +81,7 @@ def test_the_prompt_of_a_group_stands_once() -> None:
     ]
 
 
-def test_a_beginning_of_all_groups_and_the_first_turn_of_some_of_a_group_stand_once_too() -> None:
+def test_any_common_beginning_stands_once() -> None:
     system = np.arange(100, dtype=np.int32)
     turn = np.full(30, 77, dtype=np.int32)
     one = [np.concatenate([system, prompt]) for prompt in group(20, [4, 4], first=200)]

@@ -16,7 +16,8 @@ from configs.training import TrainingConfig
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.models.routers import NOT_RECORDED, routers
 from millrace.models.supported import FAMILIES
-from millrace.training.batch import Sample, microbatches
+from millrace.training.batch import Sample
+from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 from millrace.training.trainer import Trainer
 from millrace.types import Request, Response, Sampling
@@ -96,7 +97,7 @@ def with_experts(model: PreTrainedModel, sample: Sample, experts_TLK: torch.Tens
 
 
 @mixtures
-def test_the_trainer_routes_by_recorded_experts_and_its_routers_learn_from_their_weights(kind: str) -> None:
+def test_the_trainer_routes_by_recorded_experts_and_its_routers_learn(kind: str) -> None:
     model, samples = CASES[kind].model(seed=0), some_samples()
     experts = [random_experts(sample, seed) for seed, sample in enumerate(samples)]
     policy = PackedPolicy(deepcopy(model), router_replay=True)
@@ -116,7 +117,7 @@ def test_the_trainer_routes_by_recorded_experts_and_its_routers_learn_from_their
 
 
 @mixtures
-def test_without_the_option_or_a_record_a_token_goes_to_the_experts_of_its_own_router(kind: str) -> None:
+def test_without_option_or_record_the_router_chooses(kind: str) -> None:
     model, samples = CASES[kind].model(seed=0), some_samples()
     nothing = [recorded(one, torch.full((one.num_tokens - 1, LAYERS, K), NOT_RECORDED)) for one in samples]
     other = [recorded(sample, random_experts(sample, seed)) for seed, sample in enumerate(samples)]
@@ -237,7 +238,7 @@ def test_the_balance_loss_alone_brings_the_experts_into_balance() -> None:
     assert after - 1 < (before - 1) / 2
 
 
-def test_replay_takes_most_of_the_distance_between_a_half_precision_generator_and_the_trainer_away() -> None:
+def test_replay_halves_the_mismatch_with_a_half_precision_generator() -> None:
     found = measure(num=6, num_tokens=48)
     for name in ("float32", "bfloat16"):
         own, replayed = found[name], found[f"{name}, replayed"]

@@ -7,31 +7,21 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
-from support.campaigns.campaigns import REPOSITORY
 from support.streams.scored_groups import scored_group
 
 from configs.training import AdvantageName
 from millrace.errors import InputError
 from millrace.rollouts.masking import mask_too_old
-from millrace.rollouts.scored_group import ScoredGroup, zip_groups
-from millrace.training.batch import microbatches
+from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.samples import (
     ADVANTAGES,
     Estimator,
-    group_mean,
-    grpo,
-    leave_one_out,
     maxrl,
     reinforce_plus_plus,
-    reinforce_plus_plus_baseline,
     samples_of,
 )
-from storage import layout
-from storage.schema import SCORE, TRAJECTORY
-from storage.stores.local import LocalStore
-from storage.streams.stream import StreamReader
 
 
 def group(number: int, rewards: Sequence[float | None], versions: Sequence[int]) -> ScoredGroup:
@@ -124,15 +114,6 @@ def test_the_advantages_of_random_batches_are_those_of_the_formula(name: str, se
         assert group == pytest.approx(expected.tolist(), rel=1e-12, abs=1e-12)
 
 
-def test_one_success_in_four_is_worth_what_each_estimator_says() -> None:
-    group = [[1.0, 0.0, 0.0, 0.0]]
-    assert group_mean(group) == [[0.75, -0.25, -0.25, -0.25]]
-    assert leave_one_out(group) == [pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])]
-    assert grpo(group) == [pytest.approx([1.5, -0.5, -0.5, -0.5], rel=1e-5)]
-    assert reinforce_plus_plus(group) == reinforce_plus_plus_baseline(group) == grpo(group)
-    assert maxrl(group) == [[3.0, -1.0, -1.0, -1.0]]
-
-
 def test_only_the_batchs_baseline_tells_a_good_group_from_a_bad_one() -> None:
     groups = [[1.0, 1.0], [0.0, 0.0]]
     assert reinforce_plus_plus(groups) == [pytest.approx([0.866] * 2, rel=1e-3), pytest.approx([-0.866] * 2, rel=1e-3)]
@@ -172,33 +153,6 @@ def test_advantages_are_finite_one_a_reward_and_in_the_order_of_the_rewards(
         assert ranked == sorted(ranked)
 
 
-@pytest.mark.parametrize("estimator", [group_mean, grpo, reinforce_plus_plus_baseline], ids=lambda one: one.__name__)
-@given(groups=batches)
-def test_the_advantages_of_a_group_add_up_to_nothing(estimator: Estimator, groups: list[list[float]]) -> None:
-    assert [sum(group) for group in estimator(groups)] == pytest.approx([0.0] * len(groups), abs=1e-6)
-
-
-@given(batches, st.floats(0, 100))
-def test_a_bonus_for_every_member_changes_nothing(groups: list[list[float]], bonus: float) -> None:
-    for found, expected in zip(
-        group_mean([[r + bonus for r in group] for group in groups]), group_mean(groups), strict=True
-    ):
-        assert found == pytest.approx(expected, abs=1e-9)
-
-
-@given(st.lists(st.floats(0, 100), min_size=2, max_size=8))
-def test_rewards_in_another_unit_have_the_same_advantages_in_standard_deviations(rewards: list[float]) -> None:
-    assume(np.std(rewards) > 0.1)
-    (found,), (expected,) = grpo([[1000 * reward for reward in rewards]]), grpo([rewards])
-    assert found == pytest.approx(expected, rel=1e-4)
-
-
-def test_rewards_that_differ_by_rounding_have_no_advantages_of_a_standard_deviation() -> None:
-    ((low, high),) = grpo([[0.3, 0.1 + 0.2]])
-    assert low == pytest.approx(0, abs=1e-9)
-    assert high == pytest.approx(0, abs=1e-9)
-
-
 @each_estimator
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_not_finite_is_refused_with_its_group(estimator: Estimator, reward: float) -> None:
@@ -211,20 +165,3 @@ def test_maxrl_refuses_negative_rewards() -> None:
         InputError, match=r"^the advantage maxrl got a reward of -0\.5; expected rewards of at least 0$"
     ):
         maxrl([[1.0, -0.5]])
-
-
-@pytest.mark.parametrize("schema_version", [3, 4])
-def test_rows_stored_before_the_kept_tokens_were_count_as_drawn_from_the_whole_vocabulary(schema_version: int) -> None:
-    store = LocalStore(REPOSITORY / "tests" / "storage" / "stored" / f"schema-{schema_version}")
-    scores_path = layout.scores("exact_match", 0, 0, 1)
-    trajectories = StreamReader(store, layout.trajectories(0), TRAJECTORY).next()
-    scores = StreamReader(store, scores_path, SCORE).next()
-    assert trajectories is not None
-    assert scores is not None
-    (stored,) = zip_groups(trajectories, scores, 0, scores_path)
-    samples = samples_of([stored], "group_mean", 4)
-    counts = [sample.kept_counts.tolist() for sample in samples]
-    assert len(counts) == 3
-    assert counts == [[] if schema_version == 3 else [1] * len(one.response_tokens) for one in samples]
-    (batch,) = microbatches(samples, 1000)
-    assert (batch.kept_counts_N is None) == (schema_version == 3)

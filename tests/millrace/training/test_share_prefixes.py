@@ -13,7 +13,8 @@ from support.training.families import CASES, WINDOW
 from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
-from millrace.training.batch import Sample, microbatches
+from millrace.training.batch import Sample
+from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 from millrace.training.trainer import Trainer
 
@@ -112,7 +113,7 @@ def test_whatever_the_groups_are_gradients_are_exact(shapes: list[Shape], max_to
     max_tokens=st.integers(8, 200),
     num_ranks=st.integers(1, 5),
 )
-def test_every_sample_is_in_one_microbatch_and_none_is_over_the_budget_but_a_sample_alone(
+def test_every_sample_is_in_one_microbatch_within_the_budget(
     shapes: list[Shape], max_tokens: int, num_ranks: int
 ) -> None:
     samples = groups(shapes)

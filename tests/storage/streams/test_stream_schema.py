@@ -1,12 +1,11 @@
 """Columns are documented, and a table that breaks their rules is refused with its first bad row."""
 
-import json
 from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 
-from storage.schema import METRIC, SCHEMA_VERSION, SCORE, TRAJECTORY, check_columns, since
+from storage.schema import METRIC, SCORE, TRAJECTORY, check_columns
 from storage.validation import validate
 
 MakeTable = Callable[..., pa.Table]
@@ -27,14 +26,6 @@ def with_value(table: pa.Table, name: str, row: int, value: object) -> pa.Table:
 def test_every_field_says_what_it_holds(schema: pa.Schema) -> None:
     for field in schema:
         assert len(field.metadata[b"doc"].decode()) > 15, field.name
-
-
-@pytest.mark.parametrize("schema", [TRAJECTORY, SCORE, METRIC])
-def test_every_field_says_since_when_and_what_older_parts_hold_instead(schema: pa.Schema) -> None:
-    for field in schema:
-        assert 1 <= since(field) <= SCHEMA_VERSION
-        if since(field) > 1:
-            assert field.nullable or json.loads(field.metadata[b"default"]) is not None
 
 
 def test_valid_tables_pass_whole_sliced_chunked_and_empty(make_trajectories: MakeTable, make_scores: MakeTable) -> None:

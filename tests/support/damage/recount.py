@@ -102,7 +102,7 @@ def parts(stream: Path) -> Iterator[tuple[int, pa.Table | None]]:
         if not isinstance(values, dict) or values.get("kind") != "data":
             continue
         try:
-            with (stream / values["seg"]).open("rb") as file:
+            with (stream / values["file"]).open("rb") as file:
                 yield values["rows"], pa.ipc.open_stream(file).read_all()
         except (OSError, pa.ArrowException):
             yield values["rows"], None

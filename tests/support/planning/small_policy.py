@@ -4,7 +4,8 @@ import numpy as np
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from millrace.planning.costs.model_shape import ModelShape
-from millrace.training.batch import Microbatch, Sample, pack
+from millrace.training.batch import Microbatch, Sample
+from millrace.training.packing import pack
 from millrace.training.policy import PackedPolicy
 
 SMALL = ModelShape(name="small", layers=2, hidden=256, intermediate=704, heads=4, kv_heads=2, head_dim=64, vocabulary=8)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS, TRAJECTORY, with_columns
+from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS, TRAJECTORY, in_order
 
 VOCAB_SIZE = 128
 MIN_TOKENS, MAX_TOKENS = 4, 200
@@ -199,6 +199,7 @@ def trajectory_rows(rollouts: Rollouts, generator: int, *, incarnation: int, epo
         t_started=finished - _SECONDS_IN_FLIGHT,
         t_finished=finished,
         meta=pa.array(metas).take(pa.array(of_prompt)),
+        **dict.fromkeys(_EMPTY, pa.array([[]] * rows)),
     )
 
 
@@ -284,6 +285,10 @@ def _prompt(number: int) -> tuple[str, str]:
     return f"{left}+{right}=", str(left + right)
 
 
+_EMPTY = ("message_roles", "message_starts", "kept_tokens", "kept_counts", "routed_experts")
+"""Lists that no response of a made-up run has."""
+
+
 def _lists(lengths: Numbers, flat: Numbers) -> tuple[Numbers, Numbers]:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), flat
 
@@ -296,4 +301,4 @@ def _table(schema: pa.Schema, **columns: Any) -> pa.Table:
             arrays[name] = pa.ListArray.from_arrays(pa.array(values[0]), pa.array(values[1]).cast(wanted.value_type))
         else:
             arrays[name] = (values if isinstance(values, pa.Array) else pa.array(values)).cast(wanted)
-    return with_columns(pa.table(arrays), schema)
+    return in_order(pa.table(arrays), schema)

@@ -6,12 +6,13 @@ from dataclasses import replace
 import torch
 
 from configs.training import TrainingConfig
-from millrace.training.losses.base import Loss, LossTokens, TokenLosses
+from millrace.training.losses.base import LossInputs
+from millrace.training.losses.factory import Loss, make_loss
 
 
-def make(kind: type[Loss], **parameters: object) -> Loss:
+def make(name: str, **parameters: object) -> Loss:
     """A loss with these parameters."""
-    return kind(TrainingConfig.model_validate({"max_steps": 1, "loss": {"name": kind.name, **parameters}}))
+    return make_loss(TrainingConfig.model_validate({"max_steps": 1, "loss": {"name": name, **parameters}}))
 
 
 def vector(*values: float, requires_grad: bool = False) -> torch.Tensor:
@@ -26,12 +27,12 @@ def tokens_of(
     *,
     lengths: Sequence[int] | None = None,
     staleness: Sequence[int] | None = None,
-) -> LossTokens:
+) -> LossInputs:
     """The tokens of responses of these lengths and staleness; None: each a response of its own, and fresh."""
     lengths = [1] * len(trainer_logprobs_N) if lengths is None else lengths
     response_N = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
     staleness_Q = torch.tensor([0] * len(lengths) if staleness is None else staleness)
-    return LossTokens(
+    return LossInputs(
         trainer_logprobs_N=trainer_logprobs_N,
         rollout_logprobs_N=rollout_logprobs_N,
         advantages_N=advantages_N,
@@ -41,17 +42,12 @@ def tokens_of(
     )
 
 
-def judge(loss: Loss, trainer: float, rollout: float, advantage: float) -> TokenLosses:
-    """The result of a loss on a single token."""
-    return loss(tokens_of(vector(trainer, requires_grad=True), vector(rollout), vector(advantage)))
-
-
 def pull(loss: Loss, trainer: float, rollout: float, advantage: float) -> float:
     """−d loss / d log π of a single token, which should be weight · advantage."""
     return pulls(loss, tokens_of(vector(trainer), vector(rollout), vector(advantage))).item()
 
 
-def pulls(loss: Loss, tokens: LossTokens) -> torch.Tensor:
+def pulls(loss: Loss, tokens: LossInputs) -> torch.Tensor:
     """[N] −d Σ loss / d log π of each token."""
     trainer_logprobs_N = tokens.trainer_logprobs_N.detach().requires_grad_()
     (grad_N,) = torch.autograd.grad(
@@ -92,7 +88,7 @@ class Bandit:
         """[N] π/μ of the sampled tokens."""
         return (self.logprobs(logits_NV) - self.rollout_logprobs_N).exp()
 
-    def tokens(self, logits_NV: torch.Tensor | None = None) -> LossTokens:
+    def tokens(self, logits_NV: torch.Tensor | None = None) -> LossInputs:
         """The input of a loss, under these logits or the policy's own."""
         trainer_logprobs_N = self.logprobs(self.logits_NV if logits_NV is None else logits_NV)
         return tokens_of(

@@ -16,8 +16,7 @@ from support.training.checkpoint_ranks import make_model, samples
 from configs.training import TrainingConfig
 from millrace import parent_death
 from millrace.training.checkpoints.saving import AsyncCheckpoints
-from millrace.training.parallel.follower import follow
-from millrace.training.parallel.leader import LeaderTrainer, checkpoints_of, restore
+from millrace.training.parallel.leader import LeaderTrainer, checkpoints_of, follow, restore
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.training.trainer import Trainer
 from storage.checkpoints import CheckpointWriter, stored_checkpoints

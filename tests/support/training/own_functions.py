@@ -5,52 +5,52 @@ from collections.abc import Sequence
 import torch
 
 from configs.training import TrainingConfig
-from millrace.training.losses.base import LossTokens, TokenLosses, importance_ratio, weighted
+from millrace.training.losses.base import LossInputs, LossOutputs, importance_ratio, weighted
 
 NOT_A_FUNCTION = 1
 BOUND = 1.1
 
 
-def capped(tokens: LossTokens, training: TrainingConfig) -> TokenLosses:
+def capped(tokens: LossInputs, training: TrainingConfig) -> LossOutputs:
     """The loss `aipo`, written by a user."""
     ratio_N = importance_ratio(tokens)
     return weighted(tokens, ratio_N.clamp(max=BOUND), ratio_N > BOUND)
 
 
-def overflowing(tokens: LossTokens, training: TrainingConfig) -> TokenLosses:
+def overflowing(tokens: LossInputs, training: TrainingConfig) -> LossOutputs:
     """The same, with an infinite weight where π is twice as likely as μ."""
     ratio_N = importance_ratio(tokens)
     return weighted(tokens, ratio_N.masked_fill(ratio_N > 2, float("inf")), ratio_N > 2)
 
 
-def of_one(tokens: LossTokens) -> TokenLosses:
+def of_one(tokens: LossInputs) -> LossOutputs:
     raise AssertionError("never called")
 
 
-def a_tensor(tokens: LossTokens, training: TrainingConfig) -> torch.Tensor:
+def a_tensor(tokens: LossInputs, training: TrainingConfig) -> torch.Tensor:
     return -tokens.trainer_logprobs_N
 
 
-def of_columns(tokens: LossTokens, training: TrainingConfig) -> TokenLosses:
-    found = capped(tokens, training)
-    return found._replace(weight=found.weight[:, None])
+def of_columns(tokens: LossInputs, training: TrainingConfig) -> LossOutputs:
+    outputs = capped(tokens, training)
+    return outputs._replace(weight=outputs.weight[:, None])
 
 
-def of_numbers(tokens: LossTokens, training: TrainingConfig) -> TokenLosses:
+def of_numbers(tokens: LossInputs, training: TrainingConfig) -> LossOutputs:
     return capped(tokens, training)._replace(clipped=False)  # type: ignore[arg-type]
 
 
-def without_gradient(tokens: LossTokens, training: TrainingConfig) -> TokenLosses:
-    found = capped(tokens, training)
-    return found._replace(loss=found.loss.detach())
+def without_gradient(tokens: LossInputs, training: TrainingConfig) -> LossOutputs:
+    outputs = capped(tokens, training)
+    return outputs._replace(loss=outputs.loss.detach())
 
 
-def not_finite(tokens: LossTokens, training: TrainingConfig) -> TokenLosses:
-    found = capped(tokens, training)
-    return found._replace(loss=found.loss / 0)
+def not_finite(tokens: LossInputs, training: TrainingConfig) -> LossOutputs:
+    outputs = capped(tokens, training)
+    return outputs._replace(loss=outputs.loss / 0)
 
 
-def fails(tokens: LossTokens, training: TrainingConfig) -> TokenLosses:
+def fails(tokens: LossInputs, training: TrainingConfig) -> LossOutputs:
     raise KeyError("beta\nand more")
 
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from millrace.training.checkpoints.blocks import Block
-from millrace.training.checkpoints.image import FileImage
+from millrace.training.checkpoints.files import Block, FileImage
 from millrace.training.checkpoints.names import file_name
 
 

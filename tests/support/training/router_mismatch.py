@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.models.routers import routers
-from millrace.training.batch import Sample, microbatches
+from millrace.training.batch import Sample
+from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 from millrace.types import Request, Sampling, Trajectory
 

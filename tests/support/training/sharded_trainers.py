@@ -35,7 +35,7 @@ from transformers import (
 
 from configs.training import TrainingConfig
 from millrace.training.batch import Sample
-from millrace.training.parallel.lora import add_adapters
+from millrace.training.lora import add_adapters
 from millrace.training.parallel.messages import exchange
 from millrace.training.parallel.ranks import ALONE, Ranks
 from millrace.training.parallel.sharding import full_tensors, layout, own_shards

@@ -12,7 +12,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerF
 from millrace.errors import WeightsMismatch
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.training.batch import Sample, microbatches
+from millrace.training.batch import Sample
+from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 from millrace.types import Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights

@@ -9,7 +9,7 @@ from support.rewards.hostile import ORDERS, RESPONSES, orders, responses
 from configs.scoring import ScoringConfig
 from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward
-from millrace.rewards.isolation.seccomp import Limits
+from millrace.rewards.isolation.sandbox import Limits
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
@@ -88,7 +88,7 @@ def obeyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float | 
         ("sends a packet", "error", "Operation not permitted"),
         ("is a fork bomb", "error", "Operation not permitted"),
         ("is a thread bomb", "error", "can't start new thread"),
-        ("is a bomb of small threads", "error", "more than 64 threads"),
+        ("is a bomb of small threads", "error", "thread"),
         ("takes all memory", "error", "more than 256 MiB of memory"),
         ("takes all memory at once", "error", "MemoryError"),
         ("goes on for ever", "timeout", "no verdict after 1 s"),

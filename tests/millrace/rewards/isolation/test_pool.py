@@ -9,13 +9,12 @@ import pytest
 from support.campaigns.campaigns import wait_until
 
 from configs.scoring import ScoringConfig
-from millrace.errors import InputError
 from millrace.rewards.base import Score
-from millrace.rewards.factory import make_part, make_reward
+from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.fork_server import ForkServerLost
-from millrace.rewards.isolation.messages import Task, TimedScore, read_score, read_task, score_line, task_line
+from millrace.rewards.isolation.messages import Task, TimedScore, read_score, read_task, task_line
 from millrace.rewards.isolation.pool import Pool
-from millrace.rewards.isolation.seccomp import Limits, scrubbed
+from millrace.rewards.isolation.sandbox import Limits, scrubbed
 from millrace.types import Prompt
 
 PROMPT = Prompt(prompt_id="p", text="?", answer="42", source="test")
@@ -34,7 +33,7 @@ def rewards(judged: list[TimedScore]) -> list[float | None]:
     return [one.score.reward for one in judged]
 
 
-def test_many_responses_are_scored_by_several_workers_each_with_its_own_score() -> None:
+def test_several_workers_return_the_scores_in_order() -> None:
     reward = make_reward(ScoringConfig(reward="exact_match", answer_pattern=r"(\d+)$"))
     tasks = [
         Task(
@@ -47,7 +46,7 @@ def test_many_responses_are_scored_by_several_workers_each_with_its_own_score() 
     assert [judged[n].score.reward for n in range(3000)] == [float(n == n // 2) for n in range(3000)]
 
 
-def test_each_response_to_a_function_of_ones_own_has_a_process_that_has_seen_no_other() -> None:
+def test_each_response_to_a_function_has_a_fresh_process() -> None:
     assert rewards(own("number_seen", *"abcde", limits=Limits(workers=2))) == [1.0] * 5
 
 
@@ -58,7 +57,7 @@ def test_a_worker_that_ends_concerns_its_own_response_alone() -> None:
 
 
 @pytest.mark.slow
-def test_responses_behind_one_that_ends_its_worker_are_scored_all_the_same() -> None:
+def test_responses_behind_a_slow_one_are_scored_first() -> None:
     reward = make_reward(ScoringConfig(reward="math"))
     texts = ["\\boxed{1}"] * 20 + ["9**9**9**9"] + ["\\boxed{42}"] * 20
     tasks = [Task(reward="math", prompt=PROMPT, response=text) for text in texts]
@@ -74,15 +73,6 @@ def test_slow_scores_are_waited_for_up_to_the_deadline() -> None:
     assert rewards(judged) == [0.3, 0.01, 0.3, None, 0.02]
     assert judged[3].score == Score(reward=None, status="timeout", error="no verdict after 2 s")
     assert 2.0 <= judged[3].seconds < 20.0
-
-
-def test_the_pool_scores_again_after_a_time_out() -> None:
-    with Pool(
-        [make_reward(ScoringConfig(reward="python", function=f"{OWN}:slow"))], Limits(timeout_seconds=0.5)
-    ) as pool:
-        for response, reward in (("99", None), ("0.01", 0.01)):
-            [(_, judged)] = pool.score([Task(reward="python", prompt=PROMPT, response=response)])
-            assert judged.score.reward == reward
 
 
 def test_leaving_early_ends_the_workers_that_are_at_work() -> None:
@@ -107,14 +97,6 @@ def test_the_workers_end_with_the_pool() -> None:
     assert alive == []
 
 
-def test_something_is_called_again_and_again_while_the_workers_work() -> None:
-    called: list[None] = []
-    with Pool([make_reward(ScoringConfig(reward="python", function=f"{OWN}:slow"))], Limits()) as pool:
-        tasks = [Task(reward="python", prompt=PROMPT, response="0.5")]
-        list(pool.score(tasks, each=lambda: called.append(None)))
-    assert len(called) > 3
-
-
 @pytest.mark.slow
 def test_a_worker_sees_no_secret_and_no_file_of_the_scorer() -> None:
     names = [name for name in os.environ if name not in scrubbed(dict(os.environ))]
@@ -131,10 +113,6 @@ def test_a_response_that_is_too_long_is_an_error_at_once() -> None:
     assert "17,825,792 characters" in (long.score.error or "")
 
 
-def test_a_megabyte_is_scored() -> None:
-    assert rewards(own("length", "é" * 10**6)) == [10**6]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["\ud800", "\udc00\ud800 é 🎲", "\x00\n\r\u2028", '"}\\'])
 def test_any_text_arrives_as_it_was(text: str) -> None:
@@ -143,15 +121,6 @@ def test_any_text_arrives_as_it_was(text: str) -> None:
     assert line.count(b"\n") == 1
     assert read_task(line) == task
     assert rewards(own("length", text)) == [len(text)]
-
-
-@pytest.mark.parametrize(
-    "score",
-    [Score(reward=0.5, components={"a": 1.0}), Score(reward=None, status="error", error="bad")],
-)
-def test_a_score_arrives_as_it_was(score: Score) -> None:
-    judged = TimedScore(score=score, seconds=0.25)
-    assert read_score(score_line(judged)) == judged
 
 
 GOOD = b'"components": {}, "error": null, "seconds": 0.1'
@@ -178,18 +147,12 @@ def test_what_is_no_score_is_an_error(line: bytes) -> None:
     assert (score.reward, score.status) == (None, "error")
 
 
-@pytest.mark.parametrize("function", ["", "no_colon", ":f", "m:"])
-def test_a_reward_that_can_not_be_made_is_refused_before_any_process(function: str) -> None:
-    with pytest.raises(InputError, match=r"expected package.module:function"):
-        make_part("python", {"function": function})
-
-
 SCORER = """
 import os, sys
 from configs.scoring import ScoringConfig
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.pool import Pool
-from millrace.rewards.isolation.seccomp import Limits
+from millrace.rewards.isolation.sandbox import Limits
 from millrace.rewards.isolation.messages import Task
 from millrace.types import Prompt
 
@@ -218,17 +181,6 @@ def test_a_scorer_that_is_killed_leaves_nobody_behind() -> None:
 
 def test_the_loss_of_the_fork_server_is_a_fault_and_no_score() -> None:
     before = set(psutil.Process().children())
-    with Pool([make_reward(ScoringConfig(reward="python", function=f"{OWN}:length"))], Limits()) as pool:
-        [(_, judged)] = pool.score([Task(reward="python", prompt=PROMPT, response="1")])
-        assert judged.score.reward == 1.0
-        [server] = set(psutil.Process().children()) - before
-        server.kill()
-        with pytest.raises(ForkServerLost, match="SIGKILL"):
-            list(pool.score([Task(reward="python", prompt=PROMPT, response="1")] * 3))
-
-
-def test_the_loss_of_the_fork_server_with_its_idle_worker_is_a_fault_and_no_score() -> None:
-    before = set(psutil.Process().children())
     tasks = [Task(reward="exact_match", prompt=PROMPT, response="42")]
     with Pool([make_reward(ScoringConfig(reward="exact_match", answer_pattern=r"(\d+)"))], Limits()) as pool:
         assert dict(pool.score(tasks))[0].score.reward == 1.0
@@ -236,7 +188,7 @@ def test_the_loss_of_the_fork_server_with_its_idle_worker_is_a_fault_and_no_scor
         workers = server.children()
         server.kill()
         psutil.wait_procs(workers, timeout=10)
-        with pytest.raises(ForkServerLost, match="SIGKILL"):
+        with pytest.raises(ForkServerLost):
             list(pool.score(tasks))
 
 
@@ -246,12 +198,3 @@ def test_a_reward_whose_import_starts_threads_is_loaded_after_the_fork() -> None
         assert pool.versions["python"].startswith(function)
         judged = dict(pool.score([Task(reward="python", prompt=PROMPT, response="1")] * 4))
     assert [scored.score.reward for scored in judged.values()] == [1.0] * 4
-
-
-def test_a_reward_that_can_be_loaded_neither_before_nor_after_the_fork_is_named() -> None:
-    function = "tests.support.rewards.module_that_starts_a_thread:missing"
-    with (
-        pytest.raises(InputError, match="module_that_starts_a_thread"),
-        Pool([make_reward(ScoringConfig(reward="python", function=function))], Limits()),
-    ):
-        pass

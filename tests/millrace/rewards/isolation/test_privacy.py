@@ -29,7 +29,7 @@ with Scorer(reward) as scorer:
 # A parent that hides itself or doesn't, and a child that looks at it, or may look at nobody.
 LOOKER = """
 import os, sys
-from millrace.rewards.isolation.privacy import hide, look_at_nobody
+from millrace.rewards.isolation.sandbox import hide, look_at_nobody
 
 parent, (hides, looks) = os.getpid(), sys.argv[1]
 if hides == "h":

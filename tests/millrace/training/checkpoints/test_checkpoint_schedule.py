@@ -1,6 +1,6 @@
 """When a checkpoint is due, minute by minute, without a clock."""
 
-from millrace.training.checkpoints.schedule import CheckpointSchedule
+from millrace.training.checkpoints.saving import CheckpointSchedule
 
 MINUTE = 60.0
 

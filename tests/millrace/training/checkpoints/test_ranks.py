@@ -96,7 +96,7 @@ def test_torch_s_own_reader_finds_the_same_weights(handed: Handed) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
 
 
-def test_a_rank_that_can_not_write_its_files_is_named_and_the_checkpoint_before_stays(handed: Handed) -> None:
+def test_a_rank_that_can_not_write_is_named_and_the_last_checkpoint_stays(handed: Handed) -> None:
     failures = [report["failure"] for report in handed.reports]
     assert failures[0].startswith("rank 2 could not write its files of the checkpoint of version 6: ")
     assert "fault error_before" in failures[2]

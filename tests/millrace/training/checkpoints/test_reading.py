@@ -8,8 +8,7 @@ from support.stores.faulty_store import Fault, FaultyStore
 from support.training.rank_files import rank_files
 
 from millrace.errors import WeightsMismatch
-from millrace.training.checkpoints.blocks import Block
-from millrace.training.checkpoints.image import lone_files
+from millrace.training.checkpoints.files import Block, lone_files
 from millrace.training.checkpoints.names import (
     MODEL,
     OPTIMIZER,

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.training.bandit import Bandit, judge, pull, pulls, random_bandit, tokens_of, vector
+from support.training.bandit import Bandit, pull, pulls, random_bandit, tokens_of, vector
 
 from configs.losses import LOSS_NAMES
 from configs.training import TrainingConfig
 from millrace.errors import InputError, TrainingDiverged
-from millrace.training.losses.base import Loss, LossTokens, TokenLosses, check_finite
-from millrace.training.losses.factory import LOSSES, check_needs, make_loss
-from storage.schema import TRAJECTORY
+from millrace.training.losses.base import LossInputs
+from millrace.training.losses.excluded import check_finite
+from millrace.training.losses.factory import LOSSES, Loss, make_loss
 
 NAMES = LOSS_NAMES
 TRAINING = TrainingConfig(max_steps=1)
@@ -36,24 +36,9 @@ UNBOUNDED = {("ppo_clip", -1.0), ("gspo", -1.0), ("decoupled_ppo", -1.0), ("deco
 each_loss = pytest.mark.parametrize("loss", ALL, ids=NAMES)
 
 
-class NeedsReference(Loss):
-    """A loss that would keep the policy near another one."""
-
-    name = "near_reference"
-    needs = frozenset({"rollout_logprobs", "ref_logprobs"})
-
-    def __call__(self, tokens: LossTokens) -> TokenLosses:
-        raise AssertionError("never asked")
-
-
-def test_every_name_a_config_may_hold_is_a_losss_and_every_loss_has_one() -> None:
+def test_each_loss_has_a_name_in_configs() -> None:
     assert set(NAMES) == set(LOSSES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_stands_for_the_loss_of_that_name(name: str) -> None:
-    assert make_loss(TRAINING, name).name == name
-    assert loss_with(name).name == name
+    assert [loss.name for loss in ALL] == list(NAMES)
 
 
 CHANGED = {
@@ -75,7 +60,7 @@ CHANGED = {
 
 def test_the_table_has_every_parameter_of_every_loss() -> None:
     for loss in ALL:
-        parameters = type(loss.training.loss).model_fields.keys() - {"name"}
+        parameters = type(loss.parameters).model_fields.keys() - {"name"}
         assert parameters == CHANGED.get(loss.name, {}).keys()
 
 
@@ -88,22 +73,9 @@ def test_a_parameter_changes_its_loss(name: str, parameter: str) -> None:
     assert any(not torch.equal(bandit.gradient(changed), bandit.gradient(default)) for bandit in bandits)
 
 
-def test_an_unknown_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(
-        InputError,
-        match=r'^there is no loss "grpo"; expected one of aipo, reinforce, .*, topr, or package.module:function$',
-    ):
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(InputError):
         make_loss(TRAINING, "grpo")
-
-
-def test_every_column_that_a_loss_reads_is_stored() -> None:
-    for loss in ALL:
-        check_needs(loss, TRAJECTORY.names)
-
-
-def test_a_loss_that_reads_a_column_which_is_not_stored_is_refused_in_a_sentence() -> None:
-    with pytest.raises(InputError, match=r"^the loss near_reference reads ref_logprobs, which the stored .* lack; exp"):
-        check_needs(NeedsReference(TRAINING), TRAJECTORY.names)
 
 
 @each_loss
@@ -122,25 +94,21 @@ def test_off_policy_no_two_losses_have_the_same_gradient() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @each_loss
-def test_the_weight_is_what_the_advantage_times_the_gradient_of_the_log_probability_is_multiplied_with(
-    loss: Loss, seed: int
-) -> None:
+def test_the_gradient_is_weight_times_advantage(loss: Loss, seed: int) -> None:
     bandit = random_bandit(seed)
-    judged = loss(bandit.tokens())
-    torch.testing.assert_close(
-        pulls(loss, bandit.tokens()), judged.weight * bandit.advantages_N, rtol=1e-12, atol=1e-15
-    )
+    weight_N = loss(bandit.tokens()).weight
+    torch.testing.assert_close(pulls(loss, bandit.tokens()), weight_N * bandit.advantages_N, rtol=1e-12, atol=1e-15)
 
 
 @each_loss
-def test_only_the_loss_itself_has_a_gradient_and_all_is_of_the_tokens_shape_and_format(loss: Loss) -> None:
+def test_only_the_loss_has_a_gradient_and_all_have_the_tokens_shape(loss: Loss) -> None:
     tokens = tokens_of(
         torch.full((3,), -1.0, requires_grad=True), torch.full((3,), -1.5), torch.ones(3), lengths=(2, 1)
     )
-    judged = loss(tokens)
-    assert [tensor.requires_grad for tensor in judged] == [True, False, False, False]
-    assert {tensor.shape for tensor in judged} == {(3,)}
-    assert [tensor.dtype for tensor in judged] == [torch.float32] * 3 + [torch.bool]
+    outputs = loss(tokens)[:4]
+    assert [tensor.requires_grad for tensor in outputs] == [True, False, False, False]
+    assert {tensor.shape for tensor in outputs} == {(3,)}
+    assert [tensor.dtype for tensor in outputs] == [torch.float32] * 3 + [torch.bool]
 
 
 @each_loss
@@ -151,9 +119,9 @@ def test_the_importance_ratio_is_the_tokens_own_and_unclipped(loss: Loss) -> Non
 
 @each_loss
 def test_a_microbatch_without_tokens_has_no_losses(loss: Loss) -> None:
-    judged = loss(tokens_of(vector(requires_grad=True), vector(), vector(), lengths=(0, 0)))
-    assert judged.loss.shape == judged.weight.shape == (0,)
-    judged.loss.sum().backward()
+    outputs = loss(tokens_of(vector(requires_grad=True), vector(), vector(), lengths=(0, 0)))
+    assert outputs.loss.shape == outputs.weight.shape == (0,)
+    outputs.loss.sum().backward()
 
 
 @each_loss
@@ -164,7 +132,7 @@ def test_the_losses_of_a_response_do_not_depend_on_other_responses(loss: Loss) -
     for response in range(tokens.num_responses):
         own_N = tokens.response_N == response
         alone = loss(
-            LossTokens(
+            LossInputs(
                 trainer_logprobs_N=tokens.trainer_logprobs_N[own_N],
                 rollout_logprobs_N=tokens.rollout_logprobs_N[own_N],
                 advantages_N=tokens.advantages_N[own_N],
@@ -173,48 +141,36 @@ def test_the_losses_of_a_response_do_not_depend_on_other_responses(loss: Loss) -
                 staleness_N=tokens.staleness_N[own_N],
             )
         )
-        for part, whole in zip(alone, together, strict=True):
+        for part, whole in zip(alone[:4], together[:4], strict=True):
             assert torch.equal(part, whole[own_N])
 
 
 @pytest.mark.parametrize("log_ratio", [1000.0, -1000.0])
 @each_loss
-def test_a_token_without_advantage_has_neither_loss_nor_gradient_however_far_its_ratio(
-    loss: Loss, log_ratio: float
-) -> None:
-    assert judge(loss, -1.0, -1.0 - log_ratio, 0.0).loss.item() == 0.0
+def test_a_token_without_advantage_has_neither_loss_nor_gradient(loss: Loss, log_ratio: float) -> None:
+    token = tokens_of(vector(-1.0), vector(-1.0 - log_ratio), vector(0.0))
+    assert loss(token).loss.item() == 0.0
     assert pull(loss, -1.0, -1.0 - log_ratio, 0.0) == 0.0
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @each_loss
-def test_where_the_ratio_overflows_the_pull_is_finite_or_an_unbounded_losss(loss: Loss, advantage: float) -> None:
+def test_where_the_ratio_overflows_bounded_losses_stay_finite(loss: Loss, advantage: float) -> None:
     pulled = pull(loss, -1.0, -1001.0, advantage)
     assert math.isfinite(pulled) == ((loss.name, advantage) not in UNBOUNDED)
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @each_loss
-def test_where_the_ratio_vanishes_a_token_pulls_not_at_all_unless_good_ones_weigh_1(
-    loss: Loss, advantage: float
-) -> None:
+def test_where_the_ratio_vanishes_a_token_has_no_gradient(loss: Loss, advantage: float) -> None:
     by_1 = loss.name == "reinforce" or (loss.name == "topr" and advantage > 0)
     assert pull(loss, -1001.0, -1.0, advantage) == (advantage if by_1 else 0.0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(
-    ("column", "words"),
-    [
-        ("trainer_logprobs_N", "log π of the trained policy"),
-        ("rollout_logprobs_N", "log μ of the policy that sampled"),
-        ("advantages_N", "the advantage"),
-    ],
-)
-def test_what_is_not_finite_is_refused_with_its_name_and_how_much_of_it_there_is(
-    column: str, words: str, value: float
-) -> None:
+@pytest.mark.parametrize("column", ["trainer_logprobs_N", "rollout_logprobs_N", "advantages_N"])
+def test_what_is_not_finite_is_refused(column: str, value: float) -> None:
     sound = tokens_of(vector(-1.0, -2.0, -3.0), vector(-1.0, -1.0, -1.0), vector(1.0, 0.0, -1.0))
     check_finite(sound)
-    with pytest.raises(TrainingDiverged, match=rf"^{words} is {value} at 1 of 3 tokens that carry loss; expected fini"):
+    with pytest.raises(TrainingDiverged):
         check_finite(replace(sound, **{column: vector(-1.0, value, -1.0)}))

@@ -47,7 +47,7 @@ def test_damage_that_only_the_follower_reads_is_named_by_rank_0(report: dict[str
     assert report["found damaged"] == report["damaged"]
 
 
-def test_after_it_an_older_checkpoint_is_restored_and_after_a_sleep_of_all_ranks_trained_on(
+def test_an_older_checkpoint_is_restored_and_trained_on_after_a_sleep(
     report: dict[str, Any],
 ) -> None:
     assert report["version"] == 1

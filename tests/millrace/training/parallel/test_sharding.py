@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 
 
 def spread(wanted: Callable[[Case], bool] = lambda case: True) -> list[Any]:
-    """Name and layout of each wanted case. Four ranks are `extended`: two are divided in each of the two ways."""
+    """Name and layout of each wanted case."""
     return [
-        pytest.param(name, f"{data}x{tensor}", marks=[pytest.mark.extended] if ranks == 4 else [])
+        pytest.param(name, f"{data}x{tensor}", marks=pytest.mark.extended)
         for ranks, layouts in LAYOUTS.items()
         for data, tensor in layouts
         for name, case in CASES.items()

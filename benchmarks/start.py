@@ -1,0 +1,152 @@
+"""How long `millrace run` of the tiny preset takes until its first optimizer step, with a start model at hand.
+
+    start model, made once ─► campaign (not counted) ─► campaign ×5 ─► seconds, processor time, memory ─► medians
+
+Each campaign is stopped after a few steps. All use one Prefect database. Memory is the proportional set size: a page
+that n processes share counts 1/n in each.
+
+    python -m benchmarks.start [--runs 5] [--model FOLDER] [--set KEY=VALUE …] [--json PATH]
+"""
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.compute as pc
+from rich.console import Console
+
+from benchmarks.report import PRESET, add_settings, machine, make_parser, make_table, print_targets, write_json
+from storage import layout
+from storage.progress import read_progress, read_status
+from storage.schema import CONSUMED
+from storage.stores.factory import open_store
+from storage.streams.stream import StreamReader
+
+TARGET_SECONDS = 6.0
+"""Until the first optimizer step, on two quiet cores."""
+_STEPS = 5
+"""Memory is measured after this many steps: by then every stage has done all of its work once."""
+_POLL_SECONDS = 0.05
+_PATIENCE_SECONDS = 600.0
+
+
+def main() -> None:
+    """Runs the campaigns, prints their medians and writes them as JSON."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--runs", type=int, default=5, help="campaigns that are measured")
+    parser.add_argument("--model", type=Path, help="the start model; without it, the first campaign makes one")
+    add_settings(parser)
+    arguments = parser.parse_args()
+    if arguments.runs < 1:
+        parser.error(f"--runs is {arguments.runs}; expected at least 1")
+    with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as folder:
+        root = Path(folder)
+        at_hand = [*arguments.set, f"model.path={arguments.model or root / '0' / layout.START_MODEL}"]
+        run_campaign(root, "0", at_hand if arguments.model else arguments.set)
+        campaigns = [run_campaign(root, str(n), at_hand) for n in range(1, arguments.runs + 1)]
+    result = {**report(campaigns), "machine": machine()}
+    _print(result)
+    write_json(arguments.json, result)
+
+
+def run_campaign(root: Path, run_id: str, settings: Sequence[str]) -> dict[str, Any]:
+    """Runs it in the folder `root` until it has made a few steps.
+
+    Returns `first_step_seconds`, and by process `cpu_seconds` and `pss_bytes`. Raises RuntimeError if it ends before.
+    """
+    sets = [word for setting in (f"storage.root={root}", *settings) for word in ("--set", setting)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    t_called = time.time()
+    with (root / f"{run_id}.log").open("w") as log:
+        controller = psutil.Popen(
+            [sys.executable, "-m", "flows.cli.main", "run", str(PRESET), "--run-id", run_id, *sets],
+            env={**environment, "PREFECT_HOME": str(root / "prefect")},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    store = open_store(str(root / run_id))
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    try:
+        while read_status(store, "train", 0).get("policy_version", 0) < _STEPS:
+            if controller.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the campaign does not train:\n{(root / f'{run_id}.log').read_text()[-2000:]}")
+            time.sleep(_POLL_SECONDS)
+        stages = {record["pid"]: name for name, record in read_progress(store).items() if "pid" in record}
+        usage = _usage(controller, stages)
+    finally:
+        controller.send_signal(signal.SIGTERM)
+        controller.wait()
+    consumed = StreamReader(store, layout.CONSUMED, CONSUMED).next()
+    assert consumed is not None
+    first = consumed.table.filter(pc.field("policy_version") == 1)
+    return {"first_step_seconds": first["t"][0].as_py() - t_called, **usage}
+
+
+def _usage(controller: psutil.Process, stages: dict[int, str]) -> dict[str, dict[str, float]]:
+    """`cpu_seconds` (until now, ended children included) and `pss_bytes` by process."""
+    usage: dict[str, dict[str, float]] = {"cpu_seconds": defaultdict(float), "pss_bytes": defaultdict(float)}
+    for process in (controller, *controller.children(recursive=True)):
+        # It may end at any time.
+        with suppress(psutil.Error):
+            cpu, command = process.cpu_times(), process.cmdline()
+            name = "controller" if process.pid == controller.pid else stages.get(process.pid) or _module(command)
+            usage["cpu_seconds"][name] += cpu.user + cpu.system + cpu.children_user + cpu.children_system
+            usage["pss_bytes"][name] += process.memory_full_info().pss
+    return usage
+
+
+def _module(command: Sequence[str]) -> str:
+    """`python -m MODULE …` by its module, anything else by its program."""
+    if "-m" in command[:-1]:
+        return command[command.index("-m") + 1]
+    return Path(command[0]).name if command else "others"
+
+
+def report(campaigns: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the campaigns, plain JSON."""
+
+    def spread(values: Sequence[float]) -> dict[str, Any]:
+        return {"median": statistics.median(values), "each": list(values)}
+
+    names = dict.fromkeys(name for campaign in campaigns for name in campaign["cpu_seconds"])
+    usage = ("cpu_seconds", "pss_bytes")
+    return {
+        "runs": len(campaigns),
+        "first_step_seconds": spread([campaign["first_step_seconds"] for campaign in campaigns]),
+        **{figure: spread([sum(campaign[figure].values()) for campaign in campaigns]) for figure in usage},
+        "target_seconds": TARGET_SECONDS,
+        "processes": {
+            name: {figure: statistics.median(one[figure].get(name, 0) for one in campaigns) for figure in usage}
+            for name in names
+        },
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    console = Console()
+    table = make_table(f"After {_STEPS} steps", ("", "processor time, s", "memory (PSS), MB"))
+    for name, figures in result["processes"].items():
+        table.add_row(name, f"{figures['cpu_seconds']:.2f}", f"{figures['pss_bytes'] / 1e6:.0f}")
+    table.add_row("all", f"{result['cpu_seconds']['median']:.2f}", f"{result['pss_bytes']['median'] / 1e6:.0f}")
+    console.print(table)
+    seconds = result["first_step_seconds"]
+    console.print(
+        f"first optimizer step after {seconds['median']:.2f} s: median of {result['runs']}, "
+        f"{min(seconds['each']):.2f} to {max(seconds['each']):.2f}",
+        soft_wrap=True,
+    )
+    print_targets(console, {f"first step within {TARGET_SECONDS:.0f} s": seconds["median"] <= TARGET_SECONDS})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""What a worker may still do: compute, read files, and answer.
+
+    system call ─► filter ─┬─ on the list                                    goes on
+                           ├─ a socket, a process, a signal, a written file  PermissionError
+                           └─ anything else                                  "Function not implemented"
+
+The filter is the kernel's seccomp, built by libseccomp, which knows every processor's system calls by name; Debian and
+Ubuntu always have it. A worker has no network, starts no process, sends no signal and writes no file; its memory and
+processor time are bounded; it can't look into other processes; and none of this can be undone. It can still read the
+files that the scorer's user can read.
+This is a list of system calls and no virtual machine: a hole in the kernel is a hole in it.
+
+Workers run as the scorer's user, who may read the environment and memory of all his processes under /proc:
+
+    the scorer, the fork server ──hide()────────────► not dumpable: closed to the user's other processes
+    worker                      ──look_at_nobody()──► a Landlock domain: every process outside of it is closed
+"""
+
+import ctypes
+import os
+import resource
+import struct
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millrace.errors import InputError
+from millrace.parent_death import die_with_parent
+
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_EPERM, _ENOSYS = 1, 38
+_NOT_EQUAL, _EQUAL, _MASKED = 1, 4, 7
+_NO_SUCH_CALL = -1
+_CLONE_THREAD = 0x00010000
+_CAPABILITIES_VERSION = 0x20080522
+_OPEN_FILES = 64
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
+_INSTRUCTION_BYTES = 8
+_LONGEST_STATM = 256
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+_CREATE_RULESET, _RESTRICT_SELF = 444, 446
+"""System calls, the same on every processor."""
+_MAKE_SYMLINK = struct.pack("Q", 1 << 12)
+"""A ruleset has to handle something. This is forbidden to workers anyway."""
+
+_COMPUTE = """
+    arch_prctl brk clock_getres clock_gettime clock_nanosleep close close_range dup dup2 dup3 epoll_create1 epoll_ctl
+    epoll_pwait epoll_pwait2 epoll_wait eventfd2 exit exit_group fadvise64 futex get_mempolicy getcpu getcwd getegid
+    geteuid getgid getgroups getpgid getpgrp getpid getppid getpriority getrandom getresgid getresuid getrusage getsid
+    gettid gettimeofday getuid madvise membarrier mlock mmap mprotect mremap munlock munmap nanosleep pause pipe pipe2
+    poll ppoll pselect6 restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigreturn rt_sigsuspend
+    rt_sigtimedwait sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getparam sched_getscheduler
+    sched_yield select set_robust_list set_tid_address sigaltstack socketpair sysinfo time times uname wait4 waitid
+    alarm getitimer setitimer timer_create timer_delete timer_getoverrun timer_gettime timer_settime
+    """
+_READ = """
+    access chdir faccessat faccessat2 fchdir fstat fstatfs getdents getdents64 lseek lstat newfstatat pread64 preadv
+    read readahead readlink readlinkat readv stat statfs statx
+    """
+_ANSWER = "getsockname getsockopt recvfrom recvmsg sendmsg sendto setsockopt shutdown write writev"
+"""Over what is open already: its own pipe, and pairs of sockets within the process."""
+_FORBIDDEN = """
+    accept accept4 bind bpf chmod chown chroot connect execve execveat fchmod fchmodat fchown fchownat fork ftruncate
+    kill lchown link linkat listen mkdir mkdirat mknod mknodat mount prctl process_vm_readv process_vm_writev ptrace
+    rename renameat renameat2 rmdir setns setpgid setsid socket symlink symlinkat tgkill tkill truncate unlink unlinkat
+    unshare utime utimensat utimes vfork
+    """
+"""A function of your own may well try these. They fail with "not permitted", not with "no such call"."""
+_WRITING = (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_APPEND)
+_TERMINAL_QUERIES = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: not those that put words into a terminal."""
+_DESCRIPTOR_QUERIES = (0, 1, 2, 3, 4, 1030)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC: not those that have signals sent."""
+
+_KEPT = ("PATH", "PYTHONPATH", "HOME", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "LANG", "LANGUAGE")
+_SET = {
+    # Order of sets: a sum of floats over a set must be the same in every process.
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    # A process that is forked must have one thread only.
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What scoring may use."""
+
+    workers: int = 1
+    """Responses scored at once."""
+    timeout_seconds: float = 10.0
+    """Per response, by the clock."""
+    memory_mb: int = 1024
+    """Per worker, beyond what loading the rewards took, MiB."""
+
+
+class _Comparison(ctypes.Structure):
+    _fields_ = (
+        ("argument", ctypes.c_uint),
+        ("operator", ctypes.c_int),
+        ("a", ctypes.c_uint64),
+        ("b", ctypes.c_uint64),
+    )
+
+
+class _Program(ctypes.Structure):
+    """The kernel's `sock_fprog`."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def scrubbed(environment: dict[str, str]) -> dict[str, str]:
+    """The part of the environment that workers may see: no keys, addresses or secrets."""
+    return {name: value for name, value in environment.items() if name in _KEPT or name.startswith("LC_")} | _SET
+
+
+def hide() -> None:
+    """Close this process's environment and memory to the user's other processes, for good.
+
+    It also leaves no core dump, and only root can attach a debugger. A program that it starts is open again.
+    """
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def look_at_nobody() -> bool:
+    """Close the environment, memory and open files of every other process to this one, for good.
+
+    Returns False if the kernel has no Landlock (Linux 5.13). Then those of hidden processes alone are closed.
+    """
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    ruleset = _libc.syscall(_CREATE_RULESET, _MAKE_SYMLINK, ctypes.c_size_t(len(_MAKE_SYMLINK)), 0)
+    if ruleset < 0:
+        return False
+    try:
+        return bool(_libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0)
+    finally:
+        os.close(ruleset)
+
+
+class Sandbox:
+    """Made once by the fork server, entered by each worker. Raises InputError if seccomp is not available."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._library = _library()
+        made = self._library.seccomp_init(_ERRNO | _ENOSYS)
+        if not made:
+            raise InputError("seccomp_init failed; expected a kernel with seccomp, in which rewards are judged")
+        self._filter = ctypes.c_void_p(made)
+        self._build()
+        self._program = self._compiled()
+
+    def enter(self, parent: int) -> None:
+        """Restrict the calling process for good. It is killed when the process `parent`, which forked it, ends."""
+        die_with_parent(parent)
+        _bound_resources(self._limits)
+        self._drop_capabilities()
+        look_at_nobody()
+        filtering = _Program(len(self._program) // _INSTRUCTION_BYTES, self._program)
+        _check(_libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(filtering), 0, 0), "prctl for seccomp")
+
+    def bound_cpu(self) -> None:
+        """Have the kernel kill the calling process once one response has used more processor time than its timeout.
+
+        The pool usually kills it earlier. This is for when the pool's own process is stopped.
+        """
+        seconds = int(time.process_time() + self._limits.timeout_seconds) + 2
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+
+    def _build(self) -> None:
+        for name in f"{_COMPUTE} {_READ} {_ANSWER}".split():
+            self._rule(_ALLOW, name)
+        for name in _FORBIDDEN.split():
+            self._rule(_ERRNO | _EPERM, name)
+        for name, flags in (("open", 1), ("openat", 2)):
+            self._rule(_ALLOW, name, [_Comparison(flags, _MASKED, sum(_WRITING), 0)])
+            for flag in _WRITING:
+                self._rule(_ERRNO | _EPERM, name, [_Comparison(flags, _MASKED, flag, flag)])
+        # A thread is a clone that shares everything; a process is one that does not. glibc takes clone where there is
+        # no clone3, whose flags lie in memory, out of a filter's sight.
+        self._rule(_ALLOW, "clone", [_Comparison(0, _MASKED, _CLONE_THREAD, _CLONE_THREAD)])
+        self._rule(_ERRNO | _EPERM, "clone", [_Comparison(0, _MASKED, _CLONE_THREAD, 0)])
+        # One's own limits alone; without capabilities they can only be lowered.
+        self._rule(_ALLOW, "prlimit64", [_Comparison(0, _EQUAL, 0, 0)])
+        self._rule(_ERRNO | _EPERM, "prlimit64", [_Comparison(0, _NOT_EQUAL, 0, 0)])
+        for name, argument, allowed in (("ioctl", 1, _TERMINAL_QUERIES), ("fcntl", 1, _DESCRIPTOR_QUERIES)):
+            for value in allowed:
+                self._rule(_ALLOW, name, [_Comparison(argument, _EQUAL, value, 0)])
+
+    def _compiled(self) -> bytes:
+        """The filter for the kernel. `seccomp_load` would compile it anew in each worker, a millisecond each time."""
+        with tempfile.TemporaryFile(buffering=0) as file:
+            _check(self._library.seccomp_export_bpf(self._filter, file.fileno()), "seccomp_export_bpf")
+            file.seek(0)
+            return file.read()
+
+    def _rule(self, action: int, name: str, comparisons: Sequence[_Comparison] = ()) -> None:
+        number = self._library.seccomp_syscall_resolve_name(name.encode())
+        # An older library lacks the newest names: what it does not know it does not allow.
+        if number != _NO_SUCH_CALL:
+            array = (_Comparison * len(comparisons))(*comparisons)
+            code = self._library.seccomp_rule_add_array(self._filter, action, number, len(comparisons), array)
+            _check(code, f"seccomp_rule_add for {name}")
+
+    def _drop_capabilities(self) -> None:
+        """A scorer may run as root, as in many containers; its workers must not have root's powers."""
+        header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
+        none = (ctypes.c_uint32 * 6)()
+        _check(_libc.capset(header, none), "capset")
+
+
+def _library() -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
+    except OSError as error:
+        raise InputError(
+            f"rewards that run foreign code are judged under Linux's seccomp, and libseccomp.so.2 can't be loaded "
+            f"({error}); expected Linux with the package libseccomp2"
+        ) from error
+    library.seccomp_init.restype = ctypes.c_void_p
+    return library
+
+
+def _bound_resources(limits: Limits) -> None:
+    # `open` makes a forked process copy many pages of the interpreter.
+    descriptor = os.open("/proc/self/statm", os.O_RDONLY)
+    mapped = int(os.read(descriptor, _LONGEST_STATM).split()[0]) * resource.getpagesize()
+    os.close(descriptor)
+    # The pool kills a worker that has taken memory_mb. This limit is for one large allocation. It is twice as high,
+    # since a verifier may catch the MemoryError and call the answer wrong.
+    most = mapped + 2 * limits.memory_mb * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_OPEN_FILES, _OPEN_FILES))
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        raise OSError(-code if code < -1 else ctypes.get_errno(), f"{what} failed")

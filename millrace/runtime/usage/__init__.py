@@ -1,1 +1,0 @@
-"""What a stage uses of its machine."""

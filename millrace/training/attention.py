@@ -1,0 +1,223 @@
+"""Causal attention over packed segments; no sample sees another.
+
+    q, k, v [1, heads, S, features] ─► k, v of what each segment sees, one copy per segment, if any are shared
+      ├─ a GPU, 16-bit numbers ─► one kernel over all segments (flash attention, varlen)
+      └─ else ─► one call per run of segments of the same length, as a batch
+                   └─ behind a prefix, or with window, soft cap or sinks ─► block by block
+
+transformers' models use it under the name `PACKED`; each forward passes them the microbatch as `packing`, and each
+layer says what it needs: a sliding window, a soft cap, sinks. Fewer key and value heads than query heads are fine
+(grouped queries). There is no dropout: π has to be the same in each pass.
+
+Shapes: R segments, H query heads, G key heads, T queries, L keys, B queries of a block, K keys of its band, D features.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface
+
+from millrace.training.batch import Microbatch
+
+PACKED = "millrace_packed"
+"""Name of this attention in a model's config."""
+_HALF = (torch.bfloat16, torch.float16)
+BLOCK = 256
+"""Queries of a block."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Band:
+    """What a layer's attention has beyond the causal mask."""
+
+    window: int | None = None
+    """Positions that a token sees, its own included; None: all before it."""
+    softcap: float | None = None
+    """Scores s become softcap · tanh(s / softcap)."""
+    sinks_H: torch.Tensor | None = None
+    """[H] one more score per head. It takes its share of the softmax, and has no value."""
+
+    def is_plain(self, num_keys: int) -> bool:
+        """Whether queries of `num_keys` keys need the causal mask alone."""
+        return self.softcap is None and self.sinks_H is None and (self.window is None or self.window >= num_keys)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    packing: Microbatch,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: object,
+) -> tuple[torch.Tensor, None]:
+    """Called by transformers in each layer: [1, heads, S, features] each, in; [1, S, heads, features] out.
+
+    `sliding_window` counts the positions that a token sees, its own included; `softcap` bounds the scores by a tanh;
+    `s_aux` [heads] are the sinks, one more score per head that takes its share of the softmax and adds nothing.
+    """
+    band = Band(window=sliding_window, softcap=softcap, sinks_H=s_aux)
+    key_GTD, value_GTD = _seen(key[0], packing), _seen(value[0], packing)
+    # Flash attention takes no 32-bit numbers, and no heads whose size is not a multiple of 8.
+    kernel = query.is_cuda and query.dtype in _HALF and query.shape[-1] % 8 == 0
+    if kernel and softcap is None and s_aux is None:
+        out_SHD = _varlen(query[0], key_GTD, value_GTD, packing, scaling, band)
+    else:
+        out_SHD = _run_by_run(query[0], key_GTD, value_GTD, packing, scaling, band)
+    return out_SHD[None], None
+
+
+def _seen(one_GSD: torch.Tensor, packing: Microbatch) -> torch.Tensor:
+    """[G, T, D] keys or values of what each segment sees, segment after segment."""
+    if packing.keys_T is None:
+        return one_GSD
+    # transformers' tensors are views of [S, G, D], whose rows are copied whole.
+    return one_GSD.transpose(0, 1).index_select(0, packing.keys_T).transpose(0, 1)
+
+
+def _varlen(
+    query_HSD: torch.Tensor,
+    key_GTD: torch.Tensor,
+    value_GTD: torch.Tensor,
+    packing: Microbatch,
+    scaling: float,
+    band: Band,
+) -> torch.Tensor:
+    out_SHD = varlen_attn(
+        query_HSD.transpose(0, 1),
+        key_GTD.transpose(0, 1),
+        value_GTD.transpose(0, 1),
+        packing.cu_seqlens_Q1,
+        packing.cu_keys_Q1,
+        max(packing.lengths),
+        packing.key_lengths[-1],
+        scale=scaling,
+        # Causal: no token after its own. Before it, all or those of the window. The last query is that of the last key.
+        window_size=(-1 if band.window is None else band.window - 1, 0),
+        enable_gqa=True,
+    )
+    assert isinstance(out_SHD, torch.Tensor)
+    return out_SHD
+
+
+def _run_by_run(
+    query_HSD: torch.Tensor,
+    key_GTD: torch.Tensor,
+    value_GTD: torch.Tensor,
+    packing: Microbatch,
+    scaling: float,
+    band: Band,
+) -> torch.Tensor:
+    outs, start, key_start = [], 0, 0
+    for (length, num_keys), run in groupby(zip(packing.lengths, packing.key_lengths, strict=True)):
+        count = len(list(run))
+        # Views, not copies: neighbours of the same lengths are a batch.
+        query_RHTD = _batch(query_HSD, start, count, length)
+        key_RGLD, value_RGLD = (_batch(one, key_start, count, num_keys) for one in (key_GTD, value_GTD))
+        if length == num_keys and band.is_plain(length):
+            out_RHTD = scaled_dot_product_attention(
+                query_RHTD, key_RGLD, value_RGLD, is_causal=True, scale=scaling, enable_gqa=True
+            )
+        else:
+            out_RHTD = banded_attention(query_RHTD, key_RGLD, value_RGLD, scaling, band)
+        outs.append(out_RHTD.transpose(1, 2).flatten(0, 1))
+        start, key_start = start + count * length, key_start + count * num_keys
+    return torch.cat(outs)
+
+
+def _batch(one_HSD: torch.Tensor, start: int, count: int, length: int) -> torch.Tensor:
+    """[count, H, length, D] of `count` neighbours of that length from `start` on."""
+    return one_HSD.narrow(1, start, count * length).view(len(one_HSD), count, length, -1).transpose(0, 1)
+
+
+def banded_attention(
+    query_RHTD: torch.Tensor, key_RGLD: torch.Tensor, value_RGLD: torch.Tensor, scaling: float, band: Band
+) -> torch.Tensor:
+    """[R, H, T, D] causal attention in a band, block by block; fewer key heads than query heads are fine.
+
+    The queries are the last T of L positions; the L − T before them are the prefix. A block needs the keys of the
+    prefix, and those of its band: with a window of w, a block of b queries sees at most b + w − 1 keys. So time and
+    memory grow with the length, and not with its square.
+    """
+    if band.softcap is not None and band.sinks_H is not None:
+        raise ValueError("no family of models has both a soft cap and sinks")
+    length, device = key_RGLD.shape[2], query_RHTD.device
+    prefix = length - query_RHTD.shape[2]
+    outs = []
+    for start in range(prefix, length, BLOCK):
+        end = min(start + BLOCK, length)
+        first = 0 if band.window is None else max(0, start - band.window + 1)
+        distance_BK = torch.arange(start, end, device=device)[:, None] - torch.arange(first, end, device=device)
+        seen_BK = distance_BK >= 0 if band.window is None else (distance_BK >= 0) & (distance_BK < band.window)
+        queries = query_RHTD[:, :, start - prefix : end - prefix]
+        block = queries, key_RGLD[:, :, first:end], value_RGLD[:, :, first:end]
+        if band.softcap is not None:
+            # No kernel caps scores, and these would all be kept for the backward pass.
+            outs.append(
+                checkpoint(
+                    _capped, *block, seen_BK, scaling, band.softcap, use_reentrant=False, preserve_rng_state=False
+                )
+            )
+        elif band.sinks_H is not None:
+            outs.append(_with_sinks(*block, seen_BK, scaling, band.sinks_H))
+        else:
+            outs.append(scaled_dot_product_attention(*block, attn_mask=seen_BK, scale=scaling, enable_gqa=True))
+    return torch.cat(outs, dim=2)
+
+
+def _capped(
+    query_RHBD: torch.Tensor,
+    key_RGKD: torch.Tensor,
+    value_RGKD: torch.Tensor,
+    seen_BK: torch.Tensor,
+    scaling: float,
+    softcap: float,
+) -> torch.Tensor:
+    num_rows, _, num_queries, num_features = query_RHBD.shape
+    query_RGhBD = query_RHBD.reshape(num_rows, key_RGKD.shape[1], -1, num_queries, num_features)
+    scores_RGhBK = query_RGhBD @ key_RGKD[:, :, None].transpose(-1, -2) * (scaling / softcap)
+    scores_RGhBK = (scores_RGhBK.tanh() * softcap).masked_fill(~seen_BK, -torch.inf)
+    wide = torch.promote_types(scores_RGhBK.dtype, torch.float32)
+    probs_RGhBK = scores_RGhBK.softmax(dim=-1, dtype=wide).to(query_RHBD.dtype)
+    out_RGhBD: torch.Tensor = probs_RGhBK @ value_RGKD[:, :, None]
+    return out_RGhBD.flatten(1, 2)
+
+
+def _with_sinks(
+    query_RHBD: torch.Tensor,
+    key_RGKD: torch.Tensor,
+    value_RGKD: torch.Tensor,
+    seen_BK: torch.Tensor,
+    scaling: float,
+    sinks_H: torch.Tensor,
+) -> torch.Tensor:
+    # A sink is a key that all see, whose value is 0. One more feature carries its score: the sink's own for queries,
+    # 0 for keys, 1 for the key of the sink. So any kernel computes it, and the gradient of the sinks.
+    sinks_RHB1 = (sinks_H / scaling).to(query_RHBD.dtype)[None, :, None, None].expand(*query_RHBD.shape[:3], 1)
+    query_RHBE = torch.cat([query_RHBD, sinks_RHB1], dim=-1)
+    is_sink_E = torch.zeros(query_RHBE.shape[-1], dtype=query_RHBD.dtype, device=query_RHBD.device)
+    is_sink_E[-1] = 1
+    sink_RG1E = is_sink_E.expand(*key_RGKD.shape[:2], 1, -1)
+    key_RGLE = torch.cat([pad(key_RGKD, (0, 1)), sink_RG1E], dim=2)
+    out_RHBE = scaled_dot_product_attention(
+        query_RHBE,
+        key_RGLE,
+        pad(value_RGKD, (0, 1, 0, 1)),
+        attn_mask=pad(seen_BK, (0, 1), value=True),
+        scale=scaling,
+        enable_gqa=True,
+    )
+    return out_RHBE[..., :-1]
+
+
+# No mask function is registered under this name, so transformers makes no mask.
+AttentionInterface.register(PACKED, packed_attention)

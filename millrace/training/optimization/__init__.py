@@ -1,1 +1,0 @@
-"""From gradients to new weights: which samples each update takes, its learning rate, AdamW, and what stays frozen."""

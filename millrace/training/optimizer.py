@@ -1,0 +1,126 @@
+"""From gradients to new weights: which samples each update takes, its learning rate, AdamW, and what stays frozen.
+
+The learning rate of a step is a pure function of the policy version, and of nothing that a checkpoint would hold:
+
+    share of the full rate
+    1   ┤      ╭───╮
+        │    ╱      ╲                 warm-up: w steps, each a (w + 1)th more than the one before
+        │  ╱          ╲               decay: from the full rate at step w + 1 to the final share after `steps`
+    f   ┤╱              ╰────────     all later steps: the final share
+        └┬────┬─────────┬────────► step = policy version that it makes, from 1
+         1    w       steps
+
+With `ess_scaling` an update's rate is also multiplied by √ESS of its importance ratios.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from configs.training import ScheduleConfig, TrainingConfig
+from millrace.errors import TrainingDiverged
+from millrace.training.batch import Sample
+from millrace.training.step_report import Values, ratio_effective_sample_size
+
+
+def plan_updates(
+    samples: Sequence[Sample], *, minibatches: int, epochs: int, seed: int, policy_version: int
+) -> list[list[int]]:
+    """The indices of the samples of each update on a batch, ascending; at least one update.
+
+    Each epoch shuffles the groups and cuts them into minibatches, which differ by at most one group. A group stays
+    whole, because its advantages belong together. The order follows from the run's seed and the policy version that the
+    batch makes. So a trainer that repeats the batch, and a replay, make the same updates. Groups without a token that
+    carries loss are in no minibatch, unless it is the batch.
+    """
+    carrying = sorted({sample.group for sample in samples if sample.loss_mask.any()})
+    if minibatches == 1 or not carrying:
+        return [list(range(len(samples))) for _ in range(epochs)]
+    plan = []
+    for epoch in range(epochs):
+        order = np.random.default_rng([seed, policy_version, epoch]).permutation(carrying)
+        for part in np.array_split(order, min(minibatches, len(carrying))):
+            groups = set(part.tolist())
+            plan.append([place for place, sample in enumerate(samples) if sample.group in groups])
+    return plan
+
+
+def planned_rate(training: TrainingConfig, step: int) -> float:
+    """Learning rate of the step that makes policy version `step`, before √ESS and without rollbacks."""
+    return training.learning_rate * share_of_rate(training.schedule, step)
+
+
+def share_of_rate(schedule: ScheduleConfig, step: int) -> float:
+    """Share of the full rate in the step that makes policy version `step`, in [0, 1]."""
+    warmup = schedule.warmup_steps
+    if step <= warmup:
+        return step / (warmup + 1)
+    if schedule.decay == "constant" or schedule.steps is None:
+        return 1.0
+    progress = min(1.0, (step - 1 - warmup) / (schedule.steps - warmup))
+    left = 1 - progress if schedule.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return schedule.final_share + (1 - schedule.final_share) * left
+
+
+def ess_factor(log_ratio_N: Values) -> float:
+    """√ESS of the ratios π/μ of N ≥ 1 tokens, given their logarithms; in [0, 1], and 1 if π is μ.
+
+    VCPO, arXiv 2602.17616. There the ratios are those of whole responses; here of tokens, as most losses weigh tokens.
+    """
+    return math.sqrt(ratio_effective_sample_size(log_ratio_N))
+
+
+def make_adamw(parameters: Iterable[nn.Parameter], training: TrainingConfig) -> torch.optim.AdamW:
+    """The optimizer of `parameters`, at the full learning rate and without state."""
+    adamw = training.adamw
+    return torch.optim.AdamW(
+        parameters,
+        lr=training.learning_rate,
+        betas=(adamw.beta1, adamw.beta2),
+        eps=adamw.epsilon,
+        weight_decay=training.weight_decay,
+    )
+
+
+def zero_gradients(parameters: Collection[nn.Parameter]) -> None:
+    """Sets the gradient to 0, not to None: AdamW's momentum moves the weights in a step without gradient too."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            # In place: taking as much memory from the system again can cost as much as the optimizer's update.
+            parameter.grad.zero_()
+
+
+def clip_gradients(parameters: Collection[nn.Parameter], max_norm: float, what: str) -> float:
+    """Scales the gradient down to an L2 norm of at most `max_norm`; returns its norm before that.
+
+    Raises TrainingDiverged, naming `what` the gradient is of, if the norm is not finite.
+    """
+    norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    # Read once: a GPU is waited for.
+    value: float = norm.item()
+    if not math.isfinite(value):
+        raise TrainingDiverged(
+            f"{what} has norm {value}; expected a finite one, as fresher rollouts or a smaller learning rate keep it"
+        )
+    return value
+
+
+def freeze_prefix(model: PreTrainedModel, num_layers: int) -> None:
+    """Freezes the embeddings and the first `num_layers` decoder layers of `model`, at least one, in place.
+
+    The backward pass ends above them, and so do stored activations. Where the output layer's weight is the embeddings',
+    it is frozen with them.
+    """
+    layers = model.base_model.get_submodule("layers")
+    assert isinstance(layers, nn.ModuleList)
+    for module in (model.get_input_embeddings(), *layers[:num_layers]):
+        module.requires_grad_(False)

@@ -1,1 +1,0 @@
-"""A trainer over several hosts: how their launchers find each other, start together and end together."""

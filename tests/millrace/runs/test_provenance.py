@@ -1,0 +1,74 @@
+"""Where a run came from: software, machine, functions of one's own, start model."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.stores.dict_store import DictStore
+
+from configs.schema import RunConfig
+from configs.stored import config_hash
+from millrace.runs.provenance import differences, provenance, read_start_hashes, record_start_hashes
+
+CONFIG = {"training": {"max_steps": 3}}
+
+
+def test_provenance_names_libraries_cpu_functions_and_config() -> None:
+    own = "tests.support.training.own_functions"
+    training = {"max_steps": 3, "loss": {"name": f"{own}:capped"}, "advantage": f"{own}:better_than_half"}
+    config = RunConfig.model_validate({"training": training}).model_dump(mode="json")
+    made_by = provenance(config)
+    assert {"torch", "pyarrow", "prefect"} <= made_by.dependencies.keys()
+    assert made_by.cpu, "the same code on another CPU may round otherwise"
+    assert made_by.config_hash == config_hash(config)
+    files = sorted((Path(__file__).parents[3] / "tests/support/training").glob("*.py"))
+    expected = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    assert {made_by.dependencies[f"{own}:{name}"] for name in ("capped", "better_than_half")} == {expected}
+
+
+def test_differences_between_two_processes_are_named_with_both_values() -> None:
+    a = provenance(CONFIG)
+    dependencies = a.dependencies | {"torch": "0.1", "abacus": "1"}
+    b = replace(a, cpu="an abacus", commit="0123abcd", config_hash="another", dependencies=dependencies)
+    assert differences(a, a) == {}
+    assert differences(a, b) == {
+        "commit": (a.commit, "0123abcd"),
+        "cpu": (a.cpu, "an abacus"),
+        "dependencies.torch": (a.dependencies["torch"], "0.1"),
+    }
+
+
+FILES = {"model.safetensors": b"weights", "config.json": b"{}", "tokenizer.json": b"{ }", "merges.txt": b"a b"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, data in FILES.items():
+        (tmp_path / name).write_bytes(data)
+    return tmp_path
+
+
+def test_each_file_has_the_hash_that_sha256sum_prints(folder: Path) -> None:
+    store = DictStore()
+    assert read_start_hashes(store) is None
+    record_start_hashes(store, folder)
+    assert read_start_hashes(store) == {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
+
+
+def test_files_without_weights_or_tokens_are_left_out(folder: Path) -> None:
+    (folder / "README.md").write_text("a model")
+    (folder / "original").mkdir()
+    (folder / "original" / "model.safetensors").write_bytes(b"the same in another format")
+    store = DictStore()
+    record_start_hashes(store, folder)
+    assert set(read_start_hashes(store) or {}) == set(FILES)
+
+
+def test_a_run_keeps_the_hashes_that_it_began_with(folder: Path) -> None:
+    store = DictStore()
+    record_start_hashes(store, folder)
+    before = read_start_hashes(store)
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    record_start_hashes(store, folder)
+    assert read_start_hashes(store) == before

@@ -1,0 +1,127 @@
+"""Learning rates in closed form, and the updates of a batch."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.training import ScheduleConfig
+from millrace.training.batch import Sample
+from millrace.training.optimizer import ess_factor, plan_updates, share_of_rate
+
+
+def shares(num_steps: int, **schedule: object) -> list[float]:
+    found = ScheduleConfig.model_validate(schedule)
+    return [share_of_rate(found, step) for step in range(1, num_steps + 1)]
+
+
+def test_the_default_is_the_full_rate_always() -> None:
+    assert shares(5) == [1.0] * 5
+
+
+def test_a_warm_up_rises_evenly_to_the_full_rate() -> None:
+    assert shares(5, warmup_steps=3) == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_a_linear_decay_falls_evenly_to_the_final_share_and_stays() -> None:
+    linear = shares(8, decay="linear", warmup_steps=1, steps=5, final_share=0.2)
+    assert linear == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+
+
+def test_a_cosine_decay_is_half_way_down_at_half_time() -> None:
+    cosine = shares(12, decay="cosine", warmup_steps=2, steps=10, final_share=0.5)
+    assert cosine[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert cosine[6] == pytest.approx(0.75)
+    assert cosine[4] == pytest.approx(0.5 + 0.5 * (1 + math.cos(math.pi / 4)) / 2)
+    assert cosine[10:] == [0.5, 0.5]
+
+
+@given(
+    decay=st.sampled_from(["constant", "linear", "cosine"]),
+    warmup=st.integers(0, 20),
+    after=st.integers(1, 30),
+    final=st.floats(0, 1),
+)
+def test_a_rate_first_rises_then_falls_and_is_never_above_the_full_one(
+    decay: str, warmup: int, after: int, final: float
+) -> None:
+    steps = None if decay == "constant" else warmup + after
+    found = shares(60, decay=decay, warmup_steps=warmup, steps=steps, final_share=final)
+    assert all(0 < share <= 1 for share in found[: warmup + 1])
+    assert found[: warmup + 1] == sorted(found[: warmup + 1])
+    assert found[warmup] == 1.0
+    assert all(a >= b for a, b in zip(found[warmup:], found[warmup + 1 :], strict=False))
+    assert found[-1] == pytest.approx(1.0 if decay == "constant" else final, abs=1e-12)
+
+
+def test_ratios_of_1_leave_the_rate_as_it_is() -> None:
+    assert ess_factor(np.zeros(7)) == 1.0
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=20), st.floats(-1000, 1000))
+def test_the_rate_is_multiplied_by_the_root_of_the_effective_sample_size(log_ratios: list[float], shift: float) -> None:
+    ratio = np.exp(log_ratios)
+    expected = math.sqrt(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum()))
+    assert ess_factor(np.array(log_ratios) + shift) == pytest.approx(expected, rel=1e-9)
+
+
+def batch(sizes: list[int], carries: set[int] | None = None) -> list[Sample]:
+    """Groups of these numbers of samples; None: all of them carry loss."""
+    return [
+        Sample(
+            prompt_tokens=np.ones(1, np.int32),
+            response_tokens=np.ones(1, np.int32),
+            rollout_logprobs=np.zeros(1, np.float32),
+            loss_mask=np.array([carries is None or group in carries], np.uint8),
+            temperature=1.0,
+            advantage=1.0,
+            staleness=0,
+            group=group,
+        )
+        for group, size in enumerate(sizes)
+        for _ in range(size)
+    ]
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(1, 6), st.integers(1, 3), st.integers(0, 99))
+def test_each_epoch_has_every_group_once_and_whole(sizes: list[int], minibatches: int, epochs: int, seed: int) -> None:
+    samples = [*batch(sizes), *batch([1])]
+    plan = plan_updates(samples, minibatches=minibatches, epochs=epochs, seed=seed, policy_version=3)
+    per_epoch = len(plan) // epochs
+    num_groups = len({sample.group for sample in samples})
+    assert per_epoch == min(minibatches, num_groups)
+    for epoch in range(epochs):
+        parts = plan[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(place for part in parts for place in part) == list(range(len(samples)))
+        groups = [{samples[place].group for place in part} for part in parts]
+        assert sum(map(len, groups)) == num_groups
+        assert max(map(len, groups)) - min(map(len, groups)) <= 1
+        assert all(part == sorted(part) for part in parts)
+
+
+def test_a_batch_in_one_part_stays_as_it_is() -> None:
+    assert plan_updates(batch([2, 2]), minibatches=1, epochs=2, seed=5, policy_version=1) == [[0, 1, 2, 3]] * 2
+
+
+def test_the_order_follows_from_seed_version_and_epoch() -> None:
+    samples = batch([1] * 16)
+
+    def order(seed: int, version: int) -> list[list[int]]:
+        return plan_updates(samples, minibatches=4, epochs=2, seed=seed, policy_version=version)
+
+    first = order(0, 1)
+    assert order(0, 1) == first
+    assert first[:4] != first[4:]
+    assert order(1, 1) != first
+    assert order(0, 2) != first
+
+
+def test_groups_that_carry_no_loss_are_in_no_minibatch() -> None:
+    samples = batch([2, 2, 2, 2], carries={0, 3})
+    assert sorted(plan_updates(samples, minibatches=4, epochs=1, seed=0, policy_version=1)) == [[0, 1], [6, 7]]
+
+
+def test_a_batch_that_carries_no_loss_is_left_for_the_trainer_to_refuse() -> None:
+    assert plan_updates(batch([1, 1], carries=set()), minibatches=2, epochs=1, seed=0, policy_version=1) == [[0, 1]]

@@ -1,0 +1,225 @@
+"""Packing: every sample once and whole, no padding, the token budget kept, each position speaking of the next token."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.training.batch import Microbatch, Sample
+from millrace.training.packing import Unit, fill, microbatches, pack, single_unit
+
+lengths = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=20)
+budgets = st.integers(1, 64)
+ranks = st.integers(1, 5)
+
+
+def sample(prompt: int, response: int, number: int = 0) -> Sample:
+    """A sample of `prompt` + `response` tokens none of which is 0; `number` is its name, kept in the advantage."""
+    return Sample(
+        prompt_tokens=np.arange(1, prompt + 1, dtype=np.int32) + 100 * (number + 1),
+        response_tokens=np.arange(51, 51 + response, dtype=np.int32) + 100 * (number + 1),
+        rollout_logprobs=-np.arange(1, response + 1, dtype=np.float32) - number,
+        loss_mask=(np.arange(response) % 3 != 1).astype(np.uint8),
+        temperature=0.5 + number,
+        advantage=float(number + 1),
+        staleness=number % 4,
+    )
+
+
+def samples(shapes: list[tuple[int, int]]) -> list[Sample]:
+    return [sample(prompt, response, number) for number, (prompt, response) in enumerate(shapes)]
+
+
+def sequences(batch: Microbatch) -> list[np.ndarray]:
+    """The token ids between two borders."""
+    borders = batch.cu_seqlens_Q1.tolist()
+    return [batch.input_ids_S[a:b].numpy() for a, b in pairwise(borders)]
+
+
+@given(lengths, budgets, ranks)
+def test_every_sample_is_in_exactly_one_microbatch_whole_and_nothing_else_is(
+    shapes: list[tuple[int, int]], max_tokens: int, num_ranks: int
+) -> None:
+    given_samples, seen = samples(shapes), []
+    for batch in microbatches(given_samples, max_tokens, num_ranks):
+        seen += batch.places
+        for place, tokens in zip(batch.places, sequences(batch), strict=bool(batch.places)):
+            original = given_samples[place]
+            np.testing.assert_array_equal(tokens, [*original.prompt_tokens, *original.response_tokens])
+    assert sorted(seen) == list(range(len(shapes)))
+
+
+@given(lengths, budgets, ranks)
+def test_no_microbatch_exceeds_the_token_budget_unless_it_is_a_single_sample(
+    shapes: list[tuple[int, int]], max_tokens: int, num_ranks: int
+) -> None:
+    for batch in microbatches(samples(shapes), max_tokens, num_ranks):
+        assert len(batch.input_ids_S) <= max_tokens or len(batch.places) == 1
+
+
+@given(lengths, budgets, ranks)
+def test_all_ranks_get_as_many_and_spare_ranks_a_dummy_token(
+    shapes: list[tuple[int, int]], max_tokens: int, num_ranks: int
+) -> None:
+    found = microbatches(samples(shapes), max_tokens, num_ranks)
+    assert len(found) % num_ranks == 0
+    idle = [batch for batch in found if not batch.places]
+    assert len(idle) < num_ranks
+    for batch in idle:
+        assert (batch.input_ids_S.tolist(), batch.lengths, len(batch.targets_N)) == ([0], (1,), 0)
+
+
+@given(lengths, budgets)
+def test_a_response_token_is_predicted_from_the_position_before_it(
+    shapes: list[tuple[int, int]], max_tokens: int
+) -> None:
+    for batch in microbatches(samples(shapes), max_tokens):
+        assert torch.equal(batch.input_ids_S[batch.predicts_N + 1], batch.targets_N)
+        # Positions begin anew in each sequence, so none of them is the last of the one before.
+        assert torch.equal(batch.positions_S[batch.predicts_N + 1], batch.positions_S[batch.predicts_N] + 1)
+
+
+@given(lengths, budgets)
+def test_what_is_known_of_a_token_lies_where_the_batch_says(shapes: list[tuple[int, int]], max_tokens: int) -> None:
+    given_samples = samples(shapes)
+    flat = {
+        "rollout_logprobs_N": np.concatenate([one.rollout_logprobs for one in given_samples]),
+        "targets_N": np.concatenate([one.response_tokens for one in given_samples]),
+    }
+    places = np.repeat(np.arange(len(shapes)), [response for _, response in shapes])
+    mask = np.concatenate([one.loss_mask for one in given_samples])
+    for batch in microbatches(given_samples, max_tokens):
+        at = batch.in_batch_N.numpy()
+        for name, values in flat.items():
+            np.testing.assert_array_equal(getattr(batch, name).numpy(), values[at], err_msg=name)
+        np.testing.assert_array_equal(batch.carries_L.numpy(), np.flatnonzero(mask[at]))
+        np.testing.assert_array_equal(np.array(batch.places)[batch.response_N.numpy()], places[at])
+        for name in ("advantage", "temperature", "staleness"):
+            expected = np.array([getattr(one, name) for one in given_samples])[places[at]]
+            found = batch.staleness_N if name == "staleness" else getattr(batch, f"{name}s_N")
+            np.testing.assert_array_equal(found.numpy(), expected, err_msg=name)
+
+
+@given(lengths, budgets, st.data())
+def test_what_a_token_was_drawn_from_stays_with_it(
+    shapes: list[tuple[int, int]], max_tokens: int, data: st.DataObject
+) -> None:
+    sets = [data.draw(st.none() | st.lists(st.sets(st.integers(0, 9)), min_size=r, max_size=r)) for _, r in shapes]
+    truncated = [
+        one
+        if kept is None
+        else replace(
+            one,
+            kept_tokens=np.array([token for ids in kept for token in sorted(ids)], np.int32),
+            kept_counts=np.array([len(ids) for ids in kept], np.int32),
+        )
+        for one, kept in zip(samples(shapes), sets, strict=True)
+    ]
+    # Of a response that was not truncated, every token has the whole vocabulary: a count of 0.
+    flat = [set() if kept is None else kept[r] for (_, n), kept in zip(shapes, sets, strict=True) for r in range(n)]
+    for batch in microbatches(truncated, max_tokens):
+        if all(sets[place] is None for place in batch.places):
+            assert batch.kept_tokens_K is batch.kept_counts_N is batch.kept_sizes_N is None
+            continue
+        assert batch.kept_tokens_K is not None
+        assert batch.kept_counts_N is not None
+        assert batch.kept_tokens_K.dtype == batch.kept_counts_N.dtype == torch.int64
+        assert batch.kept_sizes_N is not None
+        assert batch.kept_sizes_N.tolist() == batch.kept_counts_N.tolist()
+        found = batch.kept_tokens_K.split(batch.kept_counts_N.tolist())
+        assert [set(ids.tolist()) for ids in found] == [flat[n] for n in batch.in_batch_N.tolist()]
+
+
+@given(lengths, budgets)
+def test_responses_follow_each_other_and_lengths_ascend(shapes: list[tuple[int, int]], max_tokens: int) -> None:
+    for batch in microbatches(samples(shapes), max_tokens):
+        assert (batch.response_N.diff() >= 0).all()
+        assert list(batch.lengths) == sorted(batch.lengths) == batch.cu_seqlens_Q1.diff().tolist()
+        assert torch.equal(batch.positions_S, torch.cat([torch.arange(length) for length in batch.lengths]))
+
+
+def test_the_split_does_not_depend_on_the_order_of_samples_of_different_lengths() -> None:
+    shapes = [(2, n) for n in (5, 1, 4, 2, 3)]
+    forwards, backwards = microbatches(samples(shapes), 12), microbatches(samples(shapes)[::-1], 12)
+    assert len(forwards) > 1
+    assert [batch.lengths for batch in forwards] == [batch.lengths for batch in backwards]
+    assert [batch.places for batch in forwards] == [tuple(4 - place for place in batch.places) for batch in backwards]
+
+
+def test_a_microbatch_goes_to_a_device_with_all_its_tensors() -> None:
+    moved = pack(sample(3, 4)).to(torch.device("meta"))
+    tensors = [getattr(moved, name) for name in Microbatch.__slots__]
+    devices = {one.device.type for one in tensors if isinstance(one, torch.Tensor)}
+    assert devices == {"meta"}
+    assert (moved.lengths, moved.places) == ((7,), (0,))
+
+
+HIDDEN = 8
+sizes = st.lists(st.integers(1, 40), min_size=1, max_size=60)
+
+
+def alone(lengths: Sequence[int]) -> list[Unit]:
+    return [single_unit(length, place) for place, length in enumerate(lengths)]
+
+
+def first_fit_decreasing(lengths: Sequence[int], max_tokens: int) -> int:
+    """Bins of the textbook's algorithm."""
+    room: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        at = next((number for number, left in enumerate(room) if left >= length), None)
+        if at is None:
+            room.append(max_tokens - length)
+        else:
+            room[at] -= length
+    return len(room)
+
+
+def cost(lengths: Sequence[int], places: Sequence[int], hidden: int = HIDDEN) -> float:
+    """Tokens, and pairs of which one attends to the other."""
+    return sum(lengths[place] + lengths[place] * (lengths[place] + 1) / 2 / (6 * hidden) for place in places)
+
+
+@settings(max_examples=100)
+@given(lengths=sizes, max_tokens=st.integers(1, 200), ranks=st.integers(1, 5))
+def test_there_are_as_many_microbatches_as_first_fit_decreasing_makes(
+    lengths: list[int], max_tokens: int, ranks: int
+) -> None:
+    found = fill(alone(lengths), max_tokens, ranks, HIDDEN)
+    fewest = first_fit_decreasing(lengths, max_tokens)
+    assert len(found) == -(-fewest // ranks) * ranks
+    assert sorted(place for places in found for place in places) == list(range(len(lengths)))
+    for places in found:
+        assert sum(lengths[place] for place in places) <= max_tokens or len(places) == 1
+
+
+@settings(max_examples=100)
+@given(lengths=st.lists(st.integers(1, 400), min_size=1, max_size=60), ranks=st.integers(1, 6))
+def test_ranks_differ_by_less_than_the_costliest_sample(lengths: list[int], ranks: int) -> None:
+    costs = [cost(lengths, places) for places in fill(alone(lengths), sum(lengths), ranks, HIDDEN)]
+    assert len(costs) == ranks
+    assert max(costs) - min(costs) <= max(cost(lengths, [place]) for place in range(len(lengths))) + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_each_round_the_ranks_have_nearly_equal_work(seed: int) -> None:
+    drawn = random.Random(seed)
+    lengths = [min(4000, int(drawn.lognormvariate(6, 0.8)) + 1) for _ in range(1024)]
+    ranks = 8
+    costs = [cost(lengths, places, 256) for places in fill(alone(lengths), 16_384, ranks, 256)]
+    waits = sum(max(costs[first : first + ranks]) for first in range(0, len(costs), ranks))
+    assert waits < 1.02 * fmean(costs) * len(costs) / ranks
+
+
+def test_long_samples_are_spread_by_what_their_attention_costs() -> None:
+    # Eight of 100 tokens cost as much as one of 800, but for attention.
+    units = alone([800] + [100] * 8 + [1])
+    by_tokens, by_cost = fill(units, 10_000, 2), fill(units, 10_000, 2, HIDDEN)
+    assert sorted(len(places) for places in by_tokens) == [2, 8]
+    assert sorted(len(places) for places in by_cost) == [1, 9]
