@@ -4,10 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.load import with_overrides
+from configs.load import parse_scalar, with_overrides
 from configs.plan import PlanRequest
 from configs.schema import RunConfig
-from configs.load import parse_scalar
 from millrace.errors import InputError
 from millrace.planning.costs.campaign import shape_of_model
 from millrace.planning.costs.hardware import hardware_named

@@ -148,7 +148,7 @@ def test_what_vllm_would_refuse_is_refused_in_one_sentence(answers: dict[str, st
     said = answers[case]
     assert said is not None
     assert "\n" not in said
-    expected = REFUSED[case][1] if case in REFUSED else [*FOLDERS[case][1], f"model.path {os.sep}", "folders"]
+    expected = REFUSED[case][1] if case in REFUSED else [*FOLDERS[case][1], f"model.path is {os.sep}", "folders"]
     assert [part for part in expected if part not in said] == [], said
 
 
