@@ -24,64 +24,29 @@ STAGE_TASK: dict[str, Any] = {
 for the tags' limits, so a stage that dies while the server is away could not be started again."""
 
 
-def _run(stage: str, arguments: StageArguments, threads: int) -> State[None]:
-    """Runs it to its end; the task's state then tells the last milestone that it reported."""
-    return Completed(message=supervise(stage, arguments, threads=threads) or None)
+def _stage_task(stage: str, description: str, run_name: str = "") -> Task[..., State[None]]:
+    """The task of one stage, called with its arguments and its number of CPU threads.
+
+    The message of its final state is the last milestone that the stage reported.
+    """
+
+    def run(arguments: StageArguments, threads: int) -> State[None]:
+        return Completed(message=supervise(stage, arguments, threads=threads) or None)
+
+    run.__name__ = run.__qualname__ = stage
+    return task(name=stage, description=description, task_run_name=f"{stage}{run_name}", **STAGE_TASK)(run)
 
 
-@task(name="bootstrap", task_run_name="bootstrap", **STAGE_TASK)
-def bootstrap(arguments: StageArguments, threads: int) -> State[None]:
-    """Makes the run's start model unless it exists already."""
-    return _run("bootstrap", arguments, threads)
-
-
-@task(name="evaluate", task_run_name="evaluate-{arguments.replica}", **STAGE_TASK)
-def evaluate(arguments: StageArguments, threads: int) -> State[None]:
-    """Measures policy versions: beside training until the campaign ends, or the latest one at the end."""
-    return _run("evaluate", arguments, threads)
-
-
-@task(name="promote", task_run_name="promote", **STAGE_TASK)
-def promote(arguments: StageArguments, threads: int) -> State[None]:
-    """Promotes the latest checkpoint if it is better than the last promoted one; otherwise records why not."""
-    return _run("promote", arguments, threads)
-
-
-@task(name="train", task_run_name="train-{arguments.replica}", **STAGE_TASK)
-def train(arguments: StageArguments, threads: int) -> State[None]:
-    """Trains to the last step."""
-    return _run("train", arguments, threads)
-
-
-@task(name="sync_weights", task_run_name="sync_weights-{arguments.replica}", **STAGE_TASK)
-def sync_weights(arguments: StageArguments, threads: int) -> State[None]:
-    """Delivers policy versions to the generators until the campaign ends."""
-    return _run("sync_weights", arguments, threads)
-
-
-@task(name="generate", task_run_name="generate-{arguments.replica}", **STAGE_TASK)
-def generate(arguments: StageArguments, threads: int) -> State[None]:
-    """Generates trajectories until the campaign ends."""
-    return _run("generate", arguments, threads)
-
-
-@task(name="score", task_run_name="score-{arguments.replica}", **STAGE_TASK)
-def score(arguments: StageArguments, threads: int) -> State[None]:
-    """Scores trajectories until the campaign ends."""
-    return _run("score", arguments, threads)
-
-
-@task(name="verify", **STAGE_TASK)
-def verify(arguments: StageArguments, threads: int) -> State[None]:
-    """Trains on the original batches of a stored run again and compares the results."""
-    return _run("verify", arguments, threads)
-
-
-@task(name="compare", **STAGE_TASK)
-def compare(arguments: StageArguments, threads: int) -> State[None]:
-    """Computes several losses on the same stored batches."""
-    return _run("compare", arguments, threads)
-
+_EACH = "-{arguments.replica}"
+bootstrap = _stage_task("bootstrap", "Makes the run's start model unless it exists already.")
+evaluate = _stage_task("evaluate", "Measures policy versions until the campaign ends, or the latest one.", _EACH)
+promote = _stage_task("promote", "Promotes the latest checkpoint if it is better than the last promoted one.")
+train = _stage_task("train", "Trains to the last step.", _EACH)
+sync_weights = _stage_task("sync_weights", "Delivers policy versions until the campaign ends.", _EACH)
+generate = _stage_task("generate", "Generates trajectories until the campaign ends.", _EACH)
+score = _stage_task("score", "Scores trajectories until the campaign ends.", _EACH)
+verify = _stage_task("verify", "Trains the original batches of a stored run again and compares the results.")
+compare = _stage_task("compare", "Computes several losses on the same stored batches.")
 
 LONG_RUNNING: dict[StageName, Task[..., Any]] = {
     "train": train,

@@ -24,8 +24,7 @@ from millrace.models.loading import load_model, load_tokenizer
 from millrace.prompts.dataset import PromptOrder, load_prompts
 from millrace.types import Request, Sampling
 from millrace.weights.base import Manifest, Weights, WeightsId
-from millrace.weights.receive_buffer import ReceiveBuffer
-from millrace.weights.shared_tensors import shapes_of
+from millrace.weights.shared_tensors import ReceiveBuffer, shapes_of
 from storage.stores.memory import memory_folder
 
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from millrace.weights.base import Weights, WeightsReader, WeightsWriter
-from millrace.weights.direct.control import DirectRelay
-from millrace.weights.direct.generator import DirectReader
+from millrace.weights.base import HandoverReceiver, Weights, WeightsReceiver, WeightsSender
+from millrace.weights.direct.receiver import DirectReceiver
+from millrace.weights.direct.relay import DirectRelay
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shm import HandoverRelay, ShmReader
+from millrace.weights.shm import ShmReceiver, ShmRelay
 
 _POLL_SECONDS = 0.002  # as stages look at a local store
 DEADLINE_SECONDS = 60.0
@@ -90,25 +90,23 @@ def next_report(process: Connection) -> dict[str, Any]:
 def _sync_weights(setup: Setup, reports: Connection) -> None:
     """Hands on version after version. Reports when each was taken and offered, and its digest."""
     torch.set_num_threads(1)
-    reader, writer = _relay(setup)
-    with closing(reader), closing(writer):
-        setup.address.write_text(writer.address or "")
+    receiver, sender = _relay(setup)
+    with closing(receiver), closing(sender):
+        setup.address.write_text(sender.address or "")
         reports.send({})
-        for _, weights in _versions(reader, writer):
+        for _, weights in _versions(receiver):
             taken = time.monotonic()
-            writer.offer(weights)
-            assert weights.manifest.fingerprint is not None
-            digest = weights.manifest.fingerprint.digest
-            reports.send({"taken": taken, "offered": time.monotonic(), "digest": digest})
+            sender.publish(weights)
+            reports.send({"taken": taken, "offered": time.monotonic(), "digest": weights.fingerprint.digest})
 
 
 def _generate(setup: Setup, reports: Connection) -> None:
     """Loads version after version. Reports when each was found, verified and live, and the digest of what is live."""
     torch.set_num_threads(1)
     parameters: dict[str, torch.Tensor] = {}
-    with closing(_reader(setup)) as reader:
+    with closing(_receiver(setup)) as receiver:
         reports.send({})
-        for found, weights in _versions(reader):
+        for found, weights in _versions(receiver):
             taken = time.monotonic()
             for name, tensor in weights.tensors.items():
                 if name not in parameters:
@@ -117,47 +115,44 @@ def _generate(setup: Setup, reports: Connection) -> None:
             if setup.device == "cuda":
                 torch.cuda.synchronize()
             live = time.monotonic()
-            assert weights.manifest.fingerprint is not None
-            digest = weights.manifest.fingerprint.digest
+            digest = weights.fingerprint.digest
             loaded = fingerprint(parameters).digest
             reports.send({"found": found, "taken": taken, "live": live, "digest": digest, "loaded": loaded})
 
 
-def _relay(setup: Setup) -> tuple[WeightsReader, WeightsWriter]:
+def _relay(setup: Setup) -> tuple[HandoverReceiver, WeightsSender]:
     if setup.transport == "direct":
         direct = DirectRelay(1, deadline_seconds=DEADLINE_SECONDS)
         return direct, direct
-    relay = HandoverRelay(setup.handover)
+    relay = ShmRelay(setup.handover)
     if setup.transport == "store":
         # Late, as below: shared memory alone needs only torch, numpy and xxhash.
-        from millrace.weights.store import StoreWriter
+        from millrace.weights.store import StoreSender
         from storage.stores.factory import open_store
 
-        return relay, StoreWriter(open_store(setup.store))
+        return relay, StoreSender(open_store(setup.store))
     return relay, relay
 
 
-def _reader(setup: Setup) -> WeightsReader:
+def _receiver(setup: Setup) -> WeightsReceiver:
     received = setup.folder / "received"
     if setup.transport == "direct":
-        return DirectReader(setup.address.read_text, 0, received, deadline_seconds=DEADLINE_SECONDS)
+        return DirectReceiver(setup.address.read_text, 0, received, deadline_seconds=DEADLINE_SECONDS)
     if setup.transport == "store":
-        from millrace.weights.store import StoreReader
+        from millrace.weights.store import StoreReceiver
         from storage.stores.factory import open_store
 
-        return StoreReader(open_store(setup.store), received)
-    return ShmReader(setup.handover, 0)
+        return StoreReceiver(open_store(setup.store), received)
+    return ShmReceiver(setup.handover, 0)
 
 
-def _versions(reader: WeightsReader, writer: WeightsWriter | None = None) -> Iterator[tuple[float, Weights]]:
+def _versions(receiver: WeightsReceiver) -> Iterator[tuple[float, Weights]]:
     """Each new version, and when the look that found it began, until the trainer's process is gone."""
     parent, newest = os.getppid(), None
     while os.getppid() == parent:
         looked = time.monotonic()
-        weights = reader.take(newest)
+        weights = receiver.poll(newest)
         if weights is None:
-            if writer is not None:
-                writer.tend()
             time.sleep(_POLL_SECONDS)
         else:
             newest = weights.id

@@ -27,7 +27,7 @@ from benchmarks.weights.policy import FlippedPolicy, Policy, Shapes, TrainedPoli
 from benchmarks.weights.processes import Setup, next_report, started
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shm import HandoverWriter
+from millrace.weights.shm import ShmSender
 from storage import layout
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def measure_pushes(case: Case, *, memory: Path, disk: Path, num_pushes: int) -> 
     try:
         with (
             started(setup) as (sync_weights, generator),
-            closing(HandoverWriter(setup.handover, policy.tensors, num_generators=1)) as writer,
+            closing(ShmSender(setup.handover, policy.tensors, num_generators=1)) as writer,
         ):
             # Written to already: what is copied into it must not wait for pages.
             spare = {name: tensor.cpu().clone() for name, tensor in policy.tensors.items()}
@@ -113,12 +113,12 @@ def measure_pushes(case: Case, *, memory: Path, disk: Path, num_pushes: int) -> 
 
 
 def _push(
-    version: int, policy: Policy, writer: HandoverWriter, sync_weights: Connection, generator: Connection
+    version: int, policy: Policy, writer: ShmSender, sync_weights: Connection, generator: Connection
 ) -> dict[str, float]:
     """Pushes a version; seconds by name."""
     manifest = Manifest(id=WeightsId(incarnation=0, policy_version=version, t_offered=time.time()))
     called = time.monotonic()
-    writer.offer(Weights(manifest=manifest, tensors=policy.tensors))
+    writer.publish(Weights(manifest=manifest, tensors=policy.tensors))
     returned = time.monotonic()
     loaded, pushed = next_report(generator), next_report(sync_weights)
     if not loaded["digest"] == loaded["loaded"] == pushed["digest"] == fingerprint(policy.tensors).digest:

@@ -25,11 +25,10 @@ from torch.distributed.tensor import DTensor, Shard
 
 from benchmarks.weights.policy import Shapes
 from benchmarks.weights.processes import DEADLINE_SECONDS, Setup, next_report, started
-from millrace.weights.base import Manifest, Weights, WeightsId, WeightsWriter
-from millrace.weights.direct.trainer import ShardSender
-from millrace.weights.shm import HandoverWriter
-from millrace.weights.transfer.layout import Layout, TensorSpec
-from millrace.weights.transfer.trainer_layouts import fsdp_layout
+from millrace.weights.base import Manifest, Weights, WeightsId, WeightsSender
+from millrace.weights.direct.layout import ShardLayout, TensorSpec
+from millrace.weights.direct.sender import ShardSender
+from millrace.weights.shm import ShmSender
 
 WAYS = ("shm", "store", "direct")
 _WARM_UP = 2
@@ -101,7 +100,7 @@ def _rank(setup: Setup, shapes: Shapes, rank: int, size: int, pipe: Connection) 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{setup.folder}/group", rank=rank, world_size=size)
     mesh = init_device_mesh("cpu", (size,))
-    layout = fsdp_layout([TensorSpec(name, "float32", shape) for name, shape in shapes.items()], data=size)
+    layout = ShardLayout(tuple(TensorSpec(name, "float32", shape) for name, shape in shapes.items()), data=size)
     parameters = {
         name: DTensor.from_local(
             _shard(layout, rank, name), mesh, [Shard(0)], shape=torch.Size(shape), stride=_stride(shape)
@@ -109,7 +108,7 @@ def _rank(setup: Setup, shapes: Shapes, rank: int, size: int, pipe: Connection) 
         for name, shape in shapes.items()
     }
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with closing(_writer(setup, layout, rank)) as writer:
+    with closing(_sender(setup, layout, rank)) as sender:
         pipe.send({})
         while (version := pipe.recv()) is not None:
             with torch.no_grad():
@@ -119,7 +118,7 @@ def _rank(setup: Setup, shapes: Shapes, rank: int, size: int, pipe: Connection) 
             began = time.monotonic()
             # The same on every rank, as when rank 0 hands it to all.
             manifest = Manifest(id=WeightsId(incarnation=0, policy_version=version, t_offered=float(version)))
-            if isinstance(writer, ShardSender):
+            if isinstance(sender, ShardSender):
                 tensors = {name: parameter.to_local() for name, parameter in parameters.items()}
             else:
                 # Rank 0 has all of them at once, as a trainer that hands them over whole; the others take part.
@@ -129,19 +128,19 @@ def _rank(setup: Setup, shapes: Shapes, rank: int, size: int, pipe: Connection) 
                     if rank == 0:
                         tensors[name] = whole
                     del whole
-            if rank == 0 or isinstance(writer, ShardSender):
-                writer.offer(Weights(manifest=manifest, tensors=tensors))
+            if rank == 0 or isinstance(sender, ShardSender):
+                sender.publish(Weights(manifest=manifest, tensors=tensors))
             pipe.send({"stall": time.monotonic() - began})
             del tensors
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        wire_bytes = writer.wire_bytes if isinstance(writer, ShardSender) else 0
+        wire_bytes = sender.wire_bytes if isinstance(sender, ShardSender) else 0
         pipe.send({"peak_bytes": peak << 10, "wire_bytes": wire_bytes})
         # The parent ends this process.
         pipe.recv()
 
 
-def _shard(layout: Layout, rank: int, name: str) -> torch.Tensor:
-    box = layout.held(rank)[name]
+def _shard(layout: ShardLayout, rank: int, name: str) -> torch.Tensor:
+    box = layout.boxes(rank)[name]
     return torch.randn([end - begin for begin, end in box])
 
 
@@ -149,11 +148,11 @@ def _stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
 
 
-def _writer(setup: Setup, layout: Layout, rank: int) -> WeightsWriter:
+def _sender(setup: Setup, layout: ShardLayout, rank: int) -> WeightsSender:
     if setup.transport == "direct":
         cpu = torch.device("cpu")
         return ShardSender(setup.address.read_text, layout, rank, device=cpu, deadline_seconds=DEADLINE_SECONDS)
     like = {spec.name: torch.empty(spec.shape, device="meta") for spec in layout.tensors}
     # Only rank 0 hands over; the others never use theirs.
     path = setup.handover if rank == 0 else setup.handover.with_name(f"unused-{rank}")
-    return HandoverWriter(path, like if rank == 0 else {}, num_generators=1)
+    return ShmSender(path, like if rank == 0 else {}, num_generators=1)

@@ -17,8 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.timing import median_ratio
 from millrace.generation.engines.vllm.engine import VllmEngine
 from millrace.weights.base import Manifest, Weights, WeightsId
-from millrace.weights.receive_buffer import ReceiveBuffer
-from millrace.weights.shared_tensors import shapes_of
+from millrace.weights.shared_tensors import ReceiveBuffer, shapes_of
 from storage.stores.memory import memory_folder
 
 _WARM_UP = 2

@@ -1,7 +1,8 @@
-"""Polls the Prefect server: has a person cancelled or suspended this flow run?
+"""Polls the Prefect server: has a person cancelled or suspended this flow run? Continues one that was suspended.
 
     UI: Cancel  ─► server: Cancelling ◄─┬─ polled every 5 s ── a thread of the campaign ─► control loop: drain
     UI: Suspend ─► server: Suspended  ◄─┘
+    UI: Resume  ─► a worker starts it again ─► the former process has drained? ─► the run's next attempt
 
 Prefect's worker polls for cancellation too, and ends the process. But it stops polling once the server was away for
 half a minute, it may have been killed, and a campaign at a terminal has no worker. Prefect itself acts on a suspension
@@ -10,17 +11,23 @@ only when the next task starts, which in a campaign is the evaluation at its end
 
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
 
 import httpx
-from prefect import runtime
+from prefect import get_run_logger, runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.exceptions import PrefectException
 
+from millrace.errors import RunMissing
+from millrace.runs.record import latest_attempt, read_end, run_state
 from millrace.runtime.background import Background
+from storage.progress import read_progress
+from storage.stores.base import Store
 
 _POLL_SECONDS = 5.0
+_DRAIN_POLL_SECONDS = 1.0
 
 
 class Cancellation(Background):
@@ -56,16 +63,48 @@ class Cancellation(Background):
                 if newest.is_cancelling() or newest.is_cancelled():
                     self._asked.set()
                     return
-                if len(found := suspensions(states)) > self._former:
-                    self._suspended = found[-1]
+                if len(suspended := suspensions(states)) > self._former:
+                    self._suspended = suspended[-1]
                     self._asked.set()
                     return
 
 
 def suspensions(states: Sequence[State]) -> list[State]:
-    """Those of a flow run's states in which its process should end, oldest first.
+    """The states of a flow run in which its process should end, oldest first.
 
     Without rescheduling a paused flow run waits inside its process, so a campaign goes on in it.
     """
-    found = [state for state in states if state.is_paused() and state.state_details.pause_reschedule]
-    return sorted(found, key=lambda state: state.timestamp)
+    suspended = [state for state in states if state.is_paused() and state.state_details.pause_reschedule]
+    return sorted(suspended, key=lambda state: state.timestamp)
+
+
+def num_suspensions() -> int:
+    """How often this flow run was suspended before; Prefect suspends only those of a deployment.
+
+    Raises httpx.HTTPError if the server that has just started it can't be reached.
+    """
+    if runtime.deployment.id is None:
+        return 0
+    with get_client(sync_client=True) as client:
+        return len(suspensions(client.read_flow_run_states(runtime.flow_run.id)))
+
+
+def wait_for_former(store: Store, seconds: float) -> None:
+    """Waits until no other process works on the run, this long at most. Later, its fence decides.
+
+    A person may resume a flow run while its stages still drain.
+    """
+    deadline = time.monotonic() + seconds
+    if _at_work(store):
+        get_run_logger().info("the attempt before this one still drains: waiting for its end")
+    while time.monotonic() < deadline and _at_work(store):
+        time.sleep(_DRAIN_POLL_SECONDS)
+
+
+def _at_work(store: Store) -> bool:
+    try:
+        attempt = latest_attempt(store)
+    except RunMissing:
+        return False
+    end = read_end(store, attempt.number)
+    return run_state(end, attempt.t_started, read_progress(store)).name == "running"

@@ -25,17 +25,14 @@ from prefect.states import Cancelled, Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.schema import RunConfig
-from flows.campaign.attempt_end import attempt_under_way
-from flows.campaign.cancellation import Cancellation
+from flows.campaign.attempt import attempt_under_way
+from flows.campaign.cancellation import Cancellation, num_suspensions, wait_for_former
 from flows.campaign.hub import with_local_copies
 from flows.campaign.prepare import Resume, check, prepare, run_store
 from flows.campaign.report import Outcome, write_report, write_summary
-from flows.campaign.resumption import num_suspensions, wait_for_former
 from flows.campaign.stage_group import StageGroup
-from flows.display.artifacts import show
-from flows.display.links import artifact_key, flow_run_link
-from flows.display.promotion import final_message, show_promoted
-from flows.display.ui_reporter import Reporter
+from flows.display.artifacts import artifact_key, final_message, flow_run_link, promoted_card, show
+from flows.display.ui_reporter import UiReporter
 from millrace.errors import MillraceError
 from millrace.evaluation.promotion import read_decision
 from millrace.runs.record import read_attempt
@@ -86,13 +83,7 @@ def campaign(
 
     Raises InputError for a user error before anything has run, and StageDied if a stage can't be kept alive.
     """
-    return run_attempt(config, run_id or config.name, resume, accept_changed_inputs)
-
-
-def run_attempt(
-    config: RunConfig, run_id: str, resume: Resume, accept_changed_inputs: bool
-) -> dict[str, Any] | State[dict[str, Any]]:
-    """One attempt within the flow run of a deployment. Returns and raises as `campaign` does."""
+    run_id = run_id or config.name
     former = num_suspensions()
     if former and resume == "never":
         # The run that exists is this flow run's own.
@@ -115,7 +106,7 @@ def checked_campaign(
 def _attempt(
     config: RunConfig, run_id: str, resume: Resume, inputs: dict[str, str], former: int = 0
 ) -> dict[str, Any] | State[dict[str, Any]]:
-    """`former`: how often the flow run was suspended before."""
+    """One attempt whose config and inputs were checked. `former`: how often the flow run was suspended before."""
     STOP.clear()
     STOP_NOW.clear()
     warm_up(stages_here(config))
@@ -128,7 +119,7 @@ def _attempt(
     for change in attempt.changes:
         get_run_logger().info("attempt %s: %s", run.attempt, change)
     with attempt_under_way(store, run.attempt, run.handover, "campaign") as heartbeats:
-        with Reporter(run.run_url), Cancellation(former) as cancellation:
+        with UiReporter(run.run_url), Cancellation(former) as cancellation:
             failpoint("controller.prepared")
             if config.model.path is None:
                 bootstrap(arguments, config.model.bootstrap.threads)
@@ -156,7 +147,8 @@ def _attempt(
         show(report, key=artifact_key(run_id, "report"), description="The result of this attempt")
         decision = read_decision(store, run.attempt)
         if decision is not None and decision.promoted:
-            show_promoted(run.run_url, run_id, decision)
+            card = promoted_card(run.run_url, run_id, decision)
+            show(card, key=artifact_key(run_id, "promoted"), description=decision.headline)
         return Completed(message=final_message(decision, summary), data=summary)
 
 

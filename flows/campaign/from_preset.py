@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import State
 
 from configs.load import PRESETS, load_config
 from configs.schema import RunConfig
-from flows.campaign.flow import OPTIONS, run_attempt
+from flows.campaign.flow import OPTIONS, campaign
 from flows.campaign.prepare import Resume
 
 Preset = Literal[
@@ -83,7 +83,7 @@ def campaign_from_preset(
         },
         advanced or [],
     )
-    return run_attempt(config, config.name, resume, accept_changed_inputs)
+    return campaign.fn(config, config.name, resume, accept_changed_inputs)
 
 
 def config_of(preset: Preset, fields: dict[str, str | float | None], advanced: list[str]) -> RunConfig:

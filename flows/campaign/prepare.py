@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from configs.load import changed_immutably, nearest_preset
 from configs.schema import RunConfig
-from flows.campaign.handover import handover_folder
+from flows.campaign.attempt import handover_folder
 from flows.campaign.inputs import run_inputs
 from millrace.errors import InputError, RunExists
 from millrace.evaluation.sets import all_asked, evaluation_sets
-from millrace.generation.environments.factory import environment_class
+from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder
 from millrace.preflight.model import check_training, read_model
 from millrace.preflight.model_files import check_folder_files, check_weight_files
@@ -117,7 +117,7 @@ def check(
     remote = [job for job in jobs(config) if job.work_pool is not None]
     if remote:
         # Imported late: only remote jobs need Prefect here.
-        from flows.campaign.work_pools import check_pools
+        from flows.campaign.remote_stages import check_pools
 
         check_pools(remote)
     if asked is not None:

@@ -6,17 +6,24 @@
                                      └─────── the controller's heartbeats: draining, or silent ──STOP───┘
 
 The tasks, processes and retries are the same as on the controller's host. When one stage ends by itself, as the
-trainer does, this host's part of the attempt ends.
+trainer does, this host's part of the attempt ends. Before a campaign starts, `check_pools` checks its work pools.
 """
 
 import shutil
 import socket
 import threading
+from collections.abc import Sequence
 
 from prefect import flow, runtime
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import WorkerStatus
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
 from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.utilities.schema_tools import validate
+from prefect.utilities.schema_tools.validation import ValidationError
 
-from flows.campaign.handover import handover_folder
+from flows.campaign.attempt import handover_folder
 from flows.campaign.inputs import check_same_inputs
 from flows.campaign.stage_group import StageGroup
 from millrace.errors import InputError, PlaceYielded, RunMissing
@@ -82,10 +89,10 @@ def _check(store: Store, number: int, job: Job) -> None:
             f"host {socket.gethostname()} sees no attempt {number} of a run at {store.url}: expected a storage.root "
             "that the controller and every host of placement share"
         ) from error
-    ours, theirs = _code(provenance()), _code(attempt.provenance)
-    if ours != theirs:
+    code, controller_code = _code(provenance()), _code(attempt.provenance)
+    if code != controller_code:
         raise InputError(
-            f"host {socket.gethostname()} runs {ours} of Millrace, the controller {theirs}: "
+            f"host {socket.gethostname()} runs {code} of Millrace, the controller {controller_code}: "
             "expected the same code on every host"
         )
     config = attempt_config(attempt)
@@ -96,9 +103,9 @@ def _check(store: Store, number: int, job: Job) -> None:
         own_interface(where.network, "placement.train.network")
 
 
-def _code(found: Provenance) -> str:
-    changed = " with changes" if found.dirty else ""
-    return f"commit {found.commit[:12]}{changed}" if found.commit else "no commit known"
+def _code(made_by: Provenance) -> str:
+    changed = " with changes" if made_by.dirty else ""
+    return f"commit {made_by.commit[:12]}{changed}" if made_by.commit else "no commit known"
 
 
 def _run(store: Store, run_url: str, attempt: int, job: Job) -> None:
@@ -127,3 +134,44 @@ def _monitor_controller(store: Store, attempt: str, over: threading.Event) -> No
         if silent or controller.status.get("draining") or controller.owner_id not in (None, attempt):
             STOP.set()
             return
+
+
+def check_pools(remote: Sequence[Job]) -> None:
+    """Raises InputError, naming the key, for the first job whose pool can't run it. `remote`: jobs with a work pool."""
+    if PREFECT_API_URL.value() is None:
+        raise InputError(
+            f"{_setting(remote[0])}, but PREFECT_API_URL is not set: "
+            "expected the address of the Prefect server that has this work pool"
+        )
+    with get_client(sync_client=True) as client:
+        for pool, job in {str(job.work_pool): job for job in remote}.items():
+            _check_pool(client, pool, job)
+
+
+def _check_pool(client: SyncPrefectClient, pool: str, job: Job) -> None:
+    setting = _setting(job)
+    try:
+        work_pool = client.read_work_pool(pool)
+    except ObjectNotFound as error:
+        raise InputError(f"{setting}, but the Prefect server at {client.api_url} has no such work pool") from error
+    try:
+        deployment = client.read_deployment_by_name(f"stages/{pool}")
+    except ObjectNotFound as error:
+        raise InputError(
+            f"{setting}, but that pool has no deployment stages/{pool}: "
+            f"expected `make host POOL={pool}` on one of its hosts"
+        ) from error
+    try:
+        variables = {**deployment.job_variables, **job.job_variables}
+        validate(variables, work_pool.base_job_template.get("variables", {}), raise_on_error=True, preprocess=False)
+    except ValidationError as error:
+        raise InputError(f"{setting}, and that pool does not take its job_variables: {error}") from error
+    if work_pool.is_push_pool or work_pool.is_managed_pool:
+        return
+    workers = client.read_workers_for_work_pool(pool)
+    if not any(worker.status == WorkerStatus.ONLINE for worker in workers):
+        raise InputError(f"{setting}, but no worker of that pool is online: expected `make host POOL={pool}` on a host")
+
+
+def _setting(job: Job) -> str:
+    return f"placement.{job.processes[0].stage}.work_pool is {job.work_pool!r}"

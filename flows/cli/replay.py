@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises the errors of `flows.replay.prepare`.
     """
-    from flows.cli.stopping import INTERRUPTED, TERMINATED, Terminated, stop_on_signals
+    from flows.cli.invocation import INTERRUPTED, TERMINATED, Terminated, stop_on_signals
     from flows.deployment.server import prefect_server
     from flows.replay.prepare import check
 
@@ -66,15 +66,15 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"replay {request.run_id}", markup=False, highlight=False)
         stop_on_signals(console)
         try:
-            found: dict[str, Any] = replay(request)
+            results: dict[str, Any] = replay(request)
         except (KeyboardInterrupt, Terminated) as stopped:
             trained = f", and what was trained is in {request.root}/{request.run_id}" if request.job == "train" else ""
             line = f"stopped; the stored runs are as they were{trained}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             return INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else TERMINATED
-    for renderable in as_tables(found):
+    for renderable in as_tables(results):
         console.print(renderable)
-    verdict = found.get("verdict")
+    verdict = results.get("verdict")
     return DIFFERENT if verdict is not None and verdict["difference"] is not None else 0
 
 

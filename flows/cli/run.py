@@ -10,7 +10,7 @@ from configs.schema import RunConfig
 from configs.stored import changed_keys
 from flows.campaign.hub import with_local_copies
 from flows.campaign.prepare import Checked, Resume, check, run_store
-from flows.cli.stopping import INTERRUPTED, TERMINATED, Terminated, stop_on_signals
+from flows.cli.invocation import INTERRUPTED, TERMINATED, Terminated, stop_on_signals
 from flows.display.key_figures import already_finished
 from flows.display.live_view import View, panel
 from millrace.errors import StageDied

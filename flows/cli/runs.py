@@ -1,6 +1,7 @@
-"""`millrace runs`: a table of the runs below a root, newest first."""
+"""`millrace runs`, `status` and `note`: a table of runs, the state of one, and a person's note on it."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,15 +17,59 @@ if TYPE_CHECKING:
 _UNKNOWN = "–"
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the command."""
+def add_status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the command `status`."""
+    status = commands.add_parser("status", help="show the state of a run")
+    status.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
+    status.add_argument("--json", action="store_true", help="everything, as JSON")
+
+
+def add_parsers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Adds the commands `runs` and `note`."""
     what = "list the runs below a folder or URL, the one started last first"
     parser = commands.add_parser("runs", help=what, description=f"{what[0].upper()}{what[1:]}.")
     parser.add_argument("url", nargs="?", default="runs", metavar="URL", help="(default: runs)")
+    what = "show your note on a run, or replace it; the dashboard's table of runs has it"
+    parser = commands.add_parser("note", help=what, description=f"{what[0].upper()}{what[1:]}.")
+    parser.add_argument("run_url", metavar="RUN_URL", help="folder or URL of the run: ROOT/RUN_ID")
+    parser.add_argument("text", nargs="?", metavar="TEXT", help='the new note; "" removes it')
 
 
 def run(arguments: argparse.Namespace, console: Console | None = None) -> int:
-    """Prints the table; returns the exit code. Raises InputError and StorageError for a URL that can hold no runs."""
+    """Runs one of the three; returns the exit code. Raises InputError, and StorageError for damage."""
+    if arguments.command == "status":
+        return _status(arguments)
+    return _note(arguments) if arguments.command == "note" else _runs(arguments, console)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from flows.display.live_view import panel
+    from millrace.runs.status import StatusReader
+    from storage.stores.factory import open_store
+
+    status = StatusReader(open_store(arguments.run_url)).look()
+    if arguments.json:
+        print(json.dumps(status, indent=1))
+    else:
+        Console().print(panel(status, {}))
+    return 0
+
+
+def _note(arguments: argparse.Namespace) -> int:
+    from millrace.runs.note import read_note, write_note
+    from millrace.runs.record import read_run
+    from storage.stores.factory import open_store
+
+    store = open_store(arguments.run_url)
+    if arguments.text is None:
+        read_run(store)
+        print(read_note(store))
+    else:
+        write_note(store, arguments.text)
+    return 0
+
+
+def _runs(arguments: argparse.Namespace, console: Console | None) -> int:
     from dashboard.read.runs import Runs
 
     console = console or Console()

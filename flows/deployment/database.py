@@ -1,4 +1,6 @@
-"""A new Prefect database as a copy of a migrated empty one, because hundreds of migrations take seconds.
+"""The Prefect server's SQLite database: a copy of a migrated empty one, and connections that can't freeze the server.
+
+Hundreds of migrations take seconds:
 
     ~/.cache/millrace/prefect-<version>-<sha256>.db     the template: complete from the moment it has its name
         │ none, or damaged: migrate an empty database, rename it to its own checksum
@@ -6,6 +8,16 @@
 
 Processes may do this at the same time: each migrates a file of its own, and no file is ever replaced. If the cache or
 the database's folder can't be used, nothing is copied, and the server migrates its database itself, as Prefect does.
+
+A statement that fails must not freeze the server:
+
+    event loop's thread            connection's own thread
+    a statement ─────────────────► fails: "database is locked"; its cursor lives on in the error's traceback
+    another statement ───────────► waits up to 60 s for a lock, and meanwhile holds the connection's mutex
+    frees the old cursor: waits for that mutex, so the event loop stands still, and so does who holds the lock
+
+A cursor that is closed needs no mutex when it is freed. So each closes itself as soon as a statement of its fails, in
+the connection's own thread, where nothing else can be under way.
 """
 
 import asyncio
@@ -14,10 +26,12 @@ import hashlib
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
 _SCHEME = "sqlite+aiosqlite:///"
@@ -95,3 +109,34 @@ def _new_file(folder: Path) -> Iterator[Path]:
     """The path of a new file in `folder`; at the end it is removed, with what SQLite put beside it."""
     with tempfile.TemporaryDirectory(prefix=".prefect-", dir=folder) as temporary:
         yield Path(temporary) / "prefect.db"
+
+
+def close_failed_cursors() -> None:
+    """From now on, the cursors of this process's new SQLite connections close themselves when they fail."""
+    event.listen(Engine, "do_connect", _choose_factory)
+
+
+def _choose_factory(dialect: Any, record: Any, arguments: list[Any], options: dict[str, Any]) -> None:
+    if dialect.name == "sqlite":
+        options.setdefault("factory", _Connection)
+
+
+class _Cursor(sqlite3.Cursor):
+    def execute(self, *arguments: Any) -> "_Cursor":
+        return self._attempt(super().execute, *arguments)
+
+    def executemany(self, *arguments: Any) -> "_Cursor":
+        return self._attempt(super().executemany, *arguments)
+
+    def _attempt(self, statement: Callable[..., Any], *arguments: Any) -> "_Cursor":
+        try:
+            statement(*arguments)
+        except sqlite3.Error:
+            self.close()
+            raise
+        return self
+
+
+class _Connection(sqlite3.Connection):
+    def cursor(self, factory: Any = _Cursor) -> Any:
+        return super().cursor(factory)

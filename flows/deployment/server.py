@@ -216,8 +216,7 @@ def _serve(port: int) -> None:
     from prefect.server.api.server import create_app
     from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 
-    from flows.deployment.database import copy_template, user_cache
-    from flows.deployment.sqlite import close_failed_cursors
+    from flows.deployment.database import close_failed_cursors, copy_template, user_cache
 
     close_failed_cursors()
     copy_template(str(PREFECT_API_DATABASE_CONNECTION_URL.value()), user_cache())

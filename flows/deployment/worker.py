@@ -14,8 +14,8 @@ import os
 import signal
 import socket
 from abc import ABC
-from pathlib import Path
 
+import psutil
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import WorkerFlowRunResponse
 from prefect.workers.process import ProcessWorker
@@ -73,20 +73,9 @@ async def _drain(worker: ProcessWorker, number: signal.Signals) -> None:
             print(f"flow runs did not end within {_GRACE_SECONDS:.0f} s; they are killed", flush=True)
             return
         # Repeated, because a run that was just starting gets its process late.
-        for pid in _children() - signalled if now() >= patience_ends else ():
+        children = {child.pid for child in psutil.Process().children()} if now() >= patience_ends else set()
+        for pid in children - signalled:
             signalled.add(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         await asyncio.sleep(_LOOK_SECONDS)
-
-
-def _children() -> set[int]:
-    """Process ids of our own children: the flow runs."""
-    found: set[int] = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # After the command in parentheses, which may contain anything: state, parent, …
-            parent = stat.read_text().rpartition(")")[2].split()[1]
-            if int(parent) == os.getpid():
-                found.add(int(stat.parent.name))
-    return found

@@ -1,10 +1,13 @@
-"""The key figures of a run, made from its status: for the terminal, the Prefect UI and the report."""
+"""The figures and tables of a run, made from its status: for the terminal, the Prefect UI and the report."""
 
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from millrace.runs.planned import PLAN_NAMES
+
+Row = dict[str, str]
+"""A row of a table, by column."""
 
 
 def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
@@ -24,11 +27,7 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("ledger", f"{ledger['generated']['rollouts']} generated = {ledger['trained']['rollouts']} trained"),
         ("", f"+ {ledger['buffered']['rollouts']} buffered + {ledger['in_flight']['rollouts']} in flight"),
         ("", f"+ dropped: {dropped}"),
-        *_failed_scores(status),
-        *_repeated(ledger),
-        *_masked(ledger),
-        *_without_spread(status),
-        *_curriculum(status),
+        *_exceptional(status),
         ("weight sync", f"{sync['count']} by {sync['transport']}, median {number(sync['p50_seconds'], 4)} s"),
     ]
     found += _incidents(status)
@@ -59,6 +58,47 @@ def evaluation_line(evaluation: dict[str, Any]) -> str:
     further = "".join(f"; {name} {accuracy_text(accuracy)}" for name, accuracy in sets)
     version = evaluation["policy_version"]
     return f"{version}{'' if version else ', the base model'}: held-out accuracy {measured}{further}"
+
+
+def evaluation_rows(status: dict[str, Any]) -> list[Row]:
+    """A row per evaluated version, in order: the accuracy on each set, and which version is the best.
+
+    The accuracy on the held-out prompts has its 95 % interval.
+    """
+    best = None if status["best"] is None else status["best"]["policy_version"]
+    rows = []
+    for evaluation in status["evaluations"]:
+        (name, held_out), *sets = evaluation["accuracy"].items()
+        rows.append(
+            {
+                "version": f"{evaluation['policy_version']:,}",
+                name: f"{accuracy_text(held_out, 4)}{interval(evaluation['interval'])}",
+                **{further: accuracy_text(accuracy, 4) for further, accuracy in sets},
+                "note": "best" if evaluation["policy_version"] == best else "",
+            }
+        )
+    return rows
+
+
+def decision_rows(status: dict[str, Any]) -> list[Row]:
+    """A row per decision about staleness or a rollback, of the latest, oldest first."""
+    return [
+        {
+            "version": f"{decision['policy_version']:,}",
+            "decision": decision["change"],
+            "bound": str(decision["max_staleness"]),
+            "places": str(decision["places"]),
+            "reason": decision["reason"],
+        }
+        for decision in status["decisions"]["latest"]
+    ]
+
+
+def as_markdown(table: list[Row]) -> str:
+    """The rows (at least one) as a Markdown table; a column that a row does not have stays empty in it."""
+    names = list(dict.fromkeys(name for row in table for name in row))
+    lines = [names, ["---"] * len(names), *([row.get(name, "") for name in names] for row in table)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 _COUNTED = {
@@ -97,20 +137,31 @@ def _decided(status: dict[str, Any]) -> list[tuple[str, str]]:
     return [("control", said), ("", f"{newest['change']}: {newest['reason']}")]
 
 
-def _failed_scores(status: dict[str, Any]) -> list[tuple[str, str]]:
-    errors = failed_scores(status)
-    return [] if errors is None else [("errors", errors)]
-
-
 def failed_scores(status: dict[str, Any]) -> str | None:
     """How many responses got no score; None if all got one."""
     scores = status["scores"]
     return f"{scores['errors']:,} of {scores['rollouts']:,} responses got no score" if scores["errors"] else None
 
 
-def _repeated(ledger: dict[str, Any]) -> list[tuple[str, str]]:
-    tokens = ledger.get("generated_twice", {}).get("tokens", 0)
-    return [("", f"{tokens} tokens were generated twice")] if tokens else []
+def _exceptional(status: dict[str, Any]) -> list[tuple[str, str]]:
+    """Figures that are shown only where there is something to say."""
+    ledger = status["ledger"]
+    masked, repeated = ledger["masked"], ledger["generated_twice"]["tokens"]
+    rows = []
+    if (errors := failed_scores(status)) is not None:
+        rows.append(("errors", errors))
+    if repeated:
+        rows.append(("", f"{repeated} tokens were generated twice"))
+    if masked["tokens"]:
+        share = masked["tokens"] / ledger["trained"]["tokens"]
+        rows.append(
+            ("masked", f"{masked['tokens']:,} tokens in {masked['rollouts']:,} rollouts, {share:.1%} of those trained")
+        )
+    if (share := status["zero_advantage_share"]) is not None:
+        rows.append(("without spread", f"{share:.0%} of the last groups have rewards that are all equal"))
+    if (shares := status["curriculum"]) is not None:
+        rows.append(("curriculum", f"{shares['easy']:.0%} of the prompts are easy, {shares['hard']:.0%} are hard"))
+    return rows
 
 
 def trained_to_taken(status: dict[str, Any]) -> str:
@@ -121,54 +172,29 @@ def trained_to_taken(status: dict[str, Any]) -> str:
 
 def _planned(status: dict[str, Any]) -> list[tuple[str, str]]:
     """Measured ÷ planned, for what the run's plan predicted."""
-    found: list[tuple[str, str]] = []
-    for name, one in status.get("plan", {}).items():
-        ratio = "" if one["ratio"] is None else f" = {one['ratio']:.2f}"
-        said = f"{PLAN_NAMES[name]} {_short(one['measured'])} ÷ {_short(one['planned'])}{ratio}"
-        found.append(("" if found else "measured ÷ planned", said))
-    return found
+    rows: list[tuple[str, str]] = []
+    for name, figure in status["plan"].items():
+        ratio = "" if figure["ratio"] is None else f" = {figure['ratio']:.2f}"
+        value = f"{PLAN_NAMES[name]} {_short(figure['measured'])} ÷ {_short(figure['planned'])}{ratio}"
+        rows.append(("" if rows else "measured ÷ planned", value))
+    return rows
 
 
 def _short(value: float | None) -> str:
     return "–" if value is None else f"{value:,.4g}"
 
 
-def _masked(ledger: dict[str, Any]) -> list[tuple[str, str]]:
-    """The tokens that were too old to train on, if there were any."""
-    masked, trained = ledger["masked"], ledger["trained"]
-    if not masked["tokens"]:
-        return []
-    share = masked["tokens"] / trained["tokens"]
-    return [("masked", f"{masked['tokens']:,} tokens in {masked['rollouts']:,} rollouts, {share:.1%} of those trained")]
-
-
-def _without_spread(status: dict[str, Any]) -> list[tuple[str, str]]:
-    """The share of groups whose rewards are all equal, once the trainer has taken some."""
-    share = status.get("zero_advantage_share")
-    return (
-        [] if share is None else [("without spread", f"{share:.0%} of the last groups have rewards that are all equal")]
-    )
-
-
-def _curriculum(status: dict[str, Any]) -> list[tuple[str, str]]:
-    """The shares of prompts that are asked less often, with a curriculum."""
-    shares = status.get("curriculum")
-    if shares is None:
-        return []
-    return [("curriculum", f"{shares['easy']:.0%} of the prompts are easy, {shares['hard']:.0%} are hard")]
-
-
 def _measured(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """An evaluation's figures, with the version it measured; those of older runs have no intervals."""
+    """An evaluation's figures, with the version it measured."""
     measured = f"version {result['policy_version']}"
     found = [(f"accuracy, {measured}", _accuracy_of(result, "held-out prompts"))]
     if "pass_at" in result:
         measures = {f"pass@{k}": estimate for k, estimate in result["pass_at"].items()}
         measures[f"majority of {result['samples']}"] = result["majority"]
-        said = [f"{what} {one['value']:.3f}{interval([one['low'], one['high']])}" for what, one in measures.items()]
-        found.append((f"sampled, {measured}", ", ".join(said)))
-    for set_name, one in result.get("sets", {}).items():
-        found.append((f"{set_name}, {measured}", _accuracy_of(one, "prompts")))
+        parts = [f"{what} {m['value']:.3f}{interval([m['low'], m['high']])}" for what, m in measures.items()]
+        found.append((f"sampled, {measured}", ", ".join(parts)))
+    for set_name, result_of_set in result.get("sets", {}).items():
+        found.append((f"{set_name}, {measured}", _accuracy_of(result_of_set, "prompts")))
     return found
 
 

@@ -46,12 +46,12 @@ class View(Background):
             reader = self._wait_for_run()
         if reader is None:
             return
-        rates, news = Rates(), News(self._started)
+        rates, notifications = Rates(), Notifications(self._started)
         if self._console.is_terminal:
             with Live(console=self._console, refresh_per_second=4) as live:
 
                 def update(status: dict[str, Any]) -> None:
-                    self._print(news.look(status))
+                    self._print(notifications.look(status))
                     live.update(panel(status, rates.look(status)))
 
                 self._each(_LIVE_SECONDS, reader, update)
@@ -61,7 +61,7 @@ class View(Background):
             def print_line(status: dict[str, Any]) -> None:
                 nonlocal last
                 line = plain_line(status, rates.look(status))
-                self._print([*news.look(status), *([line] if line != last else [])])
+                self._print([*notifications.look(status), *([line] if line != last else [])])
                 last = line
 
             self._each(_PLAIN_SECONDS, reader, print_line)
@@ -95,7 +95,7 @@ class View(Background):
                     return None
 
 
-class News:
+class Notifications:
     """One line per evaluation and per incident of this attempt.
 
     Evaluations before the first look are known, and incidents before `started` (unix seconds).

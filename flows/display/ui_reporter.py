@@ -1,10 +1,7 @@
 """Reports a running campaign to the Prefect UI, in addition to its tasks.
 
-    status, every 2 s ─┬─► <run>-progress    a bar, updated in place at most every 10 s
-                       ├─► <run>-staleness   a new table at most every 30 s: `flows.display.progress_table`
-                       ├─► <run>-summary     the key figures, once at the end
-                       └─► pipeline.stalled: an event and a line in the log
-    MILLRACE_DASHBOARD_URL ─► <run>-dashboard   a link to the run's page, once
+    status, every 2 s ─┬─► artifacts: `flows.display.artifacts`
+                       └─► nothing moves for `hang_seconds`: the event pipeline.stalled, and a line in the log
 
 A thread reads the store and reports on a best-effort basis: the campaign neither waits for the server nor fails with
 it. `flows.campaign.report` writes the report at the end of an attempt.
@@ -12,6 +9,7 @@ it. `flows.campaign.report` writes the report at the end of an attempt.
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,9 +18,9 @@ from prefect import get_run_logger
 from flows.display.artifacts import Artifacts
 from flows.display.progress import STARTING_TRAINER, TRAINING, phase
 from millrace.runs.record import latest_attempt
-from millrace.runs.status import StatusReader
+from millrace.runs.status import STAGES, StatusReader
 from millrace.runtime.background import Background
-from millrace.runtime.stalls import StallDetector
+from millrace.runtime.messages import LOADING, STARTING, STOPPED, Event
 from storage.stores.factory import open_store
 from tasks.events import emit
 
@@ -30,7 +28,7 @@ _POLL_SECONDS = 2.0
 _LOGGER = logging.getLogger(__name__)
 
 
-class Reporter(Background):
+class UiReporter(Background):
     """Reports while its `with` block lasts."""
 
     def __init__(self, run_url: str) -> None:
@@ -64,3 +62,37 @@ class Reporter(Background):
         if (event := self._stalls.look(status, time.monotonic())) is not None:
             get_run_logger().warning("%s: %s", event.kind, dict(event.payload))
             emit(event.kind, self._run_url, event.payload)
+
+
+class StallDetector:
+    """Detects that nothing moves: no trajectory generated, scored, trained or dropped, no optimizer step, and no
+    progress within one.
+
+    Stages that all send heartbeats may still wait for each other for ever. Time does not count while a stage starts or
+    loads its model, for which its supervisor has its own limit, or while one has not started yet or has drained. Call
+    it only while the run trains.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._counts: Mapping[str, Any] | None = None
+        self._moved = 0.0
+        self._reported = False
+
+    def look(self, status: Mapping[str, Any], now: float) -> Event | None:
+        """Returns `pipeline.stalled` once per stall, with what each stage is doing."""
+        counts = {name: status[name] for name in ("ledger", "steps", "advances")}
+        if counts != self._counts or _excused(status["doing"]):
+            self._counts, self._moved, self._reported = counts, now, False
+            return None
+        silent = now - self._moved
+        if self._reported or silent < self._seconds:
+            return None
+        self._reported = True
+        return Event(kind="pipeline.stalled", payload={"seconds": round(silent, 1), "doing": dict(status["doing"])})
+
+
+def _excused(doing: Mapping[str, str]) -> bool:
+    return any(
+        name.rpartition("-")[0] in STAGES and what in (STARTING, LOADING, STOPPED) for name, what in doing.items()
+    )

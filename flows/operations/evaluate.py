@@ -12,8 +12,8 @@ from typing import Any
 from prefect import flow
 from prefect.artifacts import create_table_artifact
 
+from flows.display.artifacts import artifact_key
 from flows.display.key_figures import accuracy_text
-from flows.display.links import artifact_key
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import latest_attempt
 from millrace.runs.status import StatusReader

@@ -7,7 +7,7 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
-from flows.display.links import artifact_key
+from flows.display.artifacts import artifact_key
 from millrace.maintenance.gc import KINDS, Retention, carry_out, plan
 from storage.stores.factory import open_store
 

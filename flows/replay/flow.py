@@ -17,10 +17,9 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.replay import ReplayRequest
-from flows.campaign.attempt_end import attempt_under_way
+from flows.campaign.attempt import attempt_under_way
 from flows.campaign.stage_group import StageGroup
-from flows.display.artifacts import show
-from flows.display.links import artifact_key
+from flows.display.artifacts import artifact_key, show
 from flows.replay.formatting import as_markdown
 from flows.replay.prepare import prepare
 from flows.replay.results import collect

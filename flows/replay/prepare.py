@@ -10,7 +10,7 @@ from configs.load import with_overrides
 from configs.losses import LOSS_NAMES
 from configs.replay import ReplayRequest
 from configs.schema import RunConfig
-from flows.campaign.handover import handover_folder
+from flows.campaign.attempt import handover_folder
 from millrace.errors import InputError, RunExists
 from millrace.preflight.model import check_training, read_model
 from millrace.replay.results import write_spec

@@ -11,7 +11,7 @@ from configs.training import ParallelConfig, TrainingConfig
 from millrace.errors import InputError, ModelFolderError
 from millrace.models.supported import FAMILIES, check_trainable
 from millrace.preflight.model_files import read_object
-from millrace.prompts.extras import check_installed
+from millrace.prompts.packages import check_installed
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")

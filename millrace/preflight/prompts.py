@@ -23,9 +23,9 @@ from millrace.errors import ChatError, InputError, PromptsError
 from millrace.models.decoder import plain_tokenizer
 from millrace.preflight.child import answer_of, serve
 from millrace.prompts.dataset import PromptSet
-from millrace.prompts.extras import package_of
 from millrace.prompts.files import place_of
-from millrace.prompts.templates import templated
+from millrace.prompts.messages import templated
+from millrace.prompts.packages import prompt_sources
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
@@ -78,8 +78,8 @@ def check_prompts(
 
 def longest_prompt(question: Mapping[str, Any]) -> int:
     """What `check_prompts` returns and raises, for what it writes to the child process. Imports transformers."""
+    from millrace.generation.environments.base import environment_class
     from millrace.generation.environments.exchange import prompt_encoder
-    from millrace.generation.environments.factory import environment_class
 
     model, prompts = ModelConfig(**question["model"]), PromptsConfig(**question["prompts"])
     train, held_out = (tuple(Prompt.from_json(one) for one in question[half]) for half in ("train", "eval"))
@@ -194,7 +194,7 @@ def check_answers(scorer: Scorer, asked: PromptSet, prompts: PromptsConfig, furt
 
 def _place(prompt: Prompt, prompts: PromptsConfig, further: Sequence[str]) -> str:
     for source in (prompts.source, prompts.eval_source, *further):
-        if source is not None and package_of(source) is None and (place := place_of(prompt, source, prompts)):
+        if source is not None and not prompt_sources(source, prompts) and (place := place_of(prompt, source, prompts)):
             return place
     return f"prompt {prompt.prompt_id} of {prompt.source}"
 

@@ -76,7 +76,7 @@ def check_vllm(question: Question) -> None:
 
 def answer(values: Mapping[str, Any]) -> None:
     """The child process, for a Question as JSON. Raises InputError. Imports vLLM into this process."""
-    from millrace.generation.engines.vllm.arguments import ENVIRONMENT
+    from millrace.generation.engines.vllm.startup import ENVIRONMENT
 
     question = Question(**{**values, "prompts": tuple((text, reference) for text, reference in values["prompts"])})
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
@@ -128,8 +128,8 @@ def _findings(question: Question, folder: Path) -> Iterator[InputError]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    from millrace.generation.engines.vllm.arguments import vllm_arguments
-    from millrace.generation.environments.factory import environment_class
+    from millrace.generation.engines.vllm.startup import vllm_arguments
+    from millrace.generation.environments.base import environment_class
 
     environment = environment_class(question.environment)
     if question.colocated and not current_platform.is_sleep_mode_available():

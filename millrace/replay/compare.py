@@ -196,12 +196,12 @@ def mean_token_kl(policy: Trainer, others: Sequence[Trainer], samples: Sequence[
     for batch in policy.microbatches(samples):
         logprobs_NV = _logprobs(policy, batch)
         sample_N = np.array(batch.places)[batch.response_N.numpy()]
-        carries_N = np.zeros(len(sample_N))
-        carries_N[batch.carries_L.numpy()] = 1
+        trainable_N = np.zeros(len(sample_N))
+        trainable_N[batch.trainable_L.numpy()] = 1
         for other, (sums, counts) in zip(others, found, strict=True):
             kl_N = (logprobs_NV.exp() * (logprobs_NV - _logprobs(other, batch))).sum(dim=-1).cpu().numpy()
-            sums += np.bincount(sample_N, kl_N * carries_N, minlength=size)
-            counts += np.bincount(sample_N, carries_N, minlength=size)
+            sums += np.bincount(sample_N, kl_N * trainable_N, minlength=size)
+            counts += np.bincount(sample_N, trainable_N, minlength=size)
     return [float(sums.sum() / counts.sum()) for sums, counts in found]
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from millrace.prompts.source import PromptSource
+from millrace.prompts.packages import PromptSource
 from millrace.rollouts.scored_group import ScoredGroup
 
 

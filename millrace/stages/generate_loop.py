@@ -28,7 +28,7 @@ from millrace.runtime.stage import Stage
 from millrace.stages.admission import Admission
 from millrace.stages.carry_over import CarryOver
 from millrace.weights.base import Weights, WeightsId
-from millrace.weights.fallback import FallbackReader
+from millrace.weights.fallback import FallbackReceiver
 from millrace.weights.probe import NUM_LOGPROBS, alarm, largest_difference, tolerance_between
 from storage.failpoints import failpoint
 
@@ -50,7 +50,7 @@ class Generator:
         engine: Engine,
         turns: DeviceTurns,
         admission: Admission,
-        reader: FallbackReader,
+        receiver: FallbackReceiver,
         writer: TrajectoryWriter,
         carry_over: CarryOver,
     ) -> None:
@@ -58,7 +58,7 @@ class Generator:
         self.engine = engine
         self.turns = turns
         self.admission = admission
-        self.reader = reader
+        self.receiver = receiver
         self.writer = writer
         self.carry_over = carry_over
         self.weights: WeightsId | None = None
@@ -189,7 +189,7 @@ class Generator:
         if self.arrived is not None:
             return
         try:
-            self.arrived = self.reader.take(self.weights)
+            self.arrived = self.receiver.poll(self.weights)
         except WeightsCorrupt as error:
             kept = "no weights yet" if self.weights is None else f"version {self.weights.policy_version}"
             self.stage.milestone(f"generator {self.stage.replica} continues with {kept}: {error}")
@@ -214,14 +214,14 @@ class Generator:
             # Its successor repeats this record.
             acknowledged_by=self.stage.process,
             weights_digest=fingerprint.digest,
-            weights_route=self.reader.last_route,
+            weights_route=self.receiver.last_route,
             pause_seconds=pause_seconds,
         )
         self.stage.metrics.log(
             incarnation=weights.id.incarnation,
             policy_version=weights.id.policy_version,
             pause_seconds=pause_seconds,
-            **{f"delivery/{self.reader.last_route}/seconds": time.time() - weights.id.t_offered},
+            **{f"delivery/{self.receiver.last_route}/seconds": time.time() - weights.id.t_offered},
         )
         self._probe(weights)
 

@@ -1,7 +1,7 @@
 """The sync_weights stage: takes each version the trainer hands over and brings it to every generator.
 
-    trainer ─► handover ─► take, hash ─► offer ─► transport ──────────────► generator ×G
-                               │                     ▲ tend: who came back       │
+    trainer ─► handover ─► poll, hash ─► publish ─► transport ────────────► generator ×G
+                               │                                                 │
                                │                                                 ▼
                                └─► store ◄── late ◄── acknowledged? ◄── status record: version, digest
                                                           └─► metrics, milestones
@@ -23,7 +23,7 @@ from millrace.errors import WeightsCorrupt
 from millrace.runtime.interfaces import own_interface
 from millrace.runtime.stage import Stage, run_stage
 from millrace.weights.acknowledgements import AckTracker, Arrival
-from millrace.weights.base import Weights, WeightsId, WeightsReader, WeightsWriter
+from millrace.weights.base import HandoverReceiver, Weights, WeightsId, WeightsSender
 from millrace.weights.factory import store_end, sync_weights_ends
 from storage.failpoints import failpoint
 from storage.progress import read_status
@@ -37,12 +37,12 @@ _PUBLISH_SECONDS = 10.0
 def main(stage: Stage) -> None:
     """Pushes versions until asked to drain."""
     config, store = _listening_here(stage.config.weights), stage.store
-    reader, writer = sync_weights_ends(config, store, stage.arguments.handover, stage.config.generation.replicas)
+    receiver, sender = sync_weights_ends(config, store, stage.arguments.handover, stage.config.generation.replicas)
     # A null address replaces a predecessor's, where nothing listens any more.
-    stage.progress(transport=config.transport, address=writer.address)
-    open_store = store_end(config, store, stage.arguments.handover, writer)
-    with closing(reader), closing(writer):
-        loop = WeightSyncLoop(stage, reader, writer, open_store)
+    stage.progress(transport=config.transport, address=sender.address)
+    open_store = store_end(config, store, stage.arguments.handover, sender)
+    with closing(receiver), closing(sender):
+        loop = WeightSyncLoop(stage, receiver, sender, open_store)
         stage.ready(f"sync_weights ready, transport {config.transport}")
         loop.run()
     stage.milestone(f"sync_weights drained after {stage.value('pushes')} pushes")
@@ -64,24 +64,24 @@ class WeightSyncLoop:
     def __init__(
         self,
         stage: Stage,
-        reader: WeightsReader,
-        writer: WeightsWriter,
-        open_store: Callable[[], WeightsWriter] | None,
+        receiver: HandoverReceiver,
+        sender: WeightsSender,
+        open_store: Callable[[], WeightsSender] | None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.stage = stage
-        self.reader = reader
-        self.writer = writer
+        self.receiver = receiver
+        self.sender = sender
         self.open_store = open_store
         self.clock = clock
         self.replicas = stage.config.generation.replicas
         self.deadline_seconds = stage.config.weights.deadline_seconds
-        # Taken last. The reader leaves its tensors as they are until it returns newer ones.
+        # The receiver leaves its tensors as they are until it returns newer ones.
         self.newest: Weights | None = None
-        self.store: WeightsWriter | None = None
+        self.store: WeightsSender | None = None
         self.stored: WeightsId | None = None
         # The newest version is damaged, and the trainer asked for it once more.
-        self.asked_again = False
+        self.resend_requested = False
         self.t_stored = self.t_looked = self.t_published = -float("inf")
         falls_back = open_store is not None
         self.acks = AckTracker(
@@ -100,37 +100,33 @@ class WeightSyncLoop:
             self._look()
             self._serve_the_late()
         started = time.monotonic()
-        weights = self._take()
+        weights = self._poll()
         if weights is None:
-            self.writer.tend()
             return False
         self._push(weights, hash_seconds=time.monotonic() - started)
         return True
 
-    def _take(self) -> Weights | None:
+    def _poll(self) -> Weights | None:
         """Newer weights, or the newest once more if they are damaged."""
         try:
-            return self.reader.take(None if self.newest is None or self.asked_again else self.newest.id)
+            return self.receiver.poll(None if self.newest is None or self.resend_requested else self.newest.id)
         except WeightsCorrupt as error:
-            self._ask_again(error)
+            self._request_resend(error)
             return None
 
-    def _ask_again(self, damage: WeightsCorrupt) -> None:
-        if not self.reader.ask_again():
-            raise damage
-        self.asked_again = True
+    def _request_resend(self, damage: WeightsCorrupt) -> None:
+        self.receiver.request_resend()
+        self.resend_requested = True
         self.stage.milestone(f"{damage}: the trainer is asked for them once more")
 
     def _push(self, weights: Weights, hash_seconds: float) -> None:
-        fingerprint = weights.manifest.fingerprint
-        assert fingerprint is not None
-        self.newest, self.asked_again = weights, False
+        self.newest, self.resend_requested = weights, False
         with self.stage.busy("sync"):
-            # Before the offer: a generator may acknowledge while that still waits for another one.
-            self.acks.push(weights.id, fingerprint.digest)
+            # First, as a generator may acknowledge while `publish` still waits for another one.
+            self.acks.push(weights.id, weights.fingerprint.digest)
             started = time.monotonic()
             failpoint("sync_weights.before_push")
-            self.writer.offer(weights)
+            self.sender.publish(weights)
             failpoint("sync_weights.after_push")
         self.stage.progress(
             pushes=self.stage.value("pushes") + 1,
@@ -148,19 +144,19 @@ class WeightSyncLoop:
         self.t_looked = self.clock()
         statuses = [read_status(self.stage.store, "generate", g) for g in range(self.replicas)]
         late_before = self.acks.late
-        seen = self.acks.look(statuses, self.clock())
+        notifications, arrival = self.acks.look(statuses, self.clock())
         late = self.acks.late
         if late != late_before:
             fallen_back = 0 if self.open_store is None else len(set(late) - set(late_before))
             self.stage.progress(now=True, late=late, fallbacks=self.stage.value("fallbacks") + fallen_back)
-        # After the status record: it agrees with the news.
-        for news in seen.news:
-            self.stage.milestone(news.sentence)
-            if news.event is not None:
-                self.stage.tell(news.event, generator=news.generator, sentence=news.sentence)
-        if seen.arrival is not None:
-            self._log(**dataclasses.asdict(seen.arrival))
-            self._publish(seen.arrival)
+        # After the status record: it agrees with the notifications.
+        for notification in notifications:
+            self.stage.milestone(notification.sentence)
+            if notification.event is not None:
+                self.stage.tell(notification.event, generator=notification.generator, sentence=notification.sentence)
+        if arrival is not None:
+            self._log(**dataclasses.asdict(arrival))
+            self._publish(arrival)
         if self.acks.awaited:
             failpoint("sync_weights.awaiting_acknowledgement")
 
@@ -176,21 +172,19 @@ class WeightSyncLoop:
 
     def _serve_the_late(self) -> None:
         """Stores the newest version, at most once per deadline: storing it holds the others up."""
-        if not self.acks.late or self.newest is None or self.asked_again or self.newest.id == self.stored:
+        if not self.acks.late or self.newest is None or self.resend_requested or self.newest.id == self.stored:
             return
         if self.clock() - self.t_stored < self.deadline_seconds:
             return
         with self.stage.busy("serve the late"):
             try:
-                self.reader.check(self.newest)
+                self.receiver.verify(self.newest)
             except WeightsCorrupt as error:
-                self._ask_again(error)
+                self._request_resend(error)
                 return
             if self.open_store is not None:
-                if self.store is None:
-                    self.store = self.open_store()
-                self.store.offer(self.newest)
-                self.acks.accept(self.newest.id, self.store.digest_of(self.newest))
+                self.store = self.store or self.open_store()
+                self.store.publish(self.newest)
         self.stored, self.t_stored = self.newest.id, self.clock()
 
     def _log(self, **values: float) -> None:

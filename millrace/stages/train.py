@@ -32,7 +32,7 @@ from millrace.training.parallel.leader import LeaderTrainer, follow
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.parallel.sharding import layout
 from millrace.training.trainer import Trainer
-from millrace.weights.direct.trainer import ShardSender
+from millrace.weights.direct.sender import ShardSender
 from millrace.weights.factory import rank_end, trainer_end
 from millrace.weights.probe import probe_tokens
 from storage.stores.base import Store

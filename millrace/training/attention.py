@@ -32,7 +32,7 @@ BLOCK = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Band:
-    """What a layer's attention has beyond the causal mask."""
+    """Parameters of a layer's attention beyond the causal mask."""
 
     window: int | None = None
     """Positions that a token sees, its own included; None: all before it."""
@@ -76,12 +76,12 @@ def packed_attention(
     return out_SHD[None], None
 
 
-def _seen(one_GSD: torch.Tensor, packing: Microbatch) -> torch.Tensor:
+def _seen(values_GSD: torch.Tensor, packing: Microbatch) -> torch.Tensor:
     """[G, T, D] keys or values of what each segment sees, segment after segment."""
     if packing.keys_T is None:
-        return one_GSD
+        return values_GSD
     # transformers' tensors are views of [S, G, D], whose rows are copied whole.
-    return one_GSD.transpose(0, 1).index_select(0, packing.keys_T).transpose(0, 1)
+    return values_GSD.transpose(0, 1).index_select(0, packing.keys_T).transpose(0, 1)
 
 
 def _varlen(
@@ -122,7 +122,7 @@ def _run_by_run(
         count = len(list(run))
         # Views, not copies: neighbours of the same lengths are a batch.
         query_RHTD = _batch(query_HSD, start, count, length)
-        key_RGLD, value_RGLD = (_batch(one, key_start, count, num_keys) for one in (key_GTD, value_GTD))
+        key_RGLD, value_RGLD = (_batch(tensor, key_start, count, num_keys) for tensor in (key_GTD, value_GTD))
         if length == num_keys and band.is_plain(length):
             out_RHTD = scaled_dot_product_attention(
                 query_RHTD, key_RGLD, value_RGLD, is_causal=True, scale=scaling, enable_gqa=True
@@ -134,9 +134,9 @@ def _run_by_run(
     return torch.cat(outs)
 
 
-def _batch(one_HSD: torch.Tensor, start: int, count: int, length: int) -> torch.Tensor:
+def _batch(tensor_HSD: torch.Tensor, start: int, count: int, length: int) -> torch.Tensor:
     """[count, H, length, D] of `count` neighbours of that length from `start` on."""
-    return one_HSD.narrow(1, start, count * length).view(len(one_HSD), count, length, -1).transpose(0, 1)
+    return tensor_HSD.narrow(1, start, count * length).view(len(tensor_HSD), count, length, -1).transpose(0, 1)
 
 
 def banded_attention(

@@ -1,11 +1,11 @@
-"""What the trainer gets, and what a policy computes.
+"""The trainer's input, a batch of samples, and a policy's input, a packed microbatch.
 
     one microbatch    p p p │ r r │ r r │ r │ p p r r r       S positions, segments end to end; the first prompt stands
     cu_seqlens        0       3     5     7   8         13    once for three responses (prefix_tree.py)
     predicts          2 3 2 5 2 9 10 11                       position whose hidden state predicts each response token
 
-Shapes: S positions, Q segments, T keys that segments see, N response tokens of the microbatch, including those without
-loss; L of them that carry loss; K token ids that truncated sampling kept, of all response tokens together.
+Shapes: S positions, Q segments, T keys that segments see, N response tokens of the microbatch, including those not
+trained; L of them trainable.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from millrace.training.logprobs import KeptTokens
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A trajectory and its advantage: what the trainer gets."""
+    """A trajectory and its advantage."""
 
     prompt_tokens: npt.NDArray[np.int32]
     """[P] token ids, at least one."""
@@ -27,7 +29,7 @@ class Sample:
     rollout_logprobs: npt.NDArray[np.float32]
     """[R] log μ of the behaviour policy, after temperature and top-p, nats."""
     loss_mask: npt.NDArray[np.uint8]
-    """[R] 1 where a token carries loss."""
+    """[R] 1 where a token is trained."""
     temperature: float
     """Of the behaviour policy; the trainer divides its logits by it too, so that π and μ are comparable."""
     advantage: float
@@ -79,8 +81,8 @@ class Microbatch:
     """[N] int64 into S: the position before the token."""
     targets_N: torch.Tensor
     """[N] int64, the tokens."""
-    carries_L: torch.Tensor
-    """[L] int64, ascending: the response tokens that carry loss. A mask would make a device wait to count them."""
+    trainable_L: torch.Tensor
+    """[L] int64, ascending: the trainable response tokens. A mask would make a device wait to count them."""
     rollout_logprobs_N: torch.Tensor
     """[N] float32, log μ, nats."""
     advantages_N: torch.Tensor
@@ -93,12 +95,8 @@ class Microbatch:
     """[N] int64, ascending: index of the token's response in this microbatch."""
     in_batch_N: torch.Tensor
     """[N] int64: index of the token among all response tokens of the batch, in the order of its samples."""
-    kept_tokens_K: torch.Tensor | None
-    """[K] int64, token ids that truncated sampling could draw from, token by token; None if nothing was truncated."""
-    kept_counts_N: torch.Tensor | None
-    """[N] int64, how many of them belong to each token, 0 if it was not truncated; None if no token was."""
-    kept_sizes_N: npt.NDArray[np.int64] | None
-    """`kept_counts_N`, readable without waiting for a device."""
+    kept: KeptTokens | None
+    """The token ids that truncated sampling could draw at each response token; None if nothing was truncated."""
     routed_experts_SX: torch.Tensor | None
     """[S, layers · experts per token] int64, the generator's experts, `NOT_RECORDED` where there are none; None if no
     sample has any."""
@@ -107,6 +105,9 @@ class Microbatch:
 
     def to(self, device: torch.device) -> Self:
         """A copy with the tensors on `device`."""
-        named: dict[str, Any] = {column.name: getattr(self, column.name) for column in fields(self)}
-        moved = {name: value.to(device) for name, value in named.items() if isinstance(value, torch.Tensor)}
-        return replace(self, **{**named, **moved})
+        moved: dict[str, Any] = {}
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if isinstance(value, (torch.Tensor, KeptTokens)):
+                moved[column.name] = value.to(device)
+        return replace(self, **moved)

@@ -10,11 +10,10 @@ from math import ceil
 from statistics import fmean
 from typing import Any
 
-from millrace.control.collapse import CollapseWatch
-from millrace.control.decisions import Decisions, rate_factor
-from millrace.control.last_good import Collapse, LastGood
+from millrace.control.collapse import Collapse, CollapseWatch, LastGood
 from millrace.control.rollback import roll_back
 from millrace.errors import TrainingDiverged
+from millrace.runs.decisions import Decisions, rate_factor
 from millrace.runtime.stage import Stage
 from millrace.training.batch import Sample
 from millrace.training.checkpoints.saving import AsyncCheckpoints

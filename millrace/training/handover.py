@@ -11,8 +11,8 @@ from contextlib import nullcontext
 from millrace.training.parallel.leader import LeaderTrainer, hand_over
 from millrace.training.parallel.messages import Command
 from millrace.training.trainer import Trainer
-from millrace.weights.base import Manifest, Weights, WeightsWriter
-from millrace.weights.direct.trainer import ShardSender
+from millrace.weights.base import HandoverSender, Manifest, Weights
+from millrace.weights.direct.sender import ShardSender
 
 
 class Handover(ABC):
@@ -36,15 +36,15 @@ class Handover(ABC):
 class WholeHandover(Handover):
     """Whole tensors, by a transport of one process."""
 
-    def __init__(self, trainer: Trainer, writer: WeightsWriter) -> None:
+    def __init__(self, trainer: Trainer, sender: HandoverSender) -> None:
         self._trainer = trainer
-        self._writer = writer
+        self._sender = sender
 
     def offer(self, manifest: Manifest) -> None:
-        self._writer.offer(Weights(manifest=manifest, tensors=self._trainer.weights()))
+        self._sender.publish(Weights(manifest=manifest, tensors=self._trainer.weights()))
 
     def is_wanted_again(self) -> bool:
-        return self._writer.is_wanted_again()
+        return self._sender.resend_requested()
 
 
 class ShardHandover(Handover):
@@ -74,7 +74,7 @@ class ShardHandover(Handover):
             hand_over(trainer, self._sender, manifest)
 
     def is_wanted_again(self) -> bool:
-        return self._owed is None and self._sender.is_wanted_again()
+        return self._owed is None and self._sender.resend_requested()
 
     def forget(self) -> None:
         self._owed = None

@@ -25,7 +25,7 @@ CHUNK_ELEMENTS = {"cpu": 1 << 23, "cuda": 1 << 28}
 
 
 class KeptTokens(NamedTuple):
-    """What each token could be drawn from."""
+    """The tokens that truncated sampling could draw, per response token."""
 
     tokens_K: torch.Tensor
     """[K] int64 token ids: those of the first token, then those of the second, …; no id twice for one token."""
@@ -34,10 +34,14 @@ class KeptTokens(NamedTuple):
     sizes_N: npt.NDArray[np.int64]
     """`counts_N`, readable without waiting for a device."""
 
+    def to(self, device: torch.device) -> "KeptTokens":
+        """A copy with the tensors on `device`."""
+        return KeptTokens(self.tokens_K.to(device), self.counts_N.to(device), self.sizes_N)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitScale:
-    """What a model does to the output layer's results x: its logits are cap · tanh(x / (divisor · cap))."""
+    """Scale and cap of a model's logits, from the output layer's results x: cap · tanh(x / (divisor · cap))."""
 
     divisor: float = 1.0
     cap: float | None = None
@@ -198,7 +202,7 @@ def _tempered(logits_CV: torch.Tensor, temperatures_C: torch.Tensor, kept: KeptT
     # With its size a device need not be waited for.
     rows_K = rows_C.repeat_interleave(kept.counts_N, output_size=len(kept.tokens_K))
     dropped_CV[rows_K, kept.tokens_K] = False
-    # Its probability is 0 beside any kept one. Minus infinity would make an entropy of 0 · ∞.
+    # Its probability is 0 next to any kept one. Minus infinity would make an entropy of 0 · ∞.
     return logits_CV.masked_fill_(dropped_CV, torch.finfo(logits_CV.dtype).min)
 
 

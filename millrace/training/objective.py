@@ -1,6 +1,6 @@
-"""What an optimizer update minimizes: the tokens' losses, the policy's distance from the reference, its certainty.
+"""The objective of an optimizer update: the tokens' losses, the KL to the reference, and the entropy.
 
-    Σ over all tokens of the update that carry loss:   scale · (loss + β · KL to the reference − c · entropy)
+    Σ over all trainable tokens of the update:   scale · (loss + β · KL to the reference − c · entropy)
 
 A token's scale is its `training.aggregation`. It follows from the lengths of all the update's samples, before any
 forward pass. So each microbatch, and each rank, adds its own tokens' share, and the gradient is the same however the
@@ -11,7 +11,7 @@ samples are split.
     prompt_mean     1 / (G⁺ · Σ_g L)    every prompt counts the same, and in it every token (ScaleRL, arXiv 2510.13786)
     constant        1 / (Q · T)         no length has an influence                          (Dr. GRPO, arXiv 2503.20783)
 
-L_q: tokens of response q that carry loss; Q: responses of the batch; Q⁺: those with such a token; Σ_g L: such tokens in
+L_q: trainable tokens of response q; Q: responses of the batch; Q⁺: those with such a token; Σ_g L: such tokens in
 the group of responses to a prompt; G⁺: groups with such a token; T: the maximum length of a response.
 
 The KL is Schulman's estimate from sampled tokens, δ = log π − log π_ref, tokens sampled by π or by a policy close to it
@@ -67,7 +67,7 @@ class Objective:
     def scale(self, samples: Sequence[Sample], places: Sequence[int]) -> torch.Tensor:
         """[samples] float64 factor of each token's loss in an update on those at `places`, and 0 for the others.
 
-        Raises InputError if no token of the update carries loss.
+        Raises InputError if no token of the update is trainable.
         """
         lengths_U = torch.tensor([int(samples[place].loss_mask.sum()) for place in places])
         scale_Q = torch.zeros(len(samples), dtype=torch.float64)
@@ -88,7 +88,7 @@ class Objective:
         before_N: torch.Tensor | None,
         reference_N: torch.Tensor | None,
     ) -> LossOutputs:
-        """The loss and the KL to the reference of the tokens of `batch` that carry loss.
+        """Computes the loss and the KL to the reference of the trainable tokens of `batch`.
 
         `logprobs_N` is log π of all its response tokens. Of all response tokens of the whole batch, `before_N` is
         log π before the first update, None if the batch takes only one, and `reference_N` that of the reference policy.
@@ -106,7 +106,7 @@ class Objective:
         return compute_without(self.loss, inputs, dropped_L)._replace(kl=kl_L, non_finite=bad_L)
 
     def value(self, outputs: LossOutputs, entropy_L: torch.Tensor) -> torch.Tensor:
-        """[L] what is minimized of each token that carries loss, before its scale; with gradient."""
+        """[L] the value to minimize of each trainable token, before its scale; with gradient."""
         assert outputs.kl is not None
         value_L = outputs.loss + self._training.kl.coefficient * outputs.kl
         if not self._training.entropy_coefficient:
@@ -124,16 +124,14 @@ class Objective:
 def token_scale(aggregation: str, lengths_Q: torch.Tensor, max_new_tokens: int, groups_Q: torch.Tensor) -> torch.Tensor:
     """The factor of each token's loss, per response.
 
-    Per response of the whole batch, `lengths_Q` is [Q] int64, the number of tokens that carry loss, and `groups_Q` [Q]
+    Per response of the whole batch, `lengths_Q` is [Q] int64, the number of trainable tokens, and `groups_Q` [Q]
     int64, the number of its group, from 0. Returns [Q] float64, 0 for a response without such a token. Raises
     InputError if no response has such a token.
     """
     lengths_Q = lengths_Q.double()
     has_tokens_Q = lengths_Q > 0
     if not bool(has_tokens_Q.any()):
-        raise InputError(
-            f"none of the batch's {len(lengths_Q)} responses has a token that carries loss; expected at least one"
-        )
+        raise InputError(f"none of the batch's {len(lengths_Q)} responses has a trainable token; expected at least one")
     match aggregation:
         case "token_mean":
             scale_Q = (1 / lengths_Q.sum()).expand_as(lengths_Q)
@@ -165,7 +163,7 @@ def kl_to_reference(
 
 
 def kl_penalty(kl: KlConfig, inputs: LossInputs) -> torch.Tensor:
-    """[N] what a coefficient of 1 adds to each token's loss, nats, with its gradient.
+    """[N] the penalty of each token at a coefficient of 1, nats, with its gradient.
 
     It is infinite where an estimate or a ratio overflows.
     """
@@ -184,7 +182,7 @@ def kl_penalty(kl: KlConfig, inputs: LossInputs) -> torch.Tensor:
 def _loss_inputs(
     batch: Microbatch, logprobs_N: torch.Tensor, before_N: torch.Tensor | None, reference_N: torch.Tensor | None
 ) -> LossInputs:
-    carries = batch.carries_L
+    carries = batch.trainable_L
     at_L = batch.in_batch_N[carries]
     return LossInputs(
         trainer_logprobs_N=logprobs_N[carries],

@@ -1,4 +1,4 @@
-"""From gradients to new weights: which samples each update takes, its learning rate, AdamW, and what stays frozen.
+"""Optimizer updates: the samples of each, the learning rate, AdamW, gradient clipping, and frozen layers.
 
 The learning rate of a step is a pure function of the policy version, and of nothing that a checkpoint would hold:
 
@@ -35,8 +35,8 @@ def plan_updates(
 
     Each epoch shuffles the groups and cuts them into minibatches, which differ by at most one group. A group stays
     whole, because its advantages belong together. The order follows from the run's seed and the policy version that the
-    batch makes. So a trainer that repeats the batch, and a replay, make the same updates. Groups without a token that
-    carries loss are in no minibatch, unless it is the batch.
+    batch makes. So a trainer that repeats the batch, and a replay, make the same updates. Groups without a trainable
+    token are in no minibatch, unless it is the batch.
     """
     carrying = sorted({sample.group for sample in samples if sample.loss_mask.any()})
     if minibatches == 1 or not carrying:

@@ -5,7 +5,7 @@ units ─► as many microbatches as first-fit decreasing takes ─┬─ the co
                                                              └─ or, if they don't fit so, as first-fit decreasing does
 microbatches, the costliest first ─► rank i mod ranks, in rounds of one per rank: ranks wait for each other in each
 
-What a microbatch costs is its tokens, and the pairs of tokens of which one attends to the other. Shapes as in batch.py.
+A microbatch costs its tokens, plus the pairs of tokens that attend to each other. Shapes as in batch.py.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millrace.models.routers import NOT_RECORDED
+from millrace.models.modules import NOT_RECORDED
 from millrace.training.batch import Microbatch, Sample
+from millrace.training.logprobs import KeptTokens
 from millrace.training.prefix_tree import LEAST_TOKENS, counts, lay_out, saves_enough
 
 _PAIR_COST = 1 / 6
@@ -28,7 +29,7 @@ class Unit(NamedTuple):
     """Samples that go into one microbatch."""
 
     tokens: int
-    """At most so many positions."""
+    """Upper bound of its positions."""
     pairs: int
     """Positions that each position attends to, itself included, summed."""
     places: list[int]
@@ -46,7 +47,7 @@ def microbatches(
 ) -> list[Microbatch]:
     """Splits a batch, or its samples at `places`, into few microbatches of at most `max_tokens` tokens.
 
-    A longer sample is a microbatch of its own. Their number is a multiple of `num_ranks`; rank i takes those with index
+    A longer sample is a separate microbatch. Their number is a multiple of `num_ranks`; rank i takes those with index
     i modulo `num_ranks`. If there are fewer units than ranks, spare ranks get a one-token dummy batch; without any
     samples there are no microbatches. The split depends on the samples alone, so every rank computes the same one, and
     the same batch gives the same floating-point sums. `share_prefixes` says whether tokens that samples begin with may
@@ -203,11 +204,14 @@ def _pack(
         placed[layout.where[: len(values)]] = values
         return torch.from_numpy(placed)
 
-    truncated = any(len(sample.kept_counts) for sample in samples)
-    counted = [
-        sample.kept_counts if len(sample.kept_counts) else np.zeros(len(sample.response_tokens)) for sample in samples
-    ]
-    kept_counts_N = of_tokens(counted, np.int64) if truncated else None
+    kept = None
+    if any(len(sample.kept_counts) for sample in samples):
+        counted = [
+            sample.kept_counts if len(sample.kept_counts) else np.zeros(len(sample.response_tokens))
+            for sample in samples
+        ]
+        counts_N = of_tokens(counted, np.int64)
+        kept = KeptTokens(of_tokens([sample.kept_tokens for sample in samples], np.int64), counts_N, counts_N.numpy())
     return Microbatch(
         input_ids_S=at_positions(np.concatenate([np.zeros(0, np.int32), *sequences])),
         positions_S=torch.from_numpy(layout.positions_S),
@@ -220,16 +224,14 @@ def _pack(
         sample_lengths=tuple(lengths),
         predicts_N=torch.from_numpy(layout.where[before_N]),
         targets_N=of_tokens([sample.response_tokens for sample in samples], np.int64),
-        carries_L=of_tokens([sample.loss_mask for sample in samples], np.bool_).nonzero().squeeze(1),
+        trainable_L=of_tokens([sample.loss_mask for sample in samples], np.bool_).nonzero().squeeze(1),
         rollout_logprobs_N=of_tokens([sample.rollout_logprobs for sample in samples], np.float32),
         advantages_N=of_responses([sample.advantage for sample in samples], np.float32),
         temperatures_N=of_responses([sample.temperature for sample in samples], np.float32),
         staleness_N=of_responses([sample.staleness for sample in samples], np.int64),
         response_N=of_responses(range(len(samples)), np.int64),
         in_batch_N=of_responses(firsts, np.int64) + torch.from_numpy(index_N),
-        kept_tokens_K=of_tokens([sample.kept_tokens for sample in samples], np.int64) if truncated else None,
-        kept_counts_N=kept_counts_N,
-        kept_sizes_N=None if kept_counts_N is None else kept_counts_N.numpy(),
+        kept=kept,
         routed_experts_SX=None if experts is None else at_positions(experts),
         places=places,
     )

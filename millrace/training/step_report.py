@@ -1,4 +1,4 @@
-"""The report of a step, from the values that each rank has of its own tokens.
+"""The report of a step, from the values that each rank has of its tokens.
 
     an update: microbatch ─► [columns, tokens of the batch], 0 except its own tokens ─► summed over ranks ─┐
     a step: all its updates, one after the other ─► the numbers ◄──────────────────────────────────────────┘
@@ -28,7 +28,7 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """The numbers of one step. Means, shares and quantiles are over the tokens that carry loss, in each update."""
+    """The numbers of one step. Means, shares and quantiles are over the trainable tokens, in each update."""
 
     loss: float
     """Surrogate loss, summed by the aggregation, without KL to the reference and entropy; mean over updates."""
@@ -63,7 +63,7 @@ class StepReport:
     entropy: float
     """Of the trained policy's next token at the rollout's temperature, nats."""
     tokens: int
-    """Response tokens of the batch that carried loss."""
+    """Response trainable tokens of the batch."""
     non_finite_tokens: int
     """Of them, those masked because their loss was not finite; a token counts once for each update."""
     changed_weight_share: float
@@ -73,7 +73,7 @@ class StepReport:
 
     def measured(self) -> dict[str, float]:
         """Every number above, by name."""
-        names = (one.name for one in fields(self) if one.name != "trainer_logprobs")
+        names = (column.name for column in fields(self) if column.name != "trainer_logprobs")
         return {name: getattr(self, name) for name in names}
 
     def measures(self, groups: Sequence[ScoredGroup], lags: Sequence[int]) -> dict[str, float]:
@@ -110,7 +110,7 @@ _COLUMNS = (
 
 
 class TokenTable:
-    """What an optimizer update measured: one value per column and response token of a batch, in the order of `samples`.
+    """The measures of an optimizer update: one value per column and response token of a batch, in order of `samples`.
 
     The trainer fills it microbatch by microbatch, and sets `grad_norm` and `learning_rate`.
     """
@@ -127,8 +127,8 @@ class TokenTable:
         self._values_KN = torch.zeros(len(_COLUMNS), num_tokens, dtype=torch.float64, device=device)
 
     def add(self, batch: Microbatch, logprobs: TokenLogprobs, outputs: LossOutputs, scale_L: torch.Tensor) -> None:
-        """Adds a microbatch's values; `scale_L` is [L], the factor of the loss of each token that carries loss."""
-        at_L = batch.in_batch_N[batch.carries_L]
+        """Adds a microbatch's values; `scale_L` is [L], the factor of the loss of each trainable token."""
+        at_L = batch.in_batch_N[batch.trainable_L]
         columns = [scale_L * outputs.loss, outputs.importance_ratio, outputs.weight, outputs.clipped, outputs.kl]
         if outputs.non_finite is not None:
             columns.append(outputs.non_finite)
@@ -142,13 +142,15 @@ class TokenTable:
         """Sums over the ranks, and sets `tokens` and `logprobs_N` of an update on the samples at `places`."""
         ranks.sum(self._values_KN)
         chosen = set(places)
-        carries_N = np.concatenate([sample.loss_mask * (place in chosen) for place, sample in enumerate(self._samples)])
-        carries_N = carries_N.astype(bool)
-        tokens = dict(zip(_COLUMNS, self._values_KN.cpu().numpy()[:, carries_N], strict=True))
-        rollout_N = np.concatenate([sample.rollout_logprobs for sample in self._samples])[carries_N]
+        trainable_N = np.concatenate(
+            [sample.loss_mask * (place in chosen) for place, sample in enumerate(self._samples)]
+        )
+        trainable_N = trainable_N.astype(bool)
+        tokens = dict(zip(_COLUMNS, self._values_KN.cpu().numpy()[:, trainable_N], strict=True))
+        rollout_N = np.concatenate([sample.rollout_logprobs for sample in self._samples])[trainable_N]
         tokens["log_ratio"] = tokens["trainer_logprobs"] - rollout_N.astype(np.float64)
         self.tokens: Mapping[str, Values] = tokens
-        """Column → [n] values of the update's tokens that carry loss; `log_ratio` is log π − log μ, nats."""
+        """Column → [n] values of the update's trainable tokens; `log_ratio` is log π − log μ, nats."""
         self.logprobs_N = self._values_KN[-1].clone()
         """[N] log π of the batch's response tokens in the update, nats; 0 for samples that were not in it."""
         del self._values_KN
@@ -161,10 +163,10 @@ def report(
     columns = {name: np.concatenate([update.tokens[name] for update in updates]) for name in _COLUMNS}
     ratio, weight = columns["importance_ratio"], columns["weight"]
     p05, p50, p95, largest = ratio_quantiles(ratio)
-    carries_N = np.concatenate([sample.loss_mask for sample in samples]).astype(bool)
+    trainable_N = np.concatenate([sample.loss_mask for sample in samples]).astype(bool)
     rollout_N = np.concatenate([sample.rollout_logprobs for sample in samples]).astype(np.float64)
     logprobs_N = before_N.cpu().numpy()
-    log_ratio = (logprobs_N - rollout_N)[carries_N]
+    log_ratio = (logprobs_N - rollout_N)[trainable_N]
     ends = np.cumsum([len(sample.response_tokens) for sample in samples])
     return StepReport(
         loss=float(columns["loss"].sum()) / len(updates),
@@ -181,11 +183,11 @@ def report(
         ratio_effective_sample_size=ratio_effective_sample_size(log_ratio[np.isfinite(log_ratio)]),
         weight_mean=float(weight.mean()),
         weight_max=float(weight.max()),
-        mismatch_kl=float((rollout_N[carries_N] - logprobs_N[carries_N]).mean()),
+        mismatch_kl=float((rollout_N[trainable_N] - logprobs_N[trainable_N]).mean()),
         chi_square=chi_square(ratio),
         kl_to_reference=float(columns["kl_to_reference"].mean()),
         entropy=float(columns["entropy"].mean()),
-        tokens=int(carries_N.sum()),
+        tokens=int(trainable_N.sum()),
         non_finite_tokens=int(columns["non_finite"].sum()),
         changed_weight_share=changed_weight_share,
         trainer_logprobs=np.split(logprobs_N.astype(np.float32), ends[:-1]),

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
-from millrace.models.offload import move, visiting
+from millrace.models.modules import move, visiting
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.checkpoints.files import lone_files
 from millrace.training.checkpoints.policy_state import policy_state, restore_policy_state
@@ -92,7 +92,7 @@ class Trainer:
         self.before_update: Callable[[], None] = lambda: None
         """Called in each update before parameters and optimizer state change, so that others can finish reading."""
         self.on_progress: Callable[[], None] = lambda: None
-        """Called many times in each pass, so that others can see that it gets on."""
+        """Called many times in each pass, as a sign of progress."""
         self.policy.on_progress = lambda: self.on_progress()
         self._objective = Objective(training, max_new_tokens)
         self._training = training
@@ -144,9 +144,9 @@ class Trainer:
     def step(self, samples: Sequence[Sample], rate_factor: float = 1.0) -> StepReport:
         """All updates on the batch `samples`, the same on every rank; the policy version grows by one.
 
-        `rate_factor` multiplies the learning rate, beside the schedule.
+        `rate_factor` multiplies the learning rate of the schedule.
 
-        Raises InputError if no token of `samples` carries loss, and TrainingDiverged where log-probabilities or the
+        Raises InputError if no token of `samples` is trainable, and TrainingDiverged where log-probabilities or the
         gradient are not finite. Optimizer and weights are then those before the update that failed: if the batch takes
         only one, nothing has changed.
         """
@@ -213,7 +213,7 @@ class Trainer:
         reference_N: torch.Tensor | None,
         rate_factor: float,
     ) -> TokenTable:
-        """One optimizer update on the samples at `places` of the batch. Returns what it measured."""
+        """Makes one optimizer update on the samples at `places` of the batch. Returns its measures."""
         scale_Q = self._objective.scale(samples, places)
         with_gradient, others = self._divided(samples, places)
         balance_scale = self._training.router_aux_loss_coefficient / max(1, len(with_gradient))
@@ -257,15 +257,15 @@ class Trainer:
         """
         logprobs = self.policy(batch)
         outputs = self._objective.compute(batch, logprobs.logprobs_N, before_N, reference_N)
-        scale_L = scale_Q[list(batch.places)].to(self.ranks.device)[batch.response_N[batch.carries_L]]
+        scale_L = scale_Q[list(batch.places)].to(self.ranks.device)[batch.response_N[batch.trainable_L]]
         table.add(batch, logprobs, outputs, scale_L)
-        total = (scale_L * self._objective.value(outputs, logprobs.entropy_N[batch.carries_L])).sum()
+        total = (scale_L * self._objective.value(outputs, logprobs.entropy_N[batch.trainable_L])).sum()
         if balance_scale:
             total = total + balance_scale * self.policy.routing.imbalance(batch)
         return total
 
     def _divided(self, samples: Sequence[Sample], places: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Of `places`, those of the samples that add to the gradient, and the others."""
+        """Divides `places` into those of samples that add to the gradient, and the others."""
         with_gradient = [place for place in places if self._objective.has_gradient(samples[place])]
         return with_gradient, sorted(set(places) - set(with_gradient))
 
@@ -276,7 +276,7 @@ class Trainer:
         return policy.to("cpu")
 
     def _reference_logprobs(self, samples: Sequence[Sample]) -> torch.Tensor | None:
-        """As `_fixed_logprobs`, of the reference policy; None if there is none."""
+        """The same as `_fixed_logprobs`, of the reference policy; None without one."""
         if self._reference is None:
             return None
         # Before activations are kept for a backward pass: the two never need memory at the same time.

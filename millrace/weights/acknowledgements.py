@@ -19,6 +19,8 @@ Status = Mapping[str, Any]
 """A generator's status record, empty if there is none. Read: `incarnation`, `policy_version`, `weights_digest`,
 `t_updated`, `process`, `acknowledged_by`, `t_ready`, `pause_seconds`, `weights_route`."""
 
+Event = Literal["generator.lost", "generator.rejoined"]
+
 _Version = tuple[int, int]
 """Incarnation, policy version."""
 _NOTHING: _Version = (-1, -1)
@@ -39,22 +41,13 @@ class Arrival:
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
+class Notification:
     """Something about one generator that people should know."""
 
-    event: Literal["generator.lost", "generator.rejoined"] | None
+    event: Event | None
     """Late for a version; back with a newer one. None for an alarm: it works with other weights than its version's."""
     generator: int
     sentence: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What a look at the status records found."""
-
-    news: Sequence[News]
-    arrival: Arrival | None
-    """Once per push, unless it is superseded before."""
 
 
 class AckTracker:
@@ -68,7 +61,7 @@ class AckTracker:
         self._generators = [_Generator(g, deadline_seconds, falls_back) for g in range(num_generators)]
         self._opened = opened
         self._newest: WeightsId | None = None
-        self._digests: dict[_Version, set[str]] = {}
+        self._digests: dict[_Version, str] = {}
         self._arrived = True
 
     @property
@@ -85,23 +78,22 @@ class AckTracker:
         """This version, newer than all before, is on its way and supersedes those that have not arrived."""
         self._newest = weights_id
         self._arrived = False
-        self._digests[_version(weights_id)] = {digest}
+        self._digests[_version(weights_id)] = digest
         if len(self._digests) > _DIGESTS_KEPT:
             self._digests.pop(next(iter(self._digests)))
         for generator in self._generators:
             generator.push(weights_id, since=max(weights_id.t_offered, self._opened))
 
-    def accept(self, weights_id: WeightsId, digest: str) -> None:
-        """This version, pushed before, may also be acknowledged with this digest: that of another route."""
-        self._digests[_version(weights_id)].add(digest)
+    def look(self, statuses: Sequence[Status], now: float) -> tuple[list[Notification], Arrival | None]:
+        """What the generators' status records, in their order, mean at `now` (unix seconds).
 
-    def look(self, statuses: Sequence[Status], now: float) -> Seen:
-        """What the generators' status records, in their order, mean at `now` (unix seconds)."""
-        news: list[News] = []
+        A push arrives once, unless it is superseded before.
+        """
+        notifications: list[Notification] = []
         if self._newest is not None:
             for generator, status in zip(self._generators, statuses, strict=True):
-                news += generator.look(status, now, self._newest, self._digests)
-        return Seen(news=news, arrival=self._arrival(statuses))
+                notifications += generator.look(status, now, self._newest, self._digests)
+        return notifications, self._arrival(statuses)
 
     def _arrival(self, statuses: Sequence[Status]) -> Arrival | None:
         arrived = [status for status, g in zip(statuses, self._generators, strict=True) if g.pending is None]
@@ -123,11 +115,8 @@ class _Generator:
         self.pending: int | None = None
         """The first version that it has not acknowledged."""
         self.late = False
-        self._name = f"generator {number}"
         self._deadline = deadline_seconds
-        self._others = (
-            "it is served through the store and the others go on" if falls_back else "the others go on without it"
-        )
+        self._falls_back = falls_back
         self._held = _NOTHING
         # When the pending version was handed over, or an acknowledgement came, if that was later; unix seconds.
         self._since = 0.0
@@ -140,17 +129,17 @@ class _Generator:
             self.pending, self._since = weights_id.policy_version, since
 
     def look(
-        self, status: Status, now: float, newest: WeightsId, digests: Mapping[_Version, set[str]]
-    ) -> Iterator[News]:
+        self, status: Status, now: float, newest: WeightsId, digests: Mapping[_Version, str]
+    ) -> Iterator[Notification]:
         held, digest = _acknowledged(status), status.get("weights_digest")
         expected = digests.get(held)
-        if expected is not None and digest not in expected:
+        if expected is not None and digest != expected:
             alarmed, self._alarmed = self._alarmed, (held, digest)
             if alarmed != self._alarmed:
-                yield self._news(
+                yield self._notification(
                     None,
-                    f"ALARM: {self._name} works with other weights than version {held[1]}: their digest is {digest}, "
-                    f"that of what was pushed is {' or '.join(sorted(expected))}",
+                    f"ALARM: generator {self.number} works with other weights than version {held[1]}: their digest is "
+                    f"{digest}, that of what was pushed is {expected}",
                 )
             yield from self._check_deadline(status, now)
             return
@@ -164,23 +153,28 @@ class _Generator:
         if self.late:
             self.late = False
             route = f", by {status['weights_route']}" if "weights_route" in status else ""
-            sentence = f"{self._name} is back at version {held[1]} after {now - self._since:.0f} s{route}"
-            yield self._news("generator.rejoined", sentence)
+            sentence = f"generator {self.number} is back at version {held[1]} after {now - self._since:.0f} s{route}"
+            yield self._notification("generator.rejoined", sentence)
         self.pending = None
         if held < _version(newest):
             self.push(newest, since=now)
 
-    def _check_deadline(self, status: Status, now: float) -> Iterator[News]:
+    def _check_deadline(self, status: Status, now: float) -> Iterator[Notification]:
         # While a generator loads its model, t_ready is null; its time begins when it is ready.
         ready = status.get("t_ready", 0.0)
         if self.pending is None or self.late or ready is None or now - max(self._since, ready) <= self._deadline:
             return
         self.late = True
-        sentence = f"{self._name} has not taken version {self.pending} after {now - self._since:.0f} s: {self._others}"
-        yield self._news("generator.lost", sentence)
+        others = "it is served through the store and the others go on"
+        if not self._falls_back:
+            others = "the others go on without it"
+        yield self._notification(
+            "generator.lost",
+            f"generator {self.number} has not taken version {self.pending} after {now - self._since:.0f} s: {others}",
+        )
 
-    def _news(self, event: Literal["generator.lost", "generator.rejoined"] | None, sentence: str) -> News:
-        return News(event=event, generator=self.number, sentence=sentence)
+    def _notification(self, event: Event | None, sentence: str) -> Notification:
+        return Notification(event=event, generator=self.number, sentence=sentence)
 
 
 def _acknowledged(status: Status) -> _Version:

@@ -1,9 +1,9 @@
-"""How a policy version travels: one writer offers its newest version, readers take it when they are ready.
+"""How a policy version travels. A sender publishes its newest version, and receivers poll for it when they are ready.
 
-    trainer ──offer──► handover ──take──► sync_weights ──offer──► transport ──take──► generator ×G
+    trainer ─publish─► handover ─poll─► sync_weights ─publish─► transport ─poll─► generator ×G
 
-Only the newest version matters: a reader that was busy skips those in between, and a writer never waits for a reader.
-What a reader takes is whole and verified: every tensor has the hash that sync_weights computed from what the trainer
+Only the newest version matters: a receiver that was busy skips those in between, and a sender never waits for a
+receiver. What a receiver gets is whole and verified against the fingerprint that sync_weights took of what the trainer
 handed over.
 """
 
@@ -76,9 +76,7 @@ class Manifest:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Manifest":
         """The inverse of `to_json`. Raises KeyError or TypeError if the values are not a manifest's."""
-        probe, fingerprint = values["probe"], values["fingerprint"]
-        # Stored versions of earlier releases have none.
-        terms = values.get("terms")
+        probe, fingerprint, terms = values["probe"], values["fingerprint"], values["terms"]
         if probe is not None:
             logprobs = {int(token): logprob for token, logprob in probe["logprobs"].items()}
             probe = Probe(tokens=tuple(probe["tokens"]), logprobs=logprobs)
@@ -96,9 +94,9 @@ class Weights:
 
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
-    """By parameter name; tied parameters once. Views of the transport's memory: copy them before the next `take`."""
+    """By parameter name; tied parameters once. Views of the transport's memory: copy them before the next `poll`."""
     shared: SharedTensors | None = None
-    """Where other processes of this host find the same bytes until the next `take`; every reader sets it."""
+    """Where other processes of this host find the same bytes until the next `poll`; every receiver sets it."""
 
     @property
     def id(self) -> WeightsId:
@@ -106,59 +104,63 @@ class Weights:
         return self.manifest.id
 
     @property
+    def fingerprint(self) -> Fingerprint:
+        """The manifest's. Raises ValueError if it has none."""
+        if self.manifest.fingerprint is None:
+            raise ValueError(f"version {self.id.policy_version} has no fingerprint to verify it by")
+        return self.manifest.fingerprint
+
+    @property
     def nbytes(self) -> int:
         """Size of all tensors, bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-class WeightsWriter(ABC):
-    """The offering end."""
+class WeightsSender(ABC):
+    """The sending end of a transport."""
 
     address: str | None = None
     """`host:port` where generators find this; None for a transport that does not listen."""
 
     @abstractmethod
-    def offer(self, weights: Weights) -> None:
-        """Makes these the newest; returns when a reader could take them."""
-
-    def is_wanted_again(self) -> bool:
-        """Whether readers need what was offered last once more, because it has been lost or damaged since."""
-        return False
-
-    def digest_of(self, weights: Weights) -> str:
-        """The digest with which readers acknowledge what was offered last. Raises ValueError if it has none."""
-        if weights.manifest.fingerprint is None:
-            raise ValueError(f"version {weights.id.policy_version} has no fingerprint to verify it by")
-        return weights.manifest.fingerprint.digest
-
-    def tend(self) -> None:  # noqa: B027 — most have nothing to do here
-        """Serves readers that came late, without waiting for any. Most transports let readers help themselves."""
+    def publish(self, weights: Weights) -> None:
+        """Makes these the newest; returns when receivers can get them."""
 
     @abstractmethod
     def close(self) -> None:
-        """Releases the transport; what was offered stays. May be called again."""
+        """Releases the transport; what was published stays. May be called again."""
 
 
-class WeightsReader(ABC):
-    """The taking end."""
+class WeightsReceiver(ABC):
+    """The receiving end of a transport."""
 
     @abstractmethod
-    def take(self, newer_than: WeightsId | None) -> Weights | None:
+    def poll(self, newer_than: WeightsId | None) -> Weights | None:
         """The newest weights if they are newer, whole and verified; else None.
 
-        Raises WeightsCorrupt, naming the tensors, if what arrived does not have its manifest's hashes.
+        Raises WeightsCorrupt, naming the tensors, if what arrived does not match its manifest's fingerprint.
         """
-
-    def check(self, weights: Weights) -> None:  # noqa: B027 — most copy what they take
-        """Raises WeightsCorrupt, naming the tensors, if `weights`, taken last and still the newest, have changed."""
-
-    def ask_again(self) -> bool:
-        """Asks the writer once more for what `take` or `check` found damaged; until it comes, `take` returns None.
-
-        Returns False if this transport can't ask.
-        """
-        return False
 
     @abstractmethod
     def close(self) -> None:
         """Releases the transport. May be called again."""
+
+
+class HandoverSender(WeightsSender):
+    """The trainer's end of the handover."""
+
+    @abstractmethod
+    def resend_requested(self) -> bool:
+        """Whether sync_weights needs what was published last once more, because it was lost or damaged since."""
+
+
+class HandoverReceiver(WeightsReceiver):
+    """sync_weights' end of the handover."""
+
+    @abstractmethod
+    def verify(self, weights: Weights) -> None:
+        """Raises WeightsCorrupt, naming the tensors, if `weights`, received last and still the newest, have changed."""
+
+    @abstractmethod
+    def request_resend(self) -> None:
+        """Asks the trainer once more for what `poll` or `verify` found damaged; until it comes, `poll` returns None."""

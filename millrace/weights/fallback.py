@@ -1,8 +1,8 @@
 """A generator's end of a transport that can fail: what it does not bring comes through the run's store.
 
-transport ──newer?──► taken
+transport ──newer?──► returned
     │ no
-    └─► store, at most every look_seconds ──newer?──► taken: sync_weights stored it because some generator was late
+    └─► store, at most every look_seconds ──newer?──► returned: sync_weights stored it as some generator was late
 """
 
 import time
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from millrace.errors import WeightsCorrupt
-from millrace.weights.base import Weights, WeightsId, WeightsReader
+from millrace.weights.base import Weights, WeightsId, WeightsReceiver
 
 
 @dataclass(kw_only=True)
@@ -18,45 +18,47 @@ class _Route:
     """A transport, and when it may be asked again: monotonic seconds."""
 
     name: str
-    reader: WeightsReader
+    receiver: WeightsReceiver
     next_look: float
     look_seconds: float
 
 
-class FallbackReader(WeightsReader):
-    """Takes from `primary`, which is called `route`, and from `store_reader` what that does not bring.
+class FallbackReceiver(WeightsReceiver):
+    """Polls `primary`, which is called `route`, and `store_receiver` for what that does not bring.
 
-    None for `store_reader`: the primary is the store, and there is nothing to fall back to. A transport that brought a
-    damaged version is not asked again for `look_seconds`, and the same damage is raised at most once. `clock` returns
-    monotonic seconds.
+    None for `store_receiver`: the primary is the store, and there is nothing to fall back to. A transport that brought
+    a damaged version is not polled again for `look_seconds`, and the same damage is raised at most once. `clock`
+    returns monotonic seconds.
     """
 
     def __init__(
         self,
-        primary: WeightsReader,
-        store_reader: WeightsReader | None,
+        primary: WeightsReceiver,
+        store_receiver: WeightsReceiver | None,
         *,
         route: str,
         look_seconds: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.last_route = route
-        """How the version taken last came: `route`, or `store`."""
+        """How the last version came: `route`, or `store`."""
         self._look_seconds = look_seconds
         self._clock = clock
         now = clock()
-        self._routes = [_Route(name=route, reader=primary, next_look=now, look_seconds=0.0)]
-        if store_reader is not None:
+        self._routes = [_Route(name=route, receiver=primary, next_look=now, look_seconds=0.0)]
+        if store_receiver is not None:
             # After a start, wait for the primary first: the store may hold what an earlier attempt left.
-            stored = _Route(name="store", reader=store_reader, next_look=now + look_seconds, look_seconds=look_seconds)
-            self._routes.append(stored)
+            first_look = now + look_seconds
+            self._routes.append(
+                _Route(name="store", receiver=store_receiver, next_look=first_look, look_seconds=look_seconds)
+            )
         # By message, which names the version and the tensors.
         self._raised: set[str] = set()
 
-    def take(self, newer_than: WeightsId | None) -> Weights | None:
+    def poll(self, newer_than: WeightsId | None) -> Weights | None:
         """The newest weights that came by either route if they are newer, whole and verified; else None.
 
-        Raises WeightsCorrupt if what came is damaged and neither route has anything better. Later takes then return
+        Raises WeightsCorrupt if what came is damaged and neither route has anything better. Later polls then return
         None, until there is something better or other damage.
         """
         damage: list[WeightsCorrupt] = []
@@ -66,7 +68,7 @@ class FallbackReader(WeightsReader):
                 continue
             route.next_look = now + route.look_seconds
             try:
-                weights = route.reader.take(newer_than)
+                weights = route.receiver.poll(newer_than)
             except WeightsCorrupt as error:
                 # The damage stays until the next push, and finding it takes a hash of every byte.
                 route.next_look = now + self._look_seconds
@@ -75,12 +77,12 @@ class FallbackReader(WeightsReader):
             if weights is not None:
                 self.last_route = route.name
                 return weights
-        for found in damage:
-            if str(found) not in self._raised:
-                self._raised.add(str(found))
-                raise found
+        for damaged in damage:
+            if str(damaged) not in self._raised:
+                self._raised.add(str(damaged))
+                raise damaged
         return None
 
     def close(self) -> None:
         for route in self._routes:
-            route.reader.close()
+            route.receiver.close()

@@ -1,16 +1,20 @@
-"""Where tensors are in a file that several processes of a host map.
+"""Tensors in a file that several processes of a host map, and the file in which a receiver assembles a version.
 
-SharedTensors ──JSON──► another process ──map──► the same bytes, without a copy
+receiver ─fills─► ReceiveBuffer ─► SharedTensors ──JSON──► another process ──map──► the same bytes, without a copy
 """
 
+import errno
 import math
 import mmap
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from storage.errors import StoreFull
 
 _ALIGN = 64  # a cache line, and a multiple of every dtype's own alignment
 
@@ -42,6 +46,56 @@ class SharedTensors:
         with Path(self.path).open("r+b") as file:
             mapped = mmap.mmap(file.fileno(), 0)
         return views(memoryview(mapped)[self.offset :], self.shapes)
+
+
+class ReceiveBuffer:
+    """The file at `path`, in an existing folder. It is created once shapes are known, and again when they change."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._shared: SharedTensors | None = None
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def tensors_for(self, shapes: Sequence[TensorShape]) -> dict[str, torch.Tensor]:
+        """Tensors of these shapes to write into, by name: zeros at first, later what was written last.
+
+        Raises StoreFull if memory has no room for them.
+        """
+        if self._shared is None or self._shared.shapes != tuple(shapes):
+            # Drop the old file first: both together may not fit.
+            self._tensors = {}
+            self._shared = None
+            memory = self._create(max(1, span_bytes(shapes)))
+            self._tensors = views(memory, shapes)
+            self._shared = SharedTensors(path=str(self._path), offset=0, shapes=tuple(shapes))
+        return self._tensors
+
+    @property
+    def shared(self) -> SharedTensors:
+        """Where the tensors of `tensors_for` are. Raises ValueError before there are any."""
+        if self._shared is None:
+            raise ValueError(f"{self._path}: nothing was received there")
+        return self._shared
+
+    def close(self) -> None:
+        """Removes the file. Tensors that were handed out stay usable."""
+        self._path.unlink(missing_ok=True)
+        self._tensors = {}
+        self._shared = None
+
+    def _create(self, nbytes: int) -> memoryview:
+        # Never overwrite a predecessor's file: processes that mapped it keep it as it was.
+        self._path.unlink(missing_ok=True)
+        with self._path.open("x+b") as file:
+            try:
+                # Writing to memory that cannot be allocated would end the process by a signal.
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+            except OSError as error:
+                self._path.unlink()
+                if error.errno == errno.ENOSPC:
+                    raise StoreFull(f"{self._path}: no room left for {nbytes:,} bytes of weights") from error
+                raise
+            return memoryview(mmap.mmap(file.fileno(), nbytes))
 
 
 def shapes_of(tensors: Mapping[str, torch.Tensor]) -> tuple[TensorShape, ...]:

@@ -1,9 +1,9 @@
 """Weights between processes of one host, through one file in shared memory that holds each version once.
 
-    train ────────── HandoverWriter ──copies──► ║ slot ║ ◄──hashes─────── HandoverRelay.take ─┐
-                                                ║      ║                                      ├─ sync_weights
-                                                ║      ║ ◄──fingerprint── HandoverRelay.offer ┘
-    generator ×G ◄── ShmReader ◄────verifies─── ║      ║
+    train ────────── ShmSender ──copies────► ║ slot ║ ◄──hashes─────── ShmRelay.poll ────┐
+                                             ║      ║                                    ├─ sync_weights
+                                             ║      ║ ◄──fingerprint── ShmRelay.publish ─┘
+    generator ×G ◄── ShmReceiver ◄─verifies─ ║      ║
 
 `slots.py` decides who may write and read where. The trainer hashes nothing and waits for nobody; sync_weights hashes
 each tensor while the trainer copies the next. Any of these processes may be killed at any moment and started again. The
@@ -19,8 +19,16 @@ from pathlib import Path
 import torch
 
 from millrace.errors import WeightsCorrupt
-from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader, WeightsWriter
-from millrace.weights.fingerprint import Fingerprint, fingerprint, hash_tensor, names_of
+from millrace.weights.base import (
+    HandoverReceiver,
+    HandoverSender,
+    Manifest,
+    Weights,
+    WeightsId,
+    WeightsReceiver,
+    WeightsSender,
+)
+from millrace.weights.fingerprint import Fingerprint, hash_tensor, names_of
 from millrace.weights.shared_tensors import TensorShape, shapes_of
 from millrace.weights.slots import FILLING, OFFERED, PUSHED, USUAL_SLOTS, SlotFile, create_slot_file
 from storage.failpoints import failpoint
@@ -32,7 +40,7 @@ _PATIENCE_SECONDS = 0.1
 _LOOK_SECONDS = 1e-4
 
 
-class HandoverWriter(WeightsWriter):
+class ShmSender(HandoverSender):
     """The trainer's end, for tensors with the names, dtypes and shapes of `like`.
 
     Reuses a predecessor's file at `path` if it has the same layout. If not, or if the predecessor still has it open, a
@@ -46,7 +54,7 @@ class HandoverWriter(WeightsWriter):
         self._path = path
         self._file = _open(path, shapes_of(like), 1 + num_generators)
 
-    def offer(self, weights: Weights) -> None:
+    def publish(self, weights: Weights) -> None:
         """Copies each tensor once, cast to the file's dtype, from any device.
 
         Raises ValueError for other names or shapes than the file's, StoreFull if memory ran out.
@@ -66,11 +74,11 @@ class HandoverWriter(WeightsWriter):
             file.set_parts(slot, parts)
         file.offer(slot, weights.manifest)
 
-    def is_wanted_again(self) -> bool:
+    def resend_requested(self) -> bool:
         # A cut-off file may not be touched: reading beyond its end kills the process.
         if not self._file.is_there():
             return not self._is_replaced()
-        return self._file.is_asked_again(self._file.pointed(OFFERED))
+        return self._file.resend_requested(self._file.pointed(OFFERED))
 
     def _is_replaced(self) -> bool:
         """Whether a sound file is there that is not this one: a successor's."""
@@ -88,7 +96,7 @@ class HandoverWriter(WeightsWriter):
             self._file.close()
 
 
-class _SlotReader(WeightsReader):
+class _SlotReader(WeightsReceiver):
     """Reader number `reader` of the file at `path`, which may not exist yet, and may be replaced by another."""
 
     def __init__(self, path: Path, reader: int) -> None:
@@ -129,13 +137,13 @@ class _SlotReader(WeightsReader):
             self._file = None
 
 
-class HandoverRelay(_SlotReader, WeightsWriter):
-    """sync_weights' end: takes what the trainer offered and, for the transport `shm`, offers it in place."""
+class ShmRelay(_SlotReader, HandoverReceiver, WeightsSender):
+    """sync_weights' end: gets what the trainer published and, for the transport `shm`, publishes it in place."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, reader=0)
 
-    def take(self, newer_than: WeightsId | None) -> Weights | None:
+    def poll(self, newer_than: WeightsId | None) -> Weights | None:
         """The newest weights, if newer. Computes the fingerprint instead of checking it: hashes every byte.
 
         If the trainer is filling a slot, follows it to the end, unless it stops half-way. Raises WeightsCorrupt only
@@ -146,52 +154,50 @@ class HandoverRelay(_SlotReader, WeightsWriter):
             if claimed is None:
                 return None
             file, slot = claimed
-            if file.is_asked_again(slot):
+            if file.resend_requested(slot):
                 return None
             if file.is_whole(slot) and not _manifest(file, slot, OFFERED).id.newer_than(newer_than):
                 return None
             tensors = file.tensors(slot)
-            found = _follow(file, slot, tensors)
-            if found is not None:
+            hashes = _follow(file, slot, tensors)
+            if hashes is not None:
                 break
         else:
             return None
-        manifest = dataclasses.replace(_manifest(file, slot, OFFERED), fingerprint=found)
+        manifest = dataclasses.replace(_manifest(file, slot, OFFERED), fingerprint=hashes)
         if not manifest.id.newer_than(newer_than):
             return None
         if (pushed := file.read_manifest(slot, PUSHED)) is not None:
-            _verify(file, pushed, found)
-        file.ask_again(None)
+            _fingerprint(pushed).match(hashes, _describe(file, pushed))
+        file.request_resend(None)
         return Weights(manifest=manifest, tensors=tensors, shared=file.shared(slot))
 
-    def check(self, weights: Weights) -> None:
+    def verify(self, weights: Weights) -> None:
         claimed = self._claim(OFFERED)
         if claimed is not None and _manifest(*claimed, OFFERED).id == weights.id:
-            _verify(claimed[0], weights.manifest, fingerprint(weights.tensors))
+            weights.fingerprint.verify(weights.tensors, _describe(claimed[0], weights.manifest))
 
-    def ask_again(self) -> bool:
-        if self._held is None:
-            return False
+    def request_resend(self) -> None:
+        assert self._held is not None, "what is damaged was claimed"
         file, slot = self._held
-        file.ask_again(slot)
-        return True
+        file.request_resend(slot)
 
-    def offer(self, weights: Weights) -> None:
-        """Shows generators the slot that was taken last. Raises ValueError if `weights` are not what is in it."""
+    def publish(self, weights: Weights) -> None:
+        """Shows generators the slot that was polled last. Raises ValueError if `weights` are not what is in it."""
         held = self._held
         if held is None or _manifest(*held, OFFERED).id != weights.id:
-            raise ValueError(f"version {weights.id.policy_version} is not what was taken from the handover last")
+            raise ValueError(f"version {weights.id.policy_version} is not what came from the handover last")
         file, slot = held
         file.push(slot, weights.manifest)
 
 
-class ShmReader(_SlotReader):
+class ShmReceiver(_SlotReader):
     """The end of generator number `generator` of the file at `path`, which may not exist yet."""
 
     def __init__(self, path: Path, generator: int) -> None:
         super().__init__(path, reader=1 + generator)
 
-    def take(self, newer_than: WeightsId | None) -> Weights | None:
+    def poll(self, newer_than: WeightsId | None) -> Weights | None:
         claimed = self._claim(PUSHED)
         if claimed is None:
             return None
@@ -200,7 +206,7 @@ class ShmReader(_SlotReader):
         if not manifest.id.newer_than(newer_than):
             return None
         tensors = file.tensors(slot)
-        _verify(file, manifest, fingerprint(tensors))
+        _fingerprint(manifest).verify(tensors, _describe(file, manifest))
         return Weights(manifest=manifest, tensors=tensors, shared=file.shared(slot))
 
 
@@ -232,10 +238,10 @@ def _lock(path: Path, shapes: tuple[TensorShape, ...], num_readers: int) -> Slot
 
 def _check_shapes(weights: Weights, shapes: tuple[TensorShape, ...]) -> None:
     expected = {name: shape for name, _, shape in shapes}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
+    given = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
     # copy_ would broadcast a wrong shape, and an absent tensor would leave an older version's in its place.
-    if found != expected:
-        names = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+    if given != expected:
+        names = sorted(name for name in given.keys() | expected.keys() if given.get(name) != expected.get(name))
         raise ValueError(
             f"version {weights.id.policy_version} has other tensors than the handover was made for: {names_of(names)}"
         )
@@ -270,6 +276,9 @@ def _manifest(file: SlotFile, slot: int, kind: int) -> Manifest:
     return manifest
 
 
-def _verify(file: SlotFile, manifest: Manifest, found: Fingerprint) -> None:
-    expected = manifest.fingerprint or Fingerprint(tensors={})
-    expected.verify(found, f"weights of version {manifest.id.policy_version} in {file.path}")
+def _fingerprint(manifest: Manifest) -> Fingerprint:
+    return manifest.fingerprint or Fingerprint(tensors={})
+
+
+def _describe(file: SlotFile, manifest: Manifest) -> str:
+    return f"weights of version {manifest.id.policy_version} in {file.path}"

@@ -61,8 +61,8 @@ class SlotFile:
     def _open(self) -> None:
         if self.handle.read(len(_MAGIC)) != _MAGIC:
             raise ValueError("it does not begin like one")
-        found = os.fstat(self.handle.fileno())
-        self.inode = found.st_ino
+        status = os.fstat(self.handle.fileno())
+        self.inode = status.st_ino
         self._map = mmap.mmap(self.handle.fileno(), 0)
         self._words = memoryview(self._map)[:_PAGE].cast("q")
         self._reserved: set[int] = set()
@@ -76,17 +76,17 @@ class SlotFile:
         self._slot_bytes = _slot_bytes(self._manifest_bytes, self.shapes)
         self._first_slot = _PAGE + _round_up(len(shapes))
         self._size = self._first_slot + self.num_slots * self._slot_bytes
-        if found.st_size != self._size:
-            raise ValueError(f"it has {found.st_size:,} bytes, expected {self._size:,}")
+        if status.st_size != self._size:
+            raise ValueError(f"it has {status.st_size:,} bytes, expected {self._size:,}")
 
     def is_there(self) -> bool:
         """Whether this file is still whole, and still the one at its path."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             return False
         # In this order: what is beyond the end of a file that was cut off may not be touched.
-        same = found.st_ino == self.inode and found.st_size == self._size
+        same = status.st_ino == self.inode and status.st_size == self._size
         return same and self._map[: len(_MAGIC)] == _MAGIC
 
     def pointed(self, pointer: int) -> int:
@@ -140,11 +140,11 @@ class SlotFile:
         """Drops a reader's claim."""
         self._words[_CLAIMS_AT + reader] = _NONE
 
-    def ask_again(self, slot: int | None) -> None:
+    def request_resend(self, slot: int | None) -> None:
         """Asks the trainer for the content of a slot once more, as it is damaged; None: for nothing any more."""
         self._words[self._again_at] = _NONE if slot is None else slot
 
-    def is_asked_again(self, slot: int) -> bool:
+    def resend_requested(self, slot: int) -> bool:
         """Whether the content of a slot is asked for once more."""
         return slot != _NONE and self._words[self._again_at] == slot
 

@@ -1,11 +1,11 @@
 """Weights through the run's own store: at any distance, and late generators find the newest.
 
-    StoreWriter.offer ─┬─► weights/data/<version>-<uuid>/weights.safetensors   all of it ─────┬─► weights/log: a record,
-                       └─► weights/data/<version>-<uuid>/weights.delta         what changed ──┘   the commit
+    StoreSender ─┬─► weights/data/<version>-<uuid>/weights.safetensors   all of it ─────┬─► weights/log: a record,
+                 └─► weights/data/<version>-<uuid>/weights.delta         what changed ──┘   the commit
 
     log   anchor 0 ◄── delta 1 ◄── delta 2 … delta 15   anchor 16 ◄── delta 17 ◄── delta 18
                                                             └────────── chain ─────────┘
-    StoreReader   holds a version of the chain? ── yes ─► the deltas behind it, in order ──┬─► every tensor's hash
+    StoreReceiver holds a version of the chain? ── yes ─► the deltas behind it, in order ──┬─► every tensor's hash
                             └── no ─► the anchor ─► all deltas ────────────────────────────┘   ─► Weights
 
 A delta is against the version stored before it. A writer begins with an anchor, for it holds no earlier version, and
@@ -23,10 +23,9 @@ import torch
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights import delta
-from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader, WeightsWriter
-from millrace.weights.fingerprint import Fingerprint, fingerprint
-from millrace.weights.receive_buffer import ReceiveBuffer
-from millrace.weights.shared_tensors import shapes_of
+from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReceiver, WeightsSender
+from millrace.weights.fingerprint import Fingerprint
+from millrace.weights.shared_tensors import ReceiveBuffer, shapes_of
 from storage import layout
 from storage.checkpoints import CheckpointWriter
 from storage.errors import StreamCorrupt
@@ -44,7 +43,7 @@ _TOO_MANY = 0.5
 _ANCHOR_FILE, _DELTA_FILE = "weights.safetensors", "weights.delta"
 
 
-class StoreWriter(WeightsWriter):
+class StoreSender(WeightsSender):
     """Commits version after version; opening it ends an older sync_weights stage."""
 
     def __init__(self, store: Store) -> None:
@@ -56,14 +55,12 @@ class StoreWriter(WeightsWriter):
         self._deltas = 0
         """Stored since the last anchor."""
 
-    def offer(self, weights: Weights) -> None:
+    def publish(self, weights: Weights) -> None:
         """Makes these the newest. Raises ValueError without a fingerprint, and what `CheckpointWriter.commit` raises.
 
-        After an OSError it is unknown whether they are: the writer must be opened anew.
+        After an OSError it is unknown whether they are: the sender must be opened anew.
         """
-        if weights.manifest.fingerprint is None:
-            raise ValueError(f"version {weights.id.policy_version} has no fingerprint: nobody could verify it")
-        digest = weights.manifest.fingerprint.digest
+        digest = weights.fingerprint.digest
         encoded = self._encode(weights, digest)
         if encoded is None:
             whole = {name: tensor.contiguous() for name, tensor in weights.tensors.items()}
@@ -125,8 +122,8 @@ class _Stored:
         return f"weights of version {self.manifest.id.policy_version} in {self.file.path}"
 
 
-class StoreReader(WeightsReader):
-    """Follows the log of versions, and assembles what it takes in a file of its own at `path`, see `ReceiveBuffer`."""
+class StoreReceiver(WeightsReceiver):
+    """Follows the log of versions, and assembles versions in a file of its own at `path`, see `ReceiveBuffer`."""
 
     def __init__(self, store: Store, path: Path) -> None:
         self._store = store
@@ -138,7 +135,7 @@ class StoreReader(WeightsReader):
         self._holds: str | None = None
         """Digest of what is in the buffer; None while that is no whole version."""
 
-    def take(self, newer_than: WeightsId | None) -> Weights | None:
+    def poll(self, newer_than: WeightsId | None) -> Weights | None:
         """The newest weights if they are newer; one look at the store if they are not.
 
         Raises WeightsCorrupt, naming the file, if one that they need is damaged or was removed, or if they are not what
@@ -221,13 +218,13 @@ class StoreReader(WeightsReader):
             raise WeightsCorrupt(f"weights of version {stored.manifest.id.policy_version}: {error}") from error
 
     def _verify(self, newest: _Stored) -> None:
-        newest.fingerprint.verify(fingerprint(self._tensors), str(newest))
+        newest.fingerprint.verify(self._tensors, str(newest))
         self._holds = newest.fingerprint.digest
 
 
 def _stored(record: Record) -> _Stored | None:
-    """The version in a record; None for a fence, or for a record of a Millrace that stored no fingerprints."""
-    if record.kind != "checkpoint" or "kind" not in record.body["state"]:
+    """The version in a record; None for a fence."""
+    if record.kind != "checkpoint":
         return None
     try:
         state, files = record.body["state"], record.body["files"]

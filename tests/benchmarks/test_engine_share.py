@@ -36,7 +36,7 @@ def reading(seconds: float, tokens: float) -> Reading:
     )
 
 
-def test_each_response_of_an_endless_policy_has_the_length_of_its_place_or_the_configured_limit() -> None:
+def test_each_response_has_the_length_of_its_place_or_the_limit() -> None:
     engine, readings = metered()
     requests = [Request(group_id=i, sample_index=i % 2, prompt_tokens=(1,), seed=i) for i in range(12)]
     engine.submit(requests, SAMPLING)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from benchmarks.sleeping.engines import LongTailEngine
-from benchmarks.sleeping.pace import VARIABLE, LongTail, Pace
+from benchmarks.sleeping.pace import LongTail
 from millrace.types import Request, Sampling
 from millrace.weights.base import Manifest, Weights, WeightsId
 
@@ -60,24 +60,6 @@ def test_each_request_ends_after_its_own_length() -> None:
             assert clock.now == pytest.approx(done.t_finished)
 
 
-def test_collect_returns_nothing_before_the_next_request_ends() -> None:
-    clock = Clock()
-    engine = long_tail_engine(clock)
-    engine.submit(requests(1), SAMPLING)
-    assert engine.collect(0.025) == []
-    assert clock.now == pytest.approx(1000.025)
-    assert engine.tokens_in_flight == 2
-
-
-def test_requests_beyond_the_places_wait_in_line() -> None:
-    clock = Clock()
-    engine = long_tail_engine(clock, places=1)
-    engine.submit(requests(3), SAMPLING)
-    clock.sleep(100.0)
-    first, second, third = engine.collect(0.0)
-    assert [first.t_started, second.t_started, third.t_started] == [1000.0, first.t_finished, second.t_finished]
-
-
 def test_a_request_in_flight_goes_on_under_new_weights_from_the_token_it_stands_at() -> None:
     clock, taken = Clock(), []
     engine = long_tail_engine(clock, updated=lambda weights, seconds: taken.append((weights.policy_version, seconds)))
@@ -105,19 +87,3 @@ def test_an_interrupted_request_is_continued_and_has_only_the_rest_to_do() -> No
     (rest,) = engine.collect(100.0)
     assert len(rest.response.tokens) == TAIL.tokens(0, 0) - 10
     assert rest.t_finished - rest.t_started == pytest.approx(len(rest.response.tokens) * TAIL.seconds_per_token)
-
-
-def test_a_response_is_cut_at_the_maximum_length() -> None:
-    clock = Clock()
-    engine = long_tail_engine(clock)
-    engine.submit(requests(1), replace(SAMPLING, max_new_tokens=5))
-    (done,) = engine.collect(100.0)
-    assert (len(done.response.tokens), done.response.finish_reason) == (5, "length")
-
-
-def test_the_pace_reaches_the_stages_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    pace = Pace(generate=3.0, score=0.0, train=3.0, rollouts_per_step=8, long_tail=TAIL)
-    # Restored after the test.
-    monkeypatch.setenv(VARIABLE, "")
-    pace.to_environment()
-    assert Pace.from_environment() == pace

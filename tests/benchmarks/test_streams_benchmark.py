@@ -1,7 +1,5 @@
 """The benchmark of streams measures what it says: whole and small, the figures themselves are taken by hand."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,28 +16,11 @@ from storage.validation import validate
 _ROOT = Path(__file__).parents[2]
 
 
-def test_the_rows_are_valid_whole_groups_of_long_responses() -> None:
+def test_the_rows_are_valid_whole_groups_of_long_responses_numbered_on() -> None:
     table = make_rows(2 * GROUP_SIZE)
-    validate(table, TRAJECTORY, vocab_size=VOCAB_SIZE, group_size=GROUP_SIZE)
-    assert {len(tokens) for tokens in table["response_tokens"]} == {RESPONSE_TOKENS}
-
-
-def test_rows_that_follow_others_are_numbered_on_and_otherwise_the_same() -> None:
-    table = make_rows(2 * GROUP_SIZE)
-    later = renumber(table, 4 * GROUP_SIZE)
-    validate(later, TRAJECTORY, group_size=GROUP_SIZE)
-    assert later["row_id"][0].as_py() == 4 * GROUP_SIZE
-    assert later["group_id"].to_pylist() == [4] * GROUP_SIZE + [5] * GROUP_SIZE
-    assert later.drop(["row_id", "group_id"]).equals(table.drop(["row_id", "group_id"]))
-
-
-def test_rows_of_part_of_a_group_are_refused() -> None:
-    with pytest.raises(ValueError, match="not whole groups"):
-        make_rows(GROUP_SIZE + 1)
-
-
-def test_a_part_has_about_the_size_asked_for() -> None:
-    assert make_rows(rows_in(1.0)).nbytes == pytest.approx(1e6, rel=0.05)
+    for rows in (table, renumber(table, 4 * GROUP_SIZE)):
+        validate(rows, TRAJECTORY, vocab_size=VOCAB_SIZE, group_size=GROUP_SIZE)
+        assert {len(tokens) for tokens in rows["response_tokens"]} == {RESPONSE_TOKENS}
 
 
 def test_contenders_take_turns_in_going_first_each_prepared_just_before_its_call() -> None:
@@ -103,10 +84,3 @@ def test_a_write_meets_its_target_by_rate_or_by_share_and_a_read_by_its_share(fi
     targets = targets_met(figures)
     assert set(targets) == {"write, 8.0 MB", "group commit, 8.0 MB", BYTES, VALUES}
     assert {name for name, reached in targets.items() if reached} == met
-
-
-def test_a_part_of_no_size_is_refused_in_a_sentence() -> None:
-    command = [sys.executable, "-m", "benchmarks.streams", "--parts", "0"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT)
-    assert ended.returncode == 2
-    assert "parts larger than 0 MB" in ended.stderr

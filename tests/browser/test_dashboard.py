@@ -1,13 +1,10 @@
 """The dashboard in a browser: what it draws is what the store holds, now and three seconds later at most."""
 
 import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -70,16 +67,6 @@ def within(seconds: float, shown: Callable[[], bool], since: float) -> float:
     waited = time.monotonic() - since
     assert waited <= seconds, f"on the page only {waited:.1f} s after the commit"
     return waited
-
-
-def contrast(one: str, other: str) -> float:
-    """WCAG's contrast of two colours as CSS computes them, 1 to 21."""
-    luminances = []
-    for colour in (one, other):
-        channels = np.array([float(number) for number in re.findall(r"[\d.]+", colour)[:3]]) / 255
-        linear = np.where(channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-        luminances.append(float(linear @ [0.2126, 0.7152, 0.0722]) + 0.05)
-    return max(luminances) / min(luminances)
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=NAMES)
@@ -207,16 +194,6 @@ def test_the_overview_lists_runs_and_ticks_lead_to_their_comparison(
     watched.assert_quiet()
 
 
-def test_a_run_that_is_made_while_its_page_is_open_appears(root: Path, watched: Watched) -> None:
-    (root / "coming").mkdir()
-    watched.open("/run/coming/staleness")
-    expect(watched.page.locator(".nowhere")).to_contain_text("keeps looking")
-    expect(watched.page.locator(".problems")).to_contain_text("coming")
-    StoredRun(local(root, "coming"), "coming", Shape(steps=4)).append(2)
-    expect(watched.page.locator("#staleness-over-time .js-plotly-plot")).to_be_visible()
-    expect(watched.page.locator(".problems")).to_have_count(0)
-
-
 def test_what_a_store_holds_is_text_on_the_page_and_never_markup(root: Path, watched: Watched) -> None:
     run = StoredRun(local(root, "hostile"), "hostile", Shape(steps=9))
     run.append(2)
@@ -238,40 +215,6 @@ def test_what_a_store_holds_is_text_on_the_page_and_never_markup(root: Path, wat
     watched.open("/")
     assert watched.page.evaluate("window.hacked === undefined")
     watched.assert_quiet()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_in_light_and_in_dark(finished: str, watched: Watched, scheme: Any) -> None:
-    watched.page.emulate_media(color_scheme=scheme)
-    watched.open(f"/run/{finished}/staleness")
-    watched.figure("staleness-over-time")
-    style = "(node, name) => getComputedStyle(node)[name]"
-    card = watched.page.locator("#staleness-over-time").evaluate(style, "backgroundColor")
-    assert (contrast(card, "rgb(0, 0, 0)") > 10) == (scheme == "light")
-    for selector, name in (
-        ("h2", "color"),
-        (".sentence", "color"),
-        (".xtick text", "fill"),
-        (".ytick text", "fill"),
-        (".xtitle", "fill"),
-        (".legendtext", "fill"),
-    ):
-        colour = watched.page.locator(f"#staleness-over-time {selector}").first.evaluate(style, name)
-        assert contrast(colour, card) >= 4.5, f"{selector} in {scheme}: {colour} on {card}"
-
-
-@pytest.mark.parametrize("path", ["/", "/run/finished/staleness", "/run/finished/flow", "/run/finished/ledger"])
-def test_a_page_fits_a_window_of_1280_pixels(finished: str, watched: Watched, path: str) -> None:
-    watched.open(path)
-    watched.page.wait_for_timeout(1000)
-    assert watched.page.evaluate("document.documentElement.scrollWidth") <= 1280
-
-
-def test_an_address_that_leads_nowhere_says_so(watched: Watched) -> None:
-    watched.page.goto(f"{watched.base}/run/nobody")
-    expect(watched.page.locator(".nowhere")).to_contain_text("There is no run 'nobody' here.")
-    watched.page.get_by_role("link", name="All runs").click()
-    expect(watched.page.locator("h1")).to_have_text("Runs")
 
 
 def test_the_token_opens_the_page_once_and_leaves_the_address(root: Path, finished: str, page: Page) -> None:

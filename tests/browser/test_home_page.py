@@ -46,15 +46,6 @@ def test_verdict_pipeline_charts_and_rail_are_on_one_screen_of_1280_by_800(watch
     watched.assert_quiet()
 
 
-def test_plotly_is_started_once_while_the_server_reads_the_run(watched: Watched) -> None:
-    watched.open("/run/home")
-    assert watched.page.locator("script[src*='plotly.min.js']").count() == 1
-    assert watched.page.evaluate("typeof Plotly.newPlot") == "function"
-    watched.open("/run/home/trajectories")
-    assert watched.page.locator("script[src*='plotly.min.js']").count() == 0
-    watched.assert_quiet()
-
-
 def test_a_group_of_the_rail_is_one_click_away_and_the_rail_follows_the_run(root: Path, watched: Watched) -> None:
     watched.open("/run/home")
     rail = watched.page.locator("#rail")

@@ -1,6 +1,5 @@
 """Runs that lack something or are damaged: each page says what is missing, and shows the rest."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
-from support.campaigns.campaigns import REPOSITORY
 from support.pages.dashboard_page import Watched, served
 from support.pages.spoiled import flip_a_bit, put_a_folder, tear_the_last_record
 from support.stored_run.run import Shape, StoredRun
@@ -21,7 +19,6 @@ from storage.stores.local import LocalStore
 
 pytestmark = pytest.mark.browser
 
-OLDEST = REPOSITORY / "tests" / "storage" / "stored" / "schema-1"
 TRAINER_METRICS = layout.metrics("train", 0)
 NOT_RECORDED, NO_STEP = "Not recorded in this run.", "No step was finished yet."
 
@@ -45,34 +42,15 @@ def remove(store: LocalStore, *paths: str) -> None:
         shutil.rmtree(found) if found.is_dir() else found.unlink()
 
 
-def only_the_record(store: LocalStore) -> None:
-    remove(store, "streams", "checkpoints", "progress", "evaluations")
-
-
 def before_the_trainer(store: LocalStore) -> None:
-    only_the_record(store)
+    remove(store, "streams", "checkpoints", "progress", "evaluations")
     write_progress(
         store, "generate", 0, {"t": 0.0, "pid": 1, "attempt": 0, "doing": "loading the model", "seconds": {}}
     )
 
 
-def of_the_first_schema(store: LocalStore) -> None:
-    """As the first version of Millrace left its runs: unsealed records, a config with few keys, streams of schema 1."""
-    only_the_record(store)
-    shutil.copytree(OLDEST / "streams", str(store.local_path("streams")))
-    record = json.loads(bytes(store.get(layout.RUN)))
-    record.pop("origin", None)
-    for newer in ("supervision", "promotion", "budget", "environment", "evaluation"):
-        record["config"].pop(newer, None)
-    store.put(layout.RUN, json.dumps(record).encode())
-    status = {"t": record["t_started"] + 9, "pid": 1, "doing": "stopped", "seconds": {"train": 3.0, "idle": 1.0}}
-    store.put(layout.progress("train", 0), json.dumps(status).encode())
-
-
 SPOILED = {
     "without-metrics": Spoiled(how=lambda store: remove(store, "streams/metrics"), home=NOT_RECORDED),
-    "of-an-older-version": Spoiled(how=of_the_first_schema, home="not recorded", version=None),
-    "only-its-record": Spoiled(how=only_the_record, home=NO_STEP, version=None),
     "before-the-trainer": Spoiled(how=before_the_trainer, home=NO_STEP, version=None),
     "torn-record": Spoiled(
         how=lambda store: tear_the_last_record(store, layout.CONSUMED),
@@ -84,11 +62,6 @@ SPOILED = {
         how=lambda store: flip_a_bit(store, TRAINER_METRICS),
         problem=TRAINER_METRICS,
         home=f"damaged: {TRAINER_METRICS}",
-    ),
-    "garbage-evaluation": Spoiled(
-        how=lambda store: store.put(layout.evaluation(0), b"\x00garbage"),
-        problem=layout.evaluation(0),
-        home=f"damaged: {layout.evaluation(0)}",
     ),
     "folder-as-status": Spoiled(
         how=lambda store: put_a_folder(store, layout.progress("train", 0)),

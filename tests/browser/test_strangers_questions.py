@@ -39,7 +39,7 @@ class Stranger:
         self.clicks += 1
 
 
-def test_is_it_healthy_and_what_limits_it_and_is_it_too_stale_take_the_click_that_opens_the_run(
+def test_health_bottleneck_and_staleness_take_the_click_that_opens_the_run(
     watched: Watched,
 ) -> None:
     stranger = Stranger(watched, "/")

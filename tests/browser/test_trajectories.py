@@ -29,9 +29,7 @@ def run(root: Path) -> RunData:
     return RunReader(store).look()
 
 
-def test_a_query_that_is_typed_stands_in_the_address_and_the_way_back_leads_to_the_one_before(
-    run: RunData, watched: Watched
-) -> None:
+def test_a_typed_query_is_in_the_address_and_back_leads_to_the_one_before(run: RunData, watched: Watched) -> None:
     page = watched.page
     firsts = run.consumed["sample_index"] == 0
     watched.open(f"{PAGE}?version=7")
@@ -81,9 +79,7 @@ def test_a_group_is_opened_by_its_link_and_each_token_tells_its_ratio(
     watched.assert_quiet()
 
 
-def test_a_group_leads_to_the_same_prompt_at_other_versions_and_from_there_to_another_group(
-    root: Path, watched: Watched
-) -> None:
+def test_a_group_leads_to_its_prompt_at_other_versions(root: Path, watched: Watched) -> None:
     shape = Shape(steps=10, groups_per_step=4, generators=2, prompts=12, stale_share=0.0)
     StoredRun(LocalStore(root / "epochs", fsync=False), "epochs", shape).append(10)
     page = watched.page

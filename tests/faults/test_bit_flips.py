@@ -34,7 +34,7 @@ def test_every_flipped_bit_is_named_or_lies_in_a_hint_and_changes_nothing(count:
 
 
 @pytest.mark.slow
-def test_every_shorter_length_of_an_object_is_named_or_lies_in_a_hint_and_changes_nothing(seed: int) -> None:
+def test_every_cut_object_is_named_or_is_a_hint_and_changes_nothing(seed: int) -> None:
     counts = storm("cuts", seed)
     assert set(counts) == KINDS
     assert min(counts.values()) > 100

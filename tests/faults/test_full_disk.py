@@ -65,7 +65,7 @@ def test_a_full_disk_keeps_what_was_acknowledged_and_room_is_enough_to_go_on(
     assert take_numbers(open_reader(store)) == list(range(committed + 5))
 
 
-def test_a_disk_that_fills_up_at_each_commit_snapshots_included_loses_and_repeats_nothing(
+def test_a_disk_that_is_full_at_each_commit_loses_and_repeats_nothing(
     make_small_disk: Callable[[int], Path],
 ) -> None:
     disk = make_small_disk(2)

@@ -68,9 +68,7 @@ def test_a_config_with_random_mistakes_is_refused_in_sentences_or_could_run(
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(1_000, marks=pytest.mark.faults)])
-def test_a_prompt_file_with_random_mistakes_is_refused_in_a_sentence_or_could_be_asked(
-    count: int, seed: int, tmp_path: Path
-) -> None:
+def test_a_prompt_file_with_random_mistakes_is_refused_or_could_be_asked(count: int, seed: int, tmp_path: Path) -> None:
     chooser = random.Random(seed)
     refused = 0
     for number in range(count):

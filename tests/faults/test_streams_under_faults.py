@@ -94,7 +94,7 @@ def test_under_all_of_them_at_once_every_row_arrives_once_and_in_order(inner: St
 
 
 @pytest.mark.parametrize("max_seconds", [0.0, 0.001])
-def test_grouped_rows_arrive_once_and_in_order_when_the_caller_goes_on_from_the_rows_committed(
+def test_grouped_rows_arrive_once_if_the_caller_continues_after_the_committed(
     inner: Store, seed: int, max_seconds: float
 ) -> None:
     """With 0 seconds the caller meets the errors; otherwise the thread that keeps the time meets most of them."""
@@ -143,7 +143,7 @@ def test_a_writer_reopened_after_an_error_learns_whether_it_had_committed(fault:
     looks = 1 if fault == "error_before" and place.startswith("log/") else 0
     store = FaultyStore(inner, seed, **{fault: Fault(calls=frozenset({looks}), paths=f"{PATH}/{place}")})
     writer = open_writer(store)
-    with pytest.raises(OSError, match=f"fault {fault}"):
+    with pytest.raises(OSError):
         writer.write(numbered(2, 3), tokens=3)
     assert store.fired[fault] == 1
     afresh = open_writer(store)
@@ -219,7 +219,7 @@ def test_a_torn_record_is_named_and_nothing_is_built_on_it(seed: int) -> None:
     writer = open_writer(FaultyStore(inner, seed, torn_put=Fault(calls=frozenset({4}), paths=f"{PATH}/log/*")))
     for part in range(3):
         writer.write(numbered(part, 1), tokens=1)
-    with pytest.raises(OSError, match="fault torn_put"):
+    with pytest.raises(OSError):
         writer.write(numbered(3, 1), tokens=1)
     torn = f"{PATH}/log/000000000004.json"
     assert torn in inner.objects

@@ -28,7 +28,7 @@ from support.damage import kinds
 from support.damage.kinds import at, newest, next_record, record
 from support.damage.recount import recount
 
-from flows.campaign.handover import handover_prefix
+from flows.campaign.attempt import handover_prefix
 from storage.stores.memory import memory_folder
 
 pytestmark = pytest.mark.campaign

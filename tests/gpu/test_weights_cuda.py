@@ -9,7 +9,7 @@ from benchmarks.weights.cuda import copy_rates
 from benchmarks.weights.policy import FlippedPolicy, llama_shapes
 from benchmarks.weights.push import Case, measure_pushes
 from millrace.weights.base import Manifest, Weights, WeightsId
-from millrace.weights.shm import HandoverRelay, HandoverWriter, ShmReader
+from millrace.weights.shm import ShmReceiver, ShmRelay, ShmSender
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,13 +23,13 @@ _FEW = 1_000_000
 def test_what_a_gpu_hands_over_arrives_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     policy = FlippedPolicy(llama_shapes(_FEW), dtype, "cuda")
     path = tmp_path / "handover"
-    trainer, sync, generator = HandoverWriter(path, policy.tensors, 1), HandoverRelay(path), ShmReader(path, 0)
+    trainer, sync, generator = ShmSender(path, policy.tensors, 1), ShmRelay(path), ShmReceiver(path, 0)
     weights_id = WeightsId(incarnation=0, policy_version=1, t_offered=0.0)
-    trainer.offer(Weights(manifest=Manifest(id=weights_id), tensors=policy.tensors))
-    taken = sync.take(None)
+    trainer.publish(Weights(manifest=Manifest(id=weights_id), tensors=policy.tensors))
+    taken = sync.poll(None)
     assert taken is not None
-    sync.offer(taken)
-    found = generator.take(None)
+    sync.publish(taken)
+    found = generator.poll(None)
     assert found is not None
     for name, tensor in policy.tensors.items():
         assert torch.equal(found.tensors[name].cuda(), tensor), name

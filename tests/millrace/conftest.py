@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.types import Prompt, Request, Response, Trajectory
 from millrace.weights.base import Weights
-from millrace.weights.receive_buffer import ReceiveBuffer
+from millrace.weights.shared_tensors import ReceiveBuffer
 from storage.stores.memory import MemoryStore, memory_folder
 
 # Two test processes with a thread pool each are far slower on two cores than two single threads.

@@ -14,15 +14,7 @@ from storage.errors import Fenced, StreamCorrupt
 from storage.stores.base import BytesLike, Store
 from storage.stores.memory import MemoryStore
 from storage.streams.files import FileRef
-from storage.streams.log import LogCursor, LogWriter
-
-
-def test_a_run_without_checkpoints_has_no_latest(store: Store) -> None:
-    assert read_latest(store) is None
-    writer = CheckpointWriter(store)
-    assert writer.latest is None
-    assert writer.incarnation == 0
-    assert read_latest(store) is None
+from storage.streams.log import LogWriter
 
 
 def test_files_and_state_come_back_as_committed(store: Store) -> None:
@@ -41,14 +33,6 @@ def test_files_and_state_come_back_as_committed(store: Store) -> None:
     assert all(folder.startswith("checkpoints/data/00000007-") for folder in folders)
 
 
-def test_cursors_travel_inside_the_checkpoint(store: Store) -> None:
-    log = LogWriter(store, layout.trajectories(0), "w")
-    CheckpointWriter(store).commit(1, {}, {"cursors": {"0": log.cursor.to_json()}})
-    latest = read_latest(store)
-    assert latest is not None
-    assert LogCursor.from_json(latest.state["cursors"]["0"]) == log.cursor
-
-
 def test_each_trainer_is_the_next_incarnation_and_finds_the_last_checkpoint(store: Store) -> None:
     for incarnation in range(3):
         writer = CheckpointWriter(store)
@@ -60,17 +44,10 @@ def test_each_trainer_is_the_next_incarnation_and_finds_the_last_checkpoint(stor
         assert writer.latest == read_latest(store)
 
 
-def test_the_latest_is_the_last_committed_though_an_earlier_one_went_further(store: Store) -> None:
-    CheckpointWriter(store).commit(9, {}, {"branch": "abandoned"})
-    CheckpointWriter(store).commit(4, {}, {"branch": "rolled back"})
-    latest = read_latest(store)
-    assert latest is not None
-    assert (latest.step, latest.state, latest.incarnation) == (4, {"branch": "rolled back"}, 1)
-
-
 def test_a_reader_sees_each_new_checkpoint_and_fences_nobody(store: Store) -> None:
     assert read_latest(store) is None
     writer = CheckpointWriter(store)
+    assert (writer.latest, writer.incarnation, read_latest(store)) == (None, 0, None)
     for step in range(3):
         committed = writer.commit(step, {}, {"step": step})
         assert read_latest(store) == read_latest(store) == committed
@@ -85,7 +62,7 @@ def test_an_older_trainer_is_fenced_and_changes_nothing(store: Store) -> None:
     assert older.latest == newer.latest == read_latest(store)
 
 
-def test_an_earlier_checkpoint_is_adopted_with_another_state_and_none_of_its_files_copied(store: Store) -> None:
+def test_an_earlier_checkpoint_is_adopted_without_copying_its_files(store: Store) -> None:
     first = CheckpointWriter(store).commit(4, {"model": b"good"}, {"branch": "first"})
     second = CheckpointWriter(store).commit(9, {"model": b"to be damaged"}, {"branch": "second"})
     writer = CheckpointWriter(store)
@@ -127,8 +104,9 @@ def test_a_damaged_record_ends_the_way_back_but_not_what_came_after_it(memory_st
     assert read_latest(memory_store) == CheckpointWriter(memory_store).latest == committed[-1]
     found = checkpoints_backwards(memory_store)
     assert [next(found) for _ in range(59)] == committed[:10:-1]
-    with pytest.raises(StreamCorrupt, match=name):
+    with pytest.raises(StreamCorrupt) as caught:
         next(found)
+    assert caught.value.file == name
 
 
 class FailingRecords(MemoryStore):
@@ -147,32 +125,27 @@ def test_a_crash_between_files_and_record_leaves_the_checkpoint_before(memory_st
     writer = CheckpointWriter(store)
     first = writer.commit(1, {"model": b"first"}, {"consumed": 1})
     store.armed = True
-    with pytest.raises(OSError, match="power went"):
+    with pytest.raises(OSError):
         writer.commit(2, {"model": b"second"}, {"consumed": 2})
     assert len(store.list("checkpoints/data")) == 2
     assert read_latest(memory_store) == first
     assert CheckpointWriter(memory_store).latest == first
 
 
-def test_state_that_json_would_change_is_refused(store: Store) -> None:
-    writer = CheckpointWriter(store)
-    first = writer.commit(1, {}, {"histogram": {"0": 3}})
-    with pytest.raises(ValueError, match="use str as keys"):
-        writer.commit(2, {}, {"histogram": {0: 3}})
-    assert read_latest(store) == first
-
-
 def test_a_damaged_file_is_named(memory_store: MemoryStore) -> None:
     ref = CheckpointWriter(memory_store).commit(1, {"model": b"weights"}, {}).files["model"]
     memory_store.put(ref.path, b"weighty")
-    with pytest.raises(StreamCorrupt, match="model: the file's checksum is"):
+    with pytest.raises(StreamCorrupt) as caught:
         load_file(memory_store, ref)
-    with pytest.raises(StreamCorrupt, match="gone: the file is missing"):
+    assert caught.value.file == ref.path
+    with pytest.raises(StreamCorrupt) as caught:
         load_file(memory_store, FileRef(path="gone", bytes=1, checksum="00000000"))
+    assert caught.value.file == "gone"
 
 
 @pytest.mark.parametrize("body", [{}, {"step": 1, "files": [], "state": {}}, {"step": 1, "files": {"a": {"b": 1}}}])
 def test_a_record_that_describes_no_checkpoint_is_named(store: Store, body: dict[str, object]) -> None:
     LogWriter(store, layout.CHECKPOINTS, "w").commit("checkpoint", body=body)
-    with pytest.raises(StreamCorrupt, match=r"checkpoints/log/000000000001\.json: not a checkpoint's record"):
+    with pytest.raises(StreamCorrupt) as caught:
         read_latest(store)
+    assert caught.value.file == "checkpoints/log/000000000001.json"

@@ -2,8 +2,6 @@
 
 import copy
 
-import pytest
-
 from storage import errors
 
 REFINES = {
@@ -21,15 +19,12 @@ REFINES = {
 }
 
 
-def test_the_errors_are_all_here() -> None:
+def test_each_error_is_a_storage_error_and_the_stdlib_error_it_refines() -> None:
     found = {error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, Exception)}
     assert found == {errors.StorageError, *REFINES}
-
-
-@pytest.mark.parametrize("error", REFINES)
-def test_each_error_is_a_storage_error_and_the_stdlib_error_it_refines(error: type[Exception]) -> None:
-    assert issubclass(error, errors.StorageError)
-    assert issubclass(error, REFINES[error])
+    for error, refined in REFINES.items():
+        assert issubclass(error, errors.StorageError)
+        assert issubclass(error, refined)
 
 
 def test_a_corrupt_stream_names_file_record_and_reason() -> None:

@@ -11,7 +11,7 @@
 
     python -m millrace.runtime.ranks.hosts HOSTS-AS-JSON ARGUMENTS OF PYTHON …
 
-Messages to host 0: join, leave. From host 0: refused, go, stacks; when its ranks have ended: over, again. The launchers
+Messages to host 0: join, leave. From host 0: refused, go, stacks; when its ranks end: over, again. The launchers
 stay connected, so that the loss of a host is noticed even while no rank waits for another.
 """
 
@@ -53,7 +53,7 @@ from storage.stores.factory import open_store
 
 _LOOK_SECONDS = 0.2
 _GRACE_SECONDS = 3.0
-"""When hosts lose each other: for the ranks here to end by themselves, with an exit code that says more."""
+"""Time for ranks to end after hosts lost each other: their exit code says more than a kill."""
 _YIELD_SECONDS = 90.0
 """Longer than the controller takes to miss host 0 and to ask the pool to run its job elsewhere."""
 _CONNECT_SECONDS = 3.0
@@ -146,7 +146,7 @@ class Leader:
     def _watch(
         self, gathering: Gathering, members: Mapping[int, Link], agent: LocalElasticAgent, ended: threading.Event
     ) -> None:
-        """Until the ranks have ended: ends all if a host is lost, and has rank 0 drain if the hosts change."""
+        """Watches the hosts: ends all if one is lost, and has rank 0 drain if they change."""
         change, is_asked = "", False
         while not ended.wait(_LOOK_SECONDS):
             for host, link in members.items():
@@ -163,6 +163,9 @@ class Leader:
             if change and not is_asked and (ranks := pids(agent)):
                 is_asked = True
                 send(milestone_line(f"{change}: the trainer starts again after this step"))
+                # Before rank 0 ends: from now on they expect it.
+                for link in members.values():
+                    link.send(again=True)
                 send_signal(ranks[0], signal.SIGTERM)
 
 
@@ -254,7 +257,7 @@ class Member:
         self._draining = True
 
     def _watch(self, link: Link, agent: LocalElasticAgent, ended: threading.Event) -> None:
-        """Until host 0's last word: ends all if it is lost, and asks it to go on without this host if that drains."""
+        """Watches host 0 until its last word: ends all if it is lost, and asks it to continue without this host."""
         has_asked = False
         while not (ended.is_set() and self._word):
             # Rank 0 waits for these ranks, so its supervisor notices if they hang.
@@ -273,7 +276,7 @@ class Member:
                 return
 
     def _end_ranks(self, agent: LocalElasticAgent, ended: threading.Event) -> None:
-        """Host 0 is lost: ends the ranks here unless they end by themselves, and this process if it said no word."""
+        """Ends the ranks here if they don't end once host 0 is lost, and this process if host 0 sent no last word."""
         if not ended.wait(_GRACE_SECONDS):
             if not self._word:
                 _give_up("host 0 of the trainer is lost: all ranks here end")

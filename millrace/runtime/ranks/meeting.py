@@ -28,7 +28,7 @@ _NONCE_BYTES = 32
 _GREETING_SECONDS = 5.0
 _BEAT_SECONDS = 2.0
 SILENT_SECONDS = 20.0
-"""A launcher that has sent nothing for so long counts as lost. Shorter cuts of the network are survived."""
+"""A launcher that has sent nothing for this long counts as lost. Shorter cuts of the network are survived."""
 _MAX_LINE = 1 << 16
 _LOOPBACK = "127."
 
@@ -71,12 +71,12 @@ class LeaderAddress:
     """In hexadecimal; another one for each launcher."""
 
     def publish(self, store: Store) -> None:
-        """Replaces what a former launcher has published. Raises StorageError."""
+        """Replaces the address of a former launcher. Raises StorageError."""
         store.put(layout.TRAINER_HOSTS, json.dumps(asdict(self)).encode())
 
     @classmethod
     def find(cls, store: Store, attempt: int) -> Self | None:
-        """What host 0 of this attempt has published; None if nothing, or if the store can't be reached now."""
+        """The address that host 0 of this attempt has published; None if none, or if the store can't be reached now."""
         try:
             leader = cls(**json.loads(bytes(store.get(layout.TRAINER_HOSTS))))
         except (NotInStore, StorageError, OSError, ValueError):
@@ -225,7 +225,7 @@ def _greet(connection: socket.socket, secret: bytes, *, leads: bool) -> None:
 
 
 def _proof(secret: bytes, nonce: bytes, other: bytes, *, leads: bool) -> bytes:
-    # With the role, so that sending back what was received proves nothing.
+    # With the role, so that an echo proves nothing.
     return hmac.digest(secret, (b"leader" if leads else b"member") + nonce + other, "sha256")
 
 

@@ -173,7 +173,7 @@ class AsyncCheckpoints:
                     yield file_name(kind, rank, size, part), kind, blocks
 
     def _save(self, step: int, images: Iterator[tuple[str, FileImage]], state: dict[str, Any]) -> None:
-        """Runs in the thread. A rank that fails tells the others before it raises, because they wait for it."""
+        """Runs in the thread. A rank that fails reports it before it raises, because the others wait for it."""
         failure: Exception | None = None
         outcome: dict[str, Any]
         try:
@@ -189,17 +189,17 @@ class AsyncCheckpoints:
         finally:
             # Also where a write failed half-way.
             self._read.set()
-        outcomes = [json.loads(one) for one in exchange(json.dumps(outcome), self._ranks.size, self._group)]
+        outcomes = [json.loads(text) for text in exchange(json.dumps(outcome), self._ranks.size, self._group)]
         if failure is not None:
             raise failure
         if self._writer is None:
             return
-        for rank, one in enumerate(outcomes):
-            if "error" in one:
+        for rank, report in enumerate(outcomes):
+            if "error" in report:
                 raise OSError(
-                    f"rank {rank} could not write its files of the checkpoint of version {step}: {one['error']}"
+                    f"rank {rank} could not write its files of the checkpoint of version {step}: {report['error']}"
                 )
-        files = {name: FileRef(**ref) for one in outcomes for name, ref in one["files"].items()}
+        files = {name: FileRef(**ref) for report in outcomes for name, ref in report["files"].items()}
         self._writer.commit_stored(step, files, state)
         self.after_commit()
 

@@ -1,4 +1,4 @@
-"""What a policy-gradient loss gets and returns, and the pieces that losses are made of.
+"""Inputs and outputs of a policy-gradient loss, and the pieces that losses are made of.
 
     −∇ loss = weight · A · ∇ log π        weight: a function of π, of μ, and of the sign of A
 
@@ -6,7 +6,7 @@
 advantage of the token's response. Losses differ only in the weight. A loss is a function of `LossInputs` and the config
 section `training`, and returns `LossOutputs`; it keeps no state.
 
-Shapes: N tokens that carry loss, response after response, each response whole; there is no padding. A ratio of a whole
+Shapes: N trainable tokens, response after response, each response whole; there is no padding. A ratio of a whole
 response is over its tokens here.
 """
 
@@ -18,7 +18,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
-    """The tokens of one microbatch that carry loss."""
+    """The trainable tokens of a microbatch."""
 
     trainer_logprobs_N: torch.Tensor
     """[N] log π, nats, with gradient."""
@@ -32,7 +32,7 @@ class LossInputs:
     """Responses of the microbatch; a response may have no token here."""
     staleness_N: torch.Tensor
     """[N] int64: policy versions by which the trainer is ahead of the oldest one that sampled any of the response's
-    tokens, without those too old to carry loss."""
+    tokens, without those too old to train on."""
     before_logprobs_N: torch.Tensor | None = None
     """[N] log π before the first update on the batch, nats, without gradient; None if this is the first."""
     reference_logprobs_N: torch.Tensor | None = None
@@ -40,7 +40,7 @@ class LossInputs:
 
 
 class LossOutputs(NamedTuple):
-    """What a loss returns, and what the objective adds to it; all tensors are [N]."""
+    """Results of a loss, and of the objective; all tensors are [N]."""
 
     loss: torch.Tensor
     """Surrogate loss of each token; its gradient is the one to descend."""

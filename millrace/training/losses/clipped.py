@@ -7,7 +7,7 @@ A token is clipped once it has moved far enough in the direction of its advantag
 x < 1 − ε_low with A < 0. In the other direction there is no bound: with A < 0 a token weighs its ratio, however large.
 
 The ratio is against μ, which sampled the token. PPO's own old policy is at most one batch behind; μ may be several
-versions behind. So many tokens of stale rollouts are clipped from the start.
+versions behind. On stale rollouts many tokens are clipped from the start.
 """
 
 import torch

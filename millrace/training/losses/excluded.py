@@ -1,4 +1,4 @@
-"""Tokens that carry no loss: responses that `training.masks` drops, and tokens whose loss is not finite.
+"""Tokens excluded from the loss: responses that `training.masks` drops, and tokens whose loss is not finite.
 
     least or largest π/μ of a token       a single token is enough: trainer and generator seem to compute differently
     mean of π/μ − 1 − log π/μ             Schulman's k3, an estimate of KL(μ‖π) that is never negative
@@ -6,7 +6,7 @@
 
 The first mask is the veto of prime-rl (`sequence_mask_ratio_low`) and verl (`rollout_token_veto_threshold`), the second
 verl's `seq_mean_k3`, the third DeepSeek-V3.2's off-policy sequence mask (arXiv 2512.02556) and TRL's
-`off_policy_mask_threshold`. All are over the response's tokens that carry loss.
+`off_policy_mask_threshold`. All are over the response's trainable tokens.
 
 A token is replaced before the loss is computed, by one on policy and without advantage. To set its loss to 0 afterwards
 would not do: the gradient is then 0 times an infinite weight, which is NaN. It stays in the denominators of the batch,
@@ -67,7 +67,7 @@ def replace_dropped(inputs: LossInputs, dropped_N: torch.Tensor) -> LossInputs:
     """The inputs, where dropped tokens have no advantage, no gradient, and a log-probability of 0 everywhere."""
 
     def kept(values_N: torch.Tensor) -> torch.Tensor:
-        # `where` passes no gradient to what it leaves out, whatever that is.
+        # `where` passes no gradient to the values it leaves out.
         return torch.where(dropped_N, 0, values_N)
 
     before_N, reference_N = inputs.before_logprobs_N, inputs.reference_logprobs_N
@@ -109,5 +109,5 @@ def check_finite(inputs: LossInputs) -> None:
     name, values_N = next(column for column, finite in zip(columns.items(), is_finite, strict=True) if not finite)
     bad = values_N[~values_N.isfinite()]
     raise TrainingDiverged(
-        f"{name} is {bad[0].item()} at {len(bad)} of {len(values_N)} tokens that carry loss; expected finite numbers"
+        f"{name} is {bad[0].item()} at {len(bad)} of {len(values_N)} trainable tokens; expected finite numbers"
     )

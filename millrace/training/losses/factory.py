@@ -65,7 +65,7 @@ class Loss:
 
 
 class OwnLoss(Loss):
-    """Calls `package.module:function`, and checks what it returns. What it does has to follow from its arguments alone.
+    """Calls `package.module:function`, and checks its result, which has to follow from its arguments alone.
 
     Tries it out when it is made. Raises InputError if it can't be imported or called, or returns something else.
     """
@@ -94,14 +94,10 @@ class OwnLoss(Loss):
         if not isinstance(outputs, LossOutputs):
             raise self._unusable(f"it returned {type(outputs).__name__}; expected LossOutputs")
         expected = tuple(inputs.trainer_logprobs_N.shape)
-        for name in ("loss", "weight", "importance_ratio", "clipped"):
-            values = getattr(outputs, name)
-            if not isinstance(values, torch.Tensor):
-                raise self._unusable(f"its {name} is of type {type(values).__name__}; expected a tensor")
-            if tuple(values.shape) != expected:
-                raise self._unusable(
-                    f"its {name} has the shape {list(values.shape)}; expected {list(expected)}, per token"
-                )
+        for name, values in zip(outputs._fields, outputs[:4], strict=False):
+            if not isinstance(values, torch.Tensor) or tuple(values.shape) != expected:
+                kind = f"of shape {list(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+                raise self._unusable(f"its {name} is {kind}; expected a tensor of shape {list(expected)}")
         needs_gradient = inputs.trainer_logprobs_N.requires_grad and torch.is_grad_enabled()
         if needs_gradient and not outputs.loss.requires_grad:
             raise self._unusable("its loss has no gradient; expected one that depends on inputs.trainer_logprobs_N")
@@ -110,7 +106,7 @@ class OwnLoss(Loss):
         bad_N = ~(outputs.loss.detach().isfinite() & outputs.weight.isfinite())
         if count := int(bad_N.sum()):
             raise TrainingDiverged(
-                f"the loss {self.name} or its weight is not finite at {count} of {len(bad_N)} tokens that carry loss; "
+                f"the loss {self.name} or its weight is not finite at {count} of {len(bad_N)} trainable tokens; "
                 "expected finite numbers"
             )
 

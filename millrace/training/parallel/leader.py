@@ -28,7 +28,7 @@ from millrace.training.parallel.ranks import Ranks
 from millrace.training.parallel.sharding import full_tensors, own_shards
 from millrace.training.step_report import StepReport
 from millrace.training.trainer import Trainer
-from millrace.weights.base import Manifest, Weights, WeightsWriter
+from millrace.weights.base import Manifest, Weights, WeightsSender
 from storage.checkpoints import Checkpoint, CheckpointWriter
 from storage.errors import StreamCorrupt
 from storage.stores.base import Store
@@ -139,7 +139,7 @@ def restore(trainer: Trainer, store: Store, checkpoint: Checkpoint) -> None:
         raise damage
 
 
-def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsWriter | None) -> None:
+def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsSender | None) -> None:
     """Follows rank 0 until it ends; `sender` takes this rank's shards, if they are handed over. Raises RuntimeError if
     rank 0 dies.
 
@@ -174,9 +174,9 @@ def follow(trainer: Trainer, checkpoints: AsyncCheckpoints, sender: WeightsWrite
                 _restore_share(trainer, *_checkpoint(payload))
 
 
-def hand_over(trainer: Trainer, sender: WeightsWriter, manifest: Manifest) -> None:
+def hand_over(trainer: Trainer, sender: WeightsSender, manifest: Manifest) -> None:
     """Hands this rank's shards over; every rank has to call this."""
-    sender.offer(Weights(manifest=manifest, tensors=dict(own_shards(trainer.model))))
+    sender.publish(Weights(manifest=manifest, tensors=dict(own_shards(trainer.model))))
 
 
 def _checkpoint_payload(store: Store, checkpoint: Checkpoint) -> bytes:

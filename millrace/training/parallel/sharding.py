@@ -17,13 +17,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
 
-from millrace.models.layers import decoder_layers
+from millrace.models.modules import decoder_layers
 from millrace.training.lora import adapters, base_name, is_adapter, merged, parts
 from millrace.training.parallel.ranks import DATA, TENSOR, Ranks, mesh_of_one
 from millrace.training.parallel.tensor import replicate, split_layer
 from millrace.training.policy import PackedPolicy
-from millrace.weights.transfer.layout import Layout, TensorSpec
-from millrace.weights.transfer.trainer_layouts import fsdp_layout
+from millrace.weights.direct.layout import ShardLayout, TensorSpec
 
 _SAMPLE = 1 << 20
 """Weights of each rank that are compared around a step: a share of 0.1 % is then within a tenth, at no cost next to a
@@ -125,15 +124,14 @@ def changed_share(sample: torch.Tensor, later_sample: torch.Tensor, ranks: Ranks
     return float(total_changed / total)
 
 
-def layout(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> Layout:
+def layout(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> ShardLayout:
     """Which part of each parameter of the base model every rank has; `dtype`: that of what is handed over."""
-    tensors, divided = [], {}
-    for name, parameter in model.named_parameters():
-        if is_adapter(name):
-            continue
-        tensors.append(TensorSpec(base_name(name), str(dtype).removeprefix("torch."), tuple(parameter.shape)))
-        divided[base_name(name)] = _tensor_dim(parameter)
-    return fsdp_layout(tensors, data=ranks.data_size, tensor=ranks.tensor_size, tensor_dims=divided)
+    tensors = tuple(
+        TensorSpec(base_name(name), str(dtype).removeprefix("torch."), tuple(parameter.shape), _tensor_dim(parameter))
+        for name, parameter in model.named_parameters()
+        if not is_adapter(name)
+    )
+    return ShardLayout(tensors, data=ranks.data_size, tensor=ranks.tensor_size)
 
 
 def _gathered(parameter: torch.Tensor) -> torch.Tensor:

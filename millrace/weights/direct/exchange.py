@@ -1,180 +1,151 @@
-"""A rank's part of a transfer plan, carried out over a group: hop by hop, in the plan's order.
+"""The messages of a push between its members, each handed from one to the next: gloo on CPUs, NCCL on GPUs.
 
-    own parts ─pack─► bucket 0 or 1 ═send═►        ═receive═► bucket 0 or 1 ─unpack─► own parts
-                                                                    └═send═► the next in the chain
+    trainer rank ══send══► generator 0: receive, pass on ══► generator 1: receive, pass on ══► …
 
-Of two buckets one is on its way while the other is packed or unpacked. A message that is one box, contiguous in the own
-parts, takes no bucket: it is sent from there, or received there.
+Every member follows the order of `ShardLayout.messages`, so nobody waits in a circle. While a message is waited for,
+the next ones travel. A message is sent from where it lies, and received where it belongs unless it is a part of a
+tensor's columns: those are collected first.
 """
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from millrace.weights.direct.group import Group, Transit
-from millrace.weights.transfer.layout import Region
-from millrace.weights.transfer.messages import Hop, Message, Slice
+from millrace.weights.direct.layout import Message, volume
+from millrace.weights.fingerprint import Region
 from storage.failpoints import failpoint
 
-BUCKET_BYTES = 32 << 20
-"""The most that travels at once. Two of these are allocated."""
+_AHEAD = 4
+"""Messages that are expected behind the one that is waited for."""
+_LOOK_SECONDS = 0.0005
+"""Between two looks at work on a GPU, which has no wait with a limit."""
 
 
-@dataclass
-class Parts:
-    """What one rank holds of the model: `tensors` has the elements of `boxes`, by name, row-major."""
+class Transit:
+    """A send or a receive that is under way."""
 
-    tensors: Mapping[str, torch.Tensor]
-    boxes: Mapping[str, Region]
-
-    def view(self, piece: Slice) -> torch.Tensor:
-        """The elements of a slice, a view."""
-        box = self.boxes[piece.tensor]
-        index = tuple(
-            slice(begin - first, end - first) for (begin, end), (first, _) in zip(piece.region, box, strict=True)
-        )
-        return self.tensors[piece.tensor][index]
-
-    def as_it_lies(self, message: Message) -> torch.Tensor | None:
-        """The message's bytes, [n] uint8, if they lie in one piece here; else None."""
-        if len(message.slices) != 1:
-            return None
-        found = self.view(message.slices[0])
-        return _bytes(found) if found.is_contiguous() else None
-
-    def pack(self, message: Message, bucket: torch.Tensor) -> None:
-        """Copies the message's slices into a bucket, [n] uint8."""
-        for piece in message.slices:
-            found = self.view(piece)
-            _slot(bucket, piece, found).copy_(found)
-
-    def unpack(self, message: Message, bucket: torch.Tensor) -> None:
-        """The inverse of `pack`."""
-        for piece in message.slices:
-            found = self.view(piece)
-            found.copy_(_slot(bucket, piece, found))
-
-
-class Buckets:
-    """Two buckets on a device, allocated once they are needed."""
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, work: dist.Work, device: torch.device) -> None:
+        self._work = work
         self._device = device
-        self._both: list[torch.Tensor] = []
 
-    def get(self) -> list[torch.Tensor]:
-        """Both, [BUCKET_BYTES] uint8 each."""
-        if not self._both:
-            self._both = [torch.empty(BUCKET_BYTES, dtype=torch.uint8, device=self._device) for _ in range(2)]
-        return self._both
-
-
-@dataclass
-class _Loan:
-    """Memory that a message is in, and what has to be over before another may be there."""
-
-    memory: torch.Tensor
-    bucket: torch.Tensor | None
-    sends: list[Transit] = field(default_factory=list)
+    def wait(self, until: float) -> None:
+        """Returns once the bytes are there, or gone. Raises RuntimeError after `until` (time.monotonic), or if the
+        other rank is gone."""
+        left = until - time.monotonic()
+        if left > 0 and self._device.type == "cpu":
+            self._work.wait(timedelta(seconds=left))
+            return
+        while not self._work.is_completed():
+            if time.monotonic() > until:
+                raise RuntimeError("the deadline passed while weights were on their way")
+            time.sleep(_LOOK_SECONDS)
+        self._work.wait()
 
 
-class Exchange:
-    """One push, as `rank` takes part in it. Call `run` once."""
+class Group:
+    """The members connect through addresses that they find in `store` under `name`.
 
-    def __init__(self, group: Group, rank: int, parts: Parts, buckets: Buckets, until: float) -> None:
-        self._group = group
-        self._rank = rank
-        self._parts = parts
-        self._until = until
-        self._free = deque(buckets.get())
-        # In the order in which they were filled.
-        self._loans: dict[int, _Loan] = {}
-        self.sent_bytes = 0
-        self.received_bytes = 0
+    `device` is where each member's tensors are. With gloo a member listens at its own `host` and nowhere else. Raises
+    RuntimeError if they do not all come within `seconds`. After any error it can't be used again; dropping it tells the
+    others.
+    """
 
-    def run(self, hops: Sequence[Hop]) -> None:
-        """Returns when all that this rank has to get is in its parts, and all it has to send is gone.
-
-        Raises RuntimeError if another rank is gone, or `until` (time.monotonic) has passed.
-        """
-        relayed = {hop.message.number for hop in hops if hop.source == self._rank}
-        coming: dict[int, Transit] = {}
-        for at, hop in enumerate(hops):
-            failpoint("direct.hop")
-            message = hop.message
-            if hop.source == self._rank:
-                self._send(hop)
-                continue
-            if message.number not in coming:
-                coming[message.number] = self._receive(hop)
-            following = hops[at + 1] if at + 1 < len(hops) else None
-            if following is not None and following.target == self._rank and self._has_room(following.message):
-                # The next one travels while this one is unpacked.
-                coming[following.message.number] = self._receive(following)
-            coming.pop(message.number).wait(self._until)
-            self._arrived(message, keep=message.number in relayed)
-        for number in list(self._loans):
-            self._settle(number)
-
-    def _send(self, hop: Hop) -> None:
-        message = hop.message
-        loan = self._loans.get(message.number)
-        if loan is None:
-            lying = self._parts.as_it_lies(message)
-            if lying is None:
-                bucket = self._bucket()
-                loan = _Loan(bucket[: message.nbytes], bucket)
-                self._parts.pack(message, bucket)
-            else:
-                loan = _Loan(lying, None)
-            self._loans[message.number] = loan
-        loan.sends.append(self._group.send(loan.memory, hop.target, message.number))
-        self.sent_bytes += message.nbytes
-
-    def _receive(self, hop: Hop) -> Transit:
-        message = hop.message
-        lying = self._parts.as_it_lies(message)
-        if lying is None:
-            bucket = self._bucket()
-            loan = _Loan(bucket[: message.nbytes], bucket)
+    def __init__(
+        self, store: Store, name: str, host: str, device: torch.device, *, rank: int, size: int, seconds: float
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._device = device
+        members = PrefixStore(f"group/{name}", store)
+        self._group: Any
+        if device.type == "cpu":
+            # torch's type stubs lack what its own tests use here.
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+            options._timeout = timedelta(seconds=seconds)
+            self._group = dist.ProcessGroupGloo(members, rank, size, options)
         else:
-            loan = _Loan(lying, None)
-        self._loans[message.number] = loan
-        self.received_bytes += message.nbytes
-        return self._group.receive(loan.memory, hop.source, message.number)
+            nccl = dist.ProcessGroupNCCL.Options()
+            nccl._timeout = timedelta(seconds=seconds)
+            self._group = dist.ProcessGroupNCCL(members, rank, size, nccl)
 
-    def _arrived(self, message: Message, *, keep: bool) -> None:
-        loan = self._loans[message.number]
-        if loan.bucket is not None:
-            self._parts.unpack(message, loan.bucket)
-        if not keep:
-            self._settle(message.number)
+    def send(self, part: torch.Tensor, target: int, tag: int) -> Transit:
+        """Starts sending [n] uint8; they must not change until it is done."""
+        return Transit(self._group.send([part], target, tag), self._device)
 
-    def _has_room(self, message: Message) -> bool:
-        return bool(self._free) or self._parts.as_it_lies(message) is not None
-
-    def _bucket(self) -> torch.Tensor:
-        """A free bucket; waits for the oldest send out of one."""
-        while not self._free:
-            number = next(number for number, loan in self._loans.items() if loan.bucket is not None and loan.sends)
-            self._settle(number)
-        return self._free.popleft()
-
-    def _settle(self, number: int) -> None:
-        """Ends a message's stay here, once its sends are over."""
-        loan = self._loans.pop(number)
-        for transit in loan.sends:
-            transit.wait(self._until)
-        if loan.bucket is not None:
-            self._free.append(loan.bucket)
+    def receive(self, part: torch.Tensor, source: int, tag: int) -> Transit:
+        """Starts filling [n] uint8."""
+        return Transit(self._group.recv([part], source, tag), self._device)
 
 
-def _slot(bucket: torch.Tensor, piece: Slice, like: torch.Tensor) -> torch.Tensor:
-    """Where a slice is in a bucket, as a tensor of `like`'s dtype and shape."""
-    return bucket[piece.offset : piece.offset + like.nbytes].view(like.dtype).view(like.shape)
+def send_parts(
+    group: Group, parts: Mapping[str, torch.Tensor], messages: Sequence[Message], *, target: int, until: float
+) -> int:
+    """Sends those of `messages` that begin at this rank, out of its contiguous `parts`; returns the bytes.
+
+    Raises RuntimeError if another member is gone, or `until` (time.monotonic) has passed.
+    """
+    sends = []
+    for number, message in enumerate(messages):
+        if message.source == group.rank:
+            failpoint("direct.hop")
+            part = parts[message.spec.name].view(-1)[message.begin : message.end]
+            sends.append(group.send(part.view(torch.uint8), target, number))
+    for send in sends:
+        send.wait(until)
+    return sum(message.nbytes for message in messages if message.source == group.rank)
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+def receive_whole(
+    group: Group, tensors: Mapping[str, torch.Tensor], messages: Sequence[Message], *, trainers: int, until: float
+) -> int:
+    """Fills whole tensors from `messages` and hands each message on to the next generator; returns the bytes sent on.
+
+    The first generator of the group, whose rank is `trainers`, gets them from the trainer's ranks. Raises as
+    `send_parts`.
+    """
+    first, last = group.rank == trainers, group.rank == group.size - 1
+    sends: list[Transit] = []
+    columns: dict[tuple[str, Region], torch.Tensor] = {}
+    coming: deque[tuple[int, Message, torch.Tensor, Transit]] = deque()
+
+    def settle() -> None:
+        number, message, memory, receipt = coming.popleft()
+        receipt.wait(until)
+        if not last:
+            sends.append(group.send(memory, group.rank + 1, number))
+        key = message.spec.name, message.box
+        if key in columns and message.end == volume(message.box):
+            whole = tensors[message.spec.name][tuple(slice(begin, end) for begin, end in message.box)]
+            whole.copy_(columns.pop(key).view(whole.shape))
+
+    for number, message in enumerate(messages):
+        failpoint("direct.hop")
+        memory = _place(message, tensors[message.spec.name], columns).view(torch.uint8)
+        source = message.source if first else group.rank - 1
+        coming.append((number, message, memory, group.receive(memory, source, number)))
+        if len(coming) > _AHEAD:
+            settle()
+    while coming:
+        settle()
+    for send in sends:
+        send.wait(until)
+    return 0 if last else sum(message.nbytes for message in messages)
+
+
+def _place(message: Message, whole: torch.Tensor, columns: dict[tuple[str, Region], torch.Tensor]) -> torch.Tensor:
+    """Where the elements of a message belong: in the whole tensor if they lie in one piece there."""
+    box, shape = message.box, message.spec.shape
+    if all(part == (0, extent) for part, extent in zip(box[1:], shape[1:], strict=True)):
+        skipped = box[0][0] * (volume(box) // (box[0][1] - box[0][0])) if box else 0
+        return whole.view(-1)[skipped + message.begin : skipped + message.end]
+    key = message.spec.name, box
+    if key not in columns:
+        columns[key] = torch.empty(volume(box), dtype=whole.dtype, device=whole.device)
+    return columns[key][message.begin : message.end]

@@ -1,7 +1,7 @@
 """A member of pushes: a thread that finds sync_weights, again whenever it loses it, and takes part.
 
-    find ─► join ─► push? ─► ready ─► go ─► same plan? ─► same group? ─► exchange ─► done ─► verdict
-      ▲               └──────── any error, or the push went on without it: join again ◄─────────┘
+    find ─► join ─► push? ─► ready ─► go ─► same group? ─► transfer ─► done
+      ▲               └──── any error, or the push went on without it: join again ◄───┘
       └─ sync_weights is gone
 
 What a rank of the trainer and a generator do differently is in the subclasses.
@@ -12,21 +12,15 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from millrace.errors import WeightsMismatch
 from millrace.weights.base import WeightsId
-from millrace.weights.direct.control import PATIENCE
-from millrace.weights.direct.exchange import Buckets, Exchange, Parts
-from millrace.weights.direct.group import Group
-from millrace.weights.direct.layouts import Plans
-from millrace.weights.direct.rendezvous import Go, Push, RendezvousClient, trainer_name
-from millrace.weights.transfer.layout import Layout
-from millrace.weights.transfer.plan import TransferPlan
+from millrace.weights.direct.exchange import Group
+from millrace.weights.direct.layout import ShardLayout
+from millrace.weights.direct.rendezvous import PATIENCE, Go, Push, RendezvousClient
 from storage.failpoints import failpoint
 
 _LOOK_SECONDS = 0.05  # between two tries to find sync_weights
@@ -37,17 +31,18 @@ _STOP_SECONDS = 5.0  # for the thread to end
 class Member(ABC):
     """The loop above. `find` returns where sync_weights listens (`host:port`), None if not yet known.
 
-    `device` is where this member's parts are. No push takes longer than `deadline_seconds`.
+    `device` is where this member's tensors are. No push takes longer than `deadline_seconds`. `layout`: the trainer's,
+    from its rank 0.
     """
 
     def __init__(
         self,
         name: str,
         find: Callable[[], str | None],
-        layout: Mapping[str, Any],
         *,
         device: torch.device,
         deadline_seconds: float,
+        layout: ShardLayout | None = None,
     ) -> None:
         self.name = name
         self.wire_bytes = 0
@@ -56,10 +51,8 @@ class Member(ABC):
         self._layout = layout
         self._device = device
         self._deadline_seconds = deadline_seconds
-        self._plans = Plans()
-        self._buckets = Buckets(device)
+        self._patience = deadline_seconds * PATIENCE
         self._group: tuple[str, Group] | None = None
-        self._client: RendezvousClient | None = None
         self._error: Exception | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -82,8 +75,7 @@ class Member(ABC):
         if self._error is not None:
             raise self._error
 
-    @abstractmethod
-    def joined(self, client: RendezvousClient) -> None:
+    def joined(self, client: RendezvousClient) -> None:  # noqa: B027 — a generator has nothing to do here
         """Called whenever sync_weights has been found."""
 
     def between(self, client: RendezvousClient) -> None:  # noqa: B027 — a generator has nothing to do here
@@ -96,26 +88,23 @@ class Member(ABC):
     def left_out(self, client: RendezvousClient, push: Push) -> None:  # noqa: B027 — a trainer rank is always asked
         """Called for a push for which this member is not asked."""
 
-    def go(self, client: RendezvousClient, push: Push, held: WeightsId | None) -> Go | None:
-        """Says that it is ready; None, having joined again, if the push goes on without it."""
+    def exchange(
+        self, client: RendezvousClient, push: Push, held: WeightsId | None, transfer: Callable[[Group, float], int]
+    ) -> str | None:
+        """Has `transfer` do this member's part in the group, by the time that it gets; it returns the bytes sent.
+
+        Returns what went wrong, empty if nothing, or None if the push goes on without this member. In both cases it has
+        joined again.
+        """
+        until = time.monotonic() + self._deadline_seconds
         failpoint("direct.ready")
-        go = client.ready(push, held, 2 * self._deadline_seconds * PATIENCE)
+        go = client.ready(push, held, 2 * self._patience)
         if go is None:
             client.join()
-        return go
-
-    def exchange(self, client: RendezvousClient, go: Go, parts: Callable[[Layout], Parts], until: float) -> str:
-        """Carries out this member's hops; `parts` gets the trainer's layout. Returns what went wrong, or nothing.
-
-        Having failed, it joins again.
-        """
+            return None
         try:
-            plan = self._agreed_plan(client, go)
-            group = self._group_of(client, go)
-            exchange = Exchange(group, go.members.index(self.name), parts(plan.source), self._buckets, until)
-            exchange.run(plan.hops(go.members.index(self.name)))
-            self.wire_bytes += exchange.sent_bytes
-        except (RuntimeError, WeightsMismatch) as error:
+            self.wire_bytes += transfer(self._group_of(client, go), until)
+        except RuntimeError as error:
             if isinstance(error, dist.DistNetworkError):
                 raise
             self._group = None
@@ -125,23 +114,14 @@ class Member(ABC):
             return str(error)
         return ""
 
-    def _agreed_plan(self, client: RendezvousClient, go: Go) -> TransferPlan:
-        generators = [client.layout(member) for member in go.members if not member.startswith("trainer/")]
-        plan = self._plans.plan(client.layout(trainer_name(0)), generators)
-        if plan.digest != go.plan:
-            raise WeightsMismatch(
-                f"{self.name} plans the transfer in another way than sync_weights (digest {plan.digest}, expected "
-                f"{go.plan}): expected the same code and the same model everywhere"
-            )
-        return plan
-
     def _group_of(self, client: RendezvousClient, go: Go) -> Group:
         if self._group is None or self._group[0] != go.group:
             # Drop the old one first: its members may be waiting for this process there.
             self._group = None
-            seconds = self._deadline_seconds * PATIENCE
             rank, size = go.members.index(self.name), len(go.members)
-            group = Group(client.store, go.group, client.host, self._device, rank=rank, size=size, seconds=seconds)
+            group = Group(
+                client.store, go.group, client.host, self._device, rank=rank, size=size, seconds=self._patience
+            )
             self._group = (go.group, group)
         return self._group[1]
 
@@ -159,7 +139,7 @@ class Member(ABC):
         if address is None:
             return
         try:
-            client = RendezvousClient(address, self.name, self._layout, self._deadline_seconds * PATIENCE)
+            client = RendezvousClient(address, self.name, self._patience, self._layout)
         except (OSError, dist.DistError):
             return  # A predecessor's address. The successor will publish its own.
         try:
@@ -177,7 +157,3 @@ class Member(ABC):
             pass  # sync_weights is gone; what it last led stays good.
         finally:
             self._group = None
-
-    def until(self) -> float:
-        """When a push that begins now has to be over; on the clock of time.monotonic."""
-        return time.monotonic() + self._deadline_seconds

@@ -1,15 +1,14 @@
 """What sync_weights and the members of a push tell each other, through a TCPStore of torch.
 
     member: trainer rank r, generator g     the store, in sync_weights                       sync_weights
-        ├── layout, token ────────────────────►│                                                  │
+        ├── token; the trainer's layout ──────►│                                                  │
         ├── offered: version, sums ───────────►│── by all trainer ranks? ────────────────────────►│
         │                                      │◄── push: number n, version, who is asked ────────┤
         ├── ready/n: the version it holds ────►│── all ready, or out of time ────────────────────►│
-        │                                      │◄── go/n: who takes part, in what order; plan ────┤
-        │◄══════════ shards, from member to member, through a group (group.py) ══════════►        │
-        ├── done/n: sums ─────────────────────►│── all done, or out of time ─────────────────────►│
-        │                                      │◄── over/n: what is wrong, by generator ──────────┤
-        ├── arrived/n: it is there to take ───►│─────────────────────────────────────────────────►│
+        │                                      │◄── go/n: who takes part, in what order ──────────┤
+        │◄══════════ shards, from member to member (exchange.py) ════════════════════════►        │
+        ├── done/n: what went wrong ──────────►│── all done, or out of time ─────────────────────►│
+        │                                      │◄── go/n: nobody any more ────────────────────────┤
 
 There is no standing membership. A member that does not answer in time is not asked again until it joins with another
 token. It does that by itself: when it connects, and whenever it finds that a push went on without it.
@@ -28,7 +27,10 @@ from torch.distributed.distributed_c10d import Store
 
 from millrace.errors import InputError
 from millrace.weights.base import Manifest, WeightsId
+from millrace.weights.direct.layout import ShardLayout
 
+PATIENCE = 0.25
+"""Share of the deadline for any one thing that another process has to do."""
 _KEPT_PUSHES = 2
 """What these last pushes left in the store stays, for members that still wait for it."""
 
@@ -63,12 +65,10 @@ class Push:
 class Go:
     """Who does take part in a push."""
 
-    group: str
+    group: str = ""
     """Name of the process group; the same name as before means that the group is still good."""
-    members: tuple[str, ...]
-    """In the order of their ranks: the trainer's, then the generators'. Empty: the push is called off."""
-    plan: str
-    """Digest of the transfer plan."""
+    members: tuple[str, ...] = ()
+    """In the order of their ranks: the trainer's, then the generators'. Empty: the push is called off, or over."""
 
 
 class Rendezvous:
@@ -88,9 +88,8 @@ class Rendezvous:
         self.store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
         self._number = 0
         self._offers = 0
-        self.store.add("offers", 0)
-        self.store.add("pushes", 0)
-        self.store.add("asked", 0)
+        for counter in ("offers", "pushes", "resends"):
+            self.store.add(counter, 0)
 
     def close(self) -> None:
         """Stops listening, once nothing else holds the store."""
@@ -102,10 +101,9 @@ class Rendezvous:
         """The token with which a member joined last; None if it never did."""
         return self._read(f"join/{member}")
 
-    def layout(self, member: str) -> dict[str, Any] | None:
-        """What a member said of its layout when it joined: JSON; None if it never did."""
-        text = self._read(f"layout/{member}")
-        return None if text is None else json.loads(text)
+    def layout(self) -> ShardLayout:
+        """The trainer's. Its rank 0 must have joined."""
+        return ShardLayout.from_json(json.loads(self.store.get("layout")))
 
     def offers_changed(self) -> bool:
         """Whether a trainer rank has offered anything since the last call. Takes some 50 µs."""
@@ -117,10 +115,10 @@ class Rendezvous:
         text = self._read(f"offered/{member}")
         return None if text is None else json.loads(text)
 
-    def ask_again(self) -> int:
+    def request_resend(self) -> int:
         """Asks the trainer to offer its version once more. Returns how often that was asked for."""
-        asked: int = self.store.add("asked", 1)
-        return asked
+        requests: int = self.store.add("resends", 1)
+        return requests
 
     def announce(self, manifest: Manifest, asked: Iterable[str]) -> Push:
         """Tells all members of a new push."""
@@ -143,20 +141,13 @@ class Rendezvous:
         """The answers of the members that are done within this time."""
         return self._answers("done", push, members, seconds)
 
-    def over(self, push: Push, wrong: Mapping[str, str]) -> None:
-        """Ends this push. `wrong` says what is wrong with it, by member; empty for those that have the version."""
-        self.store.set(f"over/{push.number}", json.dumps(dict(wrong)))
-        old = push.number - _KEPT_PUSHES
-        for key in (f"go/{old}", f"over/{old}"):
-            self.store.delete_key(key)
+    def finish(self, push: Push) -> None:
+        """Ends this push: a member that wakes up now stays out of it."""
+        self.go(push, Go())
+        self.store.delete_key(f"go/{push.number - _KEPT_PUSHES}")
         for member in push.asked:
             for name in ("ready", "done"):
                 self.store.delete_key(f"{name}/{push.number}/{member}")
-            self.store.delete_key(f"arrived/{old}/{member}")
-
-    def arrived(self, push: Push, members: Iterable[str], seconds: float) -> set[str]:
-        """The members that have the version to take within this time, once they know that nothing is wrong with it."""
-        return set(self._answers("arrived", push, members, seconds))
 
     def _read(self, key: str) -> str | None:
         return self.store.get(key).decode() if self.store.check([key]) else None
@@ -168,13 +159,13 @@ class Rendezvous:
 
 
 class RendezvousClient:
-    """A member's end. `layout`: what it holds or needs, JSON.
+    """A member's end. `layout`: the trainer's, which its rank 0 brings.
 
     Raises OSError or DistError if nothing listens at the address. Every method raises DistNetworkError once
     sync_weights is gone; while its process is frozen, they wait for it.
     """
 
-    def __init__(self, address: str, member: str, layout: Mapping[str, Any], seconds: float) -> None:
+    def __init__(self, address: str, member: str, seconds: float, layout: ShardLayout | None = None) -> None:
         host, _, port = address.rpartition(":")
         # Here a refusal comes at once, where TCPStore would try again and again; and it tells by which of this
         # machine's addresses the other is reached.
@@ -183,7 +174,8 @@ class RendezvousClient:
         self.store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=seconds))
         self._member = member
         self._seen = max(0, self.store.add("pushes", 0) - 1)
-        self.store.set(f"layout/{member}", json.dumps(layout))
+        if layout is not None:
+            self.store.set("layout", json.dumps(layout.to_json()))
         self.join()
 
     def join(self) -> None:
@@ -191,24 +183,23 @@ class RendezvousClient:
         self._token = uuid4().hex
         self.store.set(f"join/{self._member}", self._token)
 
-    def offer(self, manifest: Manifest, sums: Mapping[str, int], answers: int) -> None:
+    def offer(self, manifest: Manifest, sums: Mapping[str, int], resends: int) -> None:
         """Says that this trainer rank holds its part of a version: the sum of each of its boxes, by tensor.
 
-        `answers`: how often a version had been asked for once more when the rank took it.
+        `resends`: how often a version had been asked for once more when the rank took it.
         """
-        values = {"manifest": manifest.to_json(), "sums": dict(sums), "answers": answers}
+        values = {"manifest": manifest.to_json(), "sums": dict(sums), "resends": resends}
         self.store.set(f"offered/{self._member}", json.dumps(values))
         self.store.add("offers", 1)
 
-    def asked_again(self) -> int:
+    def resends(self) -> int:
         """How often sync_weights has asked for a version once more. Takes some 50 µs."""
-        asked: int = self.store.add("asked", 0)
-        return asked
+        requests: int = self.store.add("resends", 0)
+        return requests
 
-    def layout(self, member: str) -> dict[str, Any]:
-        """What another member said of its layout when it joined: JSON."""
-        found: dict[str, Any] = json.loads(self.store.get(f"layout/{member}"))
-        return found
+    def layout(self) -> ShardLayout:
+        """The trainer's."""
+        return ShardLayout.from_json(json.loads(self.store.get("layout")))
 
     def next_push(self) -> Push | None:
         """The newest push, once, if this member is asked or not. Takes some 50 µs when there is none."""
@@ -227,28 +218,15 @@ class RendezvousClient:
         values = {"token": self._token, "held": None if held is None else asdict(held)}
         self.store.set(f"ready/{push.number}/{self._member}", json.dumps(values))
         key = f"go/{push.number}"
-        # Over already: this process was frozen in between, and the group is gone.
-        if not _wait(self.store, [key], seconds) or self.store.check([f"over/{push.number}"]):
-            return None
-        values = json.loads(self.store.get(key))
-        go = Go(group=values["group"], members=tuple(values["members"]), plan=values["plan"])
-        return go if self._member in go.members else None
-
-    def done(self, push: Push, *, sums: Mapping[str, int] | None = None, wrong: str = "") -> None:
-        """Answers that its part is done: what a generator holds now, or what is wrong."""
-        self.store.set(f"done/{push.number}/{self._member}", json.dumps({"sums": sums, "wrong": wrong}))
-
-    def arrived(self, push: Push) -> None:
-        """Answers that the version is there to take."""
-        self.store.set(f"arrived/{push.number}/{self._member}", "{}")
-
-    def verdict(self, push: Push, seconds: float) -> str | None:
-        """What sync_weights finds wrong with this member's copy, empty if nothing; None if it does not say in time."""
-        key = f"over/{push.number}"
         if not _wait(self.store, [key], seconds):
             return None
-        found: str | None = json.loads(self.store.get(key)).get(self._member)
-        return found
+        values = json.loads(self.store.get(key))
+        go = Go(group=values["group"], members=tuple(values["members"]))
+        return go if self._member in go.members else None
+
+    def done(self, push: Push, wrong: str = "", *, damaged: bool = False) -> None:
+        """Answers that its part is done, or what went wrong; `damaged`: what it received does not match."""
+        self.store.set(f"done/{push.number}/{self._member}", json.dumps({"wrong": wrong, "damaged": damaged}))
 
 
 def _wait(store: Store, keys: list[str], seconds: float) -> bool:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.trl.environment import torch_requirement
 from benchmarks.trl.figures import of_pair, of_pairs, targets_met
 from benchmarks.trl.roofline import layer_weights, product_rate, step_flops
 from benchmarks.trl.runs import Step
@@ -18,7 +17,7 @@ def steps(seconds: float, rewards: list[float], *, first: float = 100.0) -> list
     return [Step(t=first + seconds * i, reward=reward, response_tokens=3) for i, reward in enumerate(rewards)]
 
 
-def test_speeds_are_compared_after_the_warm_up_and_rewards_after_equal_steps_and_equal_time() -> None:
+def test_speeds_and_rewards_are_compared_after_the_warm_up() -> None:
     rewards = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
     pair = of_pair(steps(2.0, rewards), steps(0.5, rewards), SHORT, warmup=2)
     assert pair["speedup"] == pair["tokens_speedup"] == pytest.approx(4)
@@ -30,7 +29,7 @@ def test_speeds_are_compared_after_the_warm_up_and_rewards_after_equal_steps_and
     assert pair["trl"]["reward_after_equal_time"] == pytest.approx(0.05)
 
 
-def test_the_target_is_twice_the_speed_in_the_median_pair_at_a_reward_that_is_no_lower() -> None:
+def test_the_target_is_twice_the_speed_at_a_reward_that_is_no_lower() -> None:
     theirs = steps(1.0, [0.5] * 8)
     fast, slow = steps(0.4, [0.5] * 8), steps(0.9, [0.5] * 8)
     found = of_pairs([of_pair(theirs, ours, SHORT, warmup=1) for ours in (fast, slow, fast)])
@@ -50,15 +49,6 @@ def test_prompts_have_the_tokens_of_their_shape_and_answers_fit(name: str, tmp_p
     assert max(len(record["answer"]) + 1 for record in records) <= shape.max_new_tokens
 
 
-def test_a_chain_is_answered_with_each_sum_of_the_last_two_digits(tmp_path: Path) -> None:
-    write_prompts(SHAPES["long"], tmp_path / "prompts.jsonl")
-    answers = {}
-    for line in (tmp_path / "prompts.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        answers[record["prompt"]] = record["answer"]
-    assert answers["4:3+4="] == "2 3:4+2=1 2:2+1=3 1:1+3=4"
-
-
 def test_a_prompt_that_stands_once_per_group_saves_its_share_of_the_operations() -> None:
     weights = layer_weights(SHORT)
     once, each = (step_flops(SHORT, 3, prompts_once=shared) for shared in (True, False))
@@ -66,7 +56,3 @@ def test_a_prompt_that_stands_once_per_group_saves_its_share_of_the_operations()
     assert once["training"] == pytest.approx(6 * weights * (64 * 7 + 512 * 3))
     assert once["sampling"] == pytest.approx(once["training"] / 3)
     assert product_rate(8, 8, 8) > 0
-
-
-def test_the_environment_has_the_version_of_torch_that_millrace_is_tested_with() -> None:
-    assert torch_requirement("tokenizers==1\ntorch==2.13.0\ntorchvision==9\n") == "torch==2.13.0"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.stored_run.run import Shape, StoredRun, make_run
+from support.stored_run.run import Shape, make_run
 
 from dashboard.export.groups import MOST_GROUPS, newest_groups
 from dashboard.read.model import RunData
@@ -65,10 +65,3 @@ def test_a_group_whose_part_is_damaged_says_so_and_the_others_are_shown(store: S
     assert 0 < len(damaged) < len(tables)
     assert all(row[-1] == "can't be read" for rows in damaged for row in rows.rows)
     assert all(row[-1] != "can't be read" for _, rows in tables if rows not in damaged for row in rows.rows)
-
-
-def test_a_run_of_which_nothing_was_taken_yet_has_no_groups(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path / "young"))
-    StoredRun(store, "young", Shape(steps=3))
-    view = newest_groups(RunReader(store).look())
-    assert (view.title, list(view.blocks)) == ("Trajectories: none was taken yet", [])

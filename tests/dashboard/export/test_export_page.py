@@ -1,7 +1,5 @@
 """The exported file, opened in a headless Chromium from the disk, with every way off the machine shut."""
 
-import base64
-import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -98,30 +96,13 @@ def test_every_chart_is_drawn_with_the_runs_numbers_and_nothing_is_asked_for(chr
 
 def test_the_header_says_which_run_how_far_it_was_and_what_could_not_be_read(chromium: Page, tmp_path: Path) -> None:
     file = tmp_path / "mine.html"
-    export([run_data(problems=("streams/consumed: record 3 is damaged",))], [_view(_BALANCE)], file)
-    header = _Opened(chromium, file).page.locator("header")
-    text = header.inner_text()
-    for expected in (
-        "mine",
-        "running",
-        "3 of 10",
-        "async",
-        "4 versions",
-        "shm",
-        "2023-11-14 22:13:20 UTC",
-        "/runs/mine",
-    ):
-        assert expected in text
-    assert header.locator(".problems").inner_text() == "mine: streams/consumed: record 3 is damaged"
-
-
-def test_a_run_whose_status_is_not_known_and_one_beside_it_are_shown_all_the_same(
-    chromium: Page, tmp_path: Path
-) -> None:
-    file = tmp_path / "both.html"
-    export([run_data(), run_data("other", status=None)], [_view(_LOSS)], file)
+    unread = run_data(problems=("streams/consumed: record 3 is damaged",))
+    export([unread, run_data("other", status=None)], [_view(_LOSS, _BALANCE)], file)
     opened = _Opened(chromium, file)
-    assert "other" in opened.page.locator("header").inner_text()
+    header = opened.page.locator("header")
+    for expected in ("mine", "running", "3 of 10", "2023-11-14 22:13:20 UTC", "/runs/mine", "other"):
+        assert expected in header.inner_text()
+    assert "record 3 is damaged" in header.locator(".problems").inner_text()
     assert opened.page.evaluate("() => document.getElementById('chart-loss').data.length") == 2
     assert opened.complaints == []
 
@@ -181,13 +162,6 @@ def test_it_is_light_or_dark_as_the_reader_likes(chromium: Page, tmp_path: Path,
     assert (sum(ground) < sum(text)) == dark, f"ground {ground}, text {text}"
 
 
-def test_a_figures_numbers_survive_what_is_done_to_its_json(tmp_path: Path) -> None:
-    whole = page([run_data()], [_view(_LOSS)], datetime.now(UTC))
-    _, _, rest = whole.partition('data-chart="chart-loss">')
-    figure = json.loads(rest.partition("</script>")[0])
-    assert base64.b64decode(figure["data"][0]["y"]["bdata"])[:8].hex() == "000000000000e03f"  # 0.5
-
-
 def test_a_file_that_is_there_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "mine.html"
     file.write_text("old")
@@ -196,9 +170,8 @@ def test_a_file_that_is_there_is_replaced_and_nothing_is_left_beside_it(tmp_path
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_place_that_cant_be_written_gives_one_sentence_and_stays_as_it_was(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"missing/mine\.html: can't be written: No such file or directory"):
-        export([run_data()], [_view(_BALANCE)], tmp_path / "missing" / "mine.html")
-    with pytest.raises(InputError, match="a folder; expected the name of a file"):
-        export([run_data()], [_view(_BALANCE)], tmp_path)
+def test_a_place_that_cant_be_written_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
+    for place in (tmp_path / "missing" / "mine.html", tmp_path):
+        with pytest.raises(InputError):
+            export([run_data()], [_view(_BALANCE)], place)
     assert list(tmp_path.iterdir()) == []

@@ -1,20 +1,14 @@
 """What TensorBoard gets beside metrics: idle shares and rates by replica, the configs, and samples of responses."""
 
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.pages.mirrored import CONFIG, Trained
+from support.pages.mirrored import CONFIG, Trained, copy, events
 from support.stored_run.run import Shape, make_run
-from tensorboardX.proto.event_pb2 import Event
 
-from dashboard.integrations.sinks.copying import Mirror
-from dashboard.integrations.sinks.tensorboard import TensorBoard
 from dashboard.read.run_reader import RunReader
 from millrace.runs.record import end_attempt, resume_run
-from storage.stores.base import Store
 from storage.stores.factory import open_store
 
 
@@ -23,32 +17,15 @@ def trained(tmp_path: Path) -> Trained:
     return Trained(open_store(str(tmp_path / "runs" / "mine")))
 
 
-def _copy(store: Store, folder: Path) -> None:
-    copying = Mirror(store, TensorBoard(folder))
-    try:
-        copying.copy()
-    finally:
-        copying.close()
-
-
-def _events(folder: Path) -> Iterator[Event]:
-    for file in sorted(folder.glob("events.out.tfevents.*")):
-        data = file.read_bytes()
-        while data:
-            (length,) = struct.unpack("<Q", data[:8])
-            yield Event.FromString(data[12 : 12 + length])
-            data = data[16 + length :]
-
-
 def _flow(folder: Path) -> list[tuple[str, int, float]]:
-    values = [(value.tag, event.step, value.simple_value) for event in _events(folder) for value in event.summary.value]
+    values = [(value.tag, event.step, value.simple_value) for event in events(folder) for value in event.summary.value]
     return [one for one in values if one[0].startswith("flow/")]
 
 
 def _texts(folder: Path, name: str) -> dict[int, str]:
     """Markdown by step; fails if one is written twice."""
     found: dict[int, str] = {}
-    for event in _events(folder):
+    for event in events(folder):
         for value in event.summary.value:
             if value.tag == name:
                 assert value.metadata.plugin_data.plugin_name == "text"
@@ -64,38 +41,29 @@ def test_a_generators_idle_share_and_rate_are_summed_over_each_policy_version(tr
     trained.work(0, 103.0, 1, busy=0.5, waited=1.5, tokens=300.0)
     trained.work(0, 105.0, 3, busy=2.0, waited=0.0, tokens=900.0)
     trained.work(1, 101.0, 2, busy=1.0, waited=3.0, tokens=40.0)
-    _copy(trained.store, tmp_path / "mine")
+    copy(trained.store, tmp_path / "mine")
     # Version 3 of the first and version 2 of the second may go on.
     first = [("flow/generate-0/idle_share", 1, 0.5), ("flow/generate-0/tokens_per_second", 1, 75.0)]
     assert _flow(tmp_path / "mine") == first
     trained.step(4)
     trained.work(0, 106.0, 3, busy=1.0, waited=1.0, tokens=1100.0)
     trained.work(0, 108.0, 4, busy=1.0, waited=1.0, tokens=1200.0)
-    _copy(trained.store, tmp_path / "mine")
+    copy(trained.store, tmp_path / "mine")
     second = [("flow/generate-0/idle_share", 3, 0.25), ("flow/generate-0/tokens_per_second", 3, 200.0)]
     assert _flow(tmp_path / "mine") == first + second
 
 
-def test_a_generator_that_starts_to_count_again_has_no_negative_rate(trained: Trained, tmp_path: Path) -> None:
-    trained.step(1, 2)
-    trained.work(0, 101.0, 1, busy=2.0, waited=0.0, tokens=1000.0)
-    trained.work(0, 103.0, 2, busy=2.0, waited=0.0, tokens=10.0)
-    trained.work(0, 105.0, 3, busy=2.0, waited=0.0, tokens=20.0)
-    _copy(trained.store, tmp_path / "mine")
-    assert [value for tag, step, value in _flow(tmp_path / "mine") if tag.endswith("second") and step == 2] == [0.0]
-
-
 def test_the_config_of_each_attempt_is_a_text_at_the_version_it_went_on_from(trained: Trained, tmp_path: Path) -> None:
     trained.step(1)
-    _copy(trained.store, tmp_path / "mine")
+    copy(trained.store, tmp_path / "mine")
     end_attempt(trained.store, 0, "stopped")
     resume_run(trained.store, {**CONFIG, "training": {"max_steps": 12}})
     trained.step(2)
     for _ in range(2):
-        _copy(trained.store, tmp_path / "mine")
-    events = [event for event in _events(tmp_path / "mine") for value in event.summary.value if value.tag == "config"]
-    shown = [event.summary.value[0].tensor.string_val[0].decode() for event in events]
-    assert [event.step for event in events] == [0, 0]
+        copy(trained.store, tmp_path / "mine")
+    configs = [event for event in events(tmp_path / "mine") for value in event.summary.value if value.tag == "config"]
+    shown = [event.summary.value[0].tensor.string_val[0].decode() for event in configs]
+    assert [event.step for event in configs] == [0, 0]
     assert ['"max_steps": 10' in shown[0], '"max_steps": 12' in shown[1]] == [True, True]
     assert all(line.startswith("    ") for text in shown for line in text.splitlines())
 
@@ -105,7 +73,7 @@ def test_the_best_and_the_worst_response_of_every_twentieth_step_are_a_text(tmp_
     store = open_store(str(tmp_path / "mine"))
     make_run(store, "mine", Shape(steps=41, groups_per_step=2, group_size=4, generators=1))
     for _ in range(2):
-        _copy(store, tmp_path / "logs")
+        copy(store, tmp_path / "logs")
     samples = _texts(tmp_path / "logs", "samples")
     assert samples.keys() == {1, 20, 40}
     run = RunReader(store).look()

@@ -100,15 +100,6 @@ def test_what_is_remembered_outlives_a_mirror_that_is_killed(trained: Trained, t
 
 
 @pytest.mark.slow
-def test_wandb_switched_off_is_refused_for_it_would_keep_nothing(trained: Trained, tmp_path: Path) -> None:
-    trained.step(1)
-    process = start_mirror(trained, "--wandb", "project", cwd=tmp_path, WANDB_MODE="disabled")
-    _, err = process.communicate(timeout=DEADLINE)
-    assert (process.returncode, err.count("\n")) == (2, 1)
-    assert "WANDB_MODE=disabled would keep nothing" in err
-
-
-@pytest.mark.slow
 def test_wandb_writes_where_its_own_variable_says_and_knows_the_config(trained: Trained, tmp_path: Path) -> None:
     trained.step(1)
     (tmp_path / "elsewhere").mkdir()
@@ -123,7 +114,7 @@ def test_wandb_writes_where_its_own_variable_says_and_knows_the_config(trained: 
 
 @pytest.mark.parametrize("project", ["a/b", "", "ä", "x" * 129])
 def test_a_name_that_wandb_does_not_allow_is_refused(project: str) -> None:
-    with pytest.raises(InputError, match="expected the name of a project"):
+    with pytest.raises(InputError):
         WeightsAndBiases(project, "mine")
 
 

@@ -1,11 +1,11 @@
 """The rail beside a home page's charts."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from dash import dcc, html
-from dash.development.base_component import Component
+from support.pages.components import components, words
 from support.pages.consumed_rows import consumed_rows
 from support.pages.run_data import STATUS, T, measured, run_data
 
@@ -17,27 +17,12 @@ HOSTILE = "<img src=x onerror=alert(1)>\u202e\x1b[2J"
 SHOWN = "<img src=x onerror=alert(1)>\\u202e␛[2J"
 
 
-def components(root: Any) -> Iterator[Component]:
-    if isinstance(root, Component):
-        yield root
-        yield from components(getattr(root, "children", None))
-    elif isinstance(root, (list, tuple)):
-        for child in root:
-            yield from components(child)
-
-
-def texts(root: Any) -> str:
-    if isinstance(root, Component):
-        return texts(getattr(root, "children", None))
-    return "".join(map(texts, root)) if isinstance(root, (list, tuple)) else root or ""
-
-
 def said(run: RunData, prompts: dict[tuple[int, int], str] | None = None) -> dict[str, str]:
     """The text of each section by its title."""
     found = {}
     for section in rail(run, prompts or {}):
         title, *lines = section.children
-        found[title.children] = texts(lines)
+        found[title.children] = words(lines)
     return found
 
 
@@ -50,17 +35,16 @@ def run(origin: Origin | None = None, **changes: Any) -> RunData:
 
 
 def test_a_group_is_shown_with_its_prompt_in_short_and_leads_to_its_page() -> None:
-    found = rail(run(), {(0, 6): "What is\n" + "1 + " * 30 + "1?"})[0]
-    links = [one for one in components(found) if isinstance(one, dcc.Link)]
-    assert [(link.children, link.href) for link in links] == [
-        ("best", "/run/mine/trajectories?open=0.6"),
-        ("worst", "/run/mine/trajectories?open=0.6"),
-    ]
-    assert "best What is 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + … reward 0.5, v3" in texts(found)
-    assert "its prompt can't be read" in said(run())["Groups"]
+    groups = rail(run(), {(0, 6): "What is\n" + "1 + " * 30 + "1?"})[0]
+    links = [each for each in components(groups) if isinstance(each, dcc.Link)]
+    assert {link.children: link.href for link in links} == dict.fromkeys(
+        ("best", "worst"), "/run/mine/trajectories?open=0.6"
+    )
+    assert "What is 1 + 1" in words(groups)
+    assert "1 + 1?" not in words(groups)
 
 
-def test_what_models_and_runs_have_written_is_text_with_its_control_characters_escaped() -> None:
+def test_hostile_text_stays_text_with_its_control_characters_escaped() -> None:
     latest = [{"t": T, "kind": "probe.alarm", "sentence": HOSTILE, "stage": None}]
     status = {**STATUS, "incidents": {"latest": latest}}
     origin = Origin(preset=HOSTILE, changes={HOSTILE: [HOSTILE, 1]}, flow_run="javascript:alert(1)")
@@ -72,29 +56,17 @@ def test_what_models_and_runs_have_written_is_text_with_its_control_characters_e
     assert kinds <= {html.Section, html.H2, html.Ul, html.Li, html.P, html.Span, html.Strong, dcc.Link}
 
 
-def test_the_ledger_is_four_numbers_and_says_whether_they_balance() -> None:
-    assert said(run())["Ledger"] == "✓ balanced 30 generated = 12 trained + 14 waiting + 4 dropped"
-    lost = {**STATUS, "ledger": {**STATUS["ledger"], "generated": {"rollouts": 31, "tokens": 93}}}
-    assert said(run(status=lost))["Ledger"].startswith("✕ not balanced 31 generated")
-    assert "can't be computed" in said(run(status=None))["Ledger"]
-
-
-def test_the_config_is_told_against_its_preset_and_what_is_too_much_is_counted() -> None:
+def test_ledger_and_config_are_told_in_short() -> None:
     changes = {f"training.setting_{number}": [number, "x"] for number in range(5)}
-    config = said(run(Origin(preset="tiny-cpu", changes=changes)))["Config"]
-    assert config.startswith('Against preset tiny-cpu:training.setting_0: 0 → "x"')
-    assert config.endswith("and 2 more")
-    assert said(run(Origin(preset="tiny-cpu")))["Config"] == "As preset tiny-cpu."
-    assert said(run())["Config"] == "Its preset was not recorded in this run."
+    told = said(run(Origin(preset="tiny-cpu", changes=changes)))
+    assert "30 generated = 12 trained + 14 waiting + 4 dropped" in told["Ledger"]
+    assert "training.setting_0" in told["Config"]
+    assert "training.setting_4" not in told["Config"]
+    young = said(run(consumed=consumed_rows([]), status=None, metrics={}))
+    assert young.keys() == told.keys()
 
 
-def test_the_flow_run_is_linked_if_one_was_recorded() -> None:
-    address = "http://127.0.0.1:4200/flow-runs/flow-run/1"
-    links = [one for one in components(rail(run(Origin(flow_run=address)), {})) if isinstance(one, html.A)]
-    assert [link.href for link in links] == [address]
-    assert said(run())["Prefect"] == "No flow run was recorded."
-
-
-def test_a_run_that_has_just_begun_has_a_rail_too() -> None:
-    found = said(run(consumed=consumed_rows([]), status=None, metrics={}))
-    assert (found["Groups"], found["Events"]) == ("None was taken yet.", "None.")
+@pytest.mark.parametrize("address", ["http://127.0.0.1:4200/flow-runs/flow-run/1", "javascript:alert(1)", None])
+def test_the_flow_run_is_linked_if_its_address_is_one(address: str | None) -> None:
+    links = [each.href for each in components(rail(run(Origin(flow_run=address)), {})) if isinstance(each, html.A)]
+    assert links == ([address] if address and address.startswith("http") else [])

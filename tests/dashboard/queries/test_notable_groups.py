@@ -16,7 +16,7 @@ REWARDS = [
 ]
 
 
-def test_the_best_the_worst_and_one_without_spread_are_the_newest_of_their_kind_among_the_newest_versions() -> None:
+def test_the_newest_best_worst_and_spreadless_groups_are_notable() -> None:
     groups = len(REWARDS)
     consumed = consumed_rows(
         np.repeat([1, 30, 31, 32, 33, 34], 2),
@@ -30,12 +30,3 @@ def test_the_best_the_worst_and_one_without_spread_are_the_newest_of_their_kind_
     assert {why: one.group_id for why, one in found.items()} == {"best": 3, "worst": 2, "no spread": 2}
     best = found["best"]
     assert (best.generator, best.row_id, best.policy_version, best.reward) == (1, 6, 32, 0.75)
-
-
-def test_before_the_first_step_there_is_none() -> None:
-    assert notable_groups(run_data(consumed=consumed_rows([]))) == []
-
-
-def test_rewards_that_are_all_unknown_make_no_group_notable() -> None:
-    consumed = consumed_rows([1, 1], reward=[np.nan, np.nan], sample_index=[0, 1])
-    assert notable_groups(run_data(consumed=consumed)) == []

@@ -7,7 +7,6 @@ from support.pages.run_data import T, run_data
 
 from dashboard.queries.occasional import occasional_tracks
 from dashboard.read.model import Columns
-from dashboard.views.flow import VIEW
 
 STARTED = T - 60
 NAN = float("nan")
@@ -45,19 +44,3 @@ def test_the_start_model_is_made_from_the_start_of_its_attempt_until_its_last_st
 def test_an_evaluation_lasts_as_long_as_its_result_says_and_nothing_is_between_two() -> None:
     found = tracks(evaluations=evaluated((5, 4), (20, 10)))
     assert found == {"evaluate": [(1.0, 5.0, 1.0), (5.0, 10.0, 0.0), (10.0, 20.0, 1.0)]}
-
-
-def test_evaluations_at_the_same_time_are_one_stretch_and_those_of_unknown_length_are_left_out() -> None:
-    found = tracks(evaluations=evaluated((12, 4), (10, 8), (30, NAN)))
-    assert found == {"evaluate": [(2.0, 12.0, 1.0)]}
-
-
-def test_a_run_without_them_has_no_such_track() -> None:
-    assert tracks() == {}
-
-
-def test_the_flow_page_shows_them_below_the_replicas() -> None:
-    chart = next(block for block in VIEW.blocks if block.id == "flow-tracks")
-    record = {"doing": "stopped", "attempt": 0, "t": STARTED + 8}
-    figure = chart.build([run_data(stage_status={"bootstrap-0": record}, evaluations=evaluated((20, 10)))])
-    assert [trace.name for trace in figure.data] == ["bootstrap", "evaluate"]  # type: ignore[union-attr]

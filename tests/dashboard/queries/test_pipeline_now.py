@@ -50,15 +50,10 @@ def test_a_queue_grows_or_shrinks_by_its_newest_steps_against_those_before(value
     assert (now.unscored.rollouts, now.unscored.trend) == (6, 0)
 
 
-def test_the_picture_outlines_the_bottleneck_and_says_so() -> None:
+def test_the_picture_outlines_the_bottleneck() -> None:
     outlined = [part for part in picture(_run()).children if part.className == "stage bottleneck"]
     assert [part.children[0].children for part in outlined] == ["train"]
-    assert outlined[0].children[1].children == "bottleneck"
-
-
-def test_a_run_without_status_or_metrics_has_a_picture_too() -> None:
-    parts = picture(run_data(status=None, stage_status={}, metrics={})).children
-    assert [part.children[1].children for part in parts[::2]] == ["not started"] * 4
+    assert len(picture(run_data(status=None, stage_status={}, metrics={})).children) == 7
 
 
 def test_the_start_model_has_a_progress_bar_until_it_is_made() -> None:

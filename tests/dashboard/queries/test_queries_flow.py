@@ -54,39 +54,12 @@ def test_a_track_is_cut_into_the_shares_of_each_bin() -> None:
     assert {kind: shares.tolist() for kind, shares in track.shares.items()} == {"train": [0.5, 1.0], _WAIT: [0.5, 0.0]}
 
 
-def test_an_interval_that_lies_across_two_bins_is_divided_between_them() -> None:
-    run = _run({"train-0": _time(train={3: 2.0, 4: 1.0})})
-    (track,) = flow.time_by_replica(run)
-    # From 1 s to 4 s.
-    assert track.shares["train"].tolist() == [0.5, 1.0]
-
-
-def test_time_between_two_measurements_that_was_not_measured_stays_empty() -> None:
-    run = _run({"train-0": _time(train={2: 2.0, 10: 2.0})})
-    (track,) = flow.time_by_replica(run)
-    assert track.shares["train"].tolist() == [1.0, 0.0, 0.0, 0.0, 1.0]
-
-
 def test_tracks_have_150_intervals_at_most_whose_width_doubles() -> None:
     times = {float(t): 2.0 for t in range(2, 1202, 2)}
     (track,) = flow.time_by_replica(_run({"train-0": _time(train=times)}))
     # 1200 s in bins of 8 s; of 4 s they would be 300.
     assert len(track.edges) == 151
     assert np.allclose(track.shares["train"], 1.0)
-
-
-def test_the_last_bin_ends_where_the_last_measurement_was_made() -> None:
-    (track,) = flow.time_by_replica(_run({"train-0": _time(train={2: 2.0, 3: 1.0})}))
-    assert (track.edges * 60).tolist() == [0, 2, 3]
-    assert track.shares["train"].tolist() == [1.0, 1.0]
-
-
-def test_tracks_are_ordered_by_stage_and_their_kinds_by_purpose() -> None:
-    kinds = {f"time/{kind}/seconds": _rows({2: 0.5}) for kind in ("waiting for weights", "update_weights", "generate")}
-    run = _run({"train-0": _time(train={2: 2.0}), "generate-1": kinds, "generate-0": kinds})
-    tracks = flow.time_by_replica(run)
-    assert [track.name for track in tracks] == ["generate-0", "generate-1", "train-0"]
-    assert list(tracks[0].shares) == ["generate", "paused for weights", "waiting for weights"]
 
 
 def test_the_idle_fraction_is_of_the_time_measured_in_all_replicas() -> None:
@@ -99,11 +72,6 @@ def test_the_idle_fraction_is_of_the_time_measured_in_all_replicas() -> None:
     line = flow.idle(run)["generate"]
     assert (line.x * 60).tolist() == [1, 3]
     assert line.y.tolist() == [0.25, 0.0]
-
-
-def test_where_nothing_was_measured_there_is_no_idle_fraction() -> None:
-    line = flow.idle(_run({"train-0": _time(train={2: 2.0, 6: 2.0})}))["train"]
-    assert np.isnan(line.y).tolist() == [False, True, False]
 
 
 def test_throughput_is_summed_over_replicas_and_ends_where_one_has_not_measured_yet() -> None:
@@ -119,19 +87,6 @@ def test_throughput_is_summed_over_replicas_and_ends_where_one_has_not_measured_
     np.testing.assert_array_equal(found["generate"].y, [50.0, 125.0, np.nan])
     # What the first row tells of came in the two seconds before it.
     assert found["score"].y.tolist() == [2.5, 2.5, 0.0]
-
-
-@pytest.mark.parametrize("metrics", [{}, {"train-0": {}}, {"train-0": _time(train={-5: 2.0})}])
-def test_before_a_stage_measured_its_time_there_is_nothing(metrics: dict[str, dict[str, Columns]]) -> None:
-    run = _run(metrics)
-    assert flow.time_by_replica(run) == []
-    assert flow.idle(run) == flow.throughput(run) == {}
-
-
-def test_queues_are_over_minutes() -> None:
-    line = flow.queue(_run({"train-0": {"buffered_rollouts": _rows({30: 8.0, 60: 16.0})}}), "buffered_rollouts")
-    assert line.x.tolist() == [0.5, 1.0]
-    assert line.y.tolist() == [8, 16]
 
 
 def test_stage_times_are_the_mean_of_the_replicas() -> None:
@@ -158,11 +113,6 @@ def test_overlap_is_measured_against_perfect_overlap() -> None:
     assert found is not None
     assert (found.busy, found.slowest, found.bound, found.wall, found.overlap) == (16.0, "generate", 2.0, 10.0, 1.6)
     assert found.share == 0.8
-
-
-@pytest.mark.parametrize("statuses", [{}, {"generate-0": {"seconds": {}}}, {"train-0": {"seconds": {"idle": 1.0}}}])
-def test_there_is_no_overlap_before_any_work(statuses: dict[str, Any]) -> None:
-    assert flow.overlap(_run({}, stage_status=statuses)) is None
 
 
 def test_pushes_are_separated_by_the_transport_of_their_attempt() -> None:
@@ -195,19 +145,3 @@ def test_deliveries_are_separated_by_generator_and_route() -> None:
     assert found["generate-0 by store"].y.tolist() == [4.0]
     mean = averaged([*found.values()])
     assert (mean.x.tolist(), mean.y.tolist()) == ([1, 2], [pytest.approx(0.3), 4.0])
-
-
-def test_pauses_are_by_generator() -> None:
-    run = _run(
-        {
-            "generate-0": {"pause_seconds": _rows({1: 0.2}, [1])},
-            "generate-1": {"pause_seconds": _rows({1: 0.6}, [1])},
-            "generate-2": {},
-        }
-    )
-    found = flow.pauses(run)
-    assert {name: line.y.tolist() for name, line in found.items()} == {
-        "generate-0": [0.2],
-        "generate-1": [0.6],
-    }
-    assert averaged([*found.values()]).y.tolist() == [0.4]

@@ -1,7 +1,7 @@
 """What the trainer measured, and what evaluations found."""
 
 import numpy as np
-from support.pages.run_data import measured, run_data
+from support.pages.run_data import run_data
 
 from dashboard.queries import learning
 
@@ -10,14 +10,6 @@ def test_a_measurement_is_over_policy_versions() -> None:
     line = learning.measured(run_data(), "loss")
     assert line.x.tolist() == [1, 2, 3]
     assert line.y.tolist() == [0.5, 0.25, -0.125]
-
-
-def test_of_neighbours_a_mean_is_averaged_and_a_maximum_is_not() -> None:
-    values = [5.0 if version == 1 else 1.0 for version in range(1, 1001)]
-    metrics = {"train-0": {"importance_ratio_max": measured(values), "importance_ratio_mean": measured(values)}}
-    run = run_data(metrics=metrics)
-    assert learning.measured(run, "importance_ratio_max").y[:2].tolist() == [5.0, 1.0]
-    assert learning.measured(run, "importance_ratio_mean").y[:2].tolist() == [3.0, 1.0]
 
 
 def test_accuracy_is_over_the_versions_that_were_evaluated() -> None:

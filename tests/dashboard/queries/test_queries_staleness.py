@@ -36,15 +36,6 @@ def test_mean_and_largest_are_of_the_trained_rows_of_each_step() -> None:
     assert largest.y.tolist() == [3, 2]
 
 
-def test_more_than_500_steps_are_taken_together_and_the_largest_is_not_averaged_away() -> None:
-    versions = np.repeat(np.arange(1, 1001), 2)
-    mean, largest = staleness.over_time(_run(versions, staleness=np.where(versions == 4, 8, 2)))
-    assert len(mean.x) == 500
-    assert mean.x[:2].tolist() == [1.5, 3.5]
-    assert mean.y[:3].tolist() == [2.0, 5.0, 2.0]
-    assert largest.y[:3].tolist() == [2, 8, 2]
-
-
 def test_the_bound_holds_until_a_later_attempt_changes_it() -> None:
     bound = staleness.bound(_with_attempts(_attempt(0, 4), _attempt(20, 2)))
     assert bound.x.tolist() == [0, 20, 30]
@@ -82,43 +73,12 @@ def test_the_distribution_now_is_of_the_newest_tenth() -> None:
     assert whole.y.tolist() == [0.9, 0.05, 0.05]
 
 
-def test_the_distribution_now_is_of_a_whole_step_at_least() -> None:
-    found = staleness.distribution(_run([1, 1, 2, 2, 2, 2], staleness=[0, 0, 1, 1, 1, 0]))
-    assert found is not None
-    assert found[0].y.tolist() == [0.25, 0.75]
-
-
 def test_pairs_count_trajectories_by_their_staleness_and_when_they_were_trained() -> None:
     found = staleness.pairs(_run([3, 3, 4, 5], staleness=[2, 0, 1, 0], outcome=[0, 0, 0, 0]))
     assert found is not None
     assert found.x.tolist() == [3, 4, 5]
     assert found.y.tolist() == [0, 1, 2]
     assert found.counts.tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 0]]
-
-
-def test_pairs_are_of_the_newest_120_versions_a_cell_each() -> None:
-    versions = np.arange(1, 301)
-    found = staleness.pairs(_run(versions, staleness=1))
-    assert found is not None
-    assert found.x[[0, -1]].tolist() == [181, 300]
-    assert found.counts.tolist() == [[0] * 120, [1] * 120]
-
-
-def test_a_large_staleness_shares_cells_and_none_is_lost() -> None:
-    versions = np.arange(181, 301)
-    found = staleness.pairs(_run(versions, staleness=np.where(versions == 181, 299, 0)))
-    assert found is not None
-    # 300 values, three a cell.
-    assert found.counts.shape == (100, 120)
-    assert found.y[:2].tolist() == [1.0, 4.0]
-    assert found.counts.sum() == 120
-
-
-def test_each_generator_has_points_where_it_made_something() -> None:
-    found = staleness.by_generator(_run([1, 1, 1, 2], staleness=[2, 0, 1, 5], generator=[0, 2, 2, 0]))
-    assert list(found) == [0, 2]
-    assert (found[0].x.tolist(), found[0].y.tolist()) == ([1, 2], [2, 5])
-    assert (found[2].x.tolist(), found[2].y.tolist()) == ([1], [0.5])
 
 
 def test_spans_are_shares_by_how_many_versions_sampled_and_five_stands_for_more() -> None:
@@ -140,17 +100,6 @@ def test_outcomes_show_whether_drops_favour_short_responses() -> None:
     assert (stale.name, stale.rollouts, stale.tokens, stale.length_ratio) == ("stale", 2, 60, 2.0)
 
 
-def test_an_outcome_that_never_occurred_is_left_out_and_trained_never_is() -> None:
-    (only,) = staleness.outcomes(_EMPTY)
-    assert (only.name, only.rollouts, only.tokens) == ("trained", 0, 0)
-    assert np.isnan([only.mean_length, only.mean_reward, only.length_ratio]).all()
-
-
-@pytest.mark.parametrize("query", [staleness.over_time, staleness.split])
-def test_before_the_first_step_lines_are_empty(query: Any) -> None:
-    assert [len(line.x) for line in query(_EMPTY)] == [0, 0]
-
-
 def test_before_the_first_step_there_is_nothing_to_count() -> None:
     dropped_only = _run([1, 1], outcome=[1, 1])
     for run in (_EMPTY, dropped_only):
@@ -159,7 +108,7 @@ def test_before_the_first_step_there_is_nothing_to_count() -> None:
         assert len(staleness.mean_span(run).x) == 0
 
 
-def test_tokens_are_counted_by_their_own_staleness_over_the_newest_tenth_and_the_whole_run() -> None:
+def test_tokens_are_counted_by_their_own_staleness() -> None:
     def counted(versions: list[int], tokens: list[float]) -> dict[str, Any]:
         return {"policy_version": np.array(versions), "value": np.array(tokens)}
 

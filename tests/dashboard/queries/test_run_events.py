@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from support.pages.run_data import STATUS, T, measured, run_data
 
 from dashboard.queries.events import config_changes, latest_events, promotions
@@ -26,16 +25,13 @@ def _run(**changes: Any) -> RunData:
     return replace(run, info=replace(run.info, attempts=(first, second)))
 
 
-def test_events_of_every_kind_are_told_with_their_versions_the_newest_first() -> None:
+def test_events_of_every_kind_are_listed_with_their_versions_the_newest_first() -> None:
     found = latest_events(_run(), 9)
-    assert [(event.kind, event.policy_version, event.words) for event in found] == [
-        ("restart", 2, "score-0 was started again"),
-        ("promotion", 2, "v2 promoted, 0.250 → 0.500"),
-        ("resumed", 2, "seed was 1 and is 2"),
-        ("decision", 1, "bound raised to 5: the trainer waits"),
-        ("incident", 0, "generate-0 differs"),
-    ]
+    assert [(event.kind, event.policy_version) for event in found] == [
+        ("restart", 2), ("promotion", 2), ("resumed", 2), ("decision", 1), ("incident", 0),
+    ]  # fmt: skip
     assert latest_events(_run(), 2) == found[:2]
+    assert latest_events(run_data(status=None, metrics={}), 9) == []
 
 
 def test_a_version_that_was_held_back_is_an_event_and_no_promotion() -> None:
@@ -44,13 +40,7 @@ def test_a_version_that_was_held_back_is_an_event_and_no_promotion() -> None:
     run = replace(run, info=replace(run.info, attempts=(held,)))
     assert [event.kind for event in latest_events(run, 9)][1] == "held back"
     assert promotions(run) == {}
-    assert promotions(_run()) == {2: "v2 promoted, 0.250 → 0.500"}
-
-
-def test_a_promotion_without_its_evaluation_stands_where_its_version_was_made() -> None:
-    nothing = {name: np.empty(0) for name in ("policy_version", "accuracy", "t")}
-    found = {event.kind: event for event in latest_events(_run(evaluations=nothing), 9)}
-    assert found["promotion"].t == T - 1
+    assert list(promotions(_run())) == [2]
 
 
 def test_a_resumed_run_tells_which_settings_it_changed_and_where() -> None:
@@ -61,10 +51,7 @@ def test_a_resumed_run_tells_which_settings_it_changed_and_where() -> None:
 def test_a_run_that_was_resumed_after_a_kill_says_so() -> None:
     run = _run()
     killed, resumed = run.info.attempts
-    run = replace(run, info=replace(run.info, attempts=(replace(killed, end=None), resumed)))
-    words = [event.words for event in latest_events(run, 9) if event.kind == "resumed"]
-    assert words == ["after a kill, seed was 1 and is 2"]
-
-
-def test_nothing_has_happened_in_a_run_without_status_and_steps() -> None:
-    assert latest_events(run_data(status=None, metrics={}), 9) == []
+    after_kill = replace(run, info=replace(run.info, attempts=(replace(killed, end=None), resumed)))
+    words = [event.words for each in (run, after_kill) for event in latest_events(each, 9) if event.kind == "resumed"]
+    assert "kill" not in words[0]
+    assert "kill" in words[1]

@@ -81,27 +81,17 @@ def _worst(verdict: Verdict) -> Clause:
 
 def test_a_healthy_run_is_green_in_every_clause_and_needs_nothing() -> None:
     verdict = _verdict(_run())
-    assert [(clause.level, clause.words) for clause in verdict.clauses] == [
-        ("good", "running: version 40 of 120, 1 s a step, 80 s left"),
-        ("good", "healthy: no alarm"),
-        ("good", "trainer-bound: train 98% busy, generate idle 20%"),
-        ("good", "staleness mean 1.2, largest 3, bound 4"),
-        ("good", "effective sample size 98%"),
-    ]
+    assert {clause.level for clause in verdict.clauses} == {"good"}
+    assert verdict.clauses[0].words == "running: version 40 of 120, 1 s a step, 80 s left"
     assert verdict.advice == NOTHING
 
 
-def test_a_trainer_that_never_waits_is_the_bottleneck_and_idle_generators_are_too_many() -> None:
+@pytest.mark.parametrize(("replicas", "too_many"), [(2, True), (1, False)])
+def test_a_trainer_that_never_waits_is_the_bottleneck(replicas: int, too_many: bool) -> None:
     facts = read_facts(_run(train=0.01, generate=0.44))
-    verdict = judge(replace(facts, config={"generation": {"replicas": 2}}))
-    assert verdict.clauses[2].words == "trainer-bound: train 99% busy, generate idle 44%"
-    assert verdict.clauses[2].level == "good"
-    assert verdict.advice.startswith("Generators wait 44% of their time")
-
-
-def test_a_single_generator_that_waits_is_not_one_too_many() -> None:
-    facts = read_facts(_run(train=0.01, generate=0.44))
-    assert judge(replace(facts, config={"generation": {"replicas": 1}})).advice == NOTHING
+    verdict = judge(replace(facts, config={"generation": {"replicas": replicas}}))
+    assert (verdict.clauses[2].cause, verdict.clauses[2].level) == ("trainer-bound", "good")
+    assert (verdict.advice != NOTHING) == too_many
 
 
 @pytest.mark.parametrize(
@@ -145,32 +135,36 @@ def test_a_setting_that_is_in_force_or_has_no_effect_is_not_advised(
     assert not_advised not in advice
 
 
-def test_a_finished_run_whose_base_model_is_the_best_is_not_to_be_exported() -> None:
-    run = _run(state="finished", silent=9000.0)
-    worse = replace(run, status={**run.status, "best": {"policy_version": 0}})
-    assert "base model" in _verdict(worse).advice
-
-
 @pytest.mark.parametrize(
-    ("idle", "cause", "advised"),
+    ("found", "cause", "advised"),
     [
-        ({"train": 0.5, "generate": 0.03}, "generator-bound", "generation.replicas"),
-        ({"train": 0.5, "generate": 0.4, "score": 0.0}, "scorer-bound", "scoring.replicas"),
-        ({"train": 0.5, "generate": 0.4}, "waits", "staleness.max_staleness"),
+        ({"idle": {"train": 0.5, "generate": 0.03}}, "generator-bound", "generation.replicas"),
+        ({"idle": {"train": 0.5, "generate": 0.4, "score": 0.0}}, "scorer-bound", "scoring.replicas"),
+        ({"idle": {"train": 0.5, "generate": 0.4}}, "waits", "staleness.max_staleness"),
+        ({"idle": {"train": 0.5, "generate": 0.4}, "push_seconds": 0.9}, "sync-bound", "weights.transport"),
     ],
 )
 def test_a_trainer_that_waits_is_a_warning_that_names_what_it_waits_for(
-    idle: dict[str, float], cause: str, advised: str
+    found: dict[str, Any], cause: str, advised: str
 ) -> None:
-    verdict = _verdict(_run(**idle))
+    verdict = judge(replace(read_facts(_run()), **found))
     assert (_worst(verdict).level, _worst(verdict).cause) == ("warning", cause)
     assert advised in verdict.advice
 
 
-def test_weights_that_travel_for_most_of_a_step_are_the_bottleneck_of_stages_that_wait() -> None:
-    facts = replace(read_facts(_run(train=0.5, generate=0.4)), push_seconds=0.9)
-    assert judge(facts).clauses[2].cause == "sync-bound"
-    assert "weights.transport" in judge(facts).advice
+@pytest.mark.parametrize(
+    ("changes", "level", "advised"),
+    [
+        ({"outcome": [int(row % 40 == 0) for row in range(4 * STEPS)]}, "good", None),
+        ({"outcome": [int(row % 8 == 0) for row in range(4 * STEPS)]}, "warning", "staleness.too_old to mask"),
+        ({"outcome": [row % 2 for row in range(4 * STEPS)]}, "bad", "staleness.too_old to mask"),
+        ({"trained": {"masked_token_share": [0.3] * STEPS}}, "bad", "staleness.max_staleness"),
+    ],
+)
+def test_a_run_that_drops_or_masks_much_is_too_stale(changes: dict[str, Any], level: str, advised: str | None) -> None:
+    verdict = _verdict(_run(**changes))
+    assert verdict.clauses[3].level == level
+    assert advised is None or advised in verdict.advice
 
 
 def test_idle_shares_are_of_the_newest_two_minutes_while_a_run_goes_on() -> None:
@@ -179,24 +173,7 @@ def test_idle_shares_are_of_the_newest_two_minutes_while_a_run_goes_on() -> None
         "time/waiting for scored groups/seconds": measured([1.0] * 300 + [0.0] * 120),
     }
     run = _run()
-    facts = read_facts(replace(run, metrics={**run.metrics, "train-0": waits}))
-    assert facts.idle["train"] == 0.0
-
-
-@pytest.mark.parametrize(("every", "level"), [(40, "good"), (8, "warning"), (2, "bad")])
-def test_a_run_is_too_stale_when_much_of_what_was_taken_is_dropped(every: int, level: str) -> None:
-    clause = _verdict(_run(outcome=[int(row % every == 0) for row in range(4 * STEPS)])).clauses[3]
-    assert clause.level == level
-    assert clause.cause == ("in bound" if level == "good" else "too stale")
-
-
-def test_dropping_is_cured_by_masking_and_masking_by_a_larger_bound() -> None:
-    dropped = _verdict(_run(outcome=[row % 2 for row in range(4 * STEPS)]))
-    assert "50% of the rollouts were too old and dropped" in dropped.clauses[3].words
-    assert "staleness.too_old to mask" in dropped.advice
-    masked = _verdict(_run(trained={"masked_token_share": [0.3] * STEPS}))
-    assert (masked.clauses[3].level, masked.clauses[3].cause) == ("bad", "too stale")
-    assert "Raise staleness.max_staleness (now 4)" in masked.advice
+    assert read_facts(replace(run, metrics={**run.metrics, "train-0": waits})).idle["train"] == 0.0
 
 
 @pytest.mark.parametrize(("ess", "level"), [(0.96, "good"), (0.9, "warning"), (0.4, "bad")])
@@ -220,28 +197,28 @@ def test_a_collapse_is_named_until_the_reward_is_back() -> None:
 def test_a_stage_that_writes_nothing_is_named_and_hangs_after_its_limit(silent: float, level: str, cause: str) -> None:
     verdict = _verdict(_run(silent=silent))
     assert (_worst(verdict).cause, _worst(verdict).level) == (cause, level)
-    assert "train-0 has written nothing for" in _worst(verdict).words
+    assert "train-0" in _worst(verdict).words
     assert ("logs/train-0.log" in verdict.advice) == (cause == "hanging")
 
 
-def test_a_pipeline_in_which_nothing_moves_hangs_though_its_stages_write() -> None:
-    stalled = {"t": T + 1, "kind": "pipeline.stalled", "sentence": "nothing has moved for 120 s", "stage": None}
+@pytest.mark.parametrize(("t", "cause"), [(T + 1, "hanging"), (T - 20, "running")])
+def test_a_pipeline_in_which_nothing_moves_hangs_though_its_stages_write(t: float, cause: str) -> None:
+    stalled = {"t": t, "kind": "pipeline.stalled", "sentence": "nothing has moved for 120 s", "stage": None}
     status = {**STATUS, "incidents": {"restarts": {}, "latest": [stalled]}}
-    assert _verdict(_run(status=status)).clauses[0].words == "hanging at version 3 of 10: nothing has moved for 120 s"
-    status = {**STATUS, "incidents": {"restarts": {}, "latest": [{**stalled, "t": T - 20}]}}
-    assert _verdict(_run(status=status)).clauses[0].cause == "running"
+    assert _verdict(_run(status=status)).clauses[0].cause == cause
 
 
 def test_a_stage_that_loads_its_model_does_not_hang() -> None:
     loading = {"train-0": {"doing": "loading the model", "seconds": {}, "t": T - 300}}
-    clause = _verdict(_run(stage_status=loading)).clauses[0]
-    assert (clause.cause, clause.words) == ("starting", "version 40 of 120; train-0 is loading the model")
+    assert _verdict(_run(stage_status=loading)).clauses[0].cause == "starting"
 
 
 def test_a_run_that_has_ended_says_how() -> None:
     run = _run(state="finished", silent=9000.0)
-    assert _verdict(run).clauses[0].words == "finished at version 40 of 120"
+    assert (_verdict(run).clauses[0].cause, _verdict(run).clauses[0].level) == ("finished", "good")
     assert "millrace export /runs/mine" in _verdict(run).advice
+    worse = replace(run, status={**(run.status or {}), "best": {"policy_version": 0}})
+    assert "millrace export" not in _verdict(worse).advice
     assert _verdict(_run(state="stopped", silent=9000.0)).clauses[0].level == "warning"
 
 
@@ -255,12 +232,13 @@ def test_a_run_that_died_is_bad_in_state_and_health_and_says_why(state: str) -> 
 
 
 def test_a_damaged_run_names_what_is_damaged_and_still_says_the_rest() -> None:
-    verdict = _verdict(_run(problems=("seg/1.arrows: its checksum differs", "log/3.json: torn"), status=None))
+    damaged = ("seg/1.arrows: its checksum differs", "log/3.json: torn")
+    verdict = _verdict(_run(train=0.5, generate=0.03, problems=damaged, status=None))
     assert [clause.cause for clause in verdict.clauses] == [
-        "state unknown", "damaged", "trainer-bound", "in bound", "in bound",
+        "state unknown", "damaged", "generator-bound", "in bound", "in bound",
     ]  # fmt: skip
-    assert verdict.clauses[1].words == "damaged: seg/1.arrows: its checksum differs, and 1 more"
-    assert verdict.advice.startswith("Run `millrace fsck /runs/mine`")
+    assert damaged[0] in verdict.clauses[1].words
+    assert "millrace fsck /runs/mine" in verdict.advice
 
 
 def test_new_incidents_are_told_and_old_ones_only_counted() -> None:
@@ -285,10 +263,7 @@ def test_a_biased_length_and_groups_without_spread_are_warnings(trained: dict[st
 def test_what_a_run_has_not_recorded_is_said_to_be_unknown() -> None:
     begun = run_data(status=None, stage_status={}, metrics={}, consumed=consumed_rows([]))
     assert [clause.level for clause in _verdict(begun).clauses] == ["unknown", "good", "unknown", "unknown", "unknown"]
-    older = _verdict(run_data())
-    assert {clause.cause for clause in older.clauses[2:]} == {"not recorded"}
-    assert older.clauses[4].words == "effective sample size: not recorded in this run"
-    assert _verdict(begun).clauses[4].words == "effective sample size: not recorded yet"
+    assert {clause.cause for clause in _verdict(run_data()).clauses[2:]} == {"not recorded"}
 
 
 def test_every_clause_links_to_a_block_that_exists() -> None:
@@ -308,9 +283,3 @@ def test_every_clause_links_to_a_block_that_exists() -> None:
     ]
     linked = {(clause.view, clause.block) for facts in ill for clause in (rule(facts) for rule in CLAUSES)}
     assert linked <= blocks
-
-
-def test_the_most_urgent_cause_decides_the_advice() -> None:
-    verdict = _verdict(_run(train=0.5, generate=0.03, problems=("torn",)))
-    assert verdict.clauses[2].cause == "generator-bound"
-    assert "fsck" in verdict.advice

@@ -41,22 +41,14 @@ def read(curve: RewardCurve) -> tuple[list[float], list[float]]:
     return curve.points["policy_version"].tolist(), curve.points["reward"].tolist()
 
 
-def test_a_short_run_has_a_point_for_each_part() -> None:
-    store = DictStore()
-    write(store, range(1, 11))
-    versions, rewards = read(RewardCurve(store))
-    assert versions == list(range(1, 11))
-    assert rewards == pytest.approx([0.01 * version for version in range(1, 11)])
-
-
 def test_a_long_run_is_read_at_a_few_parts_spread_over_all_of_it() -> None:
     store = CountingStore()
-    write(store, range(1, 1001))
+    write(store, range(1, 301))
     versions, rewards = read(RewardCurve(store))
     assert MOST / 2 - 1 <= len(versions) <= MOST
     assert store.num_parts <= MOST
     assert versions[0] < 64
-    assert versions[-1] > 1000 - 64
+    assert versions[-1] > 300 - 64
     assert np.ptp(np.diff(versions)) == 0
     assert rewards == pytest.approx([0.01 * version for version in versions])
 
@@ -64,26 +56,13 @@ def test_a_long_run_is_read_at_a_few_parts_spread_over_all_of_it() -> None:
 def test_a_run_that_grows_is_read_on_and_looks_as_if_read_at_once() -> None:
     store = CountingStore()
     growing = RewardCurve(store)
-    for first in range(1, 401, 20):
+    for first in range(1, 121, 20):
         write(store, range(first, first + 20))
         read(growing)
     assert read(growing) == read(RewardCurve(store))
     before = store.num_parts
     read(growing)
     assert store.num_parts == before
-
-
-def test_reading_stops_when_it_is_enough_and_goes_on_the_next_time() -> None:
-    store = CountingStore()
-    write(store, range(1, 11))
-    curve = RewardCurve(store)
-    for num_read in range(1, 10):
-        # The fence is the first record, and holds no step.
-        assert not curve.read_new(lambda: True)
-        assert len(curve.points["reward"]) == num_read - 1
-    while not curve.read_new(lambda: True):
-        pass
-    assert len(curve.points["reward"]) == 10
 
 
 def test_what_a_restarted_trainer_made_again_replaces_what_was_there() -> None:
@@ -101,7 +80,3 @@ def test_a_part_that_is_damaged_is_a_point_that_is_missing() -> None:
     part = next(path for path in sorted(store.objects) if path.startswith(f"{PATH}/seg/"))
     store.objects[part] = store.objects[part][:-8] + b"\xff" * 8
     assert len(read(RewardCurve(store))[0]) == 4
-
-
-def test_a_run_without_metrics_has_no_points() -> None:
-    assert read(RewardCurve(DictStore())) == ([], [])

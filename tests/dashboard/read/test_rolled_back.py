@@ -107,26 +107,6 @@ def test_however_often_it_is_looked_what_holds_is_what_holds_of_the_whole_stream
     assert len(metrics.columns["time/loading/seconds"]["t"]) == len(metrics.columns["total/tokens"]["t"]) == begun
 
 
-def test_the_step_of_the_checkpoint_itself_stays() -> None:
-    stored = Stored()
-    consumed, metrics = ConsumedRows(stored.store), MetricRows(stored.store, "train", 0)
-    for version in range(1, 6):
-        stored.step(0, version)
-    consumed.read_new()
-    metrics.read_new()
-    before = consumed.columns
-    stored.begin(1, 3)
-    consumed.read_new()
-    metrics.read_new()
-    assert metrics.columns["loss"]["policy_version"].tolist() == [1, 2, 3, 4, 5], "nothing was made again yet"
-    stored.step(1, 4)
-    consumed.read_new()
-    metrics.read_new()
-    assert keys(dict(metrics.columns["loss"])) == [(0, 1), (0, 2), (0, 3), (1, 4)]
-    assert consumed.columns["policy_version"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
-    assert before["policy_version"].tolist() == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
-
-
 def test_a_damaged_part_tells_by_its_record_what_it_rolled_back() -> None:
     stored = Stored()
     for version in range(1, 6):

@@ -1,8 +1,7 @@
 """A run as it is read: all of it, only what is new, and all that is left of it where something is damaged."""
 
 import json
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from storage.errors import StoreUnreachable, StreamCorrupt
 from storage.progress import read_status, write_progress
 from storage.schema import CONSUMED, METRIC
 from storage.stores.base import Store
-from storage.streams.stream import StreamReader, StreamWriter, write_removed
+from storage.streams.stream import StreamReader, write_removed
 
 Look = Callable[[], RunData]
 Watch = Callable[[Store], Look]
@@ -72,49 +71,24 @@ def test_every_row_and_measurement_is_what_the_streams_hold(
     assert data.problems == ()
 
 
-def test_run_info_status_and_evaluations_are_read_too(
-    stored_run: StoredRun, dict_store: DictStore, watch: Watch
-) -> None:
-    data = watch(dict_store)()
-    attempt = data.info.attempts[0]
-    assert (data.info.run_id, data.info.url, len(data.info.attempts)) == ("small", dict_store.url, 1)
-    assert (attempt.max_staleness, attempt.mode, attempt.transport, attempt.end) == (2, "async", "shm", None)
-    assert data.info.config["training"]["max_steps"] == 12
-    assert data.status is not None
-    assert (data.status["steps"], data.status["state"]) == (8, "running")
-    assert data.status["ledger"]["trained"]["rollouts"] == data.trained.sum()
-    assert data.stage_status["train-0"]["policy_version"] == 8
-    columns = {name: column.tolist() for name, column in data.evaluations.items()}
-    assert all(np.isnan(columns.pop(name)).all() for name in ("accuracy_low", "accuracy_high")), "unknown in older runs"
-    assert columns.pop("t") == [stored_run.t_now - 8, stored_run.t_now]
-    assert columns == {
-        "policy_version": [0, 8],
-        "accuracy": [0.25, 0.5],
-        "num_prompts": [128, 128],
-        "seconds": [0.1, 0.1],
-    }
-    assert data.evaluation_sets == {}
-
-
-def test_further_evaluation_sets_are_read_by_name_with_their_intervals(
+def test_record_status_and_evaluations_of_all_sets_are_read_too(
     stored_run: StoredRun, dict_store: DictStore, watch: Watch
 ) -> None:
     hard = {"accuracy": 0.125, "accuracy_interval": [0.0625, 0.25], "prompts": 64}
     held_out = {"accuracy": 0.75, "accuracy_interval": [0.5, 1.0], "prompts": 128}
     write_result(dict_store, {"policy_version": 6, **held_out, "t": 50.0, "sets": {"hard": hard}})
+    dict_store.put(layout.evaluation(5), b'{"policy_version": 5}')
     data = watch(dict_store)()
+    assert (data.info.run_id, data.info.url, len(data.info.attempts)) == ("small", dict_store.url, 1)
+    assert data.info.attempts[0].max_staleness == 2
+    assert data.status is not None
+    assert data.status["ledger"]["trained"]["rollouts"] == data.trained.sum()
     assert data.evaluations["policy_version"].tolist() == [0, 6, 8]
+    assert data.evaluations["accuracy"].tolist() == [0.25, 0.75, 0.5]
     assert data.evaluations["accuracy_low"][1] == 0.5
     columns = {name: column.tolist() for name, column in data.evaluation_sets["hard"].items()}
-    assert np.isnan(columns.pop("seconds")).all(), "unknown in older runs"
-    assert columns == {
-        "t": [50.0],
-        "policy_version": [6],
-        "accuracy": [0.125],
-        "accuracy_low": [0.0625],
-        "accuracy_high": [0.25],
-        "num_prompts": [64],
-    }
+    assert (columns["policy_version"], columns["accuracy"], columns["accuracy_high"]) == ([6], [0.125], [0.25])
+    assert any(layout.evaluation(5) in problem for problem in data.problems)
 
 
 def test_a_look_reads_no_part_twice(watch: Watch) -> None:
@@ -139,21 +113,6 @@ def test_a_look_reads_no_part_twice(watch: Watch) -> None:
     assert not [path for path in store.gets if "/seg/" in path]
 
 
-def test_what_was_seen_before_stays_as_it_was(stored_run: StoredRun, dict_store: DictStore, watch: Watch) -> None:
-    look = watch(dict_store)
-    before = look()
-    copies = {name: column.copy() for name, column in before.consumed.items()}
-    rewards = before.metrics["train-0"]["reward_mean"]["value"].copy()
-    stored_run.append(4)
-    after = look()
-    assert len(after.consumed["t"]) > len(copies["t"])
-    for name, column in copies.items():
-        np.testing.assert_array_equal(before.consumed[name], column)
-        assert not after.consumed[name].flags.writeable
-    assert before.metrics["train-0"]["reward_mean"]["value"].tolist() == rewards.tolist()
-    assert len(after.metrics["train-0"]["reward_mean"]["value"]) == 12
-
-
 def test_two_looks_at_about_the_same_time_are_one(stored_run: StoredRun, dict_store: DictStore) -> None:
     now = [10.0]
     reader = RunReader(dict_store, lambda: now[0])
@@ -162,39 +121,6 @@ def test_two_looks_at_about_the_same_time_are_one(stored_run: StoredRun, dict_st
     assert reader.look() is first
     now[0] += 0.02
     assert reader.look() is not first
-
-
-def test_pages_that_look_at_once_each_see_whole_parts(stored_run: StoredRun, dict_store: DictStore) -> None:
-    ticks = iter(range(10**9))
-    reader = RunReader(dict_store, lambda: float(next(ticks)))
-    seen: list[list[int]] = [[] for _ in range(3)]
-    done = threading.Event()
-
-    def look(mine: list[int]) -> None:
-        while not done.is_set():
-            mine.append(len(reader.look().consumed["t"]))
-
-    threads = [threading.Thread(target=look, args=(mine,)) for mine in seen]
-    for thread in threads:
-        thread.start()
-    for _ in range(4):
-        stored_run.append(1)
-    done.set()
-    for thread in threads:
-        thread.join()
-    counts = [part.table.num_rows for part in _parts(dict_store, layout.CONSUMED, CONSUMED)]
-    whole = set(np.cumsum([0, *counts]).tolist())
-    for mine in seen:
-        assert mine
-        assert set(mine) <= whole
-        assert mine == sorted(mine)
-
-
-def _parts(store: Store, path: str, schema: pa.Schema) -> list[Any]:
-    reader, parts = StreamReader(store, path, schema), []
-    while (part := reader.next()) is not None:
-        parts.append(part)
-    return parts
 
 
 def test_a_damaged_part_is_named_and_the_rest_is_shown(
@@ -216,24 +142,24 @@ def test_a_damaged_part_is_named_and_the_rest_is_shown(
     assert again.consumed["policy_version"].max() == 9
 
 
-def test_of_many_damaged_parts_a_few_are_named_and_all_are_counted(
+def test_of_many_damaged_parts_a_few_are_named_and_the_others_counted(
     stored_run: StoredRun, dict_store: DictStore, watch: Watch
 ) -> None:
     for file in part_files(dict_store, layout.CONSUMED)[:7]:
         damage(dict_store, file)
     data = watch(dict_store)()
     assert len(data.problems) == 6
-    assert data.problems[-1] == "streams/consumed: 2 more parts can't be read; millrace fsck names them"
+    assert "2 more parts" in data.problems[-1]
     assert set(data.consumed["policy_version"]) == {8}
 
 
-def test_parts_that_gc_removed_are_one_sentence(stored_run: StoredRun, dict_store: DictStore, watch: Watch) -> None:
+def test_parts_that_gc_removed_are_one_problem(stored_run: StoredRun, dict_store: DictStore, watch: Watch) -> None:
     path = layout.metrics("score", 0)
     for file in part_files(dict_store, path)[:3]:
         dict_store.delete(file)
     write_removed(dict_store, path, parts=3, why="a test")
     data = watch(dict_store)()
-    assert data.problems == (f"{path}: the rows of 3 parts were removed by millrace gc",)
+    assert len(data.problems) == 1
     assert data.metrics["score-0"]["time/score/seconds"]["policy_version"].tolist() == [4, 5, 6, 7, 8]
 
 
@@ -252,28 +178,20 @@ def test_behind_a_damaged_record_a_stream_is_not_shown_but_all_others_are(
         assert data.status is not None
 
 
-def test_a_ledger_that_does_not_balance_is_a_problem_and_no_status(
-    stored_run: StoredRun, dict_store: DictStore, watch: Watch
-) -> None:
-    status = read_status(dict_store, "train", 0)
+def unbalanced(store: DictStore) -> dict[str, Any]:
+    status = read_status(store, "train", 0)
     account = Account.from_json(status["account"])
     account.trained += account.trained
-    write_progress(dict_store, "train", 0, {**status, "account": account.to_json()})
-    data = watch(dict_store)()
-    assert data.status is None
-    [problem] = data.problems
-    assert "by outcome" in problem
-    assert data.trained.any()
+    return {**status, "account": account.to_json()}
 
 
-@pytest.mark.parametrize("status", [{"account": 7}, {"t": 1.0}, {"account": {"trained": {}}, "t": "now"}])
-def test_a_status_record_that_no_stage_wrote_is_a_problem_and_no_more(
-    status: dict[str, Any], stored_run: StoredRun, dict_store: DictStore, watch: Watch
+@pytest.mark.parametrize("status", [unbalanced, {"account": 7}, {"account": {"trained": {}}, "t": "now"}])
+def test_a_ledger_that_does_not_balance_or_cannot_be_read_is_a_problem_and_no_status(
+    status: Any, stored_run: StoredRun, dict_store: DictStore, watch: Watch
 ) -> None:
-    write_progress(dict_store, "train", 0, status)
+    write_progress(dict_store, "train", 0, status(dict_store) if callable(status) else status)
     data = watch(dict_store)()
-    assert data.status is None
-    assert len(data.problems) == 1
+    assert (data.status, len(data.problems)) == (None, 1)
     assert data.trained.any()
 
 
@@ -313,24 +231,6 @@ def test_a_run_that_is_resumed_while_we_look_has_another_attempt(
     assert facts.config["training"]["max_steps"] == 40
 
 
-def test_an_evaluation_is_read_again_when_it_is_made_again(
-    stored_run: StoredRun, dict_store: DictStore, watch: Watch
-) -> None:
-    look = watch(dict_store)
-    look()
-    stored_run.evaluate(0.75)
-    assert look().evaluations["accuracy"].tolist() == [0.25, 0.75]
-
-
-def test_a_damaged_evaluation_is_named_and_the_others_are_shown(
-    stored_run: StoredRun, dict_store: DictStore, watch: Watch
-) -> None:
-    dict_store.put(layout.evaluation(5), b'{"policy_version": 5}')
-    data = watch(dict_store)()
-    assert any(layout.evaluation(5) in problem for problem in data.problems)
-    assert data.evaluations["policy_version"].tolist() == [0, 8]
-
-
 def test_a_run_in_which_nothing_has_happened_yet_is_empty(dict_store: DictStore, watch: Watch) -> None:
     StoredRun(dict_store, "new", Shape(steps=3))
     data = watch(dict_store)()
@@ -341,37 +241,16 @@ def test_a_run_in_which_nothing_has_happened_yet_is_empty(dict_store: DictStore,
 
 
 def test_where_there_is_no_run_there_is_nothing_to_read(dict_store: DictStore) -> None:
-    with pytest.raises(RunMissing, match=layout.RUN):
+    with pytest.raises(RunMissing):
         RunReader(dict_store)
 
 
-@pytest.mark.parametrize(
-    "record", [b"", b"{", b"[]", b"7", b"{}", b'{"run_id": "x"}', b'{"run_id": "x", "config": {}}', b"\xff"]
-)
+@pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"run_id": "x", "config": {}}', b"\xff"])
 def test_a_run_whose_record_is_torn_is_named_as_damaged(record: bytes, dict_store: DictStore) -> None:
     dict_store.put(layout.RUN, record)
-    with pytest.raises(StreamCorrupt, match=layout.RUN):
+    with pytest.raises(StreamCorrupt) as damaged:
         RunReader(dict_store)
-
-
-def test_a_config_that_lacks_what_is_needed_is_named_as_damaged(stored_run: StoredRun, dict_store: DictStore) -> None:
-    record: Mapping[str, Any] = read_run(dict_store)
-    del record["config"]["pipeline"]
-    dict_store.put(layout.RUN, json.dumps(record).encode())
-    with pytest.raises(StreamCorrupt, match="pipeline"):
-        RunReader(dict_store)
-
-
-def test_a_stream_of_a_new_writer_goes_on_where_it_was(
-    stored_run: StoredRun, dict_store: DictStore, watch: Watch
-) -> None:
-    look = watch(dict_store)
-    before = look().metrics["score-0"]["time/score/seconds"]
-    rows = [{"t": 1.0, "incarnation": 0, "policy_version": 8, "name": "lane/score/seconds", "value": 0.5}]
-    writer = StreamWriter(dict_store, layout.metrics("score", 0), METRIC, "score-0 again")
-    writer.write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
-    after = look().metrics["score-0"]["time/score/seconds"]
-    assert after["value"].tolist() == [*before["value"].tolist(), 0.5]
+    assert damaged.value.file == layout.RUN
 
 
 def test_an_attempt_tells_its_origin_and_what_became_of_its_last_version(
@@ -390,9 +269,10 @@ def test_an_attempt_tells_its_origin_and_what_became_of_its_last_version(
     assert look().info.attempts[0].promotion == decision
 
 
-@pytest.mark.parametrize("origin", [7, {"changes": 7}, {"changes": {"seed": [0]}}, {"flow_run": 7}, {"other": 7}])
+@pytest.mark.parametrize("origin", [7, {"changes": {"seed": [0]}}, {"other": 7}])
 def test_an_origin_that_millrace_did_not_write_is_named_as_damaged(origin: object, dict_store: DictStore) -> None:
     StoredRun(dict_store, "small", Shape(steps=2))
     dict_store.put(layout.RUN, json.dumps({**read_run(dict_store), "origin": origin}).encode())
-    with pytest.raises(StreamCorrupt, match=r"run\.json"):
+    with pytest.raises(StreamCorrupt) as damaged:
         RunReader(dict_store)
+    assert damaged.value.file == layout.RUN

@@ -44,21 +44,13 @@ def test_a_root_has_the_runs_that_lie_directly_below_it(tmp_path: Path) -> None:
     assert runs.url == str(tmp_path)
 
 
-def test_the_url_of_a_run_is_that_run_alone(tmp_path: Path) -> None:
+def test_the_url_of_a_run_is_that_run_alone_also_where_it_was_moved_to(tmp_path: Path) -> None:
     store_run(tmp_path, "b")
-    runs = Runs(str(tmp_path / "b"))
-    assert LocalStore(tmp_path / "b").exists(layout.RUN)
+    (tmp_path / "b").rename(tmp_path / "c")
+    runs = Runs(str(tmp_path / "c"))
     assert runs.ids() == ["b"]
     assert runs.reader("b").look().info.run_id == "b"
     assert rows(runs)["b"].policy_version == 2
-
-
-def test_a_run_that_was_moved_keeps_its_name(tmp_path: Path) -> None:
-    store_run(tmp_path, "b")
-    (tmp_path / "b").rename(tmp_path / "c")
-    assert Runs(str(tmp_path / "c")).ids() == ["b"]
-    (tmp_path / "c" / layout.RUN).write_text("{")
-    assert Runs(str(tmp_path / "c")).ids() == ["c"]
 
 
 def test_a_root_may_be_empty_or_not_there_yet_and_fill_later(tmp_path: Path, clock: HandClock) -> None:
@@ -70,46 +62,14 @@ def test_a_root_may_be_empty_or_not_there_yet_and_fill_later(tmp_path: Path, clo
     assert [row.run_id for row in runs.overview()] == ["first"]
 
 
-def test_runs_are_listed_and_looked_at_no_more_than_often_enough(tmp_path: Path, clock: HandClock) -> None:
-    run = store_run(tmp_path, "a")
-    runs = Runs(str(tmp_path), clock)
-    assert rows(runs)["a"].policy_version == 2
-    store_run(tmp_path, "b")
-    run.append(1)
-    clock.now += 0.9
-    assert runs.ids() == ["a"]
-    assert rows(runs)["a"].policy_version == 2
-    clock.now += 0.2
-    assert rows(runs)["a"].policy_version == 3
-    clock.now += 1.0
-    assert runs.ids() == ["a", "b"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run_id", ["..", "../a", "a/../a", "/etc", "", "a/seg", ".", "b", "a\0", "%2e%2e"])
-def test_what_is_no_run_id_of_this_root_can_not_be_reached(run_id: str, tmp_path: Path) -> None:
+def test_what_is_no_run_id_of_this_root_can_not_be_reached(tmp_path: Path) -> None:
     store_run(tmp_path / "root", "a")
     store_run(tmp_path, "b")
     runs = Runs(str(tmp_path / "root"))
-    with pytest.raises(KeyError):
-        runs.reader(run_id)
-
-
-def test_a_run_has_one_reader(tmp_path: Path) -> None:
-    store_run(tmp_path, "a")
-    runs = Runs(str(tmp_path))
     assert runs.reader("a") is runs.reader("a")
-
-
-def test_only_the_readers_used_last_are_kept(tmp_path: Path) -> None:
-    for number in range(9):
-        StoredRun(LocalStore(tmp_path / f"run-{number}", fsync=False), f"run-{number}", Shape(steps=1))
-    runs = Runs(str(tmp_path))
-    readers = [runs.reader(f"run-{number}") for number in range(8)]
-    assert runs.reader("run-0") is readers[0]
-    runs.reader("run-8")
-    assert runs.reader("run-0") is readers[0]
-    assert runs.reader("run-1") is not readers[1]
+    for run_id in ("..", "../a", "a/../a", "/etc", "", "a/seg", ".", "b", "a\0", "%2e%2e"):
+        with pytest.raises(KeyError):
+            runs.reader(run_id)
 
 
 def test_a_run_made_anew_under_an_old_name_is_read_anew(tmp_path: Path, clock: HandClock) -> None:
@@ -143,9 +103,7 @@ def test_a_row_says_how_a_run_is_doing_and_reads_no_stream(tmp_path: Path) -> No
     assert before - status["t"] <= row.ages["train"] <= time.time() - status["t"]
 
 
-def test_a_row_says_when_the_newest_attempt_started_how_long_it_took_and_the_newest_accuracy(
-    tmp_path: Path, clock: HandClock
-) -> None:
+def test_a_row_has_the_newest_start_its_duration_and_the_newest_accuracy(tmp_path: Path, clock: HandClock) -> None:
     run = store_run(tmp_path, "a")
     for version, accuracy in ((0, 0.25), (2, 0.5)):
         write_result(run.store, {"policy_version": version, "accuracy": accuracy, "prompts": 64, "t": 1.0})
@@ -177,14 +135,6 @@ def test_what_is_damaged_of_a_run_is_named_and_the_rest_of_its_row_is_there(tmp_
     assert layout.evaluation(2) in evaluation
 
 
-def test_of_several_replicas_the_one_that_has_been_silent_longest_counts(tmp_path: Path) -> None:
-    store_run(tmp_path, "a")
-    store = LocalStore(tmp_path / "a")
-    write_progress(store, "generate", 1, {**read_status(store, "generate", 1), "t": time.time() - 1000})
-    ages = rows(Runs(str(tmp_path)))["a"].ages
-    assert ages["generate"] >= 1000 > ages["score"]
-
-
 def test_a_run_that_ended_or_fell_silent_says_so(tmp_path: Path, clock: HandClock) -> None:
     finished, silent = store_run(tmp_path, "finished"), store_run(tmp_path, "silent")
     finished.finish()
@@ -201,13 +151,6 @@ def test_a_run_that_ended_or_fell_silent_says_so(tmp_path: Path, clock: HandCloc
     assert rows(runs)["finished"].state == "running"
 
 
-def test_a_run_that_has_just_been_claimed_is_known_by_what_it_was_asked_for(tmp_path: Path) -> None:
-    StoredRun(LocalStore(tmp_path / "new", fsync=False), "new", Shape(steps=10))
-    row = rows(Runs(str(tmp_path)))["new"]
-    assert (row.problem, row.max_steps, row.policy_version, row.staleness_mean) == (None, 10, None, None)
-    assert row.ages == {}
-
-
 def test_a_run_that_can_not_be_read_is_a_row_with_a_problem_and_the_others_are_shown(
     tmp_path: Path, clock: HandClock
 ) -> None:
@@ -217,12 +160,14 @@ def test_a_run_that_can_not_be_read_is_a_row_with_a_problem_and_the_others_are_s
     (tmp_path / "torn" / layout.RUN).write_text('{"run_id": "to')
     strange = store_run(tmp_path, "strange")
     write_progress(strange.store, "train", 0, {"account": [], "t": None})
+    store_run(tmp_path, "attempt").store.put(layout.attempt(1), b'{"number": 1}')
     runs = Runs(str(tmp_path), clock)
     found = rows(runs)
     assert found["fine"].problem is None
-    assert found["creating"].problem == "no run.json yet: being created, or no run"
+    assert found["creating"].problem is not None
     assert layout.RUN in str(found["torn"].problem)
-    assert "not as expected" in str(found["strange"].problem)
+    assert found["strange"].problem is not None
+    assert layout.attempt(1) in str(found["attempt"].problem)
     with pytest.raises(StreamCorrupt):
         runs.reader("torn")
     (tmp_path / "creating" / layout.RUN).write_bytes((tmp_path / "fine" / layout.RUN).read_bytes())
@@ -230,21 +175,12 @@ def test_a_run_that_can_not_be_read_is_a_row_with_a_problem_and_the_others_are_s
     assert rows(runs)["creating"].problem is None
 
 
-def test_a_damaged_attempt_is_the_problem_of_its_run(tmp_path: Path) -> None:
-    run = store_run(tmp_path, "a")
-    run.store.put(layout.attempt(1), json.dumps({"number": 1}).encode())
-    assert layout.attempt(1) in str(rows(Runs(str(tmp_path)))["a"].problem)
-
-
-@pytest.mark.parametrize("url", ["ftp://host/x", "", "s3://", "gs://bucket/x"])
-def test_a_url_of_no_store_is_refused(url: str) -> None:
-    with pytest.raises(StoreRefused, match="expected"):
-        Runs(url)
-
-
-def test_a_file_is_no_root(tmp_path: Path) -> None:
+def test_a_url_of_no_store_and_a_file_are_refused(tmp_path: Path) -> None:
+    for url in ("ftp://host/x", "", "s3://", "gs://bucket/x"):
+        with pytest.raises(StoreRefused):
+            Runs(url)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="file: a file; expected the folder of a run"):
+    with pytest.raises(InputError):
         Runs(str(tmp_path / "file"))
 
 

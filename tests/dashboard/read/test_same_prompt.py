@@ -54,7 +54,7 @@ def test_the_groups_of_a_prompt_are_found_in_the_order_of_their_versions(
     assert reader.same_prompt("no such prompt").groups == ()
 
 
-def test_a_search_reads_a_bounded_number_of_parts_the_newest_first_and_the_next_goes_on(
+def test_a_search_reads_the_newest_parts_first_and_the_next_one_continues(
     reader: GroupReader, dict_store: DictStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(same_prompt, "MAX_PARTS", 6)
@@ -68,9 +68,7 @@ def test_a_search_reads_a_bounded_number_of_parts_the_newest_first_and_the_next_
     assert found == expected(dict_store)
 
 
-def test_a_search_reads_a_bounded_number_of_bytes_and_one_part_at_least(
-    reader: GroupReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_reads_a_bounded_number_of_bytes(reader: GroupReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(same_prompt, "MAX_BYTES", 1)
     assert [reader.same_prompt(PROMPT).searched for _ in range(3)] == [1, 2, 3]
 

@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from dash import no_update
-from dash._utils import to_json
 from flask.testing import FlaskClient
 from support.pages.components import plain, texts, within
 from support.stored_run.metrics import metric_rows
@@ -21,13 +20,10 @@ from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
 from dashboard.server.callbacks import is_callback
 from dashboard.views.blocks import Chart
-from dashboard.views.display import PLAIN, Display
 from dashboard.views.home import HOME, HOME_BY_TIME
 from dashboard.views.per_run import MINUTES
 from dashboard.views.registry import VIEWS
-from millrace.runs.record import end_attempt
 from storage import layout
-from storage.progress import read_status, write_progress
 from storage.schema import METRIC
 from storage.stores.local import LocalStore
 from storage.streams.log import LogReader
@@ -63,16 +59,6 @@ def blocks_on(body: Any, kind: str) -> list[str]:
     return [found["block"] for found in ids if isinstance(found, dict) and found["type"] == kind]
 
 
-def test_an_empty_root_says_so_and_the_page_finds_a_run_that_is_made_later(root: Path) -> None:
-    pages = site(root)
-    shown = pages.show("/", "")
-    assert f"There is no run in {root} yet" in texts(plain(shown.body))
-    stored(root, "late")
-    fresh = Site(Runs(str(root)), VIEWS).refresh("/", "", shown.drawn_from, [], blocks_on(plain(shown.body), TEXT))
-    assert "late" in texts(plain(fresh.texts))
-    assert "3 of 6" in texts(plain(fresh.texts))
-
-
 def test_the_overview_has_a_column_of_measured_and_planned_once_a_run_has_a_plan(root: Path) -> None:
     stored(root, "one")
     stored(root, "planned")
@@ -86,7 +72,7 @@ def test_the_overview_has_a_column_of_measured_and_planned_once_a_run_has_a_plan
     assert "seconds per step 0.50" in overview
 
 
-def test_a_run_that_is_being_created_is_named_in_the_overview_and_its_page_goes_on_looking(root: Path) -> None:
+def test_a_run_that_is_being_created_is_listed_and_its_page_keeps_looking(root: Path) -> None:
     (root / "coming").mkdir(parents=True)
     stored(root, "there")
     pages = site(root)
@@ -103,7 +89,7 @@ def test_a_run_that_is_being_created_is_named_in_the_overview_and_its_page_goes_
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=NAMES)
-def test_every_block_of_a_view_stands_on_its_page_with_its_title_and_sentence(root: Path, view: Any) -> None:
+def test_every_block_of_a_view_is_on_its_page_for_one_run_and_for_several(root: Path, view: Any) -> None:
     stored(root, "one").decide()
     stored(root, "two", steps=2)
     for path, search in ((f"/run/one/{view.name}", ""), (f"/compare/{view.name}", "?runs=one,two")):
@@ -111,12 +97,9 @@ def test_every_block_of_a_view_stands_on_its_page_with_its_title_and_sentence(ro
         charts = [block.id for block in view.blocks if isinstance(block, Chart)]
         assert blocks_on(body, CHART) == charts
         assert blocks_on(body, TEXT) == [block.id for block in view.blocks if block.id not in charts]
-        for block in view.blocks:
-            assert block.title in texts(body)
-            assert block.sentence in texts(body)
 
 
-def test_a_refresh_brings_nothing_where_nothing_is_new_and_every_block_where_something_is(root: Path) -> None:
+def test_a_refresh_brings_every_block_if_anything_is_new_else_nothing(root: Path) -> None:
     run = stored(root, "live")
     pages = site(root)
     shown = pages.show("/run/live/staleness", "")
@@ -129,42 +112,6 @@ def test_a_refresh_brings_nothing_where_nothing_is_new_and_every_block_where_som
     assert no_update not in [*fresh.figures, *fresh.texts]
     assert fresh.drawn_from != shown.drawn_from
     assert "step 4 of 6" in texts(plain(fresh.frame))
-
-
-def test_blocks_that_are_on_the_page_no_longer_are_left_alone(root: Path) -> None:
-    stored(root, "live")
-    fresh = site(root).refresh(
-        "/run/live/flow", "", {"page": "RunPage", "found": ["live"], "seen": []}, ["staleness-over-time"], ["overview"]
-    )
-    assert [*fresh.figures, *fresh.texts] == [no_update, no_update]
-
-
-def test_blocks_of_what_a_run_did_not_measure_are_left_out_until_it_does(root: Path) -> None:
-    run = stored(root, "growing")
-    records = {g: read_status(run.store, "generate", g) for g in range(SHAPE.generators)}
-    for g, record in records.items():
-        older = {name: value for name, value in record.items() if not name.endswith("_in_flight")}
-        write_progress(run.store, "generate", g, older)
-    shown = site(root).show("/run/growing/flow", "")
-    charts, tables = blocks_on(plain(shown.body), CHART), blocks_on(plain(shown.body), TEXT)
-    assert "flow-times" in tables
-    assert "flow-in-flight" not in tables
-    for g, record in records.items():
-        write_progress(run.store, "generate", g, record)
-    assert site(root).refresh("/run/growing/flow", "", shown.drawn_from, charts, tables).again
-    assert "flow-in-flight" in blocks_on(plain(site(root).show("/run/growing/flow", "").body), TEXT)
-
-
-def test_the_top_of_every_page_says_that_the_length_is_biased(root: Path) -> None:
-    run = stored(root, "biased")
-    metrics = StreamWriter(run.store, layout.metrics("train", 0), METRIC, "train-0")
-    for ratio, told in ((1.02, False), (0.9, True)):
-        at = {"t": run.t_now, "policy_version": run.policy_version}
-        rows = metric_rows({"length_ratio": ratio}, incarnation=0, **at)
-        metrics.write(pa.concat_tables([rows] * 20), tokens=0)
-        for view in NAMES:
-            top = texts(plain(site(root).show(f"/run/biased/{view}", "").frame))
-            assert ("trained ÷ taken length 0.900, outside 0.97 to 1.03" in top) == told
 
 
 def test_a_damaged_part_is_named_above_the_page_and_the_rest_is_drawn(root: Path) -> None:
@@ -189,51 +136,8 @@ def test_a_run_that_vanishes_leaves_its_page_as_it_was_and_a_sentence(root: Path
     assert "run.json" in texts(plain(fresh.frame))
 
 
-def test_a_run_opens_on_its_home_page_with_verdict_pipeline_and_charts(root: Path) -> None:
-    stored(root, "home")
-    shown = site(root).show("/run/home", "")
-    frame = texts(plain(shown.frame))
-    assert "Advice:" in frame
-    assert "scored, not taken" in frame
-    assert blocks_on(plain(shown.body), CHART) == ["home-charts"]
-    assert blocks_on(plain(site(root).show("/run/home/home-time", "").body), CHART) == ["home-time-charts"]
-    assert "scored, not taken" not in texts(plain(site(root).show("/run/home/flow", "").frame))
-
-
-def test_the_frame_tells_how_the_run_does(root: Path) -> None:
-    run = stored(root, "told", steps=6)
-    run.finish()
-    frame = texts(plain(site(root).show("/run/told", "").frame))
-    status = json.loads(to_json(Runs(str(root)).reader("told").look().status))
-    assert f"step {status['steps']} of {status['max_steps']}" in frame
-    staleness = status["staleness"]
-    assert f"mean {staleness['mean']:.2f}, largest {staleness['max']}, bound {SHAPE.max_staleness}" in frame
-    assert f"reward {status['reward_mean']:.3f}" in frame
-    assert "finished" in frame
-
-
-def test_the_trajectories_of_one_run_have_a_page_and_those_of_several_have_none(root: Path) -> None:
-    stored(root, "one")
-    views = [view.name for view in (HOME, HOME_BY_TIME, *VIEWS, TRAJECTORIES)]
-    assert address.parse("/run/one/trajectories", "?group=1", ["one"], views) == address.RunPage(
-        run_ids=("one",), view="trajectories", compared=False
-    )
-    assert site(root).is_not_found("/compare/trajectories", "?runs=one")
-    assert not site(root).is_not_found("/run/one/trajectories", "?group=1")
-
-
 def test_the_address_holds_how_charts_are_shown_and_every_view_keeps_it(root: Path) -> None:
     stored(root, "one", steps=6)
-    views = [view.name for view in VIEWS]
-    at = address.parse("/run/one/learning", "?smooth=10&x=time", ["one"], views)
-    assert isinstance(at, address.RunPage)
-    assert at.display == Display(smoothing=10, by_time=True)
-    assert address.shown_as(at, at.display) == "/run/one/learning?smooth=10&x=time"
-    assert address.shown_as(at, PLAIN) == "/run/one/learning"
-    compared = address.parse("/compare/flow", "?runs=one&smooth=5", ["one"], views)
-    assert isinstance(compared, address.RunPage)
-    assert address.shown_as(compared, compared.display) == "/compare/flow?runs=one&smooth=5"
-
     shown = site(root).show("/run/one/learning", "?smooth=10&x=time")
     assert str(plain(shown.frame)).count("smooth=10&x=time") == len([HOME, HOME_BY_TIME, *VIEWS, TRAJECTORIES])
     plainly = site(root).show("/run/one/learning", "")
@@ -241,39 +145,27 @@ def test_the_address_holds_how_charts_are_shown_and_every_view_keeps_it(root: Pa
 
 
 @pytest.mark.parametrize(
-    ("path", "search", "sentence"),
+    ("path", "search"),
     [
-        ("/run/nobody", "", "There is no run 'nobody' here."),
-        ("/run/one/nothing", "", "A run has no page 'nothing'"),
-        ("/run/one/staleness/more", "", "There is no page"),
-        ("/run/../../etc/passwd", "", "There is no page"),
-        ("/run/..%2f..%2fetc%2fpasswd", "", "There is no run"),
-        ("/run/<script>alert(1)</script>", "", "There is no"),
-        ("/elsewhere", "", "There is no page '/elsewhere'."),
-        ("/compare", "", "Name 1 to 8 runs"),
-        ("/compare", "?runs=" + ",".join(f"r{i}" for i in range(9)), "Name 1 to 8 runs"),
-        ("/compare", "?runs=one,nobody", "There is no run 'nobody' here."),
-        ("/run/" + "x" * 10_000, "", "xxx…"),
-        ("/run/one/learning", "?smooth=7", "smooth is '7': expected one of 1, 5, 10, 25, 50, 100."),
-        ("/run/one/learning", "?x=colour", "x is 'colour': expected version or time."),
+        ("/run/nobody", ""),
+        ("/run/one/nothing", ""),
+        ("/run/one/staleness/more", ""),
+        ("/run/../../etc/passwd", ""),
+        ("/run/..%2f..%2fetc%2fpasswd", ""),
+        ("/run/<script>alert(1)</script>", ""),
+        ("/elsewhere", ""),
+        ("/compare", ""),
+        ("/compare", "?runs=" + ",".join(f"r{i}" for i in range(9))),
+        ("/compare", "?runs=one,nobody"),
+        ("/run/" + "x" * 10_000, ""),
+        ("/run/one/learning", "?smooth=7"),
+        ("/run/one/learning", "?x=colour"),
     ],
 )
-def test_an_address_that_leads_nowhere_says_why(path: str, search: str, sentence: str) -> None:
-    found = address.parse(path, search, ["one"], NAMES)
-    assert isinstance(found, address.NotFound)
-    assert sentence in found.sentence
-    assert len(found.sentence) < 200
-
-
-def test_ticks_are_kept_in_the_address(root: Path) -> None:
-    stored(root, "one")
-    stored(root, "two")
-    links = {
-        part["props"]["title"]: part["props"]["href"]
-        for part in within(plain(site(root).show("/", "?runs=one,nobody").body))
-        if part["props"].get("className") == "tick"
-    }
-    assert links == {"do not compare one": "/", "compare two": "/?runs=one,two"}
+def test_an_address_that_leads_nowhere_is_answered_by_one_short_sentence(path: str, search: str) -> None:
+    answer = address.parse(path, search, ["one"], NAMES)
+    assert isinstance(answer, address.NotFound)
+    assert 0 < len(answer.sentence) < 200
 
 
 def test_addresses_of_pages_are_answered_and_others_with_404(root: Path) -> None:
@@ -293,14 +185,6 @@ def test_addresses_of_pages_are_answered_and_others_with_404(root: Path) -> None
         response = page.get(path, headers=LOCAL)
         assert response.status_code == 404, path
         assert "import" not in response.text
-
-
-def test_a_huge_question_is_refused(root: Path) -> None:
-    stored(root, "one")
-    response = client(root).post(
-        "/_dash-update-component", data=b"[" * 70_000, headers=LOCAL, content_type="application/json"
-    )
-    assert response.status_code == 413
 
 
 def asked_to_show(**changed: Any) -> dict[str, Any]:
@@ -331,10 +215,10 @@ def test_a_page_is_shown_and_every_callback_of_the_app_is_known(root: Path) -> N
         assert is_callback(asked_to_show(output=output), known)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "body",
-    [
+def test_a_question_that_no_page_asks_is_refused_without_an_exception(root: Path) -> None:
+    stored(root, "one")
+    page = client(root)
+    for body in (
         [],
         3,
         {},
@@ -346,11 +230,10 @@ def test_a_page_is_shown_and_every_callback_of_the_app_is_known(root: Path) -> N
         asked_to_show(inputs=None),
         asked_to_show(state=[{"id": "shown", "property": "data", "value": 7}]),
         asked_to_show(changedPropIds=[None]),
-    ],
-)
-def test_a_question_that_no_page_asks_is_refused_without_an_exception(root: Path, body: object) -> None:
-    stored(root, "one")
-    assert client(root).post("/_dash-update-component", json=body, headers=LOCAL).status_code == 400
+    ):
+        assert page.post("/_dash-update-component", json=body, headers=LOCAL).status_code == 400, body
+    nested = page.post("/_dash-update-component", data=b"[" * 50_000, headers=LOCAL, content_type="application/json")
+    assert nested.status_code == 400
 
 
 def senseless_questions(page: FlaskClient) -> Iterator[dict[str, Any]]:
@@ -363,22 +246,13 @@ def senseless_questions(page: FlaskClient) -> Iterator[dict[str, Any]]:
         yield asked_to_show(output=one["output"], state=[shown] * 4)
 
 
-def test_a_question_of_the_right_form_and_without_sense_gets_a_sentence(root: Path) -> None:
+def test_a_question_of_the_right_form_and_without_sense_is_refused(root: Path) -> None:
     stored(root, "one")
     page = client(root)
-    answers = [page.post("/_dash-update-component", json=body, headers=LOCAL) for body in senseless_questions(page)]
-    refused = [answer for answer in answers if answer.status_code == 400]
-    assert refused
-    assert {answer.text for answer in refused} == {"this page can't be updated as it is; load it again\n"}
-    assert {answer.status_code for answer in answers} <= {200, 204, 400}
-
-
-def test_a_question_nested_without_end_is_refused(root: Path) -> None:
-    stored(root, "one")
-    answer = client(root).post(
-        "/_dash-update-component", data=b"[" * 50_000, headers=LOCAL, content_type="application/json"
-    )
-    assert answer.status_code == 400
+    asked = senseless_questions(page)
+    answers = {page.post("/_dash-update-component", json=body, headers=LOCAL).status_code for body in asked}
+    assert 400 in answers
+    assert answers <= {200, 204, 400}
 
 
 def test_the_token_guards_the_page_its_callbacks_its_scripts_and_the_metrics(root: Path) -> None:
@@ -400,9 +274,10 @@ def test_the_app_is_no_development_server(root: Path) -> None:
     assert page.get("/console", headers=LOCAL).status_code == 404
 
 
-def test_the_end_of_a_run_is_news(root: Path) -> None:
-    run = stored(root, "again")
-    shown = site(root).show("/run/again/ledger", "")
-    end_attempt(run.store, 0, "stopped")
-    fresh = site(root).refresh("/run/again/ledger", "", shown.drawn_from, [], ["ledger-balance"])
-    assert no_update not in fresh.texts
+@pytest.mark.parametrize(("ratio", "said"), [(1.02, False), (0.9, True)])
+def test_the_top_of_a_page_says_that_the_length_is_biased(root: Path, ratio: float, said: bool) -> None:
+    run = stored(root, "biased")
+    metrics = StreamWriter(run.store, layout.metrics("train", 0), METRIC, "train-0")
+    rows = metric_rows({"length_ratio": ratio}, incarnation=0, t=run.t_now, policy_version=run.policy_version)
+    metrics.write(pa.concat_tables([rows] * 20), tokens=0)
+    assert (f"trained ÷ taken length {ratio:.3f}" in texts(plain(site(root).show("/run/biased", "").frame))) == said

@@ -5,8 +5,8 @@ import plotly.graph_objects as go
 from support.pages.run_data import measured, run_data
 
 from dashboard.queries.series import Line
-from dashboard.views.display import PLAIN, Display, displayed, mean_of_last
-from dashboard.views.figures import Series, area_chart, bar_chart, line_chart
+from dashboard.views.display import Display, displayed, mean_of_last
+from dashboard.views.figures import Series, area_chart, line_chart
 from dashboard.views.per_run import MINUTES, VERSIONS
 
 ZIGZAG = Line(np.arange(1.0, 7.0), np.array([0.0, 2.0, 0.0, 2.0, 0.0, 2.0]))
@@ -24,7 +24,7 @@ def test_a_mean_is_over_the_versions_up_to_its_own_and_of_the_values_that_are_kn
     assert mean_of_last(line, 100).y.tolist() == [1.0, 2.0, 2.0, 3.0]
 
 
-def test_a_smoothed_line_stands_before_its_values_which_are_faint_and_not_in_the_legend() -> None:
+def test_a_smoothed_line_is_drawn_over_its_faint_values() -> None:
     raw, smooth = displayed(chart(), Display(smoothing=5), None).data
     assert (raw.y.tolist(), raw.opacity < 0.5, raw.showlegend) == (ZIGZAG.y.tolist(), True, False)
     assert (smooth.name, smooth.opacity, smooth.showlegend) == ("reward", None, None)
@@ -32,24 +32,16 @@ def test_a_smoothed_line_stands_before_its_values_which_are_faint_and_not_in_the
     assert raw.legendgroup == smooth.legendgroup == "reward"
 
 
-def test_without_smoothing_a_chart_stays_as_it_is() -> None:
-    assert displayed(chart(), PLAIN, run_data()) == chart()
-
-
-def test_bounds_single_results_bands_areas_and_bars_are_not_smoothed() -> None:
+def test_bounds_single_results_and_areas_are_not_smoothed() -> None:
     line = {"line": ZIGZAG, "colour": "#000"}
-    figures = [
+    for figure in (
         chart(Series(name="bound", stepped=True, **line), Series(name="accuracy", dots_only=True, **line)),
         area_chart([Series(name="work", **line)], x=VERSIONS, y="s", empty="None."),
-        bar_chart([Series(name="groups", **line)], x="staleness", y="groups", empty="None."),
-    ]
-    for figure in figures:
+    ):
         assert displayed(go.Figure(figure), Display(smoothing=10), None) == figure
-    with_band = displayed(chart(Series(name="accuracy", interval=(ZIGZAG, ZIGZAG), **line)), Display(smoothing=5), None)
-    assert [trace.fill for trace in with_band.data] == ["toself", None, None]
 
 
-def test_what_is_over_versions_moves_to_the_minutes_at_which_they_were_made_after_smoothing() -> None:
+def test_versions_move_to_the_minutes_at_which_they_were_made_after_smoothing() -> None:
     run = run_data(metrics={"train-0": {"reward_mean": measured([0.0] * 6)}})
     by_version = displayed(chart(), Display(smoothing=5), run)
     by_time = displayed(chart(), Display(smoothing=5, by_time=True), run)
@@ -57,10 +49,3 @@ def test_what_is_over_versions_moves_to_the_minutes_at_which_they_were_made_afte
     seconds = by_time.data[1].x * 60 - 60
     np.testing.assert_allclose(seconds, np.arange(-5, 1), atol=1e-6)
     assert by_time.data[1].y.tolist() == by_version.data[1].y.tolist()
-
-
-def test_several_runs_and_charts_over_other_things_stay_where_they_are() -> None:
-    run = run_data(metrics={"train-0": {"reward_mean": measured([0.0] * 6)}})
-    assert displayed(chart(), Display(by_time=True), None) == chart()
-    assert displayed(chart(x=MINUTES), Display(by_time=True), run) == chart(x=MINUTES)
-    assert displayed(chart(), Display(by_time=True), run_data(metrics={})) == chart()

@@ -133,13 +133,6 @@ def test_what_a_hub_does_not_give_is_one_line_with_a_way_out(hub: Hub, ask: Ask,
     assert len(refused.splitlines()) == 1
 
 
-def test_without_a_network_and_a_copy_the_way_to_a_folder_is_told(ask: Ask) -> None:
-    for setting in ("model.path=org/model", "prompts.source=org/sums"):
-        refused = ask(setting, endpoint="http://127.0.0.1:9")["refused"]
-        assert "no copy of it in the cache" in refused
-        assert "--local-dir FOLDER" in refused
-
-
 def test_the_command_checks_the_copy_before_a_run_exists(hub: Hub, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flows.cli.main", "run", str(PRESET), "--root", str(tmp_path / "runs")]
     own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "127.0.0.1"}

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from flows.cli.invocation import run_again
-from flows.cli.main import main
 
 
 def asked(root: str | None = None) -> argparse.Namespace:
@@ -44,10 +43,3 @@ def test_a_module_that_was_run_is_run_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert program == [sys.executable, "-m", "flows.cli.main"]
     ended = subprocess.run([*program, "--version"], capture_output=True, text=True, check=True)
     assert ended.stdout == f"millrace {importlib.metadata.version('millrace')}\n"
-
-
-def test_the_version_needs_no_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("millrace ")

@@ -68,15 +68,11 @@ def test_a_new_database_is_a_copy_of_the_template(cache: Path, tmp_path: Path) -
     database = tmp_path / "new" / "home" / "prefect.db"
     copy_template(_url(database), cache)
     assert database.read_bytes() in [template.read_bytes() for template in _templates(cache)]
-    # A copy, and not the same file: a server writes into it.
-    assert not any(database.samefile(template) for template in _templates(cache))
-
-
-def test_a_database_that_exists_stays_as_it_is(cache: Path, tmp_path: Path) -> None:
-    database = tmp_path / "prefect.db"
     database.write_bytes(b"somebody's runs")
     copy_template(_url(database), cache)
-    assert database.read_bytes() == b"somebody's runs"
+    assert database.read_bytes() == b"somebody's runs", "a database that exists stays as it is"
+    # A copy, and not the same file: a server writes into it.
+    assert not any(database.samefile(template) for template in _templates(cache))
 
 
 def test_a_damaged_template_is_made_again(cache: Path, made_at_once: Path, tmp_path: Path) -> None:
@@ -94,10 +90,3 @@ def test_without_a_usable_cache_the_database_is_left_to_prefect(tmp_path: Path) 
     (tmp_path / "file").touch()
     copy_template(_url(tmp_path / "prefect.db"), tmp_path / "file" / "cache")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize("url", ["postgresql+asyncpg://host/prefect", "sqlite+aiosqlite:///:memory:"])
-def test_only_a_file_of_sqlite_is_copied(url: str, cache: Path) -> None:
-    before = _templates(cache)
-    copy_template(url, cache)
-    assert _templates(cache) == before

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from flows.display.links import DASHBOARD_URL, artifact_key, dashboard_link
-from flows.display.promotion import final_message, promoted_card
+from flows.display.artifacts import DASHBOARD_URL, artifact_key, dashboard_link, final_message, promoted_card
 from millrace.evaluation.promotion import Decision, Evaluation, decide
 
 STATUS = {"state": "stopped", "steps": 90, "max_steps": 4000, "first_step": 60, "early_stop": None}

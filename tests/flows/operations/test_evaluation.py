@@ -25,12 +25,3 @@ def test_an_estimate_is_one_cell_with_its_interval() -> None:
             "majority": "1.0000 [0.7000, 1.0000]",
         }
     ]
-
-
-def test_an_older_runs_evaluation_is_shown_as_it_is_and_an_unknown_interval_not_at_all() -> None:
-    older = {"accuracy": 0.5, "prompts": 9}
-    single = {"accuracy": 3.0, "accuracy_interval": [None, None], "prompts": 1}
-    assert table_rows({"start": older, "end": single}) == [
-        {"evaluated": "start", **older},
-        {"evaluated": "end", "accuracy": "3.0000", "prompts": 1},
-    ]

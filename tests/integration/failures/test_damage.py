@@ -73,18 +73,6 @@ def test_a_damaged_part_costs_its_own_rollouts_and_nothing_else(millrace: Millra
 
 
 @pytest.mark.extended
-def test_a_quarantined_part_is_gone_on_without(millrace: Millrace, run: Path) -> None:
-    lost = next_part(run)
-    part_file = run / layout.trajectories(0) / lost.file
-    part_file.write_bytes(part_file.read_bytes()[:-7])
-    assert millrace.run("fsck", "--quarantine", str(run)).code == 1
-    assert not part_file.exists()
-    ended = millrace.run(*millrace.campaign("hurt", "--resume", **MORE))
-    assert ended.code == 0, ended.output
-    assert millrace.summary("hurt")["ledger"]["dropped"]["corrupt"]["rollouts"] == lost.rows
-
-
-@pytest.mark.extended
 def test_a_damaged_commit_record_stops_the_run_with_its_file_and_number(millrace: Millrace, run: Path) -> None:
     damaged = next_part(run)
     path = f"{layout.trajectories(0)}/{layout.record(damaged.seq)}"

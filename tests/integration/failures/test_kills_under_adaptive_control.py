@@ -11,7 +11,7 @@ from support.campaigns.campaigns import Millrace, assert_balanced
 from support.campaigns.prefect_server import find
 from support.stages.failpoints import Failpoints
 
-from flows.display.links import artifact_key
+from flows.display.artifacts import artifact_key
 from millrace.rollouts.lineage import Lineage
 from millrace.runs.decisions import StoredDecision, read_decisions
 from storage import layout

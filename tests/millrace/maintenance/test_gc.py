@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
-from support.weights.policy_versions import weights
+from support.weights.versions import trained
 
 from millrace.evaluation.promotion import latest_promoted
 from millrace.evaluation.results import write_result
@@ -19,7 +19,7 @@ from millrace.maintenance.listing import Contents
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.checkpoints.names import weights_checksum
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.store import ANCHOR_EVERY, StoreReader, StoreWriter
+from millrace.weights.store import ANCHOR_EVERY, StoreReceiver, StoreSender
 from storage import layout
 from storage.checkpoints import CheckpointWriter, checkpoints_backwards, load_file, read_latest
 from storage.errors import PartRemoved, StreamCorrupt
@@ -98,14 +98,6 @@ def test_a_part_of_trajectories_and_its_scores_go_together(small_run: Any, dict_
             assert there == [ordinal >= removed for ordinal in range(len(there))]
 
 
-def test_rows_of_no_checkpoint_are_all_needed(start_run: StartRun, dict_store: DictStore) -> None:
-    run = start_run(dict_store)
-    run.generate(0)
-    run.score_everything()
-    run.train()
-    assert [path for path in paths(plan(dict_store, KEEP_NO_ROWS), "rows") if layout.TRAINER_LOGPROBS not in path] == []
-
-
 def test_rows_that_one_of_two_rewards_has_not_scored_are_needed(small_run: Any, dict_store: DictStore) -> None:
     assert paths(plan(dict_store, KEEP_NO_ROWS), "rows")
     late = StreamWriter(dict_store, layout.scores("other", 0, 0, 1), SCORE, "late")
@@ -116,13 +108,6 @@ def test_rows_that_one_of_two_rewards_has_not_scored_are_needed(small_run: Any, 
     assert read_removed(dict_store, layout.trajectories(0)) == 1
     assert read_removed(dict_store, layout.scores("other", 0, 0, 1)) == 1
     assert read_removed(dict_store, layout.trajectories(1)) > 1
-
-
-def test_rows_that_no_scorer_has_begun_are_needed(small_run: Any, dict_store: DictStore) -> None:
-    StreamWriter(dict_store, layout.scores("other", 0, 1, 2), SCORE, "the second of two")
-    marks = plan(dict_store, KEEP_NO_ROWS).marks
-    assert layout.trajectories(0) not in marks
-    assert marks[layout.trajectories(1)] > 1
 
 
 def test_young_rows_and_rows_of_recent_versions_stay(small_run: Any, dict_store: DictStore) -> None:
@@ -258,33 +243,24 @@ def test_weights_that_stay_are_whole_and_the_newest_two_stay(
     start_run: StartRun, dict_store: DictStore, tmp_path: Path, versions: int
 ) -> None:
     start_run(dict_store)
-    writer = StoreWriter(dict_store)
+    writer = StoreSender(dict_store)
     for version in range(versions):
-        writer.offer(weights(version))
+        writer.publish(trained(version))
     made = gc(dict_store, Retention())
     # Whole ones are 0, 16 and 32.
     first = max(0, versions - 2) // ANCHOR_EVERY * ANCHOR_EVERY
     assert len(paths(made, "weights")) == first
     records = [record for record, _ in Contents(dict_store).log(layout.WEIGHTS) if record.kind == "checkpoint"]
     for version in range(first, versions):
-        taken = StoreReader(as_of(dict_store, records[version].seq), tmp_path / "received").take(None)
+        taken = StoreReceiver(as_of(dict_store, records[version].seq), tmp_path / "received").poll(None)
         assert taken is not None
         assert taken.id.policy_version == version
-        assert fingerprint(taken.tensors) == fingerprint(weights(version).tensors)
+        assert fingerprint(taken.tensors) == fingerprint(trained(version).tensors)
     assert fsck(dict_store).damaged == 0
-    writer.offer(weights(versions))
-    taken = StoreReader(dict_store, tmp_path / "received").take(None)
+    writer.publish(trained(versions))
+    taken = StoreReceiver(dict_store, tmp_path / "received").poll(None)
     assert taken is not None
     assert taken.id.policy_version == versions
-
-
-def test_a_checkpoint_that_was_adopted_does_not_push_out_the_one_before(small_run: Any, dict_store: DictStore) -> None:
-    for _ in range(3):
-        small_run.adopt()
-    gc(dict_store, Retention(keep_checkpoints=2))
-    contents = Contents(dict_store)
-    there = [all(ref.path in contents.entries for ref in one.files.values()) for one in contents.checkpoints()]
-    assert there == [False] * 4 + [True] * 5
 
 
 def test_a_checkpoint_gone_back_to_keeps_its_files_and_its_rows(small_run: Any, dict_store: DictStore) -> None:

@@ -63,16 +63,6 @@ def test_every_step_has_its_batch_and_nothing_that_was_rolled_back(
     assert told_rows > sum(run.groups["rollouts"].to_pylist()), f"witness: steps 7 to {KILLED_AT} were told twice"
 
 
-def test_what_was_dropped_stands_before_the_step_for_which_it_was_taken(unchanged: TrainedRun) -> None:
-    run = SourceRun(unchanged.store)
-    reasons = {reason for told in unchanged.told.values() for _, reason in told.dropped}
-    assert reasons == {"stale", "error", "rolled_back"}, "witness: the run dropped groups of every kind"
-    for step, told in unchanged.told.items():
-        of_step = run.groups.filter(pa.array(run.groups["step"].to_numpy() == step))
-        dropped = [row for row in of_step.to_pylist() if row["place"] < 0]
-        assert [(row["group_id"], row["outcome"]) for row in dropped] == told.dropped, f"step {step}"
-
-
 def test_groups_are_described_by_their_trajectories_and_rewards(unchanged: TrainedRun) -> None:
     run = SourceRun(unchanged.store)
     failed = 0

@@ -4,7 +4,7 @@ import pytest
 from support.streams.scored_groups import scored_group
 
 from configs.training import SelectionConfig
-from millrace.prompts.source import PromptSource
+from millrace.prompts.packages import PromptSource
 from millrace.selection.sources import source_factor
 from millrace.training.samples import samples_of
 

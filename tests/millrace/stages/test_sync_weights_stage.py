@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from support.stages.failpoints import Failpoints
-from support.weights.direct import ShardedTrainer, layout_of
+from support.weights.direct import ShardedTrainer
+from support.weights.direct_policies import layout_of
 
 from configs.schema import RunConfig
 from millrace.errors import WeightsCorrupt
@@ -19,10 +20,10 @@ from millrace.runs.record import create_run
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.exit_codes import DRAINED
 from millrace.runtime.messages import Event, Heartbeat, read_line
-from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader, WeightsWriter
+from millrace.weights.base import HandoverSender, Manifest, Weights, WeightsId, WeightsReceiver, WeightsSender
 from millrace.weights.factory import generator_end, trainer_end
-from millrace.weights.fallback import FallbackReader
-from millrace.weights.store import StoreReader
+from millrace.weights.fallback import FallbackReceiver
+from millrace.weights.store import StoreReceiver
 from storage import layout
 from storage.progress import read_status, write_progress
 from storage.schema import METRIC
@@ -32,10 +33,10 @@ from storage.streams.stream import StreamReader
 TENSORS = {"embed": torch.zeros(1000, 7), "norm": torch.zeros(5, dtype=torch.bfloat16)}
 
 
-class Unreached(WeightsReader):
+class Unreached(WeightsReceiver):
     """A generator's end of a transport that nothing comes by."""
 
-    def take(self, newer_than: WeightsId | None) -> Weights | None:
+    def poll(self, newer_than: WeightsId | None) -> Weights | None:
         return None
 
     def close(self) -> None:
@@ -45,26 +46,25 @@ class Unreached(WeightsReader):
 class Generator:
     """Takes what comes, and acknowledges it."""
 
-    def __init__(self, store: LocalStore, number: int, reader: FallbackReader) -> None:
+    def __init__(self, store: LocalStore, number: int, receiver: FallbackReceiver) -> None:
         self.store = store
         self.number = number
-        self.reader = reader
+        self.receiver = receiver
         self.held: WeightsId | None = None
 
     def look(self) -> None:
-        weights = self.reader.take(self.held)
+        weights = self.receiver.poll(self.held)
         if weights is None:
             return
         assert weights.id.newer_than(self.held)
         for tensor in weights.tensors.values():
             assert torch.equal(tensor, torch.full_like(tensor, weights.id.policy_version)), self.number
         self.held = weights.id
-        assert weights.manifest.fingerprint is not None
         status: dict[str, Any] = {
             "incarnation": weights.id.incarnation,
             "policy_version": weights.id.policy_version,
-            "weights_digest": weights.manifest.fingerprint.digest,
-            "weights_route": self.reader.last_route,
+            "weights_digest": weights.fingerprint.digest,
+            "weights_route": self.receiver.last_route,
             "pause_seconds": 0.0,
             "t_updated": time.time(),
         }
@@ -91,7 +91,7 @@ class Campaign:
         self.output = (folder / "output").open("w+")
         self.deaths = 0
         self.process = self._start()
-        self.trainer: WeightsWriter
+        self.trainer: WeightsSender
         if transport == "direct":
             layout = layout_of(TENSORS, 2)
             self.trainer = ShardedTrainer(self._address, layout, deadline_seconds=deadline_seconds)
@@ -103,7 +103,7 @@ class Campaign:
         address: str | None = self.status().get("address")
         return address
 
-    def generator_end(self, number: int) -> FallbackReader:
+    def generator_end(self, number: int) -> FallbackReceiver:
         return generator_end(self.config.weights, self.store, self.handover, number)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -118,7 +118,7 @@ class Campaign:
     def offer(self, policy_version: int) -> WeightsId:
         weights_id = WeightsId(incarnation=0, policy_version=policy_version, t_offered=time.time())
         tensors = {name: torch.full_like(tensor, policy_version) for name, tensor in TENSORS.items()}
-        self.trainer.offer(Weights(manifest=Manifest(id=weights_id), tensors=tensors))
+        self.trainer.publish(Weights(manifest=Manifest(id=weights_id), tensors=tensors))
         return weights_id
 
     def go_on_until(self, condition: Callable[[], bool], *, answering: bool = True) -> None:
@@ -164,7 +164,7 @@ class Campaign:
         self.process.kill()
         self.process.wait()
         for generator in self.generators:
-            generator.reader.close()
+            generator.receiver.close()
         self.trainer.close()
         self.output.close()
 
@@ -224,7 +224,8 @@ def test_a_bit_that_flips_after_a_version_was_pushed_costs_a_deadline_and_no_mor
     for generator in campaign.generators:
         with pytest.raises(WeightsCorrupt):
             generator.look()
-    campaign.go_on_until(campaign.trainer.is_wanted_again)
+    assert isinstance(campaign.trainer, HandoverSender)
+    campaign.go_on_until(campaign.trainer.resend_requested)
     assert campaign.offer(1).policy_version == offered.policy_version
     campaign.go_on_until(lambda: all(generator.held is not None for generator in campaign.generators))
     campaign.drain()
@@ -238,9 +239,9 @@ def test_a_generator_that_the_transport_does_not_reach_goes_on_through_the_store
     start: Callable[..., Campaign], transport: str, tmp_path: Path
 ) -> None:
     campaign = start(transport, 1.5)
-    campaign.generators[1].reader.close()
-    stored = StoreReader(campaign.store, tmp_path / "shared" / "stored")
-    campaign.generators[1].reader = FallbackReader(Unreached(), stored, route=transport, look_seconds=0.1)
+    campaign.generators[1].receiver.close()
+    stored = StoreReceiver(campaign.store, tmp_path / "shared" / "stored")
+    campaign.generators[1].receiver = FallbackReceiver(Unreached(), stored, route=transport, look_seconds=0.1)
     for step in range(2):
         offered = campaign.offer(step)
         campaign.go_on_until(lambda: campaign.all_hold(offered))  # noqa: B023 — called before the next one
@@ -248,7 +249,7 @@ def test_a_generator_that_the_transport_does_not_reach_goes_on_through_the_store
     assert campaign.status()["late"] == []
     assert campaign.status()["fallbacks"] >= 2
     campaign.drain()
-    assert [generator.reader.last_route for generator in campaign.generators] == [transport, "store"]
+    assert [generator.receiver.last_route for generator in campaign.generators] == [transport, "store"]
     named, back, named_again, back_again = (line for line in campaign.milestones() if line.startswith("generator 1 "))
     for line, step in ((named, 0), (named_again, 1)):
         assert line.startswith(f"generator 1 has not taken version {step} after ")

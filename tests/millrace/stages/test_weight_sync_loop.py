@@ -19,7 +19,7 @@ from millrace.runtime.arguments import StageArguments
 from millrace.runtime.messages import EventKind
 from millrace.runtime.stage import Stage
 from millrace.stages.sync_weights import WeightSyncLoop
-from millrace.weights.base import Manifest, Weights, WeightsId, WeightsReader, WeightsWriter
+from millrace.weights.base import HandoverReceiver, Manifest, Weights, WeightsId, WeightsSender
 from millrace.weights.fingerprint import fingerprint
 from storage import layout
 from storage.errors import Fenced
@@ -32,23 +32,22 @@ DEADLINE = 30.0
 
 
 @dataclass
-class Handover(WeightsReader):
+class Handover(HandoverReceiver):
     """What a trainer handed over last."""
 
     offered: Weights | None = None
     damaged: bool = False
     asked: int = 0
 
-    def check(self, weights: Weights) -> None:
+    def verify(self, weights: Weights) -> None:
         if self.damaged:
             raise WeightsCorrupt("version 12 is damaged")
 
-    def ask_again(self) -> bool:
+    def request_resend(self) -> None:
         self.asked += 1
         self.offered = None
-        return True
 
-    def take(self, newer_than: WeightsId | None) -> Weights | None:
+    def poll(self, newer_than: WeightsId | None) -> Weights | None:
         return self.offered if self.offered is not None and self.offered.id.newer_than(newer_than) else None
 
     def close(self) -> None:
@@ -56,21 +55,17 @@ class Handover(WeightsReader):
 
 
 @dataclass
-class Route(WeightsWriter):
-    """Remembers what it was offered; `dies_at` is the offer, from 1, that it does not survive."""
+class Route(WeightsSender):
+    """Remembers what was published; `dies_at` is the version, from 1, that it does not survive."""
 
-    offers: list[WeightsId] = field(default_factory=list)
-    tended: int = 0
+    published: list[WeightsId] = field(default_factory=list)
     dies_at: int = 0
 
-    def offer(self, weights: Weights) -> None:
-        if len(self.offers) + 1 == self.dies_at:
+    def publish(self, weights: Weights) -> None:
+        if len(self.published) + 1 == self.dies_at:
             self.dies_at = 0
             raise Died
-        self.offers.append(weights.id)
-
-    def tend(self) -> None:
-        self.tended += 1
+        self.published.append(weights.id)
 
     def close(self) -> None:
         pass
@@ -135,7 +130,7 @@ class World:
         open_store = None if self.transport == "store" else self._open_store
         self.loop = WeightSyncLoop(self.stage, self.handover, self.primary, open_store, clock=self.clock)
 
-    def _open_store(self) -> WeightsWriter:
+    def _open_store(self) -> WeightsSender:
         self.opened_the_store += 1
         return self.fallback
 
@@ -212,7 +207,7 @@ def test_a_late_generator_is_named_served_through_the_store_and_greeted_when_it_
     world.acknowledge(0, first)
     world.run_once(after_seconds=31)
     assert (world.status()["late"], world.status()["fallbacks"]) == ([1], 1)
-    assert world.fallback.offers == [first]
+    assert world.fallback.published == [first]
     second = world.hand_over(13)
     world.run_once(after_seconds=9)
     world.acknowledge(0, second)
@@ -223,7 +218,7 @@ def test_a_late_generator_is_named_served_through_the_store_and_greeted_when_it_
         "generator 1 has not taken version 12 after 31 s: it is served through the store and the others go on",
         "generator 1 is back at version 12 after 41 s, by store",
     ]
-    assert world.primary.offers == [first, second]
+    assert world.primary.published == [first, second]
     rows = world.measured()
     assert rows[12]["fallbacks"] == 1
     assert "push_seconds" not in rows[13]
@@ -235,7 +230,7 @@ def test_the_store_gets_the_newest_version_and_at_most_once_per_deadline(world: 
         world.acknowledge(0, world.hand_over(step))
         world.run_once(after_seconds=1)
     # Version 1 is late after 31 s, when 30 versions have been pushed.
-    assert [stored.policy_version for stored in world.fallback.offers] == [30, 60, 90]
+    assert [stored.policy_version for stored in world.fallback.published] == [30, 60, 90]
     assert world.opened_the_store == 1
 
 
@@ -254,7 +249,7 @@ def test_nothing_is_stored_twice_for_the_same_late_generator(world: World) -> No
     world.hand_over(12)
     for _ in range(20):
         world.run_once(after_seconds=10)
-    assert [stored.policy_version for stored in world.fallback.offers] == [12]
+    assert [stored.policy_version for stored in world.fallback.published] == [12]
 
 
 def test_a_version_found_damaged_when_a_generator_is_late_is_asked_for_again_and_not_stored(world: World) -> None:
@@ -262,12 +257,12 @@ def test_a_version_found_damaged_when_a_generator_is_late_is_asked_for_again_and
     world.run_once()
     world.handover.damaged = True
     world.run_once(after_seconds=31)
-    assert (world.handover.asked, world.fallback.offers) == (1, [])
+    assert (world.handover.asked, world.fallback.published) == (1, [])
     assert world.heard[-1] == "version 12 is damaged: the trainer is asked for them once more"
     world.run_once(after_seconds=31)
     again = world.hand_over(12)
     world.run_once()
-    assert world.primary.offers == [first, again]
+    assert world.primary.published == [first, again]
     for generator in range(2):
         world.acknowledge(generator, again)
     world.run_once(after_seconds=1)
@@ -282,29 +277,7 @@ def test_where_the_store_is_the_transport_a_late_generator_is_only_named() -> No
     world.run_once(after_seconds=31)
     assert (world.status()["late"], world.status()["fallbacks"]) == ([0], 0)
     assert world.heard == ["generator 0 has not taken version 12 after 31 s: the others go on without it"]
-    assert world.fallback.offers == []
-
-
-def test_an_alarm_is_a_milestone_with_both_digests(world: World) -> None:
-    pushed = world.hand_over(12)
-    world.run_once()
-    world.acknowledge(0, pushed)
-    world.acknowledge(1, pushed, weights_digest="deadbeef")
-    world.run_once(after_seconds=1)
-    (line,) = world.heard
-    assert line.startswith("ALARM: generator 1 ")
-    assert "deadbeef" in line
-    assert world.handover.offered is not None
-    assert world.handover.offered.manifest.fingerprint is not None
-    assert world.handover.offered.manifest.fingerprint.digest in line
-
-
-def test_the_transport_is_tended_whenever_there_is_nothing_to_push(world: World) -> None:
-    world.run_once()
-    world.hand_over(1)
-    world.run_once()
-    world.run_once()
-    assert world.primary.tended == 2
+    assert world.fallback.published == []
 
 
 def test_a_generator_that_started_again_is_noticed_after_everything_had_arrived(
@@ -320,7 +293,7 @@ def test_a_generator_that_started_again_is_noticed_after_everything_had_arrived(
     world.run_once(after_seconds=31)
     assert len(world.heard) == 1
     assert world.heard[0].startswith("generator 1 has not taken version 12 after 31 s")
-    assert world.fallback.offers == [pushed]
+    assert world.fallback.published == [pushed]
 
 
 @pytest.mark.parametrize("dies_at", [1, 2, 3])
@@ -339,7 +312,7 @@ def test_a_stage_that_dies_in_the_middle_of_a_push_pushes_when_it_is_back(world:
             world.acknowledge(generator, pushed)
         world.run_once()
     assert deaths == 1
-    assert [offered.policy_version for offered in world.primary.offers] == [0, 1, 2]
+    assert [offered.policy_version for offered in world.primary.published] == [0, 1, 2]
 
 
 def test_a_stage_that_dies_before_the_acknowledgements_offers_the_same_version_again_and_measures_it(
@@ -349,7 +322,7 @@ def test_a_stage_that_dies_before_the_acknowledgements_offers_the_same_version_a
     world.run_once()
     world.start()
     world.run_once()
-    assert world.primary.offers == [pushed, pushed]
+    assert world.primary.published == [pushed, pushed]
     for generator in range(2):
         world.acknowledge(generator, pushed)
     world.run_once(after_seconds=1)
@@ -377,10 +350,10 @@ def test_no_older_version_is_ever_offered_after_a_newer_one(seed: int) -> None:
             world.acknowledge(chooser.randrange(2), chooser.choice(handed_over[-3:]))
         world.run_once(after_seconds=chooser.random() * 10)
     for route in (world.primary, world.fallback):
-        order = [(offered.incarnation, offered.policy_version) for offered in route.offers]
+        order = [(offered.incarnation, offered.policy_version) for offered in route.published]
         assert order == sorted(order), f"seed {seed}"
     # The witnesses: generators 2 and 3, which never answer, had the store opened, and there was something to get wrong.
-    assert len(world.fallback.offers) > 3, f"seed {seed}"
+    assert len(world.fallback.published) > 3, f"seed {seed}"
     assert restarts > 3, f"seed {seed}"
     assert incarnation > 3, f"seed {seed}"
 

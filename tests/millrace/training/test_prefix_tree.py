@@ -64,15 +64,6 @@ def test_each_token_sees_the_tokens_before_it_in_its_sequence(sequences: list[To
             assert seen[: len(seen) - behind].tolist() == where[: index + 1]
 
 
-@given(forests())
-def test_without_sharing_each_sequence_is_a_segment(
-    sequences: list[Tokens],
-) -> None:
-    layout = lay_out(sequences, share=False)
-    assert layout.keys_T is None
-    assert layout.lengths == layout.key_lengths == tuple(sorted(len(one) for one in sequences))
-
-
 def test_the_prompt_of_a_group_stands_once() -> None:
     layout = lay_out([*group(50, [3, 5, 1]), *group(40, [2, 2, 2], first=500)])
     assert sorted(zip(layout.lengths, layout.key_lengths, strict=True)) == [
@@ -117,10 +108,3 @@ def test_tokens_that_different_experts_computed_are_different() -> None:
     )
     assert len(lay_out(same).positions_S) == 64
     assert len(lay_out(differing).positions_S) == 128
-
-
-def test_the_same_sequences_give_the_same_layout() -> None:
-    sequences = [*group(20, [3, 3, 9]), *group(30, [4, 1, 1], first=100)]
-    first, second = lay_out(sequences), lay_out(sequences)
-    assert first.where.tolist() == second.where.tolist()
-    assert first.lengths == second.lengths

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.weights.mixed_versions import Tensors, sha256, tensors_of, weights
 from support.weights.shm_host import Host, assert_is
+from support.weights.versions import Tensors, mixed, mixed_tensors, sha256
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights.base import Manifest, Probe, Weights
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shm import HandoverRelay, HandoverWriter, ShmReader
+from millrace.weights.shm import ShmReceiver, ShmRelay, ShmSender
 from millrace.weights.slots import SlotFile
 
 
@@ -36,105 +36,98 @@ def flip_a_bit_of(path: Path, content: bytes) -> None:
 
 
 def test_sync_weights_takes_the_fingerprint_of_what_the_trainer_handed_over(host: Host) -> None:
-    host.trainer.offer(weights(3))
-    taken = host.sync.take(None)
+    host.trainer.publish(mixed(3))
+    taken = host.sync.poll(None)
     assert_is(taken, 3)
     assert taken is not None
-    assert taken.manifest.fingerprint == fingerprint(tensors_of(3))
+    assert taken.manifest.fingerprint == fingerprint(mixed_tensors(3))
     assert taken.shared is not None
-    assert sha256(taken.shared.map()) == sha256(tensors_of(3))
+    assert sha256(taken.shared.map()) == sha256(mixed_tensors(3))
 
 
-def test_generators_see_nothing_before_sync_weights_pushes_it(host: Host) -> None:
-    host.trainer.offer(weights(3))
-    assert host.sync.take(None) is not None
-    assert host.generators[0].take(None) is None
-    host.push()
-    assert_is(host.generators[0].take(None), 3)
-
-
-def test_pushing_copies_nothing(host: Host) -> None:
-    host.trainer.offer(weights(3))
-    taken = host.sync.take(None)
+def test_generators_see_what_sync_weights_pushed_and_pushing_copies_nothing(host: Host) -> None:
+    host.trainer.publish(mixed(3))
+    taken = host.sync.poll(None)
     assert taken is not None
-    host.sync.offer(taken)
-    live = host.generators[0].take(None)
+    assert host.generators[0].poll(None) is None
+    host.sync.publish(taken)
+    live = host.generators[0].poll(None)
     assert live is not None
     assert live.shared == taken.shared
 
 
 def test_only_what_was_taken_last_can_be_pushed(host: Host) -> None:
-    host.trainer.offer(weights(3))
-    older = host.sync.take(None)
+    host.trainer.publish(mixed(3))
+    older = host.sync.poll(None)
     assert older is not None
-    host.trainer.offer(weights(4))
-    assert host.sync.take(older.id) is not None
-    with pytest.raises(ValueError, match="version 3 is not what was taken from the handover last"):
-        host.sync.offer(older)
+    host.trainer.publish(mixed(4))
+    assert host.sync.poll(older.id) is not None
+    with pytest.raises(ValueError):
+        host.sync.publish(older)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_what_the_trainer_has_in_float32_arrives_in_the_type_of_the_file(tmp_path: Path, dtype: torch.dtype) -> None:
     master = {"embed": torch.randn(33, 7), "norm": torch.randn(5, requires_grad=True)}
     host = Host(tmp_path, like={name: tensor.detach().to(dtype) for name, tensor in master.items()})
-    host.trainer.offer(weights(1, tensors=master))
+    host.trainer.publish(mixed(1, tensors=master))
     host.push()
-    taken = host.generators[1].take(None)
+    taken = host.generators[1].poll(None)
     assert taken is not None
     for name, tensor in master.items():
         assert taken.tensors[name].dtype == dtype
         assert torch.equal(taken.tensors[name], tensor.detach().to(dtype)), name
 
 
-@pytest.mark.parametrize("name", list(tensors_of(0))[1:])
+@pytest.mark.parametrize("name", list(mixed_tensors(0))[1:])
 def test_a_flipped_bit_in_a_pushed_slot_is_refused_by_name(host: Host, name: str) -> None:
     host.deliver(6)
-    flip_a_bit(host.path, tensors_of(6)[name])
-    with pytest.raises(WeightsCorrupt, match=f"^weights of version 6 in {host.path} are damaged: {name}$"):
-        host.generators[0].take(None)
+    flip_a_bit(host.path, mixed_tensors(6)[name])
+    with pytest.raises(WeightsCorrupt, match=f"{name}$"):
+        host.generators[0].poll(None)
     host.deliver(7)
-    assert_is(host.generators[0].take(None), 7)
+    assert_is(host.generators[0].poll(None), 7)
 
 
 def test_a_version_that_is_damaged_once_it_is_pushed_is_asked_for_again_and_arrives(host: Host) -> None:
-    host.trainer.offer(weights(6))
-    taken = host.sync.take(None)
+    host.trainer.publish(mixed(6))
+    taken = host.sync.poll(None)
     assert taken is not None
-    host.sync.offer(taken)
-    host.sync.check(taken)
-    assert not host.trainer.is_wanted_again()
-    flip_a_bit(host.path, tensors_of(6)["embed"])
-    with pytest.raises(WeightsCorrupt, match=r"version 6 .* are damaged: embed"):
-        host.sync.check(taken)
-    assert host.sync.ask_again()
-    assert host.trainer.is_wanted_again()
-    assert host.sync.take(None) is None
+    host.sync.publish(taken)
+    host.sync.verify(taken)
+    assert not host.trainer.resend_requested()
+    flip_a_bit(host.path, mixed_tensors(6)["embed"])
+    with pytest.raises(WeightsCorrupt):
+        host.sync.verify(taken)
+    host.sync.request_resend()
+    assert host.trainer.resend_requested()
+    assert host.sync.poll(None) is None
     host.deliver(6)
-    assert not host.trainer.is_wanted_again()
-    assert_is(host.generators[0].take(None), 6)
+    assert not host.trainer.resend_requested()
+    assert_is(host.generators[0].poll(None), 6)
     for version in range(7, 20):
         host.deliver(version)
-        assert not host.trainer.is_wanted_again()
+        assert not host.trainer.resend_requested()
 
 
 @pytest.mark.parametrize("damage", ["tensor", "manifest"])
 def test_what_a_sync_weights_finds_damaged_when_it_starts_again_is_asked_for_again(host: Host, damage: str) -> None:
     host.deliver(6)
     if damage == "tensor":
-        flip_a_bit(host.path, tensors_of(6)["embed"])
+        flip_a_bit(host.path, mixed_tensors(6)["embed"])
     else:
-        host.trainer.offer(weights(7))
+        host.trainer.publish(mixed(7))
         flip_a_bit_of(host.path, b'"policy_version": 7')
-    host.sync = HandoverRelay(host.path)
+    host.sync = ShmRelay(host.path)
     with pytest.raises(WeightsCorrupt):
-        host.sync.take(None)
-    assert host.sync.ask_again()
+        host.sync.poll(None)
+    host.sync.request_resend()
     # A further start finds the question still open.
-    host.sync = HandoverRelay(host.path)
-    assert host.sync.take(None) is None
-    assert host.trainer.is_wanted_again()
+    host.sync = ShmRelay(host.path)
+    assert host.sync.poll(None) is None
+    assert host.trainer.resend_requested()
     host.deliver(7)
-    assert_is(host.generators[0].take(None), 7)
+    assert_is(host.generators[0].poll(None), 7)
 
 
 @pytest.mark.parametrize("lost", ["file", "folder"])
@@ -143,77 +136,49 @@ def test_a_deleted_file_is_made_again_and_everyone_finds_it(tmp_path: Path, lost
     folder.mkdir()
     host = Host(folder)
     host.deliver(6)
-    assert not host.trainer.is_wanted_again()
+    assert not host.trainer.resend_requested()
     shutil.rmtree(folder) if lost == "folder" else host.path.unlink()
-    host.sync = HandoverRelay(host.path)
-    assert host.sync.take(None) is None
-    assert host.trainer.is_wanted_again()
+    host.sync = ShmRelay(host.path)
+    assert host.sync.poll(None) is None
+    assert host.trainer.resend_requested()
     host.deliver(6)
-    assert not host.trainer.is_wanted_again()
+    assert not host.trainer.resend_requested()
     for generator in host.generators:
-        assert_is(generator.take(None), 6)
+        assert_is(generator.poll(None), 6)
 
 
 def test_a_trainer_that_was_replaced_does_not_take_its_successors_file_for_lost(host: Host) -> None:
-    successor = HandoverWriter(host.path, tensors_of(0), 2)
-    assert not host.trainer.is_wanted_again()
-    assert not successor.is_wanted_again()
-
-
-def test_a_damaged_manifest_is_refused(host: Host) -> None:
-    host.trainer.offer(weights(6))
-    flip_a_bit_of(host.path, b'"incarnation": 0')
-    with pytest.raises(WeightsCorrupt, match=r"manifest in slot 0 .* is damaged"):
-        host.sync.take(None)
-
-
-def test_a_sync_weights_that_starts_again_does_not_accept_what_changed_since_it_was_pushed(host: Host) -> None:
-    host.deliver(6)
-    flip_a_bit(host.path, tensors_of(6)["embed"])
-    with pytest.raises(WeightsCorrupt, match=r"version 6 .* are damaged: embed"):
-        HandoverRelay(host.path).take(None)
+    successor = ShmSender(host.path, mixed_tensors(0), 2)
+    assert not host.trainer.resend_requested()
+    assert not successor.resend_requested()
 
 
 def test_a_sync_weights_that_starts_again_pushes_the_same_version_once_more(host: Host) -> None:
     host.deliver(6)
-    held = host.generators[0].take(None)
-    host.sync = HandoverRelay(host.path)
+    held = host.generators[0].poll(None)
+    host.sync = ShmRelay(host.path)
     host.push()
     assert_is(held, 6)
     assert held is not None
-    assert host.generators[0].take(held.id) is None
-    assert_is(host.generators[1].take(None), 6)
+    assert host.generators[0].poll(held.id) is None
+    assert_is(host.generators[1].poll(None), 6)
 
 
-def test_what_a_reader_holds_stays_as_it_was_while_twenty_versions_pass(host: Host) -> None:
+def test_what_anyone_holds_stays_as_it_was_while_twenty_versions_pass(host: Host) -> None:
     host.deliver(0)
-    held, followed = host.generators[0].take(None), host.generators[1].take(None)
+    held, followed = host.generators[0].poll(None), host.generators[1].poll(None)
     for version in range(1, 21):
         host.deliver(version)
         assert followed is not None
-        followed = host.generators[1].take(followed.id)
+        followed = host.generators[1].poll(followed.id)
         assert_is(followed, version)
     assert_is(held, 0)
-
-
-def test_what_sync_weights_holds_stays_as_it_was_while_twenty_versions_pass(host: Host) -> None:
-    host.trainer.offer(weights(0))
-    held = host.sync.take(None)
-    for version in range(1, 21):
-        host.trainer.offer(weights(version))
-    assert_is(held, 0)
-    assert held is not None
-    host.sync.offer(held)
-    assert_is(host.generators[0].take(None), 0)
-
-
-def test_what_was_pushed_stays_for_generators_that_come_late(host: Host) -> None:
-    host.deliver(0)
-    host.trainer.offer(weights(1))
-    assert_is(host.sync.take(None), 1)
-    for version in range(2, 12):
-        host.trainer.offer(weights(version))
-    assert_is(host.generators[0].take(None), 0)
+    host.trainer.publish(mixed(21))
+    at_sync_weights = host.sync.poll(None)
+    for version in range(22, 42):
+        host.trainer.publish(mixed(version))
+    assert_is(at_sync_weights, 21)
+    assert_is(host.generators[0].poll(None), 20)
 
 
 @pytest.mark.slow
@@ -224,20 +189,20 @@ def test_a_thousand_offers_find_a_free_slot_whatever_is_held(tmp_path: Path, see
     held: dict[int, Weights] = {}
     taken = 0
     for version in range(1000):
-        host.trainer.offer(
-            weights(version, tensors={name: torch.full_like(each, version) for name, each in like.items()})
+        host.trainer.publish(
+            mixed(version, tensors={name: torch.full_like(each, version) for name, each in like.items()})
         )
         if draw.random() < 0.6:
             host.push()
         for number, generator in enumerate(host.generators):
             # The last one never looks again after its first version.
             if draw.random() < 0.3 and not (number == 3 and 3 in held):
-                found = generator.take(held[number].id if number in held else None)
+                found = generator.poll(held[number].id if number in held else None)
                 if found is not None:
                     held[number] = found
                     taken += 1
             if draw.random() < 0.01:
-                host.generators[number] = ShmReader(host.path, number) if number != 3 else generator
+                host.generators[number] = ShmReceiver(host.path, number) if number != 3 else generator
         for number, each in held.items():
             for name, tensor in each.tensors.items():
                 whole = bool((tensor == each.id.policy_version).all())
@@ -255,36 +220,29 @@ class BrokenOff(dict[str, torch.Tensor]):
         return super().__getitem__(name)
 
 
-def test_a_version_that_broke_off_half_way_is_never_seen(host: Host) -> None:
-    host.trainer.offer(weights(1))
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        host.trainer.offer(weights(2, tensors=BrokenOff(tensors_of(2))))
-    assert_is(host.sync.take(None), 1)
-    assert_is(HandoverRelay(host.path).take(None), 1)
-    host.trainer.offer(weights(3))
-    assert_is(host.sync.take(weights(1).id), 3)
-
-
-def test_the_last_whole_version_outlives_those_that_broke_off(host: Host) -> None:
-    host.trainer.offer(weights(1))
+def test_versions_that_broke_off_half_way_are_never_seen(host: Host) -> None:
+    host.trainer.publish(mixed(1))
     for version in range(2, 12):
         with pytest.raises(RuntimeError, match="the device is gone"):
-            host.trainer.offer(weights(version, tensors=BrokenOff(tensors_of(version))))
-    assert_is(host.sync.take(None), 1)
+            host.trainer.publish(mixed(version, tensors=BrokenOff(mixed_tensors(version))))
+    assert_is(host.sync.poll(None), 1)
+    assert_is(ShmRelay(host.path).poll(None), 1)
+    host.trainer.publish(mixed(13))
+    assert_is(host.sync.poll(mixed(1).id), 13)
 
 
 def test_there_is_a_free_slot_even_when_every_reader_holds_another(host: Host) -> None:
     for version in range(2):
         host.deliver(version)
-        assert_is(host.generators[version].take(None), version)
+        assert_is(host.generators[version].poll(None), version)
     host.deliver(2)
-    host.trainer.offer(weights(3))
-    assert_is(host.sync.take(None), 3)
-    host.trainer.offer(weights(4))
+    host.trainer.publish(mixed(3))
+    assert_is(host.sync.poll(None), 3)
+    host.trainer.publish(mixed(4))
     with pytest.raises(RuntimeError, match="the device is gone"):
-        host.trainer.offer(weights(5, tensors=BrokenOff(tensors_of(5))))
-    host.trainer.offer(weights(6))
-    assert_is(host.sync.take(None), 6)
+        host.trainer.publish(mixed(5, tensors=BrokenOff(mixed_tensors(5))))
+    host.trainer.publish(mixed(6))
+    assert_is(host.sync.poll(None), 6)
 
 
 def test_a_slot_that_a_reader_may_be_following_is_not_begun_again_next(host: Host) -> None:
@@ -309,31 +267,31 @@ class Gated(dict[str, torch.Tensor]):
 
 
 def test_sync_weights_does_not_wait_for_a_trainer_that_stopped_half_way(host: Host) -> None:
-    host.trainer.offer(weights(1))
-    tensors = Gated(tensors_of(2))
-    trainer = threading.Thread(target=host.trainer.offer, args=[weights(2, tensors=tensors)])
+    host.trainer.publish(mixed(1))
+    tensors = Gated(mixed_tensors(2))
+    trainer = threading.Thread(target=host.trainer.publish, args=[mixed(2, tensors=tensors)])
     trainer.start()
     tensors.reached.wait()
-    assert_is(host.sync.take(None), 1)
-    assert host.sync.take(weights(1).id) is None
+    assert_is(host.sync.poll(None), 1)
+    assert host.sync.poll(mixed(1).id) is None
     tensors.gate.set()
     trainer.join()
-    assert_is(host.sync.take(weights(1).id), 2)
+    assert_is(host.sync.poll(mixed(1).id), 2)
 
 
 def test_other_tensors_than_the_file_was_made_for_are_refused_by_name(host: Host) -> None:
-    missing = tensors_of(1)
+    missing = mixed_tensors(1)
     del missing["norm"]
-    with pytest.raises(ValueError, match=r"version 1 has other tensors than the handover was made for: norm$"):
-        host.trainer.offer(weights(1, tensors=missing))
+    with pytest.raises(ValueError, match=r"norm$"):
+        host.trainer.publish(mixed(1, tensors=missing))
     # This one could be spread over the right shape.
-    with pytest.raises(ValueError, match=r"other tensors than the handover was made for: embed$"):
-        host.trainer.offer(weights(1, tensors={**tensors_of(1), "embed": torch.zeros(50)}))
-    assert host.sync.take(None) is None
+    with pytest.raises(ValueError, match=r"embed$"):
+        host.trainer.publish(mixed(1, tensors={**mixed_tensors(1), "embed": torch.zeros(50)}))
+    assert host.sync.poll(None) is None
 
 
 def test_a_manifest_that_the_slot_has_no_room_for_is_refused(host: Host) -> None:
     endless = Probe(tokens=tuple(range(100_000)), logprobs={})
-    with pytest.raises(ValueError, match=r"the manifest of version 2 has \d+ bytes, .* has room for \d+"):
-        host.trainer.offer(Weights(manifest=Manifest(id=weights(2).id, probe=endless), tensors=tensors_of(2)))
-    assert host.sync.take(None) is None
+    with pytest.raises(ValueError):
+        host.trainer.publish(Weights(manifest=Manifest(id=mixed(2).id, probe=endless), tensors=mixed_tensors(2)))
+    assert host.sync.poll(None) is None

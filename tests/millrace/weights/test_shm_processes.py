@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from support.stages.failpoints import Failpoints, go_on, wait_until_stopped
-from support.weights.mixed_versions import sha256, tensors_of, weights
+from support.weights.versions import mixed, mixed_tensors, sha256
 
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shm import HandoverRelay, HandoverWriter
+from millrace.weights.shm import ShmRelay, ShmSender
 
-SCRIPTS = Path(__file__).parents[2] / "support/weights"
-PROCESS = SCRIPTS / "shm_process.py"
-TAKER = SCRIPTS / "take_until_version.py"
+PROCESS = Path(__file__).parents[2] / "support/weights/weights_process.py"
 SHAPES = {"big": torch.zeros(200_000), "bigger": torch.zeros(300_000), "small": torch.zeros(3, dtype=torch.bfloat16)}
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -27,13 +25,12 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """`start(script, *arguments, env=…)`: a child that does not outlive the test."""
+    """`start(role, *arguments, env=…)`: a child that does not outlive the test."""
     with ExitStack() as stack:
 
-        def started(script: Path, *arguments: object, env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
-            child = subprocess.Popen(
-                [sys.executable, str(script), *map(str, arguments)], stdout=subprocess.PIPE, text=True, env=env
-            )
+        def started(role: str, *arguments: object, env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+            command = [sys.executable, str(PROCESS), role, *map(str, arguments)]
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
             stack.callback(_end, child)
             return child
 
@@ -53,14 +50,14 @@ def filled(version: int) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 def test_generators_take_whole_versions_in_order_while_the_trainer_waits_for_none(tmp_path: Path, start: Start) -> None:
     versions = 257  # bfloat16 counts exactly so far
-    writer = HandoverWriter(tmp_path / "handover", SHAPES, num_generators=2)
-    takers = [start(TAKER, tmp_path / "handover", generator, versions - 1) for generator in range(2)]
+    writer = ShmSender(tmp_path / "handover", SHAPES, num_generators=2)
+    takers = [start(f"race-{generator}", tmp_path, versions) for generator in range(2)]
     for taker in takers:
         assert taker.stdout is not None
         assert taker.stdout.readline() == "ready\n"
-    start(PROCESS, tmp_path, "sync_weights")
+    start("sync_weights", tmp_path)
     for version in range(versions):
-        writer.offer(weights(version, tensors=filled(version)))
+        writer.publish(mixed(version, tensors=filled(version)))
     counts = [int(taker.communicate()[0]) for taker in takers]
     assert [taker.returncode for taker in takers] == [0, 0]
     assert all(1 <= count <= versions for count in counts)
@@ -70,20 +67,20 @@ def test_generators_take_whole_versions_in_order_while_the_trainer_waits_for_non
 def test_a_frozen_generator_holds_no_other_up_and_goes_on_with_a_whole_version(tmp_path: Path, start: Start) -> None:
     path = tmp_path / "handover"
     armed = Failpoints(tmp_path / "fired", "generate-1 weights.mid_hash 2 stop")
-    writer, relay = HandoverWriter(path, SHAPES, num_generators=2), HandoverRelay(path)
+    writer, relay = ShmSender(path, SHAPES, num_generators=2), ShmRelay(path)
 
     def deliver(version: int) -> None:
-        writer.offer(weights(version, tensors=filled(version)))
-        taken = relay.take(None)
+        writer.publish(mixed(version, tensors=filled(version)))
+        taken = relay.poll(None)
         assert taken is not None
-        relay.offer(taken)
+        relay.publish(taken)
 
-    frozen = start(TAKER, path, 1, 200, env=armed.environment())
+    frozen = start("race-1", tmp_path, 201, env=armed.environment())
     deliver(0)
     # It has hashed two of the three tensors.
     assert wait_until_stopped(frozen)
     assert armed.missed() == []
-    free = start(TAKER, path, 0, 100)
+    free = start("race-0", tmp_path, 101)
     assert free.stdout is not None
     assert free.stdout.readline() == "ready\n"
     for version in range(1, 101):
@@ -124,7 +121,7 @@ def test_two_hundred_versions_arrive_bit_for_bit_though_every_process_is_killed(
         ids = [(int(incarnation), int(version)) for incarnation, version, _, _ in taken]
         assert ids == sorted(ids), f"seed {seed}: generator {generator} went back"
         for incarnation, version, digest, other_hash in taken:
-            expected = tensors_of(int(version), int(incarnation))
+            expected = mixed_tensors(int(version), int(incarnation))
             assert digest == fingerprint(expected).digest, f"seed {seed}: {version} at generator {generator}"
             assert other_hash == sha256(expected), f"seed {seed}: {version} at generator {generator}"
 
@@ -137,10 +134,8 @@ def _run_until_done(folder: Path, start: Start, env: dict[str, str], versions: i
         nonlocal incarnations
         if role == "train":
             incarnations += 1
-            return start(PROCESS, folder, "train", incarnations, versions, env=env)
-        if role == "sync_weights":
-            return start(PROCESS, folder, role, env=env)
-        return start(PROCESS, folder, "generate", role[-1], versions, env=env)
+            return start(role, folder, incarnations, versions, env=env)
+        return start(role, folder, *([] if role == "sync_weights" else [versions]), env=env)
 
     running = {role: begin(role) for role in ("train", "sync_weights", "generate-0", "generate-1")}
     deaths = 0

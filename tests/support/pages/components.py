@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dash._utils import to_json
+from dash.development.base_component import Component
 
 
 def plain(components: Any) -> Any:
@@ -29,3 +30,25 @@ def texts(tree: Any) -> str:
     if isinstance(tree, dict):
         return texts(tree["props"].get("children", ""))
     return "" if tree is None else str(tree)
+
+
+def components(root: Any) -> Iterator[Component]:
+    """Every component of a tree, before it becomes JSON."""
+    if isinstance(root, Component):
+        yield root
+        yield from components(getattr(root, "children", None))
+    elif isinstance(root, (list, tuple)):
+        for child in root:
+            yield from components(child)
+
+
+def words(root: Any) -> str:
+    """Every text in a tree of components, in order."""
+    children = [getattr(component, "children", None) for component in components(root)]
+    flat = [text for child in children for text in (child if isinstance(child, list) else [child])]
+    return " ".join(text for text in flat if isinstance(text, str))
+
+
+def of_class(root: Any, name: str) -> list[Component]:
+    """The components of a tree that have this class."""
+    return [each for each in components(root) if name in str(getattr(each, "className", "")).split()]

@@ -1,14 +1,19 @@
 """A run whose trainer has measured something, and `millrace mirror` as a process of its own."""
 
 import os
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import google_crc32c
 import pyarrow as pa
+from tensorboardX.proto.event_pb2 import Event
 
+from dashboard.integrations.sinks.copying import Mirror
+from dashboard.integrations.sinks.tensorboard import TensorBoard
 from millrace.evaluation.results import write_result
 from millrace.runs.record import create_run
 from storage import layout
@@ -65,6 +70,34 @@ class Trained:
     def evaluate(self, version: int, accuracy: float, t: float = 50.0) -> None:
         """The held-out result of a version, measured at `t`."""
         write_result(self.store, {"policy_version": version, "accuracy": accuracy, "prompts": 8, "t": t})
+
+
+def copy(store: Store, folder: Path) -> int:
+    """One start of the mirror to TensorBoard; returns how many points it wrote."""
+    copying = Mirror(store, TensorBoard(folder))
+    try:
+        copying.copy()
+    finally:
+        copying.close()
+    return copying.points
+
+
+def _masked(data: bytes) -> int:
+    crc = google_crc32c.value(data)
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def events(folder: Path) -> Iterator[Event]:
+    """All of a folder, in the order in which TensorBoard reads them; each record's checksums are verified."""
+    for file in sorted(folder.glob("events.out.tfevents.*")):
+        data = file.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            assert struct.unpack("<I", data[8:12])[0] == _masked(data[:8])
+            body, data = data[12 : 12 + length], data[12 + length :]
+            assert struct.unpack("<I", data[:4])[0] == _masked(body)
+            data = data[4:]
+            yield Event.FromString(body)
 
 
 def start_mirror(trained: Trained, *command: object, cwd: Path, **environment: str) -> subprocess.Popen[str]:

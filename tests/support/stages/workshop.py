@@ -23,8 +23,8 @@ from millrace.stages.admission import Admission, prompt_order
 from millrace.stages.carry_over import CarryOver
 from millrace.stages.generate_loop import Generator
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
-from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsReader
-from millrace.weights.fallback import FallbackReader
+from millrace.weights.base import Manifest, Probe, Weights, WeightsId, WeightsReceiver
+from millrace.weights.fallback import FallbackReceiver
 from millrace.weights.fingerprint import fingerprint
 from storage import layout
 from storage.schema import TRAJECTORY
@@ -58,7 +58,7 @@ class HeardStage(Stage):
         heard.append(line)
 
 
-class Mailbox(WeightsReader):
+class Mailbox(WeightsReceiver):
     """Hands out its content once; the second look asks the stage to drain."""
 
     def __init__(self, stage: Stage) -> None:
@@ -66,7 +66,7 @@ class Mailbox(WeightsReader):
         self.inside: Weights | WeightsCorrupt | None = None
         self.looks = 0
 
-    def take(self, newer_than: WeightsId | None) -> Weights | None:
+    def poll(self, newer_than: WeightsId | None) -> Weights | None:
         self.looks += 1
         self.stage.draining = self.looks > 1
         found, self.inside = self.inside, None
@@ -198,7 +198,7 @@ class Workshop:
         )
         prompts = [Prompt(prompt_id=f"p{i}", text=f"{i}+1=", answer="", source="test") for i in range(9)]
         order = prompt_order(self.stage, prompts)
-        reader = FallbackReader(self.mailbox, None, route="shm")
+        reader = FallbackReceiver(self.mailbox, None, route="shm")
         self.device = Device() if shared is None else HurriedDevice(self.stage, shared)
         # A generator that shares its device has taken it before it made its engine.
         self.device.take()

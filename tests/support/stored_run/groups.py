@@ -122,12 +122,10 @@ def make_rollouts(
     first_rows: list[int],
     t_step: Numbers,
     error_share: float,
-    useless: Numbers,
 ) -> Rollouts:
     """`group_size` members per group; in `error_share` of the groups, the verifier failed for one.
 
-    `first_rows` are the next row_ids, by generator; `t_step` is when each group is taken, unix seconds; `useless` are
-    the groups that earn nothing.
+    `first_rows` are the next row_ids, by generator; `t_step` is when each group is taken, unix seconds.
     """
     num_groups, rows = len(groups.group_id), len(groups.group_id) * group_size
     group = np.repeat(np.arange(num_groups), group_size)
@@ -137,7 +135,7 @@ def make_rollouts(
     in_flight = (groups.max_version - groups.min_version)[group]
     # The first member was in flight the longest.
     spread = np.where(sample_index == 0, in_flight, random.integers(0, in_flight + 1))
-    reward = (random.random(rows) < _success(groups.step, useless)[group]).astype(np.float32)
+    reward = (random.random(rows) < _success(groups.step)[group]).astype(np.float32)
     # At most one member per group, so that at least two others remain to be compared.
     reward[(random.random(num_groups) < error_share)[group] & (sample_index == 1)] = np.nan
     known = ~np.isnan(reward)
@@ -260,9 +258,10 @@ def logprob_rows(random: np.random.Generator, rollouts: Rollouts, *, incarnation
     )
 
 
-def _success(steps: Numbers, useless: Numbers) -> Numbers:
+def _success(steps: Numbers) -> Numbers:
     """The share of right responses at each step."""
-    return np.where(useless, 0.0, 0.3 + 0.5 * (1 - np.exp(-steps / 300)))
+    success: Numbers = 0.3 + 0.5 * (1 - np.exp(-steps / 300))
+    return success
 
 
 def _row_ids(generators: Numbers, first_rows: list[int]) -> Numbers:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -28,37 +27,20 @@ TIMES = {
 _CORES = {"generate": 0.8, "train": 0.9}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manner:
-    """How a run goes."""
-
-    times: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: TIMES)
-    """As `TIMES`."""
-    collapses_at: int | None = None
-    """From this policy version on nothing is right any more, and the entropy is all but gone."""
-
-    def is_collapsed(self, step: int) -> bool:
-        """Whether the step that makes version `step` is trained on what a collapsed policy wrote."""
-        return self.collapses_at is not None and step >= self.collapses_at
-
-
-ORDINARY = Manner()
-
-
-def stage_time(stage: str, tokens: int, manner: Manner) -> dict[str, float]:
+def stage_time(stage: str, tokens: int) -> dict[str, float]:
     """How a stage spent its last second, and the tokens it has processed so far."""
-    spent = {f"time/{what}/seconds": seconds for what, seconds in manner.times[stage].items()}
+    spent = {f"time/{what}/seconds": seconds for what, seconds in TIMES[stage].items()}
     spent |= {CPU_CORES: 0.1 + _CORES.get(stage, 0.0) * (1 + 0.1 * math.sin(tokens)), MEMORY_BYTES: 6e8}
     return spent if stage == "sync_weights" else {**spent, "total/tokens": float(tokens)}
 
 
-def stage_seconds(stage: str, steps: int, manner: Manner) -> dict[str, float]:
+def stage_seconds(stage: str, steps: int) -> dict[str, float]:
     """How a stage spent its time since the run began, as its status record tells it; a step takes a second."""
-    waited = sum(seconds for what, seconds in manner.times[stage].items() if what.startswith("waiting for "))
-    return {"idle": waited * steps, stage: (sum(manner.times[stage].values()) - waited) * steps}
+    waited = sum(seconds for what, seconds in TIMES[stage].items() if what.startswith("waiting for "))
+    return {"idle": waited * steps, stage: (sum(TIMES[stage].values()) - waited) * steps}
 
 
-def of_trainer(random: np.random.Generator, rollouts: Rollouts, step: int, manner: Manner) -> dict[str, float]:
+def of_trainer(random: np.random.Generator, rollouts: Rollouts, step: int) -> dict[str, float]:
     """At the step that made version `step`; means are over the trajectories of the groups it trained."""
     in_step = (rollouts.of("step") == step) & (rollouts.outcome != STALE)
     staleness = rollouts.of("staleness")[in_step]
@@ -91,7 +73,7 @@ def of_trainer(random: np.random.Generator, rollouts: Rollouts, step: int, manne
         "zero_advantage_share": 0.3 + 0.2 * float(random.beta(2, 8)),
         "length_ratio": 1.0 + 0.01 * random.normal(),
         "reward_ratio": 1.0 + 0.02 * random.normal(),
-        "entropy": 0.001 if manner.is_collapsed(step) else 0.2 + 0.8 / (1 + step / 200),
+        "entropy": 0.2 + 0.8 / (1 + step / 200),
         "tokens": float(rollouts.tokens[in_step & (rollouts.outcome == TRAINED)].sum()),
         **{f"{TOKENS_OF_STALENESS}{value}": float(count) for value, count in enumerate(tokens_of_staleness) if count},
     }

@@ -32,8 +32,6 @@ from support.stored_run.groups import (
     make_rollouts,
 )
 from support.stored_run.metrics import (
-    ORDINARY,
-    Manner,
     in_flight,
     metric_rows,
     of_generator,
@@ -45,10 +43,9 @@ from support.stored_run.status import STEP_SECONDS, of_the_trainer, status_recor
 
 import configs
 from configs.load import load_config
-from millrace.control.decisions import Decisions
 from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.lineage import Lineage
-from millrace.runs.decisions import StoredDecision
+from millrace.runs.decisions import Decisions, StoredDecision
 from millrace.runs.record import create_run, end_attempt, read_end, read_run
 from storage import layout
 from storage.checkpoints import CheckpointWriter
@@ -87,10 +84,9 @@ class StoredRun:
     Raises ValueError for a finished run.
     """
 
-    def __init__(self, store: Store, run_id: str, shape: Shape, manner: Manner = ORDINARY) -> None:
+    def __init__(self, store: Store, run_id: str, shape: Shape) -> None:
         self.store = store
         self.shape = shape
-        self._manner = manner
         if read_end(store, 0) is not None:
             raise ValueError(f"{store.url}: this run was finished; nothing can be appended to it")
         self._claim(run_id)
@@ -217,7 +213,6 @@ class StoredRun:
             first_rows=self._streams.next_rows,
             t_step=self._t_step(groups),
             error_share=self.shape.error_share,
-            useless=np.array([self._manner.is_collapsed(step) for step in groups.step.tolist()], np.bool_),
         )
 
     def _t_step(self, groups: Groups) -> Numbers:
@@ -260,9 +255,9 @@ class StoredRun:
         self._account.groups_dropped += int(rollouts.groups.stale.sum())
 
     def _measure(self, random: np.random.Generator, rollouts: Rollouts, step: int) -> None:
-        self._measured = of_trainer(random, rollouts, step, self._manner)
+        self._measured = of_trainer(random, rollouts, step)
         for stage, replica in self._metrics:
-            values = stage_time(stage, self._account.taken().tokens, self._manner)
+            values = stage_time(stage, self._account.taken().tokens)
             if stage == "train":
                 values |= self._measured
             elif stage == "generate":
@@ -299,7 +294,6 @@ class StoredRun:
             steps=self.policy_version,
             incarnation=self._checkpoints.incarnation,
             account=self._account,
-            manner=self._manner,
         )
         if stage == "generate":
             return record | in_flight(self._random(), self.policy_version, t=time.time())

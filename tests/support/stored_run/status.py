@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 
-from support.stored_run.metrics import Manner, stage_seconds
+from support.stored_run.metrics import stage_seconds
 
 from millrace.rollouts.ledger import Account, Amount
 
@@ -11,9 +11,7 @@ STEP_SECONDS = 1.0
 """Steps are evenly spaced."""
 
 
-def status_record(
-    stage: str, *, doing: str, steps: int, incarnation: int, account: Account, manner: Manner
-) -> dict[str, object]:
+def status_record(stage: str, *, doing: str, steps: int, incarnation: int, account: Account) -> dict[str, object]:
     """Of a stage replica that writes it now, after `steps` steps."""
     return {
         "attempt": 0,
@@ -22,7 +20,7 @@ def status_record(
         "t": time.time(),
         "policy_version": steps,
         "incarnation": incarnation,
-        "seconds": stage_seconds(stage, steps, manner),
+        "seconds": stage_seconds(stage, steps),
         "tokens": account.taken().tokens,
         "rollouts": account.taken().rollouts,
     }

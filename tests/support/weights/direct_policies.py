@@ -1,13 +1,13 @@
 """Policies that trainers of `direct` push: their shapes, how trainer ranks divide them, and the values of a version."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from millrace.weights.transfer.layout import Layout, TensorSpec
-from millrace.weights.transfer.trainer_layouts import fsdp_layout
+from millrace.weights.base import WeightsId
+from millrace.weights.direct.layout import ShardLayout, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,6 @@ class PushedPolicy:
     """Named tensors of the same shapes in each version."""
 
     specs: tuple[TensorSpec, ...]
-    tensor_dims: Mapping[str, int] = field(default_factory=dict)
-    """Along which dimension tensor ranks divide a tensor; the others are on all of them."""
 
     def tensors(self, version: int) -> dict[str, torch.Tensor]:
         """A version's values; its number is the seed."""
@@ -26,15 +24,35 @@ class PushedPolicy:
             for spec in self.specs
         }
 
-    def layout(self, data: int, tensor: int) -> Layout:
+    def layout(self, data: int, tensor: int = 1) -> ShardLayout:
         """Of a trainer of data · tensor ranks."""
-        return fsdp_layout(self.specs, data=data, tensor=tensor, tensor_dims=self.tensor_dims)
+        return ShardLayout(self.specs, data, tensor)
 
     @property
     def nbytes(self) -> int:
         """Of a version."""
-        whole = fsdp_layout(self.specs, data=1)
-        return whole.nbytes(0)
+        return self.layout(1).nbytes(0)
+
+
+def layout_of(tensors: Mapping[str, torch.Tensor], size: int) -> ShardLayout:
+    """Of a trainer of `size` ranks that shard these."""
+    specs = (
+        TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    )
+    return ShardLayout(tuple(specs), size)
+
+
+def shards(tensors: Mapping[str, torch.Tensor], layout: ShardLayout, rank: int) -> dict[str, torch.Tensor]:
+    """A rank's parts."""
+    return {
+        name: tensors[name][tuple(slice(begin, end) for begin, end in box)] for name, box in layout.boxes(rank).items()
+    }
+
+
+def id_of(version: int) -> WeightsId:
+    """Of a version."""
+    return WeightsId(incarnation=0, policy_version=version, t_offered=version + 0.5)
 
 
 LLAMA_CONFIG: dict[str, Any] = {
@@ -49,32 +67,35 @@ LLAMA_CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """Grouped queries with heads that vLLM knows on a CPU, and a vocabulary that nothing divides."""
-_DIVIDED = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 0),
-    **dict.fromkeys(("o_proj", "down_proj"), 1),
-}
 
 
 def _llama() -> PushedPolicy:
     hidden, features, vocabulary = (LLAMA_CONFIG[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
     queries, keys = (LLAMA_CONFIG[f"num_{key}_heads"] * LLAMA_CONFIG["head_dim"] for key in ("attention", "key_value"))
-    layer = {
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (features, hidden),
-        "mlp.up_proj": (features, hidden),
-        "mlp.down_proj": (hidden, features),
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
+    layer: dict[str, tuple[tuple[int, ...], int | None]] = {
+        "self_attn.q_proj": ((queries, hidden), 0),
+        "self_attn.k_proj": ((keys, hidden), 0),
+        "self_attn.v_proj": ((keys, hidden), 0),
+        "self_attn.o_proj": ((hidden, queries), 1),
+        "mlp.gate_proj": ((features, hidden), 0),
+        "mlp.up_proj": ((features, hidden), 0),
+        "mlp.down_proj": ((hidden, features), 1),
+        "input_layernorm": ((hidden,), None),
+        "post_attention_layernorm": ((hidden,), None),
     }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
-    for number in range(LLAMA_CONFIG["num_hidden_layers"]):
-        shapes |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
-    shapes |= {"model.norm.weight": (hidden,), "lm_head.weight": (vocabulary, hidden)}
-    divided = {name: dim for name in shapes for part, dim in _DIVIDED.items() if f".{part}." in name}
-    return PushedPolicy(tuple(TensorSpec(name, "float32", shape) for name, shape in shapes.items()), divided)
+    layers = [
+        TensorSpec(f"model.layers.{number}.{name}.weight", "float32", shape, dim)
+        for number in range(LLAMA_CONFIG["num_hidden_layers"])
+        for name, (shape, dim) in layer.items()
+    ]
+    return PushedPolicy(
+        (
+            TensorSpec("model.embed_tokens.weight", "float32", (vocabulary, hidden)),
+            *layers,
+            TensorSpec("model.norm.weight", "float32", (hidden,)),
+            TensorSpec("lm_head.weight", "float32", (vocabulary, hidden)),
+        )
+    )
 
 
 POLICIES = {

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from support.weights.mixed_versions import Tensors, sha256, tensors_of, weights
+from support.weights.versions import Tensors, mixed, mixed_tensors, sha256
 
 from millrace.weights.base import Weights
-from millrace.weights.shm import HandoverRelay, HandoverWriter, ShmReader
+from millrace.weights.shm import ShmReceiver, ShmRelay, ShmSender
 
 
 class Host:
@@ -13,19 +13,19 @@ class Host:
 
     def __init__(self, folder: Path, like: Tensors | None = None, num_generators: int = 2) -> None:
         self.path = folder / "handover"
-        self.trainer = HandoverWriter(self.path, tensors_of(0) if like is None else like, num_generators)
-        self.sync = HandoverRelay(self.path)
-        self.generators = [ShmReader(self.path, generator) for generator in range(num_generators)]
+        self.trainer = ShmSender(self.path, mixed_tensors(0) if like is None else like, num_generators)
+        self.sync = ShmRelay(self.path)
+        self.generators = [ShmReceiver(self.path, generator) for generator in range(num_generators)]
 
     def push(self) -> None:
         """What sync_weights does with the newest version."""
-        taken = self.sync.take(None)
+        taken = self.sync.poll(None)
         assert taken is not None
-        self.sync.offer(taken)
+        self.sync.publish(taken)
 
     def deliver(self, version: int) -> None:
         """From the trainer to where generators can take it."""
-        self.trainer.offer(weights(version))
+        self.trainer.publish(mixed(version))
         self.push()
 
 
@@ -33,4 +33,4 @@ def assert_is(taken: Weights | None, version: int, incarnation: int = 0) -> None
     """That this version was taken, every bit of it."""
     assert taken is not None
     assert (taken.id.policy_version, taken.id.incarnation) == (version, incarnation)
-    assert sha256(taken.tensors) == sha256(tensors_of(version, incarnation))
+    assert sha256(taken.tensors) == sha256(mixed_tensors(version, incarnation))

@@ -5,7 +5,6 @@ import pytest
 
 from dashboard.queries.runs.table import chosen, curve, differing, ordered
 from dashboard.read.runs import OverviewRow
-from dashboard.read.settings import settings
 
 EVIL = "<script>alert(1)</script> ' \" \\"
 
@@ -43,20 +42,13 @@ def names(text: str, *columns: str) -> list[str]:
         ("state=Running", ["hot"]),
         ("state!=running", ["base", "evil", "coming"]),
         ("reward>0.5", ["hot"]),
-        ("reward>=0.5", ["base", "hot"]),
         ("step<100", ["hot"]),
         ("training.learning_rate=0.00001", ["base"]),
-        ("training.learning_rate!=1e-5", ["hot", "evil", "coming"]),
         ("training.learning_rate<=1e-5 state=finished", ["base"]),
-        ("staleness.adaptive=true", ["hot"]),
         ('note="the baseline"', ["base"]),
         ("alert(1)", ["evil"]),
-        ("run.json", ["coming"]),
-        ("pipeline.mode>3", []),
         ("state>3", []),
-        ("nothing.such=1", []),
         ("reward>much", []),
-        ("=", []),
         ('"open quote', []),
     ],
 )
@@ -74,28 +66,14 @@ def test_a_word_is_found_in_the_columns_that_are_shown_and_in_no_others() -> Non
     ("sort", "found"),
     [
         ("run", ["base", "coming", "evil", "hot"]),
-        ("-run", ["hot", "evil", "coming", "base"]),
-        ("reward", ["base", "hot", "evil", "coming"]),
         ("-reward", ["hot", "base", "evil", "coming"]),
         ("-training.learning_rate", ["hot", "base", "evil", "coming"]),
-        ("training.learning_rate", ["base", "hot", "evil", "coming"]),
         ("note", ["evil", "base", "hot", "coming"]),
         ("nothing.such", ["base", "hot", "evil", "coming"]),
     ],
 )
 def test_runs_are_sorted_by_numbers_and_words_and_unknown_ones_come_last(sort: str, found: list[str]) -> None:
     assert [row.run_id for row in ordered(ROWS, sort)] == found
-
-
-def test_a_config_is_told_by_dotted_keys() -> None:
-    config = {"name": "a", "training": {"learning_rate": 1e-5, "betas": [0.9, 0.95]}, "plan": {}, "seed": None}
-    assert settings(config) == {
-        "name": "a",
-        "training.learning_rate": "1e-05",
-        "training.betas": "[0.9, 0.95]",
-        "plan": "{}",
-        "seed": "null",
-    }
 
 
 def test_only_the_keys_in_which_the_runs_differ_are_named() -> None:

@@ -1,237 +1,229 @@
 """All ends of `direct`, in one process: who gets what, what is refused, and how long it stays as it is."""
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support.weights.direct import (
-    Push,
-    ShardedTrainer,
-    assert_is,
-    finder,
-    id_of,
-    layout_of,
-    shards,
-    tensors_of,
-    trainer_layout,
-    wait_until,
-)
+from support.weights.direct import Pushes, ShardedTrainer, assert_is, finder, tensors_of, wait_until
+from support.weights.direct_policies import POLICIES, id_of, layout_of, shards
 
 from millrace.errors import InputError, WeightsCorrupt
 from millrace.weights.base import Manifest, Weights
-from millrace.weights.direct.control import DirectRelay
-from millrace.weights.direct.generator import DirectReader
+from millrace.weights.direct.receiver import DirectReceiver, ReceiveBuffers
+from millrace.weights.direct.relay import DirectRelay
 from millrace.weights.direct.rendezvous import RendezvousClient
-from millrace.weights.transfer.plan import TransferPlan
+from millrace.weights.fingerprint import fingerprint
+from millrace.weights.shared_tensors import shapes_of
 
 DEADLINE = 3.0
+LAYOUT = POLICIES["odd"].layout(2)
+
+MakeReceiver = Callable[[int], DirectReceiver]
 
 
 @pytest.fixture
-def make_push(tmp_path: Path) -> Iterator[Callable[[int], Push]]:
-    """`make(num_generators)`: trainer and sync_weights, found by all generators of this folder."""
-    with ExitStack() as stack:
-
-        def make(num_generators: int) -> Push:
-            return stack.enter_context(closing(Push(tmp_path, num_generators, deadline_seconds=DEADLINE)))
-
-        yield make
+def pushes(tmp_path: Path) -> Iterator[Pushes]:
+    """Trainer and sync_weights, for two generators of this folder."""
+    with closing(Pushes(tmp_path, 2, deadline_seconds=DEADLINE)) as made:
+        yield made
 
 
 @pytest.fixture
-def make_reader(tmp_path: Path) -> Iterator[Callable[[int], DirectReader]]:
+def make_receiver(tmp_path: Path) -> Iterator[MakeReceiver]:
     """`make(generator)`: a generator's end in this process."""
     with ExitStack() as stack:
 
-        def make(number: int) -> DirectReader:
+        def make(number: int) -> DirectReceiver:
             path = tmp_path / f"received-{number}"
-            return stack.enter_context(closing(DirectReader(finder(tmp_path), number, path, deadline_seconds=DEADLINE)))
+            return stack.enter_context(
+                closing(DirectReceiver(finder(tmp_path), number, path, deadline_seconds=DEADLINE))
+            )
 
         yield make
 
 
 def test_a_generator_that_never_came_is_missing_and_served_when_it_comes(
-    make_push: Callable[[int], Push], make_reader: Callable[[int], DirectReader]
+    pushes: Pushes, make_receiver: MakeReceiver
 ) -> None:
-    push, reader = make_push(2), make_reader(1)
-    assert push.missing == {0, 1}
-    push.offer(1)
-    assert 0 in push.missing
-    push.tend_until_missing({0})
-    assert_is(reader.take(None), 1)
-    late = make_reader(0)
-    push.tend_until_missing(set())
-    assert_is(late.take(None), 1)
+    receiver = make_receiver(1)
+    assert pushes.relay.missing == {0, 1}
+    pushes.push(1)
+    pushes.retry_until_missing({0})
+    assert_is(receiver.poll(None), 1)
+    late = make_receiver(0)
+    pushes.retry_until_missing(set())
+    assert_is(late.poll(None), 1)
 
 
-def test_what_was_taken_stays_as_it_is_while_newer_versions_arrive_and_the_newest_is_taken_next(
-    make_push: Callable[[int], Push], make_reader: Callable[[int], DirectReader]
+def test_what_was_received_stays_while_newer_versions_arrive_and_the_newest_is_next(
+    pushes: Pushes, make_receiver: MakeReceiver
 ) -> None:
-    push, reader = make_push(1), make_reader(0)
-    push.deliver(1)
-    taken = reader.take(None)
+    receivers = [make_receiver(0), make_receiver(1)]
+    pushes.deliver(1)
+    received = receivers[0].poll(None)
     for version in range(2, 8):
-        push.deliver(version)
-        assert_is(taken, 1)
-    assert taken is not None
-    assert_is(reader.take(taken.id), 7)
+        pushes.deliver(version)
+        assert_is(received, 1)
+    assert receivers[0].poll(id_of(7)) is None
+    assert_is(receivers[1].poll(id_of(6)), 7)
 
 
-def test_what_is_not_newer_is_not_taken_though_it_came(
-    make_push: Callable[[int], Push], make_reader: Callable[[int], DirectReader]
+@pytest.mark.parametrize("layout", [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2)])
+def test_shards_of_any_trainer_make_the_whole_model_at_each_generator(
+    layout: tuple[int, int], make_receiver: MakeReceiver, tmp_path: Path
 ) -> None:
-    push, reader = make_push(1), make_reader(0)
-    assert reader.take(id_of(5)) is None
-    push.deliver(5)
-    assert reader.take(id_of(5)) is None
-    push.deliver(6)
-    assert_is(reader.take(id_of(5)), 6)
+    policy = POLICIES["llama"]
+    ranks = policy.layout(*layout)
+    with closing(Pushes(tmp_path, 2, deadline_seconds=DEADLINE, layout=ranks)) as pushes:
+        receivers = [make_receiver(0), make_receiver(1)]
+        for version in range(1, 4):
+            pushes.push(version, policy.tensors(version))
+            pushes.retry_until_missing(set())
+            for receiver in receivers:
+                received = receiver.poll(id_of(version - 1))
+                assert received is not None
+                assert fingerprint(received.tensors) == fingerprint(policy.tensors(version))
 
 
-def test_one_copy_of_the_model_per_generator_is_on_the_wire(
-    make_push: Callable[[int], Push], make_reader: Callable[[int], DirectReader]
-) -> None:
-    push = make_push(2)
-    readers = [make_reader(0), make_reader(1)]
-    push.deliver(1)
-    before = push.relay.wire_bytes
-    push.deliver(2)
+def test_one_copy_of_the_model_per_generator_is_on_the_wire(pushes: Pushes, make_receiver: MakeReceiver) -> None:
+    members = [*pushes.trainer.ranks, make_receiver(0), make_receiver(1)]
+    pushes.deliver(1)
+    before = sum(member.wire_bytes for member in members)
+    pushes.deliver(2)
     model = sum(tensor.nbytes for tensor in tensors_of(2).values())
-    assert push.relay.wire_bytes - before == 2 * model
-    sent = sum(rank.wire_bytes for rank in push.trainer.ranks) + sum(reader.wire_bytes for reader in readers)
-    # Messages have gaps of up to 15 bytes between slices.
-    assert 0 <= sent - push.relay.wire_bytes < 1000
+    # A generator counts what it sent once it has, and sync_weights does not wait for that.
+    wait_until(lambda: sum(member.wire_bytes for member in members) - before == 2 * model, "the bytes are counted")
 
 
-def test_a_version_whose_ranks_disagree_about_a_tensor_that_both_hold_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_version_whose_ranks_disagree_about_a_tensor_that_both_hold_is_refused_by_name() -> None:
     tensors = {"gamma": torch.tensor(2.0), "weight": torch.arange(6.0)}
+    layout = layout_of(tensors, 2)
     with (
         closing(DirectRelay(1, deadline_seconds=DEADLINE)) as relay,
-        closing(ShardedTrainer(lambda: relay.address, layout_of(tensors, 2), deadline_seconds=DEADLINE)) as trainer,
+        closing(ShardedTrainer(lambda: relay.address, layout, deadline_seconds=DEADLINE)) as trainer,
     ):
         for rank, sender in enumerate(trainer.ranks):
-            other = {**tensors, "gamma": torch.tensor(2.0 + rank)}
-            parts = shards(other, layout_of(tensors, 2), rank)
-            sender.offer(Weights(manifest=Manifest(id=id_of(1)), tensors=parts))
+            parts = shards({**tensors, "gamma": torch.tensor(2.0 + rank)}, layout, rank)
+            sender.publish(Weights(manifest=Manifest(id=id_of(1)), tensors=parts))
 
         def refused() -> bool:
             try:
-                relay.take(None)
+                relay.poll(None)
             except WeightsCorrupt as error:
-                assert "trainer ranks hold different values of gamma" in str(error)
+                assert str(error).endswith(" gamma")
                 return True
             return False
 
         wait_until(refused, "the disagreement is noticed")
 
 
-def test_a_version_that_not_all_ranks_hold_is_not_sent(tmp_path: Path) -> None:
-    layout = trainer_layout(2)
+def test_a_version_that_not_all_ranks_hold_is_not_sent() -> None:
     with (
         closing(DirectRelay(1, deadline_seconds=DEADLINE)) as relay,
-        closing(ShardedTrainer(lambda: relay.address, layout, deadline_seconds=DEADLINE)) as trainer,
+        closing(ShardedTrainer(lambda: relay.address, LAYOUT, deadline_seconds=DEADLINE)) as trainer,
     ):
         for version, ranks in ((1, (0, 1)), (2, (0,))):
             for rank in ranks:
-                parts = shards(tensors_of(version), layout, rank)
-                trainer.ranks[rank].offer(Weights(manifest=Manifest(id=id_of(version)), tensors=parts))
+                parts = shards(tensors_of(version), LAYOUT, rank)
+                trainer.ranks[rank].publish(Weights(manifest=Manifest(id=id_of(version)), tensors=parts))
             if version == 1:
-                wait_until(lambda: relay.take(None) is not None, "the first version is offered")
-        wait_until(lambda: relay.take(None) is None, "rank 0 offers the second alone")
+                wait_until(lambda: relay.poll(None) is not None, "the first version is offered")
+        wait_until(lambda: relay.poll(None) is None, "rank 0 offers the second alone")
 
 
 def test_a_version_that_is_damaged_in_a_rank_s_memory_is_asked_for_once_more(
-    make_push: Callable[[int], Push], make_reader: Callable[[int], DirectReader]
+    pushes: Pushes, make_receiver: MakeReceiver
 ) -> None:
-    push, reader = make_push(1), make_reader(0)
-    push.deliver(1)
-    assert_is(taken := reader.take(None), 1)
-    assert taken is not None
-    rank = push.trainer.ranks[1]
-    summed = rank.between
+    receivers = [make_receiver(0), make_receiver(1)]
+    pushes.deliver(1)
+    assert_is(received := receivers[0].poll(None), 1)
+    assert received is not None
+    rank = pushes.trainer.ranks[1]
+    between = rank.between
 
     def damaged(client: RendezvousClient) -> None:
         before = rank._offered
-        summed(client)
+        between(client)
         if rank._offered is not before:
             rank._snapshot["head"].view(torch.int16)[0, 5] ^= 64
 
     rank.between = damaged  # type: ignore[method-assign]
-    push.offer(2)
-    assert push.missing == {0}
-    rank.between = summed  # type: ignore[method-assign]
-    with pytest.raises(WeightsCorrupt, match="version 2 received by direct are damaged: head"):
-        reader.take(taken.id)
-    with pytest.raises(WeightsCorrupt, match="head"):
-        push.relay.check(taken)
-    assert push.relay.ask_again()
-    wait_until(push.trainer.ranks[0].is_wanted_again, "the trainer is asked")
-    assert push.relay.take(None) is None
-    push.newest = None
-    push.deliver(2)
-    assert not push.trainer.ranks[0].is_wanted_again()
-    assert_is(reader.take(taken.id), 2)
+    pushes.push(2)
+    assert pushes.relay.missing == {0, 1}
+    rank.between = between  # type: ignore[method-assign]
+    with pytest.raises(WeightsCorrupt, match=r"head$"):
+        receivers[0].poll(received.id)
+    with pytest.raises(WeightsCorrupt, match=r"head$"):
+        pushes.relay.verify(received)
+    pushes.relay.request_resend()
+    wait_until(pushes.trainer.ranks[0].resend_requested, "the trainer is asked")
+    assert pushes.relay.poll(None) is None
+    pushes.newest = None
+    pushes.deliver(2)
+    assert not pushes.trainer.ranks[0].resend_requested()
+    assert_is(receivers[0].poll(received.id), 2)
 
 
-@pytest.mark.slow
-def test_a_generator_that_plans_otherwise_gets_nothing_and_is_named(
-    make_push: Callable[[int], Push],
-    make_reader: Callable[[int], DirectReader],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    push, reader = make_push(1), make_reader(0)
-    ours = reader._plans.plan
-
-    def otherwise(source: Mapping[str, Any], generators: Sequence[Mapping[str, Any]]) -> TransferPlan:
-        return dataclasses.replace(ours(source, generators), bucket_bytes=1 << 20)
-
-    monkeypatch.setattr(reader._plans, "plan", otherwise)
-    push.offer(1)
-    assert push.missing == {0}
-    assert reader.take(None) is None
-    assert "generator/0 plans the transfer in another way than sync_weights" in capsys.readouterr().err
-    monkeypatch.undo()
-    push.tend_until_missing(set())
-    assert_is(reader.take(None), 1)
-
-
-def test_an_address_that_is_not_of_this_machine_is_refused_in_a_sentence() -> None:
-    with pytest.raises(InputError, match=r"weights\.host: can't listen at 192\.0\.2\.1; expected an address"):
+def test_an_address_that_is_not_of_this_machine_is_a_user_error() -> None:
+    with pytest.raises(InputError):
         DirectRelay(1, host="192.0.2.1", deadline_seconds=DEADLINE)
 
 
-def test_what_the_thread_can_not_deal_with_is_raised_by_take(tmp_path: Path) -> None:
+def test_what_the_thread_can_not_deal_with_is_raised_by_poll(tmp_path: Path) -> None:
     def find() -> str | None:
         raise PermissionError("the store says no")
 
-    reader = DirectReader(find, 0, tmp_path / "received", deadline_seconds=DEADLINE)
+    receiver = DirectReceiver(find, 0, tmp_path / "received", deadline_seconds=DEADLINE)
 
     def raised() -> bool:
         try:
-            reader.take(None)
+            receiver.poll(None)
         except PermissionError:
             return True
         return False
 
     wait_until(raised, "the thread's error")
-    reader.close()
+    receiver.close()
 
 
 def test_all_find_the_successor_of_a_sync_weights_that_closed(
-    make_push: Callable[[int], Push], make_reader: Callable[[int], DirectReader], tmp_path: Path
+    pushes: Pushes, make_receiver: MakeReceiver, tmp_path: Path
 ) -> None:
-    push, reader = make_push(1), make_reader(0)
-    push.deliver(1)
-    assert_is(taken := reader.take(None), 1)
-    assert taken is not None
-    old, push.relay, push.newest = push.relay, DirectRelay(1, deadline_seconds=DEADLINE), None
-    (tmp_path / "address").write_text(push.relay.address)
+    receivers = [make_receiver(0), make_receiver(1)]
+    pushes.deliver(1)
+    old, pushes.relay, pushes.newest = pushes.relay, DirectRelay(2, deadline_seconds=DEADLINE), None
+    (tmp_path / "address").write_text(pushes.relay.address)
     old.close()
-    assert reader.take(taken.id) is None
-    push.deliver(2)
-    assert_is(reader.take(taken.id), 2)
+    assert_is(receivers[0].poll(None), 1)
+    pushes.deliver(2)
+    assert_is(receivers[0].poll(id_of(1)), 2)
+
+
+def test_a_second_file_is_there_only_while_the_first_is_in_use(tmp_path: Path) -> None:
+    buffers = ReceiveBuffers(tmp_path / "received")
+
+    def arrive(version: int) -> None:
+        buffer = buffers.free()
+        tensors = buffer.tensors_for(shapes_of({"scale": torch.zeros(3)}))
+        tensors["scale"].fill_(version)
+        buffers.arrive(Weights(manifest=Manifest(id=id_of(version)), tensors=tensors, shared=buffer.shared), buffer)
+
+    def poll(held: int, expected: int, files: int) -> Weights:
+        weights = buffers.poll(id_of(held))
+        assert weights is not None
+        assert weights.tensors["scale"].tolist() == [expected] * 3
+        assert len(list(tmp_path.iterdir())) == files
+        return weights
+
+    arrive(1)
+    lent = poll(0, expected=1, files=1)
+    for version in (2, 3):
+        arrive(version)
+    assert lent.tensors["scale"].tolist() == [1, 1, 1]
+    poll(1, expected=3, files=2)
+    # A poll in vain ends the loan.
+    assert buffers.poll(id_of(3)) is None
+    arrive(4)
+    poll(3, expected=4, files=1)

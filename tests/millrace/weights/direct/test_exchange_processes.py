@@ -5,5 +5,5 @@ from support.gpu.direct_members import push_between
 
 
 @pytest.mark.slow
-def test_shards_of_three_ranks_reach_a_generator_bit_for_bit_with_the_plan_s_bytes() -> None:
-    push_between(4, "cpu")
+def test_shards_of_four_ranks_reach_a_generator_bit_for_bit() -> None:
+    push_between(5, "cpu")

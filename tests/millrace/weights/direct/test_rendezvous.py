@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from support.weights.direct import id_of, trainer_layout
+from support.weights.direct_policies import POLICIES, id_of
 
 from millrace.weights.base import Manifest, Weights
-from millrace.weights.direct.control import DirectRelay
-from millrace.weights.direct.layouts import FOLLOWS, WHOLE, told
+from millrace.weights.direct.relay import DirectRelay
 from millrace.weights.direct.rendezvous import Go, Push, Rendezvous, RendezvousClient, generator_name, trainer_name
 
 DEADLINE = 0.8
@@ -38,29 +37,29 @@ def announced(rendezvous: Rendezvous, version: int, *asked: int) -> Push:
 
 
 def generator(address: str, number: int) -> RendezvousClient:
-    return RendezvousClient(address, generator_name(number), WHOLE, LONG)
+    return RendezvousClient(address, generator_name(number), LONG)
 
 
 def trainer(address: str) -> RendezvousClient:
-    return RendezvousClient(address, trainer_name(0), told(trainer_layout(1)), LONG)
+    return RendezvousClient(address, trainer_name(0), LONG, POLICIES["odd"].layout(1))
 
 
-def offered(version: int) -> Weights:
-    return Weights(manifest=Manifest(id=id_of(version)), tensors={})
+def version_of(number: int) -> Weights:
+    return Weights(manifest=Manifest(id=id_of(number)), tensors={})
 
 
 def test_a_silent_generator_is_asked_once_and_again_only_after_it_joins_again(relay: DirectRelay) -> None:
     rank, silent = trainer(relay.address), generator(relay.address, 1)
-    relay.offer(offered(1))
+    relay.publish(version_of(1))
     asked = silent.next_push()
     assert asked is not None
     assert asked.asked == ("trainer/0", "generator/1")
     assert rank.next_push() == asked
     for version in (2, 3):
-        relay.offer(offered(version))
+        relay.publish(version_of(version))
         assert silent.next_push() is None
     silent.join()
-    relay.offer(offered(4))
+    relay.publish(version_of(4))
     asked = silent.next_push()
     assert asked is not None
     assert asked.id == id_of(4)
@@ -69,8 +68,8 @@ def test_a_silent_generator_is_asked_once_and_again_only_after_it_joins_again(re
 
 def test_a_push_of_a_version_that_the_trainer_no_longer_holds_is_called_off(relay: DirectRelay) -> None:
     rank, ready = trainer(relay.address), generator(relay.address, 0)
-    offering = threading.Thread(target=relay.offer, args=(offered(1),))
-    offering.start()
+    publishing = threading.Thread(target=relay.publish, args=(version_of(1),))
+    publishing.start()
     while (push := rank.next_push()) is None or (asked := ready.next_push()) is None:
         time.sleep(0.005)
     answers: list[Go | None] = []
@@ -78,75 +77,54 @@ def test_a_push_of_a_version_that_the_trainer_no_longer_holds_is_called_off(rela
     answering.start()
     assert rank.ready(push, id_of(2), LONG) is None
     answering.join()
-    offering.join()
+    publishing.join()
     assert answers == [None]
     assert relay.missing == {0, 1}
 
 
-def test_a_push_holds_all_that_a_member_must_know(rendezvous: Rendezvous) -> None:
+def test_a_member_sees_each_push_once_and_a_late_one_the_newest_alone(rendezvous: Rendezvous) -> None:
     client = generator(rendezvous.address, 3)
     assert client.next_push() is None
     push = announced(rendezvous, 7, 3, 5)
     assert client.next_push() == push
     assert client.next_push() is None
+    newest = announced(rendezvous, 8, 3)
+    late = generator(rendezvous.address, 5)
+    assert late.next_push() == newest
+    assert late.next_push() is None
 
 
-def test_a_late_member_sees_the_newest_push_alone(rendezvous: Rendezvous) -> None:
-    announced(rendezvous, 1, 0)
-    newest = announced(rendezvous, 2, 0)
-    client = generator(rendezvous.address, 0)
-    assert client.next_push() == newest
-    assert client.next_push() is None
-
-
-def test_a_member_that_answers_after_the_others_went_is_told_so(rendezvous: Rendezvous) -> None:
+@pytest.mark.parametrize("members", [(), ("generator/0",)])
+def test_a_member_that_answers_after_the_others_went_or_the_end_stays_out(
+    rendezvous: Rendezvous, members: tuple[str, ...]
+) -> None:
     client = generator(rendezvous.address, 0)
     push = announced(rendezvous, 1, 0)
     assert rendezvous.ready(push, 0.01) == {}
-    rendezvous.go(push, Go(group="1", members=(), plan=""))
+    rendezvous.go(push, Go(group="1", members=members))
+    if members:
+        rendezvous.finish(push)
     assert client.ready(push, None, LONG) is None
 
 
-def test_a_member_that_wakes_after_a_push_is_over_stays_out_of_its_group(rendezvous: Rendezvous) -> None:
-    client = generator(rendezvous.address, 0)
-    push = announced(rendezvous, 1, 0)
-    rendezvous.go(push, Go(group="1", members=("generator/0",), plan=""))
-    rendezvous.over(push, {})
-    assert client.ready(push, None, LONG) is None
-
-
-def test_answers_and_verdicts_reach_who_waits_for_them(rendezvous: Rendezvous) -> None:
+def test_what_members_say_is_read_back(rendezvous: Rendezvous) -> None:
     clients = {g: generator(rendezvous.address, g) for g in (0, 1)}
     push = announced(rendezvous, 1, 0, 1)
-    clients[0].done(push, sums={"embed": 2**64 - 1})
-    clients[1].done(push, wrong="the deadline passed")
+    clients[0].done(push)
+    clients[1].done(push, "embed differs", damaged=True)
     assert rendezvous.done(push, push.asked, LONG) == {
-        "generator/0": {"sums": {"embed": 2**64 - 1}, "wrong": ""},
-        "generator/1": {"sums": None, "wrong": "the deadline passed"},
+        "generator/0": {"wrong": "", "damaged": False},
+        "generator/1": {"wrong": "embed differs", "damaged": True},
     }
-    assert clients[0].verdict(push, 0.01) is None
-    rendezvous.over(push, {"generator/0": "", "generator/1": "embed differs"})
-    assert [client.verdict(push, LONG) for client in clients.values()] == ["", "embed differs"]
-    assert rendezvous.arrived(push, ["generator/0"], 0.01) == set()
-    clients[0].arrived(push)
-    assert rendezvous.arrived(push, ["generator/0"], LONG) == {"generator/0"}
-
-
-def test_what_a_trainer_rank_offers_and_what_members_say_of_themselves_is_read_back(rendezvous: Rendezvous) -> None:
-    assert rendezvous.layout("trainer/1") is None
-    assert rendezvous.offered("trainer/1") is None
-    client = RendezvousClient(rendezvous.address, trainer_name(1), FOLLOWS, LONG)
-    assert rendezvous.layout("trainer/1") == FOLLOWS
+    assert rendezvous.offered("trainer/0") is None
+    rank = trainer(rendezvous.address)
+    assert rendezvous.layout() == clients[0].layout() == POLICIES["odd"].layout(1)
     assert not rendezvous.offers_changed()
-    manifest = Manifest(id=id_of(3))
-    client.offer(manifest, {"embed": 5}, 2)
+    rank.offer(Manifest(id=id_of(3)), {"embed": 5}, 2)
     assert rendezvous.offers_changed()
     assert not rendezvous.offers_changed()
-    assert rendezvous.offered("trainer/1") == {
-        "manifest": manifest.to_json(),
-        "sums": {"embed": 5},
-        "answers": 2,
-    }
+    offered = rendezvous.offered("trainer/0")
+    assert offered == {"manifest": Manifest(id=id_of(3)).to_json(), "sums": {"embed": 5}, "resends": 2}
 
 
 def test_each_join_has_another_token(rendezvous: Rendezvous) -> None:
@@ -154,8 +132,8 @@ def test_each_join_has_another_token(rendezvous: Rendezvous) -> None:
     client = generator(rendezvous.address, 0)
     first = rendezvous.token("generator/0")
     client.join()
-    assert None not in (first, rendezvous.token("generator/0"))
-    assert first != rendezvous.token("generator/0")
+    assert first is not None
+    assert rendezvous.token("generator/0") not in (None, first)
 
 
 def test_connecting_where_nothing_listens_is_refused(rendezvous: Rendezvous) -> None:
