@@ -30,16 +30,16 @@ from millrace.selection.truncation import mask_truncated
 
 _STALE_SECONDS = 60.0
 """Minimum time between two events about rollouts dropped as stale."""
-News = Literal["staleness.bound-hit", "staleness.length-bias", "selection.starving"]
+Notification = Literal["staleness.bound-hit", "staleness.length-bias", "selection.starving"]
 
 
-class Listener(Protocol):
+class Reporter(Protocol):
     """Who hears of what happens; a stage does."""
 
-    def milestone(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """A line for people."""
 
-    def tell(self, kind: News, **payload: Any) -> None:
+    def emit_event(self, kind: Notification, **payload: Any) -> None:
         """An event; `payload` is plain JSON."""
 
 
@@ -51,7 +51,7 @@ class Intake:
 
     def __init__(
         self,
-        listener: Listener,
+        reporter: Reporter,
         loader: RolloutLoader,
         lineage: Lineage,
         consumed: ConsumedWriter,
@@ -63,7 +63,7 @@ class Intake:
         group_size: int,
         num_generators: int,
     ) -> None:
-        self._listener, self._loader, self._lineage = listener, loader, lineage
+        self._reporter, self._loader, self._lineage = reporter, loader, lineage
         self._consumed, self._account = consumed, account
         self._selection, self._masks_too_old = selection, masks_too_old
         self._groups_per_step, self._group_size = groups_per_step, group_size
@@ -119,8 +119,8 @@ class Intake:
             self._length_bias.take(group, group.trained)
         ratios = self._length_bias.step()
         if self._length_bias.has_left(ratios):
-            self._listener.tell("staleness.length-bias", **asdict(ratios), sentence=ratios.sentence)
-            self._listener.milestone(ratios.sentence)
+            self._reporter.emit_event("staleness.length-bias", **asdict(ratios), sentence=ratios.sentence)
+            self._reporter.log(ratios.sentence)
         overtaken = self._overtaken
         self.groups, self._overtaken = [], []
         return ratios, {
@@ -151,12 +151,12 @@ class Intake:
         if reason == "stale":
             self._publish_stale(len(group.rewards))
         elif reason == ZERO_ADVANTAGE and (sentence := self.spread.starving()) is not None:
-            self._listener.tell("selection.starving", zero_advantage_share=self.spread.share, sentence=sentence)
-            self._listener.milestone(sentence)
+            self._reporter.emit_event("selection.starving", zero_advantage_share=self.spread.share, sentence=sentence)
+            self._reporter.log(sentence)
 
     def _set_aside(self, part: LostPart, version: int) -> None:
         """Drops the rollouts of a damaged part; the parts after it are not affected."""
-        self._listener.milestone(f"set aside {part.left.rollouts} rollouts: {part.reason}")
+        self._reporter.log(f"set aside {part.left.rollouts} rollouts: {part.reason}")
         exists = self._lineage.holds(part.record.incarnation, part.record.max_policy_version)
         self._drop(part, "corrupt" if exists else "rolled_back", version)
         if exists:
@@ -173,7 +173,7 @@ class Intake:
     def _publish_stale(self, rollouts: int) -> None:
         self._stale_rollouts += rollouts
         if time.monotonic() - self._t_stale_event >= _STALE_SECONDS:
-            self._listener.tell("staleness.bound-hit", rollouts_dropped=self._stale_rollouts)
+            self._reporter.emit_event("staleness.bound-hit", rollouts_dropped=self._stale_rollouts)
             self._stale_rollouts, self._t_stale_event = 0, time.monotonic()
 
 

@@ -13,7 +13,6 @@ from support.models.folder_edits import (
     changed,
     config,
     dangling,
-    directory,
     fifo,
     filled,
     gone,
@@ -37,15 +36,12 @@ NESTED = json.loads('{"a":' * 400 + "1" + "}" * 400)
 REFUSED: dict[str, tuple[Edit, str]] = {
     "no config": (gone("config.json"), r"no config\.json; expected a model folder"),
     "a pipe as config": (fifo("config.json"), r"no config\.json; expected a model folder"),
-    "a folder as config": (directory("config.json"), r"no config\.json; expected a model folder"),
     "an empty config": (written("config.json", ""), r"config\.json: not JSON"),
-    "garbage as config": (written("config.json", os.urandom(512)), r"config\.json: not JSON"),
     "a list as config": (written("config.json", "[]"), r"config\.json: no JSON object"),
     "a config nested without end": (written("config.json", DEEP), r"config\.json: not JSON: .*nested too deeply"),
     "a config of many megabytes": (written("config.json", " " * (17 << 20)), r"config\.json: .* bytes; expected"),
     "a million layers": (config(num_hidden_layers=1_000_000), r"lack layer 1; expected 1000000 layers"),
     "no layers": (config(num_hidden_layers=0), r"num_hidden_layers is 0; expected a whole number above 0"),
-    "layers as text": (config(num_hidden_layers="1"), r"num_hidden_layers is '1'; expected a whole number"),
     "three heads": (
         config(num_attention_heads=3, num_key_value_heads=3),
         r"not a multiple of the number of attention heads",
@@ -61,8 +57,6 @@ REFUSED: dict[str, tuple[Edit, str]] = {
         config(vocab_size=100),
         r"eos_token_id is 257; expected token ids below vocab_size, 100",
     ),
-    "a vocabulary of a trillion": (config(vocab_size=10**12), r"expected \[1000000000000, 16\]"),
-    "another feed-forward width": (config(intermediate_size=33), r"has the shape .* describes has \[33, 16\]|\[16, 33"),
     "an unknown rotary embedding": (
         config(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}),
         r"not a causal language model that transformers can load .*spiral",
@@ -90,7 +84,6 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     ),
     "a size without end": (config(hidden_size=float("inf")), r"hidden_size is inf; expected a whole number"),
     "a norm that is no number": (config(rms_norm_eps=float("nan")), r"rms_norm_eps is nan; expected a finite"),
-    "a negative norm": (config(rms_norm_eps=-1.0), r"rms_norm_eps is -1.0; expected a number above 0"),
     "a type of numbers that is not there": (config(dtype="float7"), r"that transformers can load .*float7"),
     "a quantised model": (config(quantization_config={"quant_method": "gptq", "bits": 4}), r"quantized weights"),
     "an attention that is not there": (
@@ -144,8 +137,6 @@ REFUSED: dict[str, tuple[Edit, str]] = {
         rf"{GATE} holds numbers of type F8_E4M3; expected one of",
     ),
     "a value that is no number": (filled(GATE, float("nan")), rf"{GATE} holds values that are not finite"),
-    "a value without end": (filled("model.norm.weight", float("inf")), r"model.norm.weight holds values that are not"),
-    "empty weights": (written(WEIGHTS, b""), r"model.safetensors: .*; expected a whole file of weights"),
     "garbage as weights": (
         written(WEIGHTS, os.urandom(4096)),
         r"model.safetensors: .*; expected a whole file of weights",
@@ -160,10 +151,8 @@ REFUSED: dict[str, tuple[Edit, str]] = {
         r"model.safetensors: .*; expected a whole file of weights",
     ),
     "a pipe as weights": (fifo(WEIGHTS), r"model.safetensors: no regular file"),
-    "a folder as weights": (directory(WEIGHTS), r"model.safetensors: no regular file"),
     "weights that a link has lost": (dangling(WEIGHTS), r"model.safetensors: no regular file"),
     "a pickle alone": (both(gone(WEIGHTS), pickled("pytorch_model.bin")), r"has no weights; expected \*\.safetensors"),
-    "a checkpoint of PyTorch alone": (both(gone(WEIGHTS), pickled("model.pt")), r"no weights; expected"),
     "an index that leads outside": (
         lambda folder: sharded(folder, **{GATE: "../../secret.safetensors"}),
         r"expected the name of a file in the same folder",
@@ -190,7 +179,6 @@ REFUSED: dict[str, tuple[Edit, str]] = {
         r"index.json: metadata is no object",
     ),
     "no tokenizer": (gone("tokenizer.json"), r"no tokenizer; expected one of"),
-    "an empty tokenizer": (written("tokenizer.json", ""), r"tokenizer.json: not JSON"),
     "garbage as tokenizer": (written("tokenizer.json", os.urandom(512)), r"tokenizer.json: not JSON"),
     "a tokenizer of another kind": (written("tokenizer.json", '{"model": 7}'), r"not a tokenizer that transformers c"),
     "a pipe as tokenizer": (fifo("tokenizer.json"), r"no tokenizer; expected one of"),
