@@ -1,8 +1,48 @@
-"""The one error of this package."""
+"""What a user got wrong, as fields, and the one formatter that makes a line of them."""
+
+from collections.abc import Sequence
 
 
-class ConfigError(ValueError):
-    """A configuration can't be used. The message has one sentence per error, each on its own line.
+class UserError(ValueError):
+    """A user's mistake; the command prints it in one line and exits with 2.
 
-    Each sentence names the file (or `--set`), the dotted key, what was found and what was expected.
+        UserError(file="tools.json", read="no such file", expected="a JSON list")
+        → tools.json: no such file; expected a JSON list
+
+        UserError(key="seed", read=-1, expected="a whole number of at least 0")
+        → seed is -1; expected a whole number of at least 0
+
+    `file`: file, folder, URL or option that was read. `key`: setting, column or option that is wrong; `read` then
+    completes "KEY is …". `read`: what was found there. `expected`: what would have been right.
     """
+
+    def __init__(self, read: object, *, file: object = None, key: str | None = None, expected: str | None = None):
+        super().__init__(read)
+        self.read = str(read)
+        self.file = None if file is None else str(file)
+        self.key = key
+        self.expected = expected
+
+    def __str__(self) -> str:
+        place = "" if self.file is None else f"{self.file}: "
+        subject = "" if self.key is None else f"{self.key} is "
+        expected = "" if self.expected is None else f"; expected {self.expected}"
+        # Names in a user's files and sentences of libraries may hold line breaks.
+        return " ".join(f"{place}{subject}{self.read}{expected}".splitlines())
+
+    def fields(self) -> dict[str, str | None]:
+        """The arguments that make an equal error: plain JSON, for another process."""
+        return {"read": self.read, "file": self.file, "key": self.key, "expected": self.expected}
+
+
+class ConfigError(UserError):
+    """A config can't be used. `mistakes` are at least one, each printed on its own line; the fields are the first's."""
+
+    def __init__(self, mistakes: Sequence[UserError]) -> None:
+        first = mistakes[0]
+        super().__init__(first.read, file=first.file, key=first.key, expected=first.expected)
+        self.args = (mistakes,)
+        self.mistakes = tuple(mistakes)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.mistakes))

@@ -1,24 +1,41 @@
-"""Loads a `RunConfig` from a YAML file and `--set` overrides, and compares two configs of a run."""
+"""Loads a `RunConfig` from a YAML file and `--set` overrides, and compares two configs.
+
+YAML without surprises: scalars as in YAML 1.2; keys must be text and unique; no text is lost in a comment.
+
+PyYAML reads YAML 1.1, where `2e-4` is text, `010` is 8, `1:30` is 90 and `no` is false. Here null, true, false and
+decimal numbers, `2e-4` among them, are recognised, and every other plain scalar is text. ruamel.yaml's YAML 1.2 would
+read `010` as 10 and has octal and binary numbers, so it would need the same rules.
+"""
 
 import json
 import os
-from collections.abc import Sequence
-from operator import attrgetter
+import re
+from collections.abc import Collection, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import yaml
 from pydantic import ValidationError
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, UserError
 from configs.schema import RunConfig, dotted_fields
-from configs.section import holds_sections, is_list, is_mapping, is_section
+from configs.section import choices, holds_sections, is_list, is_mapping, is_section
 from configs.stored import put_key
-from configs.strict_yaml import parse_document, parse_scalar
-from configs.validation_errors import sentences, show, unknown_key
+from configs.validation_errors import mistakes, show, unknown_key
 
+PRESETS = Path(__file__).parent / "presets"
 _LEAVES = frozenset(key for key, field in dotted_fields().items() if not is_section(field.annotation))
-_LISTS = frozenset(key for key, field in dotted_fields().items() if is_list(field.annotation))
-_MAPPINGS = frozenset(key for key, field in dotted_fields().items() if is_mapping(field.annotation))
-_MAPPINGS_OF_SECTIONS = frozenset(key for key, field in dotted_fields().items() if holds_sections(field.annotation))
+_FIELDS = dotted_fields(with_parameters=True)
+_NESTED = frozenset(
+    key
+    for key, field in _FIELDS.items()
+    if is_list(field.annotation) or is_mapping(field.annotation) or choices(field.annotation)
+)
+"""Keys whose values may be written as a list or a mapping."""
+_MAPPINGS = frozenset(key for key, field in _FIELDS.items() if is_mapping(field.annotation))
+_MAPPINGS_OF_SECTIONS = frozenset(key for key, field in _FIELDS.items() if holds_sections(field.annotation))
 
 # How long, where and how fast a run continues. None of these changes what a committed trajectory or step means. The
 # number of ranks and the size of microbatches change only the last bits of a gradient; its number format changes more.
@@ -30,7 +47,7 @@ _FREE_KEYS = {
 }  # fmt: skip
 _FREE_SECTIONS = (
     "training.parallel.", "weights.", "storage.", "evaluation.", "promotion.", "budget.", "supervision.", "placement.",
-    "plan.",
+    "plan",
 )  # fmt: skip
 _FREE_ON_RESUME = frozenset(
     key for key in _LEAVES if key in _FREE_KEYS or key.endswith(".threads") or key.startswith(_FREE_SECTIONS)
@@ -45,7 +62,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, 
 
     `option` names in errors where the overrides are from.
 
-    Raises ConfigError with one sentence per error, each on its own line.
+    Raises ConfigError with every mistake.
     """
     file = os.fspath(path)
     return with_overrides(_read_mapping(file), overrides, where=file, option=option)
@@ -56,55 +73,80 @@ def with_overrides(
 ) -> RunConfig:
     """The config of `values`, sections with their keys, changed by each `section.key=value`, and validated.
 
-    `values` themselves are changed too. Raises ConfigError with one sentence per error, each on its own line; it
-    names `where` the values are from, and the `option` that the overrides are from.
+    `values` themselves are changed too. Raises ConfigError with every mistake, which names `where` the values are from,
+    or the `option` that the overrides are from.
     """
-    errors: list[str] = []
+    errors: list[UserError] = []
     overridden: set[str] = set()
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
-            errors.append(f"{option}: found {show(override)}; expected section.key=value")
-        elif key not in _LEAVES and not _is_in_mapping(key):
-            errors.append(f"{option}: {_not_a_leaf(key)}")
+            errors.append(UserError(file=option, read=show(override), expected="section.key=value"))
+        elif (key not in _FIELDS or is_section(_FIELDS[key].annotation)) and not _is_in_mapping(key):
+            errors.append(_not_a_leaf(key, option))
         else:
             try:
                 put_key(values, key, parse_document(text) if _is_nested(key, text) else parse_scalar(text))
             except ValueError as error:
-                errors.append(f"{option}: {key} is {show(text)}; expected one YAML value ({error})")
+                errors.append(UserError(file=option, key=key, read=show(text), expected=f"one YAML value ({error})"))
             overridden.add(key)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        errors.extend(sentences(error, file=where, overridden=overridden, option=option))
-        raise ConfigError("\n".join(errors)) from error
+        errors.extend(mistakes(error, file=where, overridden=overridden, option=option))
+        raise ConfigError(errors) from error
     if errors:
-        raise ConfigError("\n".join(errors))
+        raise ConfigError(errors)
     return config
 
 
 def changed_immutably(old: RunConfig, new: RunConfig) -> list[str]:
     """One sentence per key that differs between `old` and `new` but must not change when a run is resumed."""
-    values = [(key, attrgetter(key)(old), attrgetter(key)(new)) for key in sorted(IMMUTABLE_ON_RESUME)]
     return [
         f"{key} was {json.dumps(before)} and is {json.dumps(after)}; expected a resumed run to keep it"
-        for key, before, after in values
-        if before != after
+        for key, (before, after) in _differences(old, new, IMMUTABLE_ON_RESUME).items()
     ]
 
 
+class Nearest(NamedTuple):
+    """A preset, and how a config differs from it."""
+
+    preset: str
+    """Name of its file, without `.yaml`."""
+    changes: dict[str, list[Any]]
+    """Dotted key → [the preset's value, the config's], plain JSON."""
+
+
+def nearest_preset(config: RunConfig) -> Nearest:
+    """The preset with the fewest settings other than the config's; the first by name among equals."""
+    # Every run has its own name and place.
+    keys = _LEAVES - {"name", "storage.root"}
+    presets = sorted(PRESETS.glob("*.yaml"))
+    found = [Nearest(file.stem, _differences(load_config(file), config, keys)) for file in presets]
+    return min(found, key=lambda nearest: len(nearest.changes))
+
+
+def _differences(old: RunConfig, new: RunConfig, keys: Collection[str]) -> dict[str, list[Any]]:
+    before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
+    pairs = {key: [reduce(getitem, key.split("."), config) for config in (before, after)] for key in sorted(keys)}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
 def _read_mapping(file: str) -> dict[str, object]:
+    expected = "a YAML file in UTF-8"
     try:
         document = parse_document(Path(file).read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: byte {error.start} is not UTF-8; expected a YAML file in UTF-8") from error
+        read = f"byte {error.start} is not UTF-8"
     except OSError as error:
-        raise ConfigError(f"{file}: can't be read ({error.strerror}); expected a YAML file") from error
+        read = f"can't be read ({error.strerror})"
     except ValueError as error:
-        raise ConfigError(f"{file}: {error}; expected a YAML file") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{file}: the file is {show(document)}; expected sections with their keys")
-    return document
+        read = str(error)
+    else:
+        if isinstance(document, dict):
+            return document
+        read, expected = f"the file is {show(document)}", "sections with their keys"
+    raise ConfigError([UserError(file=file, read=read, expected=expected)])
 
 
 def _is_in_mapping(key: str) -> bool:
@@ -114,10 +156,88 @@ def _is_in_mapping(key: str) -> bool:
 
 def _is_nested(key: str, text: str) -> bool:
     """Whether `text` is a list or a mapping, and not a pattern in which brackets are characters."""
-    return text[:1] in ("[", "{") and (key in _LISTS | _MAPPINGS or key.rpartition(".")[0] in _MAPPINGS)
+    return text[:1] in ("[", "{") and (key in _NESTED or key.rpartition(".")[0] in _MAPPINGS)
 
 
-def _not_a_leaf(key: str) -> str:
-    if key in dotted_fields():
-        return f"{key} is a section; expected section.key=value with one of its keys"
-    return unknown_key(key)
+def _not_a_leaf(key: str, option: str) -> UserError:
+    if key in _FIELDS:
+        return UserError(file=option, key=key, read="a section", expected="section.key=value with one of its keys")
+    return unknown_key(key, option)
+
+
+# ---- YAML ----
+
+_TAG = "tag:yaml.org,2002:"
+_COMMENT = re.compile(r"[ \t]*#")
+_HASHES = re.compile(r"[ \t]+##")
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {}  # noqa: RUF012 — PyYAML's own class attribute, emptied to start from no rules
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.tag != f"{_TAG}str":
+                problem = "a key is not text"
+            elif key.value in seen:
+                problem = f'key "{key.value}" stands twice'
+            elif _is_cut_off(value):
+                problem = f"{key.value} is cut off by # (quote text that holds #, or write null)"
+            else:
+                seen.add(key.value)
+                continue
+            raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _is_cut_off(value: yaml.Node) -> bool:
+    """Whether a comment stands in place of the value, or `##` ends text that has no quotes."""
+    if not isinstance(value, yaml.ScalarNode) or value.style is not None:
+        return False
+    cut = _HASHES if value.tag == f"{_TAG}str" else None if value.value else _COMMENT
+    end = value.end_mark
+    return cut is not None and cut.match(end.buffer or "", end.pointer) is not None
+
+
+_Loader.add_implicit_resolver(f"{_TAG}null", re.compile(r"^(?:~|null|)$"), None)
+_Loader.add_implicit_resolver(f"{_TAG}bool", re.compile(r"^(?:true|false)$"), None)
+# 18 digits: no field needs more, and Python refuses to parse numbers of thousands of digits.
+_Loader.add_implicit_resolver(f"{_TAG}int", re.compile(r"^[-+]?(?:0|[1-9][0-9]{0,17})$"), None)
+_Loader.add_implicit_resolver(
+    f"{_TAG}float",
+    re.compile(r"^[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$"),
+    None,
+)
+
+
+def parse_document(text: str) -> object:
+    """Parse one YAML document to dicts, lists and scalars; an empty one is None.
+
+    Raises ValueError saying line, column and problem.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"{where}{error.problem or error.context}") from error
+    except RecursionError as error:
+        raise ValueError("lists or sections are nested too deeply") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        column = error.position - (text.rfind("\n", 0, error.position) + 1) + 1
+        raise ValueError(f"line {line}, column {column}: {error.reason}") from error
+
+
+def parse_scalar(text: str) -> object:
+    """Parse one scalar as a document would, but take everything else, `[`, `#` and `: ` included, as text.
+
+    So regular expressions and URLs need no quotes on a command line. Quotes around text are removed.
+    Raises ValueError when a quote is not closed.
+    """
+    if text[:1] in ("'", '"'):
+        return parse_document(text)
+    loader = _Loader("")
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+    return loader.construct_object(yaml.ScalarNode(tag, text))

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from configs.section import Count, Section, Text
+from configs.section import Count, Parameters, Section, Text
 
 _HELD_OUT = "held_out"
 """The name of the held-out prompts among the results of an evaluation."""
@@ -13,7 +13,7 @@ Weight = Annotated[float, Field(gt=0, le=1)]
 _SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 
-class ArithmeticConfig(Section):
+class ArithmeticConfig(Parameters):
     """The built-in prompts: all sums of two non-negative integers within these limits."""
 
     digits: Annotated[int, Field(ge=1, le=3)] = 2
@@ -22,7 +22,7 @@ class ArithmeticConfig(Section):
     """Largest sum; answers are zero-padded to its number of digits."""
 
 
-class ChainsConfig(Section):
+class ChainsConfig(Parameters):
     """The built-in prompts with long responses: chains of sums, whose number is log-normal."""
 
     num_drawn: Count = 1000
@@ -35,7 +35,7 @@ class ChainsConfig(Section):
     """Most sums in a chain; a response has 9 tokens for each."""
 
 
-class ReasoningGymConfig(Section):
+class ReasoningGymConfig(Parameters):
     """How `reasoning_gym:TASK` makes problems. Nothing is downloaded."""
 
     size: Count = 1000
@@ -46,14 +46,14 @@ class ReasoningGymConfig(Section):
     """Arguments by task name, such as `{chain_sum: {max_digits: 2}}`; missing ones have the task's defaults."""
 
 
-class VerifiersConfig(Section):
+class VerifiersConfig(Parameters):
     """How `verifiers:ENVIRONMENT` is loaded."""
 
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the environment's `load_environment`."""
 
 
-class CurriculumConfig(Section):
+class CurriculumConfig(Parameters):
     """Prompts that are always solved, or never, are asked less often."""
 
     window: Count | None = None
@@ -144,8 +144,6 @@ class EvaluationConfig(Section):
     samples: Count = 1
     """Responses per prompt: 1: greedy decoding only; more: as many are also sampled at `generation.temperature`, for
     pass@k and a majority vote."""
-    batch_size: Count = 256
-    """Responses decoded together."""
     sets: dict[str, EvaluationSetConfig] = Field(default_factory=dict)
     """Further sets by name, such as `{hard: {source: hard.jsonl}}`, measured beside the held-out prompts, which are
     called `held_out`."""

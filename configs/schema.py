@@ -10,26 +10,35 @@
                ├─ budget       limits of one attempt        ├─ environment  what answers between turns
                └─ placement    on which hosts stages run    └─ plan         what `millrace plan` predicted
 
+What a choice needs is a small schema of its own, outside of these sections: the parameters of a loss (`training.loss`),
+of a source of prompts (`prompts.chains`, …), of the start model (`model.bootstrap`).
+
 Unknown keys, wrong types and non-finite numbers are refused. Nothing is converted, except a whole number where a real
 one is expected. `configs.combinations` checks settings against each other.
 """
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from configs.combinations import impossible_combinations
-from configs.engine_args import EngineArgs
-from configs.learning.staleness import StalenessConfig
-from configs.operation.limits import BudgetConfig, SupervisionConfig
-from configs.operation.placement import PlacementConfig
-from configs.operation.plan import PlanConfig
-from configs.precision import Precision
+from configs.errors import ConfigError
+from configs.generation import GenerationConfig
+from configs.operation import (
+    BudgetConfig,
+    PlacementConfig,
+    PromotionConfig,
+    StalenessConfig,
+    StorageConfig,
+    SupervisionConfig,
+    WeightsConfig,
+)
+from configs.plan import PlanConfig
 from configs.prompts import EnvironmentConfig, EvaluationConfig, PromptsConfig
 from configs.scoring import ScoringConfig
-from configs.section import Count, NonNegative, Positive, Replicas, Section, Text, ipv4_network, is_section
+from configs.section import Count, Parameters, Positive, Section, Text, choices, is_section
 from configs.stored import staleness_bound
 from configs.training import TrainingConfig
 
@@ -44,9 +53,11 @@ class PipelineConfig(Section):
     rollouts."""
 
 
-class BootstrapConfig(Section):
+class BootstrapConfig(Parameters):
     """The tiny Llama model that a run creates if `model.path` is null. It is warm-started on the training prompts."""
 
+    threads: ClassVar[int] = 2
+    """CPU threads of the warm start, which runs before all other stages."""
     hidden_size: Count = 64
     """Width of the residual stream, features; an even multiple of `num_heads`."""
     num_layers: Count = 3
@@ -69,8 +80,6 @@ class BootstrapConfig(Section):
     """Prompts per supervised step."""
     learning_rate: Positive = 2e-3
     """AdamW learning rate of the supervised steps."""
-    threads: Count = 2
-    """CPU threads of the warm start, which runs before all other stages."""
 
 
 class ModelConfig(Section):
@@ -89,88 +98,6 @@ class ModelConfig(Section):
     such as `qwen3`; `auto`: by the library where it writes the same tokens as the template, else by the template."""
     bootstrap: BootstrapConfig = Field(default_factory=BootstrapConfig)
     """The model to create if `model.path` is null."""
-
-
-class GenerationConfig(Section):
-    """How responses are sampled."""
-
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """Library that samples the tokens; run `make vllm` once before using `vllm`."""
-    engine_args: EngineArgs = Field(default_factory=dict)
-    """vLLM engine arguments by vLLM's names, such as `tensor_parallel_size`, `quantization`, `max_model_len`; only with
-    the engine `vllm`."""
-    dtype: Precision | None = None
-    """Number format of the weights in generators; null: `model.dtype`; `auto`: bfloat16 where the machine that starts
-    the run multiplies it, else float32."""
-    replicas: Replicas = 1
-    """Number of generator processes."""
-    group_size: Annotated[int, Field(ge=2)] = 8
-    """Responses per prompt; advantages compare them with each other."""
-    groups_per_batch: Count = 16
-    """Places of a generator, in groups: it keeps groups_per_batch * group_size responses in flight. In `sync` mode all
-    groups of a step are sampled together."""
-    temperature: Positive = 1.0
-    """The logits are divided by this before sampling, no unit."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling: the likeliest tokens with this probability mass are sampled from; 1 keeps the whole vocabulary.
-    The trainer renormalises its policy over the tokens that were kept, which are stored with each response: 4 bytes for
-    each of them."""
-    top_k: Count | None = None
-    """At most this many of the likeliest tokens are sampled from, before `top_p` is applied to them; null: no limit. It
-    bounds what is stored of the kept tokens."""
-    max_new_tokens: Count = 16
-    """Maximum length of a response, tokens, end-of-sequence token included."""
-    threads: Count = 1
-    """CPU threads per generator."""
-
-
-class WeightsConfig(Section):
-    """How new policy versions are sent to the generators."""
-
-    transport: Literal["shm", "direct", "store"] = "shm"
-    """`shm`: shared memory on one host; `direct`: shards from trainer ranks to generators, on one host or several;
-    `store`: files in the run's storage, for hosts any distance apart."""
-    host: Text = "127.0.0.1"
-    """Address on which sync_weights listens for `direct`, or a network such as 10.0.0.0/24, in which it listens at its
-    host's own address. Any but loopback is open to the network."""
-    deadline_seconds: Positive = 30.0
-    """Time for a generator to receive a version, seconds. A generator that takes longer is named in the log and gets it
-    through the store."""
-    probe_tolerance: Positive | None = None
-    """An alarm is raised if log-probabilities of generator and trainer on the same weights differ by more than this,
-    nats; null: 1e-3 if both compute in float32, else if their next tokens diverge by more than 0.03 nats."""
-
-    @field_validator("host")
-    @classmethod
-    def _is_an_address_or_a_network(cls, host: str) -> str:
-        return ipv4_network(host) if "/" in host else host
-
-
-class StorageConfig(Section):
-    """Where the run is stored, and when generators commit trajectories."""
-
-    root: Text = "runs"
-    """Path, file:///path, s3://bucket/prefix or memory://name; the run is stored at root/run id."""
-    fsync: bool = True
-    """Whether local writes are flushed to disk before they count as committed."""
-    commit_max_rows: Count = 4096
-    """A generator commits once it holds this many finished trajectories."""
-    commit_max_bytes: Count = 64 * 2**20
-    """A generator also commits once its finished trajectories reach this size, bytes of Arrow data."""
-    commit_max_ms: NonNegative = 10.0
-    """A generator also commits once the oldest has waited this long, milliseconds; 0 commits each batch before the
-    next."""
-    commit_unfinished_seconds: Positive | None = None
-    """How often a generator also stores its unfinished responses, seconds, to continue them after kill -9. Each time
-    the engine reads their tokens again. null: only when the generator drains. No effect in `sync` mode."""
-
-
-class PromotionConfig(Section):
-    """When the latest checkpoint is promoted. It is evaluated at the end of each attempt."""
-
-    margin: NonNegative | None = 0.0
-    """A checkpoint is promoted if its held-out accuracy exceeds that of the last promoted one (at first the start
-    model's) by more than this; null: never."""
 
 
 class RunConfig(Section):
@@ -240,16 +167,23 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        if sentences := list(impossible_combinations(self)):
-            raise ValueError("\n".join(sentences))
+        if mistakes := list(impossible_combinations(self)):
+            raise ConfigError(mistakes)
         return self
 
 
-def dotted_fields(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str, FieldInfo]:
-    """The pydantic field of every key of `model`, sections included, by its dotted name such as `section.key`."""
+def dotted_fields(
+    model: type[BaseModel] = RunConfig, prefix: str = "", *, with_parameters: bool = False
+) -> dict[str, FieldInfo]:
+    """The pydantic field of every key of `model`, sections included, by its dotted name such as `section.key`.
+
+    `with_parameters`: also those of losses and other choices, such as `training.loss.clip_low`.
+    """
     fields: dict[str, FieldInfo] = {}
     for name, field in model.model_fields.items():
         fields[prefix + name] = field
-        if is_section(field.annotation):
-            fields |= dotted_fields(field.annotation, f"{prefix}{name}.")
+        below = (field.annotation,) if is_section(field.annotation) else choices(field.annotation)
+        if with_parameters or is_section(field.annotation):
+            for part in below:
+                fields |= dotted_fields(part, f"{prefix}{name}.", with_parameters=with_parameters)
     return fields

@@ -1,9 +1,10 @@
 """The base class of all config sections, and their kinds of numbers and text."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network
-from typing import Annotated, TypeGuard, get_args, get_origin
+from types import UnionType
+from typing import Annotated, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,6 +23,10 @@ class Section(BaseModel):
     )
 
 
+class Parameters(Section):
+    """Base of the parameters of one choice, such as a loss: a small schema of its own, and one key of the run."""
+
+
 def ipv4_network(text: str) -> str:
     """The same text. Raises ValueError, with what is expected, if it is not an IPv4 network."""
     try:
@@ -31,13 +36,13 @@ def ipv4_network(text: str) -> str:
     return text
 
 
-def one_of_or_path(names: object) -> Callable[[str], str]:
-    """A check of a field that holds one of the Literal `names`, or `package.module:function`."""
+def one_of_or_path(names: Sequence[str]) -> Callable[[str], str]:
+    """A check of a field that holds one of `names`, or `package.module:function`."""
 
     def check(value: str) -> str:
         module, _, function = value.partition(":")
-        if value not in get_args(names) and not (module and function):
-            known = " or ".join(json.dumps(name) for name in get_args(names))
+        if value not in names and not (module and function):
+            known = " or ".join(json.dumps(name) for name in names)
             raise ValueError(f"{known} or package.module:function")
         return value
 
@@ -45,8 +50,15 @@ def one_of_or_path(names: object) -> Callable[[str], str]:
 
 
 def is_section(annotation: object) -> TypeGuard[type[Section]]:
-    """Whether a field of this type is a section."""
-    return isinstance(annotation, type) and issubclass(annotation, Section)
+    """Whether a field of this type is a section, whose fields are keys."""
+    return isinstance(annotation, type) and issubclass(annotation, Section) and not issubclass(annotation, Parameters)
+
+
+def choices(annotation: object) -> tuple[type[Parameters], ...]:
+    """The parameters that a field of this type may hold: one kind, or one of several; empty for another field."""
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        return tuple(kind for member in get_args(annotation) for kind in choices(member))
+    return (annotation,) if isinstance(annotation, type) and issubclass(annotation, Parameters) else ()
 
 
 def is_list(annotation: object) -> bool:

@@ -1,4 +1,4 @@
-"""What holds for configs as JSON too, as runs store them: keys that have another name today, the hash, the bound.
+"""What holds for configs as JSON too, as runs store them: their hash, how two differ, the staleness bound.
 
 No pydantic here: readers of stored runs need no schema.
 """
@@ -7,34 +7,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
-
-RENAMED = {
-    "model.bootstrap.slip_rate": "model.bootstrap.error_rate",
-    "model.bootstrap.target_fluency": "model.bootstrap.target_imitation_rate",
-}
-"""Today's dotted key by the old one. A section may stand for all its keys."""
-
-
-def current_key(key: str) -> str | None:
-    """Today's name of a key that was renamed, else None."""
-    for old, new in RENAMED.items():
-        if key == old or key.startswith(f"{old}."):
-            return new + key.removeprefix(old)
-    return None
-
-
-def with_current_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """A stored config under today's keys; `config` itself is changed. A key that is there already keeps its value."""
-    for old, new in RENAMED.items():
-        section, _, name = old.rpartition(".")
-        holder = _section(config, section)
-        if holder is not None and name in holder:
-            value = holder.pop(name)
-            section, _, name = new.rpartition(".")
-            target = _section(config, section, create=True)
-            if target is not None:
-                target.setdefault(name, value)
-    return config
 
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -51,10 +23,16 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any], prefix: st
 
 def put_key(config: dict[str, Any], key: str, value: object) -> None:
     """Set a dotted key. Where something else than a section is in its way, that stays for the validation to report."""
-    section, _, name = key.rpartition(".")
-    holder = _section(config, section, create=True)
-    if holder is not None:
-        holder[name] = value
+    *path, name = key.split(".")
+    for part in path:
+        below = config.setdefault(part, {})
+        if isinstance(below, str):
+            # A choice, such as a loss, by its name alone; now it gets a parameter.
+            below = config[part] = {"name": below}
+        if not isinstance(below, dict):
+            return
+        config = below
+    config[name] = value
 
 
 def staleness_bound(mode: str, max_staleness: int) -> int:
@@ -69,13 +47,3 @@ def config_hash(config: Mapping[str, Any]) -> str:
     """SHA-256 of a config's canonical JSON (sorted keys, no blanks), 64 hex digits."""
     canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _section(config: dict[str, Any], path: str, *, create: bool = False) -> dict[str, Any] | None:
-    """The section at a dotted path, '' being the whole config; None where there is none."""
-    for name in path.split(".") if path else ():
-        below = config.setdefault(name, {}) if create else config.get(name)
-        if not isinstance(below, dict):
-            return None
-        config = below
-    return config

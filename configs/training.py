@@ -1,31 +1,15 @@
 """How the policy is trained."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
-from configs.learning.losses import KlConfig, LossesConfig, MasksConfig
-from configs.learning.optimizer import AdamWConfig, ScheduleConfig
-from configs.learning.selection import SelectionConfig
-from configs.precision import Precision
-from configs.section import Count, NonNegative, Positive, Section, Text, one_of_or_path
+from configs.generation import Precision
+from configs.losses import AipoConfig, KlConfig, LossConfig, MasksConfig
+from configs.section import Count, NonNegative, Parameters, Positive, Section, Text, one_of_or_path
 
-LossName = Literal[
-    "aipo",
-    "reinforce",
-    "ppo_clip",
-    "decoupled_ppo",
-    "tis",
-    "sequence_tis",
-    "icepop",
-    "sequence_mask",
-    "geometric_mask",
-    "cispo",
-    "gspo",
-    "sapo",
-    "dppo_tv",
-    "topr",
-]
+Share = Annotated[float, Field(ge=0, le=1)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
 AdvantageName = Literal[
     "group_mean", "leave_one_out", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "maxrl"
 ]
@@ -43,33 +27,73 @@ class ParallelConfig(Section):
 class LoraConfig(Section):
     """Low-rank adapters that are trained instead of the weights (arXiv 2106.09685)."""
 
-    rank: Count | None = None
-    """Inner dimension of the adapters; null: no adapters, all weights are trained."""
-    alpha: Positive = 16.0
+    alpha: ClassVar[float] = 16.0
     """Adapter outputs are scaled by alpha / rank, no unit."""
+    rank: Count | None = None
+    """Inner dimension of the adapters, whose outputs are scaled by 16 / `rank`; null: no adapters, all weights are
+    trained."""
     target_modules: Annotated[list[Text], Field(min_length=1)] = Field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"]
     )
     """Names of the linear layers with an adapter."""
 
 
+class ScheduleConfig(Parameters):
+    """The learning rate of each step, as a share of `training.learning_rate`. It depends on the policy version alone,
+    so that it is the same after a resume and in a replay."""
+
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls after the warm-up: `constant`: not at all; `linear`: by the same amount each step; `cosine`:
+    along half a cosine (arXiv 1608.03983)."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps at the start of the run whose rate is below the full one; it grows by the same amount each step."""
+    steps: Count | None = None
+    """Steps that warm-up and decay take together; all later steps have the final rate. `linear` and `cosine` need it.
+    It is not `training.max_steps`, because a resumed run may raise that, and the rates of past steps must stay."""
+    final_share: Share = 0.1
+    """Rate after the decay, as a share of the full rate, no unit; 0.1 is usual."""
+    ess_scaling: bool = False
+    """Whether the rate is multiplied by the square root of the effective sample size of the importance ratios π/μ, as
+    a share of the tokens (VCPO, arXiv 2602.17616): stale trajectories then make smaller steps. Always with
+    `staleness.control: adaptive`."""
+
+
+class AdamWConfig(Parameters):
+    """AdamW (arXiv 1711.05101); its weight decay is `training.weight_decay`."""
+
+    beta1: Momentum = 0.9
+    """Share of the gradient's running mean that a step keeps, no unit."""
+    beta2: Momentum = 0.999
+    """Share of the squared gradient's running mean that a step keeps, no unit; 0.95 to 0.99 follows changes faster."""
+    epsilon: Positive = 1e-8
+    """Added to the square root of that mean, in the gradient's unit, so that a weight without gradient stays."""
+
+
+class SelectionConfig(Section):
+    """Which groups and tokens a step trains, and how much they weigh."""
+
+    drop_zero_advantage: bool = False
+    """Whether a group whose rewards are all equal is dropped, and another one is generated in its place (dynamic
+    sampling of DAPO, arXiv 2503.14476, §3.2). Not for the advantage `reinforce_plus_plus`, where such a group
+    teaches."""
+    truncated: Literal["train", "mask"] = "train"
+    """What happens to a response that was cut off, at `generation.max_new_tokens` or by the limit of turns. `train`:
+    it is trained like any other; `mask`: it carries no loss, and its reward counts in the group's baseline."""
+    overlong_buffer: Count | None = None
+    """Length of a linear penalty ramp before `generation.max_new_tokens`, tokens: the reward that advantages are made
+    of falls by up to 1 (DAPO, arXiv 2503.14476, §3.4). Stored rewards stay as they are; null: no penalty."""
+    source_factors: dict[str, NonNegative] = Field(default_factory=dict)
+    """Factor of the advantages, and with them of the loss, by the task that the prompt is from, such as
+    `{chain_sum: 0.5}`; 1 for the others. Only for prompts from `reasoning_gym`."""
+
+
 class TrainingConfig(Section):
     """How the policy is trained."""
 
-    loss: Annotated[str, AfterValidator(one_of_or_path(LossName))] = "aipo"
-    """Policy-gradient loss. It weights a token: `aipo` with its importance ratio π/μ, clipped from above; `reinforce`
-    with 1; `ppo_clip` with the ratio while that is within bounds. docs/losses.md lists all losses. Or your own, as
-    `package.module:function`."""
-    max_importance_ratio: Annotated[float, Field(ge=1)] = 4.0
-    """Upper clip ρ of a token's importance ratio π/μ in `aipo`, no unit; usually 2 to 10."""
-    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """`ppo_clip` and `decoupled_ppo` clip tokens with a negative advantage if their ratio is below 1 − `clip_low`, no
-    unit."""
-    clip_high: Positive = 0.2
-    """`ppo_clip` and `decoupled_ppo` clip tokens with a positive advantage if their ratio is above 1 + `clip_high`; in
-    `cispo` that is the maximum weight of a token; no unit."""
-    losses: LossesConfig = Field(default_factory=LossesConfig)
-    """Parameters of individual losses."""
+    loss: LossConfig = Field(default_factory=AipoConfig)
+    """Policy-gradient loss, by name or as `{name: ppo_clip, clip_high: 0.28}`. It weights a token: `aipo` with its
+    importance ratio π/μ, clipped from above; `reinforce` with 1; `ppo_clip` with the ratio while that is within bounds.
+    docs/losses.md lists all losses and their parameters. Or your own, as `package.module:function`."""
     masks: MasksConfig = Field(default_factory=MasksConfig)
     """Responses that carry no loss because π and μ are too far apart."""
     non_finite: Literal["refuse", "mask"] = "refuse"
@@ -79,7 +103,7 @@ class TrainingConfig(Section):
     """How token losses are summed: `token_mean`: mean over all tokens of the batch; `sequence_mean`: mean over each
     response's tokens, then over responses; `prompt_mean`: mean over the tokens of each group, then over groups;
     `constant`: sum over all tokens, divided by the number of responses times `generation.max_new_tokens`."""
-    advantage: Annotated[str, AfterValidator(one_of_or_path(AdvantageName))] = "group_mean"
+    advantage: Annotated[str, AfterValidator(one_of_or_path(get_args(AdvantageName)))] = "group_mean"
     """How a response's advantage is computed from its reward. `group_mean`: minus the group's mean; `leave_one_out`:
     minus the mean of the group's other responses; `grpo`: minus the group's mean, over the group's standard deviation;
     `reinforce_plus_plus`: minus the batch's mean, over the batch's standard deviation; `reinforce_plus_plus_baseline`:
@@ -150,9 +174,15 @@ class TrainingConfig(Section):
     threads: Count = 1
     """CPU threads of the trainer."""
 
+    def with_loss(self, name: str) -> "TrainingConfig":
+        """The same with the loss `name`: as configured if that is the loss already, otherwise with its defaults."""
+        if name == self.loss.name:
+            return self
+        return TrainingConfig.model_validate(self.model_dump() | {"loss": name})
+
     @property
     def pulls_without_advantage(self) -> bool:
         """Whether rollouts without an advantage add to the gradient: by KL, entropy, the experts' balance or a loss of
         one's own."""
         others = (self.kl.coefficient, self.entropy_coefficient, self.router_aux_loss_coefficient)
-        return any(others) or ":" in self.loss
+        return any(others) or ":" in self.loss.name

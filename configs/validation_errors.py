@@ -1,4 +1,4 @@
-"""Pydantic's errors as sentences for people: where, which key, what was found, what was expected."""
+"""Pydantic's errors as user errors: which file, which key, what was read, what was expected."""
 
 import difflib
 import json
@@ -10,47 +10,47 @@ import annotated_types
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from configs.errors import ConfigError, UserError
 from configs.schema import dotted_fields
-from configs.section import Section, holds_sections, is_section
-from configs.stored import current_key
+from configs.section import Parameters, Section, choices, holds_sections, is_section
 
 _KINDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", types.NoneType: "null"}
 _LONGEST_SHOWN = 80
+_FIELDS = dotted_fields(with_parameters=True)
+_CHOICES = {kind.__name__: kind for field in _FIELDS.values() for kind in choices(field.annotation)}
+"""The parameters of each choice. Pydantic names a choice by its class in the place of an error."""
 _NAME = "[key]"
 """Pydantic's mark for an invalid name in a mapping, as opposed to an invalid value."""
 
 
-def sentences(error: ValidationError, *, file: str, overridden: Collection[str], option: str) -> Iterator[str]:
-    """Yield one sentence per finding in `error`; keys in `overridden` came from `option`, the others from `file`."""
+def mistakes(error: ValidationError, *, file: str, overridden: Collection[str], option: str) -> Iterator[UserError]:
+    """Yield each finding in `error`; keys in `overridden` came from `option`, the others from `file`."""
     for detail in error.errors():
-        key = ".".join(str(part) for part in detail["loc"] if part != _NAME)
+        key = ".".join(str(part) for part in detail["loc"] if part != _NAME and part not in _CHOICES)
         reason = detail.get("ctx", {}).get("error")
-        if not key:
+        if isinstance(reason, ConfigError):
             where = f"{file} with {option}" if overridden else file
-            yield from (f"{where}: {sentence}" for sentence in str(reason).splitlines())
+            for impossible in reason.mistakes:
+                yield UserError(**(impossible.fields() | {"file": where}))
             continue
-        where = option if key in overridden else file
+        where = option if any(f"{key}.".startswith(f"{changed}.") for changed in overridden) else file
         if detail["type"] == "extra_forbidden":
-            yield f"{where}: {unknown_key(key)}"
+            yield unknown_key(key, where, next((_CHOICES[part] for part in detail["loc"] if part in _CHOICES), None))
         elif detail["loc"][-1] == _NAME:
-            yield f"{where}: {key} can't be set; expected {reason}"
+            yield UserError(file=where, key=key, read="not settable", expected=str(reason))
         elif detail["type"] == "missing":
-            yield f"{where}: {key} is missing; expected {_expectation(key)}"
+            yield UserError(file=where, key=key, read="missing", expected=_expectation(key))
         else:
-            yield f"{where}: {key} is {show(detail['input'])}; expected {reason or _expectation(key)}"
+            yield UserError(file=where, key=key, read=show(detail["input"]), expected=str(reason or _expectation(key)))
 
 
-def unknown_key(key: str) -> str:
-    """Say that `key` does not exist, and which one was probably meant."""
-    if current := current_key(key):
-        return f"key {key} is now {current}"
-    if found := _in_named_section(key):
-        names = ", ".join(found)
-        return f"unknown key {key}; expected one of {names}"
-    if nearest := _nearest(key):
-        return f"unknown key {key}; did you mean {nearest}?"
-    expected = ", ".join(_siblings(_split(key)[0]) or _siblings(""))
-    return f"unknown key {key}; expected one of {expected}"
+def unknown_key(key: str, file: str, choice: type[Parameters] | None = None) -> UserError:
+    """The error for a key of `file` that does not exist; expected is the one probably meant, or one of the `choice`."""
+    names = list(choice.model_fields if choice else _in_named_section(key)) or [_nearest(key) or ""]
+    if not names[0]:
+        names = _siblings(_split(key)[0]) or _siblings("")
+    expected = names[0] if len(names) == 1 else f"one of {', '.join(names)}"
+    return UserError(file=file, key=key, read="an unknown key", expected=expected)
 
 
 def show(value: object) -> str:
@@ -67,7 +67,7 @@ def show(value: object) -> str:
 
 def _nearest(key: str) -> str | None:
     """The key probably meant: the right name in the wrong section, a misspelt sibling, another key, a similar one."""
-    keys = list(dotted_fields())
+    keys = list(_FIELDS)
     section, name = _split(key)
     for candidates, cutoff in ((keys, 1.0), (_siblings(section), 0.6), (keys, 0.75)):
         names = {_split(known)[1] for known in candidates}
@@ -83,13 +83,13 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _siblings(section: str) -> list[str]:
-    return [known for known in dotted_fields() if _split(known)[0] == section]
+    return [known for known in _FIELDS if _split(known)[0] == section]
 
 
 def _in_named_section(key: str) -> dict[str, FieldInfo]:
     """The fields of the section that `key` is in, by name; empty unless that is in a mapping of sections."""
     mapping, _, _ = _split(key)[0].rpartition(".")
-    field = dotted_fields().get(mapping)
+    field = _FIELDS.get(mapping)
     if field is None or not holds_sections(field.annotation):
         return {}
     section: type[Section] = get_args(field.annotation)[1]
@@ -99,13 +99,13 @@ def _in_named_section(key: str) -> dict[str, FieldInfo]:
 def _expectation(key: str) -> str:
     """What the schema allows at `key`, in words."""
     section, name = _split(key)
-    if name.isdecimal() and section in dotted_fields():
+    if name.isdecimal() and section in _FIELDS:
         # An item of a list.
         return _expectation(section)
-    field = dotted_fields().get(key) or _in_named_section(key).get(name)
+    field = _FIELDS.get(key) or _in_named_section(key).get(name)
     if field is None:
         # A name in a mapping.
-        below: type = get_args(dotted_fields()[section].annotation)[1]
+        below: type = get_args(_FIELDS[section].annotation)[1]
         if not is_section(below):
             return _phrase(below)
         return f"a section with {', '.join(known for known, one in below.model_fields.items() if one.is_required())}"
@@ -114,6 +114,8 @@ def _expectation(key: str) -> str:
             name for name, below in dotted_fields().items() if name.startswith(f"{key}.") and below.is_required()
         ]
         return f"a section with {', '.join(required)}" if required else "a section with keys of its own"
+    if kinds := choices(field.annotation):
+        return "a name, or a section with a name and parameters" if len(kinds) > 1 else "a section with keys of its own"
     return _phrase(field.annotation, field.metadata)
 
 

@@ -1,16 +1,14 @@
 """The errors that Millrace raises on purpose. Each also inherits the standard error that it refines."""
 
+from configs.errors import UserError
+
 
 class MillraceError(Exception):
     """Root of the tree."""
 
 
-class InputError(MillraceError, ValueError):
-    """A user error: one sentence saying what, where, and what was expected. The command exits with 2."""
-
-    def __init__(self, sentence: object) -> None:
-        # Names in a user's files, and what libraries say of them, may hold line breaks.
-        super().__init__(" ".join(str(sentence).splitlines()))
+class InputError(MillraceError, UserError):
+    """A user error outside of the schema: an option, a file, or a config that does not fit the machine."""
 
 
 class MissingExtra(InputError):
@@ -18,9 +16,10 @@ class MissingExtra(InputError):
 
     def __init__(self, what: str, package: str, extra: str) -> None:
         super().__init__(
-            f"{what} needs the package {package}, which is not installed; expected it from "
-            f"`pip install --constraint constraints.txt --editable '.[{extra}]'`, run where Millrace is"
+            f"{what} needs the package {package}, which is not installed",
+            expected=f"`pip install --constraint constraints.txt --editable '.[{extra}]'`, run where Millrace is",
         )
+        self.args = (what, package, extra)
         self.package = package
         self.extra = extra
 

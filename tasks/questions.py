@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from millrace.errors import StageDied
-from millrace.preflight.child import answer_of
+from millrace.preflight.child import answer_of, unpacked
 from tasks.exit_causes import cause
 from tasks.fork_server import STAGES, CannotFork
 from tasks.start import Process, kill
@@ -40,7 +40,7 @@ class Question:
         self._thread.start()
 
     def answer(self) -> Any:
-        """The answer, plain JSON. Raises StageDied with the last lines of the process if it ends without one."""
+        """The answer, plain JSON. Raises the module's InputError, and StageDied if its process ends without one."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -61,7 +61,7 @@ class Question:
             too_long = threading.Timer(_LONGEST_SECONDS, process.kill)
             too_long.start()
             try:
-                return self._read(process)
+                reply = self._read(process)
             except ValueError as error:
                 log.seek(0)
                 lines = "\n".join(log.read().decode(errors="replace").splitlines()[-_LAST_LINES:])
@@ -70,6 +70,7 @@ class Question:
             finally:
                 too_long.cancel()
                 kill(process)
+        return unpacked(reply)
 
     def _read(self, process: Process) -> Any:
         """Raises ValueError if it ended without an answer."""

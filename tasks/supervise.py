@@ -28,7 +28,7 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.runtime import task_run
 
-from configs.operation.limits import SupervisionConfig
+from configs.operation import SupervisionConfig
 from millrace.errors import InputError, LedgerMismatch, PlaceYielded, RolledBack, StageDied
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import read_attempt

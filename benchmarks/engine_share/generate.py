@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks.engine_share.metered import MeteredEngine, Reading
 from benchmarks.sleeping.pace import Pace
-from configs.schema import GenerationConfig
+from configs.generation import GenerationConfig
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.factory import make_engine
 from millrace.runtime.stage import Stage, run_stage

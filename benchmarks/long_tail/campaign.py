@@ -31,7 +31,7 @@ _CONFIG: Mapping[str, Any] = {
     "model": {
         "bootstrap": {
             "hidden_size": 8, "num_layers": 1, "num_heads": 2, "intermediate_size": 8,
-            "max_steps": 1, "batch_size": 1, "threads": 1,
+            "max_steps": 1, "batch_size": 1,
         }
     },
     "prompts": {"num_eval": 1, "arithmetic": {"digits": 1, "max_sum": 9}},

@@ -44,7 +44,6 @@ FAMILIES: Mapping[str, Settings] = {
 UNTRAINED: Settings = {
     "model.bootstrap.max_steps": 1,
     "model.bootstrap.learning_rate": 1e-9,
-    "model.bootstrap.threads": 1,
 }
 """How the start models are made whose lengths are geometric."""
 

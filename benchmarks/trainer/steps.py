@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from configs.losses import AipoConfig
 from configs.training import TrainingConfig
 from millrace.training.batch import Sample
 from millrace.training.parallel.ranks import Ranks
@@ -125,7 +126,7 @@ def contenders(case: Case, samples: Sequence[Sample], device: torch.device) -> d
     model = make_model(case, device)
     training = TrainingConfig(
         max_steps=1,
-        max_importance_ratio=_RHO,
+        loss=AipoConfig(max_importance_ratio=_RHO),
         learning_rate=1e-6,
         max_tokens_per_microbatch=case.max_tokens,
         activation_checkpointing=case.checkpointing,

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from prefect import flow, runtime
 from prefect.client.schemas.objects import State
 
-from configs.load import load_config
-from configs.nearest_preset import PRESETS
+from configs.load import PRESETS, load_config
 from configs.schema import RunConfig
 from flows.campaign.flow import OPTIONS, campaign
 from flows.campaign.prepare import Resume

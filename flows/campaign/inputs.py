@@ -98,7 +98,7 @@ def _policy_inputs(config: RunConfig) -> dict[str, str]:
 
 
 def _objective_inputs(config: RunConfig) -> dict[str, str]:
-    return _source_inputs({"training.loss": config.training.loss, "training.advantage": config.training.advantage})
+    return _source_inputs({"training.loss": config.training.loss.name, "training.advantage": config.training.advantage})
 
 
 def _source_inputs(functions: Mapping[str, str | None]) -> dict[str, str]:

@@ -8,22 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.load import changed_immutably
-from configs.nearest_preset import nearest_preset
+from configs.load import changed_immutably, nearest_preset
 from configs.schema import RunConfig
 from flows.campaign.attempt import handover_folder
 from flows.campaign.inputs import run_inputs
-from millrace.errors import InputError, ModelFolderError, RunExists
+from millrace.errors import InputError, RunExists
 from millrace.evaluation.sets import all_asked, evaluation_sets
 from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder
-from millrace.preflight.answers import check_answers
-from millrace.preflight.folder_files import check_folder_files
 from millrace.preflight.model import check_training, read_model
-from millrace.preflight.prompts import check_prompts
+from millrace.preflight.model_files import check_folder_files, check_weight_files
+from millrace.preflight.prompts import check_answers, check_prompts
 from millrace.preflight.vllm import Question as VllmQuestion
 from millrace.preflight.vllm import check_vllm
-from millrace.preflight.weight_files import check_weight_files
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.attempt_config import attempt_config
@@ -78,7 +75,7 @@ def check(
     model = read_model(config.model)
     asked = None if config.model.path is None else _ask_about(Path(config.model.path).expanduser(), model, config)
     check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
-    if ":" in config.training.loss + config.training.advantage:
+    if ":" in config.training.loss.name + config.training.advantage:
         # Imported late: torch is slow to import, and only functions of one's own need it here.
         from millrace.training.losses.factory import make_loss
         from millrace.training.samples import make_estimator
@@ -125,8 +122,7 @@ def check(
         check_pools(remote)
     if asked is not None:
         meanwhile()
-        if (refusal := asked.answer()) is not None:
-            raise ModelFolderError(refusal)
+        asked.answer()
     # Last, because it creates the root folder if there is none.
     probe(open_store(config.storage.root))
     return Checked(store=store, inputs=inputs)

@@ -10,8 +10,7 @@ from rich.console import Console
 from flows.display.terminal import new_table, plain
 
 if TYPE_CHECKING:
-    from millrace.doctor.line import Line
-    from millrace.doctor.machine import Machine
+    from millrace.doctor.machine import Line, Machine
 
 NOT_READY = 1
 _WHAT = "say what this machine can do, and what to do about the rest; exit code 1 if no campaign can run"

@@ -1,7 +1,7 @@
 """The `millrace` command: parses the command line, then imports and calls what it needs.
 
 Exit codes: 0 done · 1 a stage that kept dying, with its cause and the end of its log, or an internal error, with its
-traceback · 2 a user error, in one sentence · 3 another controller took over the run · after draining, so that --resume
+traceback · 2 a user error, in one line · 3 another controller took over the run · after draining, so that --resume
 continues it: 4 cancelled in the Prefect UI, 130 / 143 stopped by Ctrl-C / SIGTERM.
 """
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.errors import ConfigError
+from configs.errors import UserError
 
 FAULT, USER_ERROR, SUPERSEDED = 1, 2, 3
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = _parser().parse_args(argv)
     from flows.deployment.server import bypass_proxies
-    from millrace.errors import InputError, LedgerMismatch, StageDied
+    from millrace.errors import LedgerMismatch, StageDied
     from storage.errors import Fenced, StorageError
 
     bypass_proxies()
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StageDied as error:
         print("\n".join([f"millrace: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return FAULT
-    except (ConfigError, InputError, StorageError) as error:
+    except (UserError, StorageError) as error:
         print(f"millrace: {error}", file=sys.stderr)
         return USER_ERROR
 
@@ -115,7 +115,7 @@ def _run(arguments: argparse.Namespace) -> int:
         overrides.append(f"storage.root={json.dumps(arguments.root)}")
     config = load_config(arguments.config, overrides)
     if arguments.resume != "never" and arguments.run_id is None:
-        raise InputError("--resume needs --run-id: which run should continue?")
+        raise InputError(key="--run-id", read="missing", expected="with --resume the run to continue")
     run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}" if arguments.run_id is None else arguments.run_id
 
     # These two processes start while this one imports what it needs itself, and makes its checks.

@@ -4,10 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.load import with_overrides
-from configs.operation.plan_request import PlanRequest
+from configs.load import parse_scalar, with_overrides
+from configs.plan import PlanRequest
 from configs.schema import RunConfig
-from configs.strict_yaml import parse_scalar
 from millrace.errors import InputError
 from millrace.planning.candidate import Machine, explicit_values
 from millrace.planning.gpus import GpuMachine, shape_of_model

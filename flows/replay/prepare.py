@@ -5,12 +5,11 @@ request ─► sources: stored enough? one vocabulary? ─► config ─► sele
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from configs.load import with_overrides
+from configs.losses import LOSS_NAMES
 from configs.replay import ReplayRequest
 from configs.schema import RunConfig
-from configs.training import LossName
 from flows.campaign.attempt import handover_folder
 from millrace.errors import InputError, RunExists
 from millrace.preflight.model import check_training, read_model
@@ -75,14 +74,14 @@ def check(request: ReplayRequest) -> RunConfig:
     model = read_model(config.model)
     if request.job == "train":
         check_training(model, config.training, on_this_host=True)
-    own = [name for name in (config.training.loss, config.training.advantage, *request.losses) if ":" in name]
+    own = [name for name in (config.training.loss.name, config.training.advantage, *request.losses) if ":" in name]
     if own and request.job is not None:
         # Imported late: torch is slow to import, and only functions of one's own need it here.
         from millrace.training.losses.factory import make_loss
         from millrace.training.samples import make_estimator
 
         make_estimator(config.training.advantage)
-        for loss in request.losses or [config.training.loss]:
+        for loss in request.losses or [config.training.loss.name]:
             make_loss(config.training, loss)
     if request.rescore is not None:
         make_scorer(config.scoring, config.prompts).check()
@@ -105,11 +104,10 @@ def _check_request(request: ReplayRequest) -> None:
     if len(request.sources) > 1 and (request.job != "train" or request.rescore is not None):
         raise InputError(f"{len(request.sources)} stored runs were given; expected one: only --train takes several")
     if request.job == "compare":
-        known = get_args(LossName)
-        unknown = [name for name in request.losses if name not in known and ":" not in name]
+        unknown = [name for name in request.losses if name not in LOSS_NAMES and ":" not in name]
         if unknown or len(set(request.losses)) < 2:
             raise InputError(
-                f"--compare {','.join(request.losses)}: expected two or more of {', '.join(known)} "
+                f"--compare {','.join(request.losses)}: expected two or more of {', '.join(LOSS_NAMES)} "
                 "or package.module:function, joined by commas"
             )
     if request.job != "train":

@@ -30,8 +30,8 @@ from dataclasses import asdict, dataclass, field
 from math import ceil
 from typing import Any, Literal
 
-from configs.learning.staleness import StalenessConfig
-from configs.schema import GenerationConfig
+from configs.generation import GenerationConfig
+from configs.operation import StalenessConfig
 
 _NEVER_WAITS, _MOST_WAITS = 0.01, 0.95
 """Shares of waiting: below the first there is none, and above the second it says no more than that it is too much."""

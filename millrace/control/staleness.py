@@ -20,8 +20,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs.learning.staleness import StalenessConfig
-from configs.schema import GenerationConfig
+from configs.generation import GenerationConfig
+from configs.operation import StalenessConfig
 from millrace.control.rule import Decision, Limits, Reading, Rule
 from millrace.runs.decisions import Decisions, StoredDecision
 from millrace.weights.base import Terms

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from millrace.doctor.line import Line, State
-from millrace.doctor.machine import Machine, TorchDevices
+from millrace.doctor.machine import Line, Machine, State, TorchDevices
 
 _QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 _TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;]*m")

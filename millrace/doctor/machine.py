@@ -1,4 +1,4 @@
-"""What a diagnosis asks the machine. Tests replace it by a scripted one."""
+"""What a diagnosis asks the machine, and the lines that it makes of the answers. Tests script the answers."""
 
 import http.client
 import os
@@ -7,22 +7,48 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from configs.precision import multiplies_bfloat16
+import psutil
+
+from configs.generation import multiplies_bfloat16
 
 _ANSWER_SECONDS = 1.0
 _COMMAND_SECONDS = 10.0
+State = Literal["ok", "wrong", "absent"]
+"""`absent`: not there, and nothing is wrong with that."""
 
 
-class Room(NamedTuple):
-    """Bytes of a file system."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """Something about this machine, and what to do about it."""
 
-    total: int
-    free: int
+    group: str
+    """Heading: `host`, `packages`, `storage`, `network` or `GPUs`."""
+    what: str
+    """What was looked at."""
+    found: str
+    """What it is."""
+    state: State
+    needed: bool = False
+    """Whether a campaign on CPUs can't do without."""
+    remedy: str = ""
+    """What to do about it, in one sentence; empty if it is fine."""
+
+    @property
+    def stops_campaigns(self) -> bool:
+        """Whether a campaign on CPUs fails because of this."""
+        return self.needed and self.state != "ok"
+
+
+def needed(group: str, what: str, found: str, *, fine: bool = True, remedy: str = "") -> Line:
+    """The line of something that a campaign on CPUs can't do without; the remedy is shown where it is not fine."""
+    state: State = "ok" if fine else "wrong"
+    return Line(group=group, what=what, found=found, state=state, needed=True, remedy="" if fine else remedy)
 
 
 class TorchDevices(NamedTuple):
@@ -54,13 +80,9 @@ class Machine:
         """What multiplies bfloat16: `GPU` or a flag of the CPU; None if it is emulated."""
         return multiplies_bfloat16()
 
-    def available_memory(self) -> int | None:
+    def available_memory(self) -> int:
         """Bytes that new processes can have without swapping, within this process's cgroup."""
-        try:
-            lines = Path("/proc/meminfo").read_text().splitlines()
-            free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        except (OSError, StopIteration):
-            return None
+        free = psutil.virtual_memory().available
         try:
             limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
             used = int(Path("/sys/fs/cgroup/memory.current").read_text())
@@ -68,13 +90,12 @@ class Machine:
             return free
         return min(free, limit - used)
 
-    def room(self, folder: Path) -> Room | None:
-        """Of the file system of `folder`, or of the nearest folder above that exists."""
+    def room(self, folder: Path) -> int:
+        """Free bytes of the file system of `folder`, or of the nearest folder above that exists; 0 if unknown."""
         try:
-            usage = shutil.disk_usage(existing(folder))
+            return shutil.disk_usage(existing(folder)).free
         except OSError:
-            return None
-        return Room(usage.total, usage.free)
+            return 0
 
     def is_writable(self, folder: Path) -> bool:
         """Whether files can be created in `folder`."""
@@ -123,7 +144,7 @@ class Machine:
     def names_in(self, folder: Path) -> list[str]:
         """Names in a folder, sorted; none if it does not exist."""
         try:
-            return sorted(one.name for one in folder.iterdir())
+            return sorted(path.name for path in folder.iterdir())
         except OSError:
             return []
 
@@ -167,4 +188,4 @@ class Machine:
 def existing(folder: Path) -> Path:
     """`folder`, or the nearest folder above it that exists."""
     whole = folder.absolute()
-    return next(one for one in (whole, *whole.parents) if one.is_dir())
+    return next(path for path in (whole, *whole.parents) if path.is_dir())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from configs.operation.plan_request import GivenLengthsConfig
+from configs.plan import GivenLengthsConfig
 from configs.schema import RunConfig
 from millrace.errors import InputError
 from millrace.planning.durations import Assumption, Costs, Lengths, LogNormalLengths, mean_lengths

@@ -1,11 +1,16 @@
-"""A check in a process of its own, because its packages take seconds to import and print as they like."""
+"""A check in a process of its own, because its packages take seconds to import and print as they like.
+
+answer_of ──question──► python -m MODULE: serve(check) ──answer, or the fields of an InputError──► unpacked
+"""
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from millrace.errors import StageDied
+from millrace.errors import InputError, StageDied
 
 _LAST_LINES = 15
 
@@ -13,7 +18,8 @@ _LAST_LINES = 15
 def answer_of(module: str, question: Any, what: str) -> Any:
     """Plain JSON that `python -m MODULE` writes to stdout for `question`, plain JSON too, on its stdin.
 
-    `what` names the check for people. Raises StageDied with the last lines of its stderr if it ends without an answer.
+    `what` names the check for people. Raises StageDied with the last lines of its stderr if it ends without an answer,
+    and the InputError that it raises.
     """
     done = subprocess.run(
         [sys.executable, "-m", module], input=json.dumps(question), capture_output=True, text=True, check=False
@@ -21,4 +27,24 @@ def answer_of(module: str, question: Any, what: str) -> Any:
     if done.returncode:
         lines = "\n".join(done.stderr.splitlines()[-_LAST_LINES:])
         raise StageDied(f"the check of {what} ended with exit code {done.returncode} and wrote:\n{lines}")
-    return json.loads(done.stdout)
+    return unpacked(json.loads(done.stdout))
+
+
+def unpacked(reply: Any) -> Any:
+    """The answer in a reply of `serve`. Raises the InputError in it."""
+    if isinstance(reply, dict) and "refusal" in reply:
+        raise InputError(**reply["refusal"])
+    return reply
+
+
+def serve(check: Callable[[Any], Any]) -> None:
+    """The child process: calls `check` with the question from stdin, and writes its answer or InputError to stdout."""
+    # Packages and users' code may print to stdout: send all of that to stderr.
+    stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        reply = check(json.load(sys.stdin))
+    except InputError as error:
+        reply = {"refusal": error.fields()}
+    json.dump(reply, stdout)
+    stdout.close()

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import ModelConfig
-from configs.training import TrainingConfig
+from configs.training import ParallelConfig, TrainingConfig
 from millrace.errors import InputError, ModelFolderError
 from millrace.models.supported import FAMILIES, check_trainable
-from millrace.preflight.folder_files import read_object
-from millrace.preflight.parallel_layout import check_layout
+from millrace.preflight.model_files import read_object
 from millrace.prompts.packages import check_installed
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -28,6 +27,8 @@ _SIZES = (
 )
 _SECTIONS = ("rope_parameters", "rope_scaling", "quantization_config")
 _ABOVE_ZERO = ("rms_norm_eps", "rope_theta", "factor")
+_DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+"""Keys of a model's config.json whose values tensor ranks divide among themselves."""
 
 
 def read_model(model: ModelConfig) -> Mapping[str, Any]:
@@ -62,8 +63,9 @@ def check_training(model: Mapping[str, Any], training: TrainingConfig, *, on_thi
         for key in ("router_replay", "router_aux_loss_coefficient"):
             if value := getattr(training, key):
                 raise InputError(
-                    f"training.{key} is {json.dumps(value)} and a {model['model_type']} model has no experts; "
-                    f"expected {'false' if value is True else 0} (docs/models.md)"
+                    key=f"training.{key}",
+                    read=f"{json.dumps(value)} and a {model['model_type']} model has no experts",
+                    expected=f"{'false' if value is True else 0} (docs/models.md)",
                 )
     if training.frozen_layers:
         _check_frozen(model, training)
@@ -72,62 +74,100 @@ def check_training(model: Mapping[str, Any], training: TrainingConfig, *, on_thi
 
 
 def _check_frozen(model: Mapping[str, Any], training: TrainingConfig) -> None:
-    frozen, layers = training.frozen_layers, model.get("num_hidden_layers")
+    key, frozen, layers = "training.frozen_layers", training.frozen_layers, model.get("num_hidden_layers")
     if layers is None:
         raise InputError(
-            f"training.frozen_layers is {frozen} and the model's config.json has no num_hidden_layers; "
-            "expected it there"
+            key=key, read=f"{frozen} and the model's config.json has no num_hidden_layers", expected="it there"
         )
     if frozen > layers:
-        raise InputError(
-            f"training.frozen_layers is {frozen} and the model has {layers} layers; expected at most {layers}"
-        )
+        raise InputError(key=key, read=f"{frozen} and the model has {layers} layers", expected=f"at most {layers}")
     if frozen == layers and training.lora.rank is not None:
         raise InputError(
-            f"training.frozen_layers is {frozen}, the model has {layers} layers and training.lora.rank is "
-            f"{training.lora.rank}; expected fewer frozen layers, because adapters are in the others"
+            key=key,
+            read=f"{frozen}, the model has {layers} layers and training.lora.rank is {training.lora.rank}",
+            expected="fewer frozen layers, because adapters are in the others",
         )
+
+
+def check_layout(model: Mapping[str, Any], parallel: ParallelConfig, *, gpus: int | None, hosts: int = 1) -> None:
+    """Raises InputError if there are more ranks than GPUs, or tensor ranks don't divide a layer evenly.
+
+    `model`: content of a model folder's config.json. `gpus`: GPUs of this host; None if the trainer runs on CPUs.
+    `hosts`: number of hosts among which the data ranks are divided.
+    """
+    data, tensor, key = parallel.data, parallel.tensor, "training.parallel.tensor"
+    if gpus is not None and data * tensor > gpus * hosts:
+        raise InputError(
+            key="training.parallel.data",
+            read=(
+                f"{data}, {key} is {tensor}, and "
+                f"{'this host has' if hosts == 1 else f'each of {hosts} hosts has'} {gpus} GPUs"
+            ),
+            expected="data times tensor to be at most as many, for each rank needs one of its own",
+        )
+    if tensor == 1:
+        return
+    if (family := FAMILIES.get(model.get("model_type", ""))) is not None and not family.tensor_parallel:
+        raise InputError(
+            key=key,
+            read=f"{tensor}, and layers of a {family.model_type} model can't be divided among tensor ranks",
+            expected="1 (docs/models.md)",
+        )
+    sizes = {name: model.get(name) for name in _DIVIDED}
+    # Without grouped-query attention there are as many key heads as query heads, and config.json may omit them.
+    sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
+    for name, size in sizes.items():
+        if not isinstance(size, int):
+            raise InputError(
+                key=key,
+                read=f"{tensor} and the model's config.json has no {name}",
+                expected="a model of Llama's kind, or a tensor of 1",
+            )
+        if size % tensor:
+            raise InputError(key=key, read=f"{tensor} and the model's {name} is {size}", expected="tensor to divide it")
 
 
 def _read_folder(folder: Path) -> dict[str, Any]:
+    def lacks(read: str, expected: str) -> ModelFolderError:
+        return ModelFolderError(key="model.path", read=f"'{folder}', which {read}", expected=expected)
+
     if not folder.is_dir():
-        raise ModelFolderError(
-            f"model.path {str(folder)!r}: no such folder; expected a Hugging Face model folder, or ORG/NAME of a hub"
-        )
-    config = read_object(folder / "config.json") if (folder / "config.json").is_file() else None
-    if config is None:
-        raise ModelFolderError(f"model.path {str(folder)!r}: no config.json; expected a model folder")
+        raise lacks("is no folder", "a Hugging Face model folder, or ORG/NAME of a hub")
+    if not (folder / "config.json").is_file():
+        raise lacks("has no config.json", "a model folder")
+    config = read_object(folder / "config.json")
     _check_config(folder / "config.json", config)
     if not any(match for pattern in _WEIGHT_FILES for match in folder.glob(pattern)):
-        raise ModelFolderError(f"model.path {str(folder)!r}: no weights; expected *.safetensors files")
+        raise lacks("has no weights", "*.safetensors files")
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise ModelFolderError(
-            f"model.path {str(folder)!r}: no tokenizer; expected one of {', '.join(_TOKENIZER_FILES)}"
-        )
+        raise lacks("has no tokenizer", f"one of {', '.join(_TOKENIZER_FILES)}")
     return config
 
 
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelFolderError for a value of another type than the checks, and transformers, take it for."""
-    if not isinstance(config.get("model_type"), str):
-        raise ModelFolderError(f"model.path: {path} names no model_type; expected a Hugging Face model's config")
+
+    def check(fine: bool, key: str, read: object, expected: str) -> None:
+        if not fine:
+            raise ModelFolderError(file=path, key=key, read=read, expected=expected)
+
+    kind = config.get("model_type")
+    check(isinstance(kind, str), "model_type", repr(kind), "that of a Hugging Face model")
     for name in _SIZES:
-        value = config.get(name)
-        if value is not None and (type(value) is not int or value < 1):
-            raise ModelFolderError(f"model.path: {path} says {name} {value!r}; expected a whole number above 0")
+        size = config.get(name)
+        check(size is None or (type(size) is int and size > 0), name, repr(size), "a whole number above 0")
     for name in _SECTIONS:
-        if not isinstance(config.get(name) or {}, dict):
-            raise ModelFolderError(f"model.path: {path} says {name} {config[name]!r}; expected an object")
+        check(isinstance(config.get(name) or {}, dict), name, repr(config.get(name)), "an object")
     for name, value in _numbers(config):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ModelFolderError(f"model.path: {path} says {name} {value}; expected a finite number")
-        if name.rpartition(".")[2] in _ABOVE_ZERO and value <= 0:
-            raise ModelFolderError(f"model.path: {path} says {name} {value}; expected a number above 0")
-    heads, of_keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
-    if heads is not None and of_keys is not None and heads % of_keys:
-        raise ModelFolderError(
-            f"model.path: {path} says num_attention_heads {heads} and num_key_value_heads {of_keys}; expected the "
-            "second to divide the first"
+        check(isinstance(value, int) or math.isfinite(value), name, value, "a finite number")
+        check(name.rpartition(".")[2] not in _ABOVE_ZERO or value > 0, name, value, "a number above 0")
+    heads, key_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if heads is not None and key_heads is not None:
+        check(
+            heads % key_heads == 0,
+            "num_key_value_heads",
+            f"{key_heads} and num_attention_heads is {heads}",
+            "a divisor of num_attention_heads",
         )
 
 

@@ -12,15 +12,14 @@ takes seconds to import, and what it does with a damaged folder is not known.
 """
 
 import json
-import os
 import resource
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.errors import InputError, ModelFolderError
-from millrace.preflight.weight_files import weight_files
+from millrace.errors import ModelFolderError
+from millrace.preflight.child import serve
+from millrace.preflight.model_files import weight_files
 
 MODULE = "millrace.preflight.model_folder"
 _LARGEST_LOOKED_THROUGH = 4 << 30
@@ -29,32 +28,28 @@ _MEMORY = 2 << 30
 """Bytes that the process may take beyond what its imports took."""
 
 
-def main() -> None:
-    """The child process: the folder as JSON on stdin; on stdout a sentence, or null."""
-    # transformers may print to stdout: send all of that to stderr.
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def answer(question: Mapping[str, str]) -> None:
+    """The child process. Raises the InputError of `check_model_folder`."""
     # Imported before the limit is set, which counts from there.
     import millrace.models.loading  # noqa: F401
 
-    folder = Path(json.load(sys.stdin)["folder"])
+    folder = Path(question["folder"])
     most = _data_bytes() + _MEMORY
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    refusal: str | None = None
     try:
         check_model_folder(folder)
-    except InputError as error:
-        refusal = " ".join(str(error).split())
     except MemoryError:
-        refusal = f"{folder}: to look at it takes more than {_MEMORY / 2**30:.0f} GiB of memory; is it a model?"
-    json.dump(refusal, answer)
-    answer.close()
+        raise ModelFolderError(
+            file=folder,
+            read=f"to look at it takes more than {_MEMORY / 2**30:.0f} GiB of memory",
+            expected="a model folder",
+        ) from None
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raises ModelFolderError, with a sentence about the first thing that is wrong. Imports transformers.
+    """Raises ModelFolderError about the first thing that is wrong. Imports transformers.
 
-    What `check_folder_files` and `check_weight_files` refuse is expected to be refused already.
+    Call `check_folder_files` and `check_weight_files` first.
     """
     from millrace.models.loading import check_loads, end_token_ids, load_tokenizer
 
@@ -66,14 +61,19 @@ def check_model_folder(folder: Path) -> None:
         # Tokens added beyond the vocabulary may be there for images: what a prompt holds is checked with the prompts.
         if tokenizer.vocab_size > size:
             raise ModelFolderError(
-                f"{folder}: its tokenizer has {tokenizer.vocab_size:,} tokens, its model knows {size:,}; expected a "
-                "tokenizer of the model's own"
+                file=folder,
+                read=f"its tokenizer has {tokenizer.vocab_size:,} tokens, its model knows {size:,}",
+                expected="a tokenizer of the model's own",
             )
         ends = {f"eos_token {token}": token for token in end_token_ids(folder, tokenizer)}
         named = {"bos_token": tokenizer.bos_token_id, "pad_token": tokenizer.pad_token_id, **ends}
         for name, token in named.items():
             if token is not None and token >= size:
-                raise ModelFolderError(f"{folder}: its tokenizer's {name} is token {token}, its model knows {size:,}")
+                raise ModelFolderError(
+                    file=folder,
+                    read=f"its tokenizer's {name} is token {token}, its model knows {size:,}",
+                    expected="a tokenizer of the model's own",
+                )
     if sum(path.stat().st_size for path in files) <= _LARGEST_LOOKED_THROUGH:
         _check_finite(files)
         _check_tied(folder, files)
@@ -102,7 +102,9 @@ def _check_finite(files: list[Path]) -> None:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 — it is no mapping
                 if not is_finite(file.get_tensor(name)):
-                    raise ModelFolderError(f"{path}: {name} holds values that are not finite; expected numbers")
+                    raise ModelFolderError(
+                        file=path, read=f"{name} holds values that are not finite", expected="numbers"
+                    )
 
 
 def _check_tied(folder: Path, files: list[Path]) -> None:
@@ -117,7 +119,7 @@ def _check_tied(folder: Path, files: list[Path]) -> None:
             held = set(file.keys())
             found += [file.get_tensor(name) for name in ("model.embed_tokens.weight", "lm_head.weight") if name in held]
     if len(found) == 2 and is_tied(folder) and not bool((found[0] == found[1]).all()):
-        raise ModelFolderError(f"{folder}: {NOT_TIED}")
+        raise ModelFolderError(NOT_TIED, file=folder)
 
 
 def _data_bytes() -> int:
@@ -127,4 +129,4 @@ def _data_bytes() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    serve(answer)

@@ -1,4 +1,4 @@
-"""Checks whether every prompt can be put to the model, before anything of a run exists.
+"""Checks whether every prompt can be put to the model, and its answer scored, before anything of a run exists.
 
     plain text, and a plain tokenizer ─► the library `tokenizers`                                       milliseconds
     anything else ──stdin: model, prompts──► python -m millrace.preflight.prompts ─► transformers       some seconds
@@ -8,10 +8,7 @@
 The child process keeps transformers out of the parent, which does not need it otherwise.
 """
 
-import json
-import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,11 +19,14 @@ from tokenizers import Tokenizer
 
 from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import ModelConfig
-from millrace.errors import ChatError, InputError
+from millrace.errors import ChatError, InputError, PromptsError
 from millrace.models.decoder import plain_tokenizer
-from millrace.preflight.child import answer_of
+from millrace.preflight.child import answer_of, serve
 from millrace.prompts.dataset import PromptSet
+from millrace.prompts.files import place_of
 from millrace.prompts.messages import templated
+from millrace.prompts.packages import prompt_sources
+from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def check_prompts(
     """The length of the longest prompt, tokens; None if bootstrap has still to make the tokenizer.
 
     `context` and `vocab_size` are the model's, tokens; None if its config does not say. `ask` starts the child process.
-    Raises InputError with one sentence that names the first prompt that the model can't be asked: its conversation
+    Raises InputError about the first prompt that the model can't be asked: its conversation
     can't be written or continued, the model does not know its tokens, or it leaves no room for a response.
     """
     if model.path is None:
@@ -72,24 +72,8 @@ def check_prompts(
         "vocab_size": vocab_size,
         "max_new_tokens": max_new_tokens,
     }
-    answer = ask("millrace.preflight.prompts", question, "the prompts")
-    if "refusal" in answer:
-        raise InputError(answer["refusal"])
-    longest: int = answer["longest"]
+    longest: int = ask("millrace.preflight.prompts", question, "the prompts")
     return longest
-
-
-def main() -> None:
-    """The child process."""
-    # A user's environment and transformers may print to stdout: send all of that to stderr.
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    try:
-        found: dict[str, Any] = {"longest": longest_prompt(json.load(sys.stdin))}
-    except InputError as error:
-        found = {"refusal": " ".join(str(error).split())}
-    json.dump(found, answer)
-    answer.close()
 
 
 def longest_prompt(question: Mapping[str, Any]) -> int:
@@ -106,17 +90,20 @@ def longest_prompt(question: Mapping[str, Any]) -> int:
     encoder = prompt_encoder(Path(model.path).expanduser(), model, prompts, asked, environment)
     if encoder.renderer is None:
         if unused := [f"prompts.{key}" for key in _ONLY_CHAT if getattr(prompts, key) is not None]:
-            raise InputError(f"{unused[0]} is set and the prompts are plain text; expected prompts.chat: true with it")
+            raise InputError(
+                key=unused[0], read="set and the prompts are plain text", expected="prompts.chat: true with it"
+            )
     elif prompts.template is not None:
         raise InputError(
-            f"prompts.template is set and the prompts are conversations, which {encoder.renderer.name} writes; "
-            "expected null"
+            key="prompts.template",
+            read=f"set and the prompts are conversations, which {encoder.renderer.name} writes",
+            expected="null",
         )
     elif environment is not None:
         try:
             encoder.renderer.check_several_turns(encoder.tools)
         except ChatError as error:
-            raise ChatError(f"environment.name is {name}, and {error}") from error
+            raise ChatError(key="environment.name", read=f"{name}, and {error}") from error
     every = (*asked.train, *asked.eval)
     encoded = (_encode(encoder, prompt) for prompt in every)
     return _longest_that_fits(
@@ -129,8 +116,9 @@ def _encode(encoder: "PromptEncoder", prompt: Prompt) -> Sequence[int]:
 
     def give_up(signal_number: int, frame: FrameType | None) -> NoReturn:
         raise ChatError(
-            f"prompt {prompt.prompt_id}: the chat template has not written it within {_LONGEST_SECONDS} s; "
-            "expected one that ends"
+            file=f"prompt {prompt.prompt_id}",
+            read=f"the chat template has not written it within {_LONGEST_SECONDS} s",
+            expected="one that ends",
         )
 
     before = signal.signal(signal.SIGALRM, give_up)
@@ -160,21 +148,20 @@ def _longest_that_fits(
     max_new_tokens: int,
     vocab_size: int | None,
 ) -> int:
+    def refused(prompt: Prompt, read: str, expected: str) -> InputError:
+        return InputError(file=f"prompt {prompt.prompt_id}", read=read, expected=expected)
+
     longest = 0
     for prompt, tokens in zip(prompts, encoded, strict=True):
         length = len(tokens)
         if length == 0:
-            raise InputError(f"prompt {prompt.prompt_id} has no tokens; expected text that the tokenizer knows")
+            raise refused(prompt, "it has no tokens", "text that the tokenizer knows")
         if vocab_size is not None and max(tokens, default=0) >= vocab_size:
-            raise InputError(
-                f"prompt {prompt.prompt_id} holds token {max(tokens)} of the tokenizer, and the model knows "
-                f"{vocab_size} tokens; expected a tokenizer of the model's own"
-            )
+            read = f"it holds token {max(tokens)} of the tokenizer, and the model knows {vocab_size} tokens"
+            raise refused(prompt, read, "a tokenizer of the model's own")
         if context is not None and length + max_new_tokens > context:
-            raise InputError(
-                f"prompt {prompt.prompt_id} has {length} tokens and generation.max_new_tokens is {max_new_tokens}; "
-                f"expected no more than the model's context together, {context} tokens"
-            )
+            read = f"it has {length} tokens and generation.max_new_tokens is {max_new_tokens}"
+            raise refused(prompt, read, f"no more than the model's context together, {context} tokens")
         longest = max(longest, length)
     return longest
 
@@ -183,16 +170,34 @@ def _refuse_chat_with_a_bootstrapped_model(prompts: PromptsConfig, asked: Prompt
     conversation = next((prompt for prompt in (*asked.train, *asked.eval) if prompt.messages), None)
     keys = [f"prompts.{key}" for key in ("chat", *_ONLY_CHAT) if getattr(prompts, key)]
     if conversation is not None:
-        reason = f"prompt {conversation.prompt_id} is a list of messages"
+        key, read = f"prompt {conversation.prompt_id}", "a list of messages"
     elif keys:
-        reason = f"{keys[0]} is set"
+        key, read = keys[0], "set"
     else:
         return
     raise InputError(
-        f"{reason} and model.path is null; expected a model with a chat template there, because the one that bootstrap "
-        "makes has none"
+        key=key,
+        read=f"{read} and model.path is null",
+        expected="a model with a chat template there, because the one that bootstrap makes has none",
     )
 
 
+def check_answers(scorer: Scorer, asked: PromptSet, prompts: PromptsConfig, further: Sequence[str] = ()) -> None:
+    """Raises PromptsError, naming the prompt's file and line, if no response to some prompt can be scored.
+
+    `further` are prompt sources besides those of `prompts`.
+    """
+    if (unusable := scorer.first_unusable((*asked.train, *asked.eval))) is not None:
+        prompt, reason = unusable
+        raise PromptsError(file=_place(prompt, prompts, further), read=f"no response to it can be scored: {reason}")
+
+
+def _place(prompt: Prompt, prompts: PromptsConfig, further: Sequence[str]) -> str:
+    for source in (prompts.source, prompts.eval_source, *further):
+        if source is not None and not prompt_sources(source, prompts) and (place := place_of(prompt, source, prompts)):
+            return place
+    return f"prompt {prompt.prompt_id} of {prompt.source}"
+
+
 if __name__ == "__main__":
-    main()
+    serve(longest_prompt)

@@ -2,7 +2,7 @@
 
     check_vllm ──stdin: Question──► python -m millrace.preflight.vllm ─► vLLM's own check of model and arguments
        ▲                                       │
-       └────── stdout: one sentence, or null ──┘
+       └──── stdout: null, or an InputError ───┘
 
 The child process takes about ten seconds, most of it for importing vLLM. The parent process imports neither vLLM nor
 torch, so this module imports them late. No weights are loaded; a GPU without room for them is reported by the generator
@@ -13,7 +13,6 @@ import difflib
 import json
 import os
 import re
-import sys
 import tempfile
 import textwrap
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.errors import InputError
-from millrace.preflight.child import answer_of
+from millrace.preflight.child import answer_of, serve
 
 _LONGEST_REASON = 300
 _KEY = "generation.engine_args."
@@ -59,50 +58,36 @@ class Question:
 
 
 def check_vllm(question: Question) -> None:
-    """Raises InputError, in one sentence that names the key to change, if vLLM could not start.
+    """Raises InputError about the first thing that keeps vLLM from starting.
 
     Takes about ten seconds and prints that. Raises StageDied with vLLM's last lines if it crashes without an answer.
     """
     if find_spec("vllm") is None:
         raise InputError(
-            "generation.engine is vllm, but the package vllm is not installed here; expected `make vllm` to have been "
-            "run once, or another engine"
+            key="generation.engine",
+            read="vllm, but the package vllm is not installed here",
+            expected="`make vllm` to have been run once, or another engine",
         )
     print("checking generation.engine_args with vLLM …", flush=True)
     started = time.monotonic()
-    refusal: str | None = answer_of("millrace.preflight.vllm", asdict(question), "vLLM")
-    if refusal is not None:
-        raise InputError(refusal)
+    answer_of("millrace.preflight.vllm", asdict(question), "vLLM")
     print(f"vLLM accepts them, after {time.monotonic() - started:.0f} s", flush=True)
 
 
-def main() -> None:
-    """The child process: reads a Question from stdin, writes the answer to stdout."""
-    # vLLM and its child processes print to stdout: send all of that to stderr.
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    values = json.load(sys.stdin)
-    question = Question(**{**values, "prompts": tuple((text, reference) for text, reference in values["prompts"])})
-    json.dump(look(question), answer)
-    answer.close()
-
-
-def look(question: Question) -> str | None:
-    """Why vLLM could not start, in one sentence; None if it can. Imports vLLM into this process."""
+def answer(values: Mapping[str, Any]) -> None:
+    """The child process, for a Question as JSON. Raises InputError. Imports vLLM into this process."""
     from millrace.generation.engines.vllm.startup import ENVIRONMENT
 
+    question = Question(**{**values, "prompts": tuple((text, reference) for text, reference in values["prompts"])})
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
     import vllm
 
     with tempfile.TemporaryDirectory() as temporary:
-        try:
-            folder = Path(temporary) if question.folder is None else Path(question.folder)
-            if question.folder is None:
-                _make_tiny(question, folder)
-            sentences = [*_unknown(question, vllm.__version__)] or _findings(question, folder)
-            return next(iter(sentences), None)
-        except InputError as error:
-            return " ".join(str(error).split())
+        folder = Path(temporary) if question.folder is None else Path(question.folder)
+        if question.folder is None:
+            _make_tiny(question, folder)
+        for mistake in [*_unknown(question, vllm.__version__)] or _findings(question, folder):
+            raise mistake
 
 
 def _make_tiny(question: Question, folder: Path) -> None:
@@ -124,19 +109,20 @@ def _make_tiny(question: Question, folder: Path) -> None:
     )
 
 
-def _unknown(question: Question, version: str) -> Iterator[str]:
+def _unknown(question: Question, version: str) -> Iterator[InputError]:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     known = {field.name for field in fields(AsyncEngineArgs) if not field.name.startswith("_")}
     for name in question.engine_args:
         if name not in known:
-            near = " or ".join(difflib.get_close_matches(name, sorted(known)))
-            yield f"{_KEY}{name}: vLLM {version} has no such argument; " + (
-                f"did you mean {near}?" if near else "expected one of its AsyncEngineArgs"
+            yield InputError(
+                key=f"{_KEY}{name}",
+                read=f"no argument of vLLM {version}",
+                expected=" or ".join(difflib.get_close_matches(name, sorted(known))) or "one of its AsyncEngineArgs",
             )
 
 
-def _findings(question: Question, folder: Path) -> Iterator[str]:
+def _findings(question: Question, folder: Path) -> Iterator[InputError]:
     """Problems that vLLM itself reports, then those that it would only find at run time."""
     from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -147,9 +133,10 @@ def _findings(question: Question, folder: Path) -> Iterator[str]:
 
     environment = environment_class(question.environment)
     if question.colocated and not current_platform.is_sleep_mode_available():
-        yield (
-            "placement.colocated is true, and vLLM can't sleep on the device it finds here, "
-            f"{current_platform.device_name}; expected a GPU, or false"
+        yield InputError(
+            key="placement.colocated",
+            read=f"true, and vLLM can't sleep on the device it finds here, {current_platform.device_name}",
+            expected="a GPU, or false",
         )
         return
     arguments = vllm_arguments(
@@ -163,38 +150,40 @@ def _findings(question: Question, folder: Path) -> Iterator[str]:
     arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
     try:
         config = AsyncEngineArgs(**arguments).create_engine_config()
-    except Exception as error:  # noqa: BLE001 — vLLM raises errors of any kind; each becomes a sentence for the user
-        yield _in_one_sentence(error, question)
+    except Exception as error:  # noqa: BLE001 — vLLM raises errors of any kind; each becomes a user error
+        yield _refusal(error, question)
         return
     if config.model_config.runner_type != "generate":
-        yield f"{_model(question)} is one that vLLM does not generate text with; expected a causal language model"
+        yield _unfit(question, "which vLLM does not generate text with", "a causal language model")
     if current_platform.is_cpu() and config.model_config.hf_config.model_type == "gpt_oss":
-        yield (
-            f"{_model(question)} is a gpt_oss model, for whose experts vLLM has no kernel on a CPU; expected a GPU, or "
-            "generation.engine transformers (docs/models.md)"
+        yield _unfit(
+            question,
+            "a gpt_oss model, for whose experts vLLM has no kernel on a CPU",
+            "a GPU, or generation.engine transformers (docs/models.md)",
         )
     yield from _attention(config, question)
     yield from _context(config, question, folder)
     yield from _memory(config, question)
 
 
-def _in_one_sentence(error: Exception, question: Question) -> str:
+def _refusal(error: Exception, question: Question) -> InputError:
     """vLLM's reason and the arguments it concerns. A pydantic error holds several reasons, each with its location."""
     from pydantic import ValidationError
 
-    found = error.errors() if isinstance(error, ValidationError) else [{"loc": (), "msg": str(error), "input": None}]
+    details = error.errors() if isinstance(error, ValidationError) else [{"loc": (), "msg": str(error), "input": None}]
     reasons = [
-        (_named(detail, question.engine_args), str(detail["msg"]).removeprefix("Value error, ")) for detail in found
+        (_named(detail, question.engine_args), str(detail["msg"]).removeprefix("Value error, ")) for detail in details
     ]
     names, text = next((reason for reason in reasons if reason[0]), reasons[0])
     # Only the first sentence: the rest may be pages of architectures and advice.
     sentence = re.split(r"(?<=\.)\s+(?=[A-Z])|\n", text.strip())[0].rstrip(".")
     reason = textwrap.shorten(sentence, _LONGEST_REASON, placeholder=" …") or type(error).__name__
     if names:
-        values = " and ".join(f"{_KEY}{name} {json.dumps(question.engine_args[name])}" for name in names)
-        return f"vLLM refuses {values}: {reason}"
-    also = " or one of generation.engine_args" if question.engine_args else ""
-    return f"vLLM refuses {_model(question)}{also}: {reason}"
+        first, *others = (f"{json.dumps(question.engine_args[name])}" for name in names)
+        also = "".join(f" and {_KEY}{name} is {value}" for name, value in zip(names[1:], others, strict=True))
+        return InputError(key=f"{_KEY}{names[0]}", read=f"{first}{also}, which vLLM refuses: {reason}")
+    also = ", or one of generation.engine_args" if question.engine_args else ""
+    return _unfit(question, f"which vLLM refuses{also}: {reason}", None)
 
 
 def _named(detail: Mapping[str, Any], engine_args: Mapping[str, Any]) -> list[str]:
@@ -212,7 +201,7 @@ def _holds(given: object, value: object) -> bool:
     return given == value or (isinstance(given, dict) and any(_holds(below, value) for below in given.values()))
 
 
-def _attention(config: Any, question: Question) -> Iterator[str]:
+def _attention(config: Any, question: Question) -> Iterator[InputError]:
     """CPU attention kernels support few head sizes, and fail only at the first token."""
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.selector import get_attn_backend
@@ -225,17 +214,22 @@ def _attention(config: Any, question: Question) -> Iterator[str]:
         backend = get_attn_backend(head_size, model.dtype, config.cache_config.cache_dtype, use_mla=model.use_mla)
     if not backend.supports_head_size(head_size):
         known = ", ".join(map(str, backend.get_supported_head_sizes()))
-        yield (
-            f"{_model(question)} has attention heads of {head_size} features, which vLLM's attention "
-            f"{backend.get_name()} does not know; expected one of {known}"
+        yield _unfit(
+            question,
+            f"with attention heads of {head_size} features, which vLLM's attention {backend.get_name()} does not know",
+            f"one of {known}",
         )
     block_size = question.engine_args.get("block_size")
     if block_size is not None and not backend.supports_block_size(block_size):
         known = ", ".join(map(str, backend.get_supported_kernel_block_sizes()))
-        yield f"{_KEY}block_size is {block_size}; expected what vLLM's attention {backend.get_name()} knows: {known}"
+        yield InputError(
+            key=f"{_KEY}block_size",
+            read=block_size,
+            expected=f"what vLLM's attention {backend.get_name()} knows: {known}",
+        )
 
 
-def _context(config: Any, question: Question, folder: Path) -> Iterator[str]:
+def _context(config: Any, question: Question, folder: Path) -> Iterator[InputError]:
     from millrace.models.loading import load_tokenizer
 
     context = config.model_config.max_model_len
@@ -244,14 +238,17 @@ def _context(config: Any, question: Question, folder: Path) -> Iterator[str]:
         texts = [text for text, _ in question.prompts]
         longest = max(len(tokens) for tokens in load_tokenizer(folder)(texts)["input_ids"])
     if longest + question.max_new_tokens > context:
-        whose = f"{_KEY}max_model_len" if "max_model_len" in question.engine_args else "the model's context"
-        yield (
-            f"{whose} is {context} tokens, the longest prompt has {longest} and generation.max_new_tokens is "
-            f"{question.max_new_tokens}; expected room for both, {longest + question.max_new_tokens} tokens"
+        yield InputError(
+            key=f"{_KEY}max_model_len" if "max_model_len" in question.engine_args else "the model's context",
+            read=(
+                f"{context} tokens, the longest prompt has {longest} and generation.max_new_tokens is "
+                f"{question.max_new_tokens}"
+            ),
+            expected=f"room for both, {longest + question.max_new_tokens} tokens",
         )
 
 
-def _memory(config: Any, question: Question) -> Iterator[str]:
+def _memory(config: Any, question: Question) -> Iterator[InputError]:
     """On a CPU the cache competes with all other processes for memory. On a GPU vLLM checks the memory itself."""
     from vllm.platforms import current_platform
     from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memory_node
@@ -262,19 +259,24 @@ def _memory(config: Any, question: Question) -> Iterator[str]:
     workers = question.replicas * config.parallel_config.world_size
     if cache.kv_cache_memory_bytes is None:
         wanted = cache.gpu_memory_utilization * node.total_memory
-        asked = f"{_KEY}gpu_memory_utilization is {cache.gpu_memory_utilization} of all memory: {_gib(wanted)}"
+        name, read = "gpu_memory_utilization", f"{cache.gpu_memory_utilization} of all memory: {_gib(wanted)}"
     else:
         wanted = cache.kv_cache_memory_bytes
-        asked = f"{_KEY}kv_cache_memory_bytes is {_gib(wanted)}"
+        name, read = "kv_cache_memory_bytes", _gib(wanted)
     if workers * wanted > node.available_memory:
         each = f" for each of {workers} workers" if workers > 1 else ""
-        yield (
-            f"{asked}{each}, and {_gib(node.available_memory)} are free; expected {_KEY}kv_cache_memory_bytes of less"
+        yield InputError(
+            key=f"{_KEY}{name}",
+            read=f"{read}{each}, and {_gib(node.available_memory)} are free",
+            expected=f"{_KEY}kv_cache_memory_bytes of less",
         )
 
 
-def _model(question: Question) -> str:
-    return "the model of model.bootstrap" if question.folder is None else f"the model in model.path {question.folder}"
+def _unfit(question: Question, read: str, expected: str | None) -> InputError:
+    """The error for the model."""
+    if question.folder is None:
+        return InputError(key="model.bootstrap", read=f"a model {read}", expected=expected)
+    return InputError(key="model.path", read=f"{question.folder}, {read}", expected=expected)
 
 
 def _gib(size: float) -> str:
@@ -282,4 +284,4 @@ def _gib(size: float) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    serve(answer)

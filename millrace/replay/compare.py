@@ -17,9 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from configs.learning.selection import SelectionConfig
 from configs.replay import Selection
-from configs.training import TrainingConfig
+from configs.training import SelectionConfig, TrainingConfig
 from millrace.errors import ReplayError
 from millrace.replay.comparison import COSINE, Comparison, Row, comparison_schema
 from millrace.replay.selection import select

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from types import TracebackType
 
-from configs.schema import StorageConfig
+from configs.operation import StorageConfig
 from millrace.rollouts.arrow import trajectory_table
 from millrace.rollouts.group_sequence import GroupSet, committed_groups
 from millrace.rollouts.lineage import Lineage
@@ -13,6 +13,10 @@ from storage.schema import TRAJECTORY
 from storage.stores.base import Store
 from storage.streams.group_commit import GroupCommit
 from storage.streams.stream import StreamWriter
+
+_MOST_ROWS = 4096
+_MOST_BYTES = 64 << 20
+"""Finished trajectories that are committed at once, and the bytes of their Arrow data."""
 
 
 class TrajectoryWriter:
@@ -44,8 +48,8 @@ class TrajectoryWriter:
         self.epoch = self._stream.epoch
         self._commits = GroupCommit(
             self._stream,
-            max_rows=storage.commit_max_rows,
-            max_bytes=storage.commit_max_bytes,
+            max_rows=_MOST_ROWS,
+            max_bytes=_MOST_BYTES,
             max_seconds=storage.commit_max_ms / 1000,
         )
         # Known once the first weights are here; with the newest policy version in the parts of their incarnation.

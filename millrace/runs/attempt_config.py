@@ -14,4 +14,5 @@ def attempt_config(attempt: Attempt) -> RunConfig:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "its config"
-        raise StreamCorrupt(attempt.path, f"not a run's config: {where}: {first['msg']}; {RESTORE}") from error
+        reason = f"not a config of this version of Millrace: {where}: {first['msg']}; {RESTORE}"
+        raise StreamCorrupt(attempt.path, reason) from error

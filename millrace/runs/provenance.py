@@ -77,7 +77,8 @@ def provenance(config: Mapping[str, Any] | None = None) -> Provenance:
     commit = _git("rev-parse", "HEAD")
     versions = {name: _version(name) for name in _DEPENDENCIES}
     training = (config or {}).get("training", {})
-    own = [path for path in (training.get("loss"), training.get("advantage")) if path is not None and ":" in path]
+    named = (training.get("loss", {}).get("name"), training.get("advantage"))
+    own = [path for path in named if path is not None and ":" in path]
     versions |= {path: source_hash(path) for path in own}
     return Provenance(
         python=platform.python_version(),

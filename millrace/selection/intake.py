@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from configs.learning.selection import SelectionConfig
+from configs.training import SelectionConfig
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.ledger import Account
 from millrace.rollouts.length_bias import LengthBias, Ratios

@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 
-from configs.learning.selection import SelectionConfig
+from configs.training import SelectionConfig
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.selection.overlong import shaped_rewards
 
@@ -30,7 +30,7 @@ def has_spread(group: ScoredGroup, config: SelectionConfig) -> bool:
 
     At least one of its rewards is known.
     """
-    rewards = shaped_rewards(group, config.overlong)
+    rewards = shaped_rewards(group, config)
     return min(rewards) < max(rewards)
 
 

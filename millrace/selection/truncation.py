@@ -8,7 +8,7 @@ Which responses were cut off is stored with them, and the setting of a run never
 
 from dataclasses import replace
 
-from configs.learning.selection import SelectionConfig
+from configs.training import SelectionConfig
 from millrace.rollouts.scored_group import ScoredGroup
 
 

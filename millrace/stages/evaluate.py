@@ -48,6 +48,8 @@ from storage.streams.log import LogReader
 Measures = dict[str, Any]
 """What a result says of a version: accuracy, intervals and so on, as docs/data.md lists them."""
 
+_BATCH_SIZE = 256
+"""Responses decoded together."""
 _POLL_SECONDS = 0.25
 """Between two looks for a new checkpoint. A version is due every few seconds at most."""
 
@@ -264,7 +266,7 @@ class Policy:
         return Rules(
             sampling=sampling,
             seed=config.seed,
-            batch_size=config.evaluation.batch_size,
+            batch_size=_BATCH_SIZE,
             answer_pattern=config.scoring.answer_pattern,
         )
 

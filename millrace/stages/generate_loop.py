@@ -235,7 +235,7 @@ class Generator:
             found = self.engine.next_logprobs(probe.tokens, NUM_LOGPROBS)
         difference, _ = largest_difference(probe, found)
         computed_in = config.training.compute_dtype or config.model.dtype
-        tolerance = config.weights.probe_tolerance or tolerance_between(computed_in, config.generation_dtype)
+        tolerance = tolerance_between(computed_in, config.generation_dtype)
         alarms = self.stage.value("probe_alarms")
         if (wrong := alarm(probe, found, tolerance)) is not None:
             alarms += 1

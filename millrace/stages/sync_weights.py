@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from configs.schema import WeightsConfig
+from configs.operation import WeightsConfig
 from millrace.errors import WeightsCorrupt
 from millrace.runtime.interfaces import own_interface
 from millrace.runtime.stage import Stage, run_stage

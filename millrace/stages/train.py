@@ -15,7 +15,7 @@ from configs.schema import RunConfig
 from millrace import parent_death
 from millrace.models.loading import load_model, load_tokenizer
 from millrace.models.start_folder import start_folder
-from millrace.preflight.parallel_layout import check_layout
+from millrace.preflight.model import check_layout
 from millrace.prompts.dataset import load_prompts
 from millrace.replay.results import read_spec
 from millrace.runs.provenance import record_start_hashes

@@ -37,7 +37,7 @@ from collections.abc import Sequence
 
 import torch
 
-from configs.learning.losses import KlConfig, KlEstimator
+from configs.losses import KlConfig, KlEstimator
 from configs.training import TrainingConfig
 from millrace.errors import InputError
 from millrace.training.batch import Microbatch, Sample

@@ -22,8 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from configs.learning.optimizer import ScheduleConfig
-from configs.training import TrainingConfig
+from configs.training import ScheduleConfig, TrainingConfig
 from millrace.errors import TrainingDiverged
 from millrace.training.batch import Sample
 from millrace.training.step_report import Values, ratio_effective_sample_size

@@ -25,7 +25,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import hypot, isfinite, sqrt
 
-from configs.learning.selection import SelectionConfig
+from configs.training import SelectionConfig
 from millrace.errors import InputError
 from millrace.rewards.import_path import imported_function
 from millrace.rollouts.scored_group import ScoredGroup
@@ -57,7 +57,7 @@ def samples_of(
     estimator raises.
     """
     versions = [policy_versions] * len(groups) if isinstance(policy_versions, int) else policy_versions
-    rewards = [shaped_rewards(group, selection.overlong) for group in groups]
+    rewards = [shaped_rewards(group, selection) for group in groups]
     factors = [source_factor(group, selection.source_factors) for group in groups]
     advantages = (
         [value * factor for value in values]

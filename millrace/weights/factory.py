@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from configs.schema import WeightsConfig
+from configs.operation import WeightsConfig
 from millrace.weights.base import HandoverReceiver, HandoverSender, WeightsReceiver, WeightsSender
 from millrace.weights.direct.layout import ShardLayout
 from millrace.weights.direct.receiver import DirectReceiver

@@ -2,8 +2,7 @@
 
 import pytest
 
-from configs.load import load_config
-from configs.nearest_preset import PRESETS, nearest_preset
+from configs.load import PRESETS, load_config, nearest_preset
 
 
 @pytest.mark.parametrize("name", [file.stem for file in PRESETS.glob("*.yaml")])

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from configs import precision
-from configs.precision import multiplies_bfloat16
-from configs.schema import GenerationConfig
+from configs import generation
+from configs.generation import GenerationConfig, multiplies_bfloat16
 
 
 @pytest.mark.parametrize(
@@ -35,6 +34,6 @@ def test_a_gpu_multiplies_bfloat16_whatever_the_cpu_does(tmp_path: Path) -> None
 def test_auto_is_resolved_when_the_config_is_read(
     monkeypatch: pytest.MonkeyPatch, native: str | None, expected: str
 ) -> None:
-    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: native)
+    monkeypatch.setattr(generation, "multiplies_bfloat16", lambda: native)
     config = GenerationConfig.model_validate({"dtype": "auto"})
     assert config.model_dump()["dtype"] == expected

@@ -24,13 +24,13 @@ VOCAB = 11
 MOST_TOKENS = 6
 CASES: list[tuple[dict[str, Any], Terms, str]] = [
     ({"loss": "ppo_clip"}, papers.ppo_clip(0.2, 0.2), "token_mean"),
-    ({"loss": "ppo_clip", "losses": {"ppo_clip": {"dual_clip": 2}}}, papers.dual_clip(0.2, 0.2, 2), "sequence_mean"),
+    ({"loss": {"name": "ppo_clip", "dual_clip": 2}}, papers.dual_clip(0.2, 0.2, 2), "sequence_mean"),
     (
-        {"loss": "decoupled_ppo", "losses": {"decoupled_ppo": {"proximal": "interpolated"}}},
+        {"loss": {"name": "decoupled_ppo", "proximal": "interpolated"}},
         papers.decoupled_ppo(0.2, 0.2, interpolated=True),
         "token_mean",
     ),
-    ({"loss": "gspo", "losses": {"gspo": {"clip_low": 0.1, "clip_high": 0.2}}}, papers.gspo(0.1, 0.2), "sequence_mean"),
+    ({"loss": {"name": "gspo", "clip_low": 0.1, "clip_high": 0.2}}, papers.gspo(0.1, 0.2), "sequence_mean"),
     ({"loss": "sequence_mask"}, papers.sequence_mask(0.5, 2), "constant"),
     ({"loss": "topr"}, papers.topr, "constant"),
 ]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.learning.losses import KlEstimator
+from configs.losses import KlEstimator
 from millrace.training.objective import kl_to_reference
 
 # joschu.net/blog/kl-approx.html: π is N(0, 1) and the reference N(μ, 1); bias and standard deviation over the true KL.

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.training.bandit import make, pulls, random_bandit, tokens_of, vector
 
-from configs.learning.losses import KlConfig, MasksConfig
+from configs.losses import KlConfig, MasksConfig
 from millrace.training.losses.base import LossInputs
 from millrace.training.losses.excluded import compute_without, masked_responses, not_finite
 from millrace.training.losses.factory import LOSSES, Loss

@@ -9,7 +9,7 @@ import pytest
 from support.campaigns.campaigns import wait_until
 from support.stages.supervised import IMPATIENT, PATIENT, Supervised, is_gone
 
-from configs.operation.limits import SupervisionConfig
+from configs.operation import SupervisionConfig
 from millrace.errors import InputError, LedgerMismatch, PlaceYielded, StageDied
 from millrace.runtime.exit_codes import FENCED, MISCOUNTED, USER_ERROR, YIELDED
 from millrace.runtime.messages import Event

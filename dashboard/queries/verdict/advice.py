@@ -65,7 +65,7 @@ def _off_policy(facts: Facts) -> str:
     if facts.is_adaptive:
         return "Lower training.learning_rate: the bound is lowered already, by adaptive control."
     # Adaptive control needs importance ratios.
-    control = "" if facts.setting("training.loss") == "reinforce" else ", or set staleness.control to adaptive"
+    control = "" if facts.setting("training.loss.name") == "reinforce" else ", or set staleness.control to adaptive"
     return f"Lower staleness.max_staleness (now {facts.bound}){control}."
 
 

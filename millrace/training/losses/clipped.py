@@ -13,21 +13,26 @@ versions behind. On stale rollouts many tokens are clipped from the start.
 import torch
 from torch.nn.functional import logsigmoid
 
-from configs.training import TrainingConfig
+from configs.losses import (
+    DecoupledPpoConfig,
+    GspoConfig,
+    PpoClipConfig,
+    SapoConfig,
+)
 from millrace.training.losses.base import LossInputs, LossOutputs, importance_ratio, mean_ratio, surrogate
 
 
-def ppo_clip(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def ppo_clip(inputs: LossInputs, config: PpoClipConfig) -> LossOutputs:
     """PPO (arXiv 1707.06347, eq. 7) with x = r = π/μ, and two separate bounds as in DAPO (arXiv 2503.14476, §3.1).
 
     The optional dual clip c > 1 bounds the other direction (arXiv 1912.09729): with A < 0 the loss is at most −c · A,
     and a token whose ratio exceeds c is clipped too.
     """
-    dual_clip = training.losses.ppo_clip.dual_clip
-    return _clipped(inputs, importance_ratio(inputs), training.clip_low, training.clip_high, dual_clip)
+    dual_clip = config.dual_clip
+    return _clipped(inputs, importance_ratio(inputs), config.clip_low, config.clip_high, dual_clip)
 
 
-def gspo(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def gspo(inputs: LossInputs, config: GspoConfig) -> LossOutputs:
     """GSPO: group sequence policy optimization (arXiv 2507.18071, eq. 5 and 7; by tokens as in its §4.3).
 
     x = s = (Π r)^(1/L), the geometric mean of the ratios of all L tokens; whole responses are clipped. The paper takes
@@ -35,12 +40,11 @@ def gspo(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
     the weights are the same and long responses count more. The paper's ratio is against the policy before the step's
     minibatches; here it is against μ, so the paper's narrow bounds clip most of a stale batch.
     """
-    config = training.losses.gspo
     ratio_N = mean_ratio(inputs).to(inputs.trainer_logprobs_N)
     return _clipped(inputs, ratio_N, config.clip_low, config.clip_high)
 
 
-def decoupled_ppo(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def decoupled_ppo(inputs: LossInputs, config: DecoupledPpoConfig) -> LossOutputs:
     """Decoupled PPO: clips against a policy close to π, and corrects from there to the policy that sampled.
 
         loss = −(π_prox/μ) · min(x · A, clip(x, 1 − ε_low, 1 + ε_high) · A)        x = π/π_prox
@@ -62,9 +66,9 @@ def decoupled_ppo(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
 
     Neither bounds π/μ. AReaL's code drops tokens where it is large; `icepop` does that.
     """
-    low, high = training.clip_low, training.clip_high
+    low, high = config.clip_low, config.clip_high
     trainer_logprobs_N, rollout_logprobs_N = inputs.trainer_logprobs_N.detach(), inputs.rollout_logprobs_N.detach()
-    if training.losses.decoupled_ppo.proximal == "interpolated":
+    if config.proximal == "interpolated":
         staleness_N = inputs.staleness_N.to(trainer_logprobs_N)
         share_N = torch.where(staleness_N > 0, 1 / staleness_N, 0)
         proximal_logprobs_N = torch.lerp(trainer_logprobs_N, rollout_logprobs_N.to(trainer_logprobs_N), share_N)
@@ -81,7 +85,7 @@ def decoupled_ppo(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
     return surrogate(inputs, objective_N, weight_N.masked_fill(clipped_N, 0), clipped_N)
 
 
-def sapo(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def sapo(inputs: LossInputs, config: SapoConfig) -> LossOutputs:
     """SAPO: soft adaptive policy optimization (arXiv 2511.20347).
 
         loss = −(4/τ) · σ(τ · (r − 1)) · A                     τ = τ_pos where A > 0, else τ_neg
@@ -92,7 +96,6 @@ def sapo(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
     spread over the whole vocabulary. Nothing is ever clipped. The paper takes the mean over responses, each the mean
     over its tokens: that is the aggregation `sequence_mean`.
     """
-    config = training.losses.sapo
     ratio_N = importance_ratio(inputs)
     tau_N = torch.full_like(ratio_N, config.tau_negative).masked_fill(inputs.advantages_N > 0, config.tau_positive)
     gate_N = tau_N * (ratio_N - 1)

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from configs.learning.losses import MasksConfig
+from configs.losses import MasksConfig
 from millrace.errors import TrainingDiverged
 from millrace.training.losses.base import (
     LossInputs,

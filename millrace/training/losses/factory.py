@@ -1,6 +1,7 @@
 """The losses by their names in configs, and losses of your own, named by their import path."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -22,7 +23,8 @@ from millrace.training.losses.weighted import (
     topr,
 )
 
-LossFunction = Callable[[LossInputs, TrainingConfig], LossOutputs]
+LossFunction = Callable[[LossInputs, Any], LossOutputs]
+"""Gets the parameters of its name in `configs.losses`; a loss of your own gets the section `training`."""
 
 LOSSES: dict[str, LossFunction] = {
     function.__name__: function
@@ -51,14 +53,15 @@ class Loss:
     needs_advantage = True
     """Whether a token without advantage has no gradient, so that a backward pass is spared."""
 
-    def __init__(self, name: str, function: LossFunction, training: TrainingConfig) -> None:
+    def __init__(self, name: str, function: LossFunction, training: TrainingConfig, parameters: object) -> None:
         self.name = name
         self.training = training
+        self.parameters = parameters
         self._function = function
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Computes loss and weight of each token."""
-        return self._function(inputs, self.training)
+        return self._function(inputs, self.parameters)
 
 
 class OwnLoss(Loss):
@@ -70,7 +73,8 @@ class OwnLoss(Loss):
     needs_advantage = False
 
     def __init__(self, path: str, training: TrainingConfig) -> None:
-        super().__init__(path, imported_function("training.loss", path, ("tokens", "training")), training)
+        function = imported_function("training.loss", path, ("tokens", "training"))
+        super().__init__(path, function, training, training)
         with torch.enable_grad():
             self(_sample())
 
@@ -115,12 +119,13 @@ def make_loss(training: TrainingConfig, name: str | None = None) -> Loss:
 
     Raises InputError for an unknown name, and for a function `package.module:function` that can't be used.
     """
-    name = training.loss if name is None else name
+    name = training.loss.name if name is None else name
     if ":" in name:
         return OwnLoss(name, training)
     if name not in LOSSES:
         raise InputError(f'there is no loss "{name}"; expected one of {", ".join(LOSSES)}, or package.module:function')
-    return Loss(name, LOSSES[name], training)
+    training = training.with_loss(name)
+    return Loss(name, LOSSES[name], training, training.loss)
 
 
 def _sample() -> LossInputs:

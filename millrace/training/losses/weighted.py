@@ -7,8 +7,16 @@ suggests that one of the two numbers is wrong.
 
 import torch
 
-from configs.learning.losses import GeometricMaskConfig, IcePopConfig, SequenceMaskConfig
-from configs.training import TrainingConfig
+from configs.losses import (
+    AipoConfig,
+    CispoConfig,
+    DppoTvConfig,
+    GeometricMaskConfig,
+    IcePopConfig,
+    PlainConfig,
+    SequenceMaskConfig,
+    TruncatedConfig,
+)
 from millrace.training.losses.base import (
     LossInputs,
     LossOutputs,
@@ -19,15 +27,15 @@ from millrace.training.losses.base import (
 )
 
 
-def aipo(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def aipo(inputs: LossInputs, config: AipoConfig) -> LossOutputs:
     """AIPO: asynchronous importance-weighted policy optimization (LlamaRL, arXiv 2505.24034).
 
     −∇ loss = min(r, ρ_max) · A · ∇ log π
     """
-    return _truncated(inputs, training.max_importance_ratio)
+    return _truncated(inputs, config.max_importance_ratio)
 
 
-def tis(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def tis(inputs: LossInputs, config: TruncatedConfig) -> LossOutputs:
     """TIS: truncated importance sampling.
 
     −∇ loss = min(r, C) · A · ∇ log π
@@ -37,10 +45,10 @@ def tis(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
     PPO's clipped objective, whose ratio is π/π_old. Where a batch takes one update, π_old is π and that ratio is 1;
     with several, nothing here clips what they do together.
     """
-    return _truncated(inputs, training.losses.tis.max_importance_ratio)
+    return _truncated(inputs, config.max_importance_ratio)
 
 
-def cispo(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def cispo(inputs: LossInputs, config: CispoConfig) -> LossOutputs:
     """CISPO: clipped importance-sampling policy optimization (MiniMax-M1, arXiv 2506.13585).
 
     −∇ loss = min(r, 1 + ε_high) · A · ∇ log π        ε_high: that of `ppo_clip`
@@ -48,10 +56,10 @@ def cispo(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
     The paper's lower bound is left out: the paper sets it so low that it never acts. The paper also divides advantages
     by their group's standard deviation; that is the advantage `grpo`.
     """
-    return _truncated(inputs, 1 + training.clip_high)
+    return _truncated(inputs, 1 + config.clip_high)
 
 
-def reinforce(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def reinforce(inputs: LossInputs, config: PlainConfig) -> LossOutputs:
     """REINFORCE with a baseline (Williams 1992): the policy gradient of tokens that π itself sampled.
 
     −∇ loss = A · ∇ log π
@@ -63,7 +71,7 @@ def reinforce(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
     return weighted(inputs, weight_N, torch.zeros_like(weight_N, dtype=torch.bool))
 
 
-def topr(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def topr(inputs: LossInputs, config: PlainConfig) -> LossOutputs:
     """TOPR: tapered off-policy REINFORCE (arXiv 2503.14286).
 
     −∇ loss = A · ∇ log π where A ≥ 0, else min(ρ, 1) · A · ∇ log π        ρ = Π r over the response
@@ -77,19 +85,19 @@ def topr(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
     return weighted(inputs, torch.where(is_bad_N, ratio_N.clamp(max=1), 1), is_bad_N & (ratio_N > 1))
 
 
-def sequence_tis(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def sequence_tis(inputs: LossInputs, config: TruncatedConfig) -> LossOutputs:
     """Seq-TIS: truncated importance sampling of whole responses.
 
     −∇ loss = min(ρ, C) · A · ∇ log π        ρ = Π r over the response
 
     Source: that of `sequence_mask`. Where the mask drops a response, this keeps it at the bound.
     """
-    bound = training.losses.sequence_tis.max_importance_ratio
+    bound = config.max_importance_ratio
     ratio_N = response_ratio(inputs)
     return weighted(inputs, ratio_N.clamp(max=bound).to(inputs.trainer_logprobs_N), ratio_N > bound)
 
 
-def sequence_mask(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def sequence_mask(inputs: LossInputs, config: SequenceMaskConfig) -> LossOutputs:
     """Seq-MIS: masked importance sampling of whole responses.
 
     −∇ loss = ρ · A · ∇ log π where low ≤ ρ ≤ high, else 0        ρ = Π r over the response
@@ -99,11 +107,11 @@ def sequence_mask(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
     varies more the longer the response, so more of the long ones are dropped.
     """
     ratio_N = response_ratio(inputs)
-    dropped_N = _outside(ratio_N, training.losses.sequence_mask)
+    dropped_N = _outside(ratio_N, config)
     return weighted(inputs, ratio_N.masked_fill(dropped_N, 0).to(inputs.trainer_logprobs_N), dropped_N)
 
 
-def geometric_mask(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def geometric_mask(inputs: LossInputs, config: GeometricMaskConfig) -> LossOutputs:
     """Geo-RS with token-level TIS: a mask of responses that does not depend on their length, and truncated weights.
 
     −∇ loss = min(r, C) · A · ∇ log π where low ≤ s ≤ high, else 0        s = (Π r)^(1/L), L: response tokens
@@ -111,11 +119,10 @@ def geometric_mask(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
     Source: that of `sequence_mask`. The ratio of a whole response leaves any interval once the response is long enough;
     the geometric mean of its tokens' ratios does not.
     """
-    config = training.losses.geometric_mask
     return _truncated(inputs, config.max_importance_ratio, _outside(mean_ratio(inputs), config))
 
 
-def icepop(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def icepop(inputs: LossInputs, config: IcePopConfig) -> LossOutputs:
     """IcePop: drops tokens on which trainer and generator disagree too much (Ring-1T, arXiv 2510.18855).
 
     −∇ loss = r · A · ∇ log π where low ≤ r ≤ high, else 0
@@ -123,11 +130,11 @@ def icepop(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
     As in `tis`, the source has PPO's clipped objective behind the mask; with one update per batch its ratio is 1.
     """
     ratio_N = importance_ratio(inputs)
-    dropped_N = _outside(ratio_N, training.losses.icepop)
+    dropped_N = _outside(ratio_N, config)
     return weighted(inputs, ratio_N.masked_fill(dropped_N, 0), dropped_N)
 
 
-def dppo_tv(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
+def dppo_tv(inputs: LossInputs, config: DppoTvConfig) -> LossOutputs:
     """DPPO-TV: divergence proximal policy optimization, by total variation.
 
     −∇ loss = min(r, C) · A · ∇ log π, or 0 where A > 0 and π − μ > δ, or A < 0 and μ − π > δ
@@ -137,7 +144,7 @@ def dppo_tv(inputs: LossInputs, training: TrainingConfig) -> LossOutputs:
     it stays close to 1 when the policy has. Here |π − μ| decides: the total variation between the two policies when
     all other tokens count as a single one. C is the authors' bound in verl; §5.4 finds that a small bound hurts.
     """
-    config, advantages_N = training.losses.dppo_tv, inputs.advantages_N
+    advantages_N = inputs.advantages_N
     moved_N = inputs.trainer_logprobs_N.detach().exp() - inputs.rollout_logprobs_N.detach().exp()
     dropped_N = ((advantages_N > 0) & (moved_N > config.max_divergence)) | (
         (advantages_N < 0) & (moved_N < -config.max_divergence)

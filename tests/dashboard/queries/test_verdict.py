@@ -115,7 +115,7 @@ def test_in_sync_mode_nothing_is_advised_about_the_bound(found: dict[str, Any]) 
         ({"dropped_share": 0.5}, {"staleness": {"too_old": "mask"}}, "max_staleness", "to mask"),
         ({"dropped_share": 0.5}, {"staleness": {"too_old": "mask", "control": "adaptive"}}, "Shorten", "staleness"),
         ({"ess": 0.3}, {"staleness": {"control": "adaptive"}}, "learning_rate", "to adaptive"),
-        ({"ess": 0.3}, {"training": {"loss": "reinforce"}}, "max_staleness", "adaptive"),
+        ({"ess": 0.3}, {"training": {"loss": {"name": "reinforce"}}}, "max_staleness", "adaptive"),
         ({"ess": 0.3, "bound": 0}, {"training": {"epochs": 2, "minibatches": 4}}, "8 updates", "disagree"),
         ({"no_spread": 0.9}, {"prompts": {"curriculum": {"window": 4}}}, "prompts", "curriculum"),
         ({"collapse": "it fell"}, {"training": {"on_collapse": "roll_back"}}, "learning_rate", "on_collapse"),

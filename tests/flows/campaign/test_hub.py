@@ -145,7 +145,7 @@ def test_the_command_checks_the_copy_before_a_run_exists(hub: Hub, tmp_path: Pat
         check=False,
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"millrace: model.path: {tmp_path}/cache/hub/models--org--model/")
+    assert done.stderr.splitlines()[-1].startswith(f"millrace: {tmp_path}/cache/hub/models--org--model/")
     assert not (tmp_path / "runs").exists()
 
 

@@ -17,7 +17,7 @@ from storage.stores.factory import open_store
 
 PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
 ROWS = [{"prompt": f"{n:02d}+{n:02d}=", "answer": f"{2 * n:02d}"} for n in range(40)]
-SETTINGS = ("prompts.num_eval=8", "evaluation.num_prompts=8", "evaluation.batch_size=8")
+SETTINGS = ("prompts.num_eval=8", "evaluation.num_prompts=8")
 
 
 def write(path: Path, rows: Sequence[object]) -> Path:

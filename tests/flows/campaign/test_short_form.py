@@ -5,8 +5,7 @@ import typing
 import pytest
 
 from configs.errors import ConfigError
-from configs.load import load_config
-from configs.nearest_preset import PRESETS
+from configs.load import PRESETS, load_config
 from flows.campaign.from_preset import Preset, config_of
 
 
@@ -29,5 +28,6 @@ def test_fields_change_the_preset_and_advanced_wins_over_them() -> None:
 
 
 def test_a_wrong_setting_is_named_as_one_of_the_form() -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         config_of("tiny-cpu", {}, ["training.max_stepz=9"])
+    assert (caught.value.file, caught.value.key) == ("the form", "training.max_stepz")

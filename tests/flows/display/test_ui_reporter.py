@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pyarrow as pa
 import pytest
 
-from configs.operation.limits import BudgetConfig
+from configs.operation import BudgetConfig
 from configs.schema import RunConfig
 from configs.training import TrainingConfig
 from flows.campaign.report import Outcome, write_report

@@ -5,7 +5,7 @@ from pathlib import Path
 from support.replay.trained_run import train_and_store
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from configs.operation.placement import TrainPlaceConfig
+from configs.operation import TrainPlaceConfig
 from configs.replay import ReplayRequest
 from flows.replay.prepare import check
 from millrace.bootstrap.tiny_model import character_tokenizer

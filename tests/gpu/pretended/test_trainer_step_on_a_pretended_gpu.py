@@ -13,14 +13,13 @@ Where the CPU waits for a GPU, the GPU then waits for the CPU: it has nothing qu
 
 from dataclasses import replace
 from functools import partial
-from typing import get_args
 
 import pytest
 import torch
 from support.gpu.pretend_gpu import GPU, PretendGpu, pretend_gpu
 from support.training.sharded_trainers import CASES, Case, make_trainer, samples
 
-from configs.training import LossName
+from configs.losses import LOSS_NAMES
 from millrace.training.attention import packed_attention
 from millrace.training.losses.base import LossInputs, LossOutputs
 from millrace.training.losses.factory import Loss
@@ -145,7 +144,7 @@ def test_the_kernel_for_packed_sequences_is_asked_for_what_one_call_for_each_len
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", get_args(LossName))
+@pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_no_loss_waits_for_the_gpu(loss: str) -> None:
     case = replace(CASES["llama aipo"], training=CASES["llama aipo"].training.model_copy(update={"loss": loss}))
     with pretend_gpu() as gpu:

@@ -172,7 +172,6 @@ def test_rewards_alone_make_the_policy_better_on_prompts_it_never_saw(millrace: 
         **FROM_SCRATCH,
         "model.bootstrap.max_steps": 2000,
         # Two threads crawl where other tests are at work.
-        "model.bootstrap.threads": 1,
         "training.max_steps": 60,
         "training.groups_per_step": 64,
         "training.checkpoint_every": 20,

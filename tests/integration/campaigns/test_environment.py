@@ -20,7 +20,6 @@ QUICK = {
     # All who demonstrate call the calculator: that much is learnt in a few steps.
     "model.bootstrap.error_rate": 0.0,
     "model.bootstrap.max_steps": 60,
-    "model.bootstrap.threads": 1,
     "training.max_steps": 4,
     "training.groups_per_step": 8,
     "training.checkpoint_every": 2,

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.campaign
 
 FEW_STEPS = {
     "model.bootstrap.max_steps": 20,
-    "model.bootstrap.threads": 1,
     "training.max_steps": 4,
     "training.checkpoint_every": 2,
     "training.groups_per_step": 8,

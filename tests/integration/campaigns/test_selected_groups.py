@@ -21,7 +21,7 @@ SETTINGS: dict[str, object] = {
     "training.selection.truncated": "mask",
     # This model solves nothing: a group of two has spread if one of them was cut off.
     "generation.group_size": 2,
-    "training.selection.overlong.buffer_tokens": 1,
+    "training.selection.overlong_buffer": 1,
     # So few prompts that each is asked again, some before what they earned is known.
     "prompts.arithmetic.max_sum": 5,
     "prompts.num_eval": 4,

@@ -8,7 +8,7 @@ from support.campaigns.delivered import milestones
 from support.campaigns.prefect_events import SeenEvent, events_of
 from support.stages.failpoints import Failpoints
 
-from configs.operation.limits import SupervisionConfig
+from configs.operation import SupervisionConfig
 from storage.failpoints import FIRED, SPECS
 
 pytestmark = pytest.mark.campaign

@@ -77,7 +77,6 @@ def test_a_campaign_started_from_the_form_completes_and_a_wrong_value_starts_non
     page.get_by_text("Custom run").click()
     settings = {**QUICK, "name": "from-the-form", "storage.root": site.folder / "runs"}
     # Two threads crawl where other tests are at work.
-    settings["model.bootstrap.threads"] = 1
     for key, value in settings.items():
         fill(page, value, "config", *(word.replace("_", " ").title() for word in key.split(".")))
 

@@ -26,7 +26,6 @@ def test_a_schedule_of_one_minute_runs_twice_goes_on_with_its_run_and_promotes_o
         config |= {"name": "nights", "budget": {"max_steps": STEPS_A_NIGHT}, "promotion": {"margin": MARGIN}}
         config["training"]["max_steps"] = STEPS
         # Two threads crawl where other tests are at work.
-        config["model"]["bootstrap"]["threads"] = 1
         config["storage"]["root"] = str(tmp_path / "runs")
         every_minute = {"slug": "minutely", "active": True, "schedule": {"interval": 60}, "parameters": parameters}
         (schedule,) = site.api.post(f"/deployments/{deployment['id']}/schedules", json=[every_minute]).json()

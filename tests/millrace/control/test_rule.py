@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from configs.learning.staleness import StalenessConfig
-from configs.schema import GenerationConfig
+from configs.generation import GenerationConfig
+from configs.operation import StalenessConfig
 from millrace.control.rule import Decision, Limits, Reading, Rule
 
 LIMITS = Limits(

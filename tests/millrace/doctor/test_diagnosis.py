@@ -9,8 +9,7 @@ from support.doctor.scripted_machine import ScriptedMachine, with_two_gpus
 
 from millrace.doctor.diagnosis import as_json, diagnose, is_ready
 from millrace.doctor.gpus import link_kinds
-from millrace.doctor.line import Line
-from millrace.doctor.machine import Machine, TorchDevices
+from millrace.doctor.machine import Line, Machine, TorchDevices
 
 GIB = 2**30
 
@@ -82,7 +81,7 @@ def test_what_only_some_need_is_named_and_stops_nothing(what: str, answers: dict
 
 
 def test_a_limit_that_does_not_exist_is_fine(root: str) -> None:
-    machine = ScriptedMachine(files=-1, memory=None)
+    machine = ScriptedMachine(files=-1)
     assert line(machine, "open files", root).found == "no limit"
     assert is_ready(diagnose(machine, root))
 

@@ -13,7 +13,8 @@ from support.stages.failpoints import Failpoints
 from support.stores.dict_store import DictStore
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from configs.schema import ModelConfig, PromotionConfig, RunConfig
+from configs.operation import PromotionConfig
+from configs.schema import ModelConfig, RunConfig
 from configs.training import TrainingConfig
 from millrace.errors import InputError
 from millrace.evaluation.promotion import (

@@ -3,9 +3,20 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from millrace.preflight.vllm import Question, look
+from millrace.errors import InputError
+from millrace.preflight.vllm import answer
+
+
+def _said(question: dict[str, Any]) -> str | None:
+    try:
+        answer(question)
+    except InputError as error:
+        return str(error)
+    return None
+
 
 if __name__ == "__main__":
-    answers = {name: look(Question(**values)) for name, values in json.load(sys.stdin).items()}
+    answers = {name: _said(question) for name, question in json.load(sys.stdin).items()}
     Path(sys.argv[1]).write_text(json.dumps(answers))

@@ -27,10 +27,10 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(_: list[str], *, input: str, **options: object) -> subprocess.CompletedProcess[str]:
         try:
-            found: dict[str, object] = {"longest": longest_prompt(json.loads(input))}
+            reply: object = longest_prompt(json.loads(input))
         except InputError as error:
-            found = {"refusal": str(error)}
-        return subprocess.CompletedProcess([], 0, json.dumps(found), "")
+            reply = {"refusal": error.fields()}
+        return subprocess.CompletedProcess([], 0, json.dumps(reply), "")
 
     monkeypatch.setattr(subprocess, "run", run)
 
@@ -108,8 +108,9 @@ def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
     values = json.loads(path.read_text())
     values["model"]["vocab"] = {"q": 0}
     path.write_text(json.dumps(values))
-    with pytest.raises(InputError, match=r"prompt \S+ has no tokens; expected text that the tokenizer knows"):
+    with pytest.raises(InputError) as caught:
         checked(tmp_path, TEXT, folder)
+    assert (caught.value.file or "").startswith("prompt asked.jsonl:")
 
 
 def test_bootstrap_makes_its_tokenizer_later(tmp_path: Path) -> None:
@@ -118,73 +119,45 @@ def test_bootstrap_makes_its_tokenizer_later(tmp_path: Path) -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    ("rows", "changes", "said"),
+    ("rows", "changes", "part"),
     [
-        (
-            TEXT,
-            {"context": 20},
-            r"prompt asked\.jsonl:3 has 22 tokens and generation\.max_new_tokens is 8; .* 20 t",
-        ),
-        (
-            TEXT,
-            {"vocab_size": 40},
-            r"prompt asked\.jsonl:\d holds token \d+ of the tokenizer, and the model knows 40",
-        ),
-        (CHAT, {"vocab_size": 200}, r"holds token 25\d of the tokenizer, and the model knows 200 tokens"),
-        (
-            TEXT,
-            {"system_prompt": "a"},
-            r"prompts\.system_prompt is set and the prompts are plain text; exp",
-        ),
-        (CHAT, {"template": "<{prompt}>"}, r"prompts\.template is set and the prompts are conversations"),
-        ([*CHAT, TEXT[0]], {}, r"prompt asked\.jsonl:4 is text and 3 others are lists of messages; expected all alike"),
-        (CHAT, {"model": {"renderer": "qwen33"}}, r'the library renderers has no "qwen33"'),
-        (CHAT, {"model": {"renderer": "llama-3"}}, r"the renderer llama-3 does not fit the tokenizer"),
-        (CHAT, {"model": {"chat_template": "no.jinja"}}, r"model\.chat_template 'no\.jinja' can't be read"),
-        (TEXT, {"tools": "no.json", "chat": True}, r"prompts\.tools 'no\.json' can't be read"),
-        (
-            CHAT,
-            {"model": {"chat_template": str(TEMPLATES / "no_end.jinja")}},
-            r"the chat template ends the assistant's turn without a special token, so no engine could stop there",
-        ),
+        (TEXT, {"context": 20}, "prompt asked.jsonl:3: it has 22 tokens and generation.max_new_tokens is 8"),
+        (TEXT, {"vocab_size": 40}, "the model knows 40 tokens"),
+        (CHAT, {"vocab_size": 200}, "the model knows 200 tokens"),
+        (TEXT, {"system_prompt": "a"}, "prompts.system_prompt is set"),
+        (CHAT, {"template": "<{prompt}>"}, "prompts.template is set"),
+        ([*CHAT, TEXT[0]], {}, "prompt asked.jsonl:4"),
+        (CHAT, {"model": {"renderer": "qwen33"}}, "qwen33"),
+        (CHAT, {"model": {"renderer": "llama-3"}}, "llama-3"),
+        (CHAT, {"model": {"chat_template": "no.jinja"}}, "no.jinja"),
+        (TEXT, {"tools": "no.json", "chat": True}, "no.json"),
+        (CHAT, {"model": {"chat_template": str(TEMPLATES / "no_end.jinja")}}, "no token of its own"),
         (
             CHAT,
             {
                 "model": {"chat_template": str(TEMPLATES / "thoughts_forgotten.jinja")},
                 "environment": "calculator_tool",
             },
-            r"environment\.name is calculator_tool, and the chat template writes a finished turn of the assistant oth",
+            "environment.name is calculator_tool",
         ),
     ],
 )
-def test_what_can_t_be_asked_is_refused_in_one_sentence(
-    tmp_path: Path, folder: Path, rows: list[dict[str, Any]], changes: dict[str, Any], said: str
+def test_what_can_t_be_asked_is_refused_in_one_line(
+    tmp_path: Path, folder: Path, rows: list[dict[str, Any]], changes: dict[str, Any], part: str
 ) -> None:
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError) as caught:
         checked(tmp_path, rows, folder, **changes)
+    assert part in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("rows", "changes", "said"),
-    [
-        (
-            CHAT,
-            {},
-            r"prompt asked\.jsonl:\d is a list of messages and model\.path is null; expected a mod",
-        ),
-        (
-            TEXT,
-            {"chat": True},
-            r"prompts\.chat is set and model\.path is null; expected a mod",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("rows", "changes", "key"), [(CHAT, {}, "prompt asked"), (TEXT, {"chat": True}, "prompts.ch")])
 def test_a_bootstrapped_model_has_no_chat_template(
-    tmp_path: Path, rows: list[dict[str, Any]], changes: dict[str, Any], said: str
+    tmp_path: Path, rows: list[dict[str, Any]], changes: dict[str, Any], key: str
 ) -> None:
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError) as caught:
         checked(tmp_path, rows, None, **changes)
+    assert (caught.value.key or "").startswith(key)
 
 
 @pytest.mark.usefixtures("in_this_process")

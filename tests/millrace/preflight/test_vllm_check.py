@@ -53,15 +53,15 @@ def given(**engine_args: object) -> Question:
 
 
 REFUSED = {
-    "unknown": (given(max_modellen=64), ["engine_args.max_modellen", "no such argument", "did you mean max_model_len"]),
-    "unlike any": (given(xyzzy=64), ["generation.engine_args.xyzzy", "no such argument"]),
-    "type": (given(max_model_len="long"), ['generation.engine_args.max_model_len "long"', "integer"]),
-    "bound": (given(max_num_seqs=0), ["generation.engine_args.max_num_seqs 0", "greater than or equal to 1"]),
-    "choice": (given(kv_cache_dtype="int99"), ['generation.engine_args.kv_cache_dtype "int99"', "fp8"]),
-    "nested": (given(compilation_config={"mode": 77}), ['generation.engine_args.compilation_config {"mode": 77}']),
-    "reason": (given(quantization="nope"), ['generation.engine_args.quantization "nope"', "Unknown quantization"]),
-    "parallel": (given(tensor_parallel_size=3), ["generation.engine_args.tensor_parallel_size 3", "divisible"]),
-    "beyond the model": (given(max_model_len=999), ["generation.engine_args.max_model_len 999", "64"]),
+    "unknown": (given(max_modellen=64), ["engine_args.max_modellen", "no argument", "expected max_model_len"]),
+    "unlike any": (given(xyzzy=64), ["generation.engine_args.xyzzy", "no argument"]),
+    "type": (given(max_model_len="long"), ['generation.engine_args.max_model_len is "long"', "integer"]),
+    "bound": (given(max_num_seqs=0), ["generation.engine_args.max_num_seqs is 0", "greater than or equal to 1"]),
+    "choice": (given(kv_cache_dtype="int99"), ['generation.engine_args.kv_cache_dtype is "int99"', "fp8"]),
+    "nested": (given(compilation_config={"mode": 77}), ['generation.engine_args.compilation_config is {"mode": 77}']),
+    "reason": (given(quantization="nope"), ['generation.engine_args.quantization is "nope"', "Unknown quantization"]),
+    "parallel": (given(tensor_parallel_size=3), ["generation.engine_args.tensor_parallel_size is 3", "divisible"]),
+    "beyond the model": (given(max_model_len=999), ["generation.engine_args.max_model_len is 999", "64"]),
     "block": (given(block_size=7), ["generation.engine_args.block_size is 7", "32"]),
     "short": (given(max_model_len=10), ["max_model_len is 10 tokens", "longest prompt has 7", "11 tokens"]),
     "short of itself": (
@@ -148,7 +148,7 @@ def test_what_vllm_would_refuse_is_refused_in_one_sentence(answers: dict[str, st
     said = answers[case]
     assert said is not None
     assert "\n" not in said
-    expected = REFUSED[case][1] if case in REFUSED else [*FOLDERS[case][1], f"model.path {os.sep}", "folders"]
+    expected = REFUSED[case][1] if case in REFUSED else [*FOLDERS[case][1], f"model.path is {os.sep}", "folders"]
     assert [part for part in expected if part not in said] == [], said
 
 

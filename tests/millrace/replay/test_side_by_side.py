@@ -11,8 +11,8 @@ import torch
 from support.engines.one_by_one import response_logprobs, taken
 from transformers import LlamaForCausalLM
 
-from configs.learning.selection import SelectionConfig
 from configs.schema import RunConfig
+from configs.training import SelectionConfig
 from millrace.replay.compare import SideBySide
 from millrace.replay.comparison import Row
 from millrace.rollouts.scored_group import ScoredGroup
@@ -23,14 +23,12 @@ from millrace.training.trainer import Trainer
 
 MakeModel = Callable[..., LlamaForCausalLM]
 
-RHO, LOW, HIGH = 2.0, 0.2, 0.3
+RHO, LOW, HIGH = 2.0, 0.2, 0.2
 CONFIG = RunConfig.model_validate(
     {
         "training": {
             "max_steps": 1,
-            "max_importance_ratio": RHO,
-            "clip_low": LOW,
-            "clip_high": HIGH,
+            "loss": {"name": "aipo", "max_importance_ratio": RHO},
             "learning_rate": 1e-3,
             "max_grad_norm": 0.5,
         }
@@ -101,7 +99,7 @@ def on_policy(trainer: Trainer, groups: Sequence[ScoredGroup]) -> list[ScoredGro
 
 
 def trainer_of(model: LlamaForCausalLM, loss: str = "aipo") -> Trainer:
-    training = CONFIG.training.model_copy(update={"loss": loss})
+    training = CONFIG.training.with_loss(loss)
     return Trainer(model, training, max_new_tokens=CONFIG.generation.max_new_tokens)
 
 

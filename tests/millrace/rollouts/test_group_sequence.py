@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.stores.memory import unused_name
 
-from configs.schema import StorageConfig
+from configs.operation import StorageConfig
 from millrace.errors import LedgerMismatch
 from millrace.rollouts.group_sequence import GroupSet, committed_groups, pass_part
 from millrace.rollouts.lineage import Lineage

@@ -16,7 +16,7 @@ CONFIG = {"training": {"max_steps": 3}}
 
 def test_provenance_names_libraries_cpu_functions_and_config() -> None:
     own = "tests.support.training.own_functions"
-    training = {"max_steps": 3, "loss": f"{own}:capped", "advantage": f"{own}:better_than_half"}
+    training = {"max_steps": 3, "loss": {"name": f"{own}:capped"}, "advantage": f"{own}:better_than_half"}
     config = RunConfig.model_validate({"training": training}).model_dump(mode="json")
     made_by = provenance(config)
     assert {"torch", "pyarrow", "prefect"} <= made_by.dependencies.keys()

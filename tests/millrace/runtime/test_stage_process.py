@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.schema import RunConfig, TrainingConfig
+from configs.schema import RunConfig
+from configs.training import TrainingConfig
 from millrace.runs.record import create_run
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.exit_codes import ERROR_PREFIX, USER_ERROR

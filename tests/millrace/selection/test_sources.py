@@ -3,7 +3,7 @@
 import pytest
 from support.streams.scored_groups import scored_group
 
-from configs.learning.selection import SelectionConfig
+from configs.training import SelectionConfig
 from millrace.prompts.packages import PromptSource
 from millrace.selection.sources import source_factor
 from millrace.training.samples import samples_of

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.streams.scored_groups import scored_group
 
-from configs.learning.selection import OverlongConfig, SelectionConfig
+from configs.training import SelectionConfig
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.selection.spread import ZERO_ADVANTAGE, SpreadFilter, has_spread
 from millrace.training.samples import ADVANTAGES
@@ -29,7 +29,7 @@ def test_without_spread_every_advantage_is_0_and_only_then(advantage: str, of_me
 
 
 def test_equal_rewards_that_are_shaped_differently_have_spread() -> None:
-    config = SelectionConfig(overlong=OverlongConfig(buffer_tokens=8))
+    config = SelectionConfig(overlong_buffer=8)
     assert has_spread(group([1.0, 1.0], [16, 2]), config)
     assert not has_spread(group([1.0, 1.0], [5, 2]), config), "both are short enough"
 

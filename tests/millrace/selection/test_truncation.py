@@ -3,7 +3,7 @@
 import pytest
 from support.streams.scored_groups import scored_group
 
-from configs.learning.selection import SelectionConfig
+from configs.training import SelectionConfig
 from millrace.rollouts.masking import mask_as_stored, mask_too_old
 from millrace.selection.truncation import mask_truncated
 from millrace.training.samples import samples_of

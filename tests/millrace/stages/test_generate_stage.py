@@ -7,7 +7,8 @@ import pytest
 from support.stages.workshop import CONFIG, TENSORS, Workshop, answer, weights
 from transformers import PreTrainedTokenizerFast
 
-from configs.schema import PipelineConfig, StalenessConfig, StorageConfig
+from configs.operation import StalenessConfig, StorageConfig
+from configs.schema import PipelineConfig
 from millrace.errors import WeightsCorrupt
 from millrace.rollouts.arrow import environment_error_of
 from millrace.runtime.messages import Heartbeat, read_line

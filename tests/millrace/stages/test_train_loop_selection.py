@@ -11,8 +11,8 @@ from support.stages.trainer_bench import HurriedStage, TrainerBench
 from support.stores.memory import unused_name
 from transformers import LlamaForCausalLM
 
-from configs.learning.selection import SelectionConfig
 from configs.replay import ReplayRequest, Selection
+from configs.training import SelectionConfig
 from millrace.errors import ReplayError
 from millrace.models.start_folder import store_start_model
 from millrace.replay.selection import select
@@ -141,7 +141,7 @@ def test_responses_that_were_cut_off_are_counted_apart(make_bench: MakeBench) ->
 def test_runs_with_a_selection_are_replayed_bit_for_bit(
     make_bench: MakeBench, make_model: Callable[..., LlamaForCausalLM], tmp_path: Path
 ) -> None:
-    bench = make_bench(drop_zero_advantage=True, truncated="mask", overlong={"buffer_tokens": 12, "factor": 0.5})
+    bench = make_bench(drop_zero_advantage=True, truncated="mask", overlong_buffer=12)
     make_model().save_pretrained(tmp_path)
     store_start_model(bench.store, tmp_path)
     version = bench.train()

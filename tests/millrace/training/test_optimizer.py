@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.learning.optimizer import ScheduleConfig
+from configs.training import ScheduleConfig
 from millrace.training.batch import Sample
 from millrace.training.optimizer import ess_factor, plan_updates, share_of_rate
 

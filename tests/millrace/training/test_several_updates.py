@@ -60,7 +60,7 @@ def test_recomputed_decoupled_ppo_clips_against_the_policy_before_the_first_upda
         return -(before_L - rollout_L).exp() * surrogate_L
 
     samples, model = batch_of_groups(), make_model(0).train()
-    parameters: dict[str, Any] = {"loss": "decoupled_ppo", "clip_low": low, "clip_high": high}
+    parameters: dict[str, Any] = {"loss": {"name": "decoupled_ppo", "clip_low": low, "clip_high": high}}
     trainer = make_trainer(make_model(0), **parameters, **TWICE)
     report = trainer.step(samples)
     by_hand(model, samples, decoupled)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millrace.doctor.machine import Machine, Room, TorchDevices
+from millrace.doctor.machine import Machine, TorchDevices
 
 TWO_GPUS = "NVIDIA H100, 81559 MiB, 580.1\nNVIDIA H100, 81559 MiB, 580.1\n"
 TOPOLOGY = """
@@ -20,7 +20,7 @@ class ScriptedMachine(Machine):
 
     variables: dict[str, str] = field(default_factory=dict)
     interpreter: tuple[int, int, int] = (3, 12, 1)
-    memory: int | None = 8 << 30
+    memory: int = 8 << 30
     rooms: dict[str, int] = field(default_factory=dict)
     """Free bytes by folder; 100 GiB elsewhere."""
     writable_shared_memory: bool = True
@@ -49,11 +49,11 @@ class ScriptedMachine(Machine):
     def multiplies_bfloat16(self) -> str | None:
         return self.bfloat16
 
-    def available_memory(self) -> int | None:
+    def available_memory(self) -> int:
         return self.memory
 
-    def room(self, folder: Path) -> Room | None:
-        return Room(200 << 30, self.rooms.get(str(folder), 100 << 30))
+    def room(self, folder: Path) -> int:
+        return self.rooms.get(str(folder), 100 << 30)
 
     def is_writable(self, folder: Path) -> bool:
         return self.writable_shared_memory

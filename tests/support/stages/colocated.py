@@ -6,8 +6,9 @@ from pathlib import Path
 from support.stages.workshop import HeardStage, Workshop, weights
 from transformers import PreTrainedTokenizerBase
 
-from configs.operation.placement import PlacementConfig
-from configs.schema import GenerationConfig, PipelineConfig, RunConfig
+from configs.generation import GenerationConfig
+from configs.operation import PlacementConfig
+from configs.schema import PipelineConfig, RunConfig
 from configs.training import TrainingConfig
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import DeviceTurns, SharedDevice

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from support.stages import fake_stage
 
-from configs.operation.limits import SupervisionConfig
+from configs.operation import SupervisionConfig
 from millrace.runtime.messages import Event
 from tasks.fork_server import StageForkServer
 from tasks.start import Process, kill, launch, start_command

@@ -7,8 +7,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from configs.generation import GenerationConfig
+from configs.operation import StorageConfig
 from configs.prompts import EnvironmentConfig, PromptsConfig
-from configs.schema import GenerationConfig, RunConfig, StorageConfig
+from configs.schema import RunConfig
 from configs.training import TrainingConfig
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import WeightsCorrupt

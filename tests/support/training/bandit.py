@@ -5,19 +5,14 @@ from dataclasses import replace
 
 import torch
 
-from configs.learning.losses import LossesConfig
 from configs.training import TrainingConfig
 from millrace.training.losses.base import LossInputs
 from millrace.training.losses.factory import Loss, make_loss
 
 
 def make(name: str, **parameters: object) -> Loss:
-    """A loss with these parameters, each in the section of the config where the loss reads it."""
-    section = getattr(LossesConfig(), name, None)
-    keys = set() if section is None else set(type(section).model_fields)
-    losses = {name: {key: value for key, value in parameters.items() if key in keys}} if keys else {}
-    shared = {key: value for key, value in parameters.items() if key not in keys}
-    return make_loss(TrainingConfig.model_validate({"max_steps": 1, "losses": losses, **shared}), name)
+    """A loss with these parameters."""
+    return make_loss(TrainingConfig.model_validate({"max_steps": 1, "loss": {"name": name, **parameters}}))
 
 
 def vector(*values: float, requires_grad: bool = False) -> torch.Tensor:

@@ -8,13 +8,13 @@ from configs.training import TrainingConfig
 from millrace.training.losses.base import LossInputs, LossOutputs, importance_ratio, weighted
 
 NOT_A_FUNCTION = 1
+BOUND = 1.1
 
 
 def capped(tokens: LossInputs, training: TrainingConfig) -> LossOutputs:
     """The loss `aipo`, written by a user."""
     ratio_N = importance_ratio(tokens)
-    bound = training.max_importance_ratio
-    return weighted(tokens, ratio_N.clamp(max=bound), ratio_N > bound)
+    return weighted(tokens, ratio_N.clamp(max=BOUND), ratio_N > BOUND)
 
 
 def overflowing(tokens: LossInputs, training: TrainingConfig) -> LossOutputs:

@@ -111,8 +111,7 @@ _ROOMY = TrainingConfig.model_validate(_COMMON | {"max_tokens_per_microbatch": 9
 GSPO = TrainingConfig.model_validate(
     {
         **_COMMON,
-        "loss": "gspo",
-        "losses": {"gspo": {"clip_low": 0.9, "clip_high": 2.0}},
+        "loss": {"name": "gspo", "clip_low": 0.9, "clip_high": 2.0},
         "aggregation": "sequence_mean",
         "kl": {"coefficient": 0.1},
         "activation_checkpointing": True,

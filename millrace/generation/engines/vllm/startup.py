@@ -34,7 +34,7 @@ def vllm_arguments(
 ) -> dict[str, Any]:
     """Arguments of vLLM's `AsyncEngineArgs` for the model in `folder`.
 
-    `engine_args` are the user's; a config refuses those that are set here (`configs.engine_args.RESERVED`).
+    `engine_args` are the user's; a config refuses those that are set here (`configs.generation.RESERVED`).
     `reads_text`: whether responses end at stop texts, too; `sleeps`: whether it gives its device back at times;
     `truncates`: whether tokens are drawn from a part of the vocabulary (top-p, top-k), which vLLM then has to name.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from configs.engine_args import RESERVED
+from configs.generation import RESERVED
 from millrace.generation.engines.vllm.startup import vllm_arguments
 from millrace.types import Response, Sampling
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.training.bandit import vector
 
-from configs.learning.losses import KlEstimator
+from configs.losses import KlEstimator
 from millrace.training.objective import kl_to_reference
 
 ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k2", "k3")

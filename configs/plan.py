@@ -1,10 +1,24 @@
-"""What a plan is asked for: the machine, what may change, and what counts as best."""
+"""What `millrace plan` is asked, and what it predicted of a run."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.section import Count, NonNegative, Positive, Section, Text
+from configs.section import Count, NonNegative, Parameters, Positive, Section, Text
+
+
+class PlanConfig(Parameters):
+    """What `millrace plan` predicted of a run with this config. `millrace status` compares it with what was measured;
+    nothing else depends on it."""
+
+    step_seconds: Positive | None = None
+    """Seconds per optimizer step; null: not predicted."""
+    tokens_per_second: Positive | None = None
+    """Response tokens trained per second; null: not predicted."""
+    staleness_mean: NonNegative | None = None
+    """Mean staleness of the trajectories trained, policy versions; null: not predicted."""
+    dropped_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Fraction of the trajectories that the trainer takes and drops; null: not predicted."""
 
 
 class GivenLengthsConfig(Section):

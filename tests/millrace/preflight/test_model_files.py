@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from millrace.errors import ModelFolderError
-from millrace.preflight.weight_files import check_weight_files
+from millrace.preflight.model_files import check_weight_files
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 3, "vocab_size": 20, "hidden_size": 8}
 WEIGHTS, SHARD = "model.safetensors", "part-1.safetensors"
@@ -47,6 +47,13 @@ def write_index(folder: Path, weight_map: object) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
+def refusal(folder: Path, config: dict[str, Any] = CONFIG) -> ModelFolderError:
+    with pytest.raises(ModelFolderError) as caught:
+        check_weight_files(folder, config)
+    assert caught.value.expected
+    return caught.value
+
+
 def test_a_whole_folder_is_fine_with_an_index_and_without(folder: Path) -> None:
     check_weight_files(folder, CONFIG)
     write_index(folder, dict.fromkeys(tensors(), SHARD))
@@ -54,27 +61,28 @@ def test_a_whole_folder_is_fine_with_an_index_and_without(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "parts"),
     [
-        (lambda held: held.pop("model.layers.1.mlp.down_proj.weight"), "layer 1 lacks mlp.down_proj.weight"),
-        (lambda held: held.pop("model.embed_tokens.weight"), "lack model.embed_tokens.weight"),
-        (lambda held: [held.pop(name) for name in list(held) if "layers.2" in name], "lack layer 2"),
+        (lambda held: held.pop("model.layers.1.mlp.down_proj.weight"), ("mlp.down_proj.weight", "layer 1")),
+        (lambda held: held.pop("model.embed_tokens.weight"), ("model.embed_tokens.weight",)),
+        (lambda held: [held.pop(name) for name in list(held) if "layers.2" in name], ("layer 2",)),
         (
             lambda held: held.update({"model.layers.2.mlp.down_proj.weight": np.zeros((8, 12), np.float32)}),
-            r"mlp.down_proj.weight of layer 2 has the shape \[8, 12\], of another layer \[8, 16\]",
+            ("mlp.down_proj.weight", "layer 2", "[8, 12]", "[8, 16]"),
         ),
         (
             lambda held: held.update({"model.embed_tokens.weight": np.zeros((19, 8), np.float32)}),
-            r"has the shape \[19, 8\], but config.json says vocab_size 20 and hidden_size 8",
+            ("model.embed_tokens.weight", "[19, 8]", "[20, 8]"),
         ),
     ],
 )
 def test_what_is_missing_or_of_another_shape_is_named(
-    folder: Path, edit: Callable[[dict[str, Any]], object], said: str
+    folder: Path, edit: Callable[[dict[str, Any]], object], parts: tuple[str, ...]
 ) -> None:
     change(folder, edit)
-    with pytest.raises(ModelFolderError, match=said):
-        check_weight_files(folder, CONFIG)
+    mistake = refusal(folder)
+    assert mistake.file == str(folder)
+    assert [part for part in parts if part not in str(mistake)] == []
 
 
 @pytest.mark.parametrize(
@@ -90,45 +98,40 @@ def test_what_is_missing_or_of_another_shape_is_named(
 )
 def test_a_file_that_is_no_safetensors_is_named(folder: Path, content: bytes) -> None:
     (folder / WEIGHTS).write_bytes(content)
-    with pytest.raises(ModelFolderError, match=r"model.safetensors: not a whole file|lack model.embed_tokens"):
-        check_weight_files(folder, CONFIG)
+    assert refusal(folder).file in (str(folder), str(folder / WEIGHTS))
 
 
 def test_a_file_that_was_cut_off_is_named(folder: Path) -> None:
     path = folder / WEIGHTS
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ModelFolderError, match=r"model.safetensors: not a whole file"):
-        check_weight_files(folder, CONFIG)
+    assert refusal(folder).file == str(path)
 
 
 @pytest.mark.parametrize(
-    ("weight_map", "said"),
+    ("weight_map", "file"),
     [
-        ({"a": "../../secret.safetensors"}, "expected the name of a file in the same folder"),
-        ({"a": "/etc/passwd"}, "expected the name of a file in the same folder"),
-        ({"a": 5}, "expected the name of a file in the same folder"),
-        ({"a": "gone.safetensors"}, "gone.safetensors: no such file"),
-        ({"model.layers.9.x": SHARD}, "says that part-1.safetensors holds model.layers.9.x, which it does not"),
-        ([], "is no object of tensors and files"),
-        ({}, "is no object of tensors and files"),
+        ({"a": "../../secret.safetensors"}, INDEX),
+        ({"a": "/etc/passwd"}, INDEX),
+        ({"a": 5}, INDEX),
+        ({"a": "gone.safetensors"}, "gone.safetensors"),
+        ({"model.layers.9.x": SHARD}, INDEX),
+        ([], INDEX),
+        ({}, INDEX),
     ],
 )
-def test_an_index_that_leads_astray_is_refused(folder: Path, weight_map: object, said: str) -> None:
+def test_an_index_that_leads_astray_is_refused(folder: Path, weight_map: object, file: str) -> None:
     write_index(folder, weight_map)
-    with pytest.raises(ModelFolderError, match=said):
-        check_weight_files(folder, CONFIG)
+    assert refusal(folder).file == str(folder / file)
 
 
 def test_a_pipe_in_place_of_a_file_is_no_endless_wait(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     os.mkfifo(folder / WEIGHTS)
-    with pytest.raises(ModelFolderError, match="no such file; expected weights"):
-        check_weight_files(folder, CONFIG)
+    assert refusal(folder).file == str(folder / WEIGHTS)
 
 
 def test_a_million_layers_are_refused_at_once(folder: Path) -> None:
-    with pytest.raises(ModelFolderError, match="num_hidden_layers 1000000, but the weight files lack layer 3"):
-        check_weight_files(folder, {**CONFIG, "num_hidden_layers": 1_000_000})
+    assert "layer 3" in refusal(folder, {**CONFIG, "num_hidden_layers": 1_000_000}).read
 
 
 def test_of_mixtures_the_files_alone_are_checked(folder: Path) -> None:
@@ -137,5 +140,5 @@ def test_of_mixtures_the_files_alone_are_checked(folder: Path) -> None:
 
 
 def test_no_mistake_waits_for_torch() -> None:
-    code = "import sys, millrace.preflight.weight_files; sys.exit('torch' in sys.modules)"
+    code = "import sys, millrace.preflight.model_files; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,109 @@
+"""How responses are sampled: the engine, its arguments and its number format."""
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from configs.section import Count, Positive, Replicas, Section
+
+_CPU_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+"""On x86 the first two, on ARM the last. Without them a CPU emulates bfloat16, many times slower than float32."""
+
+
+@cache
+def multiplies_bfloat16(
+    cpu: Path = Path("/proc/cpuinfo"), gpu: Path = Path("/proc/driver/nvidia/version")
+) -> str | None:
+    """Names what multiplies bfloat16 on this machine: `GPU` or a flag of the CPU. None if nothing does."""
+    if gpu.exists():
+        return "GPU"
+    words = set(cpu.read_text().split()) if cpu.exists() else set()
+    return next((flag for flag in _CPU_FLAGS if flag in words), None)
+
+
+def _resolve(name: str) -> str:
+    if name != "auto":
+        return name
+    return "bfloat16" if multiplies_bfloat16() else "float32"
+
+
+Precision = Annotated[Literal["auto", "float32", "bfloat16"], AfterValidator(_resolve)]
+"""A validated value is never `auto`."""
+
+_TOKEN_IDS = "no such key: vLLM gets token ids and gives them back, and the stages have the tokenizer"
+_SAMPLING = "generation.temperature, top_p, top_k and max_new_tokens, which alone shape the sampling"
+
+RESERVED = {
+    "model": "model.path, which names the model",
+    "tokenizer": _TOKEN_IDS,
+    "skip_tokenizer_init": _TOKEN_IDS,
+    "dtype": "generation.dtype, the number format of the weights in generators",
+    "seed": "seed, from which each request draws its own",
+    "generation_config": _SAMPLING,
+    "override_generation_config": _SAMPLING,
+    "logprobs_mode": "no such key: log-probabilities are those of the distribution that was sampled from",
+    "return_sampling_mask": "generation.top_p and generation.top_k, which ask for it where they leave tokens out",
+    "logits_processors": f"{_SAMPLING}: the trainer does not know what else changes the distribution",
+    "watermark_config": f"{_SAMPLING}: the trainer does not know what else changes the distribution",
+    "enable_prefix_caching": "no such key: prefix caching is always on, and each new policy version clears the cache",
+    "enable_sleep_mode": "placement.colocated, which says whether generators sleep",
+    "weight_transfer_config": "weights.transport, which says how new weights travel",
+}
+"""Arguments of vLLM that Millrace sets (`millrace/generation/engines/vllm/arguments.py`), with what to use instead."""
+
+
+def _is_free(name: str) -> str:
+    if name in RESERVED:
+        raise ValueError(RESERVED[name])
+    if not name.isidentifier():
+        raise ValueError("the name of an argument as vLLM's Python interface spells it, such as tensor_parallel_size")
+    return name
+
+
+def _is_exact(arguments: dict[str, Any]) -> dict[str, Any]:
+    speculative = arguments.get("speculative_config")
+    if isinstance(speculative, dict) and speculative.get("rejection_sample_method") == "synthetic":
+        raise ValueError(
+            "a rejection_sample_method other than synthetic in speculative_config, which samples from another "
+            "distribution than the policy's"
+        )
+    return arguments
+
+
+EngineArgs = Annotated[dict[Annotated[str, AfterValidator(_is_free)], Any], AfterValidator(_is_exact)]
+"""Arguments that may be set, by name; they leave the sampled distribution as it is."""
+
+
+class GenerationConfig(Section):
+    """How responses are sampled."""
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """Library that samples the tokens; run `make vllm` once before using `vllm`."""
+    engine_args: EngineArgs = Field(default_factory=dict)
+    """vLLM engine arguments by vLLM's names, such as `tensor_parallel_size`, `quantization`, `max_model_len`; only with
+    the engine `vllm`."""
+    dtype: Precision | None = None
+    """Number format of the weights in generators; null: `model.dtype`; `auto`: bfloat16 where the machine that starts
+    the run multiplies it, else float32."""
+    replicas: Replicas = 1
+    """Number of generator processes."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Responses per prompt; advantages compare them with each other."""
+    groups_per_batch: Count = 16
+    """Places of a generator, in groups: it keeps groups_per_batch * group_size responses in flight. In `sync` mode all
+    groups of a step are sampled together."""
+    temperature: Positive = 1.0
+    """The logits are divided by this before sampling, no unit."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling: the likeliest tokens with this probability mass are sampled from; 1 keeps the whole vocabulary.
+    The trainer renormalises its policy over the tokens that were kept, which are stored with each response: 4 bytes for
+    each of them."""
+    top_k: Count | None = None
+    """At most this many of the likeliest tokens are sampled from, before `top_p` is applied to them; null: no limit. It
+    bounds what is stored of the kept tokens."""
+    max_new_tokens: Count = 16
+    """Maximum length of a response, tokens, end-of-sequence token included."""
+    threads: Count = 1
+    """CPU threads per generator."""

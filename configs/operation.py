@@ -1,0 +1,142 @@
+"""How a run is operated: staleness control, weight sync, storage, hosts, and limits."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from configs.section import Count, NonNegative, Positive, Section, Text, ipv4_network
+
+Versions = Annotated[int, Field(ge=0)]
+OpenShare = Annotated[float, Field(gt=0, lt=1)]
+
+
+class StalenessConfig(Section):
+    """Maximum age of a trajectory when it is trained on."""
+
+    max_staleness: Versions = 4
+    """Maximum policy versions by which the trainer is ahead of the oldest one in a trajectory; 0 in `sync` mode."""
+    too_old: Literal["drop", "wait", "mask"] = "mask"
+    """What happens to a group with tokens older than that. `drop`: the whole group is dropped; `wait`: no step
+    is made that would leave a group in flight too old; `mask`: these tokens carry no loss, and the rest of the group is
+    trained on. No effect in `sync` mode."""
+    control: Literal["fixed", "adaptive"] = "fixed"
+    """`fixed`: the bound is `max_staleness`. `adaptive`: the trainer moves the bound between `min_staleness` and
+    `max_staleness`, and the generators' places, by what it measures (docs/control.md)."""
+    min_staleness: Versions = 1
+    """Lowest bound with `adaptive` control. It starts from the lowest one at which all places can be filled."""
+    ess_target: OpenShare = 0.95
+    """With `adaptive` control the bound falls while the effective sample size of the ratios π/μ, as a share of what it
+    is on policy, is below this."""
+    ess_floor: OpenShare = 0.5
+    """With `adaptive` control the bound falls to `min_staleness` if that share is below this in three steps in a row.
+    No group is admitted on the way there."""
+
+
+class WeightsConfig(Section):
+    """How new policy versions are sent to the generators."""
+
+    transport: Literal["shm", "direct", "store"] = "shm"
+    """`shm`: shared memory on one host; `direct`: shards from trainer ranks to generators, on one host or several;
+    `store`: files in the run's storage, for hosts any distance apart."""
+    host: Text = "127.0.0.1"
+    """Address on which sync_weights listens for `direct`, or a network such as 10.0.0.0/24, in which it listens at its
+    host's own address. Any but loopback is open to the network."""
+    deadline_seconds: Positive = 30.0
+    """Time for a generator to receive a version, seconds. A generator that takes longer is named in the log and gets it
+    through the store."""
+
+    @field_validator("host")
+    @classmethod
+    def _is_an_address_or_a_network(cls, host: str) -> str:
+        return ipv4_network(host) if "/" in host else host
+
+
+class StorageConfig(Section):
+    """Where the run is stored, and when generators commit trajectories."""
+
+    root: Text = "runs"
+    """Path, file:///path, s3://bucket/prefix or memory://name; the run is stored at root/run id."""
+    fsync: bool = True
+    """Whether local writes are flushed to disk before they count as committed."""
+    commit_max_ms: NonNegative = 10.0
+    """A generator commits once the oldest finished trajectory has waited this long, milliseconds, or once there are
+    4096 of them or 64 MiB; 0 commits each batch before the next."""
+    commit_unfinished_seconds: Positive | None = None
+    """How often a generator also stores its unfinished responses, seconds, to continue them after kill -9. Each time
+    the engine reads their tokens again. null: only when the generator drains. No effect in `sync` mode."""
+
+
+class PromotionConfig(Section):
+    """When the latest checkpoint is promoted. It is evaluated at the end of each attempt."""
+
+    margin: NonNegative | None = 0.0
+    """A checkpoint is promoted if its held-out accuracy exceeds that of the last promoted one (at first the start
+    model's) by more than this; null: never."""
+
+
+class BudgetConfig(Section):
+    """Limits of one attempt, such as one night of a campaign. The next attempt continues the run."""
+
+    duration_minutes: Positive | None = None
+    """After this time the stages drain and the last checkpoint is evaluated, minutes; null: no limit."""
+    max_steps: Count | None = None
+    """Maximum optimizer steps of one attempt; null: only `training.max_steps` applies."""
+
+
+class SupervisionConfig(Section):
+    """When a stage counts as hung, so that it is named in the log, killed and restarted; and how long it may drain."""
+
+    hang_seconds: Positive = 120.0
+    """Maximum time without progress, seconds. A layer of a pass counts as progress, and so does a sampled token; an
+    upload of a file does not."""
+    start_seconds: Positive = 600.0
+    """The same limit while a stage starts and loads its model, seconds."""
+    drain_seconds: Positive = 600.0
+    """Maximum time for a stage that is asked to stop to finish its optimizer step, batch or checkpoint, seconds. Then
+    it is killed, and what it had not committed is lost."""
+
+
+class PlaceConfig(Section):
+    """Where one stage runs."""
+
+    work_pool: Text | None = None
+    """Prefect work pool whose workers start the stage on their hosts; null: on the controller's host."""
+    job_variables: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the pool's job template, such as the number of GPUs per job."""
+
+
+class TrainPlaceConfig(PlaceConfig):
+    """Where the trainer runs."""
+
+    hosts: Annotated[int, Field(ge=1, le=128)] = 1
+    """Number of hosts among which the ranks are divided; must divide `training.parallel.data`. Each is a job of the
+    pool; the first leads, and has sync_weights."""
+    min_hosts: Count | None = None
+    """With how many hosts the trainer goes on while others are missing, with fewer data ranks; null: it waits for all
+    of them. A host that comes back is taken in again at the next step."""
+    join_seconds: Annotated[float, Field(ge=5)] = 60.0
+    """Time that it waits for missing hosts before it goes on with at least `min_hosts`, seconds."""
+    network: Text | None = None
+    """IPv4 network in which the hosts reach each other, such as 10.0.0.0/24: each listens at its own address in it and
+    nowhere else. Any network but loopback is open to those in it."""
+
+    @field_validator("network")
+    @classmethod
+    def _is_a_network(cls, network: str | None) -> str | None:
+        return network if network is None else ipv4_network(network)
+
+
+class PlacementConfig(Section):
+    """On which hosts stages run. Each host must have access to `storage.root` and run the same code."""
+
+    colocated: bool = False
+    """Whether trainer and generators take turns on the same devices: a generator frees its device memory when it has
+    made all trajectories of a version, the trainer after its step. Only in `sync` mode."""
+    generate: PlaceConfig = Field(default_factory=PlaceConfig)
+    """Generators; each is a separate job."""
+    score: PlaceConfig = Field(default_factory=PlaceConfig)
+    """Scorers; each is a separate job."""
+    train: TrainPlaceConfig = Field(default_factory=TrainPlaceConfig)
+    """Trainer and sync_weights; they share memory, so they are one job, with a further job for each further host."""
+    evaluate: PlaceConfig = Field(default_factory=PlaceConfig)
+    """The evaluation while training goes on, and at the end of an attempt."""
