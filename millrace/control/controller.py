@@ -18,7 +18,7 @@ from millrace.control.decisions import Decisions
 from millrace.control.measured import Reading
 from millrace.control.rule import Decision, Limits, Rule
 from millrace.runs.decisions import StoredDecision
-from millrace.weights.base import Terms
+from millrace.weights.base import AdmissionPolicy
 from storage.progress import read_status
 from storage.stores.base import Store
 
@@ -35,7 +35,7 @@ class StalenessController:
         staleness: StalenessConfig,
         generation: GenerationConfig,
         decisions: Decisions,
-        fixed: Terms,
+        fixed: AdmissionPolicy,
         *,
         groups_per_step: int,
         incarnation: int,
@@ -60,11 +60,11 @@ class StalenessController:
         """The bound in force when a trainer at this version takes a group, policy versions."""
         return trainer_version - self.bounds.oldest_trainable(trainer_version)
 
-    def terms(self, version: int) -> Terms:
+    def terms(self, version: int) -> AdmissionPolicy:
         """What generators may do under the weights of `version`."""
         bound = self.bounds.in_force(version)
         places = self._fixed.places if self._rule is None else self._rule.places
-        return Terms(max_staleness=bound, places=places)
+        return AdmissionPolicy(max_staleness=bound, places=places)
 
     def step(
         self, version: int, *, effective_sample_size: float, length_ratio: float, steps_ready: float, waited: float

@@ -14,8 +14,7 @@ from typing import Self
 from configs.prompts import PromptsConfig
 from configs.scoring import ScoringConfig
 from millrace.errors import InputError
-from millrace.prompts.extras import package_of, package_options
-from millrace.prompts.source import prompt_sources
+from millrace.prompts.source import package_of, package_options, prompt_sources
 from millrace.rewards.base import Reward, Score, failed
 from millrace.rewards.factory import WeightedSum, make_reward
 from millrace.rewards.isolation.messages import Task, TimedScore

@@ -47,7 +47,7 @@ class ScoredGroup:
     truncated: list[bool]
     """[G] whether each was cut off, at `max_new_tokens` or by the limit of turns."""
     masks_truncated: bool = False
-    """Whether those carry no loss: see `millrace.selection.truncation`."""
+    """Whether those carry no loss: see `millrace.rollouts.masking`."""
     max_new_tokens: int
     """Maximum length of a response, tokens."""
     meta: str

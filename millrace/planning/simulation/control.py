@@ -7,7 +7,7 @@ from configs.schema import RunConfig
 from millrace.control.bounds import Bounds
 from millrace.control.measured import Reading
 from millrace.control.rule import Limits, Rule
-from millrace.weights.base import Terms
+from millrace.weights.base import AdmissionPolicy
 
 
 class Control:
@@ -26,7 +26,7 @@ class Control:
         # By version; the ones before the oldest that generators may hold are kept too, for they are few bytes.
         self._terms = [self._terms_of(0), self._terms_of(1)]
 
-    def terms(self, policy_version: int) -> Terms:
+    def terms(self, policy_version: int) -> AdmissionPolicy:
         """What generators may do under the weights of a version."""
         return self._terms[policy_version]
 
@@ -42,6 +42,6 @@ class Control:
             self._bounds.forget(version)
         self._terms.append(self._terms_of(version + 1))
 
-    def _terms_of(self, version: int) -> Terms:
+    def _terms_of(self, version: int) -> AdmissionPolicy:
         places = self._places if self._rule is None else self._rule.places
-        return Terms(max_staleness=self._bounds.in_force(version), places=places)
+        return AdmissionPolicy(max_staleness=self._bounds.in_force(version), places=places)

@@ -1,4 +1,4 @@
-"""What the trainer takes, drops, masks and trains: the rules of `millrace/stages/train_loop.py`, without tokens.
+"""What the trainer takes, drops, masks and trains: the rules of `millrace/stages/train/train_loop.py`, without tokens.
 
 ready groups ─► oldest weights first ─► too old? ──yes──► drop, or mask their old tokens ─► nothing left? drop
                                           │ no                    │ some left

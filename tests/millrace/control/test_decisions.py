@@ -8,13 +8,13 @@ from millrace.control.rollback import roll_back
 from millrace.errors import TrainingDiverged
 from millrace.evaluation.results import read_result, write_result
 from millrace.runs.decisions import ROLL_BACK, DecisionsReader, StoredDecision, decisions_in_short, read_decisions
-from millrace.weights.base import Terms
+from millrace.weights.base import AdmissionPolicy
 from storage import layout
 from storage.checkpoints import CheckpointWriter
 from storage.errors import Fenced, StreamCorrupt
 from storage.stores.memory import MemoryStore
 
-TERMS = Terms(max_staleness=2, places=16)
+TERMS = AdmissionPolicy(max_staleness=2, places=16)
 RATE = 1e-4
 
 

@@ -61,7 +61,7 @@ def test_the_scorer_of_exact_match_needs_neither_torch_nor_transformers() -> Non
         ("promote", {"pydantic", "pyarrow"}),
         ("sync_weights", {"pydantic", "pyarrow", "torch"}),
         ("generate", {"pydantic", "pyarrow", "torch", "transformers"}),
-        ("train", {"pydantic", "pyarrow", "torch", "transformers"}),
+        ("train.main", {"pydantic", "pyarrow", "torch", "transformers"}),
         ("evaluate", {"pydantic", "pyarrow", "torch", "transformers"}),
         ("bootstrap", {"pydantic", "pyarrow", "torch", "transformers"}),
     ],

@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 from millrace.control.decisions import rate_factor
 from millrace.errors import RolledBack, TrainingDiverged
 from millrace.runs.decisions import ROLL_BACK, read_decisions
-from millrace.stages.train_loop import TrainLoop
+from millrace.stages.train.train_loop import TrainLoop
 from millrace.training.trainer import Trainer
 from storage.stores.memory import MemoryStore
 

@@ -9,22 +9,122 @@
 Here v is the version of that generator's weights. A block that is decided stays: every other generator reads it, and so
 does one that makes a group again after a restart or a rollback. So group number and prompt belong together, as without
 a curriculum (decision 10), but only the files tell how.
+
+curriculum/<block>.json    {"crc": …, "prompts": [7, 0, …], "turns": [0.0, 0.0, …], "num_prompts": 100, …}      sealed
 """
 
+import dataclasses
+import heapq
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from configs.prompts import CurriculumConfig, PromptsConfig
 from millrace.errors import PromptsError
+from millrace.prompts.past_rewards import SOLVED, UNSOLVED, Ints, PastGroups, PastRewards, before
 from millrace.rollouts.lineage import Lineage
-from millrace.selection.blocks import Block, read_block, write_block
-from millrace.selection.past_rewards import SOLVED, UNSOLVED, Ints, PastGroups, PastRewards, before
-from millrace.selection.turns import Floats, Turns
 from millrace.types import Prompt
 from storage import layout
-from storage.errors import StreamCorrupt
+from storage.errors import NotInStore, StreamCorrupt
 from storage.stores.base import Store
+from storage.streams.sealed import seal, unseal
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """The prompts of consecutive groups."""
+
+    prompts: list[int]
+    """[groups] index of each group's prompt among the training prompts."""
+    turns: list[float]
+    """[groups] the turn at which it was asked, never falling; see `millrace.prompts.curriculum`."""
+    num_prompts: int
+    """Training prompts that it was drawn from."""
+    num_easy: int
+    """How many of them were asked less often because they were easy."""
+    num_hard: int
+    """How many because they were hard."""
+
+
+def read_block(store: Store, number: int) -> Block | None:
+    """The block of that number; None if it is not decided. Raises StreamCorrupt."""
+    path = layout.curriculum_block(number)
+    try:
+        data = bytes(store.get(path))
+    except NotInStore:
+        return None
+    return parse_block(data, path)
+
+
+def write_block(store: Store, number: int, block: Block) -> bool:
+    """Decides a block. Returns False if it was decided before; then it stays as it was."""
+    return store.put_if_absent(layout.curriculum_block(number), seal(dataclasses.asdict(block)))
+
+
+def parse_block(data: bytes, path: str) -> Block:
+    """The block in the file `path` with the content `data`. Raises StreamCorrupt."""
+    try:
+        values = unseal(data)
+    except ValueError as error:
+        raise StreamCorrupt(path, f"it is {error}; restore this file from a copy of the run") from error
+    try:
+        block = Block(**values)
+        sound = (
+            len(block.prompts) == len(block.turns) > 0
+            and all(0 <= prompt < block.num_prompts for prompt in block.prompts)
+            and all(earlier <= later for earlier, later in pairwise([0.0, *block.turns, math.inf]))
+        )
+    except TypeError:
+        sound = False
+    if not sound:
+        raise StreamCorrupt(path, "expected a sealed object with a prompt and a turn for each group of a block")
+    return block
+
+
+class Turns:
+    """Whose turn it is: prompts in proportion to their weights, and none twice before the others of its weight.
+
+    weight 1     turn 0     1     2     3     4     5          a prompt asked at turn t is due again at t + 1/weight;
+    weight 1/4   turn 0                       4                those due first are asked first, in a drawn order
+
+    With equal weights these are epochs: every prompt once per turn. A prompt whose weight changes is due by its new one
+    at once, and is not asked more often to make up for what it missed.
+    """
+
+    def __init__(self, num_prompts: int) -> None:
+        self._asked_at = np.full(num_prompts, -np.inf)
+        self._now = 0.0
+
+    def next(self, weights: Floats, ranks: Ints, count: int) -> tuple[list[int], list[float]]:
+        """The next `count` prompts, and the turn of each.
+
+        `weights`, above 0, and `ranks` are [prompts]. Of those due at the same turn the one of lowest rank is first.
+        """
+        gaps = 1.0 / weights
+        # A prompt that was never asked is due from the beginning.
+        due = np.maximum(self._asked_at + gaps, 0.0)
+        # Those behind the first `count` can't be reached.
+        first = np.lexsort((ranks, due))[:count].tolist()
+        waiting = [(float(due[prompt]), int(ranks[prompt]), prompt) for prompt in first]
+        prompts, turns, now = [], [], self._now
+        for _ in range(count):
+            turn, rank, prompt = waiting[0]
+            now = max(now, turn)
+            prompts.append(prompt)
+            turns.append(now)
+            heapq.heapreplace(waiting, (now + float(gaps[prompt]), rank, prompt))
+        return prompts, turns
+
+    def ask(self, prompts: Sequence[int], turns: Sequence[float]) -> None:
+        """Takes note of what `next` gave, here or in another process."""
+        self._asked_at[list(prompts)] = turns
+        self._now = turns[-1]
 
 
 class Curriculum:
@@ -51,8 +151,8 @@ class Curriculum:
         """The newest block that is known."""
         self._read()
 
-    def follow(self, lineage: Lineage, last_group: int) -> None:
-        """Goes on under weights of this lineage. `last_group` is the highest group that was sampled, or less than 0.
+    def switch_lineage(self, lineage: Lineage, last_group: int) -> None:
+        """Continues under weights of this lineage. `last_group` is the highest group that was sampled, or less than 0.
 
         Raises StreamCorrupt if its block is missing.
         """
@@ -62,8 +162,8 @@ class Curriculum:
     def decide(self, n: int, policy_version: int) -> bool:
         """Decides the block of group number `n`, if it is not decided; weights of `policy_version` will sample it.
 
-        Returns whether a block was decided or read. All groups of earlier blocks must have been decided, and `follow`
-        been called. Raises as opening does.
+        Returns whether a block was decided or read. All groups of earlier blocks must have been decided, and
+        `switch_lineage` been called. Raises as opening does.
         """
         if n < len(self._asked):
             return False
@@ -114,7 +214,7 @@ class Curriculum:
         self.newest = block
 
     def _drawn(self, past: PastGroups, policy_version: int) -> Block:
-        assert self.lineage is not None, "follow comes first"
+        assert self.lineage is not None, "switch_lineage comes first"
         known = before(past, policy_version, self.lineage)
         prompts_of = np.array(self._asked, dtype=np.int64)
         weights, num_easy, num_hard = _weigh(
@@ -135,9 +235,9 @@ def _weigh(prompts: Ints, groups: PastGroups, *, num_prompts: int, config: Curri
     assert config.window is not None, "there is no curriculum"
     newest_first = np.lexsort((-groups.group_id, prompts))
     prompts, outcomes = prompts[newest_first], groups.outcome[newest_first]
-    # Place of each group among those of its prompt.
-    places = np.arange(len(prompts)) - np.searchsorted(prompts, prompts)
-    recent = places < config.window
+    # Rank of each group among those of its prompt.
+    ranks = np.arange(len(prompts)) - np.searchsorted(prompts, prompts)
+    recent = ranks < config.window
     easy, hard = (
         np.bincount(prompts[recent & (outcomes == outcome)], minlength=num_prompts) == config.window
         for outcome in (SOLVED, UNSOLVED)

@@ -10,8 +10,8 @@ from support.streams.consumed_groups import consume
 
 from configs.prompts import CurriculumConfig, PromptsConfig
 from millrace.errors import PromptsError
+from millrace.prompts.curriculum import Curriculum
 from millrace.rollouts.lineage import Lineage
-from millrace.selection.curriculum import Curriculum
 from millrace.types import Prompt
 from storage import layout
 from storage.errors import StreamCorrupt
