@@ -64,7 +64,7 @@ class Reordering:
 
 
 class BatchCollector:
-    """Collects the groups of each step of one trainer process. Drops are counted in `account` and recorded in `consumed`."""
+    """Collects the groups of each step of one trainer process. `account` counts the drops, `consumed` records them."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ def open_curriculum(
         source="file.jsonl", shuffle=shuffle, curriculum=CurriculumConfig(**{"window": 1, **of_curriculum})
     )
     curriculum = Curriculum(store, prompts, config, seed=7, block_groups=block_groups)
-    curriculum.follow(lineage, last_group)
+    curriculum.switch_lineage(lineage, last_group)
     return curriculum
 
 
@@ -198,7 +198,7 @@ def test_what_a_rolled_back_trainer_consumed_does_not_count_and_its_blocks_stay(
     decided = asked(curriculum, range(4, 8), 3)
     # The trainer starts again from version 1.
     consume(dict_store, 2, {1: UNSOLVED}, incarnation=1)
-    curriculum.follow(Lineage(1, {0: 1}), 7)
+    curriculum.switch_lineage(Lineage(1, {0: 1}), 7)
     assert asked(curriculum, range(4, 8), 1) == decided
     asked(curriculum, range(8, 12), 3)
     assert curriculum.newest is not None
