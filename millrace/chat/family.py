@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from millrace.chat.base import ChatRenderer, Rendered, ToolCall, Turn
 from millrace.errors import ChatError, InputError
-from millrace.prompts.source import check_installed
+from millrace.prompts.extras import check_installed
 from millrace.types import Message
 
 EXTRA = "chat"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.dataset import PromptSet
+from millrace.prompts.extras import package_of
 from millrace.prompts.files import place_of
-from millrace.prompts.source import package_of
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 

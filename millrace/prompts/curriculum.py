@@ -22,18 +22,28 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from configs.prompts import CurriculumConfig, PromptsConfig
 from millrace.errors import PromptsError
-from millrace.prompts.past_rewards import SOLVED, UNSOLVED, Ints, PastGroups, PastRewards, before
 from millrace.rollouts.lineage import Lineage
 from millrace.types import Prompt
 from storage import layout
 from storage.errors import NotInStore, StreamCorrupt
+from storage.schema import CONSUMED
 from storage.stores.base import Store
 from storage.streams.sealed import seal, unseal
+from storage.streams.stream import StreamReader
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Groups = npt.NDArray[np.void]
+"""[groups] of `_GROUP`, in the order of the stream."""
+_GROUP = np.dtype([(name, np.int64) for name in ("incarnation", "policy_version", "group_id", "outcome")])
+"""A consumed group: the trainer's incarnation, the version that its step made, its number, and how its rewards were."""
+_SPREAD, _SOLVED, _UNSOLVED = 0, 1, 2
+_RIGHT = 1.0
+"""A response is right at this reward or more, as in evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +137,54 @@ class Turns:
         self._now = turns[-1]
 
 
+class _PastRewards:
+    """What past groups earned: all right, all wrong alike, or with spread, read from `consumed` as it grows.
+
+    Parts that can't be read are passed over: the rewards in them are not known.
+    """
+
+    def __init__(self, store: Store) -> None:
+        columns = ["incarnation", "policy_version", "group_id", "outcome", "reward"]
+        self._reader = StreamReader(store, layout.CONSUMED, CONSUMED, columns=columns)
+        self._groups: Groups = np.empty(0, dtype=_GROUP)
+
+    def read(self) -> Groups:
+        """All groups consumed so far, those of rolled-back steps too. Raises StreamCorrupt for a damaged record."""
+        parts = [_groups_of(part.table) for part in self._reader.readable()]
+        if parts:
+            self._groups = np.concatenate([self._groups, *parts])
+        return self._groups
+
+
+def _groups_of(rows: pa.Table) -> Groups:
+    """The groups with a known reward among `rows` of one part."""
+    rewards = rows["reward"].to_numpy().astype(np.float32)
+    numbers = rows["group_id"].to_numpy()
+    # A group of rolled-back weights is made again. Of a group in a damaged part not even the number is known.
+    known = ~np.isnan(rewards) & (numbers >= 0) & (rows["outcome"].to_numpy() != "rolled_back")
+    group_ids, first, place = np.unique(numbers[known], return_index=True, return_inverse=True)
+    lowest = np.full(len(group_ids), np.inf, dtype=np.float32)
+    highest = np.full(len(group_ids), -np.inf, dtype=np.float32)
+    np.minimum.at(lowest, place, rewards[known])
+    np.maximum.at(highest, place, rewards[known])
+    groups = np.empty(len(group_ids), dtype=_GROUP)
+    groups["incarnation"] = rows["incarnation"].to_numpy()[known][first]
+    groups["policy_version"] = rows["policy_version"].to_numpy()[known][first]
+    groups["group_id"] = group_ids
+    groups["outcome"] = np.where(lowest < highest, _SPREAD, np.where(lowest >= _RIGHT, _SOLVED, _UNSOLVED))
+    return groups
+
+
+def _before(groups: Groups, policy_version: int, lineage: Lineage) -> Groups:
+    """The groups that steps before the one of `policy_version` consumed, without rolled-back steps."""
+    newest = np.full(groups["incarnation"].max(initial=-1) + 1, -1, dtype=np.int64)
+    for incarnation in range(len(newest)):
+        current = incarnation == lineage.incarnation
+        newest[incarnation] = policy_version if current else lineage.until.get(incarnation, -1)
+    exists = groups["policy_version"] <= newest[groups["incarnation"]]
+    return groups[exists & (groups["policy_version"] < policy_version)]
+
+
 class Curriculum:
     """The prompts of a run's groups, in blocks of `block_groups`.
 
@@ -142,7 +200,7 @@ class Curriculum:
         self._config = config
         self._seed = seed
         self._block_groups = block_groups
-        self._past = PastRewards(store)
+        self._past = _PastRewards(store)
         self._turns = Turns(len(prompts))
         # Group number → index of its prompt, of all blocks that are known.
         self._asked: list[int] = []
@@ -189,13 +247,13 @@ class Curriculum:
         """Number of the first block that is not known."""
         return len(self._asked) // self._block_groups
 
-    def _read(self, last_group: int = -1) -> PastGroups:
+    def _read(self, last_group: int = -1) -> Groups:
         """Reads the blocks that were decided; returns all groups that were consumed before."""
         # In this order: a group that was consumed is of a block that was decided before.
         past = self._past.read()
         while (block := read_block(self._store, self._number)) is not None:
             self._add(block)
-        newest = max(last_group, int(past.group_id.max(initial=-1)))
+        newest = max(last_group, int(past["group_id"].max(initial=-1)))
         if newest >= len(self._asked):
             raise _missing(self._number, newest)
         return past
@@ -213,12 +271,12 @@ class Curriculum:
         self._turns.ask(block.prompts, block.turns)
         self.newest = block
 
-    def _drawn(self, past: PastGroups, policy_version: int) -> Block:
+    def _drawn(self, past: Groups, policy_version: int) -> Block:
         assert self.lineage is not None, "switch_lineage comes first"
-        known = before(past, policy_version, self.lineage)
+        known = _before(past, policy_version, self.lineage)
         prompts_of = np.array(self._asked, dtype=np.int64)
         weights, num_easy, num_hard = _weigh(
-            prompts_of[known.group_id], known, num_prompts=len(self._prompts), config=self._config.curriculum
+            prompts_of[known["group_id"]], known, num_prompts=len(self._prompts), config=self._config.curriculum
         )
         ranks = np.arange(len(self._prompts))
         if self._config.shuffle:
@@ -227,20 +285,20 @@ class Curriculum:
         return Block(prompts=prompts, turns=turns, num_prompts=len(self._prompts), num_easy=num_easy, num_hard=num_hard)
 
 
-def _weigh(prompts: Ints, groups: PastGroups, *, num_prompts: int, config: CurriculumConfig) -> tuple[Floats, int, int]:
+def _weigh(prompts: Ints, groups: Groups, *, num_prompts: int, config: CurriculumConfig) -> tuple[Floats, int, int]:
     """[num_prompts] the weight of each prompt; how many are easy; how many are hard.
 
     `prompts` has the index of each group's prompt. A prompt with fewer than `config.window` groups is neither.
     """
     assert config.window is not None, "there is no curriculum"
-    newest_first = np.lexsort((-groups.group_id, prompts))
-    prompts, outcomes = prompts[newest_first], groups.outcome[newest_first]
+    newest_first = np.lexsort((-groups["group_id"], prompts))
+    prompts, outcomes = prompts[newest_first], groups["outcome"][newest_first]
     # Rank of each group among those of its prompt.
     ranks = np.arange(len(prompts)) - np.searchsorted(prompts, prompts)
     recent = ranks < config.window
     easy, hard = (
         np.bincount(prompts[recent & (outcomes == outcome)], minlength=num_prompts) == config.window
-        for outcome in (SOLVED, UNSOLVED)
+        for outcome in (_SOLVED, _UNSOLVED)
     )
     weights = np.select([easy, hard], [config.easy_weight, config.hard_weight], 1.0)
     return weights, int(easy.sum()), int(hard.sum())

@@ -17,9 +17,9 @@ from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.arithmetic import ARITHMETIC, arithmetic_prompts, commuted
 from millrace.prompts.chains import CHAINS, chain_prompts
+from millrace.prompts.extras import package_of, package_options
 from millrace.prompts.files import read_prompts
 from millrace.prompts.listing import listed_prompts
-from millrace.prompts.source import package_of, package_options
 from millrace.types import Prompt
 
 # Stored runs depend on it: another salt holds out other prompts.

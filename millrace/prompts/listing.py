@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from millrace.errors import PromptsError
-from millrace.prompts.source import EXTRAS, check_installed
+from millrace.prompts.extras import EXTRAS, check_installed
 from millrace.prompts.text_checks import checked_text
 from millrace.types import Prompt
 

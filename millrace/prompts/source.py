@@ -1,4 +1,4 @@
-"""Prompts of optional packages, each installed by an extra: their origin, as short text in every row of a stored run.
+"""The origin of a package's prompt, as short text that every row of a stored run holds.
 
 package, name, arguments ─► Prompt.source     reasoning_gym:chain_sum {"max_digits": 1, "seed": 0, "size": 500}
              name, index ─► Prompt.prompt_id  chain_sum:17
@@ -9,15 +9,9 @@ From both together a reward finds the package's entry again.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
-from configs.prompts import PromptsConfig
-from millrace.errors import MissingExtra
 from millrace.types import Message, Prompt
-
-EXTRAS = {"reasoning_gym": "reasoning-gym", "verifiers": "verifiers"}
-"""Packages that bring prompts and rewards for them, each with the extra that installs it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,21 +69,3 @@ def prompt_sources(source: str, options: Mapping[str, Any]) -> list[PromptSource
 def index_of(prompt: Prompt) -> int:
     """The prompt's index in its source, from 0. Raises ValueError where its id does not end in a number."""
     return int(prompt.prompt_id.rpartition(":")[2])
-
-
-def package_of(source: str) -> str | None:
-    """The package that a config's prompt source names; None for a file, a folder or `arithmetic`."""
-    package, colon, _ = source.partition(":")
-    return package if colon and package in EXTRAS else None
-
-
-def package_options(prompts: PromptsConfig, package: str) -> Mapping[str, Any]:
-    """The package's section of the config, as plain JSON."""
-    options: dict[str, Any] = getattr(prompts, package).model_dump()
-    return options
-
-
-def check_installed(package: str, extra: str, what: str) -> None:
-    """Raises MissingExtra if `package` is not installed. `what` is the setting that needs it."""
-    if find_spec(package) is None:
-        raise MissingExtra(what, package, extra)

@@ -10,7 +10,8 @@ from importlib.metadata import version
 from typing import Any
 
 from millrace.prompts.answers import after_thoughts, last_group
-from millrace.prompts.source import EXTRAS, PromptSource, check_installed, index_of
+from millrace.prompts.extras import EXTRAS, check_installed
+from millrace.prompts.source import PromptSource, index_of
 from millrace.rewards.base import Reward, Score
 from millrace.types import Prompt
 

@@ -119,10 +119,13 @@ def answers(table: pa.Table) -> list[npt.NDArray[Any]]:
     return [tokens[1 + max(np.flatnonzero(mask == 0), default=-1) :] for tokens, mask in rows]
 
 
-def before_answers(table: pa.Table) -> list[npt.NDArray[Any]]:
-    """The token ids before each of `answers`: the prompt, and the turns before the last."""
+def before_answers(table: pa.Table, num_tokens: int) -> list[npt.NDArray[Any]]:
+    """The last `num_tokens` token ids before each of `answers`: of the prompt, and of the turns before the last."""
     rows = zip(list_slices(table["prompt_tokens"]), list_slices(table["response_tokens"]), answers(table), strict=True)
-    return [np.concatenate((prompt, response[: len(response) - len(answer)])) for prompt, response, answer in rows]
+    return [
+        np.concatenate((prompt[-num_tokens:], response[: len(response) - len(answer)][-num_tokens:]))[-num_tokens:]
+        for prompt, response, answer in rows
+    ]
 
 
 def list_slices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:

@@ -8,8 +8,9 @@ import pytest
 from configs.prompts import PromptsConfig, ReasoningGymConfig
 from millrace.errors import MissingExtra, PromptsError
 from millrace.prompts.dataset import load_prompts
+from millrace.prompts.extras import check_installed
 from millrace.prompts.listing import listed_prompts
-from millrace.prompts.source import PromptSource, check_installed, index_of, prompt_sources
+from millrace.prompts.source import PromptSource, index_of, prompt_sources
 from millrace.types import Prompt
 
 pytestmark = pytest.mark.slow

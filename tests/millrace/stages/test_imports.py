@@ -20,7 +20,7 @@ from millrace.types import Prompt
 config = load_config(Path("configs/presets/tiny-cpu.yaml"), [])
 with make_scorer(config.scoring, config.prompts) as scorer:
     [scored] = scorer.score_many([(Prompt(prompt_id="p", text="1+1=", answer="2", source="s"), "2")])
-assert scored.score.reward == 1.0
+assert scored.reward == 1.0
 """
 _CHECK = """
 from pathlib import Path
