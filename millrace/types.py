@@ -123,6 +123,37 @@ class Response:
         """The tokens that the reward scores: those after the last token of an environment, or all of them."""
         return self.tokens[self.environment_spans[-1][1] :] if self.environment_spans else self.tokens
 
+    def followed_by(self, rest: "Response") -> "Response":
+        """This response and its continuation as one. The experts of `rest` are those of the whole text again."""
+        first = len(self.tokens)
+        version_spans = list(self.version_spans)
+        for version, start in rest.version_spans:
+            if not version_spans or version_spans[-1][0] != version:
+                version_spans.append((version, first + start))
+        kept_counts: tuple[int, ...] = ()
+        if self.kept_counts or rest.kept_counts:
+            # Tokens of an environment were drawn from nothing.
+            kept_counts = tuple(n for part in (self, rest) for n in part.kept_counts or (0,) * len(part.tokens))
+        return Response(
+            tokens=self.tokens + rest.tokens,
+            rollout_logprobs=self.rollout_logprobs + rest.rollout_logprobs,
+            version_spans=tuple(version_spans),
+            finish_reason=rest.finish_reason,
+            environment_spans=(
+                *self.environment_spans,
+                *((first + start, first + end) for start, end in rest.environment_spans),
+            ),
+            message_starts=(*self.message_starts, *((role, first + start) for role, start in rest.message_starts)),
+            kept_tokens=self.kept_tokens + rest.kept_tokens,
+            kept_counts=kept_counts,
+            routed_experts=self.routed_experts + rest.routed_experts[len(self.routed_experts) :],
+            environment_error=rest.environment_error,
+        )
+
+
+NO_RESPONSE = Response(tokens=(), rollout_logprobs=(), version_spans=(), finish_reason="unfinished")
+"""That of a request of which no token was sampled."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:

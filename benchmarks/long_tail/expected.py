@@ -8,8 +8,8 @@ from benchmarks.long_tail.campaign import settings
 from benchmarks.long_tail.cases import GROUP_SIZE, MAX_TOKENS, Case
 from benchmarks.sleeping.pace import LongTail
 from configs.schema import RunConfig
-from millrace.planning.simulation.costs import Costs
-from millrace.planning.simulation.simulate import simulate
+from millrace.planning.durations import Costs
+from millrace.planning.simulation import simulate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,32 +1,109 @@
-"""The planner, measured: each command is a module of this room.
+"""The planner, measured: predictions of this machine's campaigns, from a fit of two of them, against what was measured.
 
-python -m benchmarks.planner COMMAND [--json PATH] [options of the command]
+    two runs ─► fit ─► costs of each other config ─► simulation ─► predicted ─┐
+    each other config ─► campaign ─────────────────────────────► measured  ─┴─► a row
+
+All stages are the real ones. The fit sees the two runs that it is fitted on and no other, and nothing is set by row. A
+reward or a model that these runs do not have is measured alone: how long it takes, or how long its responses are.
+
+python -m benchmarks.planner [--runs FOLDER] [--only NAME …] [--json PATH]
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from benchmarks.planner import llamarl, machine, published, speed
+from rich.console import Console
 
-AddParser = Callable[["argparse._SubParsersAction[argparse.ArgumentParser]"], None]
-_COMMANDS: Sequence[AddParser] = (
-    machine.add_parser,
-    published.add_parser,
-    llamarl.add_parser,
-    speed.add_parser,
-)
-"""`add_parser` of each module: adds its command, and sets `run` to the function that takes its arguments."""
+from benchmarks.planner.cases import FITTED, PREDICTED, Case
+from benchmarks.planner.runs import figures, lengths_alone, read_case, reward_alone, run_case
+from benchmarks.report import machine, make_table, print_targets, write_json
+from configs.schema import RunConfig
+from millrace.planning.simulation import simulate
+from millrace.planning.stored import StoredMachine, fit_machine
+from storage.stores.factory import open_store
+
+WITHIN, LEAST = 0.10, 10
+"""Step times within this of the measured ones, in at least so many rows."""
+_STEPS, _WARMUP = 200, 10
+"""Of a simulation."""
+_FIGURES = ("step_seconds", "staleness_mean", "dropped_share", "idle_train", "idle_generate", "idle_score")
+
+Row = dict[str, Any]
 
 
 def main() -> None:
-    """Runs a command."""
+    """Runs what has not been run, prints the table and writes it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_parser in _COMMANDS:
-        add_parser(commands)
-    arguments: Any = parser.parse_args()
-    arguments.run(arguments)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="where to write the figures")
+    parser.add_argument("--runs", type=Path, help="folder of the campaigns, kept and used again; else a temporary one")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="predict only these")
+    arguments = parser.parse_args()
+    known = {case.name: case for case in PREDICTED}
+    unknown = [name for name in arguments.only or () if name not in known]
+    if unknown:
+        raise SystemExit(f"--only {unknown[0]}: expected some of {', '.join(known)}")
+    chosen = [case for case in PREDICTED if not arguments.only or case.name in arguments.only]
+    with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as temporary:
+        root = (arguments.runs or Path(temporary)).resolve()
+        fitted = fit_machine([open_store(str(run_case(root, case))) for case in FITTED], cores=os.cpu_count())
+        rows = [_row(fitted, case, run_case(root, case)) for case in (*FITTED, *chosen)]
+    predicted = rows[len(FITTED) :]
+    good = sum(abs(row["step_ratio"] - 1) <= WITHIN for row in predicted)
+    targets = {f"step time within {WITHIN:.0%} in {good} of {len(predicted)} runs, {LEAST} wanted": good >= LEAST}
+    result = {
+        "fitted": rows[: len(FITTED)],
+        "coefficients": asdict(fitted.coefficients),
+        "rows": predicted,
+        "targets": targets,
+        "machine": machine(),
+    }
+    _print(rows, targets)
+    write_json(arguments.json, result)
+
+
+def _row(fitted: StoredMachine, case: Case, folder: Path) -> Row:
+    config = read_case(folder).config
+    found, expected = figures(folder), _predict(fitted, case, config)
+    return {
+        "name": case.name,
+        "changed": dict(case.settings),
+        "measured": found,
+        "predicted": expected,
+        "step_ratio": expected["step_seconds"] / found["step_seconds"],
+    }
+
+
+def _predict(fitted: StoredMachine, case: Case, config: RunConfig) -> Mapping[str, float]:
+    reward = reward_alone(config) if case.slow_reward else None
+    known = case.family in {one.family for one in FITTED}
+    lengths = fitted.lengths(config) if known else lengths_alone(config)
+    costs = fitted.costs(config, reward_seconds=reward)
+    outcome = simulate(config, costs, lengths, steps=_STEPS, warmup=_WARMUP)
+    idle = {f"idle_{stage}": share for stage, share in outcome.idle.items()}
+    return {name: idle[name] if name in idle else getattr(outcome, name) for name in _FIGURES}
+
+
+def _print(rows: Sequence[Row], targets: Mapping[str, bool]) -> None:
+    headings = ("", "s/step", "ratio", "stale", "dropped", "train", "generate", "score")
+    table = make_table(
+        "Predicted beside measured, idle shares by stage; the first two rows are what was fitted", headings
+    )
+    for row in rows:
+        pairs = [(row["predicted"][name], row["measured"][name]) for name in _FIGURES[1:]]
+        table.add_row(
+            row["name"],
+            f"{row['measured']['step_seconds']:.3f}",
+            f"{row['step_ratio']:.3f}",
+            *(f"{predicted:.2f} {measured:.2f}" for predicted, measured in pairs),
+        )
+    console = Console()
+    console.print(table)
+    print_targets(console, targets)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from pathlib import Path
 from configs.prompts import PromptsConfig
 from configs.schema import BootstrapConfig
 from millrace.bootstrap.tiny_model import bootstrap
-from millrace.prompts.arithmetic import arithmetic_prompts
 from millrace.prompts.files import read_prompts
+from millrace.prompts.sums import arithmetic_prompts
 
 GROUP_SIZE = 8
 """Responses per prompt."""

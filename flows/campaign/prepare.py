@@ -15,7 +15,7 @@ from flows.campaign.attempt import handover_folder
 from flows.campaign.inputs import run_inputs
 from millrace.errors import InputError, ModelFolderError, RunExists
 from millrace.evaluation.sets import all_asked, evaluation_sets
-from millrace.generation.environments.factory import environment_class
+from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder
 from millrace.preflight.answers import check_answers
 from millrace.preflight.folder_files import check_folder_files

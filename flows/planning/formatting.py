@@ -6,11 +6,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from flows.display.terminal import new_table, plain
-from millrace.planning.costs.assumptions import DEFAULTS
-from millrace.planning.costs.campaign import trainer_setup
-from millrace.planning.costs.failures import share_lost, trainer_faults
+from millrace.planning.candidate import Candidate
+from millrace.planning.hardware import GIB
 from millrace.planning.plan import Plan
-from millrace.planning.search.entry import GIB, Entry
 
 _DAY = 86400.0
 _COLUMNS = ("trainer", "generators", "mode", "places", "s/step", "tokens/s", "stale")
@@ -65,14 +63,14 @@ def headline(plan: Plan) -> str:
         return f"{plan.base.name}: {plan.machine}, as it is and changed"
     gpus = "" if plan.gpus is None else f", {plan.gpus} GPUs"
     return (
-        f"{plan.base.name}: {plan.machine}{gpus}: the {plan.goal} of {plan.looked_at:,} layouts; {len(plan.simulated)} "
-        "configs simulated"
+        f"{plan.base.name}: {plan.machine}{gpus}: the {plan.goal} of {plan.num_layouts:,} layouts; "
+        f"{len(plan.simulated)} configs simulated"
     )
 
 
-def figures(entry: Entry, plan: Plan) -> list[tuple[str, str]]:
+def figures(entry: Candidate, plan: Plan) -> list[tuple[str, str]]:
     """Everything of one entry, as (name, value)."""
-    config, outcome = entry.candidate.config, entry.outcome
+    config, outcome = entry.config, entry.outcome
     found = [
         *([] if entry.gpus is None else [("trainer GPUs", entry.trainer)]),
         ("generators" if entry.gpus is None else "generator GPUs", entry.generators),
@@ -101,7 +99,7 @@ def figures(entry: Entry, plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def settings(plan: Plan, entry: Entry) -> list[str]:
+def settings(plan: Plan, entry: Candidate) -> list[str]:
     """What an entry's config changes in the given one, each `key=value`."""
     return [f"{key}={_scalar(value)}" for key, value in plan.changes(entry).items()]
 
@@ -163,7 +161,7 @@ def _assumptions(plan: Plan) -> Table:
     return made
 
 
-def _line(entry: Entry) -> tuple[str, ...]:
+def _line(entry: Candidate) -> tuple[str, ...]:
     outcome = entry.outcome
     measured = ("–", "–", "–")
     if outcome is not None:
@@ -172,20 +170,20 @@ def _line(entry: Entry) -> tuple[str, ...]:
     return (entry.trainer, entry.generators, entry.mode, _places(entry), *measured)
 
 
-def _places(entry: Entry) -> str:
-    generation = entry.candidate.config.generation
+def _places(entry: Candidate) -> str:
+    generation = entry.config.generation
     return f"{generation.replicas} × {generation.groups_per_batch} × {generation.group_size}"
 
 
-def _memory(entry: Entry) -> list[tuple[str, str]]:
+def _memory(entry: Candidate) -> list[tuple[str, str]]:
     if entry.memory is None:
         return []
     memory = entry.memory
-    needs = f"trainer {memory.trainer.total / GIB:.0f}, generator {memory.generator.total / GIB:.0f}"
+    needs = f"trainer {memory.trainer / GIB:.0f}, generator {memory.generator / GIB:.0f}"
     return [("memory", f"{needs} of {memory.capacity / GIB:.0f} GiB per GPU")]
 
 
-def _bill(entry: Entry, plan: Plan, step_seconds: float | None) -> list[tuple[str, str]]:
+def _bill(entry: Candidate, plan: Plan, step_seconds: float | None) -> list[tuple[str, str]]:
     if entry.gpus is None:
         return []
     if step_seconds is None:
@@ -196,28 +194,29 @@ def _bill(entry: Entry, plan: Plan, step_seconds: float | None) -> list[tuple[st
     dollars = "give --price" if per_step is None else f"${per_step:,.2f} per step, ${per_day:,.0f} a day"
     stored = "–"
     if entry.storage is not None:
-        stored = f"{entry.storage.per_day / 1e9:,.0f} GB a day, checkpoints of {entry.storage.checkpoint / 1e9:,.0f} GB"
+        per_day, checkpoint = entry.storage
+        stored = f"{per_day / 1e9:,.0f} GB a day, checkpoints of {checkpoint / 1e9:,.0f} GB"
     return [
         ("GPU-hours", hours),
         ("cost", dollars),
         ("storage", f"{stored}, before anything is deleted"),
-        ("failures", _failures(entry, step_seconds)),
+        ("failures", _failures(entry)),
     ]
 
 
-def _failures(entry: Entry, step_seconds: float) -> str:
-    config = entry.candidate.config
-    faults = trainer_faults(trainer_setup(config).gpus, DEFAULTS)
-    every = config.training.checkpoint_every
-    lost = share_lost(step_seconds, every, faults)
-    often = f"a GPU of the trainer every {faults.trainer_mtbf / 3600:,.0f} hours, by assumption"
+def _failures(entry: Candidate) -> str:
+    if entry.failures is None:
+        return "–"
+    mtbf, lost = entry.failures
+    often = f"a GPU of the trainer every {mtbf / 3600:,.0f} hours, by assumption"
+    every = entry.config.training.checkpoint_every
     return f"{often}; {lost:.1%} of the time lost, at a checkpoint every {every} steps"
 
 
-def _weight_sync(entry: Entry) -> str:
+def _weight_sync(entry: Candidate) -> str:
     if entry.costs is None:
         return "–"
-    costs, transport = entry.costs, entry.candidate.config.weights.transport
+    costs, transport = entry.costs, entry.config.weights.transport
     return (
         f"{costs.push:.3g} s by {transport} while both go on; the trainer stands still for {costs.handover:.2g} s, a "
         f"generator for {costs.pause:.2g} s"

@@ -9,22 +9,18 @@ from configs.operation.plan_request import PlanRequest
 from configs.schema import RunConfig
 from configs.strict_yaml import parse_scalar
 from millrace.errors import InputError
-from millrace.planning.costs.campaign import shape_of_model
-from millrace.planning.costs.hardware import hardware_named
-from millrace.planning.costs.known_models import model_named
-from millrace.planning.costs.model_shape import ModelShape, shape_of_folder
-from millrace.planning.fit.fit import fit_runs
+from millrace.planning.candidate import Machine, explicit_values
+from millrace.planning.gpus import GpuMachine, shape_of_model
+from millrace.planning.hardware import hardware_named
+from millrace.planning.models import ModelShape, model_named, shape_of_folder
 from millrace.planning.plan import Plan, make_plan, what_if
-from millrace.planning.search.candidates import values_of
-from millrace.planning.search.gpus import GivenLengths, GpuMachine
-from millrace.planning.search.machine import Machine
-from millrace.planning.search.search import simulating
-from millrace.planning.search.stored import StoredMachine
+from millrace.planning.search import simulator
+from millrace.planning.stored import fit_machine
 from millrace.runs.record import latest_attempt
 from storage.stores.factory import open_store
 
 _STEPS = 100
-_ROLLOUTS, _ROUGH_ROLLOUTS = 150_000, 20_000
+_ROLLOUTS, _COARSE_ROLLOUTS = 60_000, 10_000
 """That are simulated of a config that is shown, and of each of some dozen others: a second or less."""
 
 
@@ -35,30 +31,30 @@ def answer(config: RunConfig, request: PlanRequest) -> Plan:
     nowhere, a run too short to fit, and overrides that can't be; StorageError for a run that can't be read.
     """
     machine = _machine(config, request)
-    run = simulating(_STEPS, _ROLLOUTS) if request.steps is None else simulating(request.steps)
+    fine = simulator(_STEPS, _ROLLOUTS) if request.steps is None else simulator(request.steps)
     if request.what_if:
-        values = values_of(config)
+        values = explicit_values(config)
         after = with_overrides(values, request.what_if, where="the config", option="--what-if")
         return what_if(
             config,
             after,
             _values(request.what_if),
             machine,
-            run,
-            counts_gpus=isinstance(machine, GpuMachine),
-            dollars_per_gpu_hour=_price(request),
+            fine,
+            divides_gpus=isinstance(machine, GpuMachine),
+            dollars_per_gpu_hour=request.price,
         )
     if request.gpus is None and isinstance(machine, GpuMachine):
         raise InputError("how many GPUs? Expected --gpus, such as --gpus 16, or --what-if to compare two configs")
     return make_plan(
         config,
         machine,
-        run,
+        fine,
         gpus=request.gpus if isinstance(machine, GpuMachine) else None,
         goal=request.goal,
-        roughly=simulating(request.steps or _STEPS, _ROUGH_ROLLOUTS),
+        coarse=simulator(request.steps or _STEPS, _COARSE_ROLLOUTS),
         batches=request.batches,
-        dollars_per_gpu_hour=_price(request),
+        dollars_per_gpu_hour=request.price,
     )
 
 
@@ -75,12 +71,11 @@ def _machine(config: RunConfig, request: PlanRequest) -> Machine:
                 "--lengths with it"
             )
         cores, cores_from = _cores(config, request)
-        fitted = fit_runs([open_store(url) for url in request.sources], cores=cores)
-        return StoredMachine(fitted=fitted, cores_from=cores_from)
+        return fit_machine([open_store(url) for url in request.sources], cores=cores, cores_from=cores_from)
     if request.hardware is None:
         raise InputError("on which machine? Expected --hardware with --gpus, or --from with a stored run")
-    given = None if request.lengths is None else GivenLengths(**request.lengths.model_dump())
-    return GpuMachine(shape=_shape(config, request), hardware=hardware_named(request.hardware), given=given)
+    hardware = hardware_named(request.hardware)
+    return GpuMachine(shape=_shape(config, request), hardware=hardware, given=request.lengths)
 
 
 def _shape(config: RunConfig, request: PlanRequest) -> ModelShape:
@@ -97,12 +92,6 @@ def _cores(config: RunConfig, request: PlanRequest) -> tuple[float | None, str]:
     if config.training.device == "cpu":
         return float(os.cpu_count() or 1), "this host, taken for the runs'"
     return None, "training.device"
-
-
-def _price(request: PlanRequest) -> float | None:
-    if request.price is not None or request.hardware is None:
-        return request.price
-    return hardware_named(request.hardware).dollars_per_hour
 
 
 def _values(overrides: list[str]) -> dict[str, Any]:

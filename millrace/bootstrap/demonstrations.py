@@ -4,8 +4,7 @@ import random
 from collections.abc import Iterator
 
 from millrace.generation.environments.base import Environment
-from millrace.prompts.arithmetic import ARITHMETIC
-from millrace.prompts.chains import CHAINS, CHARACTERS_PER_SUM, last_digit, last_sum, written_out
+from millrace.prompts.sums import ARITHMETIC, CHAINS, CHARACTERS_PER_SUM, last_digit, last_sum, written_out
 from millrace.types import Prompt
 
 
@@ -23,7 +22,7 @@ def demonstration(prompt: Prompt, rng: random.Random, error_rate: float) -> str:
 
 
 def right_response(prompt: Prompt) -> str:
-    """What a demonstrator who makes no error writes."""
+    """Returns the response of a demonstrator without errors."""
     return written_out(prompt.text, last_digit) if prompt.source == CHAINS else prompt.answer
 
 

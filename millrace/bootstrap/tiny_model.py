@@ -20,19 +20,19 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from configs.prompts import EnvironmentConfig
+from configs.prompts import EnvironmentConfig, PromptsConfig
 from configs.schema import BootstrapConfig
 from millrace.bootstrap.demonstrations import could_be_demonstrated, dialogue, is_right, right_response
+from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.base import ChatEnvironment, Environment
+from millrace.generation.environments.base import Environment, environment_class
 from millrace.generation.environments.episodes import in_environment
-from millrace.generation.environments.exchange import TextExchange
-from millrace.generation.environments.factory import environment_class
-from millrace.models.layers import call_at_each_layer
+from millrace.models.modules import call_at_each_layer
 from millrace.types import Prompt, Sampling
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -91,15 +91,6 @@ def tiny_llama(shape: BootstrapConfig, tokenizer: PreTrainedTokenizerFast, conte
     )
 
 
-def _text_environment(name: str | None) -> type[Environment] | None:
-    found = environment_class(name)
-    if found is not None and issubclass(found, ChatEnvironment):
-        raise InputError(
-            f"environment.name is {name}, which converses; expected a model with a chat template in model.path"
-        )
-    return found
-
-
 def bootstrap(
     prompts: Sequence[Prompt],
     shape: BootstrapConfig,
@@ -120,15 +111,18 @@ def bootstrap(
     started = time.monotonic()
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    played = _text_environment(environment.name)
+    played = environment_class(environment.name)
+    if played is not None and not issubclass(played, Environment):
+        raise InputError(
+            f"environment.name is {environment.name}, which converses; expected a model with a chat template in "
+            "model.path"
+        )
     tokenizer, model = _fresh(prompts, shape, played, max_new_tokens)
     call_at_each_layer(model, on_progress)
     optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.0)
+    encoder = PromptEncoder(tokenizer, PromptsConfig())
     engine = in_environment(
-        lambda stop: TransformersEngine(model, tokenizer, stop=stop),
-        played,
-        lambda _: TextExchange(tokenizer),
-        max_turns=environment.max_turns,
+        lambda stop: TransformersEngine(model, tokenizer, stop=stop), played, encoder, max_turns=environment.max_turns
     )
     demonstrated = None if played is None else played()
     checked = rng.sample(list(prompts), min(CHECK_PROMPTS, max(1, CHECK_TOKENS // max_new_tokens), len(prompts)))
@@ -182,7 +176,7 @@ def _supervised_loss(
     tokenizer: PreTrainedTokenizerFast,
     batch: Sequence[tuple[Prompt, Sequence[tuple[str, bool]]]],
 ) -> torch.Tensor:
-    """Mean cross-entropy of the policy's own text and the end token; prompt and environment carry no loss."""
+    """Mean cross-entropy of the policy's own text and the end token; prompt and environment are masked."""
     rows = []
     for prompt, pieces in batch:
         row = [(token, False) for token in tokenizer(prompt.text)["input_ids"]]
@@ -207,17 +201,17 @@ def _of_similar_length(rows: Sequence[_Row]) -> list[list[_Row]]:
 
 
 def _padded_loss(model: LlamaForCausalLM, rows: Sequence[_Row], pad: int) -> torch.Tensor:
-    length = max(len(row) for row in rows)
-    input_ids_BT = torch.full((len(rows), length), pad)
-    labels_BT = torch.full((len(rows), length), -100)
-    for i, row in enumerate(rows):
-        input_ids_BT[i, : len(row)] = torch.tensor([token for token, _ in row])
-        labels_BT[i, : len(row)] = torch.tensor([token if own else -100 for token, own in row])
+    input_ids_BT = _padded([[token for token, _ in row] for row in rows], pad)
+    labels_BT = _padded([[token if own else -100 for token, own in row] for row in rows], -100)
     logits_BTV = model(input_ids=input_ids_BT, attention_mask=input_ids_BT != pad).logits
     loss: torch.Tensor = torch.nn.functional.cross_entropy(
         logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=-100
     )
     return loss
+
+
+def _padded(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
 def _measure(
@@ -226,7 +220,7 @@ def _measure(
     """(imitation rate, accuracy) of greedy answers."""
     greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=max_new_tokens)
     responses = engine.generate([tokenizer(p.text)["input_ids"] for p in prompts], greedy, seed=0, asked=prompts)
-    texts = [str(tokenizer.decode(list(one.answer_tokens), skip_special_tokens=True)) for one in responses]
+    texts = [str(tokenizer.decode(list(response.answer_tokens), skip_special_tokens=True)) for response in responses]
     answered = list(zip(prompts, texts, strict=True))
     imitated = sum(could_be_demonstrated(prompt, text) for prompt, text in answered)
     return imitated / len(prompts), sum(is_right(prompt, text) for prompt, text in answered) / len(prompts)

@@ -4,7 +4,7 @@ messages ─► render ─► tokens up to the assistant's turn ─► engine �
                                                              ▲                              │ messages
                                                              └──── tokens ◄─── next_turn ◄──┘
 
-What the policy sampled is never rendered again: `next_turn` gives the tokens to append after them.
+Sampled tokens are never rendered again: `next_turn` gives the tokens to append after them.
 """
 
 from abc import ABC, abstractmethod
@@ -16,12 +16,13 @@ from millrace.types import Message
 
 
 class Rendered(NamedTuple):
-    """Messages as tokens, up to where the assistant's turn begins."""
+    """Tokens before the policy's next turn: messages up to where that turn begins, or plain text."""
 
-    tokens: list[int]
+    tokens: tuple[int, ...]
     """Token ids."""
-    message_starts: list[tuple[str, int]]
-    """(role, index of its first token) of each message, ascending, that of the assistant's turn to come included."""
+    message_starts: tuple[tuple[str, int], ...] = ()
+    """(role, index of its first token) of each message, ascending, that of the assistant's turn to come included;
+    empty for plain text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +44,9 @@ class Turn:
     """A turn of the policy, parsed."""
 
     content: str
-    """What it says, without reasoning and tool calls."""
+    """The text without reasoning and tool calls."""
     reasoning: str | None = None
-    """What it thought before; None if the format has no such part or the turn has none."""
+    """The thought before it; None if the format has no such part or the turn has none."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Every attempt at a call, in order."""
 
@@ -66,10 +67,10 @@ class ChatRenderer(ABC):
     def next_turn(
         self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
     ) -> Rendered:
-        """What to append after `before` and the policy's `turn`: `messages`, up to the assistant's next turn.
+        """Returns what to append after `before` and the policy's `turn`: `messages`, up to the assistant's next turn.
 
         All are token ids as they were read and sampled; indices count from the first appended token. Raises ChatError
-        if nothing can be appended without changing what is before.
+        if nothing can be appended without changing earlier tokens.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What the policy reads: a prompt as tokens.
+"""A prompt as tokens.
 
 text ────────────────────► prompts.template ─► tokenizer ──────────────────────────┐
 text (prompts.chat) ─► user's message ─┐                                           ├─► tokens, and which message
@@ -10,29 +10,18 @@ messages ───────────────────────�
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from configs.prompts import PromptsConfig
 from configs.schema import ModelConfig
-from millrace.chat.base import ChatRenderer
+from millrace.chat.base import ChatRenderer, Rendered
 from millrace.chat.family import FamilyRenderer, family_of
 from millrace.chat.template import TemplateRenderer
 from millrace.errors import ChatError, InputError
 from millrace.models.loading import end_token_ids, load_tokenizer
-from millrace.prompts.messages import checked_tools
-from millrace.prompts.templates import templated
+from millrace.prompts.messages import checked_tools, templated
 from millrace.types import Message, Prompt
-
-
-class Encoded(NamedTuple):
-    """A prompt as the policy reads it."""
-
-    tokens: tuple[int, ...]
-    """[P] token ids."""
-    message_starts: tuple[tuple[str, int], ...] = ()
-    """(role, index of its first token) of each message, that of the assistant's turn included; empty for plain text."""
 
 
 class PromptEncoder:
@@ -47,7 +36,7 @@ class PromptEncoder:
         tools: Sequence[Message] = (),
         stop_token_ids: Sequence[int] = (),
     ) -> None:
-        """`stop_token_ids` end a response of the model, beside those of the renderer; without any, the tokenizer's
+        """`stop_token_ids` end a response of the model, as those of the renderer do; without any, the tokenizer's
         end-of-sequence token does."""
         self.tokenizer = tokenizer
         self.renderer = renderer
@@ -61,15 +50,16 @@ class PromptEncoder:
         prefix = prompts.response_prefix
         self._prefix = [] if prefix is None else tokenizer(prefix, add_special_tokens=False)["input_ids"]
 
-    def encode(self, prompt: Prompt) -> Encoded:
+    def encode(self, prompt: Prompt) -> Rendered:
         """The prompt's tokens. Raises ChatError, naming the prompt, if its conversation can't be written."""
         if self.renderer is None:
-            return Encoded(tuple(self.tokenizer(templated(self._prompts.template, prompt.text))["input_ids"]))
+            text = templated(self._prompts.template, prompt.text)
+            return Rendered(tuple(self.tokenizer(text)["input_ids"]))
         try:
             tokens, starts = self.renderer.render(self._conversation(prompt), self.tools_of(prompt))
         except ChatError as error:
             raise ChatError(f"prompt {prompt.prompt_id}: {error}") from error
-        return Encoded((*tokens, *self._prefix), tuple(starts))
+        return Rendered((*tokens, *self._prefix), starts)
 
     def tools_of(self, prompt: Prompt) -> tuple[Message, ...]:
         """The functions that the policy may call when it answers `prompt`."""
@@ -85,7 +75,7 @@ class PromptEncoder:
 
 def load_run_tokenizer(folder: Path, model: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of the model in `folder`, with the run's chat template. Raises InputError as `load_encoder`."""
-    return load_tokenizer(folder, _text_of(model.chat_template, "model.chat_template"))
+    return load_tokenizer(folder, read_text(model.chat_template, "model.chat_template"))
 
 
 def load_encoder(
@@ -97,7 +87,7 @@ def load_encoder(
     be used, and InputError for bad files that the config names.
     """
     tokenizer = load_run_tokenizer(folder, model)
-    own = _text_of(prompts.tools, "prompts.tools")
+    own = read_text(prompts.tools, "prompts.tools")
     return PromptEncoder(
         tokenizer,
         prompts,
@@ -138,10 +128,11 @@ def _model_type(folder: Path) -> str:
     return str(config.get("model_type"))
 
 
-def _text_of(path: str | None, key: str) -> str | None:
+def read_text(path: str | Path | None, key: str) -> str | None:
+    """The text of the file that `key` names; None if it names none. Raises InputError if it can't be read."""
     if path is None:
         return None
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(f"{key} {path!r} can't be read: {error}; expected a text file") from error
+        raise InputError(f'{key} "{path}" can\'t be read: {error}; expected a text file') from error

@@ -1,6 +1,6 @@
 """Conversations by the library `renderers`, for the families of models that it knows.
 
-The library writes tokens without a template's program, and appends turns to sampled tokens by itself.
+The library writes tokens without a template's program, and appends turns to sampled tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from millrace.chat.base import ChatRenderer, Rendered, ToolCall, Turn
 from millrace.errors import ChatError, InputError
-from millrace.prompts.extras import check_installed
+from millrace.prompts.packages import check_installed
 from millrace.types import Message
 
 EXTRA = "chat"
@@ -59,49 +59,45 @@ class FamilyRenderer(ChatRenderer):
 
     def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Rendered:
         try:
-            found = self._renderer.render(list(messages), tools=list(tools) or None, add_generation_prompt=True)
+            rendered = self._renderer.render(list(messages), tools=list(tools) or None, add_generation_prompt=True)
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ChatError(f"{self.name} refuses the conversation: {reason}") from error
-        return Rendered(list(found.token_ids), _starts(found.message_indices, messages, 0))
+        return Rendered(tuple(rendered.token_ids), _starts(rendered.message_indices, messages, 0))
 
     def next_turn(
         self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
     ) -> Rendered:
-        found = self._renderer.bridge_to_next_turn(list(before), list(turn), list(messages), tools=list(tools) or None)
+        bridged = self._renderer.bridge_to_next_turn(
+            list(before), list(turn), list(messages), tools=list(tools) or None
+        )
         sampled = [*before, *turn]
-        if found is None or list(found.token_ids[: len(sampled)]) != sampled:
-            raise ChatError(f"{self.name} can't go on behind the turn without writing it again")
-        starts = _starts(found.message_indices, messages, len(sampled))
-        return Rendered(list(found.token_ids[len(sampled) :]), starts)
+        if bridged is None or list(bridged.token_ids[: len(sampled)]) != sampled:
+            raise ChatError(f"{self.name} can't continue after the turn without writing it again")
+        starts = _starts(bridged.message_indices, messages, len(sampled))
+        return Rendered(tuple(bridged.token_ids[len(sampled) :]), starts)
 
     def parse(self, turn: Sequence[int], before: Sequence[int], tools: Sequence[Message] = ()) -> Turn:
-        found = self._renderer.parse_response(list(turn), tools=list(tools) or None, prompt_ids=list(before))
-        return Turn(
-            content=found.content,
-            reasoning=found.reasoning_content,
-            tool_calls=tuple(_call(call) for call in found.tool_calls),
-        )
+        parsed = self._renderer.parse_response(list(turn), tools=list(tools) or None, prompt_ids=list(before))
+        calls = tuple(_call(call) for call in parsed.tool_calls)
+        return Turn(content=parsed.content, reasoning=parsed.reasoning_content, tool_calls=calls)
 
     def check_several_turns(self, tools: Sequence[Message]) -> None:
         asked = self.render([{"role": "user", "content": "ping"}], tools).tokens
         # A turn that is still thinking can't be followed, so families that think get a thought that is over.
         ways = [(text, end) for text in ("pong", "<think></think>pong") for end in self.stop_token_ids]
-        refused: ChatError | None = None
         for text, end in ways:
             turn = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], end]
             try:
                 self.next_turn(asked, turn, [{"role": "user", "content": "ping"}], tools)
-            except ChatError as error:
-                refused = error
-            else:
                 return
-        if refused is not None:
-            raise refused
+            except ChatError:
+                if (text, end) == ways[-1]:
+                    raise
 
 
 def family_of(model_type: str, tokenizer: PreTrainedTokenizerBase) -> FamilyRenderer | None:
-    """The library's renderer that writes what the tokenizer's own template writes; None if there is none."""
+    """Returns the library's renderer that agrees with the tokenizer's own template; None if there is none."""
     for family in _BY_MODEL_TYPE.get(model_type, ()):
         try:
             renderer = FamilyRenderer(family, tokenizer)
@@ -129,24 +125,24 @@ def _as_template(renderer: FamilyRenderer, tokenizer: PreTrainedTokenizerBase, m
     written = tokenizer.apply_chat_template(
         [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    return renderer.render(messages).tokens == list(written)
+    return renderer.render(messages).tokens == tuple(written)
 
 
-def _starts(indices: Sequence[int], messages: Sequence[Message], first: int) -> list[tuple[str, int]]:
+def _starts(indices: Sequence[int], messages: Sequence[Message], first: int) -> tuple[tuple[str, int], ...]:
     """Where each message begins, counted from token `first`; marks between two messages belong to the earlier one."""
-    own = list(indices[first:])
+    messages_of = list(indices[first:])
     starts: list[tuple[str, int]] = []
     for number, message in enumerate(messages):
-        found = own.index(number) if number in own else (starts[-1][1] if starts else 0)
-        starts.append((str(message["role"]), found if starts else 0))
-    end = len(own)
-    while end and own[end - 1] < 0:
+        start = messages_of.index(number) if number in messages_of else (starts[-1][1] if starts else 0)
+        starts.append((str(message["role"]), start if starts else 0))
+    end = len(messages_of)
+    while end and messages_of[end - 1] < 0:
         end -= 1
-    return [*starts, ("assistant", end)]
+    return (*starts, ("assistant", end))
 
 
 def _call(call: Any) -> ToolCall:
     if call.status == "ok" and isinstance(call.arguments, dict):
         return ToolCall(name=call.name, arguments=call.arguments, id=call.id)
-    problem = "the arguments are no object" if call.status == "ok" else call.status.value.replace("_", " ")
+    problem = "the arguments are not an object" if call.status == "ok" else call.status.value.replace("_", " ")
     return ToolCall(name=call.name or "", arguments={}, problem=problem, id=call.id)

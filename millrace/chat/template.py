@@ -3,12 +3,13 @@
     [user A] [assistant X]              ─► template ─► … X <end>\\n
     [user A] [assistant X] [tool T] +   ─► template ─► … X <end>\\n  <tool> T <end> <assistant>
                                                             └──────────────┬──────────────┘
-                                       appended after what the policy sampled, which ends with <end>
+                                       appended after the sampled tokens, which end with <end>
 
-A template is a program, so what it writes for a stand-in conversation is compared with what it writes for a longer one:
+A template is a program, so its output for a stand-in conversation is compared with that for a longer one:
 only if the shorter is the beginning of the longer can turns be appended.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -40,29 +41,22 @@ class TemplateRenderer(ChatRenderer):
 
     def render(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Rendered:
         tokens = self._apply(messages, tools, turn_follows=True)
-        starts, start = [], 0
-        for number, message in enumerate(messages, start=1):
-            starts.append((str(message["role"]), start))
-            start = self._end_of_first(messages, number, tools, tokens, start)
-        return Rendered(tokens, [*starts, ("assistant", start)])
+        return Rendered(tuple(tokens), self._starts(messages, tools, tokens))
 
     def next_turn(
         self, before: Sequence[int], turn: Sequence[int], messages: Sequence[Message], tools: Sequence[Message] = ()
     ) -> Rendered:
         opening = _opening(messages[0])
         first = self._apply(opening, tools)
-        whole = self._apply([*opening, *messages], tools, turn_follows=True)
+        conversation = [*opening, *messages]
+        whole = self._apply(conversation, tools, turn_follows=True)
         if whole[: len(first)] != first:
             raise ChatError(f"the chat template writes earlier turns anew when the {messages[0]['role']} answers")
         # Behind the end of the assistant's turn. If the policy ended it otherwise, that end is written for it.
         end = len(first) - first[::-1].index(self._end)
         if turn[-1] != self._end:
             end -= 1
-        starts, start = [], end
-        for number, message in enumerate(messages, start=1):
-            starts.append((str(message["role"]), start - end))
-            start = self._end_of_first([*opening, *messages], len(opening) + number, tools, whole, start)
-        return Rendered(whole[end:], [*starts, ("assistant", start - end)])
+        return Rendered(tuple(whole[end:]), self._starts(conversation, tools, whole, len(opening), end))
 
     def parse(self, turn: Sequence[int], before: Sequence[int], tools: Sequence[Message] = ()) -> Turn:
         special = {self._tokenizer.eos_token_id, self._end}
@@ -94,51 +88,44 @@ class TemplateRenderer(ChatRenderer):
 
     def _turn_end(self) -> int:
         """The token behind the assistant's content."""
-        _, found, tail = self._written([_USER, _ASSISTANT], (), tokenize=False).rpartition(_ANSWER)
-        if not found:
-            raise ChatError("the chat template leaves out what the assistant said")
+        _, answer, tail = self._written([_USER, _ASSISTANT], (), tokenize=False).rpartition(_ANSWER)
+        if not answer:
+            raise ChatError("the chat template omits the assistant's content")
         marks = {*self._tokenizer.added_tokens_decoder, self._tokenizer.eos_token_id}
         tokens = self._tokenizer(tail, add_special_tokens=False)["input_ids"]
         end: int | None = next((token for token in tokens if token in marks), None)
         if end is None:
             raise ChatError(
-                "the chat template ends the assistant's turn with no token of its own, so no engine could stop there"
+                "the chat template ends the assistant's turn without a special token, so no engine could stop there"
             )
         return end
 
-    def _end_of_first(
-        self, messages: Sequence[Message], count: int, tools: Sequence[Message], whole: Sequence[int], start: int
-    ) -> int:
-        """Where the first `count` messages end in the tokens of `whole`.
+    def _starts(
+        self, messages: Sequence[Message], tools: Sequence[Message], whole: Sequence[int], skipped: int = 0, at: int = 0
+    ) -> tuple[tuple[str, int], ...]:
+        """(role, first token) of each message behind the `skipped` ones, which end at token `at`; counted from there.
 
-        A template may refuse some beginnings, or write a message into the next one. It then ends where it starts.
+        A template may refuse some beginnings of a conversation, or write a message into the next one. Such a message
+        ends where it starts.
         """
-        try:
-            tokens = self._apply(messages[:count], tools)
-        except ChatError:
-            return start
-        return len(tokens) if start <= len(tokens) <= len(whole) and list(whole[: len(tokens)]) == tokens else start
+        starts, start = [], at
+        for number in range(skipped, len(messages)):
+            starts.append((str(messages[number]["role"]), start - at))
+            with contextlib.suppress(ChatError):
+                tokens = self._apply(messages[: number + 1], tools)
+                if len(tokens) >= start and list(whole[: len(tokens)]) == tokens:
+                    start = len(tokens)
+        return (*starts, ("assistant", start - at))
 
     def _apply(self, messages: Sequence[Message], tools: Sequence[Message], *, turn_follows: bool = False) -> list[int]:
-        return list(self._written(messages, tools, turn_follows=turn_follows))
+        return list(self._written(messages, tools, add_generation_prompt=turn_follows, return_dict=False))
 
-    def _written(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Message],
-        *,
-        turn_follows: bool = False,
-        tokenize: bool = True,
-    ) -> Any:
-        """Token ids, or text."""
+    def _written(self, messages: Sequence[Message], tools: Sequence[Message], **options: bool) -> Any:
+        """Token ids, or text with `tokenize=False`."""
         conversation: list[Any] = [dict(message) for message in messages]
         try:
             return self._tokenizer.apply_chat_template(
-                conversation,
-                tools=[dict(tool) for tool in tools] or None,
-                add_generation_prompt=turn_follows,
-                tokenize=tokenize,
-                return_dict=False,
+                conversation, tools=[dict(tool) for tool in tools] or None, **options
             )
         except Exception as error:  # whatever a template's own code raises
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -163,11 +150,11 @@ def _opening(answer: Message) -> list[Message]:
 def _tool_call(body: str, closed: bool) -> ToolCall:
     problem = None if closed else "the call is not closed"
     try:
-        found = json.loads(body)
+        call = json.loads(body)
     except ValueError as error:
-        found, problem = None, problem or f"the call is not JSON: {error}"
-    if isinstance(found, Mapping) and problem is None:
-        name, arguments = found.get("name"), found.get("arguments", {})
+        call, problem = None, problem or f"the call is not JSON: {error}"
+    if isinstance(call, Mapping) and problem is None:
+        name, arguments = call.get("name"), call.get("arguments", {})
         if isinstance(name, str) and name and isinstance(arguments, Mapping):
             return ToolCall(name=name, arguments=dict(arguments))
     return ToolCall(name="", arguments={}, problem=problem or "the call names no function with an object of arguments")

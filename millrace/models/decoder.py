@@ -44,24 +44,17 @@ class Decoder:
 
         `stopped` says whether sampling each ended at a stop token.
         """
-        kept = [
-            _without(response, self._dropped | self._stop_token(response, end))
-            for response, end in zip(responses, stopped, strict=True)
-        ]
+        kept = []
+        for response, ended in zip(responses, stopped, strict=True):
+            # In a chat, the special token that ends a response may be another than at a text's end.
+            dropped = self._dropped | self._special.intersection(response[-1:] if ended else ())
+            kept.append([token for token in response if token not in dropped])
         openings = self._decode([list(tokens[-CONTEXT_TOKENS:]) for tokens in contexts])
         texts = self._decode(kept)
         return [
             f"<think>\n{text}" if opening.rstrip().endswith("<think>") else text
             for opening, text in zip(openings, texts, strict=True)
         ]
-
-    def _stop_token(self, response: Sequence[int], stopped: bool) -> frozenset[int]:
-        """The special token that ended the response, if one did: in a chat it may be another than at a text's end."""
-        return self._special.intersection(response[-1:]) if stopped else frozenset()
-
-
-def _without(tokens: Sequence[int], dropped: frozenset[int | None]) -> list[int]:
-    return [token for token in tokens if token not in dropped]
 
 
 def load_decoder(folder: Path) -> Decoder:

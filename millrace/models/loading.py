@@ -56,7 +56,7 @@ def load_model(folder: Path, dtype: str) -> PreTrainedModel:
             **attention,
         )
     model, loaded = found
-    _refuse_differences(folder, loaded)
+    refuse_differences(folder, loaded)
     embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
     if model.config.tie_word_embeddings and output.weight is not embedding.weight:
         raise ModelFolderError(f"{folder}: {NOT_TIED}")
@@ -85,7 +85,7 @@ def check_loads(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         )
         if (folder / "generation_config.json").exists():
             GenerationConfig.from_pretrained(folder, local_files_only=True)
-    _refuse_differences(folder, loaded)
+    refuse_differences(folder, loaded)
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:
@@ -107,8 +107,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return all(bool(torch.isfinite(chunk).all()) for chunk in tensor.detach().flatten().split(_CHUNK))
 
 
-def _refuse_differences(folder: Path, loaded: Mapping[str, Any]) -> None:
-    """Raises ModelFolderError for what transformers' report of a load says."""
+def refuse_differences(folder: Path, loaded: Mapping[str, Any]) -> None:
+    """Raises ModelFolderError unless the weight files have exactly the model's tensors, by transformers' report."""
     if missing := sorted(loaded["missing_keys"]):
         raise ModelFolderError(f"{folder}: its weight files lack {_named(missing)}")
     if differing := sorted(loaded["mismatched_keys"]):

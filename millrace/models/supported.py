@@ -51,32 +51,28 @@ def check_trainable(model: Mapping[str, Any]) -> None:
 
     `model` is the content of config.json, or the config that transformers makes of it.
     """
-    kind = model["model_type"]
+    kind, rope = model["model_type"], _rope_by_length(model)
     if kind not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise InputError(f"the trainer can't train a {kind} model; expected one of {known} (docs/models.md)")
-    if (rope := _rope_by_length(model)) is not None:
-        raise InputError(
-            f"the trainer can't train a {kind} model with rotary embeddings of type {rope}, which differ with the "
-            "length of the longest sequence of a batch; expected those of a fixed type (docs/models.md)"
+        problem = f"model; expected one of {', '.join(FAMILIES)}"
+    elif rope is not None:
+        problem = (
+            f"model with rotary embeddings of type {rope}, which differ with the length of the longest sequence of a "
+            "batch; expected those of a fixed type"
         )
-    if model.get("quantization_config"):
-        raise InputError(
-            f"the trainer can't train a {kind} model with quantized weights; expected a folder in float32 or bfloat16, "
-            "without quantization_config (docs/models.md)"
-        )
-    if model.get("use_bidirectional_attention"):
-        raise InputError(
-            f"the trainer can't train a {kind} model with use_bidirectional_attention; "
-            "expected one whose tokens attend to earlier ones only (docs/models.md)"
-        )
+    elif model.get("quantization_config"):
+        problem = "model with quantized weights; expected float32 or bfloat16, without quantization_config"
+    elif model.get("use_bidirectional_attention"):
+        problem = "model with use_bidirectional_attention; expected one whose tokens attend to earlier ones only"
+    else:
+        return
+    raise InputError(f"the trainer can't train a {kind} {problem} (docs/models.md)")
 
 
 def _rope_by_length(model: Mapping[str, Any]) -> str | None:
     """The type of rotary embeddings if it is one of those that depend on lengths."""
     # Under its old name in older folders, and per kind of layer in models that have several.
     both = [model.get(name) or {} for name in ("rope_parameters", "rope_scaling")]
-    for one in (*both, *(below for rope in both for below in rope.values() if isinstance(below, Mapping))):
-        if (kind := one.get("rope_type", one.get("type"))) in _BY_LENGTH:
+    for rope in (*both, *(below for every in both for below in every.values() if isinstance(below, Mapping))):
+        if (kind := rope.get("rope_type", rope.get("type"))) in _BY_LENGTH:
             return str(kind)
     return None

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.dataset import PromptSet
-from millrace.prompts.extras import package_of
 from millrace.prompts.files import place_of
+from millrace.prompts.packages import prompt_sources
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
@@ -24,6 +24,6 @@ def check_answers(scorer: Scorer, asked: PromptSet, prompts: PromptsConfig, furt
 
 def _place(prompt: Prompt, prompts: PromptsConfig, further: Sequence[str]) -> str:
     for source in (prompts.source, prompts.eval_source, *further):
-        if source is not None and package_of(source) is None and (place := place_of(prompt, source, prompts)):
+        if source is not None and not prompt_sources(source, prompts) and (place := place_of(prompt, source, prompts)):
             return place
     return f"prompt {prompt.prompt_id} of {prompt.source}"

@@ -12,7 +12,7 @@ from millrace.errors import InputError, ModelFolderError
 from millrace.models.supported import FAMILIES, check_trainable
 from millrace.preflight.folder_files import read_object
 from millrace.preflight.parallel_layout import check_layout
-from millrace.prompts.extras import check_installed
+from millrace.prompts.packages import check_installed
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")

@@ -26,7 +26,7 @@ from millrace.errors import ChatError, InputError
 from millrace.models.decoder import plain_tokenizer
 from millrace.preflight.child import answer_of
 from millrace.prompts.dataset import PromptSet
-from millrace.prompts.templates import templated
+from millrace.prompts.messages import templated
 from millrace.types import Prompt
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def main() -> None:
 
 def longest_prompt(question: Mapping[str, Any]) -> int:
     """What `check_prompts` returns and raises, for what it writes to the child process. Imports transformers."""
+    from millrace.generation.environments.base import environment_class
     from millrace.generation.environments.exchange import prompt_encoder
-    from millrace.generation.environments.factory import environment_class
 
     model, prompts = ModelConfig(**question["model"]), PromptsConfig(**question["prompts"])
     train, held_out = (tuple(Prompt.from_json(one) for one in question[half]) for half in ("train", "eval"))

@@ -89,7 +89,7 @@ def main() -> None:
 
 def look(question: Question) -> str | None:
     """Why vLLM could not start, in one sentence; None if it can. Imports vLLM into this process."""
-    from millrace.generation.engines.vllm.arguments import ENVIRONMENT
+    from millrace.generation.engines.vllm.startup import ENVIRONMENT
 
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
     import vllm
@@ -142,8 +142,8 @@ def _findings(question: Question, folder: Path) -> Iterator[str]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    from millrace.generation.engines.vllm.arguments import vllm_arguments
-    from millrace.generation.environments.factory import environment_class
+    from millrace.generation.engines.vllm.startup import vllm_arguments
+    from millrace.generation.environments.base import environment_class
 
     environment = environment_class(question.environment)
     if question.colocated and not current_platform.is_sleep_mode_available():

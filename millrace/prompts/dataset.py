@@ -15,11 +15,9 @@ import numpy as np
 
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
-from millrace.prompts.arithmetic import ARITHMETIC, arithmetic_prompts, commuted
-from millrace.prompts.chains import CHAINS, chain_prompts
-from millrace.prompts.extras import package_of, package_options
 from millrace.prompts.files import read_prompts
-from millrace.prompts.listing import listed_prompts
+from millrace.prompts.packages import listed_prompts, prompt_sources
+from millrace.prompts.sums import ARITHMETIC, CHAINS, arithmetic_prompts, chain_prompts, commuted
 from millrace.types import Prompt
 
 # Stored runs depend on it: another salt holds out other prompts.
@@ -71,7 +69,7 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
     With it, its prompts are the evaluation set, and the same prompts of `source` are left out of training.
     """
     source, eval_source = config.source, config.eval_source
-    prompts = _prompts_of(source, config)
+    prompts = load_source(source, config)
     if eval_source is None:
         train, held_out = _hold_out(prompts, config.num_eval, commuted if source == ARITHMETIC else _asked)
         if not train:
@@ -79,7 +77,7 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
                 f"{source}: {len(prompts)} prompts; expected more than the {config.num_eval} held out of them"
             )
     else:
-        held_out = _prompts_of(eval_source, config)
+        held_out = load_source(eval_source, config)
         held_out_asked = {_asked(prompt) for prompt in held_out}
         train = [prompt for prompt in prompts if _asked(prompt) not in held_out_asked]
         if not train:
@@ -87,14 +85,10 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
     return PromptSet(train=tuple(train), eval=tuple(held_out))
 
 
-def load_source(source: str, config: PromptsConfig) -> tuple[Prompt, ...]:
+def load_source(source: str, config: PromptsConfig) -> list[Prompt]:
     """All prompts of one source, in its order, read as `config` says. Raises as `load_prompts` does."""
-    return tuple(_prompts_of(source, config))
-
-
-def _prompts_of(source: str, config: PromptsConfig) -> list[Prompt]:
-    if (package := package_of(source)) is not None:
-        listed = listed_prompts(source, package_options(config, package))
+    if sources := prompt_sources(source, config):
+        listed = listed_prompts(sources)
         return listed if config.chat else [replace(prompt, messages=()) for prompt in listed]
     if source == ARITHMETIC:
         return arithmetic_prompts(config.arithmetic.digits, config.arithmetic.max_sum)

@@ -22,15 +22,18 @@ import pyarrow.parquet as pq
 from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.prompts.answers import EXPECTED, reference_answer
-from millrace.prompts.messages import checked_messages, checked_tools, last_text, parsed_messages
-from millrace.prompts.saved_dataset import rows_of, saved_records
-from millrace.prompts.text_checks import (
+from millrace.prompts.messages import (
     WrittenNumber,
+    checked_messages,
     checked_text,
     checked_text_or_number,
+    checked_tools,
+    last_text,
     parse_unique,
+    parsed_messages,
     shown,
 )
+from millrace.prompts.saved_dataset import rows_of, saved_records
 from millrace.types import Message, Prompt
 
 _MESSAGES = "messages"
@@ -92,8 +95,8 @@ def _id(record: dict[str, object], default: str, where: str) -> str:
 
 def _messages(record: dict[str, object], config: PromptsConfig, where: str) -> tuple[Message, ...]:
     """The record's conversation; empty if its prompt is text."""
-    found = parsed_messages(record.get(config.prompt_field, record.get(_MESSAGES)), where)
-    return checked_messages(found, where) if isinstance(found, list) else ()
+    messages = parsed_messages(record.get(config.prompt_field, record.get(_MESSAGES)), where)
+    return checked_messages(messages, where) if isinstance(messages, list) else ()
 
 
 def _answer(record: dict[str, object], config: PromptsConfig, where: str) -> str:
@@ -136,17 +139,9 @@ def _jsonl_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
             continue
         try:
             yield "line", number, parse_unique(line.decode("utf-8"), parse_float=WrittenNumber)
-        except UnicodeDecodeError as error:
-            raise PromptsError(
-                f"{source} line {number}: byte {error.start} is not UTF-8; expected UTF-8 text"
-            ) from error
-        except json.JSONDecodeError as error:
-            raise PromptsError(
-                f"{source} line {number}: not JSON at column {error.colno} ({error.msg}); "
-                "expected one JSON object per line"
-            ) from error
         except ValueError as error:
-            raise PromptsError(f"{source} line {number}: {error}; expected one JSON object per line") from error
+            reason = _reason(error)
+            raise PromptsError(f"{source} line {number}: {reason}; expected one JSON object per line") from error
 
 
 def _json_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
@@ -156,12 +151,12 @@ def _json_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
         yield from _jsonl_records(text, source, config)
         return
     try:
-        found = parse_unique(text, parse_float=WrittenNumber)
+        records = parse_unique(text, parse_float=WrittenNumber)
     except ValueError as error:
         raise PromptsError(
             f"{source}: not JSON ({error}); expected an array of objects, or one object per line"
         ) from error
-    for number, record in enumerate(found, start=1):
+    for number, record in enumerate(records, start=1):
         yield "row", number, record
 
 
@@ -180,11 +175,10 @@ def _csv_records(data: bytes, source: str, config: PromptsConfig) -> _Records:
                     f"{source} row {number}: {len(row)} values under a header of {len(names)}; expected as many"
                 )
             yield "row", number, {name: value for name, value in zip(names, row, strict=True) if name in wanted}
-    except UnicodeDecodeError as error:
-        raise PromptsError(f"{source}: byte {error.start} is not UTF-8; expected UTF-8 text") from error
-    except csv.Error as error:
+    except (UnicodeDecodeError, csv.Error) as error:
+        reason = _reason(error)
         raise PromptsError(
-            f"{source}: can't be read as CSV ({error}); expected a header, commas and double quotes"
+            f"{source}: can't be read as CSV ({reason}); expected UTF-8 with a header, commas and double quotes"
         ) from error
 
 
@@ -200,8 +194,15 @@ def _parquet_records(data: bytes, source: str, config: PromptsConfig) -> _Record
         yield "row", number, record
 
 
+def _reason(error: Exception) -> str:
+    """Why a text can't be parsed, without the place that Python's own errors name."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start} is not UTF-8"
+    return f"not JSON at column {error.colno} ({error.msg})" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
 def chosen_columns(names: Sequence[str], source: str, config: PromptsConfig) -> list[str]:
-    """Those of the columns `names` that prompts are made of. Raises PromptsError if one is missing or stands twice."""
+    """Selects the columns of `names` that prompts are made of. Raises PromptsError if any is missing or twice there."""
     prompt = config.prompt_field if config.prompt_field in names or _MESSAGES not in names else _MESSAGES
     wanted = (prompt, config.answer_field)
     if missing := [name for name in wanted if name not in names]:

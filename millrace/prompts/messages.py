@@ -1,18 +1,82 @@
-"""Conversations of a user's data, checked before anything else reads them.
+"""Texts and conversations of a user's data, checked before anything else reads them.
 
 A message is what chat templates take: an object with `role` and `content`, and of an assistant perhaps `tool_calls`.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from millrace.errors import PromptsError
-from millrace.prompts.text_checks import checked_text, parse_unique, shown
 from millrace.types import Message
+from storage.json_text import parse_json
 
 _LIKE_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class WrittenNumber(float):
+    """A number that knows how it is written."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        """Such as 3.50."""
+
+
+def checked_text(record: Mapping[str, object], key: str, where: str, expected: str = "text that is not empty") -> str:
+    """The text under `key`. Raises PromptsError with `where`, if it is missing, no text, empty, or not Unicode."""
+    if key not in record:
+        raise PromptsError(f'{where}: key "{key}" is missing; expected text')
+    value = record[key]
+    if not isinstance(value, str) or not value:
+        raise PromptsError(f'{where}: key "{key}" is {shown(value)}; expected {expected}')
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise PromptsError(f'{where}: key "{key}" holds half a surrogate pair; expected Unicode text')
+    return value
+
+
+def checked_text_or_number(record: Mapping[str, object], key: str, where: str) -> str:
+    """Like `checked_text`, but a number is text too: as it is written, or its decimal digits."""
+    match record.get(key):
+        case bool():
+            pass
+        case int() as value:
+            return str(value)
+        case WrittenNumber() as value:
+            return value.text
+        case Decimal() as value:
+            return f"{value:f}"
+    return checked_text(record, key, where, "text that is not empty, or a number")
+
+
+def parse_unique(data: bytes | str, **hooks: Any) -> Any:
+    """The value in JSON, as `parse_json`. Raises ValueError also for an object with a key twice."""
+    return parse_json(data, object_pairs_hook=_object, **hooks)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {shown(twice)} stands twice in {shown(values)}")
+    return values
+
+
+def shown(value: object) -> str:
+    """A value as JSON, cut to 40 characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def templated(template: str | None, text: str) -> str:
+    """Returns the template with `text` in place of `{prompt}`; without a template, `text`."""
+    if template is None:
+        return text
+    before, _, after = template.partition("{prompt}")
+    return before + text + after
 
 
 def parsed_messages(value: object, where: str) -> object:
@@ -28,7 +92,9 @@ def parsed_messages(value: object, where: str) -> object:
         if _LIKE_MESSAGES.match(value):
             raise PromptsError(f"{where}: {shown(value)} is not JSON ({error}); expected a list of messages") from error
         return value
-    of_messages = isinstance(parsed, list) and parsed and all(isinstance(one, dict) and "role" in one for one in parsed)
+    of_messages = (
+        isinstance(parsed, list) and parsed and all(isinstance(item, dict) and "role" in item for item in parsed)
+    )
     return parsed if of_messages else value
 
 
@@ -40,7 +106,7 @@ def checked_messages(value: object, where: str) -> tuple[Message, ...]:
     """
     if not isinstance(value, list) or not value:
         raise PromptsError(f"{where}: the conversation is {shown(value)}; expected a list of at least one message")
-    messages = tuple(_message(one, f"{where} message {number}") for number, one in enumerate(value, start=1))
+    messages = tuple(_message(item, f"{where} message {number}") for number, item in enumerate(value, start=1))
     if messages[-1]["role"] == "assistant":
         raise PromptsError(f"{where}: the last message is the assistant's; expected one for the policy to answer")
     return messages
@@ -69,7 +135,7 @@ def checked_tools(value: object, where: str) -> tuple[Message, ...]:
 
 
 def last_text(messages: Sequence[Message]) -> str:
-    """The content of the last message, which is what a reward calls the prompt."""
+    """The content of the last message: the prompt, for a reward."""
     return str(messages[-1]["content"])
 
 
@@ -122,5 +188,5 @@ def _call(call: object, where: str) -> dict[str, Any]:
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -11,27 +11,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from millrace.errors import PromptsError
-from millrace.prompts.source import prompt_sources
+from millrace.prompts.packages import PromptSource
 from millrace.types import Prompt
 
 _EXAMPLES = ("chain_sum", "countdown", "gsm_symbolic")
 
 
-def prompts(source: str, options: Mapping[str, Any]) -> Iterator[Prompt]:
-    """The prompts of each task that `source` names, `reasoning_gym:TASK,…`: `size` of each, in the package's order.
+def prompts(task: PromptSource) -> Iterator[Prompt]:
+    """The prompts of a task: `size` of them, in the package's order.
 
-    `options` are those of `prompt_sources`. A task without a single right answer gives prompts with an empty one.
-    Raises PromptsError for an unknown task and for arguments that the task refuses.
+    A task without a single right answer gives prompts with an empty one. Raises PromptsError for an unknown task and
+    for arguments that the task refuses.
     """
-    tasks = prompt_sources(source, options)
-    names = [task.name for task in tasks]
-    if len(set(names)) < len(names):
-        raise PromptsError(f'prompts source "{source}" names a task twice; expected each once')
-    for task in tasks:
-        dataset = open_dataset(task.name, task.arguments)
-        for index in range(len(dataset)):
-            found = entry(dataset, index)
-            yield task.prompt(index, found["question"], found["answer"])
+    dataset = open_dataset(task.name, task.arguments)
+    for index in range(len(dataset)):
+        problem = entry(dataset, index)
+        yield task.prompt(index, problem["question"], problem["answer"])
 
 
 def open_dataset(task: str, arguments: Mapping[str, Any]) -> Any:
@@ -57,5 +52,5 @@ def entry(dataset: Any, index: int) -> dict[str, Any]:
     that calls this must have the same PYTHONHASHSEED.
     """
     random.seed(index)
-    found: dict[str, Any] = dataset[index]
-    return found
+    problem: dict[str, Any] = dataset[index]
+    return problem

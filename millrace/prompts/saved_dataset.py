@@ -16,7 +16,7 @@ from storage.json_text import parse_json
 
 
 def saved_records(folder: str, choose: Callable[[list[str]], list[str]]) -> Iterator[dict[str, Any]] | None:
-    """The columns of each row that `choose` takes of all; None where `folder` is no saved data set.
+    """The columns of each row that `choose` takes of all; None where `folder` is not a saved data set.
 
     `folder` is a path or an fsspec URL. Raises PromptsError for a folder of several splits and a damaged file.
     """
@@ -31,8 +31,8 @@ def saved_records(folder: str, choose: Callable[[list[str]], list[str]]) -> Iter
     if files is None:
         return None
     listed = files if isinstance(files, list) else [None]
-    found = [one.get("filename") if isinstance(one, dict) else None for one in listed]
-    return _rows([f"{folder}/{name}" for name in _texts(found, f"{folder}/state.json")], choose)
+    parts = [file.get("filename") if isinstance(file, dict) else None for file in listed]
+    return _rows([f"{folder}/{name}" for name in _texts(parts, f"{folder}/state.json")], choose)
 
 
 def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
@@ -66,7 +66,7 @@ def _labels(schema: pa.Schema) -> dict[str, list[str]]:
 
 def _texts(values: object, path: str) -> list[str]:
     """`values`, a list of text in the file `path`. Raises PromptsError for anything else."""
-    if not isinstance(values, list) or not all(isinstance(one, str) for one in values):
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise PromptsError(f"{path}: it does not list its files or splits; expected a folder that `datasets` saved")
     return values
 
@@ -74,14 +74,14 @@ def _texts(values: object, path: str) -> list[str]:
 def _json(path: str) -> dict[str, Any] | None:
     try:
         with fsspec.open(path, "rb") as file:
-            found = parse_json(file.read())
+            values = parse_json(file.read())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, ImportError) as error:
         raise PromptsError(f"{path}: can't be read ({error}); expected a folder that `datasets` saved") from error
-    if not isinstance(found, dict):
-        raise PromptsError(f"{path}: it is no JSON object; expected a folder that `datasets` saved")
-    return found
+    if not isinstance(values, dict):
+        raise PromptsError(f"{path}: it is not a JSON object; expected a folder that `datasets` saved")
+    return values
 
 
 def _rows(files: list[str], choose: Callable[[list[str]], list[str]]) -> Iterator[dict[str, Any]]:

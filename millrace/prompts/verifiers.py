@@ -10,24 +10,24 @@ from typing import Any
 
 from millrace.errors import PromptsError
 from millrace.prompts.messages import checked_messages
-from millrace.prompts.source import prompt_sources
+from millrace.prompts.packages import PromptSource
 from millrace.types import Prompt
 
 _EVAL = "#eval"
 
 
-def prompts(source: str, options: Mapping[str, Any]) -> Iterator[Prompt]:
-    """The prompts of `source`, `verifiers:ENVIRONMENT`, in its order; with `#eval` after it, of its evaluation set.
+def prompts(source: PromptSource) -> Iterator[Prompt]:
+    """The prompts of an environment, in its order; if its name ends with `#eval`, those of its evaluation set.
 
-    `options` has `arguments`, those of its `load_environment`. A row without an answer, which a rubric may not need,
+    The arguments of `source` are those of its `load_environment`. A row without an answer, which a rubric may not need,
     gives a prompt with an empty one. Raises PromptsError for an environment that can't be loaded or has several turns.
     """
-    [made] = prompt_sources(source, options)
-    environment = open_environment(made.name, made.arguments)
-    for index, row in enumerate(rows(environment, made.name)):
+    environment = open_environment(source.name, source.arguments)
+    for index, row in enumerate(rows(environment, source.name)):
         asked = row["prompt"]
-        messages = () if isinstance(asked, str) else checked_messages(_plain(asked), f"{source} row {index + 1}")
-        yield made.prompt(index, prompt_text(asked), row.get("answer"), messages)
+        place = f"verifiers:{source.name} row {index + 1}"
+        messages = () if isinstance(asked, str) else checked_messages(_plain(asked), place)
+        yield source.prompt(index, prompt_text(asked), row.get("answer"), messages)
 
 
 def open_environment(name: str, arguments: Mapping[str, Any]) -> Any:
@@ -57,7 +57,7 @@ def rows(environment: Any, name: str) -> list[dict[str, Any]]:
 def prompt_text(messages: str | list[dict[str, Any]]) -> str:
     """A row's prompt as one text: the contents of its messages, separated by empty lines.
 
-    This is what the policy reads where `prompts.chat` is false, and what rewards get.
+    The policy reads it where `prompts.chat` is false; rewards always do.
     """
     if isinstance(messages, str):
         return messages
@@ -66,4 +66,4 @@ def prompt_text(messages: str | list[dict[str, Any]]) -> str:
 
 def _plain(messages: Any) -> list[dict[str, Any]]:
     """Messages as plain JSON; some environments give objects."""
-    return [one if isinstance(one, dict) else one.model_dump() for one in messages]
+    return [message if isinstance(message, dict) else message.model_dump() for message in messages]

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millrace.control.decisions import rate_factor
 from millrace.errors import ReplayError
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
@@ -29,7 +28,7 @@ from millrace.replay.verdict import CheckpointVerdict, Difference, StepVerdict, 
 from millrace.rollouts.masking import mask_truncated
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.runs.attempt_config import attempt_config
-from millrace.runs.decisions import read_decisions
+from millrace.runs.decisions import rate_factor, read_decisions
 from millrace.runs.provenance import differences, provenance
 from millrace.runs.record import attempt_of_step
 from millrace.training.batch import Sample

@@ -15,7 +15,7 @@ import re
 from importlib import metadata
 
 from millrace.prompts.answers import after_thoughts
-from millrace.prompts.text_checks import shown
+from millrace.prompts.messages import shown
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.notation import clock_time, last_clock_time, plain_expression, plain_prose, unit
 from millrace.types import Prompt

@@ -10,8 +10,7 @@ from importlib.metadata import version
 from typing import Any
 
 from millrace.prompts.answers import after_thoughts, last_group
-from millrace.prompts.extras import EXTRAS, check_installed
-from millrace.prompts.source import PromptSource, index_of
+from millrace.prompts.packages import EXTRAS, PromptSource, check_installed, index_of
 from millrace.rewards.base import Reward, Score
 from millrace.types import Prompt
 

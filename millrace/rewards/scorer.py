@@ -15,8 +15,7 @@ from typing import Self
 from configs.prompts import PromptsConfig
 from configs.scoring import ScoringConfig
 from millrace.errors import InputError
-from millrace.prompts.extras import package_of, package_options
-from millrace.prompts.source import prompt_sources
+from millrace.prompts.packages import prompt_sources
 from millrace.rewards.base import Reward, Score, failed
 from millrace.rewards.factory import WeightedSum, make_reward
 from millrace.rewards.isolation.messages import Task
@@ -40,8 +39,8 @@ def make_scorer(scoring: ScoringConfig, prompts: PromptsConfig, further: Sequenc
     sources = [
         made.text
         for source in (prompts.source, prompts.eval_source, *further)
-        if source is not None and (package := package_of(source)) is not None
-        for made in prompt_sources(source, package_options(prompts, package))
+        if source is not None
+        for made in prompt_sources(source, prompts)
     ]
     return Scorer(make_reward(scoring, sources), limits)
 

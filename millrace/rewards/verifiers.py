@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from millrace.prompts.extras import EXTRAS, check_installed
-from millrace.prompts.source import PromptSource, index_of
+from millrace.prompts.packages import EXTRAS, PromptSource, check_installed, index_of
 from millrace.rewards.base import Reward, Score
 from millrace.rewards.import_path import source_hash
 from millrace.types import Prompt

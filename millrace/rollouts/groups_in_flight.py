@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from millrace.types import Prompt, Request, Response, Trajectory
+from millrace.types import Prompt, Request, Trajectory
 
 
 @dataclass(kw_only=True)
@@ -137,27 +137,8 @@ def _joined(begun: Trajectory | None, rest: Trajectory) -> Trajectory:
     """A response and its continuation as one; `begun` is None if there is nothing before."""
     if begun is None:
         return rest
-    first, second = begun.response, rest.response
-    spans = list(first.version_spans)
-    for version, start in second.version_spans:
-        if spans[-1][0] != version:
-            spans.append((version, len(first.tokens) + start))
-    response = Response(
-        tokens=first.tokens + second.tokens,
-        rollout_logprobs=first.rollout_logprobs + second.rollout_logprobs,
-        version_spans=tuple(spans),
-        finish_reason=second.finish_reason,
-        kept_tokens=first.kept_tokens + second.kept_tokens,
-        kept_counts=_counts(first) + _counts(second) if first.kept_counts or second.kept_counts else (),
-        # The second's begin at the prompt again.
-        routed_experts=first.routed_experts + second.routed_experts[len(first.routed_experts) :],
-    )
+    response = begun.response.followed_by(rest.response)
     return Trajectory(request=begun.request, response=response, t_started=begun.t_started, t_finished=rest.t_finished)
-
-
-def _counts(response: Response) -> tuple[int, ...]:
-    """[R] as `kept_counts`; 0 for each token of a response that was stored before the kept tokens were."""
-    return response.kept_counts or (0,) * len(response.tokens)
 
 
 def num_tokens(trajectories: Sequence[Trajectory]) -> int:

@@ -55,7 +55,7 @@ def source_factor(group: ScoredGroup, factors: Mapping[str, float]) -> float:
     """The factor of the group's advantages, by the task that its prompt is from; 1 if there is none for that task."""
     if not factors:
         return 1.0
-    # As `millrace.prompts.source.PromptSource.text`. Another source names no task.
+    # As `millrace.prompts.packages.PromptSource.text`. Another source names no task.
     task = json.loads(group.meta)["source"].partition(" ")[0].partition(":")[2]
     return factors.get(task, 1.0)
 

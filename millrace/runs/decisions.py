@@ -9,9 +9,9 @@ from math import prod
 from typing import Any
 
 from storage import layout
-from storage.errors import NotInStore, StreamCorrupt
+from storage.errors import Fenced, NotInStore, StreamCorrupt
 from storage.stores.base import Store
-from storage.streams.sealed import unseal
+from storage.streams.sealed import seal, unseal
 
 ROLL_BACK = "roll_back"
 """The action of a rollback; the others are those of `millrace.control.rule`."""
@@ -112,3 +112,39 @@ def _read(store: Store, path: str) -> StoredDecision | None:
         return parse_decision(bytes(store.get(path)), path)
     except NotInStore:
         return None
+
+
+class Decisions:
+    """The decisions of a run, for the one trainer that adds to them. Opening reads them; raises StreamCorrupt.
+
+    A decision that a trainer made after the checkpoint from which its successor starts belongs to versions that no
+    longer exist; it stays, as what was thought at the time.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.all = read_decisions(store)
+
+    def add(self, decision: StoredDecision) -> None:
+        """Stores a decision, durably. Raises Fenced if another trainer decided since this one was opened."""
+        path = layout.decision(len(self.all))
+        if not self._store.put_if_absent(path, seal(asdict(decision))):
+            raise Fenced(f"{path} was written by another trainer of the run")
+        self.all.append(decision)
+
+
+def rolled_back(decisions: Sequence[StoredDecision], incarnation: int, policy_version: int) -> bool:
+    """Whether a rollback gave up what the trainer `incarnation` made of `policy_version`."""
+    return any(
+        decision.action == ROLL_BACK
+        and incarnation <= decision.incarnation
+        and policy_version > decision.policy_version
+        for decision in decisions
+    )
+
+
+def rate_factor(decisions: Sequence[StoredDecision], incarnation: int) -> float:
+    """Factor of the learning rate of the trainer `incarnation`: those of the rollbacks before it, multiplied."""
+    return product_of_factors(
+        decision for decision in decisions if decision.action == ROLL_BACK and decision.incarnation < incarnation
+    )

@@ -25,10 +25,9 @@ from millrace.evaluation.schedule import due, stop_if_no_better
 from millrace.evaluation.sets import EvaluationSet, all_asked, evaluation_sets
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.base import ChatEnvironment, Environment
+from millrace.generation.environments.base import AnyEnvironment, environment_class
 from millrace.generation.environments.episodes import in_environment
-from millrace.generation.environments.exchange import exchange_of, prompt_encoder
-from millrace.generation.environments.factory import environment_class
+from millrace.generation.environments.exchange import prompt_encoder
 from millrace.models.loading import load_model
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import PromptSet, load_prompts
@@ -215,7 +214,7 @@ class Policy:
         return start_folder(self._store, self._stage.config.model.path, self._stage.arguments.handover)
 
     @cached_property
-    def _environment(self) -> type[Environment] | type[ChatEnvironment] | None:
+    def _environment(self) -> type[AnyEnvironment] | None:
         return environment_class(self._stage.config.environment.name)
 
     @cached_property
@@ -239,7 +238,7 @@ class Policy:
                     on_progress=stage.advance,
                 ),
                 self._environment,
-                lambda played: exchange_of(played, encoder),
+                encoder,
                 max_turns=config.environment.max_turns,
             )
         stage.ready(f"evaluation ready, on {_in_words(self._sets)}")

@@ -17,10 +17,9 @@ import torch
 from millrace.chat.encoder import PromptEncoder
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.factory import make_engine
-from millrace.generation.environments.base import ChatEnvironment, Environment
+from millrace.generation.environments.base import AnyEnvironment, environment_class
 from millrace.generation.environments.episodes import in_environment
-from millrace.generation.environments.exchange import exchange_of, prompt_encoder
-from millrace.generation.environments.factory import environment_class
+from millrace.generation.environments.exchange import prompt_encoder
 from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
 from millrace.rollouts.writer import TrajectoryWriter
@@ -85,7 +84,7 @@ def _engine(
     stage: Stage,
     folder: Path,
     encoder: PromptEncoder,
-    environment: type[Environment] | type[ChatEnvironment] | None,
+    environment: type[AnyEnvironment] | None,
 ) -> Engine:
     """The run's engine, playing its environment if it has one."""
     config = stage.config
@@ -111,7 +110,7 @@ def _engine(
     return in_environment(
         engine,
         environment,
-        lambda played: exchange_of(played, encoder),
+        encoder,
         max_turns=config.environment.max_turns,
         each_turn=each_turn,
     )

@@ -5,7 +5,7 @@
     predicts          2 3 2 5 2 9 10 11                       position whose hidden state predicts each response token
 
 Shapes: S positions, Q segments, T keys that segments see, N response tokens of the microbatch, including those not
-trained; L of them trainable; K token ids that truncated sampling kept, of all response tokens together.
+trained; L of them trainable.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -14,6 +14,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from millrace.training.logprobs import KeptTokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,12 +95,8 @@ class Microbatch:
     """[N] int64, ascending: index of the token's response in this microbatch."""
     in_batch_N: torch.Tensor
     """[N] int64: index of the token among all response tokens of the batch, in the order of its samples."""
-    kept_tokens_K: torch.Tensor | None
-    """[K] int64, token ids that truncated sampling could draw from, token by token; None if nothing was truncated."""
-    kept_counts_N: torch.Tensor | None
-    """[N] int64, how many of them belong to each token, 0 if it was not truncated; None if no token was."""
-    kept_sizes_N: npt.NDArray[np.int64] | None
-    """`kept_counts_N`, readable without waiting for a device."""
+    kept: KeptTokens | None
+    """The token ids that truncated sampling could draw at each response token; None if nothing was truncated."""
     routed_experts_SX: torch.Tensor | None
     """[S, layers · experts per token] int64, the generator's experts, `NOT_RECORDED` where there are none; None if no
     sample has any."""
@@ -107,6 +105,9 @@ class Microbatch:
 
     def to(self, device: torch.device) -> Self:
         """A copy with the tensors on `device`."""
-        named: dict[str, Any] = {column.name: getattr(self, column.name) for column in fields(self)}
-        moved = {name: value.to(device) for name, value in named.items() if isinstance(value, torch.Tensor)}
-        return replace(self, **{**named, **moved})
+        moved: dict[str, Any] = {}
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if isinstance(value, (torch.Tensor, KeptTokens)):
+                moved[column.name] = value.to(device)
+        return replace(self, **moved)

@@ -34,6 +34,10 @@ class KeptTokens(NamedTuple):
     sizes_N: npt.NDArray[np.int64]
     """`counts_N`, readable without waiting for a device."""
 
+    def to(self, device: torch.device) -> "KeptTokens":
+        """A copy with the tensors on `device`."""
+        return KeptTokens(self.tokens_K.to(device), self.counts_N.to(device), self.sizes_N)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogitScale:

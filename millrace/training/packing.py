@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millrace.models.routers import NOT_RECORDED
+from millrace.models.modules import NOT_RECORDED
 from millrace.training.batch import Microbatch, Sample
+from millrace.training.logprobs import KeptTokens
 from millrace.training.prefix_tree import LEAST_TOKENS, counts, lay_out, saves_enough
 
 _PAIR_COST = 1 / 6
@@ -203,11 +204,14 @@ def _pack(
         placed[layout.where[: len(values)]] = values
         return torch.from_numpy(placed)
 
-    truncated = any(len(sample.kept_counts) for sample in samples)
-    counted = [
-        sample.kept_counts if len(sample.kept_counts) else np.zeros(len(sample.response_tokens)) for sample in samples
-    ]
-    kept_counts_N = of_tokens(counted, np.int64) if truncated else None
+    kept = None
+    if any(len(sample.kept_counts) for sample in samples):
+        counted = [
+            sample.kept_counts if len(sample.kept_counts) else np.zeros(len(sample.response_tokens))
+            for sample in samples
+        ]
+        counts_N = of_tokens(counted, np.int64)
+        kept = KeptTokens(of_tokens([sample.kept_tokens for sample in samples], np.int64), counts_N, counts_N.numpy())
     return Microbatch(
         input_ids_S=at_positions(np.concatenate([np.zeros(0, np.int32), *sequences])),
         positions_S=torch.from_numpy(layout.positions_S),
@@ -227,9 +231,7 @@ def _pack(
         staleness_N=of_responses([sample.staleness for sample in samples], np.int64),
         response_N=of_responses(range(len(samples)), np.int64),
         in_batch_N=of_responses(firsts, np.int64) + torch.from_numpy(index_N),
-        kept_tokens_K=of_tokens([sample.kept_tokens for sample in samples], np.int64) if truncated else None,
-        kept_counts_N=kept_counts_N,
-        kept_sizes_N=None if kept_counts_N is None else kept_counts_N.numpy(),
+        kept=kept,
         routed_experts_SX=None if experts is None else at_positions(experts),
         places=places,
     )

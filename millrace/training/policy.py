@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from millrace.models.layers import call_at_each_layer
+from millrace.models.modules import call_at_each_layer
 from millrace.models.supported import check_trainable
 from millrace.training.attention import PACKED
 from millrace.training.batch import Microbatch
-from millrace.training.logprobs import KeptTokens, LogitScale, chunked_logprobs
+from millrace.training.logprobs import LogitScale, chunked_logprobs
 from millrace.training.parallel.tensor import whole
 from millrace.training.routing import Routing
 
@@ -57,9 +57,6 @@ class PackedPolicy(torch.nn.Module):
     def forward(self, batch: Microbatch) -> TokenLogprobs:
         """log π of the response tokens of `batch`, which is on the model's device."""
         weight_VH, bias_V = self._output_layer()
-        kept = None
-        if batch.kept_tokens_K is not None and batch.kept_counts_N is not None and batch.kept_sizes_N is not None:
-            kept = KeptTokens(batch.kept_tokens_K, batch.kept_counts_N, batch.kept_sizes_N)
         logprobs_N, entropy_N = chunked_logprobs(
             self._hidden(batch),
             weight_VH,
@@ -67,7 +64,7 @@ class PackedPolicy(torch.nn.Module):
             batch.targets_N,
             batch.temperatures_N,
             scale=self._scale,
-            kept=kept,
+            kept=batch.kept,
             each_chunk=self.on_progress,
         )
         return TokenLogprobs(logprobs_N, entropy_N)

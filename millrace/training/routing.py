@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from millrace.models.routers import NOT_RECORDED, routers
+from millrace.models.modules import NOT_RECORDED, routers
 from millrace.training.batch import Microbatch
 
 

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from configs.training import TrainingConfig
-from millrace.models.offload import move, visiting
+from millrace.models.modules import move, visiting
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.checkpoints.files import lone_files
 from millrace.training.checkpoints.policy_state import policy_state, restore_policy_state

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.rewards import good_rate, good_tasks, measure, rewards
+from benchmarks.rewards import good_rate, good_tasks, rewards
 from millrace.rewards.isolation.pool import Pool
 from millrace.rewards.isolation.sandbox import Limits
 
@@ -14,11 +14,3 @@ def test_hostile_responses_take_no_part_in_the_rate() -> None:
     reward = rewards()["exact_match"]
     with Pool([reward], LIMITS) as pool:
         assert good_rate(pool, good_tasks("exact_match", 40), ["a" * 40 + "!"] * 2) > 0
-
-
-@pytest.mark.extended
-def test_a_measurement_says_rates_shares_and_waits() -> None:
-    found = measure("exact_match", rewards()["exact_match"], LIMITS, 40, [0.05])
-    assert found["responses_per_second"] > 0
-    assert set(found["left"]) == {"0.05"}
-    assert found["deadlines_to_verdict"] >= 1.0, "it was judged until its deadline"

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.trainer.__main__ import measure_memory, measure_steps
-from benchmarks.trainer.sharing import CASES as GROUPS
-from benchmarks.trainer.sharing import make_groups, measure_sharing
-from benchmarks.trainer.sharing import targets_met as sharing_targets
+from benchmarks.trainer.__main__ import measure_steps
 from benchmarks.trainer.steps import (
     Case,
     contenders,
@@ -24,7 +20,6 @@ from benchmarks.trainer.steps import (
     padded_runs,
     plain_pass,
 )
-from millrace.training.logprobs import CHUNK_ELEMENTS
 from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
 
@@ -90,15 +85,6 @@ def test_the_models_operations_are_those_of_its_matrix_products_and_causal_atten
     assert model_flops(_TINY, samples) == 3 * products + 6 * 2 * 16 * squares
 
 
-@pytest.mark.extended
-def test_the_chunked_peak_is_that_of_a_few_chunks() -> None:
-    found = measure_memory("cpu", tokens=1024, width=8, dtype="float32", vocab=131_072)
-    matrix, chunk = 4 * 1024 * 131_072, 4 * CHUNK_ELEMENTS["cpu"]
-    assert found["peak_bytes"]["naive"] > 2 * matrix
-    assert chunk < found["peak_bytes"]["chunked"] < 4 * chunk
-    assert found["share"] == found["peak_bytes"]["chunked"] / found["peak_bytes"]["naive"]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_without_the_device_asked_for_it_says_so_in_a_sentence() -> None:
@@ -106,18 +92,3 @@ def test_without_the_device_asked_for_it_says_so_in_a_sentence() -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.strip() == "--device cuda needs a CUDA device, but torch sees none"
-
-
-@pytest.mark.extended
-def test_groups_are_measured_with_and_without_sharing_their_prompt() -> None:
-    case = replace(GROUPS[0], num_groups=2, prompt=40, response=4, model=replace(GROUPS[0].model, num_layers=1))
-    samples = make_groups(case)
-    assert len({sample.prompt_tokens.tobytes() for sample in samples}) == 2
-    assert len(samples) == 16
-    (found,) = measure_sharing(rounds=1, cases=[case])
-    assert found["ratio"] == found["seconds"]["unshared"][0] / found["seconds"]["shared"][0]
-    assert min(found["peak_bytes"].values()) > 0
-    assert sharing_targets([{**found, "ratio": 2.3}, {**found, "name": "slow", "ratio": 2.2}]) == {
-        "shared over unshared at 40 + 4 tokens × 8": True,
-        "shared over unshared at slow": False,
-    }

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from configs.combinations import impossible_combinations
 from configs.engine_args import RESERVED
 from configs.schema import RunConfig, dotted_fields
-from millrace.generation.engines.vllm.arguments import vllm_arguments
+from millrace.generation.engines.vllm.startup import vllm_arguments
 
 
 def make_config(**sections: object) -> RunConfig:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from millrace.errors import WeightsMismatch
-from millrace.types import Prompt, Request, Response, Sampling, Trajectory
+from millrace.types import NO_RESPONSE, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 from millrace.weights.fingerprint import names_of
 
@@ -75,7 +75,7 @@ class Engine(ABC):
     def next_logprobs(self, tokens: Sequence[int], most: int) -> dict[int, float]:
         """log π of the `most` likeliest tokens to follow `tokens`, nats, at temperature 1, under the loaded weights.
 
-        Computed as trajectories are sampled, caches included, so that it checks what they would be drawn from.
+        Computed as trajectories are sampled, caches included, so that it checks their distribution.
         """
 
     @abstractmethod
@@ -107,10 +107,10 @@ class Engine(ABC):
         weights, prompts, sampling and seed give the same responses on the same machine and thread count. `each_wait` is
         called about once per second; if it raises, the requests stay in flight.
         """
-        known = [None] * len(prompts) if asked is None else asked
+        known_prompts = [None] * len(prompts) if asked is None else asked
         requests = [
             Request(group_id=i, sample_index=0, prompt_tokens=tuple(tokens), seed=seed + i, prompt=prompt)
-            for i, (tokens, prompt) in enumerate(zip(prompts, known, strict=True))
+            for i, (tokens, prompt) in enumerate(zip(prompts, known_prompts, strict=True))
         ]
         self.submit(requests, sampling)
         responses: dict[int, Response] = {}
@@ -121,18 +121,17 @@ class Engine(ABC):
 
 
 def unstarted(request: Request) -> Trajectory:
-    """What `Engine.interrupt` returns for a request of which no token was sampled."""
-    response = Response(tokens=(), rollout_logprobs=(), version_spans=(), finish_reason="unfinished")
-    return Trajectory(request=request, response=response, t_started=0.0, t_finished=0.0)
+    """Returns the trajectory of an interrupted request without a sampled token."""
+    return Trajectory(request=request, response=NO_RESPONSE, t_started=0.0, t_finished=0.0)
 
 
 def check_names(expected: Mapping[str, torch.Size], weights: Weights) -> None:
     """Raises WeightsMismatch, naming the tensors, unless the weights are exactly the expected parameters."""
-    found = {name: tensor.shape for name, tensor in weights.tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in weights.tensors.items()}
     wrong = {
-        "missing": expected.keys() - found.keys(),
-        "unknown": found.keys() - expected.keys(),
-        "of another shape": {name for name in expected.keys() & found.keys() if expected[name] != found[name]},
+        "missing": expected.keys() - shapes.keys(),
+        "unknown": shapes.keys() - expected.keys(),
+        "of another shape": {name for name in expected.keys() & shapes.keys() if expected[name] != shapes[name]},
     }
     if any(wrong.values()):
         said = "; ".join(f"{kind}: {names_of(sorted(names))}" for kind, names in wrong.items() if names)

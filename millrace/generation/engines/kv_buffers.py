@@ -11,7 +11,7 @@ columns before it:
 
 - **A token** is written into the column `end`. Nothing is copied until the columns are used up. Then the rows move back
   to the first columns, or to new buffers with half as many free columns as used ones.
-- **Rows that enter** were computed beside the batch, and are copied in before `end`.
+- **Rows that enter** were computed separately, and are copied in before `end`.
 - **Rows that leave** are replaced by the last rows: one copy of a row each.
 - **An empty batch** keeps its buffers for the next one: on a CPU, memory is dear when it is touched first.
 
@@ -47,7 +47,7 @@ class KvBuffers:
         self._max_columns = 0
         self._layers = [_Layer(self) for _ in range(num_layers)]
         self.cache = Cache(layers=list(self._layers))
-        """What a model reads and extends by a token of each row."""
+        """The cache that a model reads and extends by a token of each row."""
 
     def clear(self) -> None:
         """Forgets all rows. The buffers stay."""
@@ -55,7 +55,7 @@ class KvBuffers:
         self.lengths_B = self.lengths_B[:0]
 
     def make_room(self, num_rows: int, longest: int, like: Sequence[KeysValues]) -> None:
-        """For so many more rows of up to `longest` tokens, with heads and features like these."""
+        """Makes room for `num_rows` more rows of up to `longest` tokens, with heads and features like these."""
         needed, width = self.num_rows + num_rows, max(self.width, longest)
         if needed > self._max_rows or width > self.end:
             self._move(needed, width, like)

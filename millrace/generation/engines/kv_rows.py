@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from millrace.errors import ModelFolderError
-from millrace.generation.engines.expert_recorder import ExpertRecorder
 from millrace.generation.engines.kv_buffers import KeysValues, KvBuffers
+from millrace.models.modules import ExpertRecorder
 
 _PREFILL_TOKENS = 8192
 """Most tokens of a forward pass over rows that enter, padding included; a single longer row is one pass."""

@@ -1,10 +1,10 @@
-"""Draws the next token of many rows at once, each with its own random numbers.
+"""Draws the next token of many rows at once, each with its own random numbers, and says which responses end.
 
 logits ─► softmax ─► the top_k likeliest ─► the smallest set with top_p of their mass ─► cumulative sum
                                                                   ─► where the row's uniform number falls
 
 A row needs one uniform number per token. It is a hash of the request's seed and of the token's place in the response.
-So it depends neither on the rows beside it nor on when they came.
+So it depends neither on other rows nor on when they came.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import PreTrainedTokenizerBase
 
-from millrace.types import Sampling
+from millrace.types import FinishReason, Sampling
 
 # SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -81,3 +82,32 @@ def _mixed(values_N: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     values_N = (values_N ^ (values_N >> np.uint64(30))) * _MULTIPLIERS[0]
     values_N = (values_N ^ (values_N >> np.uint64(27))) * _MULTIPLIERS[1]
     return values_N ^ (values_N >> np.uint64(31))
+
+
+class StopCriteria:
+    """Ends responses at the tokens `stop_token_ids` and at `stop` texts.
+
+    The response itself must contain the whole stop text: the end of its prompt does not count. The criterion for stop
+    texts in `transformers` also looks into the prompt, and needs a tokenizer that knows the letters a to f.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], stop_token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ends = frozenset(stop_token_ids)
+        self._stop = stop
+        # A token is at least one byte of text, so a stop text that was just completed began at most this far back. One
+        # more, because some tokenizers drop a blank before the first token that they decode.
+        self._look_back = 1 + max((len(text.encode()) for text in stop), default=0)
+
+    def end(self, sampled: list[int], limit: int) -> FinishReason | None:
+        """Returns why a response ends with the last of its `sampled` tokens, at most `limit`; None if it doesn't.
+
+        Called after each token.
+        """
+        if sampled[-1] in self._ends or (self._stop and self._completes_a_stop_text(sampled[-self._look_back :])):
+            return "stop"
+        return "length" if len(sampled) == limit else None
+
+    def _completes_a_stop_text(self, newest: list[int]) -> bool:
+        text = self._tokenizer.decode(newest, clean_up_tokenization_spaces=False)
+        return any(stop in text for stop in self._stop)

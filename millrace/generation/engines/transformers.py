@@ -16,18 +16,15 @@ rows enter again from their prompts and the tokens that they have (docs/decision
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from millrace.generation.engines.base import Engine, check_names
-from millrace.generation.engines.expert_recorder import ExpertRecorder
 from millrace.generation.engines.kv_rows import KvRows
-from millrace.generation.engines.sampling import draw, uniforms
-from millrace.generation.engines.stop_criteria import StopCriteria
-from millrace.models.layers import call_at_each_layer
-from millrace.models.offload import move
+from millrace.generation.engines.sampling import StopCriteria, draw, uniforms
+from millrace.models.modules import ExpertRecorder, call_at_each_layer, move
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 
@@ -74,7 +71,7 @@ class _Row:
     def record(self, experts_TLK: torch.Tensor) -> None:
         """The experts of the last T tokens of `text`; new weights compute all of it again."""
         new = len(self.text) - self.num_routed
-        # A copy: what it is a part of holds other rows too.
+        # A copy: the whole tensor holds other rows too.
         self.experts.append(experts_TLK[len(experts_TLK) - new :].clone())
         self.num_routed += new
 
@@ -94,7 +91,7 @@ class _Row:
 class TransformersEngine(Engine):
     """A causal language model with its tokenizer. The tokens `stop_token_ids` end a response, as `stop` texts do.
 
-    A response depends on its request and the weights. The requests beside it change the rounding only.
+    A response depends on its request and the weights. Other requests change the rounding only.
     """
 
     def __init__(
@@ -138,8 +135,7 @@ class TransformersEngine(Engine):
         return sum(len(row.tokens) for row in self._rows + self._waiting)
 
     def submit(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        own, others = ((one.temperature, one.top_p, one.top_k) for one in (sampling, self._sampling))
-        if self.in_flight and own != others:
+        if self.in_flight and replace(sampling, max_new_tokens=self._sampling.max_new_tokens) != self._sampling:
             raise ValueError("requests that are decoded together need the same temperature, top_p and top_k")
         self._sampling = sampling
         now = time.time()
@@ -148,7 +144,7 @@ class TransformersEngine(Engine):
             self._waiting.append(_Row(request=request, limit=limit, t_started=now))
 
     def collect(self, seconds: float) -> list[Trajectory]:
-        # Not at the start: whoever trains the model may have changed it since.
+        # Not at the start: a trainer of the same model may have changed it since.
         if self.model.training:
             self.model.eval()
         deadline = time.monotonic() + seconds
@@ -231,6 +227,6 @@ class TransformersEngine(Engine):
         return list(ended.values())
 
     def _record(self, rows: Sequence[_Row]) -> None:
-        """Notes the experts of what was just computed of these rows."""
+        """Adds the experts of the last forward pass to these rows."""
         for row, experts_TLK in zip(rows, self._cache.experts, strict=bool(self._recorder)):
             row.record(experts_TLK)

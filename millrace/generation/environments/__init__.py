@@ -1,1 +1,1 @@
-"""What a policy talks to between its turns: tools, games, simulated users."""
+"""Partners of a policy between its turns: tools, games, simulated users."""

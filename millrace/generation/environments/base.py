@@ -6,13 +6,21 @@ policy: 12+34 is <12+34> ─► step ─► 46|              policy: calls calcu
 policy: 46<end>          ─► step ─► done             policy: It is 46.               ─► step ─► done
 """
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from millrace.chat.base import Turn
+from millrace.errors import InputError
+from millrace.forking.working_folder import working_folder_first
 from millrace.types import Message, Prompt
+
+_BUILT_IN = {
+    "calculator": "millrace.generation.environments.calculator:Calculator",
+    "calculator_tool": "millrace.generation.environments.calculator:CalculatorTool",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +69,7 @@ class Environment(ABC):
 class ChatEnvironment(ABC):
     """The other side of one conversation: tools, or a user. The rules of `Environment` hold for it too.
 
-    It gets the policy's turns parsed, and answers with messages. What the policy sampled is never written again.
+    It gets the policy's turns parsed, and answers with messages. Sampled tokens are never written again.
     """
 
     tools: ClassVar[tuple[Message, ...]] = ()
@@ -76,3 +84,30 @@ class ChatEnvironment(ABC):
     @abstractmethod
     def step(self, turn: Turn) -> Observation:
         """Answers one turn of the policy. A call that can't be read has a `problem`; the answer may say so."""
+
+
+AnyEnvironment = Environment | ChatEnvironment
+
+
+def environment_class(name: str | None) -> type[AnyEnvironment] | None:
+    """The environment that configs call `name`, one object per trajectory; None where a run has none.
+
+    A name is `calculator`, `calculator_tool` or an import path `package.module:Class`. Raises InputError if there is no
+    such class.
+    """
+    if name is None:
+        return None
+    said = f'environment.name is "{name}"; expected {", ".join(sorted(_BUILT_IN))} or package.module:Class'
+    module_name, _, class_name = _BUILT_IN.get(name, name).partition(":")
+    if not (module_name and class_name):
+        raise InputError(said)
+    try:
+        with working_folder_first():
+            loaded = getattr(importlib.import_module(module_name), class_name)
+    except Exception as error:  # whatever a user's module raises while it is imported
+        raise InputError(f"{said} ({' '.join(f'{type(error).__name__}: {error}'.split())})") from error
+    if not (isinstance(loaded, type) and issubclass(loaded, AnyEnvironment)):
+        raise InputError(
+            f"{said} with a subclass of Environment or ChatEnvironment of millrace.generation.environments.base"
+        )
+    return loaded

@@ -1,14 +1,16 @@
-"""An environment with one tool: a calculator for the expression between < and >."""
+"""A calculator as an environment: of text, for the expression between < and >, and as the tool of a conversation."""
 
 import math
 import re
 from collections.abc import Sequence
 
-from millrace.generation.environments.base import Environment, Observation
-from millrace.types import Prompt
+from millrace.chat.base import ToolCall, Turn
+from millrace.generation.environments.base import ChatEnvironment, Environment, Observation
+from millrace.types import Message, Prompt
 
 LONGEST = 64
 """Most characters of an expression, which keeps every product small."""
+_TOOL = "calculator"
 _NUMBER = r"[0-9]+"
 _EXPRESSION = re.compile(rf"\s*-?\s*{_NUMBER}(\s*[-+*]\s*{_NUMBER})*\s*")
 _TERM = re.compile(rf"([+-]?)({_NUMBER}(?:\*{_NUMBER})*)")
@@ -38,6 +40,50 @@ class Calculator(Environment):
         """One call with the prompt's expression, if it is one: `<12+34>` for `12+34=`."""
         expression = prompt.text.removesuffix("=")
         return () if work_out(expression) is None else (f"<{expression}>",)
+
+
+class CalculatorTool(ChatEnvironment):
+    """Answers each call of `calculator(expression)` with the value, or with the error in the call.
+
+    A turn without a call is the policy's answer.
+    """
+
+    tools = (
+        {
+            "type": "function",
+            "function": {
+                "name": _TOOL,
+                "description": "Works out integers joined by +, - and *.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"expression": {"type": "string", "description": "such as 12+34"}},
+                    "required": ["expression"],
+                },
+            },
+        },
+    )
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        """Does nothing: a calculator has no state."""
+
+    def step(self, turn: Turn) -> Observation:
+        """One message per call; done if there is none."""
+        return Observation(done=not turn.tool_calls, messages=tuple(_answer(call) for call in turn.tool_calls))
+
+
+def _answer(call: ToolCall) -> Message:
+    message = {"role": "tool", "name": _TOOL, "content": _result(call)}
+    return message if call.id is None else {**message, "tool_call_id": call.id}
+
+
+def _result(call: ToolCall) -> str:
+    if call.problem is not None:
+        return f"error: {call.problem}"
+    if call.name != _TOOL:
+        return f"error: unknown function {call.name}"
+    expression = call.arguments.get("expression")
+    value = work_out(expression) if isinstance(expression, str) else None
+    return "error: expected integers joined by +, - and *" if value is None else str(value)
 
 
 def work_out(expression: str) -> int | None:

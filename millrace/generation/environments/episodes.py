@@ -11,13 +11,15 @@ another is at its first.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from millrace.chat.base import Rendered
+from millrace.chat.encoder import PromptEncoder
 from millrace.generation.engines.base import Engine, unstarted
-from millrace.generation.environments.base import ChatEnvironment, Environment
-from millrace.generation.environments.exchange import Answer, Exchange
+from millrace.generation.environments.base import AnyEnvironment, ChatEnvironment
+from millrace.generation.environments.exchange import ChatExchange, Exchange, TextExchange
 from millrace.rollouts.groups_in_flight import derived_seed
-from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
+from millrace.types import NO_RESPONSE, FinishReason, Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 
 _LONGEST_ERROR = 300
@@ -31,90 +33,70 @@ class _Episode:
     request: Request
     prompt: Prompt
     sampling: Sampling
-    environment: Environment | ChatEnvironment | None = None
+    environment: AnyEnvironment | None = None
     num_turns: int = 0
     t_started: float = 0.0
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    version_spans: list[tuple[int, int]] = field(default_factory=list)
-    environment_spans: list[tuple[int, int]] = field(default_factory=list)
-    kept_tokens: list[int] = field(default_factory=list)
-    kept_counts: list[int] = field(default_factory=list)
-    routed_experts: bytes = b""
-    num_routed: int = 0
-    """Tokens that `routed_experts` are of."""
-    message_starts: list[tuple[str, int]] = field(default_factory=list)
+    response: Response = NO_RESPONSE
+    """All turns and answers so far."""
 
     @property
     def room(self) -> int:
         """How many more tokens fit."""
-        return self.sampling.max_new_tokens - len(self.tokens)
+        return self.sampling.max_new_tokens - len(self.response.tokens)
 
     def add_turn(self, turn: Trajectory) -> None:
         """Appends the policy's tokens."""
         if not self.num_turns:
             self.t_started = turn.t_started
         self.num_turns += 1
-        for version, start in turn.response.version_spans:
-            if not self.version_spans or self.version_spans[-1][0] != version:
-                self.version_spans.append((version, len(self.tokens) + start))
-        self.tokens += turn.response.tokens
-        self.logprobs += turn.response.rollout_logprobs
-        self.kept_tokens += turn.response.kept_tokens
-        self.kept_counts += turn.response.kept_counts
-        # Each turn's are of the whole text. Of what was computed before, the first ones count.
-        self.routed_experts += turn.response.routed_experts[len(self.routed_experts) :]
-        self.num_routed = len(self.request.prompt_tokens) + len(self.tokens) - 1
+        self.response = self.response.followed_by(turn.response)
 
-    def add_answer(self, answer: Answer) -> None:
+    def add_answer(self, answer: Rendered) -> None:
         """Appends as many of the environment's tokens as fit."""
-        tokens = answer.tokens[: self.room]
+        tokens = tuple(answer.tokens[: self.room])
         if not tokens:
             return
-        start = len(self.tokens)
         whole = len(tokens) == len(answer.tokens)
-        self.message_starts += [(role, start + at) for role, at in answer.message_starts if at < len(tokens) or whole]
-        self.tokens += tokens
-        self.logprobs += [0.0] * len(tokens)
-        if self.kept_counts:
-            # Where sampling is truncated, every token has a count. These were drawn from nothing.
-            self.kept_counts += [0] * len(tokens)
-        self.environment_spans.append((start, len(self.tokens)))
-
-    def _padded_experts(self) -> bytes:
-        """Those of each token but the last. No expert has computed what an environment said at the very end."""
-        if not self.routed_experts:
-            return b""
-        missing = len(self.request.prompt_tokens) + len(self.tokens) - 1 - self.num_routed
-        # All bits set: NOT_RECORDED.
-        return self.routed_experts + b"\xff" * (missing * (len(self.routed_experts) // self.num_routed))
+        self.response = self.response.followed_by(
+            Response(
+                tokens=tokens,
+                rollout_logprobs=(0.0,) * len(tokens),
+                version_spans=(),
+                finish_reason="unfinished",
+                environment_spans=((0, len(tokens)),),
+                message_starts=tuple((role, at) for role, at in answer.message_starts if at < len(tokens) or whole),
+            )
+        )
 
     def next_request(self) -> Request:
         """The request of the next turn. It has its own seed; otherwise all turns would draw alike."""
         seed = turn_seed(self.request.seed, self.num_turns)
-        return replace(self.request, response_tokens=tuple(self.tokens), seed=seed)
+        return replace(self.request, response_tokens=self.response.tokens, seed=seed)
 
     def trajectory(self, t_finished: float, finish_reason: FinishReason, error: str | None) -> Trajectory:
         """The whole trajectory."""
-        response = Response(
-            tokens=tuple(self.tokens),
-            rollout_logprobs=tuple(self.logprobs),
-            version_spans=tuple(self.version_spans),
+        response = replace(
+            self.response,
             finish_reason=finish_reason,
-            environment_spans=tuple(self.environment_spans),
-            kept_tokens=tuple(self.kept_tokens),
-            kept_counts=tuple(self.kept_counts),
             routed_experts=self._padded_experts(),
-            message_starts=tuple(self.message_starts),
             environment_error=error,
         )
         return Trajectory(request=self.request, response=response, t_started=self.t_started, t_finished=t_finished)
 
+    def _padded_experts(self) -> bytes:
+        """Returns the experts of each token but the last. None has computed an environment's tokens at the end."""
+        response = self.response
+        start, end = response.environment_spans[-1] if response.environment_spans else (0, 0)
+        missing = end - start if end == len(response.tokens) else 0
+        num_routed = len(self.request.prompt_tokens) + len(response.tokens) - 1 - missing
+        # All bits set: NOT_RECORDED.
+        return response.routed_experts + b"\xff" * (missing * (len(response.routed_experts) // num_routed))
+
 
 def in_environment(
     make_engine: Callable[[Sequence[str]], Engine],
-    environment: type[Environment] | type[ChatEnvironment] | None,
-    make_exchange: Callable[[type[Environment] | type[ChatEnvironment]], Exchange],
+    environment: type[AnyEnvironment] | None,
+    encoder: PromptEncoder,
     *,
     max_turns: int,
     each_turn: Callable[[], None] = lambda: None,
@@ -122,8 +104,10 @@ def in_environment(
     """The engine from `make_engine(stop texts)`, playing `environment` if there is one."""
     if environment is None:
         return make_engine(())
-    engine = make_engine(environment.stop)
-    return Episodes(engine, environment, make_exchange(environment), max_turns=max_turns, each_turn=each_turn)
+    exchange: Exchange = TextExchange(encoder.tokenizer, encoder.stop_token_ids)
+    if issubclass(environment, ChatEnvironment):
+        exchange = ChatExchange(encoder)
+    return Episodes(make_engine(environment.stop), environment, exchange, max_turns=max_turns, each_turn=each_turn)
 
 
 class Episodes(Engine):
@@ -137,7 +121,7 @@ class Episodes(Engine):
     def __init__(
         self,
         engine: Engine,
-        environment: Callable[[], Environment | ChatEnvironment],
+        environment: Callable[[], AnyEnvironment],
         exchange: Exchange,
         *,
         max_turns: int,
@@ -182,7 +166,7 @@ class Episodes(Engine):
 
     @property
     def tokens_in_flight(self) -> int:
-        return self._engine.tokens_in_flight + sum(len(episode.tokens) for episode in self._episodes.values())
+        return self._engine.tokens_in_flight + sum(len(episode.response.tokens) for episode in self._episodes.values())
 
     def abort(self) -> None:
         self._engine.abort()
@@ -220,12 +204,13 @@ class Episodes(Engine):
                 # Not earlier: then an exception in here could end a response without tokens.
                 episode.environment = self._environment()
                 episode.environment.reset(episode.prompt, episode.request.seed)
-            before = [*episode.request.prompt_tokens, *episode.tokens[: len(episode.tokens) - len(turn.tokens)]]
+            said = episode.response.tokens
+            before = [*episode.request.prompt_tokens, *said[: len(said) - len(turn.tokens)]]
             answer = self._exchange.answer(episode.environment, episode.prompt, before, turn.tokens)
         except Exception as error:  # noqa: BLE001 — a failed trajectory is data, stored with its reason
             line = " ".join(f"{type(error).__name__}: {error}".split())
             return "stop", line[:_LONGEST_ERROR]
-        if answer.done:
+        if answer is None:
             return "stop", None
         if episode.num_turns == self._max_turns:
             return "length", None

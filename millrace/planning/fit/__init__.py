@@ -1,1 +1,1 @@
-"""From stored runs to a cost model of their machine."""
+"""From stored runs to the seconds of each thing on their machine."""

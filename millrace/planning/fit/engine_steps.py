@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millrace.planning.fit.read import Rollouts
+from millrace.planning.fit.measured import Rollouts
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@
 
     python -m millrace.runtime.ranks.hosts HOSTS-AS-JSON ARGUMENTS OF PYTHON …
 
-Messages to host 0: join, leave. From host 0: refused, go, stacks; when its ranks have ended: over, again. The launchers
+Messages to host 0: join, leave. From host 0: refused, go, stacks; when its ranks end: over, again. The launchers
 stay connected, so that the loss of a host is noticed even while no rank waits for another.
 """
 
@@ -163,6 +163,9 @@ class Leader:
             if change and not is_asked and (ranks := pids(agent)):
                 is_asked = True
                 send(milestone_line(f"{change}: the trainer starts again after this step"))
+                # Before rank 0 ends: from now on they expect it.
+                for link in members.values():
+                    link.send(again=True)
                 send_signal(ranks[0], signal.SIGTERM)
 
 

@@ -10,11 +10,10 @@ from math import ceil
 from statistics import fmean
 from typing import Any
 
-from millrace.control.collapse import CollapseWatch
-from millrace.control.decisions import rate_factor
-from millrace.control.last_good import Collapse, LastGood
+from millrace.control.collapse import Collapse, CollapseWatch, LastGood
 from millrace.control.rollback import roll_back
 from millrace.errors import TrainingDiverged
+from millrace.runs.decisions import rate_factor
 from millrace.stages.train.train_state import TrainState
 from millrace.training.batch import Sample
 from millrace.training.optimizer import planned_rate

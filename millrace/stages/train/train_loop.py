@@ -19,7 +19,7 @@ hand-over of a version until a step's worth of groups is there (`millrace/runtim
 import time
 from typing import Any
 
-from millrace.control.controller import StalenessController
+from millrace.control.staleness import StalenessController
 from millrace.evaluation.schedule import read_early_stop, stop_if_no_better
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
 from millrace.rollouts.loader import RolloutLoader
@@ -211,7 +211,7 @@ class TrainLoop:
     def _control(self, report: StepReport, length_ratio: float) -> None:
         """Decides on the staleness bound and the places of the versions to come."""
         per_step = self.config.training.groups_per_step * self.config.generation.group_size
-        decision = self.controller.step(
+        decision = self.controller.decide(
             self.trainer.policy_version,
             effective_sample_size=report.ratio_effective_sample_size,
             length_ratio=length_ratio,

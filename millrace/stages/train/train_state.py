@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
-from millrace.control.decisions import Decisions, rolled_back
 from millrace.maintenance.gc import carry_out, plan_checkpoints
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.scored_group import ScoredGroup
+from millrace.runs.decisions import Decisions, rolled_back
 from millrace.runtime.metrics import Pace
 from millrace.runtime.stage import Stage
 from millrace.training.checkpoints.saving import AsyncCheckpoints, CheckpointSchedule

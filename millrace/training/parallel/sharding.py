@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
 
-from millrace.models.layers import decoder_layers
+from millrace.models.modules import decoder_layers
 from millrace.training.lora import adapters, base_name, is_adapter, merged, parts
 from millrace.training.parallel.ranks import DATA, TENSOR, Ranks, mesh_of_one
 from millrace.training.parallel.tensor import replicate, split_layer

@@ -3,7 +3,7 @@
     trainer rank ══send══► generator 0: receive, pass on ══► generator 1: receive, pass on ══► …
 
 Every member follows the order of `ShardLayout.messages`, so nobody waits in a circle. While a message is waited for,
-the next one travels. A message is sent from where it lies, and received where it belongs unless it is a part of a
+the next ones travel. A message is sent from where it lies, and received where it belongs unless it is a part of a
 tensor's columns: those are collected first.
 """
 
@@ -21,8 +21,8 @@ from millrace.weights.direct.layout import Message, volume
 from millrace.weights.fingerprint import Region
 from storage.failpoints import failpoint
 
-_UNDER_WAY = 2
-"""Messages that travel at a time, from one member to the next."""
+_AHEAD = 4
+"""Messages that are expected behind the one that is waited for."""
 _LOOK_SECONDS = 0.0005
 """Between two looks at work on a GPU, which has no wait with a limit."""
 
@@ -91,13 +91,15 @@ def send_parts(
 
     Raises RuntimeError if another member is gone, or `until` (time.monotonic) has passed.
     """
-    sends = _Sends(group, target, until)
+    sends = []
     for number, message in enumerate(messages):
         if message.source == group.rank:
             failpoint("direct.hop")
             part = parts[message.spec.name].view(-1)[message.begin : message.end]
-            sends.start(part.view(torch.uint8), number)
-    return sends.finish()
+            sends.append(group.send(part.view(torch.uint8), target, number))
+    for send in sends:
+        send.wait(until)
+    return sum(message.nbytes for message in messages if message.source == group.rank)
 
 
 def receive_whole(
@@ -109,15 +111,15 @@ def receive_whole(
     `send_parts`.
     """
     first, last = group.rank == trainers, group.rank == group.size - 1
-    sends = _Sends(group, group.rank + 1, until)
+    sends: list[Transit] = []
     columns: dict[tuple[str, Region], torch.Tensor] = {}
     coming: deque[tuple[int, Message, torch.Tensor, Transit]] = deque()
 
     def settle() -> None:
-        number, message, memory, transit = coming.popleft()
-        transit.wait(until)
+        number, message, memory, receipt = coming.popleft()
+        receipt.wait(until)
         if not last:
-            sends.start(memory, number)
+            sends.append(group.send(memory, group.rank + 1, number))
         key = message.spec.name, message.box
         if key in columns and message.end == volume(message.box):
             whole = tensors[message.spec.name][tuple(slice(begin, end) for begin, end in message.box)]
@@ -128,34 +130,13 @@ def receive_whole(
         memory = _place(message, tensors[message.spec.name], columns).view(torch.uint8)
         source = message.source if first else group.rank - 1
         coming.append((number, message, memory, group.receive(memory, source, number)))
-        if len(coming) == _UNDER_WAY:
+        if len(coming) > _AHEAD:
             settle()
     while coming:
         settle()
-    return sends.finish()
-
-
-class _Sends:
-    """Sends to one member, a few at a time."""
-
-    def __init__(self, group: Group, target: int, until: float) -> None:
-        self._group = group
-        self._target = target
-        self._until = until
-        self._under_way: deque[Transit] = deque()
-        self._nbytes = 0
-
-    def start(self, memory: torch.Tensor, tag: int) -> None:
-        if len(self._under_way) == _UNDER_WAY:
-            self._under_way.popleft().wait(self._until)
-        self._under_way.append(self._group.send(memory, self._target, tag))
-        self._nbytes += memory.nbytes
-
-    def finish(self) -> int:
-        """Waits for all of them; returns their bytes."""
-        while self._under_way:
-            self._under_way.popleft().wait(self._until)
-        return self._nbytes
+    for send in sends:
+        send.wait(until)
+    return 0 if last else sum(message.nbytes for message in messages)
 
 
 def _place(message: Message, whole: torch.Tensor, columns: dict[tuple[str, Region], torch.Tensor]) -> torch.Tensor:

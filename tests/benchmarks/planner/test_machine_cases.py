@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.planning.timed_run import Times, write_timed_run
 
-from benchmarks.planner.machine_cases import FAMILIES, FITTED, PREDICTED, PRESET, Case, write_prompts
-from benchmarks.planner.machine_runs import figures
+from benchmarks.planner.cases import FAMILIES, FITTED, PREDICTED, PRESET, Case, write_prompts
+from benchmarks.planner.runs import figures
 from configs.load import load_config
 from storage.stores.local import LocalStore
 

@@ -45,8 +45,9 @@ def _key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def test_every_number_of_a_run_is_exposed_under_its_name_and_labels() -> None:
+    found = _samples(expose([_ROW], {"mine": run_data()}))
     assert (
-        _samples(expose([_ROW], {"mine": run_data()})).items()
+        found.items()
         >= {
             _key("millrace_run_state", state="running"): 1,
             _key("millrace_problems"): 0,
@@ -65,7 +66,6 @@ def test_every_number_of_a_run_is_exposed_under_its_name_and_labels() -> None:
             _key("millrace_stage_seconds_total", stage="generate", kind="busy"): 8,
             _key("millrace_stage_seconds_total", stage="sync_weights", kind="idle"): 9.5,
             _key("millrace_ledger_balanced"): 1,
-            # The scorer said that it stopped, and an evaluation comes and goes.
             _key("millrace_last_status_seconds", stage="train", replica="0"): 2,
             _key("millrace_last_status_seconds", stage="generate", replica="1"): 5,
             _key("millrace_attempts_total"): 1,
@@ -77,6 +77,7 @@ def test_every_number_of_a_run_is_exposed_under_its_name_and_labels() -> None:
             _key("millrace_loss"): -0.125,
         }.items()
     )
+    assert _key("millrace_last_status_seconds", stage="score", replica="0") not in found
 
 
 def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
@@ -99,6 +100,15 @@ def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
         _key("millrace_generating_tokens", replica="2"): 700,
         _key("millrace_continued_tokens_total", replica="2"): 40,
         _key("millrace_discarded_tokens_total", replica="2"): 7,
+    }
+
+
+def test_what_a_stage_uses_of_its_machine_is_exposed_until_it_has_stopped() -> None:
+    used = {"usage/cpu_cores": measured([0.5, 1.5])}
+    metrics = {"train-0": used, "score-0": used}
+    found = _samples(expose([_ROW], {"mine": run_data(metrics=metrics)}))
+    assert {key: value for key, value in found.items() if key[0] == "millrace_cpu_cores"} == {
+        _key("millrace_cpu_cores", stage="train", replica="0"): 1.5
     }
 
 

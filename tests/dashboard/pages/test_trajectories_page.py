@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.pages.components import components, of_class, words
+from support.pages.hostile import HOSTILE, SPELT, HostileTexts, hostile_response
 from support.stored_run.run import Shape, StoredRun
 
 from dashboard.pages.group import MAX_RESPONSES, MAX_TOKENS, colour, view
@@ -17,8 +18,6 @@ from dashboard.read.search import Query, address, from_address
 from dashboard.read.tokens import TokenTexts
 from millrace.errors import InputError
 from storage.stores.local import LocalStore
-
-HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>[x](javascript:alert(3))\u202e\x1b[2J\n"
 
 
 @pytest.fixture(scope="module")
@@ -89,68 +88,10 @@ def test_a_run_that_is_not_there_is_refused_whatever_its_name(runs: Runs) -> Non
             answer(runs, GroupReaders(), name, from_address("?"))
 
 
-def response(row_id: int, tokens: int, **changes: Any) -> Response:
-    """A trained one, whose every text is hostile."""
-    trajectory = {
-        "prompt_id": HOSTILE,
-        "prompt_tokens": [1],
-        "meta": HOSTILE,
-        "response_tokens": list(range(tokens)),
-        "rollout_logprobs": [-1.0] * tokens,
-        "loss_mask": [1] * (tokens - 1) + [0],
-        "kept_counts": [],
-        "span_versions": [3, 4],
-        "span_starts": [0, 2],
-        "finish_reason": HOSTILE,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "max_new_tokens": tokens,
-        "incarnation": 0,
-        "seed": 5,
-        "t_admitted": 1.0,
-        "t_started": 1.5,
-        "t_finished": 3.75,
-        "message_roles": [HOSTILE, "assistant", HOSTILE],
-        "message_starts": [0, 1, 3],
-    }
-    score = {
-        "reward": 1.0,
-        "components": HOSTILE,
-        "status": HOSTILE,
-        "error": HOSTILE,
-        "verifier_version": HOSTILE,
-        "seconds": 0.5,
-    }
-    taken = {
-        "outcome": HOSTILE,
-        "policy_version": 6,
-        "staleness": 2,
-        "staleness_in_flight": 1,
-        "reward": 1.0,
-        "advantage": None,
-        "t": 5.0,
-    }
-    logprobs = np.full(tokens, -1.0, np.float32)
-    logprobs[0] = np.log(0.5) - 1.0
-    return Response(
-        row_id=row_id, trajectory=trajectory, score=score, consumed=taken, trainer_logprobs=logprobs, **changes
-    )
-
-
 def test_hostile_text_is_only_ever_the_text_of_an_element_and_is_spelt_out() -> None:
-    class Hostile(TokenTexts):
-        """Whose every token is a script."""
-
-        def text(self, ids: Any) -> str:
-            return HOSTILE * len(ids)
-
-        def pieces(self, ids: Any) -> list[str]:
-            return [HOSTILE for _ in ids]
-
-    group = Group(generator=0, group_id=1, responses=(response(0, 4),), problems=(HOSTILE,))
-    shown = view(group, Hostile(None))
-    spelt = "<script>alert(1)</script><img src=x onerror=alert(2)>[x](javascript:alert(3))\\u202e␛[2J␊"
-    assert words(shown).count(spelt) >= 10
+    group = Group(generator=0, group_id=1, responses=(hostile_response(0, 4),), problems=(HOSTILE,))
+    shown = view(group, HostileTexts(None))
+    assert words(shown).count(SPELT) >= 10
     # Elements of HTML, with no attribute that a browser follows or runs, and no Markdown.
     assert {component._namespace for component in components(shown)} == {"dash_html_components"}
     kinds = {type(component).__name__ for component in components(shown)}
@@ -161,8 +102,8 @@ def test_hostile_text_is_only_ever_the_text_of_an_element_and_is_spelt_out() -> 
         assert not {"href", "src", "dangerously_allow_html"} & others.keys()
 
 
-def test_tokens_carry_their_ratio_their_version_and_their_colour() -> None:
-    truncated = response(0, 4)
+def test_tokens_carry_their_ratio_version_and_color_and_messages_their_role() -> None:
+    truncated = hostile_response(0, 4)
     assert truncated.trajectory is not None
     truncated.trajectory["kept_counts"] = [1200, 1, 2, 0]
     shown = view(Group(generator=0, group_id=1, responses=(truncated,), problems=()), TokenTexts(None))
@@ -174,10 +115,11 @@ def test_tokens_carry_their_ratio_their_version_and_their_colour() -> None:
     assert ["borderLeft" in token.style for token in tokens] == [False, False, True, False]
     (bar,) = of_class(shown, "versions")
     assert [span.children for span in bar.children] == ["v3", "v4"]
+    assert [mark.children for mark in of_class(shown, "role")] == [SPELT, "assistant", SPELT]
 
 
 def test_of_what_is_long_the_beginning_is_shown_and_how_much_is_not() -> None:
-    many = tuple(response(i, 1 if i else MAX_TOKENS + 7) for i in range(MAX_RESPONSES + 3))
+    many = tuple(hostile_response(i, 1 if i else MAX_TOKENS + 7) for i in range(MAX_RESPONSES + 3))
     shown = view(Group(generator=0, group_id=-1, responses=many, problems=()), TokenTexts(None))
     assert len(of_class(shown, "token")) == MAX_TOKENS + MAX_RESPONSES - 1
     assert " … and 7 more tokens" in words(shown)

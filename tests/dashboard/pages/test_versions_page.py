@@ -1,23 +1,19 @@
 """One prompt at several versions: which groups are shown, and that text of a model stays text."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from support.pages.components import components, of_class, words
+from support.pages.hostile import HOSTILE, SPELT, HostileTexts, hostile_response
 from support.stored_run.run import Shape, StoredRun
 
 from dashboard.pages import versions
 from dashboard.pages.trajectories import GroupReaders, answer
-from dashboard.read.groups import Group, Response
+from dashboard.read.groups import Group
 from dashboard.read.runs import Runs
 from dashboard.read.same_prompt import Asked, SamePrompt
 from dashboard.read.search import from_address
-from dashboard.read.tokens import TokenTexts
 from storage.stores.local import LocalStore
-
-HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>[x](javascript:alert(3))\u202e\x1b[2J\n"
-SPELT = "<script>alert(1)</script><img src=x onerror=alert(2)>[x](javascript:alert(3))\\u202e␛[2J␊"
 
 
 @pytest.fixture(scope="module")
@@ -62,40 +58,14 @@ def test_of_many_groups_the_first_the_last_and_the_opened_one_are_shown_in_order
     assert {0, at, 19} <= set(shown)
 
 
-def hostile_group() -> Group:
-    trajectory = {
-        "prompt_id": HOSTILE,
-        "prompt_tokens": [1],
-        "message_roles": [],
-        "message_starts": [],
-        "response_tokens": [1, 2],
-        "span_versions": [3, 5],
-        "finish_reason": HOSTILE,
-    }
-    whole = Response(
-        row_id=0,
-        trajectory=trajectory,
-        score={"reward": 1.0},
-        consumed={"outcome": HOSTILE},
-        trainer_logprobs=None,
-    )
-    unread = replace(whole, row_id=1, trajectory=None, score=None, consumed=None)
-    return Group(generator=0, group_id=1, responses=(whole, unread), problems=(HOSTILE,))
-
-
-class Hostile(TokenTexts):
-    """Whose every text is a script."""
-
-    def text(self, ids: Any) -> str:
-        return HOSTILE
-
-
 def test_hostile_text_is_only_ever_the_text_of_an_element_and_is_spelt_out() -> None:
-    group = hostile_group()
+    whole = hostile_response(0, 2)
+    unread = replace(whole, row_id=1, trajectory=None, score=None, consumed=None)
+    group = Group(generator=0, group_id=1, responses=(whole, unread), problems=(HOSTILE,))
     found = SamePrompt(groups=(asked(1),), searched=3, parts=9)
-    shown = versions.view([group], group, found, Hostile(None), lambda other: "?open=0.0")
-    assert words(shown).count(SPELT) == 5
-    assert "version 3 to 5" in words(shown)
+    shown = versions.view([group], group, found, HostileTexts(None), lambda other: "?open=0.0")
+    assert words(shown).count(SPELT) >= 5
+    assert "version 3 to 4" in words(shown)
     assert "It can't be read." in words(shown)
     for component in components(shown):
         others = {name: value for name, value in component.to_plotly_json()["props"].items() if name != "children"}

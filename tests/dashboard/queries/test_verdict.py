@@ -167,6 +167,15 @@ def test_a_run_that_drops_or_masks_much_is_too_stale(changes: dict[str, Any], le
     assert advised is None or advised in verdict.advice
 
 
+def test_idle_shares_are_of_the_newest_two_minutes_while_a_run_goes_on() -> None:
+    waits = {
+        "time/train/seconds": measured([0.0] * 300 + [1.0] * 120),
+        "time/waiting for scored groups/seconds": measured([1.0] * 300 + [0.0] * 120),
+    }
+    run = _run()
+    assert read_facts(replace(run, metrics={**run.metrics, "train-0": waits})).idle["train"] == 0.0
+
+
 @pytest.mark.parametrize(("ess", "level"), [(0.96, "good"), (0.9, "warning"), (0.4, "bad")])
 def test_the_effective_sample_size_is_held_against_its_target_and_its_floor(ess: float, level: str) -> None:
     verdict = _verdict(_run(trained={"effective_sample_size": [ess] * STEPS}))

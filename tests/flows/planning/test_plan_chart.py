@@ -7,7 +7,7 @@ from configs.schema import RunConfig
 from flows.planning.chart import chart, splits
 from flows.planning.formatting import as_markdown, table_rows
 from millrace.planning.plan import Plan, make_plan, what_if
-from millrace.planning.search.search import simulating
+from millrace.planning.search import simulator
 
 CONFIG = RunConfig.model_validate(
     {
@@ -19,21 +19,21 @@ CONFIG = RunConfig.model_validate(
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return make_plan(CONFIG, SmallMachine(), simulating(10), gpus=8, goal="fastest")
+    return make_plan(CONFIG, SmallMachine(), simulator(10), gpus=8, goal="fastest")
 
 
 def test_the_chart_has_a_line_per_size_of_a_generator_and_the_winner_on_one_of_them(plan: Plan) -> None:
     lines = splits(plan)
     winner = plan.chosen
     assert winner.outcome is not None
-    line = dict(lines[f"TP {winner.candidate.generator_tensor}"])
-    assert line[winner.candidate.trainer_gpus] <= winner.outcome.step_seconds * 1.001
+    line = dict(lines[f"TP {winner.generator_tensor}"])
+    assert line[winner.trainer_gpus] <= winner.outcome.step_seconds * 1.001
     assert all([x for x, _ in points] == sorted(x for x, _ in points) for points in lines.values())
     assert "data:image/svg+xml;base64," in (chart(plan) or "")
 
 
 def test_a_comparison_of_two_configs_has_no_chart() -> None:
-    made = what_if(CONFIG, CONFIG, {}, SmallMachine(), simulating(10), counts_gpus=True)
+    made = what_if(CONFIG, CONFIG, {}, SmallMachine(), simulator(10), divides_gpus=True)
     assert chart(made) is None
     assert "as it is" in as_markdown(made, None)
 

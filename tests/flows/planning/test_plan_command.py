@@ -13,7 +13,7 @@ H100 = ["--hardware", "h100", "--gpus", "4", "--model", "qwen2.5-1.5b", "--steps
 
 
 @pytest.mark.slow
-def test_a_plan_says_split_speed_cost_and_why_others_lose_and_writes_a_config_that_loads(
+def test_a_plan_is_printed_and_its_config_loads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Longer than a line of the terminal.

@@ -20,14 +20,11 @@ def test_a_tensor_is_where_it_was_put_and_so_are_results_and_gradients() -> None
 def test_an_operation_on_both_devices_is_refused() -> None:
     with pretend_gpu():
         x = torch.zeros(3, device=GPU)
-        with pytest.raises(MixedDevices, match=r"^aten\.add\.Tensor at elsewhere"):
+        with pytest.raises(MixedDevices):
             x + torch.zeros(3)
+        with pytest.raises(TypeError):
+            x.numpy()
         assert (x + torch.tensor(1.0)).is_cuda, "a number may come from the CPU"
-
-
-def test_a_tensor_of_the_gpu_is_no_array() -> None:
-    with pretend_gpu(), pytest.raises(TypeError, match="to numpy"):
-        torch.zeros(3, device=GPU).numpy()
 
 
 def test_what_makes_a_gpu_wait_is_counted() -> None:

@@ -98,7 +98,7 @@ def assert_listed(gpu: PretendGpu, case: Case, num_microbatches: int) -> None:
     assert copied.pop("training/parallel/sharding.py:sample_weights") > 0
     if training.kl.coefficient:
         # The reference's table of rotary frequencies. Its weights come from the CPU, and are not copied back.
-        assert copied.pop("models/offload.py:<lambda>") < 64
+        assert copied.pop("models/modules.py:<lambda>") < 64
     assert not copied
 
 

@@ -11,13 +11,10 @@ from millrace.bootstrap.demonstrations import (
     demonstration,
     dialogue,
     is_right,
-    misplaced_carry,
-    right_response,
 )
 from millrace.generation.environments.calculator import Calculator
-from millrace.prompts.arithmetic import ARITHMETIC
-from millrace.prompts.chains import CHAINS
 from millrace.prompts.dataset import load_prompts
+from millrace.prompts.sums import ARITHMETIC, CHAINS
 from millrace.types import Prompt
 
 
@@ -44,9 +41,7 @@ def added_by_hand(prompt: Prompt, *, first_carry_wrong: bool) -> str:
 
 
 @pytest.mark.parametrize(("digits", "max_sum"), [(1, 18), (2, 99), (2, 198)])
-def test_an_error_differs_from_the_answer_has_its_width_and_only_its_first_carry_is_wrong(
-    digits: int, max_sum: int
-) -> None:
+def test_an_error_has_the_answers_width_and_only_its_first_carry_wrong(digits: int, max_sum: int) -> None:
     for prompt in arithmetic(digits, max_sum):
         wrong = carry_error(prompt)
         assert wrong is not None
@@ -56,13 +51,9 @@ def test_an_error_differs_from_the_answer_has_its_width_and_only_its_first_carry
         assert added_by_hand(prompt, first_carry_wrong=True) == wrong
 
 
-def test_a_sum_of_one_digit_has_no_place_for_a_carry_and_so_no_error() -> None:
+def test_only_sums_with_room_for_a_carry_have_an_error() -> None:
     assert {carry_error(prompt) for prompt in arithmetic(1, 9)} == {None}
-
-
-def test_of_prompts_that_are_not_arithmetic_only_the_right_answer_is_known() -> None:
     prompt = Prompt(prompt_id="p", text="12+30=", answer="42", source="sums.jsonl")
-    assert carry_error(prompt) is None
     assert {demonstration(prompt, random.Random(seed), error_rate=1.0) for seed in range(10)} == {"42"}
 
 
@@ -78,7 +69,7 @@ def test_who_is_right_has_used_the_environment_and_who_is_wrong_has_not() -> Non
     assert seen == {(("<12+30>", True), ("42|", False), ("42", True)), (("52", True),)}
 
 
-def test_without_an_environment_or_an_example_of_its_use_a_demonstration_is_the_answer() -> None:
+def test_without_an_environments_example_a_demonstration_is_the_answer() -> None:
     sums = Prompt(prompt_id="p", text="12+30=", answer="42", source="sums.jsonl")
     assert dialogue(sums, random.Random(0), 0.0, None) == [("42", True)]
     words = Prompt(prompt_id="p", text="how many?", answer="42", source="words.jsonl")
@@ -86,10 +77,6 @@ def test_without_an_environment_or_an_example_of_its_use_a_demonstration_is_the_
 
 
 # --- chains of sums
-
-
-def test_a_carry_is_misplaced_into_the_last_digit_and_a_sum_without_one_is_right() -> None:
-    assert [misplaced_carry(*digits) for digits in ((3, 4), (4, 5), (5, 5), (7, 8), (9, 9))] == [7, 9, 1, 6, 9]
 
 
 @pytest.mark.parametrize(
@@ -103,11 +90,6 @@ def test_a_carry_is_misplaced_into_the_last_digit_and_a_sum_without_one_is_right
 def test_each_carry_of_a_chain_is_wrong_at_the_error_rate(error_rate: float, expected: set[str]) -> None:
     prompt = chain("03:7+5=", "2+7=9")
     assert {demonstration(prompt, random.Random(seed), error_rate) for seed in range(50)} == expected
-
-
-def test_the_right_response_is_a_chain_written_out_or_the_answer() -> None:
-    assert right_response(chain("03:7+5=", "2+7=9")) == "2 02:5+2=7 01:2+7=9"
-    assert right_response(Prompt(prompt_id="p", text="12+30=", answer="42", source=ARITHMETIC)) == "42"
 
 
 def test_every_demonstration_of_a_chain_is_recognised() -> None:
@@ -134,7 +116,7 @@ def test_what_no_demonstrator_writes_is_recognised_too(text: str) -> None:
     assert not could_be_demonstrated(chain("03:7+5=", "2+7=9"), text)
 
 
-def test_a_chain_is_right_if_its_last_sum_is_and_any_other_answer_if_all_of_it_is() -> None:
+def test_a_chain_is_right_if_its_last_sum_is() -> None:
     assert is_right(chain("02:7+5=", "5+2=7"), "2 01:5+2=7")
     assert not is_right(chain("02:7+5=", "5+2=7"), "3 01:5+3=8")
     assert not is_right(chain("02:7+5=", "5+2=7"), "")
@@ -143,6 +125,6 @@ def test_a_chain_is_right_if_its_last_sum_is_and_any_other_answer_if_all_of_it_i
     assert not is_right(sums, "142")
 
 
-def test_an_answer_of_arithmetic_is_demonstrated_if_it_is_right_or_its_carry_is_wrong() -> None:
+def test_right_answers_and_wrong_carries_are_recognised() -> None:
     sums = Prompt(prompt_id="p", text="12+30=", answer="42", source=ARITHMETIC)
     assert [text for text in ("42", "52", "32", "") if could_be_demonstrated(sums, text)] == ["42", "52"]

@@ -7,7 +7,7 @@ import torch
 
 from configs.prompts import ArithmeticConfig, ChainsConfig, EnvironmentConfig, PromptsConfig
 from configs.schema import BootstrapConfig
-from millrace.bootstrap.tiny_model import CHECK_EVERY, _of_similar_length, bootstrap, character_tokenizer
+from millrace.bootstrap.tiny_model import CHECK_EVERY, bootstrap, character_tokenizer
 from millrace.generation.environments.calculator import Calculator
 from millrace.models.loading import load_model, load_tokenizer
 from millrace.prompts.dataset import load_prompts
@@ -48,13 +48,14 @@ def test_it_saves_a_folder_that_transformers_loads(prompts: tuple[Prompt, ...], 
     assert len(tokens) == len("12+07=") + 1, "a token a character, after the beginning-of-sequence token"
 
 
-def test_every_character_is_a_token_ends_of_lines_too() -> None:
+def test_every_character_is_a_token() -> None:
     text = "one\n\ntwo\r\n  é"
     tokenizer = character_tokenizer([text])
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert len(tokens) == len(text)
     assert tokenizer.pad_token_id not in tokens
     assert tokenizer.decode(tokens) == text
+    assert set(tokenizer.get_vocab()) == {"<pad>", "<bos>", "<eos>", *text}
 
 
 def test_one_seed_makes_one_model_and_another_makes_another(prompts: tuple[Prompt, ...], tmp_path: Path) -> None:
@@ -79,14 +80,7 @@ def test_it_goes_on_while_the_model_is_not_imitating_or_right_too_often(
     )
 
 
-def test_its_tokenizer_knows_every_character_of_the_prompts_and_no_more() -> None:
-    tokenizer = character_tokenizer(["1+1=", "2"])
-    assert set(tokenizer.get_vocab()) == {"<pad>", "<bos>", "<eos>", "1", "2", "+", "="}
-
-
-def test_in_an_environment_it_learns_what_the_demonstrators_wrote_and_not_what_they_were_answered(
-    prompts: tuple[Prompt, ...], tmp_path: Path
-) -> None:
+def test_in_an_environment_it_learns_the_calls_and_not_the_answers(prompts: tuple[Prompt, ...], tmp_path: Path) -> None:
     folder = tmp_path / "start"
     always = SHAPE.model_copy(update={"error_rate": 0.0, "max_steps": 60, "learning_rate": 1e-2})
     bootstrap(
@@ -132,8 +126,3 @@ def test_it_learns_chains_of_sums_with_every_character_they_are_written_in(tmp_p
     logits = model(input_ids=torch.tensor([tokenizer("03:7+5=2 02:5")["input_ids"]])).logits
     assert tokenizer.decode([int(logits[0, -1].argmax())]) == "+"
     assert model.config.max_position_embeddings >= len("12:7+5=") + 100
-
-
-def test_rows_are_padded_together_with_rows_of_similar_length_only() -> None:
-    rows = [[(0, True)] * length for length in (40, 10, 39, 200, 11)]
-    assert [[len(row) for row in alike] for alike in _of_similar_length(rows)] == [[40], [10, 39, 11], [200]]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from support.chat.curious import Curious
 from support.chat.tokenizers import FAMILIES, chat_tokenizer
+from support.engines.policies import all_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.prompts import PromptsConfig
@@ -18,7 +19,7 @@ from millrace.generation.environments.exchange import ChatExchange
 from millrace.training.batch import Sample
 from millrace.training.packing import pack
 from millrace.training.policy import PackedPolicy
-from millrace.types import Prompt, Request, Sampling, Trajectory
+from millrace.types import Prompt, Request, Sampling
 
 SAMPLING = Sampling(temperature=0.8, top_p=1.0, max_new_tokens=160)
 NUM_RESPONSES = 6
@@ -64,9 +65,7 @@ def test_on_policy_every_ratio_is_one_at_the_assistant_s_tokens(name: str) -> No
         ],
         SAMPLING,
     )
-    done: list[Trajectory] = []
-    while episodes.in_flight:
-        done += episodes.collect(1.0)
+    done = all_of(episodes)
     policy = PackedPolicy(model)
     turns = 0
     for trajectory in done:

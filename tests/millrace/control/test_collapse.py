@@ -51,7 +51,7 @@ def test_a_reward_that_was_never_good_can_not_collapse(reward: float) -> None:
     assert told([reward] * 20 + [-5.0] * 20) == []
 
 
-def test_a_policy_that_stays_as_it_is_is_not_taken_to_collapse_and_one_that_halves_twice_is() -> None:
+def test_chance_is_no_collapse_and_halving_twice_is() -> None:
     for seed in SEEDS:
         dice = random.Random(seed)
 

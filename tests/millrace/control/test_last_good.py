@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from millrace.control.collapse import CollapseWatch
-from millrace.control.last_good import Collapse, LastGood
+from millrace.control.collapse import Collapse, CollapseWatch, LastGood
 
 RATE = 1e-4
 SEEDS = range(50)
@@ -38,7 +37,7 @@ def test_the_last_good_version_sampled_the_last_good_step() -> None:
     assert collapse_of([0.6] * 20 + [-0.6] * 30, lag=3).good_version == 16
 
 
-def test_a_rate_that_rose_tenfold_is_bad_and_the_one_before_it_good_however_late_rewards_show_it() -> None:
+def test_the_rate_before_a_tenfold_rise_is_good_however_late_rewards_show_it() -> None:
     for trainers, lag in ((1, 0), (2, 0), (2, 2), (4, 8), (12, 8)):
         rewards = [0.6] * (60 + 1 + lag) + [0.4, 0.2] + [0.0] * (57 - lag)
         found = collapse_of(rewards, [RATE] * 60 + [10 * RATE] * 60, lag=lag, trainers=trainers)
@@ -46,7 +45,7 @@ def test_a_rate_that_rose_tenfold_is_bad_and_the_one_before_it_good_however_late
         assert found.rate_ratio == pytest.approx(0.1)
 
 
-def test_rewards_that_rise_at_first_under_a_bad_rate_hide_it_only_if_most_good_steps_had_it() -> None:
+def test_rewards_that_rise_under_a_bad_rate_hide_it_after_five_steps() -> None:
     for steps, good_rate, good_version in ((3, RATE, 60), (4, RATE, 60), (5, 10 * RATE, 66)):
         rewards = [0.6] * 60 + [0.7] * (steps + 1) + [0.0] * 20
         found = collapse_of(rewards, [RATE] * 60 + [10 * RATE] * (steps + 21))

@@ -142,12 +142,7 @@ def test_a_tokenizer_adds_the_tokens_that_its_gguf_file_asks_for(
     assert AutoTokenizer.from_pretrained(tmp_path / "made")("ab").input_ids == tokens
 
 
-def test_all_files_of_a_folder_can_be_read_by_the_same_people(tmp_path: Path, hf_folder: Path) -> None:
-    import_model(str(hf_folder), tmp_path / "made", dtype="float32")
-    assert len({path.stat().st_mode for path in (tmp_path / "made").iterdir()}) == 1
-
-
-def test_a_hugging_face_folder_is_written_in_the_wanted_numbers_with_the_template_of_a_file(
+def test_a_hugging_face_folder_is_written_with_the_asked_dtype_and_template(
     tmp_path: Path, hf_folder: Path, make_model: MakeModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     template = tmp_path / "chat.jinja"
@@ -158,6 +153,7 @@ def test_a_hugging_face_folder_is_written_in_the_wanted_numbers_with_the_templat
     for name, parameter in load_model(folder, "bfloat16").named_parameters():
         assert torch.equal(parameter, dict(make_model(0).named_parameters())[name].bfloat16()), name
     assert AutoTokenizer.from_pretrained(folder).chat_template == template.read_text()
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1, "all are readable by the same people"
     said = capsys.readouterr().out
     assert "in bfloat16" in said
     assert "chat template: set" in said
@@ -211,7 +207,7 @@ def test_a_folder_that_exists_is_never_written_to(
     tmp_path: Path, hf_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "made").mkdir()
-    assert "made exists already; expected the name" in refused(hf_folder, tmp_path / "made", capsys)
+    assert "made exists already" in refused(hf_folder, tmp_path / "made", capsys)
     assert not list((tmp_path / "made").iterdir())
 
 
@@ -223,26 +219,18 @@ def test_weights_that_are_missing_or_left_over_are_refused(
     config = json.loads((hf_folder / "config.json").read_text())
     (hf_folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     said = refused(hf_folder, tmp_path / "made", capsys)
-    assert "9 missing tensors (model.layers.2." in said
+    assert "its weight files lack model.layers.2." in said
 
 
-def test_a_tokenizer_that_can_not_go_with_the_model_is_refused(
-    tmp_path: Path, hf_folder: Path, tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused(
+    tmp_path: Path, hf_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     larger = AutoTokenizer.from_pretrained(hf_folder)
     larger.add_tokens(["one", "more"])
     larger.save_pretrained(hf_folder)
-    size = len(tokenizer)
-    said = refused(hf_folder, tmp_path / "made", capsys)
-    assert f"its tokenizer has {size + 2} tokens, its model knows {size}" in said
-
-
-def test_a_tokenizer_without_an_end_of_sequence_is_refused(
-    tmp_path: Path, hf_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    endless = AutoTokenizer.from_pretrained(hf_folder)
-    endless.eos_token = None
-    endless.save_pretrained(hf_folder)
+    assert f"its tokenizer has {len(larger)} tokens" in refused(hf_folder, tmp_path / "made", capsys)
+    larger.eos_token = None
+    larger.save_pretrained(hf_folder)
     assert "no end-of-sequence token" in refused(hf_folder, tmp_path / "made", capsys)
 
 
@@ -252,9 +240,9 @@ def test_a_tokenizer_without_an_end_of_sequence_is_refused(
         ("{% for m in messages %}", "the chat template refuses the conversation"),
         (
             "{% for m in messages %}{{ m['content'] }}={% endfor %}",
-            "ends the assistant's turn with no token of its own",
+            "ends the assistant's turn without a special token",
         ),
-        ("{{ messages[0]['content'] }}", "the chat template leaves out what the assistant said"),
+        ("{{ messages[0]['content'] }}", "the chat template omits the assistant's content"),
     ],
 )
 def test_a_chat_template_that_does_not_render_is_refused(
@@ -264,7 +252,7 @@ def test_a_chat_template_that_does_not_render_is_refused(
     more = ("--chat-template", str(tmp_path / "chat.jinja"))
     assert sentence in refused(hf_folder, tmp_path / "made", capsys, *more)
     missing = ("--chat-template", str(tmp_path / "nowhere.jinja"))
-    assert "can't be read as a chat template" in refused(hf_folder, tmp_path / "made", capsys, *missing)
+    assert "can't be read" in refused(hf_folder, tmp_path / "made", capsys, *missing)
 
 
 def test_a_family_that_the_trainer_does_not_know_is_refused(

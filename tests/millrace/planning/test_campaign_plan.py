@@ -12,7 +12,7 @@ from configs.schema import RunConfig
 from flows.planning.files import write_config
 from millrace.errors import InputError
 from millrace.planning.plan import Plan, make_plan, what_if
-from millrace.planning.search.search import simulating
+from millrace.planning.search import simulator
 
 PRESET = Path(__file__).parents[3] / "configs" / "presets" / "gsm8k-qwen-gpu.yaml"
 SMALL = ["training.groups_per_step=16", "generation.group_size=4", "generation.max_new_tokens=128"]
@@ -25,7 +25,7 @@ def config() -> RunConfig:
 
 @pytest.fixture(scope="module")
 def plan(config: RunConfig) -> Plan:
-    return make_plan(config, SmallMachine(), simulating(10), gpus=8, goal="fastest", dollars_per_gpu_hour=2.0)
+    return make_plan(config, SmallMachine(), simulator(10), gpus=8, goal="fastest", dollars_per_gpu_hour=2.0)
 
 
 def test_the_plan_s_config_loads_and_carries_what_was_predicted(plan: Plan, tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_the_plan_s_config_loads_and_carries_what_was_predicted(plan: Plan, tmp_
     assert loaded.plan.step_seconds == pytest.approx(plan.chosen.outcome.step_seconds, rel=1e-3)
     assert loaded.plan.tokens_per_second == pytest.approx(plan.chosen.outcome.tokens_per_second, rel=1e-3)
     assert loaded.plan.staleness_mean == pytest.approx(plan.chosen.outcome.staleness_mean, abs=1e-3)
-    assert loaded.training.parallel == plan.chosen.candidate.config.training.parallel
+    assert loaded.training.parallel == plan.chosen.config.training.parallel
 
 
 def test_the_file_says_what_the_given_one_said_and_the_plan_no_defaults(plan: Plan, tmp_path: Path) -> None:
@@ -48,8 +48,8 @@ def test_the_file_says_what_the_given_one_said_and_the_plan_no_defaults(plan: Pl
 
 
 def test_a_stage_may_be_silent_for_longer_than_a_planned_step(config: RunConfig) -> None:
-    slow = SmallMachine(besides={"overhead": 50.0})
-    made = make_plan(config, slow, simulating(10), gpus=2, goal="fastest")
+    slow = SmallMachine(extra={"overhead": 50.0})
+    made = make_plan(config, slow, simulator(10), gpus=2, goal="fastest")
     assert made.chosen.outcome is not None
     assert made.config().supervision.hang_seconds >= 3 * made.chosen.outcome.step_seconds
 
@@ -68,7 +68,7 @@ def test_everything_is_plain_json(plan: Plan) -> None:
 
 def compare(config: RunConfig, key: str, value: Any, machine: SmallMachine) -> Plan:
     after = load_config(PRESET, [*SMALL, "generation.groups_per_batch=16", f"{key}={value}"])
-    return what_if(config, after, {key: value}, machine, simulating(10), counts_gpus=True)
+    return what_if(config, after, {key: value}, machine, simulator(10), divides_gpus=True)
 
 
 def test_a_what_if_compares_the_config_with_its_change_and_searches_nothing(config: RunConfig) -> None:
@@ -85,6 +85,6 @@ def test_a_what_if_that_does_not_fit_says_so_and_is_not_written(config: RunConfi
     made = compare(config, "training.parallel.data", 1, SmallMachine(trainer_gib=300.0))
     assert made.chosen.outcome is None
     assert "does not fit: the trainer needs 300 GiB" in made.chosen.reason
-    with pytest.raises(InputError, match="was not written, because the config does not fit"):
+    with pytest.raises(InputError):
         write_config(made, tmp_path / "plan.yaml")
     assert not (tmp_path / "plan.yaml").exists()

@@ -145,7 +145,7 @@ def test_bootstrap_makes_its_tokenizer_later(tmp_path: Path) -> None:
         (
             CHAT,
             {"model": {"chat_template": str(TEMPLATES / "no_end.jinja")}},
-            r"the chat template ends the assistant's turn with no token of its own, so no engine could stop there",
+            r"the chat template ends the assistant's turn without a special token, so no engine could stop there",
         ),
         (
             CHAT,

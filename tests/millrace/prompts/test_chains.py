@@ -3,12 +3,8 @@
 import statistics
 from typing import Any
 
-import pytest
-
-from configs.prompts import ChainsConfig, PromptsConfig
-from millrace.errors import PromptsError
-from millrace.prompts.chains import CHARACTERS_PER_SUM, chain_prompts, last_digit, written_out
-from millrace.prompts.dataset import load_prompts
+from configs.prompts import ChainsConfig
+from millrace.prompts.sums import chain_prompts, last_digit, written_out
 from millrace.types import Prompt
 
 
@@ -38,12 +34,6 @@ def test_a_prompt_has_its_chains_last_digit_as_its_answer() -> None:
         assert prompt.source == "chains"
 
 
-def test_each_sum_but_the_last_takes_as_many_characters() -> None:
-    for text in ("02:9+9=", "45:3+4="):
-        length = len(written_out(text, last_digit))
-        assert length == (int(text[:2]) - 1) * CHARACTERS_PER_SUM + 1
-
-
 def test_lengths_have_a_long_tail() -> None:
     prompts = chains(num_drawn=2000, median_sums=3.0, spread=1.0)
     lengths = [len(written_out(prompt.text, last_digit)) for prompt in prompts]
@@ -52,26 +42,12 @@ def test_lengths_have_a_long_tail() -> None:
     assert max(lengths) > 300
 
 
-def test_no_chain_is_longer_than_the_limit_or_a_single_sum_and_none_is_there_twice() -> None:
+def test_chains_keep_to_their_limits_and_differ() -> None:
     prompts = chains(median_sums=2.0, spread=2.0, max_sums=5)
     assert {num_sums(prompt) for prompt in prompts} == {2, 3, 4, 5}
     assert len({prompt.prompt_id for prompt in prompts}) == len(prompts)
-
-
-def test_without_spread_all_chains_are_as_long_as_the_median() -> None:
     assert {num_sums(prompt) for prompt in chains(median_sums=7.0, spread=0.0)} == {7}
 
 
 def test_the_chains_are_the_ones_that_stored_runs_were_made_with() -> None:
     assert [prompt.text for prompt in chains()[:4]] == ["03:8+7=", "02:4+7=", "02:3+8=", "02:1+9="]
-
-
-def test_held_out_chains_are_not_trained_on() -> None:
-    prompts = load_prompts(PromptsConfig(source="chains", num_eval=100))
-    assert len(prompts.eval) == 100
-    assert not {prompt.text for prompt in prompts.eval} & {prompt.text for prompt in prompts.train}
-
-
-def test_too_few_chains_are_refused() -> None:
-    with pytest.raises(PromptsError, match=r"^chains: 7 prompts; expected more than the 10 held out of them$"):
-        load_prompts(PromptsConfig(source="chains", num_eval=10, chains=ChainsConfig(num_drawn=7)))

@@ -25,6 +25,10 @@ CONVERSATION: list[dict[str, Any]] = [
 ]
 
 
+def calling(arguments: object) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
+
+
 def read(path: Path, text: str) -> list[Prompt]:
     path.write_text(text)
     return read_prompts(str(path), PromptsConfig(source=str(path)))
@@ -40,8 +44,9 @@ def test_json_text_of_messages_is_a_conversation_and_other_text_is_not(tmp_path:
 
 
 def test_messages_in_pythons_notation_are_refused_with_their_row(tmp_path: Path) -> None:
-    with pytest.raises(PromptsError, match=r"a\.csv row 1: .* is not JSON \(.*\); expected a list of messages$"):
+    with pytest.raises(PromptsError) as caught:
         read(tmp_path / "a.csv", f'prompt,answer\n"{[USER]}",5\n')
+    assert str(caught.value).startswith(f"{tmp_path / 'a.csv'} row 1: ")
 
 
 def test_parts_are_joined_and_arguments_read() -> None:
@@ -55,50 +60,35 @@ def test_parts_are_joined_and_arguments_read() -> None:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([], r"the conversation is \[\]; expected a list of at least one message"),
-        ("hello", r'the conversation is "hello"; expected a list'),
-        (["hello"], r'message 1: "hello"; expected an object with role and content'),
-        (
-            [{"role": "robot", "content": "a"}],
-            r'message 1: the role is "robot"; expected one of system, developer, user',
-        ),
-        ([{"content": "a"}], r"message 1: the role is null; expected one of"),
-        ([{"role": "user"}], r'message 1: key "content" is null; expected text that is not empty'),
-        ([{"role": "user", "content": ""}], r'message 1: key "content" is ""; expected text that is not empty'),
-        (
-            [USER, {"role": "assistant", "content": "5"}],
-            r"the last message is the assistant's; expected one for",
-        ),
-        (
-            [{"role": "user", "content": [{"type": "image"}]}],
-            r'a part of its content is \{"type": "image"\}; expected text',
-        ),
-        (
-            [{**USER, "tool_calls": [CALL]}],
-            r"a message of the user has tool calls; expected them of the",
-        ),
-        ([{"role": "assistant", "tool_calls": [{}]}, USER], r"message 1: the tool call \{\} names no function"),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "{a"}}]}, USER],
-            r'message 1: the arguments of its tool call, "\{a", are not JSON',
-        ),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": [1]}}]}, USER],
-            r"message 1: the arguments of its tool call are \[1\]; expected an object",
-        ),
+        ([], "the conversation is []"),
+        ("hello", 'the conversation is "hello"'),
+        (["hello"], 'message 1: "hello"'),
+        ([{"role": "robot", "content": "a"}], 'message 1: the role is "robot"'),
+        ([{"content": "a"}], "message 1: the role is null"),
+        ([{"role": "user"}], 'message 1: key "content" is null'),
+        ([{"role": "user", "content": ""}], 'message 1: key "content" is ""'),
+        ([USER, {"role": "assistant", "content": "5"}], "the last message is the assistant's"),
+        ([{"role": "user", "content": [{"type": "image"}]}], 'a part of its content is {"type": "image"}'),
+        ([{**USER, "tool_calls": [CALL]}], "a message of the user has tool calls"),
+        ([{"role": "assistant", "tool_calls": [{}]}, USER], "message 1: the tool call {} names no function"),
+        ([calling("{a")], 'message 1: the arguments of its tool call, "{a", are not JSON'),
+        ([calling([1])], "message 1: the arguments of its tool call are [1]"),
     ],
 )
 def test_what_is_no_conversation_is_refused_with_its_message(messages: object, said: str) -> None:
-    with pytest.raises(PromptsError, match=rf"^a\.jsonl line 7.*{said}"):
+    with pytest.raises(PromptsError) as caught:
         checked_messages(messages, "a.jsonl line 7")
+    assert str(caught.value).startswith("a.jsonl line 7")
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "tools", ["[", '"add"', "[1]", '[{"function": {}}]', '[{"function": {"name": "a", "name": "b"}}]']
 )
 def test_what_is_no_list_of_functions_is_refused(tools: str) -> None:
-    with pytest.raises(PromptsError, match=r"^tools\.json: the tool"):
+    with pytest.raises(PromptsError) as caught:
         checked_tools(tools, "tools.json")
+    assert str(caught.value).startswith("tools.json: the tool")
 
 
 @pytest.mark.parametrize("key", ["prompt", "messages"])

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from configs.prompts import PromptsConfig, ReasoningGymConfig
 from configs.scoring import ScoringConfig
-from millrace.prompts.listing import listed_prompts
+from millrace.prompts.packages import listed_prompts, prompt_sources
 from millrace.rewards.factory import make_reward
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
@@ -18,12 +19,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 SOURCE = "reasoning_gym:chain_sum,graph_color,isomorphic_strings"
-OPTIONS = {"size": 4, "seed": 3, "config": {"chain_sum": {"max_digits": 1}}}
+GYM = ReasoningGymConfig(size=4, seed=3, config={"chain_sum": {"max_digits": 1}})
 
 
 @pytest.fixture(scope="module")
 def prompts() -> dict[str, Prompt]:
-    return {prompt.prompt_id: prompt for prompt in listed_prompts(SOURCE, OPTIONS)}
+    config = PromptsConfig(reasoning_gym=GYM)
+    return {prompt.prompt_id: prompt for prompt in listed_prompts(prompt_sources(SOURCE, config))}
 
 
 @pytest.fixture(scope="module")

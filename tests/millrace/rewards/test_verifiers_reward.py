@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from configs.prompts import PromptsConfig
 from configs.scoring import ScoringConfig
-from millrace.prompts.listing import listed_prompts
+from millrace.prompts.packages import listed_prompts, prompt_sources
 from millrace.rewards.factory import make_reward
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
@@ -22,7 +23,7 @@ SOURCE = "verifiers:tests.support.rewards.sums_environment"
 
 @pytest.fixture(scope="module")
 def prompts() -> list[Prompt]:
-    return listed_prompts(SOURCE, {"arguments": {}})
+    return listed_prompts(prompt_sources(SOURCE, PromptsConfig()))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.streams.scored_groups import scored_group
 
 from configs.learning.selection import OverlongConfig, SelectionConfig
-from millrace.prompts.source import PromptSource
+from millrace.prompts.packages import PromptSource
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.rollouts.shaping import ZERO_ADVANTAGE, SpreadFilter, has_spread, shaped_rewards, source_factor
 from millrace.training.samples import ADVANTAGES, samples_of

@@ -126,14 +126,12 @@ def test_what_a_token_was_drawn_from_stays_with_it(
     flat = [set() if kept is None else kept[r] for (_, n), kept in zip(shapes, sets, strict=True) for r in range(n)]
     for batch in microbatches(truncated, max_tokens):
         if all(sets[place] is None for place in batch.places):
-            assert batch.kept_tokens_K is batch.kept_counts_N is batch.kept_sizes_N is None
+            assert batch.kept is None
             continue
-        assert batch.kept_tokens_K is not None
-        assert batch.kept_counts_N is not None
-        assert batch.kept_tokens_K.dtype == batch.kept_counts_N.dtype == torch.int64
-        assert batch.kept_sizes_N is not None
-        assert batch.kept_sizes_N.tolist() == batch.kept_counts_N.tolist()
-        found = batch.kept_tokens_K.split(batch.kept_counts_N.tolist())
+        assert batch.kept is not None
+        assert batch.kept.tokens_K.dtype == batch.kept.counts_N.dtype == torch.int64
+        assert batch.kept.sizes_N.tolist() == batch.kept.counts_N.tolist()
+        found = batch.kept.tokens_K.split(batch.kept.counts_N.tolist())
         assert [set(ids.tolist()) for ids in found] == [flat[n] for n in batch.in_batch_N.tolist()]
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from configs.training import TrainingConfig
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.models.routers import NOT_RECORDED, routers
+from millrace.models.modules import NOT_RECORDED, routers
 from millrace.models.supported import FAMILIES
 from millrace.training.batch import Sample
 from millrace.training.packing import microbatches

@@ -179,14 +179,6 @@ def test_a_request_whose_connection_breaks_is_asked_again(
         assert link.fired == {fault: 1}
 
 
-def test_a_create_that_gets_no_answer_at_first_contact_ends_in_a_sentence() -> None:
-    with store_told(RESET) as (store, server):
-        with pytest.raises(StoreUnreachable) as lost:
-            store.put_if_absent("a", b"x")
-        said(lost.value)
-        assert server.asked == ["PUT /bucket/run/a *"] * 3
-
-
 def test_a_record_whose_reply_is_lost_is_committed_once_and_a_zombie_stays_fenced() -> None:
     objects: dict[str, bytes] = {}
 
@@ -322,9 +314,3 @@ def test_a_url_with_secrets_in_it_is_refused_without_showing_them(url: str) -> N
     with aws_environment({}), pytest.raises(StoreRefused) as refused:
         open_store(url)
     assert "hidden" not in said(refused.value)
-
-
-@pytest.mark.parametrize("url", ["s3://", "s3:///run", "s3://b", "s3://bücket/run", "s3://-bucket"])
-def test_a_url_without_a_bucket_is_refused(url: str) -> None:
-    with aws_environment({}), pytest.raises(StoreRefused):
-        open_store(url)

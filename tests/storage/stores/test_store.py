@@ -184,13 +184,6 @@ def test_a_path_that_leaves_the_root_is_refused_by_every_method(store: Store) ->
                 call(path)
 
 
-def test_a_local_store_knows_where_its_files_lie(tmp_path: Path) -> None:
-    local = LocalStore(tmp_path)
-    local.put("start/config.json", b"{}")
-    assert local.local_path("start") == tmp_path / "start"
-    assert local.local_path("") == tmp_path
-
-
 def test_paths_and_file_urls_open_the_same_store(tmp_path: Path) -> None:
     LocalStore(tmp_path / "with space").put("a", b"here")
     for url in (f"{tmp_path}/with space", f"file://{tmp_path}/with%20space", f"file://localhost{tmp_path}/with space"):
@@ -204,10 +197,13 @@ def test_a_memory_store_sees_what_lies_in_a_store_below_it(memory_store: MemoryS
     assert bytes(open_store("memory://").get(f"{name}/below/a")) == b"here"
 
 
-@pytest.mark.parametrize("url", ["", "ftp://host/x", "file://elsewhere/x", "S3://bucket", "s3:///x", "s3://b", "://x"])
-def test_other_urls_are_refused_with_the_supported_ones(url: str) -> None:
-    with pytest.raises(StoreRefused):
-        open_store(url)
+def test_other_urls_are_refused() -> None:
+    for url in ("", "ftp://host/x", "file://elsewhere/x", "S3://bucket", "s3:///x", "s3://b", "s3://bücket/x", "://x"):
+        with pytest.raises(StoreRefused):
+            open_store(url)
+    for name in ("../x", "a/../../../x", "a//b"):
+        with pytest.raises(BadName):
+            open_store(f"memory://{name}")
 
 
 @pytest.mark.parametrize("url", ["https://me:hidden@host/x", "gs://me:hidden/of@host/x", "abs://host/x?sig=hidden"])
@@ -216,12 +212,6 @@ def test_a_refused_url_is_shown_without_what_may_be_a_secret(url: str) -> None:
         open_store(url)
     assert "hidden" not in str(refused.value)
     assert "host/x" in str(refused.value)
-
-
-@pytest.mark.parametrize("name", ["../x", "a/../../../x", "a//b"])
-def test_a_memory_store_stays_in_its_users_folder(name: str) -> None:
-    with pytest.raises(BadName):
-        open_store(f"memory://{name}")
 
 
 def test_the_probe_accepts_a_store_that_creates_exclusively_and_leaves_nothing(store: Store) -> None:
@@ -280,20 +270,6 @@ def test_the_probe_refuses_a_store_that_breaks_its_promises_and_leaves_nothing(
     with pytest.raises(StoreRefused):
         probe(store)
     assert store.list() == []
-
-
-def test_probes_at_the_same_time_do_not_disturb_each_other(memory_store: MemoryStore) -> None:
-    class ProbedMeanwhile(MemoryStore):
-        probed = 0
-
-        def get(self, path: str, start: int = 0, length: int | None = None) -> memoryview:
-            probe(memory_store)
-            self.probed += 1
-            return super().get(path, start, length)
-
-    store = ProbedMeanwhile(memory_store.url.removeprefix("memory://"))
-    probe(store)
-    assert store.probed > 0
 
 
 def test_the_probe_refuses_a_root_that_cannot_be_written(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A long log is opened at its head as quickly as a short one, and a snapshot is never believed alone."""
 
-import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from support.stores.dict_store import DictStore
 from support.stores.slow_store import SlowStore
 
 from storage import layout
-from storage.checkpoints import CheckpointWriter, read_latest
 from storage.errors import Fenced, StreamCorrupt
 from storage.stores.base import BytesLike
 from storage.streams import snapshot
@@ -184,20 +182,6 @@ def test_nothing_is_concluded_from_a_hole_that_no_snapshot_proves(hole: int) -> 
     assert [reader.to_head().seq for _ in range(2 * snapshot.EVERY)] == [hole] * 2 * snapshot.EVERY
 
 
-def test_a_reader_at_the_head_asks_for_a_snapshot_once_in_64_looks() -> None:
-    store = SlowStore()
-    commit(LogWriter(store, LOG, "w"), 10)
-    store.gets.clear()
-    reader = LogReader(store, LOG)
-    reader.to_head()
-    assert store.gets.count(HEAD) == 1
-    store.gets.clear()
-    for _ in range(10 * snapshot.EVERY):
-        assert reader.next() is None
-    assert store.gets.count(HEAD) == 10
-    assert set(store.gets) == {HEAD, f"{LOG}/{layout.record(11)}"}
-
-
 class NoRoomForHints(DictStore):
     """Has room for records, but not for a snapshot, while `full`."""
 
@@ -224,16 +208,3 @@ def test_a_snapshot_that_cannot_be_written_stops_the_commit() -> None:
     store.full = False
     commit(writer, 1)
     assert read_from_start(store).part == 64
-
-
-def test_the_latest_of_many_checkpoints_is_found_without_reading_them_all() -> None:
-    store = SlowStore()
-    writer = CheckpointWriter(store)
-    for step in range(200):
-        writer.commit(step, {}, {"step": step})
-    for _ in range(10):
-        CheckpointWriter(store)
-    store.gets.clear()
-    assert read_latest(store) == writer.latest
-    assert len(store.gets) <= snapshot.EVERY + 10 + 5
-    assert dataclasses.asdict(stream_head(store, layout.CHECKPOINTS))["epoch"] == 10

@@ -422,14 +422,6 @@ def test_a_part_of_another_schema_version_is_refused_unread_but_can_be_passed(st
     assert reader.next_record() is not None
 
 
-@pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_a_part_that_somebody_compressed_is_read_all_the_same(memory_store: MemoryStore, compression: str) -> None:
-    commit_file(memory_store, arrow_stream(metrics([1.0, 2.0] * 100), compression=compression), rows=200)
-    part = StreamReader(memory_store, "s", METRIC).next()
-    assert part is not None
-    assert part.table.equals(metrics([1.0, 2.0] * 100).cast(METRIC))
-
-
 @pytest.mark.parametrize("paths", ["*/seg/*", "*/log/*"])
 def test_what_is_damaged_on_its_way_to_the_reader_is_read_once_more(memory_store: MemoryStore, paths: str) -> None:
     writer = StreamWriter(memory_store, STREAM, METRIC, "w")

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from millrace.types import Response
+from millrace.generation.engines.base import Engine
+from millrace.types import Response, Trajectory
 from millrace.weights.base import Manifest, Weights, WeightsId
 from millrace.weights.fingerprint import fingerprint
 from millrace.weights.shared_tensors import ReceiveBuffer, shapes_of
@@ -25,6 +26,14 @@ def offered(model: PreTrainedModel, policy_version: int, buffer: ReceiveBuffer) 
         id=WeightsId(incarnation=0, policy_version=policy_version, t_offered=0.5), fingerprint=fingerprint(tensors)
     )
     return Weights(manifest=manifest, tensors=tensors, shared=buffer.shared)
+
+
+def all_of(engine: Engine) -> list[Trajectory]:
+    """Collects until nothing is in flight."""
+    done: list[Trajectory] = []
+    while engine.in_flight:
+        done += engine.collect(1.0)
+    return done
 
 
 def response_logits(model: PreTrainedModel, prompt: Sequence[int], response: Response) -> torch.Tensor:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from transformers import PreTrainedModel
 
+from millrace.generation.engines.vllm.startup import is_alive
+
 if TYPE_CHECKING:
     from millrace.generation.engines.vllm.engine import VllmEngine
 
@@ -67,14 +69,6 @@ def engine_core(processes: set[psutil.Process]) -> psutil.Process:
 def left_behind(processes: set[psutil.Process]) -> set[psutil.Process]:
     """Which of these do not end, within some seconds: what was killed takes a moment."""
     deadline = time.monotonic() + 10
-    while (alive := {process for process in processes if _is_alive(process)}) and time.monotonic() < deadline:
+    while (alive := {process for process in processes if is_alive(process)}) and time.monotonic() < deadline:
         time.sleep(0.1)
     return alive
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        # An orphan stays a zombie until its new parent waits for it.
-        return process.status() != psutil.STATUS_ZOMBIE and process.name().startswith("VLLM::")
-    except psutil.NoSuchProcess:
-        return False

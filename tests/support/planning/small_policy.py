@@ -3,7 +3,7 @@
 import numpy as np
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from millrace.planning.costs.model_shape import ModelShape
+from millrace.planning.models import ModelShape
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.packing import pack
 from millrace.training.policy import PackedPolicy

@@ -19,7 +19,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from configs.schema import RunConfig
-from millrace.control.decisions import Decisions, rate_factor
 from millrace.models.loading import load_model
 from millrace.models.start_folder import store_start_model
 from millrace.rollouts.arrow import trajectory_table
@@ -29,7 +28,7 @@ from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.loader import RolloutLoader
 from millrace.rollouts.masking import mask_too_old
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
-from millrace.runs.decisions import StoredDecision, read_decisions
+from millrace.runs.decisions import Decisions, StoredDecision, rate_factor, read_decisions
 from millrace.runs.record import create_run, resume_run
 from millrace.training.batch import Sample
 from millrace.training.samples import samples_of

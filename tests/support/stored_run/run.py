@@ -43,10 +43,9 @@ from support.stored_run.status import STEP_SECONDS, of_the_trainer, status_recor
 
 import configs
 from configs.load import load_config
-from millrace.control.decisions import Decisions
 from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.lineage import Lineage
-from millrace.runs.decisions import StoredDecision
+from millrace.runs.decisions import Decisions, StoredDecision
 from millrace.runs.record import create_run, end_attempt, read_end, read_run
 from storage import layout
 from storage.checkpoints import CheckpointWriter

@@ -9,7 +9,6 @@
     ─────────────── from here on the store breaks its promises ───────────────
     torn_put         a write fails with EIO and leaves part of its data under the final name
     dropped_fsync    a write is done, and undone by `crash()`: a power cut on a disk that lied
-    overwrite        a create replaces what is there, and says that it created it
 
 Each fault draws from a random stream of its own: switching another one on does not move it.
 """
@@ -37,7 +36,6 @@ FAULTS = (
     "bit_flip",
     "torn_put",
     "dropped_fsync",
-    "overwrite",
 )
 _LONGEST_STALE = 3
 _RECORDS = "*/log/*"
@@ -82,9 +80,6 @@ class FaultyStore(Store):
         self._before(path)
         # Whoever has tried to create it knows that it is there: no look is stale after that.
         self._stale[path] = 0
-        if self._inner.exists(path) and self._strikes("overwrite", path):
-            self._inner.put(path, data)
-            return True
         return self._write(self._inner.put_if_absent, path, data) and not self._strikes("lost_reply", path)
 
     def put(self, path: str, data: BytesLike) -> None:

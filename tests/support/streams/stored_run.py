@@ -16,8 +16,8 @@ import random
 from pathlib import PurePosixPath
 from typing import Any
 
-import pyarrow as pa
 from support.stores.dict_store import DictStore
+from support.streams import rows
 from support.streams.numbered import numbered
 
 from storage import layout
@@ -37,7 +37,6 @@ STREAMS = {
 }
 LOGS = (layout.CHECKPOINTS, layout.WEIGHTS)
 SECTIONS = (*STREAMS, *LOGS)
-GROUP_SIZE = 4
 MANY = 70
 """More records than lie between two snapshots."""
 
@@ -47,7 +46,7 @@ def store_run(seed: int) -> DictStore:
     store = DictStore()
     chooser = random.Random(seed)
     for writer in range(2):
-        _store_rollouts(store, chooser, parts=2 + writer)
+        _store_rollouts(store, parts=2 + writer)
         _store_metrics(store, layout.metrics("train", 0), parts=MANY // 2)
         _store_metrics(store, layout.metrics("score", 0), parts=1)
         checkpoints = CheckpointWriter(store, writer="trainer é")
@@ -94,73 +93,17 @@ def _read_files(store: Store, root: str) -> dict[str, Any]:
     return {"latest": latest, "bodies": bodies, "files": {ref.path: load_file(store, ref) for ref in refs}}
 
 
-def _store_rollouts(store: Store, chooser: random.Random, parts: int) -> None:
-    rows = 2 * GROUP_SIZE
+def _store_rollouts(store: Store, parts: int) -> None:
     trajectories = StreamWriter(store, layout.trajectories(0), TRAJECTORY, "generate-0")
     scores = StreamWriter(store, SCORES, SCORE, "score-0")
     for _ in range(parts):
-        table = _trajectories(trajectories.rows, rows, chooser)
-        tokens = sum(len(response) for response in table["response_tokens"].to_pylist())
-        trajectories.write(table, tokens=tokens, min_policy_version=3, max_policy_version=4)
-        scores.write(_scores(table["row_id"].to_pylist()), tokens=tokens)
+        trajectories.write(
+            rows.trajectories(trajectories.rows, 8), tokens=9, min_policy_version=3, max_policy_version=4
+        )
+        scores.write(rows.scores(scores.rows, 8), tokens=9)
 
 
 def _store_metrics(store: Store, path: str, parts: int) -> None:
     writer = StreamWriter(store, path, METRIC, "w")
     for _ in range(parts):
         writer.write(numbered(writer.rows, 1), tokens=0)
-
-
-def _trajectories(first: int, rows: int, chooser: random.Random) -> pa.Table:
-    return pa.Table.from_pylist([_trajectory(row, chooser) for row in range(first, first + rows)], schema=TRAJECTORY)
-
-
-def _trajectory(row: int, chooser: random.Random) -> dict[str, Any]:
-    tokens = [chooser.randrange(50) for _ in range(chooser.randint(2, 12))]
-    return {
-        "row_id": row,
-        "group_id": row // GROUP_SIZE,
-        "prompt_id": f"prompt-{row // GROUP_SIZE}",
-        "sample_index": row % GROUP_SIZE,
-        "prompt_tokens": [1, 2, 3],
-        "response_tokens": tokens,
-        "rollout_logprobs": [-chooser.random() for _ in tokens],
-        "span_versions": [3, 4],
-        "span_starts": [0, 1],
-        "min_policy_version": 3,
-        "max_policy_version": 4,
-        "incarnation": 0,
-        "loss_mask": [1 for _ in tokens],
-        "finish_reason": "stop",
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "max_new_tokens": 12,
-        "generator": 0,
-        "epoch": 0,
-        "seed": chooser.randrange(2**62),
-        "t_admitted": row + 0.25,
-        "t_started": row + 0.5,
-        "t_finished": row + 0.75,
-        "meta": f'{{"answer": "{row}"}}',
-        "message_roles": [],
-        "message_starts": [],
-        "kept_tokens": [],
-        "kept_counts": [],
-        "routed_experts": [],
-    }
-
-
-def _scores(row_ids: list[int]) -> pa.Table:
-    rows = [
-        {
-            "row_id": row,
-            "reward": None if row % 3 == 2 else row / 8,
-            "components": "{}",
-            "status": "timeout" if row % 3 == 2 else "ok",
-            "error": "took longer than 1 s" if row % 3 == 2 else None,
-            "verifier_version": "exact_match-1",
-            "seconds": 0.125,
-        }
-        for row in row_ids
-    ]
-    return pa.Table.from_pylist(rows, schema=SCORE)

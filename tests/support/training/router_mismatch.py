@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.models.routers import routers
+from millrace.models.modules import routers
 from millrace.training.batch import Sample
 from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy

@@ -10,6 +10,7 @@ new weights (docs/decisions/0017). vLLM reports which version drew each token.
 """
 
 import asyncio
+import math
 import os
 import queue
 import threading
@@ -20,9 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millrace.generation.engines.base import Engine, check_names, unstarted
-from millrace.generation.engines.vllm.arguments import ENVIRONMENT, vllm_arguments
-from millrace.generation.engines.vllm.kept_tokens import kept_tokens
-from millrace.generation.engines.vllm.processes import end, vllm_processes
+from millrace.generation.engines.vllm.startup import ENVIRONMENT, end, vllm_arguments, vllm_processes
 from millrace.models.loading import empty_model
 from millrace.types import FinishReason, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
@@ -72,12 +71,7 @@ class VllmEngine(Engine):
         self._stop = list(stop)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         arguments = vllm_arguments(
-            folder,
-            dtype=dtype,
-            engine_args=engine_args,
-            reads_text=bool(stop),
-            sleeps=sleeps,
-            truncates=truncates,
+            folder, dtype=dtype, engine_args=engine_args, reads_text=bool(stop), sleeps=sleeps, truncates=truncates
         )
         self._returns_masks: bool = arguments["return_sampling_mask"]
         arguments["weight_transfer_config"] = WeightTransferConfig(**arguments["weight_transfer_config"])
@@ -101,19 +95,19 @@ class VllmEngine(Engine):
         self._loop.call_soon_threadsafe(self._launch, list(requests), sampling)
 
     def collect(self, seconds: float) -> list[Trajectory]:
-        found: list[Trajectory] = []
+        finished: list[Trajectory] = []
         patience = seconds
-        while len(found) < self._in_flight:
+        while len(finished) < self._in_flight:
             try:
-                found.append(self._next(patience))
+                finished.append(self._next(patience))
             except queue.Empty:
                 self._check_alive()
                 break
             patience = 0
-        if any(trajectory.response.finish_reason == "unfinished" for trajectory in found):
-            raise RuntimeError("vLLM ended a request that nobody interrupted")
-        self._in_flight -= len(found)
-        return found
+        if any(trajectory.response.finish_reason == "unfinished" for trajectory in finished):
+            raise RuntimeError("vLLM ended a request that was not interrupted")
+        self._in_flight -= len(finished)
+        return finished
 
     @property
     def tokens_in_flight(self) -> int:
@@ -131,9 +125,9 @@ class VllmEngine(Engine):
 
     def interrupt(self) -> list[Trajectory]:
         self._run(self._abort_all())
-        found = [self._next(0.0) for _ in range(self._in_flight)]
+        ended = [self._next(0.0) for _ in range(self._in_flight)]
         self._in_flight = 0
-        return [trajectory if trajectory.response.tokens else unstarted(trajectory.request) for trajectory in found]
+        return [trajectory if trajectory.response.tokens else unstarted(trajectory.request) for trajectory in ended]
 
     def update_weights(self, weights: Weights) -> float:
         check_names(self._shapes, weights)
@@ -163,7 +157,7 @@ class VllmEngine(Engine):
         # vLLM's own tasks first: they would report the end of its processes as a failure.
         self._call(_end_all_tasks()).result()
         self._llm.shutdown()
-        # It ends its core, which ends the workers: nobody does if the core was killed.
+        # It ends its core, which ends the workers, unless the core was killed.
         end(self._processes)
         # Its destructor shuts down once more. That fails at the interpreter's exit, so run it now.
         del self._llm
@@ -272,7 +266,7 @@ class VllmEngine(Engine):
         assert completion.logprobs is not None
         assert completion.weight_versions is not None
         tokens = tuple(completion.token_ids)
-        kept = kept_tokens(completion) if truncated else []
+        kept = _kept_tokens(completion) if truncated else []
         return Response(
             tokens=tokens,
             rollout_logprobs=tuple(
@@ -296,3 +290,19 @@ async def _end_all_tasks() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+def _kept_tokens(completion: CompletionOutput) -> list[list[int]]:
+    """[R] of the token ids that each token was drawn from, where top-p or top-k leave some out.
+
+    On a GPU vLLM returns masks (`return_sampling_mask`). Its other runner, which a CPU needs, returns the
+    log-probabilities of the distribution it drew from: minus infinity for tokens that were not kept. `plugin.py` leaves
+    most of these out.
+    """
+    if completion.sampling_mask is not None:
+        masks: list[list[int]] = completion.sampling_mask.token_ids
+        return masks
+    assert completion.logprobs is not None
+    return [
+        [token for token, entry in of_token.items() if entry.logprob > -math.inf] for of_token in completion.logprobs
+    ]

@@ -1,21 +1,22 @@
 """The plugin that vLLM loads in each of its processes, by the entry point `vllm.general_plugins`.
 
-It registers our transfer of weights, and has the sampler say which tokens it could draw from (`kept_tokens`).
+It registers our transfer of weights, and has the sampler say which tokens it could draw from.
 
 generator: VllmEngine.update_weights ── name of the file ──► each worker: SharedMemoryEngine ──► its model
 """
 
+import torch
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
-
-from millrace.generation.engines.vllm.kept_tokens import leave_out_the_impossible
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.sample.sampler import Sampler
 
 BACKEND = "millrace"
 """Name of the engine in vLLM's `weight_transfer_config`."""
 
 
 def register() -> None:
-    """What the module says. vLLM may call it several times per process."""
-    leave_out_the_impossible()
+    """Registers both. vLLM may call it several times per process."""
+    omit_impossible_tokens()
     try:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "millrace.generation.engines.vllm.worker", "SharedMemoryEngine"
@@ -23,3 +24,21 @@ def register() -> None:
     except ValueError:
         # Registered already: vLLM offers no check.
         return
+
+
+def omit_impossible_tokens() -> None:
+    """Makes vLLM's sampler omit tokens that could not be drawn, if it is asked for the whole vocabulary's logprobs.
+
+    Rows of a batch stay equally long: as long as the one with the most tokens left.
+    """
+    gather = Sampler.gather_logprobs
+    if getattr(gather, "omits", False):
+        return
+
+    def gather_possible(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
+        if num_logprobs == logprobs.shape[-1]:
+            num_logprobs = int(logprobs.isfinite().sum(dim=-1).max())
+        return gather(logprobs, num_logprobs, token_ids)
+
+    gather_possible.omits = True  # type: ignore[attr-defined]
+    Sampler.gather_logprobs = staticmethod(gather_possible)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.engines.policies import response_logits
+from support.engines.policies import all_of, response_logits
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from millrace.errors import WeightsMismatch
@@ -15,7 +15,7 @@ from millrace.generation.engines.transformers import TransformersEngine
 from millrace.training.batch import Sample
 from millrace.training.packing import microbatches
 from millrace.training.policy import PackedPolicy
-from millrace.types import Request, Response, Sampling, Trajectory
+from millrace.types import Request, Response, Sampling
 from millrace.weights.base import Weights
 
 MakePolicy = Callable[[int], LlamaForCausalLM]
@@ -40,13 +40,6 @@ def requests(prompts: Sequence[Sequence[int]], first_group: int = 0) -> list[Req
         Request(group_id=first_group + i, sample_index=i % 3, prompt_tokens=tuple(prompt), seed=i)
         for i, prompt in enumerate(prompts)
     ]
-
-
-def all_of(engine: Engine) -> list[Trajectory]:
-    done: list[Trajectory] = []
-    while engine.in_flight:
-        done += engine.collect(1.0)
-    return done
 
 
 def tokens(responses: Sequence[Response]) -> list[tuple[int, ...]]:
@@ -90,28 +83,19 @@ def assert_sampled_from(model: PreTrainedModel, responses: Sequence[Response], s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_log_probabilities_are_those_of_the_distribution_sampled_from_whatever_the_padding(
-    engine: Engine, make_policy: MakePolicy, temperature: float, top_p: float
-) -> None:
-    sampling = Sampling(temperature=temperature, top_p=top_p, max_new_tokens=8)
-    assert_sampled_from(make_policy(0), engine.generate(PROMPTS, sampling, seed=1), sampling)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
-@pytest.mark.parametrize(("top_p", "top_k"), [(0.3, None), (0.6, None), (0.9, None), (0.95, None), (0.95, 4), (1.0, 3)])
-def test_over_the_tokens_that_were_kept_every_ratio_on_policy_is_1(
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, None), (0.3, None), (0.95, None), (0.95, 4), (1.0, 3)])
+def test_log_probabilities_are_those_of_the_distribution_and_on_policy_ratios_1(
     engine: Engine, make_policy: MakePolicy, temperature: float, top_p: float, top_k: int | None
 ) -> None:
     model = make_policy(0)
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=8)
     responses = engine.generate(PROMPTS, sampling, seed=1)
+    assert_sampled_from(model, responses, sampling)
     samples = [as_sample(prompt, response, temperature) for prompt, response in zip(PROMPTS, responses, strict=True)]
     # Each sequence by itself, as the engine computes it: sharing prompts rounds differently.
     (batch,) = microbatches(samples, 1000, share_prefixes=False)
-    assert batch.kept_counts_N is not None
+    assert (batch.kept is not None) == sampling.truncates
     policy = PackedPolicy(model)
     with torch.no_grad():
         ratios_N = (policy(batch).logprobs_N - batch.rollout_logprobs_N).exp()
@@ -119,7 +103,7 @@ def test_over_the_tokens_that_were_kept_every_ratio_on_policy_is_1(
 
 
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.8, None), (0.8, 4), (1.0, 4)])
-def test_the_kept_tokens_are_the_smallest_set_with_the_mass_of_top_p_and_greedy_requests_name_none(
+def test_the_kept_tokens_are_the_smallest_set_with_the_mass_of_top_p(
     engine: Engine, make_policy: MakePolicy, top_p: float, top_k: int | None
 ) -> None:
     sampling = Sampling(temperature=1.0, top_p=top_p, top_k=top_k, max_new_tokens=8)
@@ -146,37 +130,26 @@ def test_interrupted_responses_say_what_their_tokens_were_drawn_from(engine: Eng
         assert all(token in ids for token, ids in zip(response.tokens, kept, strict=bool(response.tokens)))
 
 
-def test_greedy_decoding_takes_the_likeliest_token_and_tells_its_unscaled_log_probability(
-    engine: Engine, make_policy: MakePolicy
-) -> None:
+def test_greedy_decoding_takes_the_likeliest_token_whatever_the_seed(engine: Engine, make_policy: MakePolicy) -> None:
     model = make_policy(0)
     for prompt, response in zip(PROMPTS, engine.generate(PROMPTS, GREEDY, seed=1), strict=True):
         best_R = torch.log_softmax(response_logits(model, prompt, response), dim=-1).max(dim=-1)
         assert list(response.tokens) == best_R.indices.tolist()
         assert response.rollout_logprobs == pytest.approx(best_R.values.tolist(), abs=1e-4)
-
-
-def test_the_same_seed_draws_the_same_responses_and_another_seed_draws_others(engine: Engine) -> None:
-    first = tokens(engine.generate(PROMPTS, SAMPLING, seed=1))
-    assert tokens(engine.generate(PROMPTS, SAMPLING, seed=1)) == first
-    assert tokens(engine.generate(PROMPTS, SAMPLING, seed=2)) != first
-
-
-def test_asked_alone_twice_the_same_seed_draws_the_same_to_the_last_bit(engine: Engine) -> None:
-    for prompt in PROMPTS[:4]:
-        assert engine.generate([prompt], SAMPLING, seed=1) == engine.generate([prompt], SAMPLING, seed=1)
-
-
-def test_members_of_a_group_are_drawn_independently(engine: Engine) -> None:
-    assert len(set(tokens(engine.generate([PROMPTS[0]] * 16, SAMPLING, seed=1)))) > 1
-
-
-def test_greedy_decoding_does_not_depend_on_the_seed(engine: Engine) -> None:
     first, second = (tokens(engine.generate(PROMPTS, GREEDY, seed=seed)) for seed in (1, 2))
     assert first == second
 
 
-def test_a_response_ends_with_its_first_end_token_or_at_the_length_limit_and_says_which(
+def test_the_same_seed_draws_the_same_and_another_seed_others(engine: Engine) -> None:
+    first = tokens(engine.generate(PROMPTS, SAMPLING, seed=1))
+    assert tokens(engine.generate(PROMPTS, SAMPLING, seed=1)) == first
+    assert tokens(engine.generate(PROMPTS, SAMPLING, seed=2)) != first
+    for prompt in PROMPTS[:4]:
+        assert engine.generate([prompt], SAMPLING, seed=1) == engine.generate([prompt], SAMPLING, seed=1)
+    assert len(set(tokens(engine.generate([PROMPTS[0]] * 16, SAMPLING, seed=1)))) > 1, "members of a group differ"
+
+
+def test_a_response_ends_with_its_first_end_token_or_at_the_limit(
     engine: Engine, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     responses = engine.generate(PROMPTS, SAMPLING, seed=1)
@@ -188,13 +161,8 @@ def test_a_response_ends_with_its_first_end_token_or_at_the_length_limit_and_say
         else:
             assert tokenizer.eos_token_id not in response.tokens
             assert len(response.tokens) == SAMPLING.max_new_tokens
-
-
-@pytest.mark.parametrize("max_new_tokens", [1, 3])
-def test_no_response_is_longer_than_the_limit(engine: Engine, max_new_tokens: int) -> None:
-    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=max_new_tokens)
-    lengths = [len(response.tokens) for response in engine.generate(PROMPTS, sampling, seed=1)]
-    assert max(lengths) == max_new_tokens
+    (shortest,) = engine.generate([PROMPTS[0]], replace(SAMPLING, max_new_tokens=1), seed=1)
+    assert len(shortest.tokens) == 1
 
 
 def test_what_was_submitted_comes_back_once_with_its_request(engine: Engine) -> None:
@@ -209,9 +177,7 @@ def test_what_was_submitted_comes_back_once_with_its_request(engine: Engine) -> 
     assert engine.collect(0.0) == []
 
 
-def test_what_is_submitted_after_an_abort_is_not_mixed_up_with_what_was_forgotten(
-    engine: Engine, make_policy: MakePolicy
-) -> None:
+def test_requests_after_an_abort_are_not_mixed_up_with_earlier_ones(engine: Engine, make_policy: MakePolicy) -> None:
     engine.submit(requests(PROMPTS), SAMPLING)
     engine.abort()
     assert engine.in_flight == 0
@@ -225,7 +191,7 @@ def test_what_is_submitted_after_an_abort_is_not_mixed_up_with_what_was_forgotte
     assert_sampled_from(make_policy(0), responses[::-1], SAMPLING)
 
 
-def test_after_a_sleep_it_goes_on_bit_for_bit_and_takes_new_weights(
+def test_after_a_sleep_it_continues_bit_for_bit_and_takes_new_weights(
     engine: Engine, make_policy: MakePolicy, offer: Offer
 ) -> None:
     before, likely = engine.generate([PROMPTS[1]], SAMPLING, seed=1), engine.next_logprobs(PROMPTS[1], most=5)
@@ -239,11 +205,11 @@ def test_after_a_sleep_it_goes_on_bit_for_bit_and_takes_new_weights(
     assert_sampled_from(make_policy(1), engine.generate(PROMPTS, SAMPLING, seed=1), SAMPLING)
 
 
-def test_asleep_the_weights_of_transformers_are_in_the_cpus_memory(
+def test_asleep_the_weights_of_transformers_are_on_the_cpu(
     make_policy: MakePolicy, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     # There is no other device here, but one that can't give anything back says who asks it to.
-    with pytest.raises(NotImplementedError, match="out of meta tensor"):
+    with pytest.raises(NotImplementedError):
         TransformersEngine(make_policy(0).to("meta"), tokenizer).sleep()
 
 
@@ -258,12 +224,16 @@ def test_the_next_tokens_log_probabilities_are_the_policys_own(engine: Engine, m
         assert engine.next_logprobs(text, most=5) == pytest.approx(expected, abs=1e-4)
 
 
-def test_new_weights_give_their_version_and_their_outputs_to_what_follows(
+def test_new_weights_give_their_version_and_outputs_to_what_follows(
     engine: Engine, make_policy: MakePolicy, offer: Offer
 ) -> None:
     before = engine.generate(PROMPTS, SAMPLING, seed=1)
     assert {response.version_spans for response in before} == {((0, 0),)}
-    assert engine.update_weights(offer(make_policy(1), 7)) >= 0
+    offered = offer(make_policy(1), 7)
+    assert engine.update_weights(offered) >= 0
+    # The engine keeps its own copy.
+    for tensor in offered.tensors.values():
+        tensor.zero_()
     after = engine.generate(PROMPTS, SAMPLING, seed=1)
     assert engine.policy_version == 7
     assert {response.version_spans for response in after} == {((7, 0),)}
@@ -271,16 +241,8 @@ def test_new_weights_give_their_version_and_their_outputs_to_what_follows(
     assert tokens(after) != tokens(before)
 
 
-def test_an_engine_keeps_its_own_copy_of_new_weights(engine: Engine, make_policy: MakePolicy, offer: Offer) -> None:
-    handed_over = offer(make_policy(1), 1)
-    engine.update_weights(handed_over)
-    for tensor in handed_over.tensors.values():
-        tensor.zero_()
-    assert_sampled_from(make_policy(1), engine.generate(PROMPTS, SAMPLING, seed=1), SAMPLING)
-
-
 @pytest.mark.parametrize("damage", ["missing", "unknown", "of another shape"])
-def test_weights_that_do_not_fit_are_refused_by_name_and_the_old_ones_go_on(
+def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
     engine: Engine, make_policy: MakePolicy, offer: Offer, damage: str
 ) -> None:
     weights, name = offer(make_policy(1), 5), "model.norm.weight"
@@ -293,8 +255,9 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_the_old_ones_go_on(
     else:
         tensors[name] = torch.zeros(3)
     engine.submit(requests(PROMPTS), SAMPLING)
-    with pytest.raises(WeightsMismatch, match=f"version 5 .*: {damage}: {name}$"):
+    with pytest.raises(WeightsMismatch) as caught:
         engine.update_weights(replace(weights, tensors=tensors))
+    assert f"{damage}: {name}" in str(caught.value)
     assert engine.policy_version == 0
     done = sorted(all_of(engine), key=lambda trajectory: trajectory.request.group_id)
     responses = [trajectory.response for trajectory in done]

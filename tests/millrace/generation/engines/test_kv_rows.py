@@ -121,32 +121,22 @@ def test_many_long_texts_enter_in_several_passes_with_texts_of_like_length_toget
 
 
 @torch.inference_mode()
-def test_a_row_that_leaves_is_not_computed_any_more() -> None:
+def test_a_row_that_leaves_is_not_computed_any_more_nor_are_its_columns() -> None:
     model = make("llama")
-    rows: list[int] = []
-    model.model.embed_tokens.register_forward_hook(lambda module, inputs, output: rows.append(len(inputs[0])))
+    passes: list[tuple[int, int]] = []
+    model.model.layers[0].self_attn.register_forward_pre_hook(
+        lambda module, inputs, named: passes.append(
+            (len(named["hidden_states"]), named["past_key_values"].get_seq_length())
+        ),
+        with_kwargs=True,
+    )
     cache = KvRows(model, pad=0)
-    cache.append([(3,), (4,), (5, 6)])
+    cache.append([(3,) * 50, (4,), (5, 6)])
     assert cache.remove([0]) == [2, 1]
     cache.decode([7, 8])
     assert cache.remove([1]) == [0]
     cache.decode([9])
-    assert rows == [3, 2, 1]
-
-
-@torch.inference_mode()
-def test_the_columns_of_a_long_row_go_with_it() -> None:
-    model = make("llama")
-    widths: list[int] = []
-    model.model.layers[0].self_attn.register_forward_pre_hook(
-        lambda module, inputs, named: widths.append(named["past_key_values"].get_seq_length()), with_kwargs=True
-    )
-    cache = KvRows(model, pad=0)
-    cache.append([(3,) * 50, (4,) * 3])
-    cache.decode([5, 5])
-    cache.remove([0])
-    cache.decode([6])
-    assert widths[1:] == [50, 4]
+    assert passes == [(3, 0), (2, 2), (1, 3)]
 
 
 @torch.inference_mode()
@@ -181,21 +171,8 @@ def test_what_broken_weights_left_in_the_buffers_does_not_reach_later_rows() -> 
     assert largest_difference(model, [(*text, 3) for text in texts], cache.decode([3, 3, 3])) < 1e-12
 
 
-@torch.inference_mode()
-def test_whole_groups_that_enter_have_the_logits_of_their_own_text() -> None:
-    model = make("llama")
-    texts = [text for text in [(4, 5, 6), (7, 8), (9, 10, 11)] for _ in range(4)]
-    cache = KvRows(model, pad=0)
-    assert largest_difference(model, texts, cache.append(texts)) < 1e-12
-    tokens = [3 + row for row in range(12)]
-    after = [(*text, token) for text, token in zip(texts, tokens, strict=True)]
-    assert largest_difference(model, after, cache.decode(tokens)) < 1e-12
-
-
 @pytest.mark.parametrize("kind", ["mamba", "rwkv"])
 def test_a_model_that_keeps_a_state_is_refused_in_a_sentence(kind: str) -> None:
     model = make(kind, hidden_size=32, num_hidden_layers=2)
-    with pytest.raises(
-        ModelFolderError, match=f"can't generate with a {kind} model: its layers keep a state; expected"
-    ):
+    with pytest.raises(ModelFolderError):
         KvRows(model, pad=0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support.engines.policies import largest_mismatch, spans
+from support.engines.policies import all_of, largest_mismatch, spans
 from support.engines.vllm_processes import (
     BLOCK_SIZE,
     HIDDEN_SIZE,
@@ -27,7 +27,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from millrace.generation.engines.vllm.processes import vllm_processes
+from millrace.generation.engines.vllm.startup import vllm_processes
 from millrace.types import Request, Sampling, Trajectory
 from millrace.weights.base import Probe, Weights
 from millrace.weights.probe import NUM_LOGPROBS, largest_difference, probe_tokens, tolerance_between
@@ -51,13 +51,6 @@ def requests(prompts: Sequence[Sequence[int]], first_group: int = 0) -> list[Req
         Request(group_id=first_group + i, sample_index=0, prompt_tokens=tuple(prompt), seed=first_group + i)
         for i, prompt in enumerate(prompts)
     ]
-
-
-def all_of(engine: "VllmEngine") -> list[Trajectory]:
-    done: list[Trajectory] = []
-    while engine.in_flight:
-        done += engine.collect(1.0)
-    return done
 
 
 def mismatch(models: dict[int, PreTrainedModel], done: Sequence[Trajectory]) -> float:
@@ -88,7 +81,7 @@ def checksums(engine: "VllmEngine") -> list[dict[str, str]]:
     return found
 
 
-def test_each_token_is_of_the_version_that_its_span_names_through_many_updates_in_flight(
+def test_each_token_is_of_its_spans_version_through_many_updates(
     vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer
 ) -> None:
     models: dict[int, PreTrainedModel] = {0: make_policy(0)}
@@ -120,7 +113,7 @@ def test_each_token_is_of_the_version_that_its_span_names_through_many_updates_i
     assert mismatch(shifted, done) > 100 * TOLERANCE
 
 
-def test_a_long_prefix_that_many_requests_share_is_computed_again_under_new_weights(
+def test_a_shared_prefix_is_computed_again_under_new_weights(
     vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer
 ) -> None:
     vllm_engine.submit(requests([[*SHARED_PREFIX, 3 + i % 12] for i in range(32)]), LONG)
@@ -185,7 +178,7 @@ def test_more_prompts_than_fit_into_one_step_are_sampled_with_their_seeds(
 
 
 @pytest.mark.extended
-def test_after_many_updates_a_workers_weights_are_bit_for_bit_those_of_a_fresh_start(
+def test_after_many_updates_weights_are_bit_for_bit_those_of_a_fresh_start(
     vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer, tmp_path: Path
 ) -> None:
     at_first = checksums(vllm_engine)
@@ -204,6 +197,8 @@ def test_an_update_that_fails_stops_generation_until_one_succeeds(
     vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer
 ) -> None:
     weights = offer(make_policy(1), 1)
+    with pytest.raises(ValueError, match="shared memory"):
+        vllm_engine.update_weights(replace(weights, shared=None))
     assert weights.shared is not None
     gone = replace(weights, shared=replace(weights.shared, path=f"{weights.shared.path}-gone"))
     vllm_engine.submit(requests([[1, 3]] * 8), LONG)
@@ -213,16 +208,6 @@ def test_an_update_that_fails_stops_generation_until_one_succeeds(
     assert vllm_engine.policy_version == 0
     vllm_engine.update_weights(weights)
     assert mismatch({0: make_policy(0), 1: make_policy(1)}, all_of(vllm_engine)) < TOLERANCE
-
-
-def test_weights_that_no_other_process_can_see_are_refused(
-    vllm_engine: "VllmEngine", make_policy: MakePolicy, offer: Offer
-) -> None:
-    weights = offer(make_policy(1), 1)
-    private = Weights(manifest=weights.manifest, tensors=weights.tensors)
-    with pytest.raises(ValueError, match="need weights in shared memory"):
-        vllm_engine.update_weights(private)
-    assert vllm_engine.policy_version == 0
 
 
 def architecture(name: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
@@ -263,7 +248,7 @@ def architecture(name: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Pr
         ("qwen3", "q_norm", 2),
     ],
 )
-def test_every_architecture_agrees_with_the_trainer_from_its_folder_and_after_updates(
+def test_every_architecture_agrees_with_the_trainer_before_and_after_updates(
     name: str, telling: str, workers: int, tokenizer: PreTrainedTokenizerFast, offer: Offer, tmp_path: Path
 ) -> None:
     models = {version: architecture(name, tokenizer, seed=version) for version in range(3)}
@@ -286,7 +271,7 @@ def test_every_architecture_agrees_with_the_trainer_from_its_folder_and_after_up
 
 
 @pytest.mark.extended
-def test_a_killed_engine_core_is_an_error_for_whoever_waits_for_it_and_nothing_is_left_behind(
+def test_a_killed_engine_core_is_an_error_for_all_callers_and_leaves_nothing(
     make_policy: MakePolicy, offer: Offer, tmp_path: Path
 ) -> None:
     before = vllm_processes()
@@ -310,9 +295,7 @@ def test_a_killed_engine_core_is_an_error_for_whoever_waits_for_it_and_nothing_i
 
 
 @pytest.mark.extended
-def test_a_worker_that_does_not_notice_that_its_core_was_killed_is_ended_with_the_engine(
-    make_policy: MakePolicy, tmp_path: Path
-) -> None:
+def test_a_worker_that_outlives_its_core_is_ended_with_the_engine(make_policy: MakePolicy, tmp_path: Path) -> None:
     before = vllm_processes()
     with running_vllm(make_policy(0), tmp_path):
         own = vllm_processes() - before

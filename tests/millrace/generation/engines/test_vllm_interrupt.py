@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from support.engines.policies import largest_mismatch
+from support.engines.policies import all_of, largest_mismatch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.engine_share.model import endless
@@ -56,31 +56,11 @@ def sample_until(engine: "VllmEngine", num_tokens: int) -> None:
         time.sleep(0.001)
 
 
-def all_of(engine: "VllmEngine") -> list[Trajectory]:
-    done: list[Trajectory] = []
-    while engine.in_flight:
-        done += engine.collect(1.0)
-    return done
-
-
 def continued(trajectory: Trajectory, times: int) -> Request:
     """The request for the rest of an unfinished response."""
     request, response = trajectory.request, trajectory.response
     tokens = request.response_tokens + response.tokens
     return replace(request, response_tokens=tokens, seed=turn_seed(100 + request.group_id, times))
-
-
-def merged(first: Response, second: Response) -> Response:
-    """Both as one; a span of the version in which the first ended goes on."""
-    spans = [(version, len(first.tokens) + start) for version, start in second.version_spans]
-    if first.version_spans and spans and first.version_spans[-1][0] == spans[0][0]:
-        del spans[0]
-    return Response(
-        tokens=first.tokens + second.tokens,
-        rollout_logprobs=first.rollout_logprobs + second.rollout_logprobs,
-        version_spans=(*first.version_spans, *spans),
-        finish_reason=second.finish_reason,
-    )
 
 
 def mismatch(models: dict[int, PreTrainedModel], responses: dict[int, Response]) -> float:
@@ -110,13 +90,14 @@ def interrupted(engine: "VllmEngine") -> dict[int, Trajectory]:
     return found
 
 
-def test_interrupted_twice_and_continued_under_other_weights_responses_are_whole(
+def test_interrupted_twice_under_other_weights_responses_are_whole(
     engine: "VllmEngine", models: dict[int, PreTrainedModel], offer: Offer
 ) -> None:
     engine.submit(requests(), SAMPLING)
     sample_until(engine, 1000)
     first = interrupted(engine)
     engine.update_weights(offer(models[2], 2))
+    assert engine.tokens_in_flight == 0
     engine.submit([continued(trajectory, 1) for trajectory in first.values()], SAMPLING)
     sample_until(engine, 1000)
     engine.update_weights(offer(models[3], 3))
@@ -125,7 +106,7 @@ def test_interrupted_twice_and_continued_under_other_weights_responses_are_whole
     engine.submit([continued(trajectory, 2) for trajectory in second.values()], SAMPLING)
     third = by_group(all_of(engine))
 
-    whole = {i: merged(merged(first[i].response, second[i].response), third[i].response) for i in first}
+    whole = {i: first[i].response.followed_by(second[i].response).followed_by(third[i].response) for i in first}
     for response in whole.values():
         # A token lost or doubled at a seam would also show in the log-probabilities of those after it.
         assert len(response.tokens) == 512
@@ -138,19 +119,7 @@ def test_interrupted_twice_and_continued_under_other_weights_responses_are_whole
     assert mismatch({1: models[3], 2: models[1], 3: models[2]}, whole) > 100 * TOLERANCE
 
 
-def test_the_rest_of_a_response_is_as_long_as_there_is_room_and_the_same_each_time(engine: "VllmEngine") -> None:
-    engine.submit(requests(1), SAMPLING)
-    sample_until(engine, 64)
-    (begun,) = engine.interrupt()
-    tails = []
-    for times in (1, 2, 1):
-        engine.submit([continued(begun, times)], SAMPLING)
-        tails += [trajectory.response.tokens for trajectory in all_of(engine)]
-    assert len(tails[0]) == 512 - len(begun.response.tokens)
-    assert tails[0] == tails[2] != tails[1]
-
-
-def test_an_interrupt_returns_what_had_ended_what_had_begun_and_what_had_not(engine: "VllmEngine") -> None:
+def test_an_interrupt_returns_ended_begun_and_waiting_requests(engine: "VllmEngine") -> None:
     asked = requests(300)
     ended, begun, waiting = asked[:4], asked[4:16], asked[16:]
     engine.submit(ended, replace(SAMPLING, max_new_tokens=2))
@@ -175,20 +144,6 @@ def test_an_interrupt_returns_what_had_ended_what_had_begun_and_what_had_not(eng
     assert engine.interrupt() == []
 
 
-def test_nothing_of_an_interrupted_response_is_mixed_up_with_what_comes_after(
-    engine: "VllmEngine", models: dict[int, PreTrainedModel]
-) -> None:
-    for num_tokens in range(1, 50, 5):
-        # Each time under the same names.
-        engine.submit(requests(), SAMPLING)
-        sample_until(engine, num_tokens)
-        assert mismatch(models, responses(by_group(engine.interrupt()))) < TOLERANCE
-    engine.submit(requests(), replace(SAMPLING, max_new_tokens=40))
-    done = responses(by_group(all_of(engine)))
-    assert [len(response.tokens) for response in done.values()] == [40] * NUM_REQUESTS
-    assert mismatch(models, done) < TOLERANCE
-
-
 def test_an_engine_that_is_paused_after_a_failed_update_returns_what_it_has(
     engine: "VllmEngine", models: dict[int, PreTrainedModel], offer: Offer
 ) -> None:
@@ -203,16 +158,6 @@ def test_an_engine_that_is_paused_after_a_failed_update_returns_what_it_has(
     engine.update_weights(weights)
     engine.submit([continued(trajectory, 1) for trajectory in first.values()], SAMPLING)
     second = by_group(all_of(engine))
-    whole = {i: merged(first[i].response, second[i].response) for i in first}
+    whole = {i: first[i].response.followed_by(second[i].response) for i in first}
     assert [len(response.tokens) for response in whole.values()] == [512] * NUM_REQUESTS
     assert mismatch(models, whole) < TOLERANCE
-
-
-def test_tokens_in_flight_are_those_sampled_and_not_collected(engine: "VllmEngine") -> None:
-    assert engine.tokens_in_flight == 0
-    given = [replace(request, response_tokens=(3,) * 100) for request in requests(3)]
-    engine.submit(given, replace(SAMPLING, max_new_tokens=108))
-    sample_until(engine, 24)
-    assert engine.tokens_in_flight == 24, "not those that the requests brought"
-    assert len(all_of(engine)) == 3
-    assert engine.tokens_in_flight == 0

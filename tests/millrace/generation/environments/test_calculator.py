@@ -19,7 +19,7 @@ def step(turn: str) -> str | None:
     return None if observation.done else observation.text
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(50))
 def test_it_agrees_with_python_on_integers_plus_minus_and_times(seed: int) -> None:
     chance = random.Random(seed)
     expression = str(chance.randrange(1000))
@@ -64,11 +64,11 @@ def test_the_largest_expression_it_takes_is_worked_out() -> None:
         ("<<pad>1+2>", "?|"),
     ],
 )
-def test_a_turn_that_ends_with_a_call_gets_its_value_and_any_other_is_the_answer(turn: str, answer: str | None) -> None:
+def test_a_turn_that_ends_with_a_call_gets_its_value(turn: str, answer: str | None) -> None:
     assert step(turn) == answer
 
 
-def test_it_shows_how_to_ask_for_a_prompts_own_sum_where_it_is_one() -> None:
+def test_its_example_asks_for_a_prompts_sum() -> None:
     assert Calculator().example(prompt("12+34=")) == ("<12+34>",)
     assert Calculator().example(prompt("how many?")) == ()
 

@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.engines.policies import all_of
 from support.engines.scripted_engine import LOGPROB, Counting, ScriptedEngine
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
@@ -15,7 +17,7 @@ from millrace.generation.environments.base import Environment, Observation
 from millrace.generation.environments.calculator import Calculator
 from millrace.generation.environments.episodes import Episodes, turn_seed
 from millrace.generation.environments.exchange import TextExchange
-from millrace.models.routers import NOT_RECORDED
+from millrace.models.modules import NOT_RECORDED
 from millrace.types import Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Manifest, Weights, WeightsId
 
@@ -68,11 +70,10 @@ def by_turn(*turns: str) -> Callable[[Request], str]:
     return says
 
 
-def all_of(episodes: Episodes) -> list[Trajectory]:
-    done: list[Trajectory] = []
-    while episodes.in_flight:
-        done += episodes.collect(0.0)
-    return done
+def episodes_of(
+    engine: ScriptedEngine, environment: Callable[[], Environment] = Calculator, max_turns: int = 9, **options: Any
+) -> Episodes:
+    return Episodes(engine, environment, TextExchange(engine.tokenizer), max_turns=max_turns, **options)
 
 
 def played(
@@ -82,9 +83,7 @@ def played(
     sampling: Sampling = ROOMY,
     max_turns: int = 9,
 ) -> Response:
-    episodes = Episodes(
-        ScriptedEngine(tokenizer, by_turn(*turns)), environment, TextExchange(tokenizer), max_turns=max_turns
-    )
+    episodes = episodes_of(ScriptedEngine(tokenizer, by_turn(*turns)), environment, max_turns)
     episodes.submit([request()], sampling)
     (done,) = all_of(episodes)
     assert done.request == request()
@@ -101,7 +100,7 @@ def written(tokenizer: PreTrainedTokenizerFast, response: Response) -> str:
     return texts + "]" * inside
 
 
-def test_turns_and_answers_stand_in_their_order_and_only_turns_are_learnt(calculating: PreTrainedTokenizerFast) -> None:
+def test_turns_and_answers_are_in_order_and_only_turns_are_learnt(calculating: PreTrainedTokenizerFast) -> None:
     response = played(calculating, Calculator, "<12+34>", "<1*2>", "46$")
     assert written(calculating, response) == "<12+34>[46|]<1*2>[2|]46<eos>"
     assert response.rollout_logprobs == tuple(LOGPROB * mask for mask in response.loss_mask)
@@ -111,7 +110,7 @@ def test_turns_and_answers_stand_in_their_order_and_only_turns_are_learnt(calcul
     assert calculating.decode(response.answer_tokens) == "46<eos>"
 
 
-def test_of_a_truncated_trajectory_each_token_says_what_it_was_drawn_from_and_an_answers_from_nothing(
+def test_a_truncated_trajectory_has_kept_tokens_for_turns_and_none_for_answers(
     calculating: PreTrainedTokenizerFast,
 ) -> None:
     assert played(calculating, Calculator, "<12+34>", "46$").kept_counts == ()
@@ -134,11 +133,11 @@ class RecordingEngine(ScriptedEngine):
 
 
 @pytest.mark.parametrize(("most", "not_computed"), [(100, 0), (10, 3)])
-def test_a_trajectory_keeps_the_experts_of_each_tokens_first_turn_and_none_of_what_no_turn_followed(
+def test_a_trajectory_keeps_the_experts_that_first_computed_each_token(
     calculating: PreTrainedTokenizerFast, most: int, not_computed: int
 ) -> None:
     engine = RecordingEngine(calculating, by_turn("<12+34>", "46$"))
-    episodes = Episodes(engine, Calculator, TextExchange(calculating), max_turns=9)
+    episodes = episodes_of(engine)
     episodes.submit([request()], replace(ROOMY, max_new_tokens=most))
     (done,) = all_of(episodes)
     found = np.frombuffer(done.response.routed_experts, "<u2").tolist()
@@ -147,20 +146,11 @@ def test_a_trajectory_keeps_the_experts_of_each_tokens_first_turn_and_none_of_wh
     assert found == [2] * num_first + second
 
 
-def test_a_rollout_of_one_turn_is_what_it_would_be_without_an_environment(
-    calculating: PreTrainedTokenizerFast,
-) -> None:
-    response = played(calculating, Calculator, "46$")
-    assert written(calculating, response) == "46<eos>"
-    assert response.answer_tokens == response.tokens
-    assert response.environment_spans == ()
-
-
-def test_each_turn_keeps_its_versions_and_an_answer_belongs_to_the_one_in_force(
+def test_each_turn_keeps_its_versions_and_an_answer_has_the_current_one(
     calculating: PreTrainedTokenizerFast,
 ) -> None:
     engine = ScriptedEngine(calculating, by_turn("<1+1>", "<2+2>", "<3+3>", "6$"))
-    episodes = Episodes(engine, Calculator, TextExchange(calculating), max_turns=9)
+    episodes = episodes_of(engine)
     episodes.update_weights(weights(3))
     episodes.submit([request()], ROOMY)
     done: list[Trajectory] = []
@@ -180,31 +170,29 @@ def test_what_the_policy_drew_is_never_tokenised_again() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=merging, eos_token="<eos>")
     assert tokenizer("12")["input_ids"] == [3]
     engine = ScriptedEngine(tokenizer, by_turn("12=", "12$"))
-    episodes = Episodes(
-        engine, answering(Observation(text="12"), Observation(done=True)), TextExchange(tokenizer), max_turns=9
-    )
+    episodes = episodes_of(engine, answering(Observation(text="12"), Observation(done=True)))
     episodes.submit([request()], ROOMY)
     (done,) = all_of(episodes)
     assert done.response.tokens == (1, 2, 4, 3, 1, 2, 0)
     assert engine.asked[1].response_tokens == (1, 2, 4, 3)
 
 
-def test_every_turn_is_drawn_with_a_seed_of_its_own_and_the_first_with_the_rollouts(
+def test_every_turn_has_its_own_seed_and_the_first_the_trajectorys(
     calculating: PreTrainedTokenizerFast,
 ) -> None:
     engine = ScriptedEngine(calculating, by_turn("<1>", "<2>", "3$"))
-    episodes = Episodes(engine, Calculator, TextExchange(calculating), max_turns=9)
+    episodes = episodes_of(engine)
     episodes.submit([request(0, 0), request(0, 1)], ROOMY)
     all_of(episodes)
     seeds = [asked.seed for asked in engine.asked]
     assert seeds[:2] == [41, 42]
     assert sorted(seeds[2:]) == sorted(turn_seed(seed, turn) for seed in (41, 42) for turn in (1, 2))
     assert len(set(seeds)) == 6
-    # A stored run's trajectories are generated again by them: they must not change from one release to the next.
+    # Replays of stored runs depend on it.
     assert turn_seed(0, 1) == 8613600020916457518
 
 
-def test_an_environment_is_told_the_prompt_the_rollouts_seed_and_each_turn_without_its_end_token(
+def test_an_environment_gets_prompt_seed_and_turns_without_end_tokens(
     calculating: PreTrainedTokenizerFast,
 ) -> None:
     made: list[Counting] = []
@@ -214,7 +202,7 @@ def test_an_environment_is_told_the_prompt_the_rollouts_seed_and_each_turn_witho
         return made[-1]
 
     engine = ScriptedEngine(calculating, by_turn("1=", "2$", "3="))
-    episodes = Episodes(engine, make, TextExchange(calculating), max_turns=3)
+    episodes = episodes_of(engine, make, max_turns=3)
     episodes.submit([request(0, 0), request(4, 1)], ROOMY)
     first, second = all_of(episodes)
     assert [environment.told for environment in made] == [
@@ -225,18 +213,31 @@ def test_an_environment_is_told_the_prompt_the_rollouts_seed_and_each_turn_witho
     assert written(calculating, first.response) == "1=[1+]2<eos>[2+]3="
 
 
-def test_after_the_last_turn_allowed_it_ends_for_its_length_and_the_last_answer_stays_out(
+@pytest.mark.parametrize(
+    ("environment", "turns", "expected", "finish_reason"),
+    [
+        # One turn is as without an environment.
+        (Calculator, ("46$",), "46<eos>", "stop"),
+        # After the last turn allowed, the answer is left out.
+        (Calculator, ("<1>", "<2>", "<3>"), "<1>[1|]<2>", "length"),
+        # And so is the text that comes with the end.
+        (answering(Observation(text="1|"), Observation(text="2|", done=True)), ("<1>", "<2>"), "<1>[1|]<2>", "stop"),
+        # An environment may have nothing to say.
+        (answering(Observation(), Observation(done=True)), ("<1>", "2$"), "<1>2<eos>", "stop"),
+    ],
+)
+def test_an_episode_ends_with_its_environment_or_its_last_turn(
     calculating: PreTrainedTokenizerFast,
+    environment: Callable[[], Environment],
+    turns: Sequence[str],
+    expected: str,
+    finish_reason: str,
 ) -> None:
-    response = played(calculating, Calculator, "<1>", "<2>", "<3>", max_turns=2)
-    assert written(calculating, response) == "<1>[1|]<2>"
-    assert response.finish_reason == "length"
-
-
-def test_what_ends_it_is_not_put_into_it(calculating: PreTrainedTokenizerFast) -> None:
-    response = played(calculating, answering(Observation(text="1|"), Observation(text="2|", done=True)), "<1>", "<2>")
-    assert written(calculating, response) == "<1>[1|]<2>"
-    assert response.finish_reason == "stop"
+    response = played(calculating, environment, *turns, max_turns=2)
+    assert written(calculating, response) == expected
+    assert response.finish_reason == finish_reason
+    if not response.environment_spans:
+        assert response.answer_tokens == response.tokens
 
 
 @pytest.mark.parametrize(
@@ -261,13 +262,7 @@ def test_turns_and_answers_share_one_budget_wherever_that_ends(
     assert response.finish_reason == finish_reason
 
 
-def test_an_environment_with_nothing_to_say_lets_the_policy_go_on(calculating: PreTrainedTokenizerFast) -> None:
-    response = played(calculating, answering(Observation(), Observation(done=True)), "<1>", "2$")
-    assert written(calculating, response) == "<1>2<eos>"
-    assert response.answer_tokens == response.tokens
-
-
-def test_of_a_turn_that_was_cut_short_no_environment_is_told(calculating: PreTrainedTokenizerFast) -> None:
+def test_an_environment_does_not_get_a_turn_that_was_cut_short(calculating: PreTrainedTokenizerFast) -> None:
     sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=2)
     response = played(calculating, answering(ValueError("told")), "<1>", sampling=sampling)
     assert (response.finish_reason, response.environment_error) == ("length", None)
@@ -296,7 +291,7 @@ def unmade() -> Environment:
         (answering(ValueError("x" * 5000)), "ValueError: xxx", "<1>"),
     ],
 )
-def test_an_environment_that_raises_ends_the_rollout_with_what_there_is_and_says_why(
+def test_an_environment_that_raises_ends_the_trajectory_and_says_why(
     calculating: PreTrainedTokenizerFast, environment: Callable[[], Environment], said: str, expected: str
 ) -> None:
     response = played(calculating, environment, "<1>", "<2>", "<3>")
@@ -308,23 +303,21 @@ def test_an_environment_that_raises_ends_the_rollout_with_what_there_is_and_says
     assert response.finish_reason == "stop"
 
 
-def test_one_rollout_that_fails_takes_no_other_with_it(calculating: PreTrainedTokenizerFast) -> None:
+def test_a_trajectory_that_fails_ends_no_other(calculating: PreTrainedTokenizerFast) -> None:
     class Picky(Calculator):
         def reset(self, prompt: Prompt, seed: int) -> None:
             if seed == 42:
                 raise ValueError("not this one")
 
-    episodes = Episodes(
-        ScriptedEngine(calculating, by_turn("<1>", "1$")), Picky, TextExchange(calculating), max_turns=2
-    )
+    episodes = episodes_of(ScriptedEngine(calculating, by_turn("<1>", "1$")), Picky, max_turns=2)
     episodes.submit([request(0, index) for index in range(3)], ROOMY)
     failed = {done.request.sample_index: done.response.environment_error is not None for done in all_of(episodes)}
     assert failed == {0: False, 1: True, 2: False}
 
 
-def test_what_was_aborted_never_comes_and_the_same_can_be_asked_again(calculating: PreTrainedTokenizerFast) -> None:
+def test_an_aborted_request_never_returns_and_can_be_submitted_again(calculating: PreTrainedTokenizerFast) -> None:
     engine = ScriptedEngine(calculating, by_turn("<1>", "<1>", "1$"))
-    episodes = Episodes(engine, Calculator, TextExchange(calculating), max_turns=2)
+    episodes = episodes_of(engine, max_turns=2)
     episodes.submit([request()], ROOMY)
     assert episodes.collect(0.0) == []
     assert episodes.in_flight == 1
@@ -335,14 +328,12 @@ def test_what_was_aborted_never_comes_and_the_same_can_be_asked_again(calculatin
     assert written(calculating, done.response) == "<1>[1|]1<eos>"
 
 
-def test_it_started_with_its_first_turn_ended_with_its_last_and_every_turn_is_heard(
+def test_it_starts_with_its_first_turn_and_ends_with_its_last(
     calculating: PreTrainedTokenizerFast,
 ) -> None:
     heard: list[str] = []
     engine = ScriptedEngine(calculating, by_turn("<1>", "<2>", "3$"))
-    episodes = Episodes(
-        engine, Calculator, TextExchange(calculating), max_turns=9, each_turn=lambda: heard.append("turn")
-    )
+    episodes = episodes_of(engine, each_turn=lambda: heard.append("turn"))
     episodes.submit([request()], ROOMY)
     (done,) = all_of(episodes)
     assert (done.t_started, done.t_finished) == (1.0, 3.5)
@@ -350,8 +341,8 @@ def test_it_started_with_its_first_turn_ended_with_its_last_and_every_turn_is_he
 
 
 def test_a_request_without_its_prompt_is_refused(calculating: PreTrainedTokenizerFast) -> None:
-    episodes = Episodes(ScriptedEngine(calculating, by_turn("1$")), Calculator, TextExchange(calculating), max_turns=2)
-    with pytest.raises(ValueError, match="needs the prompt"):
+    episodes = episodes_of(ScriptedEngine(calculating, by_turn("1$")))
+    with pytest.raises(ValueError):
         episodes.generate([[1, 2]], ROOMY, seed=0)
     (response,) = episodes.generate([[1, 2]], ROOMY, seed=0, asked=[prompt()])
     assert written(calculating, response) == "1<eos>"

@@ -1,12 +1,12 @@
 """Real policies in an environment, by every engine: what they were told to have sampled is what a trainer finds."""
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.engines.policies import largest_mismatch, offered
+from support.engines.policies import all_of, largest_mismatch, offered
 from support.engines.scripted_engine import Counting
 from support.engines.vllm_processes import HIDDEN_SIZE, running_vllm
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -87,13 +87,6 @@ def requests() -> list[Request]:
     ]
 
 
-def all_of(episodes: Engine) -> list[Trajectory]:
-    done: list[Trajectory] = []
-    while episodes.in_flight:
-        done += episodes.collect(1.0)
-    return done
-
-
 def turns(tokenizer: PreTrainedTokenizerFast, response: Response) -> list[str]:
     """The text of each turn of the policy."""
     starts = [0, *(end for _, end in response.environment_spans)]
@@ -124,7 +117,7 @@ def test_a_response_ends_behind_the_first_stop_text_that_it_writes_itself(
     assert ended == {"=", "2"}, "both stop texts"
 
 
-def test_log_probabilities_of_all_turns_are_those_of_the_policy_over_the_whole_response(
+def test_log_probabilities_of_all_turns_are_the_policys_over_the_whole_text(
     episodes: Episodes, models: dict[int, PreTrainedModel], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     episodes.submit(requests(), SAMPLING)
@@ -172,23 +165,9 @@ def test_new_weights_between_and_within_turns_give_each_token_its_version(
     assert max(largest_mismatch(first, s.request.prompt_tokens, s.response) for s in several) > 100 * TOLERANCE
 
 
-def test_asked_again_with_the_same_seeds_the_same_rollouts_are_made_and_with_others_others(
-    episodes: Episodes,
-) -> None:
-    def tokens(seed: int, batch: Sequence[Sequence[int]] = PROMPTS) -> list[tuple[int, ...]]:
-        return [response.tokens for response in episodes.generate(batch, SAMPLING, seed, asked=prompts())]
-
-    first = tokens(1)
-    episodes.submit(requests(), SAMPLING)
-    episodes.collect(1.0)
-    episodes.abort()
-    assert tokens(1) == first
-    assert tokens(2) != first
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_there", [1, 5, 29])
-def test_a_response_that_goes_on_is_read_with_its_prompt_and_counts_for_its_length(
+def test_given_response_tokens_are_read_and_count_towards_the_limit(
     engine: Engine, models: dict[int, PreTrainedModel], num_there: int
 ) -> None:
     there = tuple(3 + i % 10 for i in range(num_there))

@@ -6,9 +6,8 @@ import pytest
 from support.stages.trainer_bench import TrainerBench
 from transformers import LlamaForCausalLM
 
-from millrace.control.decisions import rate_factor
 from millrace.errors import RolledBack, TrainingDiverged
-from millrace.runs.decisions import ROLL_BACK, read_decisions
+from millrace.runs.decisions import ROLL_BACK, rate_factor, read_decisions
 from millrace.stages.train.train_loop import TrainLoop
 from millrace.training.trainer import Trainer
 from storage.stores.memory import MemoryStore

@@ -24,7 +24,7 @@ def make_bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCaus
 def made_up_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log-probabilities of the bench's trajectories are made up, far from the policy's."""
     monkeypatch.setattr("millrace.control.collapse._MOST_KL", 1e9)
-    monkeypatch.setattr("millrace.control.measured.Means.expected_ess", lambda self, other, bound: 1.0)
+    monkeypatch.setattr("millrace.control.rule.Means.expected_ess", lambda self, other, bound: 1.0)
 
 
 @pytest.fixture

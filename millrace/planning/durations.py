@@ -1,0 +1,151 @@
+"""What a simulation is given: how long each part of a campaign takes, how long prompts and responses are, and why."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean
+from typing import Protocol
+
+import numpy as np
+
+_BLOCK_GROUPS = 1024
+"""Groups whose lengths are drawn at once."""
+_SAMPLED_GROUPS = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """Durations of one config on one machine, seconds. Each is that of the work alone, without waiting."""
+
+    decode: Callable[[int, int], float]
+    """(requests that a generator decodes at once, their tokens in the key-value cache) → seconds per token of each. If
+    it `pads`, these tokens are counted as if all requests were as long as the longest of them."""
+    prefill: Callable[[int], float]
+    """Tokens that a generator computes at once → seconds: prompts of new groups, each once for all of its requests, or
+    after new weights the prompts and responses so far of all requests."""
+    score: float
+    """One scorer per rollout."""
+    train: Callable[[int, int], float]
+    """(tokens that the trainer computes in a step, rollouts) → seconds of the optimizer step. Prompts are included,
+    with `training.share_prefixes` once per group, else once per rollout."""
+    handover: float
+    """How long the trainer stands still to hand a version over."""
+    push: float
+    """From the hand-over until a generator may take the version; it generates meanwhile."""
+    pause: float
+    """How long a generator stands still to load a version, without computing its caches again."""
+    checkpoint: float
+    """How long the trainer stands still for a checkpoint."""
+    rollout: float = 0.0
+    """How long a generator stands still for each response of a finished group: it becomes a row."""
+    score_part: float = 0.0
+    """One scorer per part of trajectories, in addition: the part is read, and its scores are committed."""
+    overhead: float = 0.0
+    """What a trainer does between two steps: reading, accounts, metrics."""
+    recompute: Callable[[int], float] | None = None
+    """Tokens in the caches that a generator computes again after new weights, counted as for `decode` → seconds; None:
+    as `prefill`."""
+    pads: bool = False
+    """Whether a generator computes all requests in flight as if they were as long as the longest of them."""
+    collect: float = 0.0
+    """How long a generator stands still each time that responses end: it looks for weights and for room."""
+    cores: float | None = None
+    """CPU cores that all stages share: if those that are busy have more threads, all get slower alike. None: each stage
+    has devices of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assumption:
+    """A value that a plan rests on and that is not in the config."""
+
+    what: str
+    value: str
+    source: str
+
+
+class Lengths(Protocol):
+    """Lengths that depend on the group alone, so that two plans are compared on the same work."""
+
+    def of_group(self, group_id: int) -> tuple[int, Sequence[int]]:
+        """Tokens of its prompt, and of each of its responses."""
+
+    def __hash__(self) -> int:
+        """Lengths are keys of a cache."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogNormalLengths:
+    """Prompts of one length, and responses of log-normal length, independent of each other."""
+
+    prompt_tokens: int
+    mean_tokens: float
+    """Mean length of a response before it is cut off."""
+    sigma: float
+    """Standard deviation of the logarithm of the length; 0: all are alike."""
+    max_tokens: int
+    """Longer responses are cut off."""
+    group_size: int
+    seed: int = 0
+
+    def of_group(self, group_id: int) -> tuple[int, Sequence[int]]:
+        block, place = divmod(group_id, _BLOCK_GROUPS)
+        return self.prompt_tokens, _block(self, block)[place]
+
+
+@lru_cache(maxsize=64)
+def _block(lengths: LogNormalLengths, block: int) -> list[list[int]]:
+    """[_BLOCK_GROUPS][group_size] lengths of the groups from `block * _BLOCK_GROUPS` on, tokens."""
+    rng = np.random.default_rng((lengths.seed, block))
+    mu = math.log(lengths.mean_tokens) - lengths.sigma**2 / 2
+    drawn = rng.lognormal(mu, lengths.sigma, (_BLOCK_GROUPS, lengths.group_size))
+    tokens: list[list[int]] = np.clip(np.rint(drawn), 1, lengths.max_tokens).astype(np.int64).tolist()
+    return tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StoredLengths:
+    """Lengths of groups that runs stored. Each group gets those of a stored one, drawn with replacement by its number.
+
+    So a long prompt keeps its long responses, and a group that was long as a whole stays so.
+    """
+
+    groups: Sequence[tuple[int, Sequence[int]]]
+    """Tokens of the prompt and of each response, of every group that may be drawn."""
+    group_size: int
+    """A stored group with as many responses is kept as it is; otherwise responses are drawn from it."""
+    max_tokens: int
+    """Longer responses are cut off."""
+
+    def of_group(self, group_id: int) -> tuple[int, Sequence[int]]:
+        rng = random.Random(group_id)
+        prompt, responses = rng.choice(self.groups)
+        if len(responses) != self.group_size:
+            responses = rng.choices(responses, k=self.group_size)
+        return prompt, [min(self.max_tokens, tokens) for tokens in responses]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeanLengths:
+    """Mean lengths, tokens."""
+
+    prompt: float
+    response: float
+    running: float
+    """Of the responses in flight at any moment: E[L²] / 2 E[L], because long ones stay longer and each is half done."""
+    longest: float
+    """Response of the sample."""
+
+
+@lru_cache(maxsize=64)
+def mean_lengths(lengths: Lengths) -> MeanLengths:
+    """Computes the means of the first groups."""
+    groups = [lengths.of_group(number) for number in range(_SAMPLED_GROUPS)]
+    responses = [tokens for _, group in groups for tokens in group]
+    return MeanLengths(
+        prompt=fmean(tokens for tokens, _ in groups),
+        response=fmean(responses),
+        running=fmean(tokens**2 for tokens in responses) / (2 * fmean(responses)),
+        longest=max(responses),
+    )

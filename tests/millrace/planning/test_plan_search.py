@@ -1,0 +1,162 @@
+"""The best config on a machine, and why the others lose."""
+
+from typing import Any
+
+import pytest
+from support.planning.small_machine import DECODE, TOKENS, TRAIN_TOKEN, SmallMachine
+
+from configs.schema import RunConfig
+from millrace.errors import InputError
+from millrace.planning.candidate import Goal
+from millrace.planning.search import Search, SearchResult, least_step_seconds, simulator
+
+RUN = simulator(20)
+
+
+def config(**sections: dict[str, Any]) -> RunConfig:
+    values: dict[str, Any] = {
+        "training": {"max_steps": 3, "groups_per_step": 16, "max_tokens_per_microbatch": 4096},
+        "generation": {"engine": "vllm", "group_size": 4, "max_new_tokens": 128},
+        "staleness": {"max_staleness": 2},
+        "promotion": {"margin": None},
+    }
+    return RunConfig.model_validate({name: values.get(name, {}) | sections.get(name, {}) for name in values | sections})
+
+
+def search(machine: SmallMachine, gpus: int = 8, goal: Goal = "fastest", **sections: dict[str, Any]) -> SearchResult:
+    made = Search(config(**sections), machine, gpus=gpus, goal=goal, fine=RUN, coarse=RUN)
+    return made.run()
+
+
+def test_the_gpus_go_where_the_work_is() -> None:
+    # 6.4 s of a GPU to train; 1 s of one to decode a step's responses, all at once.
+    winner = search(SmallMachine()).winner
+    assert (winner.trainer, winner.generators) == ("7 = 7 × TP1", "1 = 1 × TP1")
+    assert winner.outcome is not None
+    # The trainer is never idle, so a step takes what it trains: 64 rollouts of 101 tokens.
+    assert winner.outcome.step_seconds == pytest.approx(64 * 101 * 1e-3 / 7, rel=0.02)
+    assert (winner.bottleneck or "").startswith("trainer-bound: train 100% busy, generate idle")
+
+
+def test_what_waits_for_each_other_is_among_the_runners_up_with_what_it_takes() -> None:
+    found = search(SmallMachine())
+    reasons = {entry.mode: entry.reason for entry in found.runners_up}
+    assert "× slower; stages wait for each other: train idle" in reasons["sync"]
+    assert "× slower" in reasons["sync, by turns"]
+
+
+def test_of_configs_that_are_as_fast_the_freshest_is_taken() -> None:
+    found = search(SmallMachine())
+    best = found.winner.score("fastest")
+    alike = [entry for entry in found.simulated if entry.score("fastest") >= 0.98 * best]
+    assert len(alike) > 1
+    staleness = [entry.outcome.staleness_mean for entry in alike if entry.outcome is not None]
+    assert found.winner.outcome is not None
+    assert found.winner.outcome.staleness_mean <= min(staleness) + 0.05
+
+
+def test_no_plan_is_staler_than_the_config_asks() -> None:
+    found = search(SmallMachine(), staleness={"max_staleness": 1})
+    bounds = {entry.config.effective_max_staleness for entry in found.simulated}
+    assert max(bounds) == 1
+
+
+def test_a_higher_bound_that_would_be_faster_is_named_and_not_taken() -> None:
+    # A version takes ten times a step to travel, so the bound alone decides.
+    found = search(SmallMachine(extra={"push": 10.0}), staleness={"max_staleness": 1})
+    assert found.winner.config.effective_max_staleness == 1
+    assert "bound by weight sync: a version takes 10 s to the generators" in (found.winner.bottleneck or "")
+    assert any(
+        entry.reason.startswith("staleness up to 2, 1 asked for: a step would take") for entry in found.runners_up
+    )
+
+
+def test_a_synchronous_config_gets_a_synchronous_plan() -> None:
+    found = search(SmallMachine(), pipeline={"mode": "sync"})
+    assert {entry.config.pipeline.mode for entry in found.simulated} == {"sync"}
+
+
+@pytest.mark.slow
+def test_cheapest_leaves_gpus_unused_that_fastest_takes() -> None:
+    # Ten seconds per step that no GPU makes shorter.
+    machine = SmallMachine(extra={"overhead": 10.0})
+    fastest, cheapest = search(machine), search(machine, goal="cheapest")
+    assert (cheapest.winner.gpus or 0) < (fastest.winner.gpus or 0)
+    costs = [one.winner.gpu_hours_per_million_tokens or 0.0 for one in (cheapest, fastest)]
+    assert costs[0] < costs[1]
+
+
+def test_a_trainer_that_is_short_of_memory_gets_activation_checkpointing() -> None:
+    # 700 GiB on at most 7 ranks of 80.
+    found = search(SmallMachine(trainer_gib=700.0))
+    assert found.winner.config.training.activation_checkpointing
+    assert found.winner.memory is not None
+    assert found.winner.memory.fits
+
+
+def test_what_does_not_fit_is_no_plan_and_says_by_how_much() -> None:
+    found = search(SmallMachine(trainer_gib=640.0, generator_gib=100.0))
+    assert found.winner.generator_tensor > 1
+    (short,) = [entry for entry in found.runners_up if entry.outcome is None]
+    assert short.reason.startswith("does not fit: ")
+    assert "GiB too much" in short.reason
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_what_is_missing() -> None:
+    with pytest.raises(InputError):
+        search(SmallMachine(generator_gib=1000.0))
+
+
+def test_one_gpu_is_shared_by_turns() -> None:
+    winner = search(SmallMachine(), gpus=1, training={"max_steps": 3, "groups_per_step": 16}).winner
+    assert winner.config.placement.colocated
+    assert winner.gpus == 1
+
+
+@pytest.mark.slow
+def test_batches_are_compared_by_the_tokens_they_train() -> None:
+    machine = SmallMachine(extra={"overhead": 1.0})
+    made = Search(config(), machine, gpus=8, goal="fastest", fine=RUN, coarse=RUN).run(batches=[64])
+    assert made.winner.config.training.groups_per_step == 64
+    assert any("16 groups per step" in entry.reason for entry in made.runners_up)
+
+
+def test_a_search_has_the_same_answer_every_time() -> None:
+    first, second = search(SmallMachine()), search(SmallMachine())
+    assert [one.to_json() for one in first.simulated] == [one.to_json() for one in second.simulated]
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 7, 16])
+def test_no_layout_takes_more_gpus_than_there_are(gpus: int) -> None:
+    result = search(SmallMachine(), gpus=gpus)
+    assert max(entry.gpus or 0 for entry in result.simulated) == gpus
+    for entry in result.simulated:
+        assert entry.config.training.groups_per_step % entry.config.generation.replicas == 0
+        assert entry.config.placement.colocated <= (entry.config.pipeline.mode == "sync")
+
+
+def test_places_stay_within_what_the_bound_admits_and_an_engine_s_limit_follows_them() -> None:
+    generation = {"engine": "vllm", "group_size": 4, "max_new_tokens": 128, "engine_args": {"max_num_seqs": 9}}
+    for entry in search(SmallMachine(), gpus=2, generation=generation).simulated:
+        chosen = entry.config.generation
+        assert chosen.engine_args["max_num_seqs"] == chosen.groups_per_batch * 4
+        assert chosen.groups_per_batch <= 16 * (entry.config.effective_max_staleness + 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "extra", "seconds"),
+    [
+        ({}, {}, TRAIN_TOKEN * 64 * (TOKENS + 1)),
+        # With four places, a generator decodes four responses at once: sixteen times its hundred steps.
+        ({"generation": {"groups_per_batch": 1}}, {}, 16 * TOKENS * DECODE),
+        ({}, {"push": 60.0}, 60.0 / 3),
+        ({"pipeline": {"mode": "sync"}}, {}, TRAIN_TOKEN * 64 * (TOKENS + 1) + TOKENS * DECODE),
+    ],
+)
+def test_the_bound_is_the_slower_stage_or_the_sum_of_both_in_sync_mode(
+    changes: dict[str, dict[str, Any]], extra: dict[str, float], seconds: float
+) -> None:
+    asked, machine = config(**changes), SmallMachine(extra=extra)
+    least = least_step_seconds(asked, machine.costs(asked), machine.lengths(asked))
+    assert least == pytest.approx(seconds)
+    assert RUN(asked, machine.costs(asked), machine.lengths(asked)).step_seconds >= 0.99 * least
