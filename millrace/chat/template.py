@@ -120,7 +120,7 @@ class TemplateRenderer(ChatRenderer):
     def _apply(self, messages: Sequence[Message], tools: Sequence[Message], *, turn_follows: bool = False) -> list[int]:
         return list(self._written(messages, tools, add_generation_prompt=turn_follows, return_dict=False))
 
-    def _written(self, messages: Sequence[Message], tools: Sequence[Message], **options: bool) -> Any:
+    def _written(self, messages: Sequence[Message], tools: Sequence[Message], **options: Any) -> Any:
         """Token ids, or text with `tokenize=False`."""
         conversation: list[Any] = [dict(message) for message in messages]
         try:

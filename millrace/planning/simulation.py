@@ -345,7 +345,7 @@ class Campaign:
             masked_token_share=tally.masked_tokens / tally.trained_tokens,
             length_ratio=tally.length_ratio,
             idle={
-                stage: 1 - (self._busy[stage] - tally.busy[stage]) / (replicas * seconds)
+                stage: max(0.0, 1 - (self._busy[stage] - tally.busy[stage]) / (replicas * seconds))
                 for stage, replicas in self._replicas.items()
             },
         )

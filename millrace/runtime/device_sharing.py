@@ -116,4 +116,4 @@ class DeviceTurns:
         self._publish(self._sleeper.policy_version)
 
     def _publish(self, asleep_since_version: int | None) -> None:
-        self._stage.progress(now=True, asleep_since_version=asleep_since_version)
+        self._stage.update_status(now=True, asleep_since_version=asleep_since_version)

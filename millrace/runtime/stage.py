@@ -101,11 +101,11 @@ class Stage:
             self._metrics = MetricsWriter(self.store, self.name, self.replica)
         return self._metrics
 
-    def milestone(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Reports something worth a line in the Prefect UI."""
         self._send(milestone_line(line))
 
-    def tell(self, kind: EventKind, **payload: Any) -> None:
+    def emit_event(self, kind: EventKind, **payload: Any) -> None:
         """Reports an event that an automation may act upon; `payload` is plain JSON."""
         self._send(event_line(Event(kind=kind, payload=payload)))
 
@@ -130,27 +130,27 @@ class Stage:
             self._heartbeats.offer(Heartbeat(doing=self._doing, ready=self._ready))
         self._write_status()
 
-    def ready(self, line: str) -> None:
+    def mark_ready(self, line: str) -> None:
         """Reports a milestone: from here on the stage does its actual work."""
         self._ready = True
-        self.progress(now=True, t_ready=time.time())
-        self.milestone(line)
+        self.update_status(now=True, t_ready=time.time())
+        self.log(line)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
         """Measures the block as loading the model, which recovery times leave out."""
         started = time.monotonic()
-        self.say(LOADING)
+        self.set_activity(LOADING)
         yield
-        self.progress(load_seconds=time.monotonic() - started)
+        self.update_status(load_seconds=time.monotonic() - started)
 
-    def say(self, doing: str) -> None:
+    def set_activity(self, doing: str) -> None:
         """Puts what the stage is doing into its status record."""
         self._doing = doing
         self.beat()
         self._write_status()
 
-    def progress(self, *, now: bool = False, **values: object) -> None:
+    def update_status(self, *, now: bool = False, **values: object) -> None:
         """Updates the status record, which is written a few times per second, or `now`."""
         self._values.update(values)
         self.beat()
@@ -191,7 +191,7 @@ class Stage:
             if not self.draining:
                 # `until` may have done some other work.
                 self._doing = lacking()
-                self.progress()
+                self.update_status()
                 time.sleep(self.store.poll_seconds)
             self._count("idle", time.monotonic() - polled - (self._busy - busy_before), lacking())
             if self.draining:
@@ -276,7 +276,7 @@ def run_stage(name: str, main: Callable[[Stage], None]) -> None:
         stage = Stage(name=name, arguments=arguments, config=config, store=store)
         drain_on_signals(stage)
         _drain_with_lifeline(stage)
-        stage.progress(now=True, t_main=time.time(), t_ready=None, load_seconds=0.0)
+        stage.update_status(now=True, t_main=time.time(), t_ready=None, load_seconds=0.0)
         try:
             main(stage)
         finally:

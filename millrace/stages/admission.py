@@ -124,7 +124,7 @@ class Admission:
         assert block is not None
         assert lineage is not None
         easy, hard = block.num_easy / block.num_prompts, block.num_hard / block.num_prompts
-        self._stage.progress(easy_prompt_share=easy, hard_prompt_share=hard)
+        self._stage.update_status(easy_prompt_share=easy, hard_prompt_share=hard)
         self._stage.metrics.log(
             incarnation=lineage.incarnation,
             policy_version=policy_version,

@@ -24,16 +24,16 @@ def main(stage: Stage) -> None:
     shape = config.model.bootstrap
 
     def report(step: int, progress: str) -> None:
-        stage.progress(step=step)
-        stage.say(progress)
-        stage.milestone(progress)
+        stage.update_status(step=step)
+        stage.set_activity(progress)
+        stage.log(progress)
 
-    stage.milestone(f"making the start model: at most {shape.max_steps:,} supervised steps")
+    stage.log(f"making the start model: at most {shape.max_steps:,} supervised steps")
     torch.set_num_threads(shape.threads)
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / "start"
-        stage.progress(step=0, most_steps=shape.max_steps)
-        stage.say(f"warm start step 0 of at most {shape.max_steps}")
+        stage.update_status(step=0, most_steps=shape.max_steps)
+        stage.set_activity(f"warm start step 0 of at most {shape.max_steps}")
         result = bootstrap(
             load_prompts(config.prompts).train,
             shape,
@@ -46,7 +46,7 @@ def main(stage: Stage) -> None:
         )
         failpoint("bootstrap.before_store")
         store_start_model(stage.store, made)
-    stage.milestone(
+    stage.log(
         f"start model of {result.parameters:,} parameters made in {result.seconds:.0f} s and {result.steps} supervised "
         f"steps: greedy accuracy {result.accuracy:.0%} on training prompts"
     )

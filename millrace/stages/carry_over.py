@@ -50,14 +50,14 @@ class CarryOver:
         last_group = max([self._writer.groups.last, *(one.request.group_id for one in begun)])
         self._admission.switch_lineage(lineage, last_group)
         num_continued, tokens = self._admission.restart(self._writer.groups, begun)
-        self._stage.progress(
+        self._stage.update_status(
             tokens_in_flight=tokens,
             tokens_stored=0,
             tokens_continued=self._stage.value("tokens_continued") + tokens,
             tokens_discarded=self._stage.value("tokens_discarded") + max(0, lost - tokens),
         )
         if tokens:
-            self._stage.milestone(
+            self._stage.log(
                 f"generator {self._stage.replica} continues {num_continued} unfinished responses ({tokens} tokens)"
             )
 
@@ -85,7 +85,9 @@ class CarryOver:
             self._writer.flush()
             if interrupted:
                 self._unfinished.write(interrupted, incarnation)
-        self._stage.progress(now=True, tokens_in_flight=num_tokens(interrupted), tokens_stored=num_tokens(interrupted))
+        self._stage.update_status(
+            now=True, tokens_in_flight=num_tokens(interrupted), tokens_stored=num_tokens(interrupted)
+        )
         return interrupted
 
     @property

@@ -19,11 +19,11 @@ def main(stage: Stage) -> None:
     spec = read_spec(stage.store)
     assert spec is not None
     run = SourceRun(open_store(spec.sources[0]))
-    stage.ready(f"comparing {', '.join(spec.losses)} on the batches of {run.url}")
+    stage.mark_ready(f"comparing {', '.join(spec.losses)} on the batches of {run.url}")
 
     def each(rows: list[Row]) -> None:
         step = rows[0]["step"]
-        stage.progress(policy_version=step)
+        stage.update_status(policy_version=step)
         norms = {f"{row['loss']}/grad_norm": row["grad_norm"] for row in rows}
         stage.metrics.log(incarnation=0, policy_version=step, **norms)
 
@@ -31,7 +31,7 @@ def main(stage: Stage) -> None:
         found = compare(run, spec.losses, selection=spec, each=each, on_progress=stage.advance)
     means = {"losses": list(found.losses), "means": found.means(), "logprob_error": found.logprob_error}
     write_result(stage.store, "comparison", means, table=("comparison", found.table))
-    stage.milestone(f"compared {', '.join(found.losses)} on {found.table.num_rows // len(found.losses)} batches")
+    stage.log(f"compared {', '.join(found.losses)} on {found.table.num_rows // len(found.losses)} batches")
 
 
 if __name__ == "__main__":

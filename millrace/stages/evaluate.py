@@ -68,7 +68,7 @@ def main(stage: Stage) -> None:
             last = read_attempt(stage.store, stage.arguments.attempt).stop_at_step
             evaluation.follow(stage.config.evaluation.every, last)
     except Stopped:
-        stage.milestone("the evaluation in progress is given up, because the stage drains")
+        stage.log("the evaluation in progress is given up, because the stage drains")
 
 
 class Evaluation:
@@ -124,7 +124,7 @@ class Evaluation:
         if self._is_done(checkpoint):
             return
         version = 0 if checkpoint is None else checkpoint.step
-        self._stage.progress(now=True, policy_version=version)
+        self._stage.update_status(now=True, policy_version=version)
         started = time.monotonic()
         with self._stage.busy("evaluate"):
             measures = self._measures(checkpoint)
@@ -139,7 +139,7 @@ class Evaluation:
         if result["accuracy"] is None:
             # Another process tries again: the reward may have been corrected.
             self._given_up.add(version)
-        self._stage.milestone(_line(result))
+        self._stage.log(_line(result))
         if (stop_after := self._stage.config.evaluation.stop_after) is not None:
             stop_if_no_better(self._store, self._stage.arguments.attempt, stop_after)
 
@@ -151,14 +151,14 @@ class Evaluation:
         except StreamCorrupt as error:
             # The trainer, which needs it more, reports it too when it starts from it.
             self._given_up.add(newest.step)
-            self._stage.milestone(f"version {newest.step} can't be evaluated: {error}")
+            self._stage.log(f"version {newest.step} can't be evaluated: {error}")
 
     def _report_skipped(self, chosen: Checkpoint, found: list[Checkpoint]) -> None:
         skipped = sorted({checkpoint.step for checkpoint in found} - self._skipped - {chosen.step})
         if skipped:
             self._skipped |= set(skipped)
             names = ", ".join(map(str, skipped))
-            self._stage.milestone(f"evaluation is behind: version {chosen.step} comes next, skipped: {names}")
+            self._stage.log(f"evaluation is behind: version {chosen.step} comes next, skipped: {names}")
 
     def _is_done(self, checkpoint: Checkpoint | None) -> bool:
         version = 0 if checkpoint is None else checkpoint.step
@@ -189,7 +189,7 @@ class Policy:
         config = self._stage.config
         further = [one.source for one in config.evaluation.sets.values()]
         with make_scorer(config.scoring, config.prompts, further) as scorer:
-            scorer.on_first_failure = self._stage.milestone
+            scorer.on_first_failure = self._stage.log
             examiner = Examiner(self._engine, self._encoder, scorer, self._rules, self._still_wanted)
             return examiner.measure(self._sets)
 
@@ -241,7 +241,7 @@ class Policy:
                 encoder,
                 max_turns=config.environment.max_turns,
             )
-        stage.ready(f"evaluation ready, on {_in_words(self._sets)}")
+        stage.mark_ready(f"evaluation ready, on {_in_words(self._sets)}")
         return engine
 
     @cached_property

@@ -66,7 +66,7 @@ def main(stage: Stage) -> None:
         group_size=generation.group_size,
         num_generators=generation.replicas,
     )
-    stage.ready(
+    stage.mark_ready(
         f"generator {stage.replica} ready after {writer.rows} trajectories (epoch {writer.epoch}), "
         f"{generation.engine} started in {time.monotonic() - started:.1f} s"
     )
@@ -77,7 +77,7 @@ def main(stage: Stage) -> None:
         generator = Generator(stage, engine, turns, admission, reader, writer, carry_over)
         generator.run()
         stored = "" if generator.weights is None else carry_over.store(generator.weights.incarnation)
-    stage.milestone(f"generator {stage.replica} drained after {writer.rows} trajectories{stored}")
+    stage.log(f"generator {stage.replica} drained after {writer.rows} trajectories{stored}")
 
 
 def _engine(
@@ -105,7 +105,7 @@ def _engine(
     def each_turn() -> None:
         # A trajectory of many turns may take long: each turn is progress.
         stage.owing = False
-        stage.progress()
+        stage.update_status()
 
     return in_environment(
         engine,

@@ -99,18 +99,18 @@ class Generator:
                 self._count_error(trajectory.response.environment_error)
         if finished:
             self.stage.owing = False
-            self.stage.progress()
+            self.stage.update_status()
 
     def _count_error(self, error: str) -> None:
         """Counts a trajectory whose environment raised, and reports the first one."""
         errors = self.stage.value("environment_errors") + 1
         if not self.environment_failed:
             self.environment_failed = True
-            self.stage.milestone(
+            self.stage.log(
                 f"generator {self.stage.replica}: environment {self.stage.config.environment.name} raised {error}; "
                 "that trajectory is an error, and later ones are counted without a message"
             )
-        self.stage.progress(environment_errors=errors)
+        self.stage.update_status(environment_errors=errors)
 
     def _commit(self) -> None:
         """Commits the finished groups; in sync mode, once all groups of the step are finished."""
@@ -129,7 +129,7 @@ class Generator:
                 # In sync mode the other stages wait for this share of the step. With `wait`, the trainer must find
                 # every group in flight or committed: it would not wait for one that is neither.
                 self.writer.flush()
-        self.stage.progress(rollouts=self.writer.rows, tokens=self.stage.value("tokens") + num_tokens)
+        self.stage.update_status(rollouts=self.writer.rows, tokens=self.stage.value("tokens") + num_tokens)
         self._show_in_flight()
 
     def _show_in_flight(self) -> None:
@@ -142,7 +142,7 @@ class Generator:
             # No response has to end for that: the engine samples.
             self.tokens_shown = tokens
             self.stage.advance()
-        self.stage.progress(
+        self.stage.update_status(
             requests_in_flight=self.engine.in_flight,
             groups_in_flight=len(groups),
             tokens_in_flight=tokens,
@@ -192,7 +192,7 @@ class Generator:
             self.arrived = self.receiver.poll(self.weights)
         except WeightsCorrupt as error:
             kept = "no weights yet" if self.weights is None else f"version {self.weights.policy_version}"
-            self.stage.milestone(f"generator {self.stage.replica} continues with {kept}: {error}")
+            self.stage.log(f"generator {self.stage.replica} continues with {kept}: {error}")
 
     def _update_weights(self, weights: Weights) -> None:
         if self.weights is None or self.weights.incarnation != weights.id.incarnation:
@@ -206,7 +206,7 @@ class Generator:
         fingerprint = weights.manifest.fingerprint
         assert fingerprint is not None
         # The acknowledgement that sync_weights looks for.
-        self.stage.progress(
+        self.stage.update_status(
             now=True,
             policy_version=weights.id.policy_version,
             incarnation=weights.id.incarnation,
@@ -243,9 +243,9 @@ class Generator:
                 f"generator {self.stage.replica} and the trainer disagree about version "
                 f"{weights.id.policy_version}: {wrong}"
             )
-            self.stage.milestone(f"ALARM: {sentence}")
-            self.stage.tell("probe.alarm", generator=self.stage.replica, sentence=sentence)
-        self.stage.progress(probe_difference=difference, probe_alarms=alarms)
+            self.stage.log(f"ALARM: {sentence}")
+            self.stage.emit_event("probe.alarm", generator=self.stage.replica, sentence=sentence)
+        self.stage.update_status(probe_difference=difference, probe_alarms=alarms)
         self.stage.metrics.log(
             incarnation=weights.id.incarnation, policy_version=weights.id.policy_version, probe_difference=difference
         )

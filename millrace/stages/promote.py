@@ -30,19 +30,19 @@ from storage.failpoints import failpoint
 
 def main(stage: Stage) -> None:
     """Promotes the latest checkpoint or holds it back, and reports which and why."""
-    stage.ready("deciding on the latest checkpoint")
+    stage.mark_ready("deciding on the latest checkpoint")
     decision = read_decision(stage.store, stage.arguments.attempt)
     if decision is None:
         decision = _pass_gate(stage)
         write_decision(stage.store, stage.arguments.attempt, decision)
         failpoint("promote.decided")
-    stage.tell(
+    stage.emit_event(
         "checkpoint.promoted" if decision.promoted else "checkpoint.held-back",
         policy_version=decision.policy_version,
         accuracy=decision.accuracy,
         sentence=decision.sentence,
     )
-    stage.milestone(decision.sentence)
+    stage.log(decision.sentence)
 
 
 def _pass_gate(stage: Stage) -> Decision:

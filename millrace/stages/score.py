@@ -49,7 +49,7 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
     streams = [_GeneratorStream(stage, generator, source) for generator in range(stage.config.generation.replicas)]
     failing = FailingReward(scorer.name, stage.config.training.groups_per_step)
     scorer.on_first_failure = lambda sentence: _report_failure(stage, sentence)
-    stage.ready(f"scorer {stage.replica} ready with reward {scorer.name} {scorer.version}")
+    stage.mark_ready(f"scorer {stage.replica} ready with reward {scorer.name} {scorer.version}")
 
     def next_part() -> bool:
         return any(stream.look() for stream in streams)
@@ -65,7 +65,7 @@ def _score_all(stage: Stage, scorer: Scorer, decode: Decoder) -> None:
                 _write_off(stage, stream, scorer.version)
             elif stream.part is not None:
                 _score(stage, stream, scorer, decode, failing)
-    stage.milestone(f"scorer {stage.replica} drained after {sum(stream.scores.rows for stream in streams)} scores")
+    stage.log(f"scorer {stage.replica} drained after {sum(stream.scores.rows for stream in streams)} scores")
 
 
 class _GeneratorStream:
@@ -96,8 +96,8 @@ class _GeneratorStream:
 
 
 def _report_failure(stage: Stage, sentence: str) -> None:
-    stage.milestone(sentence)
-    stage.tell("reward.failed", sentence=sentence)
+    stage.log(sentence)
+    stage.emit_event("reward.failed", sentence=sentence)
     print(sentence, file=sys.stderr, flush=True)
 
 
@@ -115,7 +115,7 @@ def _score(stage: Stage, stream: _GeneratorStream, scorer: Scorer, decode: Decod
 def _write_off(stage: Stage, stream: _GeneratorStream, verifier_version: str) -> None:
     assert stream.lost is not None
     record, error = stream.lost
-    stage.milestone(f"no scores for {record.rows} trajectories: {error}")
+    stage.log(f"no scores for {record.rows} trajectories: {error}")
     _commit(stage, stream, unread_scores(record, str(error), verifier_version), record)
     stream.lost = None
 
@@ -128,7 +128,7 @@ def _commit(stage: Stage, stream: _GeneratorStream, table: pa.Table, record: Rec
             min_policy_version=record.min_policy_version,
             max_policy_version=record.max_policy_version,
         )
-    stage.progress(
+    stage.update_status(
         rollouts=stage.value("rollouts") + table.num_rows,
         errors=stage.value("errors") + table["reward"].null_count,
         tokens=stage.value("tokens") + record.tokens,

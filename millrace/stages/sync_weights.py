@@ -39,13 +39,13 @@ def main(stage: Stage) -> None:
     config, store = _listening_here(stage.config.weights), stage.store
     receiver, sender = sync_weights_ends(config, store, stage.arguments.handover, stage.config.generation.replicas)
     # A null address replaces a predecessor's, where nothing listens any more.
-    stage.progress(transport=config.transport, address=sender.address)
+    stage.update_status(transport=config.transport, address=sender.address)
     open_store = store_end(config, store, stage.arguments.handover, sender)
     with closing(receiver), closing(sender):
         loop = WeightSyncLoop(stage, receiver, sender, open_store)
-        stage.ready(f"sync_weights ready, transport {config.transport}")
+        stage.mark_ready(f"sync_weights ready, transport {config.transport}")
         loop.run()
-    stage.milestone(f"sync_weights drained after {stage.value('pushes')} pushes")
+    stage.log(f"sync_weights drained after {stage.value('pushes')} pushes")
 
 
 def _listening_here(config: WeightsConfig) -> WeightsConfig:
@@ -87,7 +87,7 @@ class WeightSyncLoop:
         self.acks = AckTracker(
             self.replicas, deadline_seconds=self.deadline_seconds, opened=clock(), falls_back=falls_back
         )
-        stage.progress(late=[], fallbacks=stage.value("fallbacks"))
+        stage.update_status(late=[], fallbacks=stage.value("fallbacks"))
 
     def run(self) -> None:
         """Runs until asked to drain. A version that is on its way then may arrive or not."""
@@ -117,7 +117,7 @@ class WeightSyncLoop:
     def _request_resend(self, damage: WeightsCorrupt) -> None:
         self.receiver.request_resend()
         self.resend_requested = True
-        self.stage.milestone(f"{damage}: the trainer is asked for them once more")
+        self.stage.log(f"{damage}: the trainer is asked for them once more")
 
     def _push(self, weights: Weights, hash_seconds: float) -> None:
         self.newest, self.resend_requested = weights, False
@@ -128,7 +128,7 @@ class WeightSyncLoop:
             failpoint("sync_weights.before_push")
             self.sender.publish(weights)
             failpoint("sync_weights.after_push")
-        self.stage.progress(
+        self.stage.update_status(
             pushes=self.stage.value("pushes") + 1,
             policy_version=weights.id.policy_version,
             incarnation=weights.id.incarnation,
@@ -148,12 +148,14 @@ class WeightSyncLoop:
         late = self.acks.late
         if late != late_before:
             fallen_back = 0 if self.open_store is None else len(set(late) - set(late_before))
-            self.stage.progress(now=True, late=late, fallbacks=self.stage.value("fallbacks") + fallen_back)
+            self.stage.update_status(now=True, late=late, fallbacks=self.stage.value("fallbacks") + fallen_back)
         # After the status record: it agrees with the notifications.
         for notification in notifications:
-            self.stage.milestone(notification.sentence)
+            self.stage.log(notification.sentence)
             if notification.event is not None:
-                self.stage.tell(notification.event, generator=notification.generator, sentence=notification.sentence)
+                self.stage.emit_event(
+                    notification.event, generator=notification.generator, sentence=notification.sentence
+                )
         if arrival is not None:
             self._log(**dataclasses.asdict(arrival))
             self._publish(arrival)
@@ -166,7 +168,7 @@ class WeightSyncLoop:
         if self.clock() - self.t_published < _PUBLISH_SECONDS:
             return
         self.t_published = self.clock()
-        self.stage.tell(
+        self.stage.emit_event(
             "version.published", policy_version=self.newest.id.policy_version, push_seconds=arrival.push_seconds
         )
 

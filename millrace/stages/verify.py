@@ -16,14 +16,14 @@ def main(stage: Stage) -> None:
     """Verifies up to the last step, or to the first that differs."""
     spec = read_spec(stage.store)
     assert spec is not None
-    stage.ready(f"training the batches of {spec.sources[0]} again")
+    stage.mark_ready(f"training the batches of {spec.sources[0]} again")
 
     def each(step: StepVerdict) -> None:
-        stage.progress(policy_version=step.step, rollouts=step.rollouts, tokens=step.tokens)
+        stage.update_status(policy_version=step.step, rollouts=step.rollouts, tokens=step.tokens)
         stage.metrics.log(incarnation=0, policy_version=step.step, logprobs_difference=step.logprobs_difference or 0.0)
         if step.checkpoint is not None:
             same = "the same" if step.checkpoint.identical else "within the tolerance"
-            stage.milestone(f"version {step.step}: weights {step.checkpoint.hash}, {same} as stored")
+            stage.log(f"version {step.step}: weights {step.checkpoint.hash}, {same} as stored")
 
     with stage.busy("verify"):
         verdict = verify(
@@ -35,7 +35,7 @@ def main(stage: Stage) -> None:
             on_progress=stage.advance,
         )
     write_result(stage.store, "verdict", verdict.to_json())
-    stage.milestone(verdict.sentence)
+    stage.log(verdict.sentence)
 
 
 if __name__ == "__main__":

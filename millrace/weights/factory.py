@@ -46,7 +46,7 @@ def rank_end(config: WeightsConfig, store: Store, layout: ShardLayout, rank: int
 def sync_weights_ends(
     config: WeightsConfig, store: Store, handover: Path, num_generators: int
 ) -> tuple[HandoverReceiver, WeightsSender]:
-    """Where sync_weights gets what the trainer published, and where it publishes that to the generators."""
+    """sync_weights' ends: towards the trainer, and towards the generators."""
     if config.transport == "direct":
         direct = DirectRelay(num_generators, host=config.host, deadline_seconds=config.deadline_seconds)
         return direct, direct
@@ -70,7 +70,7 @@ def store_end(
 
 
 def generator_end(config: WeightsConfig, store: Store, handover: Path, generator: int) -> FallbackReceiver:
-    """Where generator number `generator` gets new versions: what the transport does not bring, it finds in `store`."""
+    """The end of generator number `generator`: by the transport, and through `store` for versions that do not come."""
     stored = StoreReceiver(store, handover / f"received-store-{generator}")
     primary: WeightsReceiver
     match config.transport:

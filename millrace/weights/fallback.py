@@ -1,4 +1,4 @@
-"""A generator's end of a transport that can fail: what it does not bring comes through the run's store.
+"""A generator's end of a transport that can fail: versions that it does not bring come through the run's store.
 
 transport ──newer?──► returned
     │ no

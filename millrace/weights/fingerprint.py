@@ -43,7 +43,7 @@ _THREADS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprint:
-    """Finds accidents at the speed of memory, and is no defence against malice."""
+    """Finds accidents at the speed of memory; it does not protect against malice."""
 
     tensors: Mapping[str, str]
     """Parameter name → hex: XXH3 (128 bits) of dtype, shape and bytes, or the sum (64 bits)."""

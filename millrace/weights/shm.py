@@ -138,7 +138,7 @@ class _SlotReader(WeightsReceiver):
 
 
 class ShmRelay(_SlotReader, HandoverReceiver, WeightsSender):
-    """sync_weights' end: gets what the trainer published and, for the transport `shm`, publishes it in place."""
+    """sync_weights' end: polls the trainer's versions and, for the transport `shm`, publishes them in place."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, reader=0)
@@ -178,7 +178,7 @@ class ShmRelay(_SlotReader, HandoverReceiver, WeightsSender):
             weights.fingerprint.verify(weights.tensors, _describe(claimed[0], weights.manifest))
 
     def request_resend(self) -> None:
-        assert self._held is not None, "what is damaged was claimed"
+        assert self._held is not None, "a damaged slot has been claimed"
         file, slot = self._held
         file.request_resend(slot)
 

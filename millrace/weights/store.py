@@ -123,7 +123,7 @@ class _Stored:
 
 
 class StoreReceiver(WeightsReceiver):
-    """Follows the log of versions, and assembles versions in a file of its own at `path`, see `ReceiveBuffer`."""
+    """Follows the log of versions, and assembles them in a file at `path`, see `ReceiveBuffer`."""
 
     def __init__(self, store: Store, path: Path) -> None:
         self._store = store

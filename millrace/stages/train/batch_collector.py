@@ -130,8 +130,8 @@ class BatchCollector:
             self._length_bias.take(group, group.trained)
         ratios = self._length_bias.step()
         if self._length_bias.has_left(ratios):
-            self._stage.tell("staleness.length-bias", **asdict(ratios), sentence=ratios.sentence)
-            self._stage.milestone(ratios.sentence)
+            self._stage.emit_event("staleness.length-bias", **asdict(ratios), sentence=ratios.sentence)
+            self._stage.log(ratios.sentence)
         overtaken = self._overtaken
         self.groups, self._overtaken = [], []
         return ratios, {
@@ -162,12 +162,12 @@ class BatchCollector:
         if reason == "stale":
             self._publish_stale(len(group.rewards))
         elif reason == ZERO_ADVANTAGE and (sentence := self.spread.starving()) is not None:
-            self._stage.tell("selection.starving", zero_advantage_share=self.spread.share, sentence=sentence)
-            self._stage.milestone(sentence)
+            self._stage.emit_event("selection.starving", zero_advantage_share=self.spread.share, sentence=sentence)
+            self._stage.log(sentence)
 
     def _set_aside(self, part: LostPart, version: int) -> None:
         """Drops the rollouts of a damaged part; the parts after it are not affected."""
-        self._stage.milestone(f"set aside {part.left.rollouts} rollouts: {part.reason}")
+        self._stage.log(f"set aside {part.left.rollouts} rollouts: {part.reason}")
         exists = self._lineage.holds(part.record.incarnation, part.record.max_policy_version)
         self._drop(part, "corrupt" if exists else "rolled_back", version)
         if exists:
@@ -184,7 +184,7 @@ class BatchCollector:
     def _publish_stale(self, rollouts: int) -> None:
         self._stale_rollouts += rollouts
         if time.monotonic() - self._t_stale_event >= _STALE_SECONDS:
-            self._stage.tell("staleness.bound-hit", rollouts_dropped=self._stale_rollouts)
+            self._stage.emit_event("staleness.bound-hit", rollouts_dropped=self._stale_rollouts)
             self._stale_rollouts, self._t_stale_event = 0, time.monotonic()
 
 

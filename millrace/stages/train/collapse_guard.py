@@ -66,8 +66,8 @@ class CollapseGuard:
 
     def act(self, collapse: Collapse) -> None:
         """Reports it. Raises RolledBack or TrainingDiverged as `training.on_collapse` says."""
-        self._stage.tell("training.collapsed", sentence=collapse.sentence, good_version=collapse.good_version)
-        self._stage.milestone(f"training collapsed: {collapse.sentence}")
+        self._stage.emit_event("training.collapsed", sentence=collapse.sentence, good_version=collapse.good_version)
+        self._stage.log(f"training collapsed: {collapse.sentence}")
         match self._training.on_collapse:
             case "stop":
                 raise TrainingDiverged(

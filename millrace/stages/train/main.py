@@ -63,12 +63,12 @@ def main(stage: Stage) -> None:
         first_prompt: list[int] = tokenizer(load_prompts(config.prompts).train[0].text)["input_ids"]
         probed = probe_tokens(first_prompt, config.generation.max_new_tokens)
         ranks = "" if trainer.ranks.size == 1 else f", {trainer.ranks.size} ranks"
-        stage.ready(
+        stage.mark_ready(
             f"trainer ready at version {trainer.policy_version} of {stop_at_step}, incarnation {state.incarnation}"
             f"{ranks}"
         )
         TrainLoop(state, DeviceTurns(stage, device, trainer), handover, probed, stop_at_step).run()
-    stage.milestone(f"trainer stopped at version {trainer.policy_version}, checkpointed")
+    stage.log(f"trainer stopped at version {trainer.policy_version}, checkpointed")
 
 
 def follow_main(arguments: StageArguments, config: RunConfig, store: Store) -> None:

@@ -47,7 +47,7 @@ class ReplayLoop:
         batches = plan(runs, spec, groups_per_step=training.groups_per_step, seed=self.stage.config.seed)
         self.stop_at_step = min(training.max_steps, first + len(batches))
         self.batches = _read_ahead(runs, batches[self.trainer.policy_version - first : self.stop_at_step - first])
-        self.stage.ready(
+        self.stage.mark_ready(
             f"trainer ready at version {self.trainer.policy_version} of {self.stop_at_step}, on stored trajectories"
         )
         self.rollouts = self.tokens = 0
@@ -81,7 +81,7 @@ class ReplayLoop:
         self._publish(report)
         measures = self.state.measure(report, groups, lags)
         if version % 10 == 0:
-            self.stage.milestone(f"version {version}: stored reward {measures['reward_mean']:.3f}")
+            self.stage.log(f"version {version}: stored reward {measures['reward_mean']:.3f}")
 
     def _selected(self, batch: StoredBatch) -> StoredBatch:
         """Those to train on; the others are dropped. Raises ReplayError if none is left."""

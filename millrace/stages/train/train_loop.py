@@ -99,7 +99,7 @@ class TrainLoop:
         """Until the last step, until evaluations no longer get better, or until asked to drain."""
         self._check_ledger()
         # Before generators get the weights: by the count of a predecessor that dropped more, they would admit more.
-        self.stage.progress(now=True, groups_dropped=self.account.groups_dropped)
+        self.stage.update_status(now=True, groups_dropped=self.account.groups_dropped)
         self._hand_over()
         self.turns.end()
         self._publish(None)
@@ -122,7 +122,7 @@ class TrainLoop:
             return False
         stop = read_early_stop(self.stage.store, self.stage.arguments.attempt)
         if stop is not None:
-            self.stage.milestone(f"training ends early at version {self.trainer.policy_version}: {stop.sentence}")
+            self.stage.log(f"training ends early at version {self.trainer.policy_version}: {stop.sentence}")
         return stop is not None
 
     def _work_between_steps(self) -> None:
@@ -130,7 +130,7 @@ class TrainLoop:
         self.state.checkpoints.check()
         self.handover.retry_pending()
         if self.handover.resend_requested() and self.turns.begin():
-            self.stage.milestone(f"version {self.trainer.policy_version} is handed over once more")
+            self.stage.log(f"version {self.trainer.policy_version} is handed over once more")
             self._hand_over()
             self.turns.end()
 
@@ -148,7 +148,7 @@ class TrainLoop:
         enough = self.collector.collect(version, self.controller.bound_at(version))
         if self.account.groups_dropped != dropped_before:
             # Generators read the count: each dropped group makes room for another.
-            self.stage.progress(
+            self.stage.update_status(
                 now=True,
                 groups_dropped=self.account.groups_dropped,
                 zero_advantage_share=self.collector.spread.share,
@@ -198,13 +198,13 @@ class TrainLoop:
         collapse = self.guard.watch(report, reward, lags)
         self.settled = self._settle()
         self._publish(report)
-        self.stage.progress(
+        self.stage.update_status(
             length_ratio=ratios.length_ratio,
             reward_ratio=ratios.reward_ratio,
             zero_advantage_share=self.collector.spread.share,
         )
         if version % 10 == 0:
-            self.stage.milestone(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
+            self.stage.log(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
         if collapse is not None:
             self.guard.act(collapse)
 
@@ -224,15 +224,15 @@ class TrainLoop:
             f"staleness bound to {decision.max_staleness}, {decision.places} places per generator, from version "
             f"{self.trainer.policy_version + 1} on: {decision.reason}"
         )
-        self.stage.progress(control=sentence)
-        self.stage.tell(
+        self.stage.update_status(control=sentence)
+        self.stage.emit_event(
             "staleness.control",
             action=decision.action,
             max_staleness=decision.max_staleness,
             places=decision.places,
             sentence=sentence,
         )
-        self.stage.milestone(sentence)
+        self.stage.log(sentence)
 
     def _hand_over(self) -> None:
         weights_id = WeightsId(

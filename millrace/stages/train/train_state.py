@@ -82,7 +82,7 @@ class TrainState:
 
     def publish(self, report: StepReport | None, *, now: bool, **progress: Any) -> None:
         """Writes version and step report into the status record, with `progress` of the loop."""
-        self.stage.progress(
+        self.stage.update_status(
             now=now,
             policy_version=self.trainer.policy_version,
             incarnation=self.incarnation,
@@ -96,7 +96,7 @@ class TrainState:
         """Logs the metrics of a step, with those of the loop, and returns the step's."""
         measures = report.measures(groups, lags)
         pace: dict[str, Any] = self._pace.step(measures["tokens"])
-        self.stage.progress(reward_mean=measures["reward_mean"], staleness_mean=measures["staleness_mean"], **pace)
+        self.stage.update_status(reward_mean=measures["reward_mean"], staleness_mean=measures["staleness_mean"], **pace)
         self.stage.metrics.log(
             incarnation=self.incarnation, policy_version=self.trainer.policy_version, **metrics, **measures
         )
@@ -122,7 +122,7 @@ def open_train_state(stage: Stage, trainer: Trainer) -> Iterator[TrainState]:
         closing(ConsumedWriter(stage.store, writer.incarnation)) as consumed,
     ):
         checkpoints.on_progress = stage.advance
-        checkpoints.on_saved = lambda step: stage.tell("checkpoint.saved", policy_version=step)
+        checkpoints.on_saved = lambda step: stage.emit_event("checkpoint.saved", policy_version=step)
         if (keep := stage.config.training.checkpoint_keep) is not None:
             checkpoints.after_commit = lambda: carry_out(stage.store, plan_checkpoints(stage.store, keep))
         found = _restore_newest(stage, trainer, decisions)
@@ -138,8 +138,8 @@ def _report_rollback(stage: Stage, trainer: Trainer) -> None:
             f"the trainer went back from version {stage.value('policy_version')} to {trainer.policy_version}, its last "
             f"checkpoint: {lost} {'step is' if lost == 1 else 'steps are'} trained again"
         )
-        stage.tell("trainer.rolled-back", steps=lost, policy_version=trainer.policy_version, sentence=sentence)
-        stage.milestone(sentence)
+        stage.emit_event("trainer.rolled-back", steps=lost, policy_version=trainer.policy_version, sentence=sentence)
+        stage.log(sentence)
 
 
 def _restore_newest(stage: Stage, trainer: Trainer, decisions: Decisions) -> Checkpoint | None:
@@ -154,7 +154,7 @@ def _restore_newest(stage: Stage, trainer: Trainer, decisions: Decisions) -> Che
         try:
             restore(trainer, stage.store, checkpoint)
         except StreamCorrupt as error:
-            stage.milestone(f"checkpoint of version {checkpoint.step} set aside, going back to the one before: {error}")
+            stage.log(f"checkpoint of version {checkpoint.step} set aside, going back to the one before: {error}")
             damage = damage or error
             continue
         return checkpoint

@@ -35,12 +35,12 @@ class DirectReceiver(Member, WeightsReceiver):
         self.start()
 
     def poll(self, newer_than: WeightsId | None) -> Weights | None:
-        """As in `WeightsReceiver`. Never waits: neither for a version on its way, nor for sync_weights."""
+        """Never waits: neither for a version on its way, nor for sync_weights."""
         self.raise_error()
         return self._buffers.poll(newer_than)
 
     def close(self) -> None:
-        """Ends the thread and removes the files; what was handed out stays usable."""
+        """Ends the thread and removes the files; received tensors stay usable."""
         self.stop()
         self._buffers.close()
 
@@ -141,6 +141,6 @@ class ReceiveBuffers:
             return weights
 
     def close(self) -> None:
-        """Removes the files. What was lent stays usable."""
+        """Removes the files. Lent tensors stay usable."""
         for buffer in self._buffers:
             buffer.close()

@@ -48,7 +48,7 @@ class DirectRelay(HandoverReceiver, WeightsSender):
         # The tokens with which generators got the version, and of those that did not answer.
         self._served: dict[int, str] = {}
         self._given_up: dict[int, str | None] = {}
-        # What a generator received last, and what is wrong with it.
+        # What is wrong with the version that a generator received last.
         self._damage = ""
         self._resends = 0
         self._group = ""
@@ -124,7 +124,7 @@ class DirectRelay(HandoverReceiver, WeightsSender):
             # The last of them makes the number of offers change again.
             return None
         if max(offer["resends"] for offer in held) < self._resends:
-            # Still what was damaged.
+            # Still the damaged version.
             return None
         if not manifests[0].id.newer_than(newer_than):
             return None
@@ -178,7 +178,7 @@ class DirectRelay(HandoverReceiver, WeightsSender):
         self._rendezvous.finish(push)
 
     def _conclude(self, policy_version: int, generators: list[int], done: dict[str, dict[str, Any]]) -> None:
-        """Notes who has the version now, out of what the members say that they have done."""
+        """Notes which generators have the version, by the answers of the members."""
         members = self._members
         if len(done) < len(members) or any(answer["wrong"] for answer in done.values()):
             self._group, self._members = "", {}

@@ -1,4 +1,4 @@
-"""What sync_weights and the members of a push tell each other, through a TCPStore of torch.
+"""Messages between sync_weights and the members of a push, through a TCPStore of torch.
 
     member: trainer rank r, generator g     the store, in sync_weights                       sync_weights
         ├── token; the trainer's layout ──────►│                                                  │
@@ -63,7 +63,7 @@ class Push:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Go:
-    """Who does take part in a push."""
+    """The members that take part in a push."""
 
     group: str = ""
     """Name of the process group; the same name as before means that the group is still good."""
@@ -111,7 +111,7 @@ class Rendezvous:
         return before != self._offers
 
     def offered(self, member: str) -> dict[str, Any] | None:
-        """What a trainer rank offered last; see `RendezvousClient.offer`."""
+        """The last offer of a trainer rank; see `RendezvousClient.offer`."""
         text = self._read(f"offered/{member}")
         return None if text is None else json.loads(text)
 

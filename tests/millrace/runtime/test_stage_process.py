@@ -45,11 +45,11 @@ def status(store: Store) -> dict:
 def test_a_restarted_stage_continues_its_counts(store: Store) -> None:
     first = stage(store)
     with first.busy("generate"):
-        first.progress(tokens=5)
+        first.update_status(tokens=5)
     first.close()
     before = status(store)
     second = stage(store, attempt=1)
-    second.progress(now=True, tokens=second.value("tokens") + 2)
+    second.update_status(now=True, tokens=second.value("tokens") + 2)
     after = status(store)
     assert after["tokens"] == 7
     assert after["seconds"] == before["seconds"]
@@ -63,7 +63,7 @@ def test_a_stage_whose_run_is_moved_away_ends(tmp_path: Path, replaced: bool) ->
     store = LocalStore(tmp_path / "run")
     create_run(store, "run", {})
     waiting = stage(store)
-    waiting.progress(now=True)
+    waiting.update_status(now=True)
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     if replaced:
         create_run(store, "run", {})
@@ -142,7 +142,7 @@ def test_a_stage_says_at_once_what_it_is_at_and_whether_it_is_ready(
     working = stage(store)
     with working.loading():
         pass
-    working.ready("generator 0 ready")
+    working.mark_ready("generator 0 ready")
     with working.busy("generate"):
         pass
     assert not working.wait(looks_in_vain(working, 1), why="waiting for weights")
@@ -172,11 +172,11 @@ def test_a_stage_that_owes_something_is_silent_whatever_else_it_does(
     owing = stage(store)
     owing.owing = True
     with owing.busy("update_weights"):
-        owing.progress(now=True, policy_version=3)
-    owing.say("generate")
+        owing.update_status(now=True, policy_version=3)
+    owing.set_activity("generate")
     assert lines(capsys) == []
     owing.owing = False
-    owing.progress()
+    owing.update_status()
     assert lines(capsys) == [Heartbeat(doing="generate", ready=False)]
 
 
@@ -202,11 +202,11 @@ def test_another_thread_makes_no_progress(store: Store, capsys: pytest.CaptureFi
 
 def test_a_milestone_that_quotes_an_event_stays_a_milestone(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     telling = stage(store)
-    telling.tell("generator.lost", generator=1, sentence="late – by 30 s")
+    telling.emit_event("generator.lost", generator=1, sentence="late – by 30 s")
     written = capsys.readouterr().out
     event = read_line(written.rstrip())
     assert event == Event(kind="generator.lost", payload={"generator": 1, "sentence": "late – by 30 s"})
-    telling.milestone(f"the reward failed of\n{written}")
+    telling.log(f"the reward failed of\n{written}")
     assert [type(line) for line in lines(capsys)] == [str] * 3
 
 
@@ -247,7 +247,7 @@ def test_what_a_stages_time_went_into_is_measured_with_what_it_waited_for(store:
     with working.busy("generate"):
         time.sleep(0.01)
     assert not working.wait(looks_in_vain(working, 3), why="waiting for room")
-    working.progress(tokens=12)
+    working.update_status(tokens=12)
     working.close()
     measured, told = times(store), status(store)["seconds"]
     assert measured["time/generate/seconds"] == pytest.approx(told["generate"])

@@ -38,7 +38,7 @@ class HurriedStage(Stage):
             self.script.popleft()()
         return True
 
-    def milestone(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self.heard.append(line)
 
 

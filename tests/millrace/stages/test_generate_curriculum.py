@@ -46,7 +46,7 @@ def test_prompts_that_were_solved_give_way_to_others(
     workshop.turn(range(8))
     workshop.turn(NOTHING_FINISHES, new=weights(2))
     assert asked(workshop) == {8: "p8", 9: "p4", 10: "p5"}, "not p0, p1, which are due at turn 4"
-    workshop.stage.progress(now=True)
+    workshop.stage.update_status(now=True)
     assert StatusReader(memory_store).look()["curriculum"] == {"easy": 4 / 9, "hard": 0.0}
     workshop.stage.close()
     rows = StreamReader(memory_store, layout.metrics("generate", 0), METRIC).next()

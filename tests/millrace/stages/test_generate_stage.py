@@ -112,7 +112,7 @@ def test_responses_of_lost_versions_are_thrown_away_and_asked_again(workshop: Wo
     assert all(request.response_tokens == () for request, _ in workshop.engine.requests)
     workshop.turn([1])
     assert workshop.committed() == [([1], 0)]
-    workshop.stage.progress(now=True)
+    workshop.stage.update_status(now=True)
     assert read_status(workshop.store, "generate", 0)["tokens_discarded"] == 6
 
 
@@ -173,7 +173,7 @@ def test_a_drained_generator_stores_what_is_in_flight_and_its_successor_continue
     part = rows(second)[1]
     assert part["span_versions"].to_pylist() == [[0, 1]] * 4 + [[1]] * 2
     assert part["span_starts"].to_pylist() == [[0, 1]] * 4 + [[0]] * 2
-    second.stage.progress(now=True)
+    second.stage.update_status(now=True)
     status = read_status(memory_store, "generate", 0)
     assert (status["tokens_continued"], status["tokens_discarded"]) == (10, 0)
 
@@ -190,11 +190,11 @@ def test_a_killed_generator_s_successor_continues_what_was_stored_last_and_count
     first.turn([0])
     assert first.committed() == [([0], 0)]
     # Four responses with two tokens each were stored, and then the engine sampled nine more.
-    first.stage.progress(now=True, tokens_in_flight=17)
+    first.stage.update_status(now=True, tokens_in_flight=17)
     second = Workshop(memory_store, tokenizer)
     second.turn(NOTHING_FINISHES, new=weights(0))
     assert second.heard == ["generator 0 continues 4 unfinished responses (8 tokens)"]
-    second.stage.progress(now=True)
+    second.stage.update_status(now=True)
     assert read_status(memory_store, "generate", 0)["tokens_discarded"] == 9
 
 
@@ -228,7 +228,7 @@ def test_the_probe_raises_an_alarm_with_the_numbers_where_trainer_and_engine_dis
     workshop: Workshop, trainer: float, alarms: int
 ) -> None:
     workshop.turn(NOTHING_FINISHES, new=weights(7, probe=Probe(tokens=(1, 5), logprobs={3: trainer, 9: -4.0})))
-    workshop.stage.progress(now=True)
+    workshop.stage.update_status(now=True)
     status = read_status(workshop.store, "generate", 0)
     assert status["probe_alarms"] == alarms
     assert status["probe_difference"] == pytest.approx(abs(trainer + 0.5))
@@ -248,7 +248,7 @@ def test_an_environment_that_raises_is_reported_once_and_counted_and_its_traject
         "generator 0: environment calculator raised OSError: no tool; "
         "that trajectory is an error, and later ones are counted without a message"
     ]
-    workshop.stage.progress(now=True)
+    workshop.stage.update_status(now=True)
     assert read_status(workshop.store, "generate", 0)["environment_errors"] == 4
     reader = StreamReader(workshop.store, layout.trajectories(0), TRAJECTORY)
     first, second = reader.next(), reader.next()

@@ -81,10 +81,10 @@ class HeardStage(Stage):
     heard: list[str]
     told: list[tuple[EventKind, dict[str, Any]]]
 
-    def milestone(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self.heard.append(line)
 
-    def tell(self, kind: EventKind, **payload: Any) -> None:
+    def emit_event(self, kind: EventKind, **payload: Any) -> None:
         self.told.append((kind, payload))
 
 
@@ -156,7 +156,7 @@ class World:
 
     def status(self) -> dict[str, Any]:
         """The stage's status record."""
-        self.stage.progress(now=True)
+        self.stage.update_status(now=True)
         return read_status(self.store, "sync_weights", 0)
 
     def measured(self) -> dict[int, dict[str, float]]:

@@ -45,14 +45,6 @@ def fifo(name: str) -> Edit:
     return edit
 
 
-def directory(name: str) -> Edit:
-    def edit(folder: Path) -> None:
-        (folder / name).unlink()
-        (folder / name).mkdir()
-
-    return edit
-
-
 def dangling(name: str) -> Edit:
     def edit(folder: Path) -> None:
         (folder / name).unlink()

@@ -13,7 +13,6 @@ from support.models.folder_edits import (
     changed,
     config,
     dangling,
-    directory,
     fifo,
     filled,
     gone,
@@ -37,15 +36,12 @@ NESTED = json.loads('{"a":' * 400 + "1" + "}" * 400)
 REFUSED: dict[str, tuple[Edit, str]] = {
     "no config": (gone("config.json"), r"no config\.json; expected a model folder"),
     "a pipe as config": (fifo("config.json"), r"no config\.json; expected a model folder"),
-    "a folder as config": (directory("config.json"), r"no config\.json; expected a model folder"),
     "an empty config": (written("config.json", ""), r"config\.json is not JSON"),
-    "garbage as config": (written("config.json", os.urandom(512)), r"config\.json is not JSON"),
     "a list as config": (written("config.json", "[]"), r"config\.json: holds no JSON object"),
     "a config nested without end": (written("config.json", DEEP), r"config\.json is not JSON: .*nested too deeply"),
     "a config of many megabytes": (written("config.json", " " * (17 << 20)), r"config\.json: has .* bytes; expected"),
     "a million layers": (config(num_hidden_layers=1_000_000), r"num_hidden_layers 1000000, but the .* lack layer 1"),
     "no layers": (config(num_hidden_layers=0), r"says num_hidden_layers 0; expected a whole number above 0"),
-    "layers as text": (config(num_hidden_layers="1"), r"says num_hidden_layers '1'; expected a whole number"),
     "three heads": (
         config(num_attention_heads=3, num_key_value_heads=3),
         r"not a multiple of the number of attention heads",
@@ -55,8 +51,6 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "another width": (config(hidden_size=24), r"says vocab_size \d+ and hidden_size 24"),
     "another vocabulary": (config(vocab_size=300), r"but config.json says vocab_size 300"),
     "a vocabulary without the end": (config(vocab_size=100), r"eos_token_id is 257, but the model knows 100 tokens"),
-    "a vocabulary of a trillion": (config(vocab_size=10**12), r"config.json says vocab_size 1000000000000"),
-    "another feed-forward width": (config(intermediate_size=33), r"has the shape .* describes has \[33, 16\]|\[16, 33"),
     "an unknown rotary embedding": (
         config(rope_parameters={"rope_type": "spiral", "rope_theta": 1e4}),
         r"not a causal language model that transformers can load .*spiral",
@@ -84,7 +78,6 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     ),
     "a size without end": (config(hidden_size=float("inf")), r"says hidden_size inf; expected a whole number"),
     "a norm that is no number": (config(rms_norm_eps=float("nan")), r"says rms_norm_eps nan; expected a finite"),
-    "a negative norm": (config(rms_norm_eps=-1.0), r"says rms_norm_eps -1.0; expected a number above 0"),
     "a type of numbers that is not there": (config(dtype="float7"), r"that transformers can load .*float7"),
     "a quantised model": (config(quantization_config={"quant_method": "gptq", "bits": 4}), r"quantized weights"),
     "an attention that is not there": (
@@ -135,8 +128,6 @@ REFUSED: dict[str, tuple[Edit, str]] = {
         rf"{GATE} holds numbers of type F8_E4M3; expected one of",
     ),
     "a value that is no number": (filled(GATE, float("nan")), rf"{GATE} holds values that are not finite"),
-    "a value without end": (filled("model.norm.weight", float("inf")), r"model.norm.weight holds values that are not"),
-    "empty weights": (written(WEIGHTS, b""), r"model.safetensors: not a whole file of weights"),
     "garbage as weights": (written(WEIGHTS, os.urandom(4096)), r"model.safetensors: not a whole file of weights"),
     "a header of exabytes": (written(WEIGHTS, struct.pack("<Q", 2**62) + b"{}"), r"its header claims 4,611,"),
     "a header of many megabytes": (
@@ -148,10 +139,8 @@ REFUSED: dict[str, tuple[Edit, str]] = {
         r"model.safetensors: not a whole file of weights",
     ),
     "a pipe as weights": (fifo(WEIGHTS), r"model.safetensors: is no regular file"),
-    "a folder as weights": (directory(WEIGHTS), r"model.safetensors: is no regular file"),
     "weights that a link has lost": (dangling(WEIGHTS), r"model.safetensors: is no regular file"),
     "a pickle alone": (both(gone(WEIGHTS), pickled("pytorch_model.bin")), r"no weights; expected \*\.safetensors"),
-    "a checkpoint of PyTorch alone": (both(gone(WEIGHTS), pickled("model.pt")), r"no weights; expected"),
     "an index that leads outside": (
         lambda folder: sharded(folder, **{GATE: "../../secret.safetensors"}),
         r"expected the name of a file in the same folder",
@@ -178,7 +167,6 @@ REFUSED: dict[str, tuple[Edit, str]] = {
         r"index.json: names no metadata; expected an object",
     ),
     "no tokenizer": (gone("tokenizer.json"), r"no tokenizer; expected one of"),
-    "an empty tokenizer": (written("tokenizer.json", ""), r"tokenizer.json is not JSON"),
     "garbage as tokenizer": (written("tokenizer.json", os.urandom(512)), r"tokenizer.json is not JSON"),
     "a tokenizer of another kind": (written("tokenizer.json", '{"model": 7}'), r"not a tokenizer that transformers c"),
     "a pipe as tokenizer": (fifo("tokenizer.json"), r"no tokenizer; expected one of"),

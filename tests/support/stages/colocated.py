@@ -64,7 +64,7 @@ class TrainerByHand:
         self.to_drop -= dropped
         self.groups -= dropped
         self.groups_dropped += dropped
-        self.stage.progress(now=True, groups_dropped=self.groups_dropped)
+        self.stage.update_status(now=True, groups_dropped=self.groups_dropped)
         return self.groups >= GROUPS_PER_STEP
 
 
@@ -142,7 +142,7 @@ class Colocated:
         trainer.collect()
         trainer.groups -= taken + dropped
         trainer.groups_dropped = dropped
-        trainer.stage.progress(now=True, groups_dropped=dropped)
+        trainer.stage.update_status(now=True, groups_dropped=dropped)
 
     def _hand_over(self, trainer: TrainerByHand) -> None:
         taken = trainer.policy_version * GROUPS_PER_STEP

@@ -55,10 +55,10 @@ class HurriedStage(Stage):
             script.popleft()()
         return True
 
-    def tell(self, kind: EventKind, **payload: Any) -> None:
+    def emit_event(self, kind: EventKind, **payload: Any) -> None:
         self.__dict__.setdefault("told", []).append((kind, payload))
 
-    def milestone(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self.__dict__.setdefault("heard", []).append(line)
 
 

@@ -51,7 +51,7 @@ def weights(version: int, incarnation: int = 0, probe: Probe | None = None) -> W
 class HeardStage(Stage):
     """Records its milestones."""
 
-    def milestone(self, line: str) -> None:
+    def log(self, line: str) -> None:
         heard: list[str] = self.__dict__.setdefault("heard", [])
         heard.append(line)
 
