@@ -182,7 +182,8 @@ def _before(groups: Groups, policy_version: int, lineage: Lineage) -> Groups:
         current = incarnation == lineage.incarnation
         newest[incarnation] = policy_version if current else lineage.until.get(incarnation, -1)
     exists = groups["policy_version"] <= newest[groups["incarnation"]]
-    return groups[exists & (groups["policy_version"] < policy_version)]
+    remaining: Groups = groups[exists & (groups["policy_version"] < policy_version)]
+    return remaining
 
 
 class Curriculum:

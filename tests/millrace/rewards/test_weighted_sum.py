@@ -31,7 +31,7 @@ def summed(*said: Score) -> Score:
     weights = {part.name: float(number + 1) for number, part in enumerate(parts)}
     with Scorer(WeightedSum(parts, weights)) as scorer:
         [judged] = scorer.score_many([(PROMPT, "?")])
-    return judged.score
+    return judged
 
 
 TIMED_OUT = Score(reward=None, status="timeout", error="no verdict after 1 s")
