@@ -40,7 +40,7 @@ class Process(Protocol):
 
 def warm_up(stages: Iterable[str]) -> None:
     """Starts this process's fork server, which imports what these stages need, unless it runs already."""
-    STAGES.warm_up([f"millrace.stages.{stage}" for stage in stages])
+    STAGES.warm_up([_module(stage) for stage in stages])
 
 
 def start_stage(
@@ -55,7 +55,7 @@ def start_stage(
 
     Raises StageDied if the fork server keeps dying.
     """
-    module, argv = f"millrace.stages.{stage}", arguments.as_argv()
+    module, argv = _module(stage), arguments.as_argv()
     num_ranks = config.training.parallel.data * config.training.parallel.tensor
     if stage == "train" and config.placement.train.hosts > 1:
         return start_command(_launch_on_hosts(arguments, config, ["-m", module, *argv]), stderr, threads)
@@ -68,6 +68,11 @@ def start_stage(
     except CannotFork as error:
         warn(f"{stage}-{arguments.replica} is started without the fork server: {error}")
         return start_command([sys.executable, "-m", module, *argv], stderr, threads)
+
+
+def _module(stage: str) -> str:
+    """The module whose `main` is the stage."""
+    return "millrace.stages.train.main" if stage == "train" else f"millrace.stages.{stage}"
 
 
 def launch(num_ranks: int, program: list[str]) -> list[str]:

@@ -24,7 +24,7 @@ def sleepers(generate: str = "benchmarks.sleeping.generate") -> Iterator[None]:
     modules = {
         "millrace.stages.generate": generate,
         "millrace.stages.score": "benchmarks.sleeping.score",
-        "millrace.stages.train": "benchmarks.sleeping.train",
+        "millrace.stages.train.main": "benchmarks.sleeping.train",
         "millrace.stages.evaluate": "benchmarks.sleeping.evaluate",
     }
 

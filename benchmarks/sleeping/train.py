@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from benchmarks.sleeping.pace import AGREED_LOGPROBS, Pace
 from millrace.runtime.stage import Stage, run_stage
-from millrace.stages import train
+from millrace.stages.train import main as train
 from millrace.training.batch import Sample
 from millrace.training.step_report import StepReport
 from millrace.training.trainer import Trainer

@@ -15,7 +15,7 @@ import time
 from millrace.control.collapse import Collapse
 from millrace.errors import RolledBack, TrainingDiverged
 from millrace.runs.decisions import RATE_FACTOR, ROLL_BACK, Decisions, StoredDecision
-from millrace.weights.base import Terms
+from millrace.weights.base import AdmissionPolicy
 from storage import layout
 from storage.checkpoints import stored_checkpoints
 from storage.stores.base import Store
@@ -26,7 +26,9 @@ _MOST_FACTOR = 1 / 3
 """Of the learning rate at a rollback, beside those of earlier ones."""
 
 
-def roll_back(store: Store, decisions: Decisions, collapse: Collapse, *, incarnation: int, terms: Terms) -> RolledBack:
+def roll_back(
+    store: Store, decisions: Decisions, collapse: Collapse, *, incarnation: int, terms: AdmissionPolicy
+) -> RolledBack:
     """Decides to go back, for the trainer `incarnation`; returns what it is to end with, once that is stored.
 
     Results of evaluations of versions that are given up are removed. Raises TrainingDiverged if there is no checkpoint

@@ -24,7 +24,7 @@ from configs.generation import GenerationConfig
 from configs.operation import StalenessConfig
 from millrace.control.rule import Decision, Limits, Reading, Rule
 from millrace.runs.decisions import Decisions, StoredDecision
-from millrace.weights.base import Terms
+from millrace.weights.base import AdmissionPolicy
 from storage.progress import read_status
 from storage.stores.base import Store
 
@@ -75,7 +75,7 @@ class StalenessControl:
         self,
         staleness: StalenessConfig,
         generation: GenerationConfig,
-        fixed: Terms,
+        fixed: AdmissionPolicy,
         *,
         groups_per_step: int,
         state: Mapping[str, Any] | None = None,
@@ -92,10 +92,10 @@ class StalenessControl:
         """The bound in force when a trainer at this version takes a group, policy versions."""
         return trainer_version - self.bounds.oldest_trainable(trainer_version)
 
-    def terms(self, version: int) -> Terms:
+    def terms(self, version: int) -> AdmissionPolicy:
         """What generators may do under the weights of `version`."""
         places = self._fixed.places if self.rule is None else self.rule.places
-        return Terms(max_staleness=self.bounds.in_force(version), places=places)
+        return AdmissionPolicy(max_staleness=self.bounds.in_force(version), places=places)
 
     def step(self, version: int, reading: Reading) -> Decision | None:
         """Takes what the step that made `version` measured, and fixes the terms of the version after it."""
@@ -120,7 +120,7 @@ class StalenessController(StalenessControl):
         staleness: StalenessConfig,
         generation: GenerationConfig,
         decisions: Decisions,
-        fixed: Terms,
+        fixed: AdmissionPolicy,
         *,
         groups_per_step: int,
         incarnation: int,

@@ -110,8 +110,8 @@ class Examiner:
         judged = self._scorer.score_many(list(zip(prompts, texts, strict=True)), self._check)
         # A response that its environment ended with an error has no reward.
         rewards = [
-            one.score.reward if response.environment_error is None else None
-            for one, response in zip(judged, responses, strict=True)
+            score.reward if response.environment_error is None else None
+            for score, response in zip(judged, responses, strict=True)
         ]
         pattern = self._rules.answer_pattern
         # Only responses that were scored in time are searched: on others the pattern may never finish.

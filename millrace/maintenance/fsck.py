@@ -24,9 +24,9 @@ from millrace.maintenance.listing import Contents, StoredStream, run_scoring
 from millrace.maintenance.orphans import orphans
 from millrace.maintenance.quarantine import reason_set_aside, set_aside
 from millrace.models.start_folder import parse_manifest
+from millrace.prompts.curriculum import parse_block
 from millrace.runs.decisions import parse_decision
 from millrace.runs.record import check_run_id, parse_attempt, parse_end
-from millrace.selection.blocks import parse_block
 from storage import layout
 from storage.checkpoints import Checkpoint, checkpoint_of
 from storage.errors import NotInStore, PartCorrupt, PartRemoved, StreamCorrupt

@@ -18,7 +18,7 @@ _CLASSES = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
 """transformers' names for whatever tokenizer.json says. Other classes may change what it says."""
 _SPECIAL = frozenset({"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
 _DROPPED = ("pad_token", "bos_token", "eos_token")
-_OPENING = 8
+CONTEXT_TOKENS = 8
 """Tokens before a response that may spell `<think>` and a line break."""
 _WITHOUT_EFFECT = frozenset({"backend", "model_max_length", "tokenizer_class"})
 
@@ -40,13 +40,16 @@ class Decoder:
     def __call__(
         self, contexts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], stopped: Sequence[bool]
     ) -> list[str]:
-        """The texts of `responses`, given the tokens before each, and whether sampling it `stopped` at a token."""
+        """The texts of `responses`, given `contexts`, at least the last `CONTEXT_TOKENS` tokens before each.
+
+        `stopped` says whether sampling each ended at a stop token.
+        """
         kept = []
         for response, ended in zip(responses, stopped, strict=True):
             # In a chat, the special token that ends a response may be another than at a text's end.
             dropped = self._dropped | self._special.intersection(response[-1:] if ended else ())
             kept.append([token for token in response if token not in dropped])
-        openings = self._decode([list(tokens[-_OPENING:]) for tokens in contexts])
+        openings = self._decode([list(tokens[-CONTEXT_TOKENS:]) for tokens in contexts])
         texts = self._decode(kept)
         return [
             f"<think>\n{text}" if opening.rstrip().endswith("<think>") else text

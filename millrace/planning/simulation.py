@@ -29,7 +29,7 @@ from millrace.rollouts.staleness import (
     staleness,
     step_leaves_too_old,
 )
-from millrace.weights.base import Terms
+from millrace.weights.base import AdmissionPolicy
 from storage.layout import scorer_of_part
 
 
@@ -113,7 +113,7 @@ class Campaign:
         self.control = StalenessControl(
             config.staleness,
             generation,
-            Terms(max_staleness=config.effective_max_staleness, places=places),
+            AdmissionPolicy(max_staleness=config.effective_max_staleness, places=places),
             groups_per_step=groups,
         )
         self._generators = [Generator(number, self, places) for number in range(generation.replicas)]

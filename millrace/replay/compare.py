@@ -24,8 +24,8 @@ from millrace.replay.comparison import COSINE, Comparison, Row, comparison_schem
 from millrace.replay.selection import select
 from millrace.replay.source_run import SourceRun
 from millrace.replay.verify import start_trainer
+from millrace.rollouts.masking import mask_truncated
 from millrace.rollouts.scored_group import ScoredGroup
-from millrace.selection.truncation import mask_truncated
 from millrace.training.batch import Microbatch, Sample
 from millrace.training.losses.factory import make_loss
 from millrace.training.samples import samples_of

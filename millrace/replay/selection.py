@@ -20,8 +20,8 @@ from configs.replay import ReplayRequest, Selection
 from millrace.errors import ReplayError
 from millrace.replay.source_run import SourceRun
 from millrace.rollouts.consumed import TRAINED
+from millrace.rollouts.shaping import ZERO_ADVANTAGE
 from millrace.runs.provenance import read_start_hashes
-from millrace.selection.spread import ZERO_ADVANTAGE
 
 _READABLE = ("stale", ZERO_ADVANTAGE, "truncated")
 """Reasons to drop a group that could have been trained."""

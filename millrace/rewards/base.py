@@ -29,6 +29,8 @@ class Score:
     """`ok`: there is a reward; `timeout`: the verifier took too long; `error`: it failed."""
     error: str | None = None
     """What went wrong, in one line; None when `status` is `ok`."""
+    seconds: float = field(default=0.0, compare=False)
+    """Wall time of the verifier, without waiting in a queue; set by who called it."""
 
     def __post_init__(self) -> None:
         if (self.status == "ok") != (self.error is None):

@@ -1,11 +1,12 @@
 """Scores lists of responses, each reward in its proper place.
 
 (prompt, response) ─┬─ isolated: exact_match with a pattern, math, python, … ─► pool of processes ─┬─► weighted sum
-                    └─ the others: exact_match, reward_model                 ─► this process      ─┘   ─► TimedScore
+                    └─ the others: exact_match, reward_model                 ─► this process      ─┘   ─► Score
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from types import TracebackType
@@ -17,7 +18,7 @@ from millrace.errors import InputError
 from millrace.prompts.packages import prompt_sources
 from millrace.rewards.base import Reward, Score, failed
 from millrace.rewards.factory import WeightedSum, make_reward
-from millrace.rewards.isolation.messages import Task, TimedScore
+from millrace.rewards.isolation.messages import Task
 from millrace.rewards.isolation.pool import Pool
 from millrace.rewards.isolation.sandbox import Limits
 from millrace.types import Prompt
@@ -102,7 +103,7 @@ class Scorer:
         if self._pool is not None:
             self._pool.__exit__(kind, error, traceback)
 
-    def score_many(self, pairs: Pairs, each: Callable[[], None] = lambda: None) -> list[TimedScore]:
+    def score_many(self, pairs: Pairs, each: Callable[[], None] = lambda: None) -> list[Score]:
         """One score per pair, in order. `each` is called repeatedly meanwhile.
 
         Raises only for faults that no response caused, such as the loss of the fork server.
@@ -115,23 +116,23 @@ class Scorer:
             return by_part[reward.name]
         return [_summed(reward, dict(zip(by_part, row, strict=True))) for row in zip(*by_part.values(), strict=True)]
 
-    def _score_in_pool(self, pool: Pool, pairs: Pairs, each: Callable[[], None]) -> dict[str, list[TimedScore]]:
+    def _score_in_pool(self, pool: Pool, pairs: Pairs, each: Callable[[], None]) -> dict[str, list[Score]]:
         names, num = [part.name for part in self._isolated], len(pairs)
         tasks = [Task(reward=name, prompt=prompt, response=response) for name in names for prompt, response in pairs]
-        scores: dict[int, TimedScore] = {}
-        for number, timed in pool.score(tasks, each):
-            scores[number] = timed
-            self._report_failure(tasks[number].reward, tasks[number].prompt, timed.score)
+        scores: dict[int, Score] = {}
+        for number, score in pool.score(tasks, each):
+            scores[number] = score
+            self._report_failure(tasks[number].reward, tasks[number].prompt, score)
         return {name: [scores[part * num + row] for row in range(num)] for part, name in enumerate(names)}
 
-    def _score_here(self, part: Reward, pairs: Pairs, each: Callable[[], None]) -> list[TimedScore]:
-        timed: list[TimedScore] = []
+    def _score_here(self, part: Reward, pairs: Pairs, each: Callable[[], None]) -> list[Score]:
+        timed: list[Score] = []
         for first in range(0, len(pairs), part.batch_size):
             batch = pairs[first : first + part.batch_size]
             started = time.perf_counter()
             scores = _batch_scores(part, batch)
             seconds = (time.perf_counter() - started) / len(batch)
-            timed += [TimedScore(score=score, seconds=seconds) for score in scores]
+            timed += [replace(score, seconds=seconds) for score in scores]
             for (prompt, _), score in zip(batch, scores, strict=True):
                 self._report_failure(part.name, prompt, score)
             each()
@@ -152,9 +153,8 @@ def _batch_scores(part: Reward, batch: Pairs) -> list[Score]:
         return [failed(f"{type(error).__name__}: {error}")] * len(batch)
 
 
-def _summed(reward: WeightedSum, by_part: Mapping[str, TimedScore]) -> TimedScore:
-    score = reward.combine({name: timed.score for name, timed in by_part.items()})
-    return TimedScore(score=score, seconds=sum(timed.seconds for timed in by_part.values()))
+def _summed(reward: WeightedSum, by_part: Mapping[str, Score]) -> Score:
+    return replace(reward.combine(by_part), seconds=sum(score.seconds for score in by_part.values()))
 
 
 class FailingReward:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millrace.types import Prompt, Response, Sampling, Trajectory
+from millrace.types import Prompt, Sampling, Trajectory
 from storage.schema import TRAJECTORY
 
 
@@ -28,53 +28,57 @@ def trajectory_table(
     """
     num = len(trajectories)
     requests = [trajectory.request for trajectory in trajectories]
+    starts = [trajectory.message_starts for trajectory in trajectories]
+    return rows_of(
+        trajectories,
+        TRAJECTORY,
+        incarnation=incarnation,
+        row_id=range(first_row_id, first_row_id + num),
+        prompt_id=[trajectory.prompt.prompt_id for trajectory in trajectories],
+        prompt_tokens=column_of_lists([request.prompt_tokens for request in requests], np.int32),
+        finish_reason=[trajectory.response.finish_reason for trajectory in trajectories],
+        temperature=[sampling.temperature] * num,
+        top_p=[sampling.top_p] * num,
+        max_new_tokens=[sampling.max_new_tokens] * num,
+        generator=[generator] * num,
+        epoch=[epoch] * num,
+        seed=[request.seed for request in requests],
+        t_finished=[trajectory.t_finished for trajectory in trajectories],
+        meta=[prompt_meta(each.prompt, each.response.environment_error) for each in trajectories],
+        message_roles=[[role for role, _ in of_trajectory] for of_trajectory in starts],
+        message_starts=column_of_lists([[at for _, at in of_trajectory] for of_trajectory in starts], np.int32),
+    )
+
+
+def rows_of(trajectories: Sequence[Trajectory], schema: pa.Schema, *, incarnation: int, **others: Any) -> pa.Table:
+    """Rows of `TRAJECTORY` or `UNFINISHED`, as `schema` says; `others` are the columns that the two do not share."""
+    requests = [trajectory.request for trajectory in trajectories]
     responses = [trajectory.response for trajectory in trajectories]
     versions = [[version for version, _ in response.version_spans] for response in responses]
+    starts = [[start for _, start in response.version_spans] for response in responses]
     columns: dict[str, Any] = {
-        "row_id": range(first_row_id, first_row_id + num),
         "group_id": [request.group_id for request in requests],
-        "prompt_id": [trajectory.prompt.prompt_id for trajectory in trajectories],
         "sample_index": [request.sample_index for request in requests],
-        "prompt_tokens": column_of_lists([request.prompt_tokens for request in requests], np.int32),
         "response_tokens": column_of_lists([response.tokens for response in responses], np.int32),
         "rollout_logprobs": column_of_lists([response.rollout_logprobs for response in responses], np.float32),
         "span_versions": column_of_lists(versions, np.int64),
-        "span_starts": column_of_lists(
-            [[start for _, start in response.version_spans] for response in responses], np.int32
-        ),
+        "span_starts": column_of_lists(starts, np.int32),
         "min_policy_version": [min(spans) for spans in versions],
         "max_policy_version": [max(spans) for spans in versions],
-        "incarnation": [incarnation] * num,
+        "incarnation": [incarnation] * len(responses),
         "loss_mask": column_of_lists([response.loss_mask for response in responses], np.uint8),
-        "finish_reason": [response.finish_reason for response in responses],
-        "temperature": [sampling.temperature] * num,
-        "top_p": [sampling.top_p] * num,
-        "max_new_tokens": [sampling.max_new_tokens] * num,
-        "generator": [generator] * num,
-        "epoch": [epoch] * num,
-        "seed": [request.seed for request in requests],
         "t_admitted": [request.t_admitted for request in requests],
         "t_started": [trajectory.t_started for trajectory in trajectories],
-        "t_finished": [trajectory.t_finished for trajectory in trajectories],
-        "meta": [prompt_meta(each.prompt, each.response.environment_error) for each in trajectories],
-        "message_roles": [[role for role, _ in each.message_starts] for each in trajectories],
-        "message_starts": column_of_lists([[at for _, at in each.message_starts] for each in trajectories], np.int32),
-        **columns_of_sampling(responses),
-    }
-    arrays = [
-        column if isinstance(column, pa.Array) else pa.array(column, type=TRAJECTORY.field(name).type)
-        for name, column in columns.items()
-    ]
-    return pa.Table.from_arrays(arrays, schema=TRAJECTORY)
-
-
-def columns_of_sampling(responses: Sequence[Response]) -> dict[str, pa.ListArray]:
-    """What is known of how each token was drawn: the columns that finished and unfinished responses share."""
-    return {
         "kept_tokens": column_of_lists([response.kept_tokens for response in responses], np.int32),
         "kept_counts": column_of_lists([response.kept_counts for response in responses], np.int32),
         "routed_experts": _column_of_bytes([response.routed_experts for response in responses]),
+        **others,
     }
+    arrays = [
+        column if isinstance(column := columns[field.name], pa.Array) else pa.array(column, type=field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _column_of_bytes(rows: Sequence[bytes]) -> pa.ListArray:
@@ -119,10 +123,13 @@ def answers(table: pa.Table) -> list[npt.NDArray[Any]]:
     return [tokens[1 + max(np.flatnonzero(mask == 0), default=-1) :] for tokens, mask in rows]
 
 
-def before_answers(table: pa.Table) -> list[npt.NDArray[Any]]:
-    """The token ids before each of `answers`: the prompt, and the turns before the last."""
+def before_answers(table: pa.Table, num_tokens: int) -> list[npt.NDArray[Any]]:
+    """The last `num_tokens` token ids before each of `answers`: of the prompt, and of the turns before the last."""
     rows = zip(list_slices(table["prompt_tokens"]), list_slices(table["response_tokens"]), answers(table), strict=True)
-    return [np.concatenate((prompt, response[: len(response) - len(answer)])) for prompt, response, answer in rows]
+    return [
+        np.concatenate((prompt[-num_tokens:], response[: len(response) - len(answer)][-num_tokens:]))[-num_tokens:]
+        for prompt, response, answer in rows
+    ]
 
 
 def list_slices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:

@@ -107,8 +107,7 @@ class Account:
             trained=Amount.from_json(values["trained"]),
             dropped={reason: Amount.from_json(amount) for reason, amount in values["dropped"].items()},
             groups_dropped=values["groups_dropped"],
-            # Older checkpoints lack it.
-            masked=Amount.from_json(values.get("masked", {})),
+            masked=Amount.from_json(values["masked"]),
             by_generator={int(g): Amount.from_json(amount) for g, amount in values["by_generator"].items()},
             staleness=Counter({int(staleness): count for staleness, count in values["staleness"].items()}),
             reward_sums=dict(values["reward_sums"]),

@@ -38,24 +38,14 @@ from storage.streams.stream import Part, StreamReader
 class _Taken:
     """What was taken of one part."""
 
-    rows: list[int] | None = field(default_factory=list)
-    """First row of each group taken; None, from a checkpoint of an older version, for the first ones up to `amount`."""
+    rows: list[int] = field(default_factory=list)
+    """First row of each group taken."""
     amount: Amount = field(default_factory=Amount)
 
     def add(self, group: ScoredGroup | LostPart) -> None:
         self.amount += group.amount()
-        if self.rows is not None and isinstance(group, ScoredGroup):
+        if isinstance(group, ScoredGroup):
             self.rows.append(group.first_row_id)
-
-    def rest(self, groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-        """The groups of the part that were not taken."""
-        if self.rows is not None:
-            return [group for group in groups if group.first_row_id not in self.rows]
-        passed, rest = Amount(), list(groups)
-        while rest and passed != self.amount:
-            passed += rest.pop(0).amount()
-        self.rows = [group.first_row_id for group in groups[: len(groups) - len(rest)]]
-        return rest
 
 
 @dataclass(kw_only=True)
@@ -89,7 +79,8 @@ class _GeneratorStream:
         self._store = store
         self._vocab_size = vocab_size
         self._lineage = lineage
-        state = state or {"trajectories": LogCursor().to_json(), "scores": [LogCursor().to_json()] * num_scorers}
+        start = LogCursor().to_json()
+        state = state or {"trajectories": start, "scores": [start] * num_scorers, "taken_of_parts": []}
         self._path = layout.trajectories(generator)
         self._trajectories = StreamReader(store, self._path, TRAJECTORY, LogCursor.from_json(state["trajectories"]))
         self._score_paths = [layout.scores(reward, generator, s, num_scorers) for s in range(num_scorers)]
@@ -101,15 +92,18 @@ class _GeneratorStream:
         # Parts of which something may be left, in the order of the stream.
         self._parts: deque[_OpenPart] = deque()
         # Part number → what was taken of it before this loader was opened; for parts that are not open yet.
-        self._before = _taken_of(state, self._trajectories.cursor.part)
+        self._before = {
+            entry["part"]: _Taken(rows=entry["rows"], amount=Amount(rollouts=entry["rollouts"], tokens=entry["tokens"]))
+            for entry in state["taken_of_parts"]
+        }
         # Reads the log ahead of the scores, once it is asked for; with the records of parts that are not zipped.
         self._ahead: LogReader | None = None
         self._unscored: list[Record] = []
 
     def refill(self) -> Iterator[tuple[_OpenPart, ScoredGroup | LostPart]]:
         """Zips the parts scored since the last call; gives their groups that were not taken."""
-        while (found := self._next()) is not None:
-            part, groups = found
+        while (part_and_groups := self._next()) is not None:
+            part, groups = part_and_groups
             self._parts.append(part)
             yield from ((part, group) for group in groups)
         self._trim()
@@ -126,11 +120,12 @@ class _GeneratorStream:
                 return None
             whole, record = self._zip(self._trajectories.next(), scores, scorer)
             taken = self._before.pop(number, _Taken())
-            groups, group_ids = taken.rest(whole), [group.group_id for group in whole]
+            groups = [group for group in whole if group.first_row_id not in taken.rows]
+            group_ids = [group.group_id for group in whole]
         except PartCorrupt as error:
             if self._scores[scorer].cursor.part == before["scores_before"].part:
                 self._scores[scorer].next_record()
-            record = self._found(self._trajectories.next_record(), number)
+            record = self._checked(self._trajectories.next_record(), number)
             taken = self._before.pop(number, _Taken())
             left = Amount(rollouts=record.rows, tokens=record.tokens) - taken.amount
             lost = LostPart(generator=self.generator, record=record, left=left, reason=str(error))
@@ -140,7 +135,7 @@ class _GeneratorStream:
         return _OpenPart(number=number, **before, scorer=scorer, taken=taken, waiting=len(groups)), groups
 
     def _zip(self, trajectories: Part | None, scores: Part, scorer: int) -> tuple[list[ScoredGroup], Record]:
-        record = self._found(None if trajectories is None else trajectories.record, scores.record.part)
+        record = self._checked(None if trajectories is None else trajectories.record, scores.record.part)
         assert trajectories is not None
         if record.vocab_size not in (0, self._vocab_size):
             raise StreamCorrupt(
@@ -150,7 +145,7 @@ class _GeneratorStream:
             )
         return zip_groups(trajectories, scores, self.generator, self._score_paths[scorer]), record
 
-    def _found(self, record: Record | None, number: int) -> Record:
+    def _checked(self, record: Record | None, number: int) -> Record:
         if record is None:
             raise StreamCorrupt(self._path, f"part {number} is missing, but it was scored")
         return record
@@ -192,7 +187,7 @@ class _GeneratorStream:
             "scores": [cursor.to_json() for cursor in scores],
             "taken": self._beyond().to_json(),
             "taken_of_parts": [
-                {"part": number, "rows": None if taken.rows is None else [*taken.rows], **taken.amount.to_json()}
+                {"part": number, "rows": [*taken.rows], **taken.amount.to_json()}
                 for number, taken in self._taken_beyond()
                 if taken.amount.rollouts
             ],
@@ -210,18 +205,6 @@ class _GeneratorStream:
         return [(part.number, part.taken) for part in self._parts] + list(self._before.items())
 
 
-def _taken_of(state: dict[str, Any], first: int) -> dict[int, _Taken]:
-    """What a state says was taken beyond its cursors, by part; `first` is the part after them."""
-    if "taken_of_parts" in state:
-        return {
-            entry["part"]: _Taken(rows=entry["rows"], amount=Amount(rollouts=entry["rollouts"], tokens=entry["tokens"]))
-            for entry in state["taken_of_parts"]
-        }
-    # Before groups could be taken out of order.
-    amount = Amount.from_json(state["taken"]) if "taken" in state else Amount()
-    return {first: _Taken(rows=None, amount=amount)} if amount.rollouts else {}
-
-
 def consumed_by(state: Sequence[dict[str, Any]]) -> list[Amount]:
     """Everything taken, by generator, as `RolloutLoader.consumed` of the loader that returned this state.
 
@@ -229,7 +212,7 @@ def consumed_by(state: Sequence[dict[str, Any]]) -> list[Amount]:
     """
     cursors = (LogCursor.from_json(stream["trajectories"]) for stream in state)
     return [
-        Amount(rollouts=cursor.rows, tokens=cursor.tokens) + Amount.from_json(stream.get("taken", {}))
+        Amount(rollouts=cursor.rows, tokens=cursor.tokens) + Amount.from_json(stream["taken"])
         for cursor, stream in zip(cursors, state, strict=True)
     ]
 
@@ -284,8 +267,8 @@ class RolloutLoader:
     def oldest_unscored(self) -> int | None:
         """Oldest version in what is committed and not scored yet; None if all of it is. Raises as `take`."""
         self._refill()
-        found = [version for stream in self._streams if (version := stream.oldest_unscored()) is not None]
-        return min(found, default=None)
+        versions = [version for stream in self._streams if (version := stream.oldest_unscored()) is not None]
+        return min(versions, default=None)
 
     def consumed(self) -> list[Amount]:
         """Everything ever taken, by generator, by the count of the cursors."""

@@ -1,4 +1,5 @@
-"""Tokens that are too old to train on: the weights that sampled them are beyond the staleness bound.
+"""Tokens without loss: those too old to train on, and with `training.selection.truncated: mask` those of responses that
+were cut off.
 
     versions of a response   3 3 3 4 4 4 4 5 5          the trainer is at version 8, the bound is 4
     tokens with loss         0 0 0 1 1 1 1 1 1          8 − 3 > 4
@@ -8,6 +9,10 @@ loss, and the rest of the group is trained on. Its reward counts in the baseline
 
 What is masked follows from the spans, the trainer's version and the bound. The trainer stores how many tokens of each
 response it masked. They are the oldest of those with loss, so a replay finds them without knowing the bound.
+
+The reward of a response without its end says that there was no answer, and not that the tokens so far were wrong
+(overlong filtering, DAPO, arXiv 2503.14476, §3.4). It counts in the group's baseline too. Which responses were cut off
+is stored with them, and the setting of a run never changes, so a replay masks the same.
 """
 
 from collections.abc import Sequence
@@ -16,6 +21,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from configs.training import SelectionConfig
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.rollouts.staleness import oldest_trainable
 
@@ -35,10 +41,18 @@ def mask_as_stored(group: ScoredGroup, masked_tokens: Sequence[int]) -> ScoredGr
     """
     if not any(masked_tokens):
         return group
-    found = _masked(group, [_first_version(group, i, count) for i, count in enumerate(masked_tokens)])
-    if found.masked_tokens != list(masked_tokens):
+    masked = _masked(group, [_first_version(group, i, count) for i, count in enumerate(masked_tokens)])
+    if masked.masked_tokens != list(masked_tokens):
         raise ValueError(f"no bound masks {list(masked_tokens)} tokens of the members of group {group.group_id}")
-    return found
+    return masked
+
+
+def mask_truncated(group: ScoredGroup, config: SelectionConfig) -> ScoredGroup:
+    """The group without loss on responses that were cut off, if the config asks for it."""
+    if config.truncated == "train" or not any(group.truncated):
+        return group
+    masks = [mask * (not cut_off) for mask, cut_off in zip(group.loss_mask, group.truncated, strict=True)]
+    return replace(group, loss_mask=masks, masks_truncated=True)
 
 
 def _masked(group: ScoredGroup, first_versions: Sequence[int]) -> ScoredGroup:

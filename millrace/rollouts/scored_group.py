@@ -1,6 +1,8 @@
 """Groups of trajectories with their scores, joined row by row from one part of each."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +49,7 @@ class ScoredGroup:
     truncated: list[bool]
     """[G] whether each was cut off, at `max_new_tokens` or by the limit of turns."""
     masks_truncated: bool = False
-    """Whether those carry no loss: see `millrace.selection.truncation`."""
+    """Whether those carry no loss: see `millrace.rollouts.masking`."""
     max_new_tokens: int
     """Maximum length of a response, tokens."""
     meta: str
@@ -130,11 +132,11 @@ class ScoredGroup:
     @property
     def left_out(self) -> dict[str, list[int]]:
         """By drop_reason: the members that a step leaves out that trains the group."""
-        found: dict[str, list[int]] = {}
+        members: dict[str, list[int]] = {}
         for i in range(len(self.rewards)):
             if (reason := self.drop_reason_of(i)) is not None:
-                found.setdefault(reason, []).append(i)
-        return found
+                members.setdefault(reason, []).append(i)
+        return members
 
     @property
     def drop_reason(self) -> str | None:
@@ -189,71 +191,52 @@ def zip_groups(trajectories: Part, scores: Part, generator: int, scores_path: st
     group_ids = table["group_id"].to_numpy()
     starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))
     ends = [*starts[1:].tolist(), len(group_ids)]
-    columns = _Columns(table, scored)
+    columns = _columns(table, scored)
     return [
-        columns.group(start, end, generator, trajectories.record)
+        _group(columns, start, end, generator, trajectories.record)
         for start, end in zip(starts.tolist(), ends, strict=True)
     ]
 
 
-class _Columns:
-    """The columns of a zipped part; lists are views of their flat values."""
+_LISTS = (
+    "prompt_tokens",
+    "response_tokens",
+    "rollout_logprobs",
+    "loss_mask",
+    "span_versions",
+    "span_starts",
+    "kept_tokens",
+    "kept_counts",
+    "routed_experts",
+)
+_NUMBERS = ("group_id", "temperature", "max_new_tokens", "min_policy_version", "max_policy_version", "incarnation")
 
-    def __init__(self, table: pa.Table, scored: pa.Table) -> None:
-        self._lists = {
-            name: list_slices(table[name])
-            for name in (
-                "prompt_tokens",
-                "response_tokens",
-                "rollout_logprobs",
-                "loss_mask",
-                "span_versions",
-                "span_starts",
-                "kept_tokens",
-                "kept_counts",
-                "routed_experts",
-            )
-        }
-        self._numbers = {
-            name: table[name].to_numpy()
-            for name in (
-                "group_id",
-                "temperature",
-                "max_new_tokens",
-                "min_policy_version",
-                "max_policy_version",
-                "incarnation",
-            )
-        }
-        self._truncated: list[bool] = pc.equal(table["finish_reason"], "length").to_pylist()
-        self._meta = table["meta"]
-        self._rewards: list[float | None] = scored["reward"].to_pylist()
-        self._components = scored["components"]
 
-    def group(self, start: int, end: int, generator: int, record: Record) -> ScoredGroup:
-        lists, numbers = self._lists, self._numbers
-        return ScoredGroup(
-            group_id=int(numbers["group_id"][start]),
-            generator=generator,
-            first_row_id=record.first_row_id + start,
-            prompt_tokens=lists["prompt_tokens"][start:end],
-            response_tokens=lists["response_tokens"][start:end],
-            rollout_logprobs=lists["rollout_logprobs"][start:end],
-            loss_mask=lists["loss_mask"][start:end],
-            span_versions=lists["span_versions"][start:end],
-            span_starts=lists["span_starts"][start:end],
-            kept_tokens=lists["kept_tokens"][start:end],
-            kept_counts=lists["kept_counts"][start:end],
-            routed_experts=lists["routed_experts"][start:end],
-            masked_tokens=[0] * (end - start),
-            truncated=self._truncated[start:end],
-            max_new_tokens=int(numbers["max_new_tokens"][start]),
-            meta=self._meta[start].as_py(),
-            temperature=float(numbers["temperature"][start]),
-            rewards=self._rewards[start:end],
-            components=self._components[start:end].to_pylist(),
-            min_policy_versions=numbers["min_policy_version"][start:end],
-            max_policy_versions=numbers["max_policy_version"][start:end],
-            part_max_policy_version=record.max_policy_version,
-            incarnation=int(numbers["incarnation"][start]),
-        )
+def _columns(table: pa.Table, scored: pa.Table) -> dict[str, Any]:
+    """The columns of a zipped part, by name; lists are views of their flat values."""
+    return {
+        **{name: list_slices(table[name]) for name in _LISTS},
+        **{name: table[name].to_numpy() for name in _NUMBERS},
+        "meta": table["meta"],
+        "truncated": pc.equal(table["finish_reason"], "length").to_pylist(),
+        "rewards": scored["reward"].to_pylist(),
+        "components": scored["components"],
+    }
+
+
+def _group(columns: Mapping[str, Any], start: int, end: int, generator: int, record: Record) -> ScoredGroup:
+    return ScoredGroup(
+        **{name: columns[name][start:end] for name in (*_LISTS, "truncated", "rewards")},
+        group_id=int(columns["group_id"][start]),
+        generator=generator,
+        first_row_id=record.first_row_id + start,
+        masked_tokens=[0] * (end - start),
+        max_new_tokens=int(columns["max_new_tokens"][start]),
+        meta=columns["meta"][start].as_py(),
+        temperature=float(columns["temperature"][start]),
+        components=columns["components"][start:end].to_pylist(),
+        min_policy_versions=columns["min_policy_version"][start:end],
+        max_policy_versions=columns["max_policy_version"][start:end],
+        part_max_policy_version=record.max_policy_version,
+        incarnation=int(columns["incarnation"][start]),
+    )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from millrace.rollouts.arrow import column_of_lists, columns_of_sampling, list_slices
+from millrace.rollouts.arrow import list_slices, rows_of
 from millrace.rollouts.groups_in_flight import num_tokens
 from millrace.types import Request, Response, Trajectory
 from storage import layout
@@ -34,7 +34,7 @@ class UnfinishedWriter:
 
         `incarnation` is that of the newest weights. Raises Fenced.
         """
-        versions = [version for one in trajectories for version, _ in one.response.version_spans]
+        versions = [version for each in trajectories for version, _ in each.response.version_spans]
         self._stream.write(
             _table(trajectories, incarnation),
             tokens=num_tokens(trajectories),
@@ -61,34 +61,20 @@ def read_unfinished(store: Store, generator: int) -> list[tuple[int, Trajectory]
 
 
 def _table(trajectories: Sequence[Trajectory], incarnation: int) -> pa.Table:
-    responses = [one.response for one in trajectories]
-    versions = [[version for version, _ in response.version_spans] for response in responses]
-    reasons = [None if r.finish_reason == "unfinished" else r.finish_reason for r in responses]
-    columns = {
-        "group_id": [one.request.group_id for one in trajectories],
-        "sample_index": [one.request.sample_index for one in trajectories],
-        "response_tokens": column_of_lists([response.tokens for response in responses], np.int32),
-        "rollout_logprobs": column_of_lists([response.rollout_logprobs for response in responses], np.float32),
-        "loss_mask": column_of_lists([response.loss_mask for response in responses], np.uint8),
-        "span_versions": column_of_lists(versions, np.int64),
-        "span_starts": column_of_lists([[start for _, start in r.version_spans] for r in responses], np.int32),
-        "min_policy_version": [min(spans) for spans in versions],
-        "max_policy_version": [max(spans) for spans in versions],
-        "incarnation": [incarnation] * len(responses),
-        "finish_reason": reasons,
-        "environment_error": [response.environment_error for response in responses],
-        "t_admitted": [one.request.t_admitted for one in trajectories],
-        "t_started": [one.t_started for one in trajectories],
-        "t_finished": [
-            0.0 if reason is None else one.t_finished for one, reason in zip(trajectories, reasons, strict=True)
+    finished = [trajectory.response.finish_reason != "unfinished" for trajectory in trajectories]
+    return rows_of(
+        trajectories,
+        UNFINISHED,
+        incarnation=incarnation,
+        finish_reason=[
+            trajectory.response.finish_reason if ended else None
+            for trajectory, ended in zip(trajectories, finished, strict=True)
         ],
-        **columns_of_sampling(responses),
-    }
-    arrays = [
-        column if isinstance(column, pa.Array) else pa.array(column, type=UNFINISHED.field(name).type)
-        for name, column in columns.items()
-    ]
-    return pa.Table.from_arrays(arrays, schema=UNFINISHED)
+        environment_error=[trajectory.response.environment_error for trajectory in trajectories],
+        t_finished=[
+            trajectory.t_finished if ended else 0.0 for trajectory, ended in zip(trajectories, finished, strict=True)
+        ],
+    )
 
 
 def _trajectories(table: pa.Table) -> Iterator[tuple[int, Trajectory]]:

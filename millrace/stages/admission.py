@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 
 from configs.schema import RunConfig
 from millrace.chat.encoder import PromptEncoder
+from millrace.prompts.curriculum import Curriculum
 from millrace.prompts.dataset import PromptOrder
 from millrace.rollouts.group_sequence import GroupSet
 from millrace.rollouts.groups_in_flight import GroupsInFlight, num_tokens
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.staleness import admission_limit, generator_places
 from millrace.runtime.stage import Stage
-from millrace.selection.curriculum import Curriculum
 from millrace.types import Prompt, Request, Trajectory
-from millrace.weights.base import Terms
+from millrace.weights.base import AdmissionPolicy
 from storage.progress import read_status
 
 
@@ -34,7 +34,7 @@ class Admission:
         self._encoder = encoder
         self.by_step = config.pipeline.mode == "sync"
         """Whether a part is a whole step's share: the barrier between generation and the other stages."""
-        self._terms = as_configured(config)
+        self._policy = as_configured(config)
         self.newest_version = 0
         """The newest policy version that the trainer was known to have, when room was last asked for."""
         self.groups = GroupsInFlight(config.generation.group_size, config.seed)
@@ -44,17 +44,17 @@ class Admission:
         self._begun: dict[int, dict[int, Trajectory]] = {}
         self._queue: deque[Request] = deque()
 
-    def follow(self, lineage: Lineage, last_group: int) -> None:
-        """Goes on under weights of another incarnation, of this lineage; `restart` comes next.
+    def switch_lineage(self, lineage: Lineage, last_group: int) -> None:
+        """Continues under weights of another incarnation, of this lineage; `restart` comes next.
 
         Raises StreamCorrupt if the curriculum lacks `last_group`, the highest that was sampled.
         """
         if isinstance(self._order, Curriculum):
-            self._order.follow(lineage, last_group)
+            self._order.switch_lineage(lineage, last_group)
 
-    def obey(self, terms: Terms | None) -> None:
-        """Admits by these terms from now on, those of the weights in use; None leaves them as they are."""
-        self._terms = terms or self._terms
+    def apply(self, policy: AdmissionPolicy | None) -> None:
+        """Admits by this policy from now on, that of the weights in use; None changes nothing."""
+        self._policy = policy or self._policy
 
     def restart(self, committed: GroupSet, begun: Sequence[Trajectory] = ()) -> tuple[int, int]:
         """Goes on behind the committed groups, continuing the responses that had `begun`.
@@ -82,7 +82,7 @@ class Admission:
 
     def requests(self, policy_version: int, in_flight: int) -> list[Request]:
         """The requests to submit now, while `in_flight` are."""
-        free = self._terms.places - in_flight
+        free = self._policy.places - in_flight
         if len(self._queue) < free:
             limit = self._limit(policy_version)
             while len(self._queue) < free and self._next < limit:
@@ -91,7 +91,7 @@ class Admission:
 
     def free_for_want_of_room(self, in_flight: int) -> float:
         """The share of the places that `requests` has just left free, beside `in_flight`: the bound admits no group."""
-        return max(0, self._terms.places - in_flight) / self._terms.places
+        return max(0, self._policy.places - in_flight) / self._policy.places
 
     def interrupted(self, from_engine: Sequence[Trajectory]) -> list[Trajectory]:
         """Forgets all groups in flight; returns what their responses have, with what waits for its group's turn."""
@@ -105,7 +105,7 @@ class Admission:
         self.newest_version = trainer.get("policy_version", 0)
         return admission_limit(
             policy_version,
-            max_staleness=self._terms.max_staleness,
+            max_staleness=self._policy.max_staleness,
             groups_per_step=self._stage.config.training.groups_per_step,
             groups_dropped=trainer.get("groups_dropped", 0),
         )
@@ -133,15 +133,15 @@ class Admission:
         )
 
 
-def as_configured(config: RunConfig) -> Terms:
-    """The terms of a version whose weights bring none."""
+def as_configured(config: RunConfig) -> AdmissionPolicy:
+    """The policy of a version whose weights bring none."""
     places = generator_places(
         by_step=config.pipeline.mode == "sync",
         groups_per_step=config.training.groups_per_step,
         groups_per_batch=config.generation.groups_per_batch,
         group_size=config.generation.group_size,
     )
-    return Terms(max_staleness=config.effective_max_staleness, places=places)
+    return AdmissionPolicy(max_staleness=config.effective_max_staleness, places=places)
 
 
 def prompt_order(stage: Stage, prompts: Sequence[Prompt]) -> PromptOrder | Curriculum:

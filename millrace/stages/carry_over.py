@@ -48,7 +48,7 @@ class CarryOver:
         self._writer.restart(lineage)
         begun = [one for of_weights, one in found if lineage.holds(of_weights, _newest(one))]
         last_group = max([self._writer.groups.last, *(one.request.group_id for one in begun)])
-        self._admission.follow(lineage, last_group)
+        self._admission.switch_lineage(lineage, last_group)
         num_continued, tokens = self._admission.restart(self._writer.groups, begun)
         self._stage.update_status(
             tokens_in_flight=tokens,

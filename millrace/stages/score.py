@@ -17,11 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace.models.decoder import Decoder, load_decoder
+from millrace.models.decoder import CONTEXT_TOKENS, Decoder, load_decoder
 from millrace.models.start_folder import start_folder
 from millrace.replay.results import read_spec
 from millrace.rewards.base import Score, failed
-from millrace.rewards.isolation.messages import TimedScore
 from millrace.rewards.scorer import FailingReward, Scorer, make_scorer
 from millrace.rollouts.arrow import answers, before_answers, environment_error_of, prompt_of
 from millrace.runtime.stage import Stage, run_stage
@@ -153,21 +152,19 @@ def score_table(
         prompt_of(prompt_id, meta) for prompt_id, meta in zip(trajectories["prompt_id"].to_pylist(), metas, strict=True)
     ]
     responses = decode(
-        [tokens.tolist() for tokens in before_answers(trajectories)],
+        [tokens.tolist() for tokens in before_answers(trajectories, CONTEXT_TOKENS)],
         [tokens.tolist() for tokens in answers(trajectories)],
         [reason == "stop" for reason in trajectories["finish_reason"].to_pylist()],
     )
     whole = [row for row in range(len(metas)) if row not in errors]
-    found = scorer.score_many([(prompts[row], responses[row]) for row in whole], each)
-    judged = dict(zip(whole, found, strict=True))
-    judged |= {row: TimedScore(score=failed(f"environment: {error}"), seconds=0.0) for row, error in errors.items()}
+    scores = dict(zip(whole, scorer.score_many([(prompts[row], responses[row]) for row in whole], each), strict=True))
+    scores |= {row: failed(f"environment: {error}") for row, error in errors.items()}
     row_ids = trajectories["row_id"].to_pylist()
-    rows = [_score_row(row_id, scorer.version, judged[row]) for row, row_id in enumerate(row_ids)]
+    rows = [_score_row(row_id, scorer.version, scores[row]) for row, row_id in enumerate(row_ids)]
     return pa.Table.from_pylist(rows, schema=SCORE)
 
 
-def _score_row(row_id: int, version: str, timed: TimedScore) -> dict[str, Any]:
-    score = timed.score
+def _score_row(row_id: int, version: str, score: Score) -> dict[str, Any]:
     return {
         "row_id": row_id,
         "reward": score.reward,
@@ -175,13 +172,13 @@ def _score_row(row_id: int, version: str, timed: TimedScore) -> dict[str, Any]:
         "status": score.status,
         "error": score.error,
         "verifier_version": version,
-        "seconds": timed.seconds,
+        "seconds": score.seconds,
     }
 
 
 def unread_scores(record: Record, error: str, verifier_version: str) -> pa.Table:
     """Rows of `SCORE` for a part of trajectories that can't be read: no reward, and the error."""
-    unread = TimedScore(score=Score(reward=None, status="error", error=error), seconds=0.0)
+    unread = Score(reward=None, status="error", error=error)
     row_ids = range(record.first_row_id, record.first_row_id + record.rows)
     rows = [_score_row(row_id, verifier_version, unread) for row_id in row_ids]
     return pa.Table.from_pylist(rows, schema=SCORE)

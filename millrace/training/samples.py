@@ -15,7 +15,7 @@ those of members whose tokens are all too old to train on:
 Standard deviations divide by n − 1, as in widely used code (TRL, verl); the papers don't say. Rewards that are all
 equal teach nothing: the advantage is exactly 0. The same holds for a group of one, except for `reinforce_plus_plus`.
 
-The rewards may be shaped by length, and the advantages weighed by source (`millrace.selection`).
+The rewards may be shaped by length, and the advantages weighed by source (`millrace.rollouts.shaping`).
 
 Each estimator takes the rewards per group and returns one advantage per reward, in the same shape. It raises InputError
 for a reward that is not finite.
@@ -29,9 +29,8 @@ from configs.training import SelectionConfig
 from millrace.errors import InputError
 from millrace.rewards.import_path import imported_function
 from millrace.rollouts.scored_group import ScoredGroup
+from millrace.rollouts.shaping import shaped_rewards, source_factor
 from millrace.rollouts.staleness import staleness
-from millrace.selection.overlong import shaped_rewards
-from millrace.selection.sources import source_factor
 from millrace.training.batch import Sample
 
 Rewards = Sequence[Sequence[float]]

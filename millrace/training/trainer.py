@@ -9,7 +9,7 @@
                                                                     backward pass
 
 Every rank gets the same samples. So each rank knows the lengths of the whole batch, and no counts have to be sent. The
-trainer knows nothing of streams, where checkpoints are stored or how ranks are started: `stages/train.py` does that.
+trainer knows nothing of streams, where checkpoints are stored or how ranks are started: `stages/train/` does that.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -45,7 +45,7 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
+class AdmissionPolicy:
     """How far a generator may run ahead under these weights, and how wide (`millrace.control`)."""
 
     max_staleness: int
@@ -62,7 +62,7 @@ class Manifest:
     probe: Probe | None = None
     fingerprint: Fingerprint | None = None
     """None only between the trainer and sync_weights, which computes it: hashing would hold the trainer up."""
-    terms: Terms | None = None
+    terms: AdmissionPolicy | None = None
     """None: those of the config."""
 
     def to_json(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Manifest:
             id=WeightsId(**values["id"]),
             probe=probe,
             fingerprint=None if fingerprint is None else Fingerprint(**fingerprint),
-            terms=None if terms is None else Terms(**terms),
+            terms=None if terms is None else AdmissionPolicy(**terms),
         )
 
 

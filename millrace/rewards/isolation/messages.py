@@ -8,7 +8,7 @@ sent: half a surrogate pair, which UTF-8 cannot encode, arrives unchanged.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from millrace.rewards.base import Score, failed
 from millrace.types import Prompt
@@ -27,15 +27,6 @@ class Task:
     response: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimedScore:
-    """A score and how long it took."""
-
-    score: Score
-    seconds: float
-    """Wall time, without waiting in a queue."""
-
-
 def task_line(task: Task) -> bytes:
     """The task as a line, with its newline."""
     return json.dumps(asdict(task)).encode("ascii") + b"\n"
@@ -47,12 +38,12 @@ def read_task(line: bytes) -> Task:
     return Task(reward=values["reward"], prompt=Prompt.from_json(values["prompt"]), response=values["response"])
 
 
-def score_line(timed: TimedScore) -> bytes:
+def score_line(score: Score) -> bytes:
     """The score as a line, with its newline."""
-    return json.dumps({**asdict(timed.score), "seconds": timed.seconds}).encode("ascii") + b"\n"
+    return json.dumps(asdict(score)).encode("ascii") + b"\n"
 
 
-def read_score(line: bytes) -> TimedScore:
+def read_score(line: bytes) -> Score:
     """What a worker sent. Never raises: anything that is no score becomes a score with status `error`."""
     try:
         values = json.loads(line)
@@ -60,7 +51,7 @@ def read_score(line: bytes) -> TimedScore:
         components = {str(name): float(value) for name, value in values.pop("components").items()}
         reward, status, error = values.pop("reward"), values.pop("status"), values.pop("error")
         if status != "ok":
-            return TimedScore(score=failed(str(error)), seconds=seconds)
-        return TimedScore(score=Score(reward=float(reward), components=components), seconds=seconds)
+            return replace(failed(str(error)), seconds=seconds)
+        return Score(reward=float(reward), components=components, seconds=seconds)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        return TimedScore(score=failed(f"the verdict can't be read ({type(error).__name__}: {error})"), seconds=0.0)
+        return failed(f"the verdict can't be read ({type(error).__name__}: {error})")

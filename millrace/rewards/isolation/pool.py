@@ -14,12 +14,13 @@ import selectors
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from millrace.rewards.base import Reward, Score, failed
 from millrace.rewards.isolation.fork_server import RewardForkServer, RewardWorker
-from millrace.rewards.isolation.messages import LONGEST_SCORE, Task, TimedScore, read_score, task_line
+from millrace.rewards.isolation.messages import LONGEST_SCORE, Task, read_score, task_line
 from millrace.rewards.isolation.sandbox import Limits, hide
 
 _LONGEST_TASK = 16 * 2**20
@@ -80,7 +81,7 @@ class Pool:
         if self._server is not None:
             self._server.close()
 
-    def score(self, tasks: Sequence[Task], each: Callable[[], None] = lambda: None) -> Iterator[tuple[int, TimedScore]]:
+    def score(self, tasks: Sequence[Task], each: Callable[[], None] = lambda: None) -> Iterator[tuple[int, Score]]:
         """Yield (number of the task, its score), in the order in which they are done.
 
         `each` is called many times per second meanwhile. If the iterator is closed early, the workers' unfinished tasks
@@ -103,7 +104,7 @@ class Pool:
 
     def _score(
         self, waiting: deque[int], lines: Mapping[int, bytes], each: Callable[[], None]
-    ) -> Iterator[tuple[int, TimedScore]]:
+    ) -> Iterator[tuple[int, Score]]:
         slow: Counter[int] = Counter()
         looked = time.monotonic()
         while waiting or any(worker.tasks for worker in self._workers):
@@ -157,9 +158,7 @@ class Pool:
                 key.data.flush()
         return [key.data for key, events in found if events & selectors.EVENT_READ]
 
-    def _receive(
-        self, worker: RewardWorker, waiting: deque[int], slow: Counter[int]
-    ) -> Iterator[tuple[int, TimedScore]]:
+    def _receive(self, worker: RewardWorker, waiting: deque[int], slow: Counter[int]) -> Iterator[tuple[int, Score]]:
         lines = worker.receive(LONGEST_SCORE)
         if lines and worker.tasks:
             busy = worker.lap_seconds()
@@ -181,7 +180,7 @@ class Pool:
 
     def _enforce_limits(
         self, worker: RewardWorker, waiting: deque[int], slow: Counter[int]
-    ) -> Iterator[tuple[int, TimedScore]]:
+    ) -> Iterator[tuple[int, Score]]:
         """Kill a worker whose current task has used what a response may use."""
         if not worker.tasks:
             return
@@ -203,7 +202,7 @@ class Pool:
             slow[first] += 1
             waiting.append(first)
         else:
-            yield first, TimedScore(score=score, seconds=seconds)
+            yield first, replace(score, seconds=seconds)
 
     def _is_slow(self, worker: RewardWorker, now: float, times: int) -> bool:
         mean = self._busy_seconds / self._scored if self._scored else 0.0
@@ -213,7 +212,7 @@ class Pool:
         # Where this process was kept from running, the worker may be many tasks further by now.
         return slow and not worker.has_answered()
 
-    def _reap(self, worker: RewardWorker, waiting: deque[int]) -> Iterator[tuple[int, TimedScore]]:
+    def _reap(self, worker: RewardWorker, waiting: deque[int]) -> Iterator[tuple[int, Score]]:
         """A worker has ended by itself: its current task is an error, the others wait again."""
         seconds, tasks = time.monotonic() - worker.since, list(worker.tasks)
         self._forget(worker)
@@ -221,7 +220,7 @@ class Pool:
         if tasks:
             waiting.extendleft(reversed(tasks[1:]))
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            yield tasks[0], TimedScore(score=failed(f"the process that judged it ended ({how})"), seconds=seconds)
+            yield tasks[0], replace(failed(f"the process that judged it ended ({how})"), seconds=seconds)
 
     def _kill(self, worker: RewardWorker) -> None:
         self._forget(worker)
@@ -236,6 +235,6 @@ class Pool:
         return self._server
 
 
-def _too_long(task: Task, length: int) -> TimedScore:
+def _too_long(task: Task, length: int) -> Score:
     reason = f"{len(task.response):,} characters are {length:,} bytes to judge; at most {_LONGEST_TASK:,} are"
-    return TimedScore(score=failed(reason), seconds=0.0)
+    return failed(reason)

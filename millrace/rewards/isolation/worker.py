@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from dataclasses import replace
 from typing import NoReturn
 
 from millrace.errors import InputError
@@ -27,7 +28,7 @@ from millrace.forking.server import Order, control_socket, num_threads, read_rec
 from millrace.parent_death import die_with_parent
 from millrace.rewards.base import Reward, Score, failed, safe_score
 from millrace.rewards.factory import make_part
-from millrace.rewards.isolation.messages import Task, TimedScore, read_task, score_line, task_line
+from millrace.rewards.isolation.messages import Task, read_task, score_line, task_line
 from millrace.rewards.isolation.sandbox import Limits, Sandbox, hide
 from millrace.types import Prompt
 
@@ -147,17 +148,17 @@ def _warm_up(rewards: Mapping[str, Reward], sandbox: Sandbox) -> None:
     sandbox.bound_cpu()
     prompt = Prompt(prompt_id="", text="", answer="", source="")
     read_task(task_line(Task(reward="", prompt=prompt, response="")))
-    score_line(TimedScore(score=Score(reward=0.0), seconds=0.0))
+    score_line(Score(reward=0.0))
 
 
-def _score(task: Task, rewards: Mapping[str, Reward]) -> TimedScore:
+def _score(task: Task, rewards: Mapping[str, Reward]) -> Score:
     started = time.perf_counter()
     score = safe_score(rewards[task.reward], task.prompt, task.response)
     try:
-        score_line(TimedScore(score=score, seconds=0.0))
+        score_line(score)
     except (TypeError, ValueError, RecursionError) as error:
         score = failed(f"the verdict can't be sent ({type(error).__name__}: {error})")
-    return TimedScore(score=score, seconds=time.perf_counter() - started)
+    return replace(score, seconds=time.perf_counter() - started)
 
 
 def _write(descriptor: int, line: bytes) -> None:

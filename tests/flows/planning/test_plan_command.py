@@ -13,9 +13,7 @@ H100 = ["--hardware", "h100", "--gpus", "4", "--model", "qwen2.5-1.5b", "--steps
 
 
 @pytest.mark.slow
-def test_a_plan_is_printed_and_its_config_loads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_is_printed_and_its_config_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Longer than a line of the terminal.
     written, everything = tmp_path / f"{'plan' * 25}.yaml", tmp_path / "plan.json"
     options = ["--price", "2.5", "--write", str(written), "--json", str(everything)]

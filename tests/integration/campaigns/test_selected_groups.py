@@ -6,8 +6,8 @@ import signal
 import pytest
 from support.campaigns.campaigns import Millrace, assert_balanced, await_end, wait_until
 
+from millrace.prompts.curriculum import read_block
 from millrace.replay.verify import verify
-from millrace.selection.blocks import read_block
 from storage.checkpoints import load_file, read_latest
 from storage.stores.factory import open_store
 

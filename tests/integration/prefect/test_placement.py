@@ -57,7 +57,7 @@ def test_stages_of_a_pool_are_watched_restarted_when_their_host_s_part_dies_and_
     controller = millrace.start(*millrace.campaign("placed", **PLACED, **{"training.max_steps": 100_000}))
     wait_for_version(millrace, 2)
     (generator,) = (stage for stage in stages_of(run_url) if "millrace.stages.generate" in stage.cmdline())
-    (trainer,) = (stage for stage in stages_of(run_url) if "millrace.stages.train" in stage.cmdline())
+    (trainer,) = (stage for stage in stages_of(run_url) if "millrace.stages.train.main" in stage.cmdline())
     flow_run = generator.parent()
     assert flow_run is not None
     assert controller.pid not in {parent.pid for parent in generator.parents()}

@@ -16,13 +16,13 @@ from millrace.runs.decisions import (
     read_decisions,
     rolled_back,
 )
-from millrace.weights.base import Terms
+from millrace.weights.base import AdmissionPolicy
 from storage import layout
 from storage.checkpoints import CheckpointWriter
 from storage.errors import Fenced, StreamCorrupt
 from storage.stores.memory import MemoryStore
 
-TERMS = Terms(max_staleness=2, places=16)
+TERMS = AdmissionPolicy(max_staleness=2, places=16)
 RATE = 1e-4
 
 

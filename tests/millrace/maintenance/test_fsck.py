@@ -13,8 +13,8 @@ from support.stores.dict_store import DictStore
 from millrace.errors import InputError
 from millrace.evaluation.results import write_result
 from millrace.maintenance.fsck import Finding, Report, fsck
+from millrace.prompts.curriculum import Block, write_block
 from millrace.rollouts.scored_group import LostPart
-from millrace.selection.blocks import Block, write_block
 from storage import layout
 from storage.checkpoints import CheckpointWriter, read_latest
 from storage.schema import CONSUMED, SCORE

@@ -16,15 +16,15 @@ OWN = "tests.support.rewards.own_rewards"
 def test_a_number_is_the_reward() -> None:
     with Scorer(make_reward(ScoringConfig(reward="python", function=f"{OWN}:length"))) as scorer:
         [judged] = scorer.score_many([(PROMPT, "12345")])
-    assert judged.score.reward == 5.0
-    assert judged.score.components == {}
+    assert judged.reward == 5.0
+    assert judged.components == {}
 
 
 def test_a_dict_is_the_reward_and_its_components() -> None:
     with Scorer(make_reward(ScoringConfig(reward="python", function=f"{OWN}:parts"))) as scorer:
         [judged] = scorer.score_many([(PROMPT, "42")])
-    assert judged.score.reward == 0.5
-    assert judged.score.components == {"is_the_answer": 1.0, "named": 1.0}
+    assert judged.reward == 0.5
+    assert judged.components == {"is_the_answer": 1.0, "named": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,13 @@ def test_the_task_itself_says_what_is_right(prompts: dict[str, Prompt], scorer: 
     wrong = str(int(asked.answer) + 1)
     responses = [f"#{wrong}# no, # {asked.answer} #", f"#+{asked.answer}.0#".replace("+-", "-"), f"#{wrong}#"]
     judged = scorer.score_many([(asked, response) for response in responses])
-    assert [one.score.reward for one in judged] == [1.0, 1.0, 0.0]
-    assert [one.score.components for one in judged] == [{"extracted": 1.0}] * 3
+    assert [one.reward for one in judged] == [1.0, 1.0, 0.0]
+    assert [one.components for one in judged] == [{"extracted": 1.0}] * 3
 
 
 def test_a_response_without_an_answer_earns_nothing(prompts: dict[str, Prompt], scorer: Scorer) -> None:
     [judged] = scorer.score_many([(prompts["chain_sum:0"], prompts["chain_sum:0"].answer)])
-    assert (judged.score.reward, judged.score.components) == (0.0, {"extracted": 0.0})
+    assert (judged.reward, judged.components) == (0.0, {"extracted": 0.0})
 
 
 def test_a_task_without_a_single_right_answer_is_judged_by_its_entry(
@@ -57,8 +57,8 @@ def test_a_task_without_a_single_right_answer_is_judged_by_its_entry(
     assert asked.answer == ""
     colors = dict.fromkeys(range(200), 1)
     [judged] = scorer.score_many([(asked, f"#{colors}#".replace("'", '"'))])
-    assert judged.score.reward is not None
-    assert judged.score.reward < 1
+    assert judged.reward is not None
+    assert judged.reward < 1
 
 
 def test_a_task_that_depends_on_the_order_of_sets_is_made_again_as_it_was(
@@ -66,7 +66,7 @@ def test_a_task_that_depends_on_the_order_of_sets_is_made_again_as_it_was(
 ) -> None:
     asked = [prompts[f"isomorphic_strings:{n}"] for n in range(4)]
     judged = scorer.score_many([(prompt, f"#{prompt.answer}#") for prompt in asked])
-    assert [one.score.reward for one in judged] == [1.0] * 4
+    assert [one.reward for one in judged] == [1.0] * 4
 
 
 def test_a_template_around_the_problem_does_not_matter_but_another_problem_is_an_error(
@@ -75,15 +75,15 @@ def test_a_template_around_the_problem_does_not_matter_but_another_problem_is_an
     asked, other = prompts["chain_sum:0"], prompts["chain_sum:1"]
     framed, changed = replace(asked, text=f"<user>{asked.text}<model>"), replace(asked, text=other.text)
     judged = scorer.score_many([(framed, f"#{asked.answer}#"), (changed, f"#{asked.answer}#")])
-    assert judged[0].score.reward == 1.0
-    assert (judged[1].score.reward, judged[1].score.status) == (None, "error")
-    assert "makes another problem of chain_sum:0 than the one that was asked" in (judged[1].score.error or "")
+    assert judged[0].reward == 1.0
+    assert (judged[1].reward, judged[1].status) == (None, "error")
+    assert "makes another problem of chain_sum:0 than the one that was asked" in (judged[1].error or "")
 
 
 def test_a_prompt_of_a_file_is_an_error(scorer: Scorer) -> None:
     [judged] = scorer.score_many([(Prompt(prompt_id="a:1", text="a", answer="1", source="a.jsonl"), "#1#")])
-    assert judged.score.status == "error"
-    assert 'the prompt is from "a.jsonl"' in (judged.score.error or "")
+    assert judged.status == "error"
+    assert 'the prompt is from "a.jsonl"' in (judged.error or "")
 
 
 def test_its_version_names_the_packages() -> None:

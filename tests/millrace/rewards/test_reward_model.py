@@ -59,8 +59,8 @@ def test_a_batch_earns_what_each_response_earns_alone(
         tokens = torch.tensor([tokenizer(PROMPT.text + response)["input_ids"]])
         with torch.inference_mode():
             logit = model(input_ids=tokens).logits.item()
-        assert one.score.reward == pytest.approx(logit, abs=1e-5)
-    assert len({round(one.score.reward or 0.0, 6) for one in judged[:4]}) == 4
+        assert one.reward == pytest.approx(logit, abs=1e-5)
+    assert len({round(one.reward or 0.0, 6) for one in judged[:4]}) == 4
 
 
 @pytest.mark.parametrize("of_tokenizer", ["<pad>", None])

@@ -34,24 +34,24 @@ def scorer(prompts: list[Prompt]) -> Iterator[Scorer]:
 
 def test_its_rubric_gives_the_reward_and_a_component_a_function(prompts: list[Prompt], scorer: Scorer) -> None:
     [right, wrong] = scorer.score_many([(prompts[1], "2"), (prompts[1], "it is 2, I think")])
-    assert (right.score.reward, wrong.score.reward) == (1.25, 0.0)
-    assert right.score.components.items() >= {"right": 1.0, "short": 1.0, "fails_at_boom": 0.0}.items()
-    assert wrong.score.components.items() >= {"right": 0.0, "short": 0.0}.items()
+    assert (right.reward, wrong.reward) == (1.25, 0.0)
+    assert right.components.items() >= {"right": 1.0, "short": 1.0, "fails_at_boom": 0.0}.items()
+    assert wrong.components.items() >= {"right": 0.0, "short": 0.0}.items()
 
 
 def test_a_function_that_fails_is_an_error_and_never_a_zero(prompts: list[Prompt], scorer: Scorer) -> None:
     [failed, fine] = scorer.score_many([(prompts[3], "boom"), (prompts[3], "4")])
-    assert (failed.score.reward, failed.score.status) == (None, "error")
-    assert "fails_at_boom: no verdict on 3" in (failed.score.error or "")
-    assert fine.score.reward == 1.25, "and it is no error of the next one"
+    assert (failed.reward, failed.status) == (None, "error")
+    assert "fails_at_boom: no verdict on 3" in (failed.error or "")
+    assert fine.reward == 1.25, "and it is no error of the next one"
 
 
 def test_a_row_that_is_another_one_by_now_is_an_error(prompts: list[Prompt], scorer: Scorer) -> None:
     framed, changed = replace(prompts[0], text=f"<{prompts[0].text}>"), replace(prompts[0], text=prompts[1].text)
     [fine, failed] = scorer.score_many([(framed, "1"), (changed, "1")])
-    assert fine.score.reward == 1.25
-    assert failed.score.status == "error"
-    assert "is another one than the one that was asked" in (failed.score.error or "")
+    assert fine.reward == 1.25
+    assert failed.status == "error"
+    assert "is another one than the one that was asked" in (failed.error or "")
 
 
 def test_its_version_names_the_package() -> None:

@@ -31,7 +31,7 @@ def summed(*said: Score) -> Score:
     weights = {part.name: float(number + 1) for number, part in enumerate(parts)}
     with Scorer(WeightedSum(parts, weights)) as scorer:
         [judged] = scorer.score_many([(PROMPT, "?")])
-    return judged.score
+    return judged
 
 
 TIMED_OUT = Score(reward=None, status="timeout", error="no verdict after 1 s")
@@ -71,9 +71,9 @@ def test_parts_are_judged_apart_and_here_and_land_in_their_rows() -> None:
     with Scorer(reward, Limits(workers=2, timeout_seconds=1.0)) as scorer:
         judged = scorer.score_many([(PROMPT, response) for response in responses])
         version = scorer.version
-    assert [one.score.status for one in judged] == ["timeout", "timeout", "timeout", "ok"]
-    assert judged[0].score.error == "python: no verdict after 1 s"
-    assert judged[3].score.components["python"] == 0.01
+    assert [one.status for one in judged] == ["timeout", "timeout", "timeout", "ok"]
+    assert judged[0].error == "python: no verdict after 1 s"
+    assert judged[3].components["python"] == 0.01
     assert version.startswith("0.1*exact_match(2) + 1*math(4 math-verify-")
 
 

@@ -135,7 +135,8 @@ def test_what_an_environment_wrote_carries_no_loss_and_is_not_what_is_judged(
     assert row["rollout_logprobs"] == [-1.0, 0.0, 0.0, -2.0, 0.0, -3.0]
     assert environment_error_of(row["meta"]) is None
     assert [tokens.tolist() for tokens in answers(table)] == [[8]]
-    assert [tokens.tolist() for tokens in before_answers(table)] == [[*whole.request.prompt_tokens, 3, 4, 5, 6, 7]]
+    assert [tokens.tolist() for tokens in before_answers(table, 100)] == [[*whole.request.prompt_tokens, 3, 4, 5, 6, 7]]
+    assert [tokens.tolist() for tokens in before_answers(table, 2)] == [[6, 7]]
 
 
 def test_a_response_that_ends_in_what_an_environment_wrote_gives_no_answer(make_trajectories: MakeTrajectories) -> None:

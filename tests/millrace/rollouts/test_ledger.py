@@ -69,13 +69,6 @@ def test_what_is_masked_is_part_of_what_was_trained_and_balances_nothing() -> No
     assert Account.from_json(json.loads(json.dumps(account.to_json()))) == account
 
 
-def test_an_account_from_before_tokens_were_masked_has_none() -> None:
-    stored = account_of([("train", amount(8, 80), 0), ("stale", amount(8, 90), 1)]).to_json()
-    del stored["masked"]
-    assert Account.from_json(stored).masked == Amount()
-    assert Account.from_json(stored).taken() == amount(16, 170)
-
-
 def test_an_account_tells_what_it_did_by_staleness_and_by_reason() -> None:
     account = Account()
     account.train(amount(8, 80), generator=0, staleness=0, reward_sum=6.0)

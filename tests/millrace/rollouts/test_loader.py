@@ -361,22 +361,6 @@ def test_groups_taken_out_of_order_are_not_taken_again_after_a_restart(make_traj
     assert sum(resumed.consumed(), Amount()) == run.amounts()[1]
 
 
-def test_the_state_of_an_older_version_is_understood(run: StoredRun) -> None:
-    loader = run.loader()
-    taken = [loader.take() for _ in range(3)]
-    assert [group.group_id for group in taken if isinstance(group, ScoredGroup)] == [0, 1, 2]
-    state = through_json(loader.state())
-    for one in state:
-        # It could only say how much of the first part was taken.
-        del one["taken_of_parts"]
-    resumed = run.loader(state)
-    assert resumed.consumed() == loader.consumed()
-    assert [group.group_id for group in iter(resumed.take, None) if isinstance(group, ScoredGroup)] == [
-        group.group_id for group in iter(loader.take, None) if isinstance(group, ScoredGroup)
-    ]
-    assert resumed.consumed() == loader.consumed()
-
-
 def test_groups_of_lost_versions_come_first_and_are_no_repetition(make_trajectories: MakeTrajectories) -> None:
     run = StoredRun(make_trajectories)
     run.generate(0, num_groups=2, policy_version=3)

@@ -20,7 +20,7 @@ from millrace.types import Prompt
 config = load_config(Path("configs/presets/tiny-cpu.yaml"), [])
 with make_scorer(config.scoring, config.prompts) as scorer:
     [scored] = scorer.score_many([(Prompt(prompt_id="p", text="1+1=", answer="2", source="s"), "2")])
-assert scored.score.reward == 1.0
+assert scored.reward == 1.0
 """
 _CHECK = """
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_the_scorer_of_exact_match_needs_neither_torch_nor_transformers() -> Non
         ("promote", {"pydantic", "pyarrow"}),
         ("sync_weights", {"pydantic", "pyarrow", "torch"}),
         ("generate", {"pydantic", "pyarrow", "torch", "transformers"}),
-        ("train", {"pydantic", "pyarrow", "torch", "transformers"}),
+        ("train.main", {"pydantic", "pyarrow", "torch", "transformers"}),
         ("evaluate", {"pydantic", "pyarrow", "torch", "transformers"}),
         ("bootstrap", {"pydantic", "pyarrow", "torch", "transformers"}),
     ],

@@ -25,12 +25,12 @@ from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import Device, DeviceTurns
 from millrace.runtime.messages import EventKind
 from millrace.runtime.stage import Stage
-from millrace.stages.train_loop import TrainLoop
-from millrace.stages.train_state import open_train_state
-from millrace.training.handover import Handover
+from millrace.stages.train.handover import Handover
+from millrace.stages.train.train_loop import TrainLoop
+from millrace.stages.train.train_state import open_train_state
 from millrace.training.trainer import Trainer
 from millrace.types import FinishReason, Prompt, Request, Response, Sampling, Trajectory
-from millrace.weights.base import Manifest, Terms
+from millrace.weights.base import AdmissionPolicy, Manifest
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.progress import read_status, write_progress
@@ -65,22 +65,24 @@ class HurriedStage(Stage):
 class _Nobody(Handover):
     """Takes versions for no generator, and notes in `told` the groups dropped that one would read then.
 
-    It notes their terms in `terms`, and wants them again while `lost` holds anything.
+    It notes their admission policies in `policies`, and wants them again while `lost` holds anything.
     """
 
-    def __init__(self, store: MemoryStore, told: list[int], terms: dict[int, Terms | None], lost: list[str]) -> None:
+    def __init__(
+        self, store: MemoryStore, told: list[int], policies: dict[int, AdmissionPolicy | None], lost: list[str]
+    ) -> None:
         self._store = store
         self._told = told
-        self._terms = terms
+        self._policies = policies
         self._lost = lost
 
-    def offer(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> None:
         """Forgets it."""
         self._lost.clear()
-        self._terms[manifest.id.policy_version] = manifest.terms
+        self._policies[manifest.id.policy_version] = manifest.terms
         self._told.append(read_status(self._store, "train", 0)["groups_dropped"])
 
-    def is_wanted_again(self) -> bool:
+    def resend_requested(self) -> bool:
         return bool(self._lost)
 
 
@@ -106,7 +108,7 @@ class TrainerBench:
         self._script: deque[Callable[[], None]] = deque()
         self.dropped_at_handover: list[int] = []
         """`groups_dropped` of the status record when each version was handed over."""
-        self.terms: dict[int, Terms | None] = {}
+        self.terms: dict[int, AdmissionPolicy | None] = {}
         """Of each version handed over, the last time."""
         self.lost: list[str] = []
         """While anything is in it, what was handed over last is wanted again."""

@@ -49,9 +49,9 @@ def test_no_response_is_executed_or_accepted(reward: Reward, answer: str, tmp_pa
     with Scorer(reward, LIMITS) as scorer:
         judged = scorer.score_many([*[(prompt(answer), text) for text in hostile.values()], *good])
     by_name = dict(zip(hostile, judged, strict=False))
-    assert {name: one.score for name, one in by_name.items() if one.score.reward} == {}
+    assert {name: score for name, score in by_name.items() if score.reward} == {}
     assert {name: one.seconds for name, one in by_name.items() if one.seconds > GENEROUS} == {}
-    assert {one.score.status for one in judged[len(RESPONSES) :]} == {"ok"}
+    assert {one.status for one in judged[len(RESPONSES) :]} == {"ok"}
     assert not witness.exists()
 
 
@@ -65,10 +65,7 @@ def obeyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float | 
     ) as scorer:
         judged = scorer.score_many([(prompt("42"), text) for text in given.values()])
     assert not witness.exists()
-    return {
-        name: (one.score.reward, one.score.status, one.score.error, one.seconds)
-        for name, one in zip(given, judged, strict=True)
-    }
+    return {name: (one.reward, one.status, one.error, one.seconds) for name, one in zip(given, judged, strict=True)}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from configs.scoring import ScoringConfig
 from millrace.rewards.base import Score
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.fork_server import ForkServerLost
-from millrace.rewards.isolation.messages import Task, TimedScore, read_score, read_task, task_line
+from millrace.rewards.isolation.messages import Task, read_score, read_task, task_line
 from millrace.rewards.isolation.pool import Pool
 from millrace.rewards.isolation.sandbox import Limits, scrubbed
 from millrace.types import Prompt
@@ -21,7 +21,7 @@ PROMPT = Prompt(prompt_id="p", text="?", answer="42", source="test")
 OWN = "tests.support.rewards.own_rewards"
 
 
-def own(function: str, *responses: str, limits: Limits | None = None) -> list[TimedScore]:
+def own(function: str, *responses: str, limits: Limits | None = None) -> list[Score]:
     """What one of our functions says of the responses, in their order."""
     tasks = [Task(reward="python", prompt=PROMPT, response=response) for response in responses]
     with Pool([make_reward(ScoringConfig(reward="python", function=f"{OWN}:{function}"))], limits or Limits()) as pool:
@@ -29,8 +29,8 @@ def own(function: str, *responses: str, limits: Limits | None = None) -> list[Ti
     return [judged[number] for number in range(len(tasks))]
 
 
-def rewards(judged: list[TimedScore]) -> list[float | None]:
-    return [one.score.reward for one in judged]
+def rewards(judged: list[Score]) -> list[float | None]:
+    return [one.reward for one in judged]
 
 
 def test_several_workers_return_the_scores_in_order() -> None:
@@ -43,7 +43,7 @@ def test_several_workers_return_the_scores_in_order() -> None:
     ]
     with Pool([reward], Limits(workers=3)) as pool:
         judged = dict(pool.score(tasks))
-    assert [judged[n].score.reward for n in range(3000)] == [float(n == n // 2) for n in range(3000)]
+    assert [judged[n].reward for n in range(3000)] == [float(n == n // 2) for n in range(3000)]
 
 
 def test_each_response_to_a_function_has_a_fresh_process() -> None:
@@ -53,7 +53,7 @@ def test_each_response_to_a_function_has_a_fresh_process() -> None:
 def test_a_worker_that_ends_concerns_its_own_response_alone() -> None:
     judged = own("as_told", "1", "__import__('os')._exit(7)", "2", "__import__('os').abort()", "3")
     assert rewards(judged) == [1.0, None, 2.0, None, 3.0]
-    assert judged[1].score.error == "the process that judged it ended (exit code 7)"
+    assert judged[1].error == "the process that judged it ended (exit code 7)"
 
 
 @pytest.mark.slow
@@ -64,14 +64,14 @@ def test_responses_behind_a_slow_one_are_scored_first() -> None:
     with Pool([reward], Limits(timeout_seconds=1.0)) as pool:
         judged = dict(pool.score(tasks))
     assert list(judged).index(20) > 20, "it was put behind those that wait"
-    assert [judged[number].score.reward for number in range(41)] == [0.0] * 20 + [None] + [1.0] * 20
+    assert [judged[number].reward for number in range(41)] == [0.0] * 20 + [None] + [1.0] * 20
 
 
 @pytest.mark.slow
 def test_slow_scores_are_waited_for_up_to_the_deadline() -> None:
     judged = own("slow", "0.3", "0.01", "0.3", "30", "0.02", limits=Limits(timeout_seconds=2.0))
     assert rewards(judged) == [0.3, 0.01, 0.3, None, 0.02]
-    assert judged[3].score == Score(reward=None, status="timeout", error="no verdict after 2 s")
+    assert judged[3] == Score(reward=None, status="timeout", error="no verdict after 2 s")
     assert 2.0 <= judged[3].seconds < 20.0
 
 
@@ -80,7 +80,7 @@ def test_leaving_early_ends_the_workers_that_are_at_work() -> None:
         found = pool.score([Task(reward="python", prompt=PROMPT, response=text) for text in ("0.01", "99")])
         next(found)
         found.close()
-        assert dict(pool.score([Task(reward="python", prompt=PROMPT, response="0.02")]))[0].score.reward == 0.02
+        assert dict(pool.score([Task(reward="python", prompt=PROMPT, response="0.02")]))[0].reward == 0.02
 
 
 @pytest.mark.slow
@@ -108,9 +108,9 @@ def test_a_worker_sees_no_secret_and_no_file_of_the_scorer() -> None:
 
 def test_a_response_that_is_too_long_is_an_error_at_once() -> None:
     [short, long] = own("length", "1", "x" * (17 * 2**20))
-    assert short.score.reward == 1.0
-    assert long.score.status == "error"
-    assert "17,825,792 characters" in (long.score.error or "")
+    assert short.reward == 1.0
+    assert long.status == "error"
+    assert "17,825,792 characters" in (long.error or "")
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ GOOD = b'"components": {}, "error": null, "seconds": 0.1'
     ],
 )
 def test_what_is_no_score_is_an_error(line: bytes) -> None:
-    score = read_score(line).score
+    score = read_score(line)
     assert (score.reward, score.status) == (None, "error")
 
 
@@ -183,7 +183,7 @@ def test_the_loss_of_the_fork_server_is_a_fault_and_no_score() -> None:
     before = set(psutil.Process().children())
     tasks = [Task(reward="exact_match", prompt=PROMPT, response="42")]
     with Pool([make_reward(ScoringConfig(reward="exact_match", answer_pattern=r"(\d+)"))], Limits()) as pool:
-        assert dict(pool.score(tasks))[0].score.reward == 1.0
+        assert dict(pool.score(tasks))[0].reward == 1.0
         [server] = set(psutil.Process().children()) - before
         workers = server.children()
         server.kill()
@@ -197,4 +197,4 @@ def test_a_reward_whose_import_starts_threads_is_loaded_after_the_fork() -> None
     with Pool([make_reward(ScoringConfig(reward="python", function=function))], Limits(workers=2)) as pool:
         assert pool.versions["python"].startswith(function)
         judged = dict(pool.score([Task(reward="python", prompt=PROMPT, response="1")] * 4))
-    assert [scored.score.reward for scored in judged.values()] == [1.0] * 4
+    assert [scored.reward for scored in judged.values()] == [1.0] * 4

@@ -23,7 +23,7 @@ prompt = Prompt(prompt_id="p", text="?", answer="", source="test")
 reward = make_reward(ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:looks_into"))
 with Scorer(reward) as scorer:
     for timed in scorer.score_many([(prompt, name) for name in ("stat", "environ", "maps", "mem")]):
-        print(timed.score.reward, timed.score.error)
+        print(timed.reward, timed.error)
 """
 
 # A parent that hides itself or doesn't, and a child that looks at it, or may look at nobody.

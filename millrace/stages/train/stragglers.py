@@ -10,25 +10,23 @@ groups that must not wait longer, so all of them are in the next step. It leaves
 them in earlier steps, and a status record may be late: a group can be too old all the same. Then it is dropped.
 
 A generator that was killed keeps its last record until its successor writes one. A generator that has been silent for
-`silent_seconds` counts as idle: one that never returns must not hold the trainer for ever.
+`supervision.hang_seconds` counts as idle: one that never returns must not hold the trainer for ever.
 """
 
 import time
 
 from millrace.rollouts.loader import RolloutLoader
 from millrace.rollouts.staleness import step_leaves_too_old
+from millrace.runtime.stage import Stage
 from storage.progress import read_status
-from storage.stores.base import Store
 
 
 class Stragglers:
-    """What `loader` will hand on later, by generators whose status records are in `store`."""
+    """The groups that `loader` will return later, by the generators' status records."""
 
-    def __init__(self, store: Store, loader: RolloutLoader, *, num_generators: int, silent_seconds: float) -> None:
-        self._store = store
+    def __init__(self, stage: Stage, loader: RolloutLoader) -> None:
+        self._stage = stage
         self._loader = loader
-        self._num_generators = num_generators
-        self._silent_seconds = silent_seconds
 
     def are_in(self, trainer_version: int, max_staleness: int) -> bool:
         """Whether a step from `trainer_version` leaves no group too old, by the bound in force after it.
@@ -36,15 +34,15 @@ class Stragglers:
         Raises as `RolloutLoader.take`.
         """
         # Generators first: a group that is no longer in flight is committed already.
-        versions = [self._oldest_in_flight(generator) for generator in range(self._num_generators)]
+        versions = [self._oldest_in_flight(generator) for generator in range(self._stage.config.generation.replicas)]
         versions.append(self._loader.oldest_unscored())
         return not any(
             version is not None and step_leaves_too_old(version, trainer_version, max_staleness) for version in versions
         )
 
     def _oldest_in_flight(self, generator: int) -> int | None:
-        record = read_status(self._store, "generate", generator)
-        if time.time() - record.get("t", 0.0) > self._silent_seconds:
+        record = read_status(self._stage.store, "generate", generator)
+        if time.time() - record.get("t", 0.0) > self._stage.config.supervision.hang_seconds:
             return None
         version: int | None = record.get("oldest_version_in_flight")
         return version

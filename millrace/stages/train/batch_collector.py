@@ -1,4 +1,4 @@
-"""The trainer's intake: which scored groups the next step trains, and what becomes of the others.
+"""Which scored groups the next step trains, and why the others are dropped.
 
     loader ─► readable? policy still exists? within the bound? selected? ──no──► dropped, with its reason, counted
                   │ yes
@@ -10,68 +10,79 @@ Groups taken between two steps count only once the step is done.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Literal, Protocol
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from configs.training import SelectionConfig
 from millrace.rollouts.consumed import ConsumedWriter
 from millrace.rollouts.ledger import Account
 from millrace.rollouts.length_bias import LengthBias, Ratios
 from millrace.rollouts.lineage import Lineage
 from millrace.rollouts.loader import RolloutLoader
-from millrace.rollouts.masking import mask_too_old
-from millrace.rollouts.overtaking import Overtaking
+from millrace.rollouts.masking import mask_too_old, mask_truncated
 from millrace.rollouts.scored_group import LostPart, ScoredGroup
+from millrace.rollouts.shaping import ZERO_ADVANTAGE, SpreadFilter
 from millrace.rollouts.staleness import TOKENS_OF_STALENESS, is_too_old
-from millrace.selection.spread import ZERO_ADVANTAGE, SpreadFilter
-from millrace.selection.truncation import mask_truncated
+from millrace.runtime.stage import Stage
 
 _STALE_SECONDS = 60.0
 """Minimum time between two events about rollouts dropped as stale."""
-Notification = Literal["staleness.bound-hit", "staleness.length-bias", "selection.starving"]
 
 
-class Reporter(Protocol):
-    """Who hears of what happens; a stage does."""
+@dataclass(kw_only=True)
+class _Generator:
+    first: int
+    """The lowest group taken so far."""
+    last: int
+    """The highest."""
+    missing: set[int] = field(default_factory=set)
+    """Its numbers between these that were not taken."""
 
-    def log(self, line: str) -> None:
-        """A line for people."""
 
-    def emit_event(self, kind: Notification, **payload: Any) -> None:
-        """An event; `payload` is plain JSON."""
+class Reordering:
+    """How many groups overtook another on their way from each of `num_generators` generators to the trainer.
 
-
-class Intake:
-    """The intake of one trainer process. `account` counts what is dropped, `consumed` records it.
-
-    `masks_too_old`: whether tokens beyond the bound carry no loss, instead of their whole group being dropped.
+    taken, in this order    0   2   8   6   4           generator 0 of 2
+    overtaken by            –   –   –   1   2           8 had been taken before 6; 6 and 8 before 4
     """
+
+    def __init__(self, num_generators: int) -> None:
+        self._num_generators = num_generators
+        self._generators: dict[int, _Generator] = {}
+
+    def take(self, group_id: int) -> int:
+        """Counts the group as taken; returns how many groups of its generator with a higher number were taken before.
+
+        A group that is taken again, because it was made once more after a rollback, counts once.
+        """
+        apart = self._num_generators
+        seen = self._generators.setdefault(group_id % apart, _Generator(first=group_id, last=group_id))
+        seen.missing |= {*range(seen.last + apart, group_id, apart), *range(group_id + apart, seen.first, apart)}
+        seen.missing.discard(group_id)
+        seen.first, seen.last = min(seen.first, group_id), max(seen.last, group_id)
+        return (seen.last - group_id) // apart - sum(number > group_id for number in seen.missing)
+
+
+class BatchCollector:
+    """Collects the groups of each step of one trainer process. `account` counts the drops, `consumed` records them."""
 
     def __init__(
         self,
-        reporter: Reporter,
+        stage: Stage,
         loader: RolloutLoader,
         lineage: Lineage,
         consumed: ConsumedWriter,
         account: Account,
-        *,
-        selection: SelectionConfig,
-        masks_too_old: bool,
-        groups_per_step: int,
-        group_size: int,
-        num_generators: int,
     ) -> None:
-        self._reporter, self._loader, self._lineage = reporter, loader, lineage
+        self._stage, self._loader, self._lineage = stage, loader, lineage
         self._consumed, self._account = consumed, account
-        self._selection, self._masks_too_old = selection, masks_too_old
-        self._groups_per_step, self._group_size = groups_per_step, group_size
+        training = stage.config.training
+        self._selection, self._groups_per_step = training.selection, training.groups_per_step
         self._length_bias = LengthBias()
-        self._overtaking = Overtaking(num_generators)
+        self._reordering = Reordering(stage.config.generation.replicas)
         # Rollouts dropped as stale since the last event about them, and the time of that event.
         self._stale_rollouts, self._t_stale_event = 0, -math.inf
-        self.spread = SpreadFilter(selection, groups_per_step)
+        self.spread = SpreadFilter(training.selection, training.groups_per_step)
         self.groups: list[ScoredGroup] = []
         """Of the next step, in the order in which they were taken."""
         self._overtaken: list[int] = []
@@ -119,8 +130,8 @@ class Intake:
             self._length_bias.take(group, group.trained)
         ratios = self._length_bias.step()
         if self._length_bias.has_left(ratios):
-            self._reporter.emit_event("staleness.length-bias", **asdict(ratios), sentence=ratios.sentence)
-            self._reporter.log(ratios.sentence)
+            self._stage.emit_event("staleness.length-bias", **asdict(ratios), sentence=ratios.sentence)
+            self._stage.log(ratios.sentence)
         overtaken = self._overtaken
         self.groups, self._overtaken = [], []
         return ratios, {
@@ -136,9 +147,9 @@ class Intake:
             # Its generator makes it again under weights that exist, so it makes no room for another.
             self._drop(group, "rolled_back", version)
             return
-        overtaken = self._overtaking.take(group.group_id)
+        overtaken = self._reordering.take(group.group_id)
         group = mask_truncated(group, self._selection)
-        if self._masks_too_old:
+        if self._stage.config.staleness.too_old == "mask":
             group = mask_too_old(group, version, max_staleness)
         stale = is_too_old(group.oldest_version, version, max_staleness)
         reason = "stale" if stale else group.drop_reason or self.spread.drop_reason(group)
@@ -151,16 +162,16 @@ class Intake:
         if reason == "stale":
             self._publish_stale(len(group.rewards))
         elif reason == ZERO_ADVANTAGE and (sentence := self.spread.starving()) is not None:
-            self._reporter.emit_event("selection.starving", zero_advantage_share=self.spread.share, sentence=sentence)
-            self._reporter.log(sentence)
+            self._stage.emit_event("selection.starving", zero_advantage_share=self.spread.share, sentence=sentence)
+            self._stage.log(sentence)
 
     def _set_aside(self, part: LostPart, version: int) -> None:
         """Drops the rollouts of a damaged part; the parts after it are not affected."""
-        self._reporter.log(f"set aside {part.left.rollouts} rollouts: {part.reason}")
+        self._stage.log(f"set aside {part.left.rollouts} rollouts: {part.reason}")
         exists = self._lineage.holds(part.record.incarnation, part.record.max_policy_version)
         self._drop(part, "corrupt" if exists else "rolled_back", version)
         if exists:
-            num_groups = part.left.rollouts // self._group_size
+            num_groups = part.left.rollouts // self._stage.config.generation.group_size
             self._account.groups_dropped += num_groups
 
     def _drop(self, group: ScoredGroup | LostPart, reason: str, version: int) -> None:
@@ -173,7 +184,7 @@ class Intake:
     def _publish_stale(self, rollouts: int) -> None:
         self._stale_rollouts += rollouts
         if time.monotonic() - self._t_stale_event >= _STALE_SECONDS:
-            self._reporter.emit_event("staleness.bound-hit", rollouts_dropped=self._stale_rollouts)
+            self._stage.emit_event("staleness.bound-hit", rollouts_dropped=self._stale_rollouts)
             self._stale_rollouts, self._t_stale_event = 0, time.monotonic()
 
 

@@ -24,10 +24,10 @@ from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import DeviceTurns, open_device
 from millrace.runtime.process_settings import keep_freed_memory
 from millrace.runtime.stage import Stage, run_follower, run_stage
-from millrace.stages.train_loop import TrainLoop
-from millrace.stages.train_state import open_train_state
+from millrace.stages.train.handover import Handover, ShardHandover, WholeHandover
+from millrace.stages.train.train_loop import TrainLoop
+from millrace.stages.train.train_state import open_train_state
 from millrace.training.checkpoints.saving import AsyncCheckpoints
-from millrace.training.handover import Handover, ShardHandover, WholeHandover
 from millrace.training.parallel.leader import LeaderTrainer, follow
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.parallel.sharding import layout
@@ -54,7 +54,7 @@ def main(stage: Stage) -> None:
     with open_train_state(stage, trainer) as state:
         if (spec := read_spec(stage.store)) is not None:
             # Imported late: a campaign needs no database to choose stored groups with.
-            from millrace.stages.replay_loop import ReplayLoop
+            from millrace.stages.train.replay_loop import ReplayLoop
 
             ReplayLoop(state, spec).run()
             return

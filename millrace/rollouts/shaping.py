@@ -1,20 +1,29 @@
-"""Groups whose rewards are all equal: which they are, how many, and when too many of them hold a run up.
+"""Rewards as the trainer uses them: shaped by length, weighed by source, and groups without spread left out.
 
-    group taken ─► spread? ─no──► no advantage; with `drop_zero_advantage` dropped, another is generated in its place
-                     │ yes                                      │
-                     └─► trained                                └─► nine in ten of the last groups, ten steps' worth?
-                                                                    an event, at most once a minute
+Soft overlong punishment (DAPO, arXiv 2503.14476, §3.4):
 
-A policy that always fails a prompt, or never does, learns nothing from it (DAPO, arXiv 2503.14476, §3.2).
+    shaped − stored
+      0  ────────────────╮                       L = max_new_tokens, b = overlong_buffer
+                          ╲
+     −1                    ╲
+         0           L − b   L   response tokens
+
+Advantages are made of the shaped rewards. The stored ones, and all that is shown of them, stay as they are. The shaped
+reward follows from the stored row and the config, so a replay computes the same.
+
+A policy that always fails a prompt, or never does, learns nothing from it (DAPO, §3.2). A group whose rewards are all
+equal has no advantage. With `drop_zero_advantage` it is dropped and another is generated in its place. Nine in ten of
+ten steps' worth of groups without spread raise an event, at most once a minute.
 """
 
+import json
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 
 from configs.training import SelectionConfig
 from millrace.rollouts.scored_group import ScoredGroup
-from millrace.selection.overlong import shaped_rewards
 
 ZERO_ADVANTAGE = "zero_advantage"
 """The drop_reason of such a group."""
@@ -23,6 +32,28 @@ _WINDOW_STEPS, _STARVING = 10, 0.9
 groups."""
 _EVENT_SECONDS = 60.0
 """Minimum time between two events."""
+
+
+def shaped_rewards(group: ScoredGroup, config: SelectionConfig) -> list[float]:
+    """[verified members] rewards that the group's advantages are made of.
+
+    Tokens that an environment wrote count towards the length, as they do towards `max_new_tokens`.
+    """
+    known = [(reward, len(group.response_tokens[i])) for i, reward in enumerate(group.rewards) if reward is not None]
+    buffer = config.overlong_buffer
+    if buffer is None:
+        return [reward for reward, _ in known]
+    first = group.max_new_tokens - buffer
+    return [reward - min(length - first, buffer) / buffer if length > first else reward for reward, length in known]
+
+
+def source_factor(group: ScoredGroup, factors: Mapping[str, float]) -> float:
+    """The factor of the group's advantages, by the task that its prompt is from; 1 if there is none for that task."""
+    if not factors:
+        return 1.0
+    # As `millrace.prompts.packages.PromptSource.text`. Another source names no task.
+    task = json.loads(group.meta)["source"].partition(" ")[0].partition(":")[2]
+    return factors.get(task, 1.0)
 
 
 def has_spread(group: ScoredGroup, config: SelectionConfig) -> bool:

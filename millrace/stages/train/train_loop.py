@@ -23,13 +23,13 @@ from millrace.control.staleness import StalenessController
 from millrace.evaluation.schedule import read_early_stop, stop_if_no_better
 from millrace.rollouts.ledger import Account, Amount, CommittedAmounts, balance
 from millrace.rollouts.loader import RolloutLoader
-from millrace.rollouts.stragglers import Stragglers
 from millrace.runtime.device_sharing import DeviceTurns
-from millrace.selection.intake import Intake
 from millrace.stages.admission import as_configured
-from millrace.stages.train_state import TrainState
-from millrace.training.collapse_guard import CollapseGuard
-from millrace.training.handover import Handover
+from millrace.stages.train.batch_collector import BatchCollector
+from millrace.stages.train.collapse_guard import CollapseGuard
+from millrace.stages.train.handover import Handover
+from millrace.stages.train.stragglers import Stragglers
+from millrace.stages.train.train_state import TrainState
 from millrace.training.samples import samples_of
 from millrace.training.step_report import StepReport
 from millrace.weights.base import Manifest, Probe, WeightsId
@@ -55,11 +55,32 @@ class TrainLoop:
         self.state, self.stage, self.trainer = state, state.stage, state.trainer
         self.config = state.stage.config
         self.consumed, self.lineage = state.consumed, state.lineage
-        self.turns = turns
-        self.handover = handover
-        self.probed = probed
-        self.stop_at_step = stop_at_step
-        found: dict[str, Any] = {} if state.found is None else state.found.state
+        self.turns, self.handover = turns, handover
+        self.probed, self.stop_at_step = probed, stop_at_step
+        stored: dict[str, Any] = {} if state.found is None else state.found.state
+        self.account = Account.from_json(stored["account"]) if stored else Account()
+        # Position of the cursors when the ledger last balanced.
+        self.balanced: list[Amount] = []
+        self._open_streams(stored.get("intake"))
+        self.stragglers = Stragglers(self.stage, self.loader)
+        self.collector = BatchCollector(self.stage, self.loader, self.lineage, self.consumed, self.account)
+        self.controller = StalenessController(
+            self.stage.store,
+            self.config.staleness,
+            self.config.generation,
+            state.decisions,
+            as_configured(self.config),
+            groups_per_step=self.config.training.groups_per_step,
+            incarnation=state.incarnation,
+            state=stored.get("control"),
+        )
+        self.guard = CollapseGuard(state, self.controller.terms, stored.get("collapse"))
+        # As of the last finished step: what a checkpoint may hold.
+        self.settled = self._settle()
+        state.adopt(self.settled)
+
+    def _open_streams(self, position: list[dict[str, Any]] | None) -> None:
+        """Opens the scored groups after `position`, and the commit logs that the ledger counts."""
         streams: dict[str, Any] = {
             "reward": self.config.scoring.reward,
             "num_generators": self.config.generation.replicas,
@@ -69,53 +90,10 @@ class TrainLoop:
             self.stage.store,
             vocab_size=self.trainer.vocab_size,
             lineage=self.lineage,
-            state=found.get("intake"),
+            state=position,
             **streams,
         )
-        self.stragglers = Stragglers(
-            self.stage.store,
-            self.loader,
-            num_generators=self.config.generation.replicas,
-            silent_seconds=self.config.supervision.hang_seconds,
-        )
         self.committed = CommittedAmounts(self.stage.store, **streams)
-        self.account = Account.from_json(found["account"]) if found else Account()
-        # Position of the cursors when the ledger was last found balanced.
-        self.balanced: list[Amount] = []
-        self.intake = Intake(
-            self.stage,
-            self.loader,
-            self.lineage,
-            self.consumed,
-            self.account,
-            selection=self.config.training.selection,
-            masks_too_old=self.config.staleness.too_old == "mask",
-            groups_per_step=self.config.training.groups_per_step,
-            group_size=self.config.generation.group_size,
-            num_generators=self.config.generation.replicas,
-        )
-        self.controller = StalenessController(
-            self.stage.store,
-            self.config.staleness,
-            self.config.generation,
-            state.decisions,
-            as_configured(self.config),
-            groups_per_step=self.config.training.groups_per_step,
-            incarnation=state.incarnation,
-            state=found.get("control"),
-        )
-        self.guard = CollapseGuard(
-            self.stage,
-            self.trainer,
-            state.decisions,
-            state.checkpoints,
-            incarnation=state.incarnation,
-            terms=self.controller.terms,
-            state=found.get("collapse"),
-        )
-        # As of the last finished step: what a checkpoint may hold.
-        self.settled = self._settle()
-        state.adopt(self.settled)
 
     def run(self) -> None:
         """Until the last step, until evaluations no longer get better, or until asked to drain."""
@@ -147,17 +125,17 @@ class TrainLoop:
             self.stage.log(f"training ends early at version {self.trainer.policy_version}: {stop.sentence}")
         return stop is not None
 
-    def _tend(self) -> None:
-        """What goes on beside the steps. Raises what went wrong with a checkpoint."""
+    def _work_between_steps(self) -> None:
+        """Background work between steps. Re-raises checkpoint errors."""
         self.state.checkpoints.check()
-        self.handover.tend()
-        if self.handover.is_wanted_again() and self.turns.begin():
+        self.handover.retry_pending()
+        if self.handover.resend_requested() and self.turns.begin():
             self.stage.log(f"version {self.trainer.policy_version} is handed over once more")
             self._hand_over()
             self.turns.end()
 
     def _stragglers_in(self) -> bool:
-        self._tend()
+        self._work_between_steps()
         # In sync mode nothing is ever too old.
         waits = self.config.staleness.too_old == "wait" and self.config.pipeline.mode == "async"
         version = self.trainer.policy_version
@@ -165,24 +143,24 @@ class TrainLoop:
 
     def _collect(self) -> bool:
         """Takes scored groups; returns whether there are enough for a step."""
-        self._tend()
+        self._work_between_steps()
         dropped_before, version = self.account.groups_dropped, self.trainer.policy_version
-        enough = self.intake.collect(version, self.controller.bound_at(version))
+        enough = self.collector.collect(version, self.controller.bound_at(version))
         if self.account.groups_dropped != dropped_before:
             # Generators read the count: each dropped group makes room for another.
             self.stage.update_status(
                 now=True,
                 groups_dropped=self.account.groups_dropped,
-                zero_advantage_share=self.intake.spread.share,
+                zero_advantage_share=self.collector.spread.share,
             )
         return enough
 
     def _step(self) -> None:
         """One optimizer step on the groups taken; on return they count as consumed."""
-        groups, taken_at = self.intake.in_order(), self.trainer.policy_version
+        groups, taken_at = self.collector.in_order(), self.trainer.policy_version
         samples = samples_of(groups, self.config.training.advantage, taken_at, self.config.training.selection)
-        self.handover.tend()
-        self.handover.forget()
+        self.handover.retry_pending()
+        self.handover.discard_pending()
         trained_before = self.stage.seconds("train")
         with self.stage.busy("train"):
             report = self.guard.train(samples)
@@ -194,13 +172,13 @@ class TrainLoop:
         failpoint("train.after_handover")
         version = self.trainer.policy_version
         lags = [group.staleness(taken_at) for group in groups]
-        self.intake.account_for(lags)
+        self.collector.account_for(lags)
         advantages = (sample.advantage for sample in samples)
         self.consumed.step(version, groups, advantages, report.trainer_logprobs)
         if self.config.prompts.curriculum.window is not None and self.config.pipeline.mode == "sync":
             # What the curriculum reads of it before the next step but one must not depend on time.
             self.consumed.flush()
-        ratios, of_intake = self.intake.end_step(taken_at)
+        ratios, of_collector = self.collector.end_step(taken_at)
         self._check_ledger()
         terms = self.controller.terms(taken_at)
         bound = max(terms.max_staleness, self.controller.bound_at(taken_at))
@@ -209,7 +187,7 @@ class TrainLoop:
             report,
             groups,
             lags,
-            **of_intake,
+            **of_collector,
             train_seconds=self.stage.seconds("train") - trained_before,
             max_staleness=bound,
             places=terms.places,
@@ -223,7 +201,7 @@ class TrainLoop:
         self.stage.update_status(
             length_ratio=ratios.length_ratio,
             reward_ratio=ratios.reward_ratio,
-            zero_advantage_share=self.intake.spread.share,
+            zero_advantage_share=self.collector.spread.share,
         )
         if version % 10 == 0:
             self.stage.log(f"version {version}: reward {reward:.3f}, staleness {min(lags)}–{max(lags)}")
@@ -264,7 +242,7 @@ class TrainLoop:
         )
         probe = Probe(tokens=self.probed, logprobs=self.trainer.next_logprobs(self.probed, NUM_LOGPROBS))
         terms = self.controller.terms(self.trainer.policy_version)
-        self.handover.offer(Manifest(id=weights_id, probe=probe, terms=terms))
+        self.handover.publish(Manifest(id=weights_id, probe=probe, terms=terms))
 
     def _settle(self) -> dict[str, Any]:
         return {

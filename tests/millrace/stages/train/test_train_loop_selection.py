@@ -23,8 +23,8 @@ from millrace.rollouts.ledger import Amount
 from millrace.rollouts.staleness import admission_limit
 from millrace.runs.status import StatusReader
 from millrace.runtime.arguments import StageArguments
-from millrace.stages.replay_loop import ReplayLoop
-from millrace.stages.train_state import open_train_state
+from millrace.stages.train.replay_loop import ReplayLoop
+from millrace.stages.train.train_state import open_train_state
 from millrace.training.trainer import Trainer
 from storage.stores.memory import MemoryStore
 

@@ -18,11 +18,11 @@ from millrace.errors import ReplayError
 from millrace.replay.parts import Scores
 from millrace.replay.selection import Batch, plan
 from millrace.replay.source_run import SourceRun
+from millrace.rollouts.masking import mask_truncated
 from millrace.rollouts.scored_group import ScoredGroup
+from millrace.rollouts.shaping import SpreadFilter
 from millrace.runtime.stage import Stage
-from millrace.selection.spread import SpreadFilter
-from millrace.selection.truncation import mask_truncated
-from millrace.stages.train_state import TrainState
+from millrace.stages.train.train_state import TrainState
 from millrace.training.parallel.leader import restore
 from millrace.training.samples import samples_of
 from millrace.training.step_report import StepReport

@@ -8,7 +8,7 @@ from support.stages.trainer_bench import HurriedStage, TrainerBench
 from transformers import LlamaForCausalLM
 
 from millrace.runs.decisions import read_decisions
-from millrace.weights.base import Terms
+from millrace.weights.base import AdmissionPolicy
 from storage.stores.memory import MemoryStore
 
 ADAPTIVE = {"control": "adaptive", "min_staleness": 1, "max_staleness": 3, "ess_target": 0.02, "ess_floor": 0.01}
@@ -88,10 +88,10 @@ def test_a_trainer_that_starts_again_goes_on_with_the_bounds_of_its_checkpoint(
     bench = make_bench(staleness=ADAPTIVE)
     steps(bench, 0, 6)
     bench.train()
-    assert bench.terms[6] == Terms(max_staleness=3, places=8)
+    assert bench.terms[6] == AdmissionPolicy(max_staleness=3, places=8)
     bench.terms.clear()
     bench.train()
-    assert bench.terms == {6: Terms(max_staleness=3, places=8)}
+    assert bench.terms == {6: AdmissionPolicy(max_staleness=3, places=8)}
     # Tokens of versions up to 5 were sampled under a bound of 1: of 3, 4 was the last trainer that could take them, and
     # of 5 it is this one.
     bench.commit(100, [[3, 5], [5, 5]])
@@ -112,5 +112,5 @@ def test_with_a_fixed_bound_every_version_has_the_same_terms_and_nothing_is_deci
     bench = make_bench()
     steps(bench, 0, 3)
     bench.train()
-    assert set(bench.terms.values()) == {Terms(max_staleness=2, places=8)}
+    assert set(bench.terms.values()) == {AdmissionPolicy(max_staleness=2, places=8)}
     assert read_decisions(bench.store) == []

@@ -19,18 +19,18 @@ class Handover(ABC):
     """Rank 0's end."""
 
     @abstractmethod
-    def offer(self, manifest: Manifest) -> None:
-        """Hands over the live weights, which are those of `manifest`."""
+    def publish(self, manifest: Manifest) -> None:
+        """Hands over the live weights, those of `manifest`."""
 
     @abstractmethod
-    def is_wanted_again(self) -> bool:
-        """Whether generators need what was offered last once more, because it has been lost or damaged since."""
+    def resend_requested(self) -> bool:
+        """Whether generators need the last version once more, because it was lost or damaged."""
 
-    def tend(self) -> None:  # noqa: B027 — a whole version is never owed
-        """Hands over what could not be at first, if it can be now. The live weights must still be the same."""
+    def retry_pending(self) -> None:  # noqa: B027 — a whole version is never deferred
+        """Hands over a deferred version if that is possible now. The live weights must still be the same."""
 
-    def forget(self) -> None:  # noqa: B027 — a whole version is never owed
-        """The live weights are about to change."""
+    def discard_pending(self) -> None:  # noqa: B027 — a whole version is never deferred
+        """Drops a deferred version, as the live weights are about to change."""
 
 
 class WholeHandover(Handover):
@@ -40,29 +40,32 @@ class WholeHandover(Handover):
         self._trainer = trainer
         self._sender = sender
 
-    def offer(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> None:
         self._sender.publish(Weights(manifest=manifest, tensors=self._trainer.weights()))
 
-    def is_wanted_again(self) -> bool:
+    def resend_requested(self) -> bool:
         return self._sender.resend_requested()
 
 
 class ShardHandover(Handover):
-    """Every rank's shards. While a push reads the snapshots, a version is owed, or skipped if it is over by then."""
+    """Publishes each rank's shards.
+
+    If the previous push is still reading, the version is deferred, and dropped when a newer one arrives.
+    """
 
     def __init__(self, trainer: Trainer, sender: ShardSender) -> None:
         self._trainer = trainer
         self._sender = sender
-        self._owed: Manifest | None = None
+        self._pending: Manifest | None = None
 
-    def offer(self, manifest: Manifest) -> None:
-        self._owed = manifest
-        self.tend()
+    def publish(self, manifest: Manifest) -> None:
+        self._pending = manifest
+        self.retry_pending()
 
-    def tend(self) -> None:
-        if self._owed is None or self._sender.busy:
+    def retry_pending(self) -> None:
+        if self._pending is None or self._sender.busy:
             return
-        manifest, self._owed = self._owed, None
+        manifest, self._pending = self._pending, None
         trainer = self._trainer
         payload = json.dumps(manifest.to_json()).encode()
         together = (
@@ -73,8 +76,8 @@ class ShardHandover(Handover):
         with together:
             hand_over(trainer, self._sender, manifest)
 
-    def is_wanted_again(self) -> bool:
-        return self._owed is None and self._sender.resend_requested()
+    def resend_requested(self) -> bool:
+        return self._pending is None and self._sender.resend_requested()
 
-    def forget(self) -> None:
-        self._owed = None
+    def discard_pending(self) -> None:
+        self._pending = None

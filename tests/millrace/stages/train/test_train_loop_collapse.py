@@ -8,7 +8,7 @@ from transformers import LlamaForCausalLM
 
 from millrace.errors import RolledBack, TrainingDiverged
 from millrace.runs.decisions import ROLL_BACK, rate_factor, read_decisions
-from millrace.stages.train_loop import TrainLoop
+from millrace.stages.train.train_loop import TrainLoop
 from millrace.training.trainer import Trainer
 from storage.stores.memory import MemoryStore
 

@@ -13,45 +13,33 @@ from typing import Any
 from millrace.control.collapse import Collapse, CollapseWatch, LastGood
 from millrace.control.rollback import roll_back
 from millrace.errors import TrainingDiverged
-from millrace.runs.decisions import Decisions, rate_factor
-from millrace.runtime.stage import Stage
+from millrace.runs.decisions import rate_factor
+from millrace.stages.train.train_state import TrainState
 from millrace.training.batch import Sample
-from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.optimizer import planned_rate
 from millrace.training.step_report import StepReport
-from millrace.training.trainer import Trainer
-from millrace.weights.base import Terms
+from millrace.weights.base import AdmissionPolicy
 
 
 class CollapseGuard:
-    """Makes the steps of the trainer `incarnation`, and watches them. `terms` are those of a policy version.
+    """Makes the steps of the trainer, and watches them.
 
-    `state` is that of the checkpoint that the trainer starts from; those of earlier Millrace versions have none.
+    `policy_of` returns the admission policy of a policy version. `stored` is what `state` returned for the checkpoint
+    that the trainer starts from, None without one.
     """
 
     def __init__(
-        self,
-        stage: Stage,
-        trainer: Trainer,
-        decisions: Decisions,
-        checkpoints: AsyncCheckpoints,
-        *,
-        incarnation: int,
-        terms: Callable[[int], Terms],
-        state: Mapping[str, Any] | None,
+        self, state: TrainState, policy_of: Callable[[int], AdmissionPolicy], stored: Mapping[str, Any] | None
     ) -> None:
-        self._stage, self._trainer = stage, trainer
-        self._decisions, self._checkpoints = decisions, checkpoints
-        self._incarnation = incarnation
-        self._training = stage.config.training
-        self._terms = terms
-        self._rate_factor = rate_factor(decisions.all, incarnation)
-        found: Mapping[str, Any] = state or {}
-        if found.get("rewards_of") != self._rewards_of:
-            # Without spread-less groups a step's mean reward is another one.
-            found = {}
-        self._watch = CollapseWatch(found.get("watch"))
-        self._last_good = LastGood(found.get("last_good"))
+        self._run, self._stage, self._trainer = state, state.stage, state.trainer
+        self._training = state.stage.config.training
+        self._policy_of = policy_of
+        self._rate_factor = rate_factor(state.decisions.all, state.incarnation)
+        if stored is None or stored["rewards_of"] != self._rewards_of:
+            # Without the groups that have no spread, a step's mean reward is another one.
+            stored = {}
+        self._watch = CollapseWatch(stored.get("watch"))
+        self._last_good = LastGood(stored.get("last_good"))
 
     @property
     def _rewards_of(self) -> str:
@@ -88,13 +76,13 @@ class CollapseGuard:
                 )
             case "roll_back":
                 # Checkpoints in progress are finished first: the decision names them all.
-                self._checkpoints.finish()
+                self._run.checkpoints.finish()
                 raise roll_back(
                     self._stage.store,
-                    self._decisions,
+                    self._run.decisions,
                     collapse,
-                    incarnation=self._incarnation,
-                    terms=self._terms(self._trainer.policy_version),
+                    incarnation=self._run.incarnation,
+                    terms=self._policy_of(self._trainer.policy_version),
                 )
 
     def state(self) -> dict[str, Any]:
