@@ -203,7 +203,8 @@ LossConfig = Annotated[
     | Annotated[DppoTvConfig, Tag("DppoTvConfig")]
     | Annotated[OwnLossConfig, Tag("OwnLossConfig")],
     Discriminator(_kind),
-    BeforeValidator(_with_name),
+    # In a deployment's form: a name, or a JSON object.
+    BeforeValidator(_with_name, json_schema_input_type=str | dict[str, Any]),
 ]
 """One of the losses, with its parameters."""
 

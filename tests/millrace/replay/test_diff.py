@@ -89,11 +89,11 @@ def test_a_step_that_was_rolled_back_is_no_difference() -> None:
 
 
 def test_keys_of_the_config_that_differ_are_named_with_both_values() -> None:
-    training = CONFIG["training"] | {"learning_rate": 0.25, "loss": "cispo"}
+    training = CONFIG["training"] | {"learning_rate": 0.25, "loss": {"name": "cispo"}}
     found = against_the_plain_run(config={"training": training})
     assert found.config == [
         Difference(name="training.learning_rate", a=0.5, b=0.25),
-        Difference(name="training.loss", a=None, b="cispo"),
+        Difference(name="training.loss.name", a=None, b="cispo"),
     ]
     assert found.batch is found.numbers is None, "what did not change anything is told all the same"
 

@@ -12,7 +12,7 @@ from millrace.training.batch import Sample
 from millrace.training.trainer import Trainer
 
 TARGETS = ["q_proj", "down_proj"]
-LORA = {"rank": 4, "alpha": 8.0, "target_modules": TARGETS}
+LORA = {"rank": 4, "target_modules": TARGETS}
 
 
 def make_trainer(dtype: torch.dtype, published_dtype: torch.dtype | None = None, **training: Any) -> Trainer:
