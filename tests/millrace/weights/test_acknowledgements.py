@@ -171,3 +171,33 @@ def test_what_a_predecessor_acknowledged_does_not_count_for_a_generator_that_sta
     assert acks.late == [0]
     there = again | {"t_updated": START + 50, "acknowledged_by": "another", "weights_route": "shm"}
     assert sentences(acks.look([there], START + 51)) == ["generator 0 is back at version 12 after 44 s, by shm"]
+
+
+def test_without_a_fallback_a_late_generator_is_named_too() -> None:
+    acks = tracked(1, falls_back=False)
+    push(acks, version(12))
+    (notification,), _ = acks.look([{}], START + 31)
+    assert (notification.event, notification.generator) == ("generator.lost", 0)
+
+
+def test_the_alarm_comes_for_a_superseded_version_too() -> None:
+    acks = tracked(1)
+    push(acks, version(12))
+    push(acks, version(13))
+    (alarm,), _ = acks.look([status(version(12), digest="deadbeef")], START + 1)
+    assert (alarm.event, alarm.generator) == (None, 0)
+
+
+def test_a_version_of_an_earlier_incarnation_does_not_acknowledge_this_one() -> None:
+    acks = tracked(1)
+    push(acks, version(5, incarnation=1))
+    assert acks.look([status(version(9))], START + 1)[1] is None
+    assert acks.look([status(version(5, incarnation=1))], START + 2)[1] is not None
+
+
+def test_a_generator_whose_clock_was_set_back_acknowledges_all_the_same() -> None:
+    acks = tracked(1)
+    push(acks, version(12))
+    there = status(version(12)) | {"t_main": START, "t_updated": START - 3600}
+    assert acks.look([there], START + 1)[1] is not None
+    assert not acks.awaited
