@@ -37,8 +37,8 @@ class Stored:
         self._metrics = StreamWriter(self.store, layout.metrics("train", 0), METRIC, "train-0")
 
     def begin(self, incarnation: int, version: int) -> None:
-        """A trainer that starts from the checkpoint of `version` says first what its time went into; an old name."""
-        self._measure(incarnation, version, {"lane/intake/seconds": 0.5, "total/tokens": 1.0})
+        """A trainer that starts from the checkpoint of `version` says first what its time went into."""
+        self._measure(incarnation, version, {"time/loading/seconds": 0.5, "total/tokens": 1.0})
 
     def step(self, incarnation: int, version: int) -> None:
         row = {

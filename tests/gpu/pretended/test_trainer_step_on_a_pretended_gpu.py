@@ -38,7 +38,7 @@ class Counting(Loss):
     """A loss that counts the microbatches it is asked for."""
 
     def __init__(self, loss: Loss) -> None:
-        super().__init__(loss.name, lambda inputs, training: loss(inputs), loss.training)
+        super().__init__(loss.name, lambda inputs, parameters: loss(inputs), loss.training, loss.parameters)
         self.microbatches = 0
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
@@ -146,7 +146,7 @@ def test_the_kernel_for_packed_sequences_is_asked_for_what_one_call_for_each_len
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_no_loss_waits_for_the_gpu(loss: str) -> None:
-    case = replace(CASES["llama aipo"], training=CASES["llama aipo"].training.model_copy(update={"loss": loss}))
+    case = replace(CASES["llama aipo"], training=CASES["llama aipo"].training.with_loss(loss))
     with pretend_gpu() as gpu:
         stepped(case, gpu)
     expected = {
