@@ -190,7 +190,8 @@ def test_the_preset_with_vllm_could_start_here_and_is_looked_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = load_config(PRESET, [f"storage.root={tmp_path}"])
-    assert isinstance(check(config, "a", resume="never").store, Store)
+    checked = check(config, "a", resume="never")
+    assert isinstance(checked.store, Store)
     assert "checking generation.engine_args with vLLM" in capsys.readouterr().out
-    shutil.rmtree(prepare(config, "a", resume="never").handover)
+    shutil.rmtree(prepare(config, "a", resume="never", inputs=checked.inputs).handover)
     assert capsys.readouterr().out == ""

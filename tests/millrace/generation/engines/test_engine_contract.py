@@ -99,7 +99,8 @@ def test_log_probabilities_are_those_of_the_distribution_and_on_policy_ratios_1(
     policy = PackedPolicy(model)
     with torch.no_grad():
         ratios_N = (policy(batch).logprobs_N - batch.rollout_logprobs_N).exp()
-    torch.testing.assert_close(ratios_N, torch.ones_like(ratios_N), rtol=0, atol=1e-5)
+    # Over the whole vocabulary float32 rounds more.
+    torch.testing.assert_close(ratios_N, torch.ones_like(ratios_N), rtol=0, atol=1e-5 if sampling.truncates else 1e-4)
 
 
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.8, None), (0.8, 4), (1.0, 4)])
