@@ -56,6 +56,7 @@ def test_a_campaign_without_a_prefect_server_runs_to_its_end_and_accounts_for_ev
     assert millrace_alone.status("first") == summary
 
 
+@pytest.mark.extended
 def test_two_generators_and_two_scorers_share_the_work_and_no_group_is_made_twice(millrace: Millrace) -> None:
     settings = {"generation.replicas": 2, "scoring.replicas": 2, "weights.transport": "direct"}
     ended = millrace.run(*millrace.campaign("wide", **settings))

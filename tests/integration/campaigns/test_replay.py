@@ -80,6 +80,7 @@ def test_every_checkpoint_of_a_run_killed_twice_is_reproduced_bit_for_bit(millra
     assert {file: file.read_bytes() for file in stored.rglob("*") if file.is_file()} == before, "it only reads"
 
 
+@pytest.mark.extended
 def test_training_in_stored_order_from_the_same_start_gives_the_same_policy(millrace: Millrace, stored: Path) -> None:
     ended = replay(millrace, stored, "again", "--train")
     assert ended.code == 0, ended.output

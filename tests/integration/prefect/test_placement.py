@@ -49,6 +49,7 @@ def wait_for_version(millrace: Millrace, version: int) -> None:
     )
 
 
+@pytest.mark.extended
 def test_stages_of_a_pool_are_watched_restarted_when_their_host_s_part_dies_and_drained_at_the_end(
     millrace: Millrace, worker: subprocess.Popen[bytes], prefect_api: str
 ) -> None:

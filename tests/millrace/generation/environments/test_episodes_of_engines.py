@@ -45,7 +45,9 @@ def offer(models: dict[int, PreTrainedModel]) -> Iterator[Offer]:
     buffer.close()
 
 
-@pytest.fixture(scope="module", params=["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.fixture(
+    scope="module", params=["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.extended])]
+)
 def started(
     request: pytest.FixtureRequest,
     make_model: MakeModel,
