@@ -14,7 +14,7 @@ def measured(run: RunData, name: str) -> Line:
 
 
 def is_measured(run: RunData, name: str) -> bool:
-    """Whether the trainer has measured it; trainers of older versions measure less."""
+    """Whether the trainer has measured it."""
     return len(metric(run, TRAINER, name)["value"]) > 0
 
 

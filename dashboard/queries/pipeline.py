@@ -58,7 +58,7 @@ class BootstrapNow:
     doing: str
     """In words, with its figures."""
     step: int | None
-    """Supervised steps done; None in runs of older versions, as is `most_steps`."""
+    """Supervised steps done; None if its status record does not say so, as is `most_steps`."""
     most_steps: int | None
 
 
