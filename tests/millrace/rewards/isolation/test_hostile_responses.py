@@ -85,7 +85,7 @@ def obeyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float | 
         ("sends a packet", "error", "Operation not permitted"),
         ("is a fork bomb", "error", "Operation not permitted"),
         ("is a thread bomb", "error", "can't start new thread"),
-        ("is a bomb of small threads", "error", "thread"),
+        ("is a bomb of small threads", "error", "more than 64 threads"),
         ("takes all memory", "error", "more than 256 MiB of memory"),
         ("takes all memory at once", "error", "MemoryError"),
         ("goes on for ever", "timeout", "no verdict after 1 s"),
