@@ -18,14 +18,9 @@ if TYPE_CHECKING:
     from configs.plan import GivenLengthsConfig
 
 Run = Callable[[argparse.Namespace], int]
+Option = tuple[tuple[str, ...], dict[str, Any]]
+"""Names and settings for `add_argument`."""
 Value = TypeVar("Value")
-
-
-class Option(NamedTuple):
-    """Names and settings for `add_argument`."""
-
-    names: tuple[str, ...]
-    settings: dict[str, Any]
 
 
 class Command(NamedTuple):
@@ -39,7 +34,7 @@ class Command(NamedTuple):
 
 def option(*names: str, **settings: Any) -> Option:
     """An argument, with the parameters of `ArgumentParser.add_argument`."""
-    return Option(names, settings)
+    return names, settings
 
 
 def add_command(parsers: "argparse._SubParsersAction[argparse.ArgumentParser]", command: Command) -> None:

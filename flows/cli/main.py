@@ -1,4 +1,4 @@
-"""The `millrace` command: parses the command line, then imports and calls what it needs.
+"""The `millrace` command: parses the command line, then imports and calls the requested command.
 
 Exit codes: 0 done · 1 a stage that kept dying, with its cause and the end of its log, or an internal error, with its
 traceback · 2 a user error, in one line · 3 another controller took over the run · after draining, so that --resume
@@ -75,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise InputError("missing", key="--run-id", expected="with --resume the run to continue")
     run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}" if arguments.run_id is None else arguments.run_id
 
-    # These two processes start while this one imports what it needs itself, and makes its checks.
+    # The server and the warm process start while this one imports modules and makes its checks.
     from flows.deployment.server import prefect_server
     from tasks.jobs import stages_here
     from tasks.start import warm_up

@@ -1,4 +1,4 @@
-"""`millrace plan`: its command line, and what it prints and writes."""
+"""`millrace plan`: its command line, its tables and its files."""
 
 import argparse
 import json

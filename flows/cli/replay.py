@@ -1,4 +1,4 @@
-"""`millrace replay`: its command line, and what it prints."""
+"""`millrace replay`: its command line and its tables."""
 
 import argparse
 import time

@@ -14,6 +14,7 @@ from configs.operation import BudgetConfig
 from configs.schema import RunConfig
 from configs.training import TrainingConfig
 from flows.campaign.report import Outcome, write_report
+from flows.display import ui_reporter
 from flows.display.plots import line_chart
 from flows.display.tables import Row
 from flows.display.ui_reporter import EVERY_SECONDS, Artifacts
@@ -44,18 +45,24 @@ class Screen:
         self.now = 100.0
         self.away = False
 
-    def write(self, table: list[Row], key: str, description: str) -> None:
+    def write(self, table: list[Row], *, key: str, description: str) -> None:
         if self.away:
             raise ConnectionError("the server is away")
         assert key == "mine-staleness", "nothing was evaluated or decided"
         self.tables.append(table)
 
     def artifacts(self) -> Artifacts:
-        return Artifacts("mine", self.write, clock=lambda: self.now)
+        return Artifacts("mine", clock=lambda: self.now)
 
 
-def test_the_table_has_speed_and_share_since_the_last_one_and_the_state_of_the_flow() -> None:
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
     screen = Screen()
+    monkeypatch.setattr(ui_reporter, "create_table_artifact", screen.write)
+    return screen
+
+
+def test_the_table_has_speed_and_share_since_the_last_one_and_the_state_of_the_flow(screen: Screen) -> None:
     artifacts = screen.artifacts()
     artifacts.look_at_tables(STATUS, over=False)
     screen.now += EVERY_SECONDS
@@ -71,8 +78,7 @@ def test_the_table_has_speed_and_share_since_the_last_one_and_the_state_of_the_f
     ]
 
 
-def test_a_table_is_written_every_thirty_seconds_and_at_the_end() -> None:
-    screen = Screen()
+def test_a_table_is_written_every_thirty_seconds_and_at_the_end(screen: Screen) -> None:
     artifacts = screen.artifacts()
     for look in range(1801):
         screen.now = 100.0 + 2.0 * look
@@ -83,8 +89,7 @@ def test_a_table_is_written_every_thirty_seconds_and_at_the_end() -> None:
     assert len(screen.tables) == 121
 
 
-def test_a_campaign_in_which_nothing_moves_writes_no_second_table() -> None:
-    screen = Screen()
+def test_a_campaign_in_which_nothing_moves_writes_no_second_table(screen: Screen) -> None:
     artifacts = screen.artifacts()
     for look in range(100):
         screen.now = 100.0 + 10.0 * look
@@ -93,8 +98,7 @@ def test_a_campaign_in_which_nothing_moves_writes_no_second_table() -> None:
     assert len(screen.tables) == 1
 
 
-def test_a_table_that_failed_is_written_when_the_server_is_back() -> None:
-    screen = Screen()
+def test_a_table_that_failed_is_written_when_the_server_is_back(screen: Screen) -> None:
     artifacts = screen.artifacts()
     artifacts.look_at_tables(STATUS, over=False)
     screen.now += EVERY_SECONDS
