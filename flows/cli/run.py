@@ -32,11 +32,11 @@ CANCELLED = 4
 """Exit code after a cancellation in the Prefect UI. Every stage has drained by then."""
 
 
-def stop_on_signals() -> None:
+def stop_on_signals(console: Console) -> None:
     """Makes Ctrl-C raise KeyboardInterrupt in the main thread, and SIGTERM Terminated, after a line that says so."""
 
     def stop(signal_number: int, frame: FrameType | None) -> NoReturn:
-        echo("stopping: each stage finishes and commits what it is doing; stop once more to kill them")
+        echo("stopping: each stage finishes and commits its work; stop once more to kill them", console=console)
         raise KeyboardInterrupt if signal_number == signal.SIGINT else Terminated
 
     # SIGINT too: a shell script starts its background jobs with it ignored, and this one has stages to drain.
@@ -81,7 +81,7 @@ def run_campaign(
         settings = changed_keys(attempt.config, config.model_dump(mode="json"))
         echo(*(f"resumed with another setting: {change}" for change in settings))
         echo(*(f"resumed with another input: {change}" for change in changed_inputs(attempt, checked.inputs)))
-    stop_on_signals()
+    stop_on_signals(console)
     try:
         with console.status("waiting for the Prefect server"):
             wait_for_server()
