@@ -36,7 +36,7 @@ def stop_on_signals(console: Console) -> None:
     """Makes Ctrl-C raise KeyboardInterrupt in the main thread, and SIGTERM Terminated, after a line that says so."""
 
     def stop(signal_number: int, frame: FrameType | None) -> NoReturn:
-        echo("stopping: each stage finishes and commits its work; stop once more to kill them", console=console)
+        echo("stopping: each stage finishes and commits what it is doing; stop once more to kill them", console=console)
         raise KeyboardInterrupt if signal_number == signal.SIGINT else Terminated
 
     # SIGINT too: a shell script starts its background jobs with it ignored, and this one has stages to drain.
