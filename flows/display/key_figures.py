@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from millrace.runs.planned import PLAN_NAMES
+from millrace.runs.figures import PLAN_NAMES
 
 Row = dict[str, str]
 """A row of a table, by column."""

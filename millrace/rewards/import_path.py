@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.errors import InputError
-from millrace.forking.working_folder import working_folder_first
+from millrace.forking.process_settings import working_folder_first
 
 
 def imported_function(key: str, path: str, parameters: Sequence[str]) -> Callable[..., Any]:

@@ -9,8 +9,8 @@ from configs.operation import TrainPlaceConfig
 from configs.replay import ReplayRequest
 from flows.replay.prepare import check
 from millrace.bootstrap.tiny_model import character_tokenizer
-from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import latest_attempt, resume_run
+from millrace.runtime.arguments import attempt_config
 
 
 def test_a_replay_trains_here_wherever_the_run_s_trainer_was_and_is_supervised_as_it_is_told(tmp_path: Path) -> None:
