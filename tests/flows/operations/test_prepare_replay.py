@@ -1,4 +1,4 @@
-"""What a replay takes over from the config of the run that it replays, and what may be set."""
+"""The config of a replay, from its source's and its own settings."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.operation import TrainPlaceConfig
 from configs.replay import ReplayRequest
-from flows.replay.prepare import check
+from flows.operations.replay import check
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.runs.record import latest_attempt, resume_run
 from millrace.runtime.arguments import attempt_config
 
 
-def test_a_replay_trains_here_wherever_the_run_s_trainer_was_and_is_supervised_as_it_is_told(tmp_path: Path) -> None:
+def test_a_replay_trains_on_this_host_with_its_own_supervision(tmp_path: Path) -> None:
     tokenizer = character_tokenizer(["0123456789+="])
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "start")
