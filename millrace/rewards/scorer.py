@@ -18,9 +18,9 @@ from millrace.errors import InputError
 from millrace.prompts.packages import prompt_sources
 from millrace.rewards.base import Reward, Score, failed
 from millrace.rewards.factory import WeightedSum, make_reward
-from millrace.rewards.isolation.messages import Task
 from millrace.rewards.isolation.pool import Pool
 from millrace.rewards.isolation.sandbox import Limits
+from millrace.rewards.isolation.worker import Task
 from millrace.types import Prompt
 
 _SANDBOX = "Operation not permitted"
