@@ -10,7 +10,8 @@ from rich.console import Console
 from flows.display.terminal import new_table, plain
 
 if TYPE_CHECKING:
-    from millrace.doctor.machine import Line, Machine
+    from millrace.doctor.diagnosis import Line
+    from millrace.doctor.machine import Machine
 
 NOT_READY = 1
 _WHAT = "say what this machine can do, and what to do about the rest; exit code 1 if no campaign can run"
@@ -26,9 +27,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace, console: Console | None = None, machine: "Machine | None" = None) -> int:
     """Prints the diagnosis; returns the exit code."""
     from millrace.doctor.diagnosis import as_json, diagnose, is_ready
-    from millrace.doctor.machine import Machine
+    from millrace.doctor.machine import inspect_machine
 
-    lines = diagnose(machine or Machine(), arguments.root)
+    lines = diagnose(machine or inspect_machine(arguments.root), arguments.root)
     if arguments.json:
         print(json.dumps(as_json(lines), indent=1, ensure_ascii=False))
     else:

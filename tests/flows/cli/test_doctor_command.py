@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
-from support.doctor.scripted_machine import ScriptedMachine, with_two_gpus
+from support.doctor.scripted_machine import scripted_machine, with_two_gpus
 
 from flows.cli.doctor import NOT_READY, add_parser, run
+from millrace.doctor.machine import Machine
 
 
-def printed(machine: ScriptedMachine, *arguments: str) -> tuple[int, str]:
+def printed(machine: Machine, *arguments: str) -> tuple[int, str]:
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers(dest="command"))
     out = io.StringIO()
@@ -23,14 +24,14 @@ def printed(machine: ScriptedMachine, *arguments: str) -> tuple[int, str]:
 
 
 def test_a_machine_that_can_run_campaigns_ends_with_0_and_says_what_to_try(tmp_path: Path) -> None:
-    code, text = printed(ScriptedMachine(), "--root", str(tmp_path))
+    code, text = printed(scripted_machine(), "--root", str(tmp_path))
     assert code == 0
     assert "✗" not in text
     assert text.rstrip().endswith("Campaigns can run on this machine's CPUs. Try one: make demo")
 
 
 def test_each_red_line_says_what_to_do(tmp_path: Path) -> None:
-    code, text = printed(ScriptedMachine(libraries=False), "--root", str(tmp_path))
+    code, text = printed(scripted_machine(has_seccomp=False), "--root", str(tmp_path))
     assert code == NOT_READY == 1
     [red] = [row for row in text.splitlines() if "✗" in row]
     assert "Install the package libseccomp2." in red
@@ -38,7 +39,7 @@ def test_each_red_line_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_what_only_gpus_lack_does_not_end_with_1(tmp_path: Path) -> None:
-    machine = with_two_gpus("SYS", devices=None, packages={"torch": "2.13.0+cpu", "prefect": "3.7.7"})
+    machine = with_two_gpus("SYS", torch_devices=None, packages={"torch": "2.13.0+cpu", "prefect": "3.7.7"})
     code, text = printed(machine, "--root", str(tmp_path))
     assert code == 0
     assert any(row.lstrip().startswith("! torch") or " !  torch" in row for row in text.splitlines()), text

@@ -63,7 +63,7 @@ def test_responses_behind_a_slow_one_are_scored_first() -> None:
     tasks = [Task(reward="math", prompt=PROMPT, response=text) for text in texts]
     with Pool([reward], Limits(timeout_seconds=1.0)) as pool:
         judged = dict(pool.score(tasks))
-    assert list(judged).index(20) > 20, "it was put behind those that wait"
+    assert list(judged).index(20) > 20, "it was put behind the others"
     assert [judged[number].reward for number in range(41)] == [0.0] * 20 + [None] + [1.0] * 20
 
 
