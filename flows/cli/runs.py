@@ -60,8 +60,7 @@ def _cells(row: "OverviewRow") -> list[str]:
 
 
 def _note(arguments: argparse.Namespace) -> int:
-    from millrace.runs.note import read_note, write_note
-    from millrace.runs.record import read_run
+    from millrace.runs.record import read_note, read_run, write_note
     from storage.stores.factory import open_store
 
     store = open_store(arguments.run_url)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flows.display.tables import Row
-from millrace.runs.planned import PLAN_NAMES
+from millrace.runs.figures import PLAN_NAMES
 
 Figure = tuple[str, str]
 """Name and value; a figure without a name continues the one before it."""

@@ -29,9 +29,8 @@ from millrace.replay.results import write_spec
 from millrace.replay.selection import check_same_tokens, plan
 from millrace.replay.source_run import SourceRun
 from millrace.rewards.scorer import make_scorer
-from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import create_run, end_attempt
-from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
+from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments, attempt_config
 from storage import layout
 from storage.stores.base import Store, probe
 from storage.stores.factory import open_store

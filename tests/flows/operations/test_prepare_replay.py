@@ -9,8 +9,8 @@ from configs.operation import TrainPlaceConfig
 from configs.replay import ReplayRequest
 from flows.operations.replay import check
 from millrace.bootstrap.tiny_model import character_tokenizer
-from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import latest_attempt, resume_run
+from millrace.runtime.arguments import attempt_config
 
 
 def test_a_replay_trains_on_this_host_with_its_own_supervision(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from millrace.runtime.exit_codes import DRAINED, FENCED, MISCOUNTED, USER_ERROR
-from millrace.runtime.ranks.launcher import verdict
+from millrace.runtime.launcher import stage_exit_code
+from millrace.runtime.messages import DRAINED, FENCED, MISCOUNTED, USER_ERROR
 
 SIGKILLED, TERMINATED, FAULT = -signal.SIGKILL, -signal.SIGTERM, 1
 
@@ -27,4 +27,4 @@ SIGKILLED, TERMINATED, FAULT = -signal.SIGKILL, -signal.SIGTERM, 1
     ],
 )
 def test_permanent_codes_come_before_signals_and_signals_before_errors(codes: dict[int, int], expected: int) -> None:
-    assert verdict(codes) == expected
+    assert stage_exit_code(codes) == expected

@@ -8,7 +8,7 @@ from support.stored_run.run import Shape, make_run
 from support.stores.dict_store import DictStore
 
 from millrace.rollouts.ledger import Account, Amount
-from millrace.runs.planned import measured_against_plan
+from millrace.runs.figures import measured_against_plan
 from millrace.runs.status import StatusReader
 from storage import layout
 
@@ -16,14 +16,14 @@ PLAN = {"step_seconds": 2.0, "tokens_per_second": 50.0, "staleness_mean": 0.5, "
 
 
 def compare(plan: dict[str, float | None], trainer: dict[str, Any], account: Account) -> dict[str, dict[str, Any]]:
-    found = measured_against_plan({"plan": plan}, trainer, account, staleness_mean=1.0)
-    return {one.name: one.to_json() for one in found}
+    figures = measured_against_plan({"plan": plan}, trainer, account, staleness_mean=1.0)
+    return {figure.name: figure.to_json() for figure in figures}
 
 
-def test_every_figure_of_the_plan_is_compared_with_the_one_that_was_measured() -> None:
+def test_every_figure_of_the_plan_is_compared_with_its_measurement() -> None:
     account = Account(trained=Amount(rollouts=80), dropped={"stale": Amount(rollouts=20)})
-    found = compare(PLAN, {"step_seconds": 3.0, "tokens_per_second": 40.0}, account)
-    assert {name: (one["measured"], one["ratio"]) for name, one in found.items()} == {
+    figures = compare(PLAN, {"step_seconds": 3.0, "tokens_per_second": 40.0}, account)
+    assert {name: (figure["measured"], figure["ratio"]) for name, figure in figures.items()} == {
         "step_seconds": (3.0, 1.5),
         "tokens_per_second": (40.0, 0.8),
         "staleness_mean": (1.0, 2.0),
@@ -31,18 +31,18 @@ def test_every_figure_of_the_plan_is_compared_with_the_one_that_was_measured() -
     }
 
 
-def test_rolled_back_trajectories_are_no_dropped_ones_because_their_prompts_are_asked_again() -> None:
+def test_rolled_back_trajectories_do_not_count_as_dropped() -> None:
     account = Account(trained=Amount(rollouts=80), dropped={"rolled_back": Amount(rollouts=900)})
     assert compare(PLAN, {}, account)["dropped_share"]["measured"] == 0
 
 
-def test_what_was_not_planned_is_left_out_and_what_is_not_measured_yet_has_no_ratio() -> None:
+def test_figures_without_a_measurement_have_no_ratio() -> None:
     assert compare({"step_seconds": 2.0, "staleness_mean": None}, {}, Account()) == {
         "step_seconds": {"planned": 2.0, "measured": None, "ratio": None}
     }
 
 
-def test_the_status_of_a_run_says_it_and_that_of_a_run_without_a_plan_does_not() -> None:
+def test_the_status_of_a_run_compares_its_plan_if_it_has_one() -> None:
     store = DictStore()
     run = make_run(store, "small", Shape(steps=4))
     assert StatusReader(store).look()["plan"] == {}

@@ -9,7 +9,7 @@ import pytest
 # Eight blocks at a time: glibc itself would keep two.
 _FAULTS = """
 import resource, sys
-from millrace.runtime.process_settings import keep_freed_memory
+from millrace.forking.process_settings import keep_freed_memory
 if "keep" in sys.argv:
     keep_freed_memory()
 for _ in range(4):
