@@ -52,7 +52,7 @@ class Attempt:
     origin: Origin = field(default_factory=Origin)
     """The preset and the Prefect page."""
     inputs: dict[str, str] = field(default_factory=dict)
-    """What each file, function and package that the config names held, by name; also those of earlier starts."""
+    """Content hash of each file, function and package that the config names; also those of earlier starts."""
 
     @property
     def path(self) -> str:
@@ -149,11 +149,11 @@ def _claim(store: Store, path: str, values: dict[str, Any]) -> bool:
     try:
         return bytes(store.get(path)) == record
     except NotInStore as error:
-        raise StreamCorrupt(path, f"something that is no file has its name; remove it, or {RESTORE}") from error
+        raise StreamCorrupt(path, f"something other than a file has its name; remove it, or {RESTORE}") from error
 
 
 def read_run(store: Store) -> dict[str, Any]:
-    """`run.json`. Raises RunMissing, and StreamCorrupt for what is no record of a run."""
+    """`run.json`. Raises RunMissing, and StreamCorrupt for an invalid record."""
     try:
         record = parse_as(dict[str, Any], bytes(store.get(layout.RUN)), layout.RUN)
     except NotInStore as error:
@@ -169,7 +169,7 @@ def check_run_id(record: dict[str, Any]) -> None:
 
 
 def read_attempt(store: Store, number: int) -> Attempt:
-    """Attempt `number`. Raises RunMissing or NotInStore, and StreamCorrupt for what is no record of an attempt."""
+    """Attempt `number`. Raises RunMissing, NotInStore, and StreamCorrupt for an invalid record."""
     if number == 0:
         return parse_attempt(read_run(store), layout.RUN)
     return parse_attempt(bytes(store.get(layout.attempt(number))), layout.attempt(number))
@@ -242,7 +242,7 @@ def of_attempt(number: int, records: Mapping[str, Mapping[str, Any]]) -> dict[st
 
 
 def read_note(store: Store) -> str:
-    """The note on the run in `store`; '' if there is none. Raises what an unreachable store raises."""
+    """The note on the run in `store`; '' if there is none. Raises the store's errors."""
     try:
         data = bytes(store.get(layout.NOTE, 0, 4 * MAX_NOTE_CHARACTERS))
     except NotInStore:
@@ -254,7 +254,7 @@ def read_note(store: Store) -> str:
 def write_note(store: Store, text: str) -> None:
     """Replaces the note on the run in `store`; an empty one removes it. Line breaks become spaces.
 
-    Raises RunMissing if there is no run, and InputError for more than 500 characters.
+    Raises RunMissing without a run, and InputError for more than 500 characters.
     """
     read_run(store)
     line = " ".join(text.split())

@@ -1,4 +1,4 @@
-"""What a stage process tells its supervisor: one line at a time on its standard output, then its exit code.
+"""Messages of a stage process to its supervisor: lines on its standard output, and its exit code.
 
 milestone ─► the line as it is ───────────────────► Prefect's log, for people
 event     ─► MARK {"event": …, "payload": {…}} ───► Prefect's event `millrace.<kind>`, for automations
@@ -107,7 +107,7 @@ def read_line(line: str) -> Heartbeat | Event | str:
 
 
 def redirect_prints() -> None:
-    """From here on, what libraries and child processes print goes to the stage's log, not among its lines."""
+    """Sends everything that libraries and child processes print to the stage's log, not among its lines."""
     global _pipe
     _pipe = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""What every stage process has in common: how it starts, reports, and drains.
+"""The common part of every stage process: how it starts, reports, and drains.
 
     supervisor ──stdin (lifeline)──► stage        end of file: the controller is gone   ┬─► `draining` is set
                ──SIGTERM──────────►               asked to stop                         ┘
@@ -7,7 +7,7 @@
                ◄──exit code────────               see `millrace.runtime.messages`; anything else is a fault
 
 A stage's loop checks `draining` between two units of work, finishes the current one, commits, and returns. Its main
-thread sends a heartbeat whenever it begins something, has finished something, or polls for what it waits for. Within a
+thread sends a heartbeat whenever it begins something, has finished something, or polls while it waits. Within a
 long unit of work, such as an optimizer step, it calls `advance`.
 """
 
@@ -78,10 +78,10 @@ class Stage:
     draining: bool = False
     """Asked to stop. A plain flag: a signal handler that sets an Event hangs if it interrupts that Event's own wait."""
     owing: bool = False
-    """While set, no heartbeat is sent: the stage waits for results of its own engine, and only those are progress."""
+    """While set, no heartbeat is sent: the stage waits for results of its engine, and only those are progress."""
 
     process: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Tells this process from its predecessors, whose status record it continues."""
+    """Distinguishes this process from its predecessors, whose status record it continues."""
 
     def __post_init__(self) -> None:
         # Seconds and counts continue where the predecessor's last status record left them.
@@ -128,8 +128,8 @@ class Stage:
     def advance(self) -> None:
         """Notes progress within a unit of work, such as a layer's forward pass; cheap enough for any loop.
 
-        Also sends a heartbeat while `owing`: what the engine computes is progress. Ignores calls from other threads,
-        which would go on while the main thread hangs.
+        Also sends a heartbeat while `owing`: computing is progress. Ignores calls from other threads, which would
+        continue while the main thread hangs.
         """
         now = time.monotonic()
         if now - self._advanced < _ADVANCED_SECONDS or threading.current_thread() is not threading.main_thread():
@@ -154,7 +154,7 @@ class Stage:
         self.update_status(load_seconds=time.monotonic() - started)
 
     def set_activity(self, doing: str) -> None:
-        """Puts what the stage is doing into its status record."""
+        """Puts the stage's activity into its status record."""
         self._doing = doing
         self.beat()
         self._write_status()
@@ -186,7 +186,7 @@ class Stage:
             self._count(what, time.monotonic() - started)
 
     def wait(self, until: Callable[[], bool], *, why: str | Callable[[], str]) -> bool:
-        """Polls until the condition holds; False if asked to drain first. `why` says what is missing, as of a poll."""
+        """Polls until the condition holds; False if asked to drain first. `why` names the missing condition."""
         lacking = why if callable(why) else lambda: why
         self._doing = lacking()
         while True:
@@ -233,7 +233,7 @@ class Stage:
             self._log_times()
 
     def _log_times(self) -> None:
-        """Logs what the time since the last call went into, the tokens so far, and what is used of the machine."""
+        """Logs the seconds per activity since the last call, the tokens so far, and the use of the machine."""
         times, self._times, self._times_logged = self._times, {}, time.monotonic()
         if not times or self.name not in _LONG_RUNNING:
             return
@@ -275,8 +275,8 @@ class Stage:
 def run_stage(name: str, main: Callable[[Stage], None]) -> None:
     """Entry point of a stage process: sets it up from its command line, runs `main`, and exits.
 
-    Exits with 0 when `main` returns by itself, otherwise with a code of `millrace.runtime.messages`. An exception
-    without an exit code of its own is a fault and leaves its traceback.
+    Exits with 0 when `main` ends undrained, otherwise with a code of `millrace.runtime.messages`. An exception without
+    an exit code is a fault and leaves its traceback.
     """
     with _final_error_reported():
         arguments, config, store = _begin(name)

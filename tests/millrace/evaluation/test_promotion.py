@@ -1,4 +1,4 @@
-"""The promotion gate: what passes it, what its record holds, and what a killed promotion leaves."""
+"""The promotion gate: its decisions, its record, and a promotion that is killed."""
 
 import json
 import signal
@@ -201,7 +201,7 @@ class Run:
         )
 
     def promote(self) -> Decision:
-        """The promote stage, in this process; returns what it decided."""
+        """Runs the promote stage in this process; returns its decision."""
         config = RunConfig.model_validate(self.config)
         promote.main(Stage(name="promote", arguments=self.arguments(), config=config, store=self.store))
         decision = read_decision(self.store, self.attempt)
@@ -330,7 +330,7 @@ def test_a_stage_killed_anywhere_promotes_once_and_whole_when_it_runs_again(
     decision = read_decision(run.store, 0)
     assert decision is not None
     assert decision.promoted
-    # What the killed one left behind goes, and what is promoted stays.
+    # Leftovers of the killed stage are deleted, and the promoted model stays.
     made = plan(run.store, Retention(keep_checkpoints=1), now=2**40)
     carry_out(run.store, made)
     assert run.whole() == [5], place

@@ -86,8 +86,8 @@ def test_a_set_without_accuracy_is_damage(dict_store: DictStore) -> None:
 
 
 def test_the_best_version_is_the_earliest_of_equals_on_the_newest_prompts() -> None:
-    others = {**result(3, 0.9), "prompts": 4}
-    results = [result(0, 0.7), others, result(5, 0.5), result(10, 0.75), result(15, 0.75), result(20, 0.5)]
+    other_prompts = {**result(3, 0.9), "prompts": 4}
+    results = [result(0, 0.7), other_prompts, result(5, 0.5), result(10, 0.75), result(15, 0.75), result(20, 0.5)]
     assert best_result(results) == result(10, 0.75)
     assert best_result([]) is None
     assert best_result([result(0, 1.0), result(30, 1.0)]) == result(0, 1.0), "the base model counts"

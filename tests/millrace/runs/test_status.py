@@ -30,13 +30,13 @@ def bench(memory_store: MemoryStore, make_model: Callable[..., LlamaForCausalLM]
 
 
 def test_the_checkpoint_replaces_a_lost_status_record(bench: TrainerBench) -> None:
-    before = StatusReader(bench.store).look()
-    assert before["ledger"]["trained"] == {"rollouts": 8, "tokens": 12}
-    assert before["ledger"]["buffered"] == {"rollouts": 2, "tokens": 3}
+    first = StatusReader(bench.store).look()
+    assert first["ledger"]["trained"] == {"rollouts": 8, "tokens": 12}
+    assert first["ledger"]["buffered"] == {"rollouts": 2, "tokens": 3}
     bench.store.delete(layout.progress("train", 0))
     after = StatusReader(bench.store).look()
     for what in ("steps", "ledger", "staleness"):
-        assert after[what] == before[what]
+        assert after[what] == first[what]
 
 
 def test_a_replays_checkpoint_without_an_account_counts_nothing(bench: TrainerBench) -> None:
@@ -46,13 +46,13 @@ def test_a_replays_checkpoint_without_an_account_counts_nothing(bench: TrainerBe
 
 
 def test_the_checkpoint_replaces_a_malformed_account(bench: TrainerBench) -> None:
-    before = StatusReader(bench.store).look()
+    first = StatusReader(bench.store).look()
     record = read_status(bench.store, "train", 0)
     record["account"] = {"trained": 7}
     write_progress(bench.store, "train", 0, record)
     after = StatusReader(bench.store).look()
     for what in ("steps", "ledger", "staleness", "tokens"):
-        assert after[what] == before[what]
+        assert after[what] == first[what]
 
 
 def test_tokens_are_those_that_are_committed(bench: TrainerBench) -> None:

@@ -1,4 +1,4 @@
-"""What every stage process has in common."""
+"""The common part of every stage process."""
 
 import os
 import signal
@@ -47,14 +47,14 @@ def test_a_restarted_stage_continues_its_counts(store: Store) -> None:
     with first.busy("generate"):
         first.update_status(tokens=5)
     first.close()
-    before = status(store)
+    first_status = status(store)
     second = stage(store, attempt=1)
     second.update_status(now=True, tokens=second.value("tokens") + 2)
     after = status(store)
     assert after["tokens"] == 7
-    assert after["seconds"] == before["seconds"]
+    assert after["seconds"] == first_status["seconds"]
     assert after["attempt"] == 1
-    assert after["t"] > before["t"]
+    assert after["t"] > first_status["t"]
     assert after["doing"] == "starting"
 
 
@@ -77,11 +77,11 @@ def test_polling_in_vain_is_idle_and_a_successful_poll_is_work(store: Store) -> 
     looks = iter([False, False, True])
 
     def look() -> bool:
-        found = next(looks)
-        if found:
+        is_found = next(looks)
+        if is_found:
             with waiting.busy("update_weights"):
                 time.sleep(0.01)
-        return found
+        return is_found
 
     assert waiting.wait(look, why="waiting for anything")
     waiting.close()
@@ -101,7 +101,7 @@ for _ in range(3000):
 
 def test_a_signal_may_come_at_any_moment_of_a_wait(store: Store) -> None:
     waiting = stage(store)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     drain_on_signals(waiting)
     # From another process: signals sent by a thread only ever meet this one where it lets go of the interpreter.
     sender = subprocess.Popen([sys.executable, "-c", SEND_SIGNALS, str(os.getpid())])
@@ -112,18 +112,18 @@ def test_a_signal_may_come_at_any_moment_of_a_wait(store: Store) -> None:
             drained += not waiting.wait(lambda: sender.poll() is not None, why="waiting for the signals to end")
     finally:
         sender.wait()
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     assert drained > 100
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[Heartbeat | Event | str]:
-    """What was said since the last look."""
+    """Messages since the last call."""
     return [read_line(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def looks_in_vain(waiting: Stage, most: int, within: str | None = None) -> Callable[[], bool]:
-    """A condition that never holds; after so many looks the stage is asked to drain."""
+    """A condition that never holds; after `most` looks the stage is asked to drain."""
     looks = iter(range(most))
 
     def look() -> bool:
@@ -215,8 +215,8 @@ from millrace.errors import InputError
 from millrace.runtime.stage import run_follower
 
 def follow(arguments, config, store):
-    print("nobody hears this")
-    raise InputError(f"{config.name} can't go on")
+    print("this goes to the log")
+    raise InputError(f"{config.name} can't continue")
 
 run_follower("train", 1, follow)
 """
@@ -229,12 +229,12 @@ def test_a_follower_prints_only_its_error_and_writes_no_status(store: Store) -> 
         [sys.executable, "-c", FOLLOWER, *arguments.as_argv()], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     assert ended.returncode == USER_ERROR
-    assert ended.stdout == f"{ERROR_PREFIX}campaign can't go on\n"
+    assert ended.stdout == f"{ERROR_PREFIX}campaign can't continue\n"
     assert read_progress(store) == {}
 
 
 def times(store: Store, name: str = "generate") -> dict[str, float]:
-    """Seconds that were measured by what they went into, of a stage that has ended."""
+    """Metrics of a stage that has ended, summed by name."""
     reader, seconds = StreamReader(store, layout.metrics(name, 0), METRIC), {}
     while (part := reader.next()) is not None:
         for row in part.table.to_pylist():
@@ -249,9 +249,9 @@ def test_what_a_stages_time_went_into_is_measured_with_what_it_waited_for(store:
     assert not working.wait(looks_in_vain(working, 3), why="waiting for room")
     working.update_status(tokens=12)
     working.close()
-    measured, told = times(store), status(store)["seconds"]
-    assert measured["time/generate/seconds"] == pytest.approx(told["generate"])
-    assert measured["time/waiting for room/seconds"] == pytest.approx(told["idle"])
+    measured, summed = times(store), status(store)["seconds"]
+    assert measured["time/generate/seconds"] == pytest.approx(summed["generate"])
+    assert measured["time/waiting for room/seconds"] == pytest.approx(summed["idle"])
     assert measured["total/tokens"] == 12
     assert measured["usage/cpu_cores"] >= 0
     assert measured["usage/memory_bytes"] > 1 << 20
