@@ -17,7 +17,7 @@ from millrace.evaluation.examiner import evaluation_sets, with_evaluation_sets
 from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder
 from millrace.preflight.model import check_training, read_model
-from millrace.preflight.model_files import check_folder_files, check_weight_files
+from millrace.preflight.model_folder import check_folder_files, check_weight_files
 from millrace.preflight.prompts import check_answers, check_prompts
 from millrace.preflight.vllm import Question as VllmQuestion
 from millrace.preflight.vllm import check_vllm

@@ -34,7 +34,7 @@ EventKind = Literal[
     "checkpoint.promoted",
     "checkpoint.held-back",
 ]
-"""Events of a run that an automation may act upon. Payloads: docs/decisions/0021."""
+"""Events of a run that an automation may act upon. Payloads: docs/operations.md."""
 
 STARTING, LOADING = "starting", "loading the model"
 """Activities of a stage before it is ready."""
