@@ -91,14 +91,7 @@ def create_run(
     inputs: Mapping[str, str] | None = None,
 ) -> Attempt:
     """Claims the run's folder. Raises RunExists, also if another controller claims it at the same time."""
-    attempt = Attempt(
-        number=0,
-        config=config,
-        t_started=time.time(),
-        provenance=provenance(config),
-        origin=origin or Origin(),
-        inputs=dict(inputs or {}),
-    )
+    attempt = _start(config, origin, number=0, inputs=dict(inputs or {}))
     if not _claim(store, layout.RUN, {"run_id": run_id, **asdict(attempt)}):
         raise RunExists(
             f"run {run_id!r} exists already", file=store.url, expected="another --run-id, or --resume to continue it"
@@ -121,18 +114,21 @@ def resume_run(
     number = previous.number
     while True:
         number += 1
-        attempt = Attempt(
+        attempt = _start(
+            config,
+            origin,
             number=number,
-            config=config,
-            t_started=time.time(),
             first_step=0 if checkpoint is None else checkpoint.step,
             changes=[*changed_keys(previous.config, config), *changed_inputs(previous, inputs)],
-            provenance=provenance(config),
-            origin=origin or Origin(),
             inputs={**previous.inputs, **inputs},
         )
         if _claim(store, layout.attempt(number), asdict(attempt)):
             return attempt
+
+
+def _start(config: dict[str, Any], origin: Origin | None, **values: Any) -> Attempt:
+    made_by = provenance(config)
+    return Attempt(config=config, t_started=time.time(), provenance=made_by, origin=origin or Origin(), **values)
 
 
 def changed_inputs(previous: Attempt, inputs: Mapping[str, str]) -> list[str]:
@@ -217,7 +213,7 @@ def read_end(store: Store, number: int) -> AttemptEnd | None:
 
 
 def parse_end(data: bytes, path: str) -> AttemptEnd:
-    """How an attempt ended, by the file `path`. Raises StreamCorrupt."""
+    """The end in the file `path`. Raises StreamCorrupt."""
     return parse_as(AttemptEnd, data, path)
 
 

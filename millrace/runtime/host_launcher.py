@@ -68,7 +68,7 @@ class HostLauncher:
         self._id = uuid.uuid4().hex
         self._draining = False
         self._store = open_store(hosts.run_url)
-        self._heartbeats = HeartbeatSender()
+        self._heartbeats = HeartbeatSender(send)
         self._on_same_machine: set[int] = set()
         self.publisher = HeartbeatPublisher(
             self._store,

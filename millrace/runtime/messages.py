@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
@@ -124,13 +124,14 @@ class HeartbeatSender:
     No thread sends heartbeats: if the main thread hangs, they must stop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[Heartbeat], None]) -> None:
+        self._send = send
         self._last: Heartbeat | None = None
         self._sent = 0.0
 
     def offer(self, doing: str, *, ready: bool) -> None:
-        """Sends a heartbeat if it is due. Raises BrokenPipeError if the supervisor is gone."""
+        """Sends a heartbeat if it is due."""
         heartbeat, now = Heartbeat(doing=doing, ready=ready), time.monotonic()
         if heartbeat != self._last or now - self._sent >= _HEARTBEAT_SECONDS:
             self._last, self._sent = heartbeat, now
-            send(heartbeat)
+            self._send(heartbeat)

@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -41,6 +41,7 @@ from millrace.runtime.messages import (
     USER_ERROR,
     Event,
     EventKind,
+    Heartbeat,
     HeartbeatSender,
     redirect_prints,
     send,
@@ -93,14 +94,13 @@ class Stage:
         self._times: dict[str, float] = {}
         self._times_logged = time.monotonic()
         self._written = self._advanced = 0.0
-        self._heartbeats = HeartbeatSender()
+        self._heartbeats = HeartbeatSender(self._send)
         self._metrics: MetricsWriter | None = None
         self._processes = ProcessTree()
-        self._run_file = self._find_run_file()
+        self._run_inode = self._find_run_inode()
 
     @property
     def replica(self) -> int:
-        """Number of this process among the stage's replicas, from 0."""
         return self.arguments.replica
 
     @property
@@ -112,18 +112,16 @@ class Stage:
 
     def log(self, line: str) -> None:
         """Reports something worth a line in the Prefect UI."""
-        with self._drain_if_unheard():
-            send(line)
+        self._send(line)
 
     def emit_event(self, kind: EventKind, **payload: Any) -> None:
         """Reports an event that an automation may act upon; `payload` is plain JSON."""
-        with self._drain_if_unheard():
-            send(Event(kind=kind, payload=payload))
+        self._send(Event(kind=kind, payload=payload))
 
     def beat(self) -> None:
         """Sends a heartbeat if one is due; cheap enough for any loop."""
         if not self.owing:
-            self._send_heartbeat()
+            self._heartbeats.offer(self._doing, ready=self._ready)
 
     def advance(self) -> None:
         """Notes progress within a unit of work, such as a layer's forward pass; cheap enough for any loop.
@@ -136,7 +134,7 @@ class Stage:
             return
         self._advanced = now
         self._values["advances"] = self.value("advances") + 1
-        self._send_heartbeat()
+        self._heartbeats.offer(self._doing, ready=self._ready)
         self._write_status()
 
     def mark_ready(self, line: str) -> None:
@@ -212,14 +210,9 @@ class Stage:
         if self._metrics is not None:
             self._metrics.close()
 
-    def _send_heartbeat(self) -> None:
-        with self._drain_if_unheard():
-            self._heartbeats.offer(self._doing, ready=self._ready)
-
-    @contextmanager
-    def _drain_if_unheard(self) -> Iterator[None]:
+    def _send(self, message: Heartbeat | Event | str) -> None:
         try:
-            yield
+            send(message)
         except BrokenPipeError:
             # The controller is gone; the lifeline reports it too, a moment sooner or later.
             self.draining = True
@@ -244,17 +237,16 @@ class Stage:
         values |= {CPU_CORES: cpu_cores, MEMORY_BYTES: float(memory_bytes)}
         self.metrics.log(incarnation=self.value("incarnation"), policy_version=self.value("policy_version"), **values)
 
-    def _find_run_file(self) -> int | None:
-        """The inode of `run.json`; None if it is on no local disk, or not there."""
+    def _find_run_inode(self) -> int | None:
+        """The inode of `run.json`; None if it is not on a local disk, or missing."""
         path = self.store.local_path(layout.RUN)
-        try:
+        with suppress(OSError):
             return None if path is None else path.stat().st_ino
-        except OSError:
-            return None
+        return None
 
     def _write_status(self) -> None:
         # Otherwise the next write would make the folder again, and this stage would wait in it for ever.
-        if self._run_file is not None and self._find_run_file() != self._run_file:
+        if self._run_inode is not None and self._find_run_inode() != self._run_inode:
             raise StoreRefused(
                 f"{self.store.url}: {layout.RUN}, or the run's folder, was moved, deleted or replaced while this stage "
                 "used it; put it back and resume the run"

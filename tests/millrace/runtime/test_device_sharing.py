@@ -29,7 +29,7 @@ sys.stdin.read()
 """
 
 
-def test_generators_share_the_device_and_a_trainer_gets_it_when_all_have_given_it_back(tmp_path: Path) -> None:
+def test_a_trainer_gets_the_device_when_all_generators_gave_it_back(tmp_path: Path) -> None:
     first, second = (open_device(tmp_path, colocated=True, alone=False) for _ in range(2))
     trainer = open_device(tmp_path, colocated=True, alone=True)
     assert first.take()
@@ -94,7 +94,7 @@ def test_a_generator_without_weights_sleeps_so_that_the_trainer_can_make_the_fir
     assert trainer.take()
 
 
-def test_a_generator_sleeps_once_all_groups_of_its_version_are_committed_and_no_sooner(
+def test_a_generator_sleeps_once_all_groups_of_its_version_are_committed(
     workshop: Workshop, trainer: SharedDevice
 ) -> None:
     workshop.turn([0, 1], new=weights(0))
