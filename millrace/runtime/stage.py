@@ -78,8 +78,8 @@ class Stage:
     store: Store
     draining: bool = False
     """Asked to stop. A plain flag: a signal handler that sets an Event hangs if it interrupts that Event's own wait."""
-    owing: bool = False
-    """While set, no heartbeat is sent: the stage waits for results of its engine, and only those are progress."""
+    awaits_engine: bool = False
+    """While set, no heartbeat is sent: only results of its engine are progress."""
 
     process: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Distinguishes this process from its predecessors, whose status record it continues."""
@@ -120,14 +120,14 @@ class Stage:
 
     def beat(self) -> None:
         """Sends a heartbeat if one is due; cheap enough for any loop."""
-        if not self.owing:
+        if not self.awaits_engine:
             self._heartbeats.offer(self._doing, ready=self._ready)
 
     def advance(self) -> None:
         """Notes progress within a unit of work, such as a layer's forward pass; cheap enough for any loop.
 
-        Also sends a heartbeat while `owing`: computing is progress. Ignores calls from other threads, which would
-        continue while the main thread hangs.
+        Sends a heartbeat even while `awaits_engine`: computing is progress. Ignores calls from other threads, which
+        would continue while the main thread hangs.
         """
         now = time.monotonic()
         if now - self._advanced < _ADVANCED_SECONDS or threading.current_thread() is not threading.main_thread():

@@ -122,23 +122,18 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[Heartbeat | Event | str]:
     return [read_line(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def looks_in_vain(waiting: Stage, most: int, within: str | None = None) -> Callable[[], bool]:
+def looks_in_vain(waiting: Stage, most: int) -> Callable[[], bool]:
     """A condition that never holds; after `most` looks the stage is asked to drain."""
     looks = iter(range(most))
 
     def look() -> bool:
-        if within is not None:
-            with waiting.busy(within):
-                pass
         waiting.draining = next(looks, None) is None
         return False
 
     return look
 
 
-def test_a_stage_says_at_once_what_it_is_at_and_whether_it_is_ready(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stage_reports_a_new_activity_at_once(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     working = stage(store)
     with working.loading():
         pass
@@ -155,49 +150,34 @@ def test_a_stage_says_at_once_what_it_is_at_and_whether_it_is_ready(
     ]
 
 
-def test_a_stage_beats_at_most_once_a_second_while_it_is_at_the_same(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stage_sends_at_most_one_heartbeat_a_second(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     waiting = stage(store)
     started = time.monotonic()
     waiting.wait(looks_in_vain(waiting, 100), why="waiting for weights")
-    said = lines(capsys)
-    assert set(said) == {Heartbeat(doing="waiting for weights", ready=False)}
-    assert len(said) <= 1 + (time.monotonic() - started)
+    heartbeats = lines(capsys)
+    assert set(heartbeats) == {Heartbeat(doing="waiting for weights", ready=False)}
+    assert len(heartbeats) <= 1 + (time.monotonic() - started)
 
 
-def test_a_stage_that_owes_something_is_silent_whatever_else_it_does(
+def test_a_stage_that_awaits_its_engine_is_silent_but_for_progress(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    owing = stage(store)
-    owing.owing = True
-    with owing.busy("update_weights"):
-        owing.update_status(now=True, policy_version=3)
-    owing.set_activity("generate")
-    assert lines(capsys) == []
-    owing.owing = False
-    owing.update_status()
-    assert lines(capsys) == [Heartbeat(doing="generate", ready=False)]
-
-
-def test_progress_within_a_unit_of_work_is_reported_also_while_owing(
-    store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    computing = stage(store)
-    computing.owing = True
-    with computing.busy("generate"):
-        for _ in range(1000):
-            computing.advance()
-        assert lines(capsys) == [Heartbeat(doing="generate", ready=False)]
-        assert status(store)["advances"] == 1, "as often as a heartbeat is due, however often it is called"
-
-
-def test_another_thread_makes_no_progress(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    computing = stage(store)
-    thread = threading.Thread(target=computing.advance)
+    waiting = stage(store)
+    waiting.awaits_engine = True
+    with waiting.busy("update_weights"):
+        waiting.update_status(now=True, policy_version=3)
+    waiting.set_activity("generate")
+    thread = threading.Thread(target=waiting.advance)
     thread.start()
     thread.join()
-    assert lines(capsys) == []
+    assert lines(capsys) == [], "another thread makes no progress"
+    for _ in range(1000):
+        waiting.advance()
+    assert lines(capsys) == [Heartbeat(doing="generate", ready=False)]
+    assert status(store)["advances"] == 1, "as often as a heartbeat is due, however often it is called"
+    waiting.awaits_engine = False
+    waiting.set_activity("idle")
+    assert lines(capsys) == [Heartbeat(doing="idle", ready=False)]
 
 
 def test_a_milestone_that_quotes_an_event_stays_a_milestone(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,7 +222,7 @@ def times(store: Store, name: str = "generate") -> dict[str, float]:
     return seconds
 
 
-def test_what_a_stages_time_went_into_is_measured_with_what_it_waited_for(store: Store) -> None:
+def test_a_stages_time_is_measured_by_activity_and_wait(store: Store) -> None:
     working = stage(store)
     with working.busy("generate"):
         time.sleep(0.01)
