@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from prefect import flow, runtime
+from prefect import flow
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -38,14 +38,9 @@ from tasks.stages import compare, evaluate, score, train, verify
 from tasks.stop import STOP, STOP_NOW
 
 
-def _flow_run_name() -> str:
-    request = runtime.flow_run.parameters["request"]
-    return str(request.run_id if isinstance(request, ReplayRequest) else request["run_id"])
-
-
 @flow(
     name="replay",
-    flow_run_name=_flow_run_name,
+    flow_run_name="{request.run_id}",
     # Enough for the largest number of scorers that a config allows.
     task_runner=ThreadPoolTaskRunner(max_workers=64),  # type: ignore[arg-type]
     persist_result=False,
