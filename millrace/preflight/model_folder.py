@@ -3,8 +3,8 @@
     here   settings: no pipe to wait at, no adapter in place of a model, no code, valid JSON
            weights:  index ─► files ─► headers ─► all tensors that the index names, as many layers as config.json says
     child  config.json ─► the model, without values ─┐
-           headers of the weight files ──────────────┴─► transformers' report of a load: no tensor missing, left over, or
-                                                         of another shape
+           headers of the weight files ──────────────┴─► transformers' report of a load: no tensor missing, left over
+                                                         or of another shape
            tokenizer ─► it ends texts, and knows no token that the model does not
            weight files ─► finite values, and tied layers are equal, where they are no more than 4 GiB; a stage checks
                            larger ones when it loads them
@@ -199,10 +199,8 @@ def check_model_folder(folder: Path) -> None:
     from millrace.models.loading import NOT_TIED, check_loads, end_token_ids, is_finite, is_tied, load_tokenizer
 
     files = weight_files(folder)
-    check_loads(
-        folder,
-        {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for _, name, file in _tensors(files)},
-    )
+    shapes = {name: file.get_slice(name).get_shape() for _, name, file in _tensors(files)}
+    check_loads(folder, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
     tokenizer = load_tokenizer(folder)
     size = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
     if size is not None:
