@@ -46,8 +46,8 @@ def _print(lines: "Sequence[Line]", console: Console) -> None:
                 table.add_section()
             table.add_row("", plain(line.group, "bold"))
         mark, style = _mark(line)
-        found = plain(line.found, "" if line.state == "ok" else style)
-        table.add_row(plain(mark, style), plain(line.what), found, plain(line.remedy))
+        value = plain(line.value, "" if line.state == "ok" else style)
+        table.add_row(plain(mark, style), plain(line.what), value, plain(line.remedy))
     console.print(table)
     stopping = [line.what for line in lines if line.stops_campaigns]
     if stopping:

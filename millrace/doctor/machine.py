@@ -48,14 +48,14 @@ class TorchDevices(NamedTuple):
 
     num_gpus: int
     num_peers: int
-    """Ordered pairs of which the first reads the second's memory."""
+    """Ordered pairs (a, b) where a reads b's memory."""
     nccl: str
     """Version, empty if torch has no NCCL."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a campaign needs to know of a machine. Bytes are free or available ones; 0 if unknown."""
+    """Facts about a machine. Sizes are free or available bytes; 0 if unknown."""
 
     python: tuple[int, int, int]
     cores: int
@@ -89,7 +89,7 @@ class Machine:
     links: Mapping[str, int]
     """Pairs of GPUs by the kind of their link (NV18, PIX, SYS, …)."""
     torch_devices: TorchDevices | None
-    """None if there are no GPUs, or torch was built without CUDA."""
+    """None without GPUs, or if torch was built without CUDA."""
     fabric: tuple[str, ...]
     """Names of InfiniBand devices."""
 
@@ -104,7 +104,7 @@ def inspect_machine(root: str) -> Machine:
     gpus = tuple(Gpu(*row) for row in rows if len(row) == len(Gpu._fields))
     has_cuda = "torch" in packages and not packages["torch"].endswith("+cpu")
     run_folder = None
-    # What is wrong with the root, `_store_error` says.
+    # `_store_error` reports an unusable root.
     with suppress(StorageError, ValueError):
         folder = open_store(root).local_path("")
         run_folder = None if folder is None else _existing(folder)

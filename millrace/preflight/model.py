@@ -106,7 +106,7 @@ def check_layout(model: Mapping[str, Any], parallel: ParallelConfig, *, gpus: in
         raise InputError(
             f"{data}, {_TENSOR} is {tensor}, and {subject} {gpus} GPUs",
             key="training.parallel.data",
-            expected="data times tensor to be at most as many, for each rank needs one of its own",
+            expected="data times tensor to be at most as many, for each rank needs one",
         )
     if tensor == 1:
         return

@@ -166,8 +166,8 @@ def _refusal(error: Exception, question: Question) -> InputError:
     sentence = re.split(r"(?<=\.)\s+(?=[A-Z])|\n", text.strip())[0].rstrip(".")
     reason = textwrap.shorten(sentence, _LONGEST_REASON, placeholder=" …") or type(error).__name__
     if names:
-        first, *others = (f"{json.dumps(question.engine_args[name])}" for name in names)
-        also = "".join(f" and {_KEY}{name} is {value}" for name, value in zip(names[1:], others, strict=True))
+        first, *rest = (f"{json.dumps(question.engine_args[name])}" for name in names)
+        also = "".join(f" and {_KEY}{name} is {value}" for name, value in zip(names[1:], rest, strict=True))
         return InputError(key=f"{_KEY}{names[0]}", read=f"{first}{also}, which vLLM refuses: {reason}")
     also = ", or one of generation.engine_args" if question.engine_args else ""
     return _unfit(question, f"which vLLM refuses{also}: {reason}", None)

@@ -150,7 +150,7 @@ class RewardWorker:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is left of the tasks."""
+        """Send the rest of the tasks."""
         # If it has ended, `receive` notices.
         with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while self._outbox:
@@ -166,13 +166,13 @@ class RewardWorker:
         return lines if chunk and len(self._inbox) <= _LONGEST_LINE else None
 
     def kill(self) -> None:
-        """Send it SIGKILL. The fork server reaps it only when told to, so its process id can't be another's."""
+        """Send it SIGKILL. Its process id stays its own until `forget` or `exit_code` has it reaped."""
         self.socket.close()
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def _processor_seconds(self) -> float:
-        # If the fork server has ended, so has the worker, and nobody keeps its process id.
+        # If the fork server has ended, so has the worker, and its process id is free.
         with suppress(OSError):
             return time.clock_gettime(self._processor_clock)
         return 0.0
