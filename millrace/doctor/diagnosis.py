@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from millrace.doctor.machine import DASHBOARD_PORT, PREFECT_PORT, SHARED_MEMORY, Machine, prefect_url_at
+from millrace.doctor.machine import DASHBOARD_PORT, PREFECT_PORT, PREFECT_URL, SHARED_MEMORY, Machine
 
 State = Literal["ok", "wrong", "absent"]
 """`absent`: not there, and nothing is wrong with that."""
@@ -187,7 +187,7 @@ def _network(machine: Machine) -> Iterator[Line]:
     ):
         if port in machine.free_ports:
             yield _optional("network", what, f"{port} is free", "ok")
-        elif prefect_url_at(port) in machine.prefect_servers:
+        elif port == PREFECT_PORT and PREFECT_URL in machine.prefect_servers:
             yield _optional("network", what, f"a Prefect server answers at {port}", "ok")
         else:
             yield _optional("network", what, f"{port} is taken", "wrong", f"Choose another: {other}.")

@@ -75,7 +75,8 @@ class MathReward(Reward):
     def check_answer(self, answer: str) -> None:
         """Raises ValueError if the answer is empty, or prose, and holds no expression."""
         expected = _expected(answer)
-        if _SIGN.search(_SPACING.sub("", expected)) is None or _is_prose(expected.strip()):
+        is_prose = len(_WORD.findall(expected)) > 1 and _PROSE.fullmatch(expected.strip()) is not None
+        if _SIGN.search(_SPACING.sub("", expected)) is None or is_prose:
             raise _unreadable(answer)
 
     def score(self, prompt: Prompt, response: str) -> Score:
@@ -93,8 +94,13 @@ class MathReward(Reward):
         verdict = _compare_as_text(expected, answer, box)
         if verdict is not None:
             return verdict
-        text = plain_prose(answer) if box is None else rf"\boxed{{{plain_expression(box)}}}"
-        parsed = self._parse_response(text)
+        from sympy import SympifyError
+
+        try:
+            parsed = self._parse(plain_prose(answer) if box is None else rf"\boxed{{{plain_expression(box)}}}")
+        except SympifyError:
+            # A bare "-07", which sympy refuses: a wrong answer, not a failure of the judge.
+            parsed = []
         units = {unit(expected), unit(box or "")} - {None}
         return _scored(equal=bool(parsed) and len(units) < 2 and self._equal(gold, parsed), extracted=bool(parsed))
 
@@ -106,15 +112,6 @@ class MathReward(Reward):
         if len(parsed) == 1 and isinstance(parsed[0], str):
             _raise_if_exhausted(parsed[0])
         return parsed
-
-    def _parse_response(self, response: str) -> list[object]:
-        from sympy import SympifyError
-
-        try:
-            return self._parse(response)
-        except SympifyError:
-            # A bare "-07", which sympy refuses: a wrong answer, not a failure of the judge.
-            return []
 
 
 def _scored(*, equal: bool, extracted: bool) -> Score:
@@ -141,10 +138,6 @@ def _compare_as_text(expected: str, answer: str, box: str | None) -> Score | Non
     if words[0] and words[1]:
         return _scored(equal=words[0][1].casefold() == words[1][1].casefold(), extracted=True)
     return None
-
-
-def _is_prose(text: str) -> bool:
-    return len(_WORD.findall(text)) > 1 and _PROSE.fullmatch(text) is not None
 
 
 def _unreadable(answer: str) -> ValueError:
