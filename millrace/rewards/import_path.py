@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.errors import InputError
-from millrace.forking.working_folder import working_folder_first
+from millrace.forking.process_settings import working_folder_first
 
 _KINDS_WITHOUT_RESULT = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
 

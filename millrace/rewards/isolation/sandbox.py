@@ -23,7 +23,7 @@ import tempfile
 from dataclasses import dataclass
 
 from millrace.errors import InputError
-from millrace.parent_death import die_with_parent
+from millrace.forking.process_settings import die_with_parent
 
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS = 1, 38

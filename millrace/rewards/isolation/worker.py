@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import NoReturn
 
 from millrace.errors import InputError
+from millrace.forking.process_settings import die_with_parent
 from millrace.forking.server import Order, control_socket, num_threads, read_recipe, reply, serve
-from millrace.parent_death import die_with_parent
 from millrace.rewards.base import Reward, Score, failed, safe_score
 from millrace.rewards.factory import make_part
 from millrace.rewards.isolation.sandbox import Limits, Sandbox, hide
