@@ -193,9 +193,9 @@ def _bill(entry: Candidate, plan: Plan, step_seconds: float | None) -> list[tupl
     per_step, per_day = plan.dollars(entry, step_seconds), plan.dollars(entry, _DAY)
     dollars = "give --price" if per_step is None else f"${per_step:,.2f} per step, ${per_day:,.0f} a day"
     stored = "–"
-    if entry.storage is not None:
-        per_day, checkpoint = entry.storage
-        stored = f"{per_day / 1e9:,.0f} GB a day, checkpoints of {checkpoint / 1e9:,.0f} GB"
+    if entry.upkeep is not None:
+        gigabytes = entry.upkeep.bytes_per_day / 1e9, entry.upkeep.checkpoint_bytes / 1e9
+        stored = "{:,.0f} GB a day, checkpoints of {:,.0f} GB".format(*gigabytes)
     return [
         ("GPU-hours", hours),
         ("cost", dollars),
@@ -205,12 +205,11 @@ def _bill(entry: Candidate, plan: Plan, step_seconds: float | None) -> list[tupl
 
 
 def _failures(entry: Candidate) -> str:
-    if entry.failures is None:
+    if entry.upkeep is None:
         return "–"
-    mtbf, lost = entry.failures
-    often = f"a GPU of the trainer every {mtbf / 3600:,.0f} hours, by assumption"
+    often = f"a GPU of the trainer every {entry.upkeep.mtbf / 3600:,.0f} hours, by assumption"
     every = entry.config.training.checkpoint_every
-    return f"{often}; {lost:.1%} of the time lost, at a checkpoint every {every} steps"
+    return f"{often}; {entry.upkeep.share_lost:.1%} of the time lost, at a checkpoint every {every} steps"
 
 
 def _weight_sync(entry: Candidate) -> str:

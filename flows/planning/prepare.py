@@ -9,9 +9,9 @@ from configs.plan import PlanRequest
 from configs.schema import RunConfig
 from millrace.errors import InputError
 from millrace.planning.candidate import Machine, explicit_values
-from millrace.planning.gpus import GpuMachine, shape_of_model
+from millrace.planning.gpus import GpuMachine
 from millrace.planning.hardware import hardware_named
-from millrace.planning.models import ModelShape, model_named, shape_of_folder
+from millrace.planning.models import ModelShape, model_named, shape_of_folder, shape_of_model
 from millrace.planning.plan import Plan, make_plan, what_if
 from millrace.planning.search import simulator
 from millrace.planning.stored import fit_machine
@@ -40,16 +40,15 @@ def answer(config: RunConfig, request: PlanRequest) -> Plan:
             _values(request.what_if),
             machine,
             fine,
-            divides_gpus=isinstance(machine, GpuMachine),
             dollars_per_gpu_hour=request.price,
         )
-    if request.gpus is None and isinstance(machine, GpuMachine):
+    if request.gpus is None and machine.divides_gpus:
         raise InputError("how many GPUs? Expected --gpus, such as --gpus 16, or --what-if to compare two configs")
     return make_plan(
         config,
         machine,
         fine,
-        gpus=request.gpus if isinstance(machine, GpuMachine) else None,
+        gpus=request.gpus if machine.divides_gpus else None,
         goal=request.goal,
         coarse=simulator(request.steps or _STEPS, _COARSE_ROLLOUTS),
         batches=request.batches,
@@ -74,7 +73,7 @@ def _machine(config: RunConfig, request: PlanRequest) -> Machine:
     if request.hardware is None:
         raise InputError("on which machine? Expected --hardware with --gpus, or --from with a stored run")
     hardware = hardware_named(request.hardware)
-    return GpuMachine(shape=_shape(config, request), hardware=hardware, given=request.lengths)
+    return GpuMachine(shape=_shape(config, request), hardware=hardware, given_lengths=request.lengths)
 
 
 def _shape(config: RunConfig, request: PlanRequest) -> ModelShape:

@@ -33,7 +33,7 @@ def test_the_chart_has_a_line_per_size_of_a_generator_and_the_winner_on_one_of_t
 
 
 def test_a_comparison_of_two_configs_has_no_chart() -> None:
-    made = what_if(CONFIG, CONFIG, {}, SmallMachine(), simulator(10), divides_gpus=True)
+    made = what_if(CONFIG, CONFIG, {}, SmallMachine(), simulator(10))
     assert chart(made) is None
     assert "as it is" in as_markdown(made, None)
 
