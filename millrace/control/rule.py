@@ -91,7 +91,7 @@ class Means:
             effective_sample_size=fmean(reading.effective_sample_size for reading in readings),
             length_ratio=fmean(reading.length_ratio for reading in readings),
             steps_ready=min(reading.steps_ready for reading in readings),
-            trainer_waits=(last.trainer_waited - before.trainer_waited) / seconds if seconds > 0 else 0.0,
+            trainer_waits=min(1.0, (last.trainer_waited - before.trainer_waited) / seconds) if seconds > 0 else 0.0,
             generators_wait=idle / generating if generating > 0 else 0.0,
             seconds_per_step=seconds / len(readings),
         )

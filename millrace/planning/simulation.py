@@ -22,8 +22,8 @@ from millrace.planning.generator import Generator, Group
 from millrace.rollouts.staleness import (
     admission_limit,
     consumption_order,
-    generator_places,
     is_too_old,
+    max_in_flight,
     oldest_trainable,
     staleness,
     step_leaves_too_old,
@@ -86,7 +86,7 @@ class Campaign:
         self._by_step = config.pipeline.mode == "sync"
         self._bound = config.effective_max_staleness
         self._groups_per_step = config.training.groups_per_step
-        slots = generator_places(
+        slots = max_in_flight(
             by_step=self._by_step,
             groups_per_step=self._groups_per_step,
             groups_per_batch=generation.groups_per_batch,

@@ -6,7 +6,8 @@ runs ─► responses of engines, spans of the trainer ─► least squares ─�
 
 A response of n tokens takes n steps of its engine. Each step costs something by itself, something per response in
 flight and something per token in the cache; caches that are computed again after new weights cost something per token.
-Prompts are counted with the steps, as they stay the same. The factor stands for what no cost does: other processes of the machine, stages that hold each other up.
+Prompts are counted with the steps, as they stay the same. The factor stands for what no cost does: other processes of
+the machine, stages that hold each other up.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,8 +39,8 @@ class StoredMachine:
     divides_gpus: ClassVar[bool] = False
     runs: Sequence[MeasuredRun]
     engine: Sequence[float]
-    """Seconds per engine step, per response in flight and step, per token in the cache and step, and per token of caches
-    that are computed again."""
+    """Seconds per engine step, per response in flight and step, per token in the cache and step, and per token of
+    caches that are computed again."""
     train: Sequence[float]
     """Seconds per optimizer step, per token of it with a forward and a backward pass, and per rollout."""
     cores: float | None
@@ -214,9 +215,13 @@ def _engine_rows(run: MeasuredRun, generator: int, rollouts: Rollouts) -> tuple[
 
     handled = _rollout_seconds(run) * sum_over_life(finished, np.ones(len(finished)))
     paused = _pause_seconds(run) * sum_over_life(updates, np.ones(len(updates)))
-    in_cache = steps * mean_over_life(cached)
-    columns = np.stack([steps, steps * mean_over_life(running), in_cache, sum_over_life(updates, np.interp(updates, t, cached))], axis=1)
-    return columns, end - begin - handled - paused
+    columns = (
+        steps,
+        steps * mean_over_life(running),
+        steps * mean_over_life(cached),
+        sum_over_life(updates, np.interp(updates, t, cached)),
+    )
+    return np.stack(columns, axis=1), end - begin - handled - paused
 
 
 def _fit_train(runs: Sequence[MeasuredRun]) -> list[float]:

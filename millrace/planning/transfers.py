@@ -27,7 +27,8 @@ unexpected interruptions in 54 days on 16,384 H100, one in 50,700 hours of a GPU
 _RESTART_SECONDS = 300.0
 """From a failure until a trainer has loaded its checkpoint on whole GPUs: a guess."""
 _ROLLOUT_BYTES = 776
-"""Bytes of a rollout's columns besides its tokens: a response token has its id, log μ, log π and whether it has loss."""
+"""Bytes of a rollout's columns besides its tokens. A response token has its id, log μ, log π and whether it has
+loss."""
 _DAY = 86_400
 
 

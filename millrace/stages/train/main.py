@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from configs.schema import RunConfig
-from millrace import parent_death
+from millrace.forking import process_settings
+from millrace.forking.process_settings import keep_freed_memory
 from millrace.models.loading import load_model, load_tokenizer
 from millrace.models.start_folder import start_folder
 from millrace.preflight.model import check_layout
@@ -22,7 +23,6 @@ from millrace.runs.provenance import record_start_hashes
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import DeviceTurns, open_device
-from millrace.runtime.process_settings import keep_freed_memory
 from millrace.runtime.stage import Stage, run_follower, run_stage
 from millrace.stages.train.handover import Handover, ShardHandover, WholeHandover
 from millrace.stages.train.train_loop import TrainLoop
@@ -113,7 +113,7 @@ def load_trainer(config: RunConfig, folder: Path) -> Trainer:
 
 
 def _handover(stage: Stage, trainer: Trainer) -> Handover:
-    """How new versions are handed over: in the generators' dtype."""
+    """Opens the handover of new versions, in the generators' dtype."""
     config, arguments = stage.config, stage.arguments
     if (sender := _sender(trainer, config, stage.store)) is not None:
         return ShardHandover(trainer, sender)
@@ -123,7 +123,7 @@ def _handover(stage: Stage, trainer: Trainer) -> Handover:
 
 
 def _sender(trainer: Trainer, config: RunConfig, store: Store) -> ShardSender | None:
-    """What takes this rank's shards; None if versions are handed over whole."""
+    """Opens the sender of this rank's shards; None if versions are handed over whole."""
     if config.weights.transport != "direct":
         return None
     shards = layout(trainer.model, trainer.ranks, _generation_dtype(config))
@@ -131,12 +131,12 @@ def _sender(trainer: Trainer, config: RunConfig, store: Store) -> ShardSender | 
 
 
 def _generation_dtype(config: RunConfig) -> torch.dtype:
-    found: torch.dtype = getattr(torch, config.generation_dtype)
-    return found
+    dtype: torch.dtype = getattr(torch, config.generation_dtype)
+    return dtype
 
 
 if __name__ == "__main__":
-    rank = parent_death.tie_to_launcher()
+    rank = process_settings.tie_to_launcher()
     if rank == 0:
         run_stage("train", main)
     run_follower("train", rank, follow_main)

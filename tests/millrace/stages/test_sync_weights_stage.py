@@ -18,8 +18,7 @@ from configs.schema import RunConfig
 from millrace.errors import WeightsCorrupt
 from millrace.runs.record import create_run
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.exit_codes import DRAINED
-from millrace.runtime.messages import Event, Heartbeat, read_line
+from millrace.runtime.messages import DRAINED, Event, Heartbeat, read_line
 from millrace.weights.base import HandoverSender, Manifest, Weights, WeightsId, WeightsReceiver, WeightsSender
 from millrace.weights.factory import generator_end, trainer_end
 from millrace.weights.fallback import FallbackReceiver
@@ -229,7 +228,7 @@ def test_a_bit_that_flips_after_a_version_was_pushed_costs_a_deadline_and_no_mor
     assert campaign.offer(1).policy_version == offered.policy_version
     campaign.go_on_until(lambda: all(generator.held is not None for generator in campaign.generators))
     campaign.drain()
-    assert any("the trainer is asked for them once more" in line for line in campaign.milestones())
+    assert any("the trainer is asked to resend them" in line for line in campaign.milestones())
     assert not any("ALARM" in line for line in campaign.milestones())
 
 
@@ -252,8 +251,8 @@ def test_a_generator_that_the_transport_does_not_reach_goes_on_through_the_store
     assert [generator.receiver.last_route for generator in campaign.generators] == [transport, "store"]
     named, back, named_again, back_again = (line for line in campaign.milestones() if line.startswith("generator 1 "))
     for line, step in ((named, 0), (named_again, 1)):
-        assert line.startswith(f"generator 1 has not taken version {step} after ")
-        assert line.endswith(": it is served through the store and the others go on")
+        assert line.startswith(f"generator 1 has no version {step} after ")
+        assert line.endswith(": it is served by the store, and the others continue")
     for line, step in ((back, 0), (back_again, 1)):
         assert line.startswith(f"generator 1 is back at version {step} after ")
         assert line.endswith(", by store")
