@@ -213,9 +213,7 @@ def _import(arguments: argparse.Namespace, console: Console) -> int:
 def _print_summary(summary: "RunSummary", console: Console) -> None:
     _print(console, f"run {summary.run_id} at {summary.run_url}: {_bytes(summary.bytes)}")
     rows = new_table("streams", left=("stream",), right=("parts", "rows", "tokens", "size", "versions"))
-    writers = new_table(
-        "writers", left=("stream", "first commit", "last commit", "state"), right=("removed", "epochs", "schema")
-    )
+    writers = new_table("writers", left=("stream", "first commit", "last commit", "state"), right=("removed", "epochs"))
     for stream in summary.streams:
         name = plain(stream.name)
         counts = (f"{count:,}" for count in (stream.parts, stream.rows, stream.tokens))
@@ -224,8 +222,7 @@ def _print_summary(summary: "RunSummary", console: Console) -> None:
         times = ("–" if t is None else local_time(t) for t in (stream.t_first, stream.t_last))
         state = "damaged" if stream.problem is not None else "ended" if stream.ended else "open"
         removed = f"{stream.removed_parts:,} parts" if stream.removed_parts else "–"
-        schema = ", ".join(map(str, stream.schema_versions)) or "–"
-        writers.add_row(name, *times, state, removed, str(stream.epochs), schema)
+        writers.add_row(name, *times, state, removed, str(stream.epochs))
     console.print(rows)
     console.print(writers)
     _print_files("checkpoints", summary.checkpoints, console)

@@ -14,7 +14,7 @@ from flows.display.terminal import local_time, new_table, plain
 
 if TYPE_CHECKING:
     from millrace.replay.diff import Diff, Difference, FirstDifference
-    from millrace.replay.show import Ratios, Shown, ShownGroup
+    from millrace.replay.show import RatioSummary, ShownGroup, ShownStep
 
 DIFFERENT = 1
 """Exit code if two runs differ."""
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, console: Console | None = None) -> int:
     from storage.stores.factory import open_store
 
     console = console or Console()
-    found: Diff | Shown
+    found: Diff | ShownStep
     if arguments.command == "show":
         from millrace.replay.show import show
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, console: Console | None = None) -> int:
     return code
 
 
-def format_step(shown: "Shown") -> Iterator[RenderableType]:
+def format_step(shown: "ShownStep") -> Iterator[RenderableType]:
     """One step as printed, piece by piece."""
     trajectories = sum(len(group.rewards) for group in shown.groups)
     tokens = sum(sum(group.lengths) for group in shown.groups)
@@ -145,7 +145,7 @@ def _batch(groups: "Sequence[ShownGroup]") -> RenderableType:
     return made
 
 
-def _numbers(shown: "Shown") -> RenderableType:
+def _numbers(shown: "ShownStep") -> RenderableType:
     made = new_table("numbers", left=("what",), right=("value",))
     for name, value in _ratios(shown.ratios):
         made.add_row(plain(name), f"{value:.6g}")
@@ -155,7 +155,7 @@ def _numbers(shown: "Shown") -> RenderableType:
     return made
 
 
-def _ratios(ratios: "Ratios") -> list[tuple[str, float]]:
+def _ratios(ratios: "RatioSummary") -> list[tuple[str, float]]:
     return [(f"importance_ratio_{name}", value) for name, value in asdict(ratios).items()]
 
 

@@ -7,8 +7,7 @@ from rich.console import RenderableType
 
 from flows.display.plots import line_chart
 from flows.display.terminal import new_table, plain
-from millrace.replay.comparison import Comparison
-from millrace.replay.results import read_table
+from millrace.replay.results import LossComparison, read_table
 from storage import layout
 from storage.stores.base import Store
 
@@ -128,7 +127,7 @@ def _compared(comparison: Mapping[str, Any]) -> tuple[str, Rows]:
 
 
 def _plots(store: Store) -> Iterator[str]:
-    comparison = Comparison(read_table(store, "comparison"))
+    comparison = LossComparison(read_table(store, "comparison"))
     for name, title in _PLOTTED.items():
         lines = comparison.series(name)
         longest = max(map(len, lines.values()))

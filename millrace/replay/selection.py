@@ -1,4 +1,4 @@
-"""Which groups of stored runs a replay trains on, and in which batches.
+"""Selects the groups of stored runs that a replay trains on, and cuts them into batches.
 
     run.groups ─► outcome ─► steps ─► staleness ─► where ─► rows     if nothing is left, the error names the filter
 
@@ -37,36 +37,36 @@ def select(run: SourceRun, selection: Selection) -> npt.NDArray[np.int64]:
     """Rows of `run.groups` that can be trained on, in the order of the stream.
 
     Raises ReplayError if the condition can't be evaluated, if nothing is left (it names the filter that left nothing),
-    and if what is selected was removed.
+    and if a selected group was removed.
     """
     kept = np.ones(run.groups.num_rows, dtype=bool)
-    for fitting, sentence in _filters(run, selection):
+    for fitting, filter_text in _filters(run, selection):
         kept &= fitting
         if not kept.any():
-            raise ReplayError(f"{run.url}: {sentence}")
+            raise ReplayError("no group is left", file=run.url, expected=filter_text)
     rows = np.flatnonzero(kept)
     run.check_stored(rows)
     return rows
 
 
 def _filters(run: SourceRun, selection: Selection) -> Iterator[tuple[npt.NDArray[np.bool_], str]]:
-    """Which rows each filter keeps, and the sentence if none is left."""
+    """Yields the rows that each filter keeps, and the filter in words."""
     outcomes, verified, steps, staleness = (
         run.groups[name].to_numpy() for name in ("outcome", "verified", "step", "staleness")
     )
-    wanted = [TRAINED, *_READABLE] if selection.dropped else [TRAINED]
-    sentence = f"no group that it took as {' or '.join(wanted)} has two rewards or more"
-    yield np.isin(outcomes, wanted) & (verified >= 2), sentence
+    allowed = [TRAINED, *_READABLE] if selection.dropped else [TRAINED]
+    yield (
+        np.isin(outcomes, allowed) & (verified >= 2),
+        f"one that was {' or '.join(allowed)}, with at least two rewards",
+    )
     first = run.steps[0] if selection.from_step is None else selection.from_step
     last = run.steps[-1] if selection.to_step is None else selection.to_step
-    sentence = f"no such group is of steps {first} to {last}; its steps are {run.steps[0]} to {run.steps[-1]}"
-    yield (first <= steps) & (steps <= last), sentence
+    stored = f"(the run has {run.steps[0]} to {run.steps[-1]})"
+    yield (first <= steps) & (steps <= last), f"one of steps {first} to {last} {stored}"
     if selection.max_staleness is not None:
-        sentence = f"no such group has a staleness of at most {selection.max_staleness}"
-        yield staleness <= selection.max_staleness, sentence
+        yield staleness <= selection.max_staleness, f"one with a staleness of at most {selection.max_staleness}"
     if selection.where is not None:
-        matching = _matching(run.groups, selection.where)
-        yield np.isin(np.arange(len(steps)), matching), f"no such group fulfils {selection.where!r}"
+        yield np.isin(np.arange(len(steps)), _matching(run.groups, selection.where)), f"one with {selection.where}"
 
 
 def _matching(groups: pa.Table, where: str) -> npt.NDArray[np.int64]:
@@ -79,7 +79,9 @@ def _matching(groups: pa.Table, where: str) -> npt.NDArray[np.int64]:
     except duckdb.Error as error:
         reason = " ".join(str(error).partition("\n\n")[0].split())
         columns = ", ".join(groups.column_names)
-        raise ReplayError(f"where: {where!r}: {reason}; expected an SQL condition over {columns}") from error
+        raise ReplayError(
+            f"{where!r}: {reason}", file="--where", expected=f"an SQL condition over {columns}"
+        ) from error
     return rows
 
 
@@ -99,8 +101,8 @@ def plan(sources: Sequence[SourceRun], request: ReplayRequest, *, groups_per_ste
     whole = len(groups) - len(groups) % groups_per_step
     if not whole:
         raise ReplayError(
-            f"{len(groups)} stored groups are chosen and training.groups_per_step is {groups_per_step}; "
-            "expected at least one whole batch"
+            f"{len(groups)} stored groups are selected and training.groups_per_step is {groups_per_step}",
+            expected="at least one whole batch",
         )
     return [groups[first : first + groups_per_step] for first in range(0, whole, groups_per_step)]
 
@@ -108,14 +110,13 @@ def plan(sources: Sequence[SourceRun], request: ReplayRequest, *, groups_per_ste
 def check_same_tokens(sources: Sequence[SourceRun]) -> None:
     """Raises ReplayError unless all sources have one vocabulary and tokenizer, without which they can't be mixed."""
     first, *others = sources
-    for other in others:
-        if other.vocab_size != first.vocab_size:
-            raise ReplayError(
-                f"{other.url}: its vocabulary has {other.vocab_size} tokens, but that of {first.url} has "
-                f"{first.vocab_size}; expected one vocabulary"
-            )
-        if _tokenizer(other) != _tokenizer(first):
-            raise ReplayError(f"{other.url}: its tokenizer differs from that of {first.url}; expected the same one")
+    expected = f"the vocabulary and the tokenizer of {first.url}"
+    for source in others:
+        if source.vocab_size != first.vocab_size:
+            read = f"its vocabulary has {source.vocab_size} tokens instead of {first.vocab_size}"
+            raise ReplayError(read, file=source.url, expected=expected)
+        if _tokenizer(source) != _tokenizer(first):
+            raise ReplayError("its tokenizer differs", file=source.url, expected=expected)
 
 
 def _tokenizer(run: SourceRun) -> str | None:

@@ -124,7 +124,6 @@ def test_what_no_record_names_is_noted_and_is_no_damage(small_run: Any, dict_sto
         f"{TRAJECTORIES}/seg/0-dead.arrows": "never committed",
         f"{TRAJECTORIES}/seg/1-beef.arrows": "not committed yet: its writer may still be running",
         "checkpoints/data/00000003-dead/model": "never committed",
-        f"{layout.PROBE}/1234": "left by a test of the store",
         "notes.txt": "not a file of a run",
         "streams/other/0/log/000000000000.json": "not a file of a run",
     }

@@ -14,8 +14,8 @@ from support.weights.versions import trained
 from millrace.evaluation.promotion import latest_promoted
 from millrace.evaluation.results import write_result
 from millrace.maintenance.fsck import fsck
-from millrace.maintenance.gc import Plan, Retention, carry_out, plan
-from millrace.maintenance.listing import Contents
+from millrace.maintenance.gc import RemovalPlan, Retention, carry_out, plan
+from millrace.maintenance.contents import Contents
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.checkpoints.names import weights_checksum
 from millrace.weights.fingerprint import fingerprint
@@ -37,13 +37,13 @@ LATER = 2 * 3600.0
 """Old enough for what no record names."""
 
 
-def gc(store: DictStore, retention: Retention, now: float | None = None) -> Plan:
+def gc(store: DictStore, retention: Retention, now: float | None = None) -> RemovalPlan:
     made = plan(store, retention, now=now)
     carry_out(store, made)
     return made
 
 
-def paths(made: Plan, kind: str) -> list[str]:
+def paths(made: RemovalPlan, kind: str) -> list[str]:
     return [removal.path for removal in made.removals if removal.kind == kind]
 
 
@@ -250,7 +250,9 @@ def test_weights_that_stay_are_whole_and_the_newest_two_stay(
     # Whole ones are 0, 16 and 32.
     first = max(0, versions - 2) // ANCHOR_EVERY * ANCHOR_EVERY
     assert len(paths(made, "weights")) == first
-    records = [record for record, _ in Contents(dict_store).log(layout.WEIGHTS) if record.kind == "checkpoint"]
+    records = [
+        record for record in Contents(dict_store).read_log(layout.WEIGHTS).records if record.kind == "checkpoint"
+    ]
     for version in range(first, versions):
         taken = StoreReceiver(as_of(dict_store, records[version].seq), tmp_path / "received").poll(None)
         assert taken is not None
@@ -284,7 +286,6 @@ def test_files_that_no_record_names_go_once_no_process_can_be_writing_them(
         f"{layout.trajectories(0)}/seg/0-dead.arrows",
         "checkpoints/data/00000003-dead/model",
         "weights/data/00000003-dead/weights.safetensors",
-        f"{layout.PROBE}/1234",
     ]
     others = [f"{layout.trajectories(0)}/seg/1-beef.arrows", "notes.txt"]
     for path in (*dead, *others):

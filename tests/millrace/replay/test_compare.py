@@ -13,7 +13,7 @@ from configs.replay import Selection
 from millrace.errors import InputError, ReplayError
 from millrace.models.start_folder import store_start_model
 from millrace.replay.compare import compare
-from millrace.replay.comparison import Comparison, Row, comparison_schema
+from millrace.replay.results import LossComparison, Row, comparison_schema
 from millrace.replay.source_run import SourceRun
 from storage import layout
 
@@ -28,12 +28,12 @@ def replace_start_model(run: TrainedRun, model: LlamaForCausalLM, folder: Path) 
 
 
 @pytest.fixture(scope="module")
-def whole(unchanged: TrainedRun) -> Comparison:
+def whole(unchanged: TrainedRun) -> LossComparison:
     return compare(SourceRun(unchanged.store), list(LOSSES), selection=ALL)
 
 
 @pytest.mark.slow
-def test_each_loss_is_asked_at_the_weights_that_the_run_had_bit_for_bit(whole: Comparison) -> None:
+def test_each_loss_is_asked_at_the_weights_that_the_run_had_bit_for_bit(whole: LossComparison) -> None:
     assert whole.losses == LOSSES
     assert whole.logprob_error == 0.0
     steps = [(row["step"], row["loss"]) for row in whole.table.select(["step", "loss"]).to_pylist()]
@@ -41,7 +41,9 @@ def test_each_loss_is_asked_at_the_weights_that_the_run_had_bit_for_bit(whole: C
     assert whole.table.schema == comparison_schema(list(LOSSES))
 
 
-def test_the_rows_of_the_runs_own_loss_are_what_its_trainer_measured(whole: Comparison, unchanged: TrainedRun) -> None:
+def test_the_rows_of_the_runs_own_loss_are_what_its_trainer_measured(
+    whole: LossComparison, unchanged: TrainedRun
+) -> None:
     rows = [row for row in whole.table.to_pylist() if row["loss"] == "aipo"]
     assert [row["tokens"] for row in rows] == [
         sum(int(sample.loss_mask.sum()) for sample in unchanged.told[step].samples) for step in range(1, LAST_STEP + 1)
@@ -62,7 +64,7 @@ def test_the_rows_of_the_runs_own_loss_are_what_its_trainer_measured(whole: Comp
 
 @pytest.mark.parametrize("first", [4, 5, 9])
 def test_a_range_begins_with_the_checkpoint_before_it_and_finds_the_same(
-    whole: Comparison, unchanged: TrainedRun, first: int
+    whole: LossComparison, unchanged: TrainedRun, first: int
 ) -> None:
     heard: list[list[Row]] = []
     selection = Selection(from_step=first, to_step=first + 1)
@@ -74,7 +76,9 @@ def test_a_range_begins_with_the_checkpoint_before_it_and_finds_the_same(
     ]
 
 
-def test_a_selection_within_batches_is_compared_at_the_same_weights(whole: Comparison, unchanged: TrainedRun) -> None:
+def test_a_selection_within_batches_is_compared_at_the_same_weights(
+    whole: LossComparison, unchanged: TrainedRun
+) -> None:
     run = SourceRun(unchanged.store)
     fresh = compare(run, ["reinforce", "aipo"], selection=Selection(max_staleness=0))
     rows = fresh.table.to_pylist()
@@ -91,13 +95,13 @@ def test_bad_input_is_refused_before_anything_is_trained(unchanged: TrainedRun) 
         compare(run, ["aipo"], selection=Selection(from_step=40))
 
 
-def test_means_are_over_known_numbers_and_survive_parquet(whole: Comparison, tmp_path: Path) -> None:
+def test_means_are_over_known_numbers_and_survive_parquet(whole: LossComparison, tmp_path: Path) -> None:
     rows = [row for row in whole.table.to_pylist() if row["loss"] == "cispo"]
     (mean,) = (row for row in whole.means() if row["loss"] == "cispo")
     assert mean["grad_norm"] == pytest.approx(np.mean([row["grad_norm"] for row in rows]))
     assert whole.series("grad_norm")["cispo"] == [(row["step"], row["grad_norm"]) for row in rows]
     pq.write_table(whole.table, tmp_path / "comparison.parquet")
-    read = Comparison(pq.read_table(tmp_path / "comparison.parquet"))
+    read = LossComparison(pq.read_table(tmp_path / "comparison.parquet"))
     assert (read.losses, read.means(), read.logprob_error) == (whole.losses, whole.means(), 0.0)
 
 

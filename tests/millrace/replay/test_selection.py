@@ -133,7 +133,7 @@ def test_a_condition_reaches_no_file_and_no_other_table(run: SourceRun) -> None:
 def test_what_is_no_condition_is_refused_in_one_line(run: SourceRun, where: str) -> None:
     with pytest.raises(ReplayError) as raised:
         select(run, Selection.model_construct(where=where))
-    assert str(raised.value).startswith(f"where: {where!r}: ")
+    assert (raised.value.file, raised.value.read.startswith(f"{where!r}: ")) == ("--where", True)
     assert "\n" not in str(raised.value)
 
 

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from configs.schema import RunConfig
 from configs.training import SelectionConfig
 from millrace.replay.compare import SideBySide
-from millrace.replay.comparison import Row
+from millrace.replay.results import Row
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.batch import Sample
 from millrace.training.losses.factory import make_loss

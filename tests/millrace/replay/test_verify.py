@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM
 from millrace.errors import ReplayError
 from millrace.models.start_folder import store_start_model
 from millrace.replay.source_run import SourceRun
-from millrace.replay.verdict import StepVerdict
+from millrace.replay.results import StepVerdict
 from millrace.replay.verify import verify
 from storage import layout
 from storage.checkpoints import CheckpointWriter, load_file
@@ -40,11 +40,11 @@ def test_a_run_rolled_back_on_its_way_is_reproduced_bit_for_bit(unchanged: Train
     assert [checkpoint.step for checkpoint in verdict.checkpoints] == [3, 6, 9, 12]
     assert all(one.hash == one.stored_hash and one.optimizer_identical for one in verdict.checkpoints)
     assert len({one.hash for one in verdict.checkpoints}) == 4, "witness: the weights moved"
-    assert verdict.rollouts == sum(len(told.samples) for told in unchanged.told.values())
-    assert verdict.tokens == sum(len(one.response_tokens) for told in unchanged.told.values() for one in told.samples)
     assert (verdict.difference, verdict.inexact_step, verdict.unlike) == (None, None, {})
     values = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
     assert (values["steps"], values["sentence"]) == (LAST_STEP, verdict.sentence)
+    assert values["rollouts"] == sum(len(told.samples) for told in unchanged.told.values())
+    assert values["tokens"] == sum(len(one.response_tokens) for told in unchanged.told.values() for one in told.samples)
 
 
 def test_it_begins_with_any_stored_checkpoint_and_ends_where_it_is_told(unchanged: TrainedRun) -> None:
@@ -53,26 +53,20 @@ def test_it_begins_with_any_stored_checkpoint_and_ends_where_it_is_told(unchange
     assert [checkpoint.step for checkpoint in verdict.checkpoints] == [9]
 
 
-@pytest.mark.slow
-def test_another_number_of_threads_is_fine_where_the_numbers_are_the_same_and_else_the_cause(
-    unchanged: TrainedRun,
-) -> None:
+def test_steps_are_trained_with_the_threads_of_their_attempt(trained: TrainedRun) -> None:
+    record = json.loads((trained.folder / layout.attempt(1)).read_text())
+    record["config"]["training"]["threads"] = 2
+    (trained.folder / layout.attempt(1)).write_text(json.dumps(record))
     threads: list[int] = []
-    verdict = verify(unchanged.store, to_step=3, threads=2)
-    assert verdict.unlike == {"training.threads": (1, 2)}
-    # Whether threads round differently is the machine's to say.
-    assert verdict.difference is None or verdict.difference.causes == ("training.threads was 1 and is 2",)
-    for asked, each_step in ((2, [2, 2, 2]), (None, [1, 1, 1])):
-        threads.clear()
-        verify(
-            unchanged.store,
-            to_step=3,
-            threads=asked,
-            tolerance=0.01,
-            each=lambda step: threads.append(torch.get_num_threads()),
-        )
-        assert threads == each_step
-    assert torch.get_num_threads() == THREADS, "as it was before"
+    verify(
+        trained.store,
+        from_step=3,
+        to_step=9,
+        tolerance=0.01,
+        each=lambda step: threads.append(torch.get_num_threads()),
+    )
+    assert threads == [1, 1, 1, 2, 2, 2]
+    assert torch.get_num_threads() == THREADS
 
 
 def test_reading_leaves_the_run_as_it_is(trained: TrainedRun) -> None:
