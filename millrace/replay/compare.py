@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 
 from configs.replay import Selection
-from configs.training import SelectionConfig, TrainingConfig
+from configs.training import TrainingConfig
 from millrace.errors import ReplayError
 from millrace.replay.results import COSINE, REPORTED, LossComparison, Row, comparison_schema
 from millrace.replay.selection import select
@@ -70,13 +70,19 @@ def compare(
     for copy, loss in zip(copies, chosen, strict=True):
         copy.on_progress = on_progress
         copy.set_loss(loss)
-    side_by_side = SideBySide(original, copies, advantage=training.advantage, selection=training.selection)
+
+    def samples_in(groups: Sequence[ScoredGroup]) -> list[Sample]:
+        masked = [mask_truncated(group, training.selection) for group in groups]
+        return samples_of(masked, training.advantage, original.policy_version, training.selection)
+
     table: list[Row] = []
     for step, batch in batches.items():
         selected = rows[steps == step]
         all_rows: list[int] = np.union1d(batch, selected).tolist()
         groups = dict(zip(all_rows, run.read(all_rows), strict=True))
-        loss_rows, logprobs = side_by_side.step([groups[row] for row in batch], [groups[row] for row in selected])
+        compared = samples_in([groups[row] for row in selected])
+        loss_rows = compare_losses(original, copies, compared) if compared else []
+        logprobs = original.step(samples_in([groups[row] for row in batch])).trainer_logprobs
         if loss_rows:
             head: Row = {
                 "step": step,
@@ -107,47 +113,19 @@ def _logprob_error(run: SourceRun, step: int, logprobs: Sequence[npt.NDArray[np.
     return float(max(np.abs(a - b).max() for a, b in zip(stored, logprobs, strict=True)))
 
 
-class SideBySide:
-    """`original` repeats its steps; `copies`, each with another loss, are compared at its weights.
-
-    `advantage` and `selection` are those of the run.
-    """
-
-    def __init__(
-        self, original: Trainer, copies: Sequence[Trainer], *, advantage: str, selection: SelectionConfig
-    ) -> None:
-        self.original = original
-        self._copies = copies
-        self._advantage = advantage
-        self._selection = selection
-
-    def step(
-        self, batch: Sequence[ScoredGroup], compared: Sequence[ScoredGroup]
-    ) -> tuple[list[Row], list[npt.NDArray[np.float32]]]:
-        """Compares the losses on the groups `compared`, if any; then the original takes its step on `batch`.
-
-        Returns a row per loss, and log π of the tokens of `batch` under the original before its step: [samples] of [R].
-        """
-        samples = self._samples(compared)
-        rows = self._compare(samples) if samples else []
-        return rows, self.original.step(self._samples(batch)).trainer_logprobs
-
-    def _samples(self, groups: Sequence[ScoredGroup]) -> list[Sample]:
-        masked = [mask_truncated(group, self._selection) for group in groups]
-        return samples_of(masked, self._advantage, self.original.policy_version, self._selection)
-
-    def _compare(self, samples: Sequence[Sample]) -> list[Row]:
-        rows: list[Row] = []
-        for copy in self._copies:
-            copy.copy_state_from(self.original)
-            report = copy.step(samples)
-            row = {column.name: getattr(report, column.name) for column in REPORTED}
-            rows.append(row | {"loss": copy.loss.name, "surrogate": report.loss})
-        implied_kls = mean_token_kl(self.original, self._copies, samples)
-        names = [f"{COSINE}{copy.loss.name}" for copy in self._copies]
-        for row, cosines, implied_kl in zip(rows, gradient_cosines(self._copies), implied_kls, strict=True):
-            row |= dict(zip(names, cosines, strict=True)) | {"implied_kl": implied_kl}
-        return rows
+def compare_losses(original: Trainer, copies: Sequence[Trainer], samples: Sequence[Sample]) -> list[Row]:
+    """A row per copy: one step on the samples from the original's weights, which stay as they are."""
+    rows: list[Row] = []
+    for copy in copies:
+        copy.copy_state_from(original)
+        report = copy.step(samples)
+        row = {column.name: getattr(report, column.name) for column in REPORTED}
+        rows.append(row | {"loss": copy.loss.name, "surrogate": report.loss})
+    implied_kls = mean_token_kl(original, copies, samples)
+    names = [f"{COSINE}{copy.loss.name}" for copy in copies]
+    for row, cosines, implied_kl in zip(rows, gradient_cosines(copies), implied_kls, strict=True):
+        row |= dict(zip(names, cosines, strict=True)) | {"implied_kl": implied_kl}
+    return rows
 
 
 @torch.no_grad()

@@ -56,12 +56,12 @@ class FirstDifference:
     step: int
     """The policy version that the two runs made differently."""
     what: str
-    """The first differing value, in the order of the picture above."""
+    """Name of the value."""
     where: str
     """The group, its member, the index of the value."""
     a: Any
-    """The value in run A, plain JSON."""
     b: Any
+    """The values, plain JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +69,9 @@ class Difference:
     """One value that differs between two runs."""
 
     name: str
-    """Dotted key of a config, or name of the compared value."""
     a: Any
-    """In run A, plain JSON; None if it has none."""
     b: Any
+    """The values, plain JSON; None if a run has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +79,8 @@ class Diff:
     """The differences between two runs."""
 
     run_a: str
-    """URL of the run."""
     run_b: str
+    """URLs of the runs."""
     config: list[Difference]
     """By dotted key: of the attempts at the first difference, or of the newest ones if there is none."""
     provenance: list[Difference]

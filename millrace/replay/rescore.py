@@ -64,39 +64,34 @@ def compare_scores(run: SourceRun, store: Store, reward: str, num_scorers: int) 
                 tables.append(pa.table(columns).cast(CHANGED))
     compared = pa.concat_tables(tables)
     sources = sorted(compared["source"].unique().to_pylist())
+    total, agreed = _summarize(compared)
     totals = {
         "old_reward": run.config["scoring"]["reward"],
         "new_reward": reward,
-        "total": _summarize(compared),
-        "by_source": {source: _summarize(compared.filter(pc.equal(compared["source"], source))) for source in sources},
+        "total": total,
+        "by_source": {name: _summarize(compared.filter(pc.equal(compared["source"], name)))[0] for name in sources},
         "unread": unread,
     }
-    return totals, compared.filter(pa.array(~_agreed(*_rewards(compared))))
+    return totals, compared.filter(pa.array(~agreed))
 
 
-def _rewards(rows: pa.Table) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Old and new rewards, [rows] each; NaN where the verifier failed."""
-    return rows["old_reward"].to_numpy().astype(np.float64), rows["new_reward"].to_numpy().astype(np.float64)
+def _summarize(rows: pa.Table) -> tuple[dict[str, float | None], npt.NDArray[np.bool_]]:
+    """Totals, and [rows] whether both rewards are equal or both verifiers failed.
 
-
-def _agreed(old: npt.NDArray[np.float64], new: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """[rows] whether both rewards are equal, or both verifiers failed."""
+    `agreement` is a share in [0, 1]; `shift` is new mean minus old mean where neither failed; None without rows.
+    """
+    # NaN where the verifier failed.
+    old, new = (rows[name].to_numpy().astype(np.float64) for name in ("old_reward", "new_reward"))
     agreed: npt.NDArray[np.bool_] = (old == new) | (np.isnan(old) & np.isnan(new))
-    return agreed
-
-
-def _summarize(rows: pa.Table) -> dict[str, float | None]:
-    """`agreement` is a share in [0, 1]; `shift` is new mean minus old mean where neither failed; None without rows."""
-    old, new = _rewards(rows)
-    agreed = int(_agreed(old, new).sum())
     shifts = (new - old)[~np.isnan(new - old)]
-    return {
+    totals = {
         "rows": len(old),
-        "agreed": agreed,
+        "agreed": int(agreed.sum()),
         "rose": int((new > old).sum()),
         "fell": int((new < old).sum()),
         "old_failed": int(np.isnan(old).sum()),
         "new_failed": int(np.isnan(new).sum()),
-        "agreement": agreed / len(old) if len(old) else None,
+        "agreement": float(agreed.mean()) if len(old) else None,
         "shift": float(shifts.mean()) if len(shifts) else None,
     }
+    return totals, agreed

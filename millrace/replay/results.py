@@ -6,7 +6,6 @@ compare ─► comparison.json, comparison.parquet    train   ─► trained.jso
 """
 
 import json
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -69,17 +68,10 @@ class CheckpointVerdict:
     """Hash of the stored weights: XXH3 over names, dtypes, shapes and bytes, 32 hex digits."""
     hash: str
     """Hash of the weights trained again."""
-    weights_difference: float
-    """Largest absolute difference between two elements; infinite if tensors are missing or differ in shape."""
-    optimizer_identical: bool
-    """The optimizer's state is equal bit for bit."""
-    optimizer_difference: float
-    """As `weights_difference`."""
-
-    @property
-    def identical(self) -> bool:
-        """Bit for bit, the optimizer's state included."""
-        return self.hash == self.stored_hash and self.optimizer_identical
+    identical: bool
+    """Bit for bit, the optimizer's state included."""
+    difference: float
+    """Largest absolute difference between two elements, the optimizer's state included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,17 +156,14 @@ class ReplayVerdict:
         return f"{done} are {exact}{without if self.steps_without_logprobs else ''}"
 
     def to_json(self) -> dict[str, Any]:
-        """The whole verdict, with sums over the steps; an infinite difference as null."""
+        """The whole verdict, with sums over the steps."""
         values = asdict(self)
         del values["passed"]
-        checkpoints = [asdict(checkpoint) for checkpoint in self.checkpoints]
         return values | {
             "steps": len(self.passed),
             "rollouts": sum(step.rollouts for step in self.passed),
             "tokens": sum(step.tokens for step in self.passed),
-            "checkpoints": [
-                {name: None if value == math.inf else value for name, value in one.items()} for one in checkpoints
-            ],
+            "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
             "inexact_step": self.inexact_step,
             "steps_without_logprobs": self.steps_without_logprobs,
             "sentence": self.sentence,

@@ -9,7 +9,7 @@
 With one source, stored order, whole steps and the run's own groups_per_step, these are the original batches.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import duckdb
 import numpy as np
@@ -23,8 +23,6 @@ from millrace.rollouts.consumed import TRAINED
 from millrace.rollouts.shaping import ZERO_ADVANTAGE
 from millrace.runs.provenance import read_start_hashes
 
-_READABLE = ("stale", ZERO_ADVANTAGE, "truncated")
-"""Reasons to drop a group that could have been trained."""
 _WITHOUT_FILES = {
     "enable_external_access": "false",
     "python_enable_replacements": "false",
@@ -36,53 +34,42 @@ _WITHOUT_FILES = {
 def select(run: SourceRun, selection: Selection) -> npt.NDArray[np.int64]:
     """Rows of `run.groups` that can be trained on, in the order of the stream.
 
-    Raises ReplayError if the condition can't be evaluated, if nothing is left (it names the filter that left nothing),
-    and if a selected group was removed.
+    Raises ReplayError if a condition can't be evaluated, if one leaves nothing, and if a selected group was removed.
     """
-    kept = np.ones(run.groups.num_rows, dtype=bool)
-    for fitting, filter_text in _filters(run, selection):
-        kept &= fitting
-        if not kept.any():
-            raise ReplayError("no group is left", file=run.url, expected=filter_text)
-    rows = np.flatnonzero(kept)
+    outcomes = (TRAINED, "stale", ZERO_ADVANTAGE, "truncated") if selection.dropped else (TRAINED,)
+    first = run.steps[0] if selection.from_step is None else selection.from_step
+    last = run.steps[-1] if selection.to_step is None else selection.to_step
+    conditions = [
+        " or ".join(f"outcome = '{outcome}'" for outcome in outcomes),
+        "verified >= 2",
+        f"step >= {first} and step <= {last}",
+    ]
+    if selection.max_staleness is not None:
+        conditions.append(f"staleness <= {selection.max_staleness}")
+    if selection.where is not None:
+        conditions.append(selection.where)
+    groups = run.groups.append_column("row", pa.array(np.arange(run.groups.num_rows)))
+    for condition in conditions:
+        groups = _filter(groups, condition)
+        if groups.num_rows == 0:
+            steps = f"the run has steps {run.steps[0]} to {run.steps[-1]}"
+            raise ReplayError(f"no group is left; {steps}", file=run.url, expected=f"a group with {condition}")
+    rows: npt.NDArray[np.int64] = np.sort(groups["row"].to_numpy())
     run.check_stored(rows)
     return rows
 
 
-def _filters(run: SourceRun, selection: Selection) -> Iterator[tuple[npt.NDArray[np.bool_], str]]:
-    """Yields the rows that each filter keeps, and the filter in words."""
-    outcomes, verified, steps, staleness = (
-        run.groups[name].to_numpy() for name in ("outcome", "verified", "step", "staleness")
-    )
-    allowed = [TRAINED, *_READABLE] if selection.dropped else [TRAINED]
-    yield (
-        np.isin(outcomes, allowed) & (verified >= 2),
-        f"one that was {' or '.join(allowed)}, with at least two rewards",
-    )
-    first = run.steps[0] if selection.from_step is None else selection.from_step
-    last = run.steps[-1] if selection.to_step is None else selection.to_step
-    stored = f"(the run has {run.steps[0]} to {run.steps[-1]})"
-    yield (first <= steps) & (steps <= last), f"one of steps {first} to {last} {stored}"
-    if selection.max_staleness is not None:
-        yield staleness <= selection.max_staleness, f"one with a staleness of at most {selection.max_staleness}"
-    if selection.where is not None:
-        yield np.isin(np.arange(len(steps)), _matching(run.groups, selection.where)), f"one with {selection.where}"
-
-
-def _matching(groups: pa.Table, where: str) -> npt.NDArray[np.int64]:
-    """Rows that fulfil an SQL condition, which can't read files or other tables."""
-    numbered = groups.append_column("row", pa.array(np.arange(groups.num_rows)))
+def _filter(groups: pa.Table, condition: str) -> pa.Table:
+    """The rows that fulfil an SQL condition, which can't read files or other tables."""
     try:
         with duckdb.connect(config=_WITHOUT_FILES) as database:
             # As an expression it can't end the statement and begin another.
-            rows: npt.NDArray[np.int64] = database.from_arrow(numbered).filter(where).project("row").fetchnumpy()["row"]
+            return database.from_arrow(groups).filter(condition).to_arrow_table()
     except duckdb.Error as error:
         reason = " ".join(str(error).partition("\n\n")[0].split())
-        columns = ", ".join(groups.column_names)
-        raise ReplayError(
-            f"{where!r}: {reason}", file="--where", expected=f"an SQL condition over {columns}"
-        ) from error
-    return rows
+        columns = ", ".join(groups.column_names[:-1])
+        expected = f"an SQL condition over {columns}"
+        raise ReplayError(f"{condition!r}: {reason}", file="--where", expected=expected) from error
 
 
 Batch = list[tuple[int, int]]

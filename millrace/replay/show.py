@@ -45,21 +45,19 @@ class ShownGroup:
     group_id: int
     generator: int
     first_row_id: int
-    """Position of its first row in the generator's stream."""
     prompt_id: str
     prompt: str
     """Its text, as tokenised."""
     answer: str
-    """The correct one."""
     min_policy_version: int
     max_policy_version: int
     """Oldest and newest policy version that sampled any of it."""
     staleness: int
     """Policy versions, when it was trained."""
     rewards: list[float | None]
-    """None where the verifier failed; such a member was not trained on."""
+    """None where the verifier failed."""
     advantages: list[float | None]
-    """None where it was not trained on."""
+    """None where a member was not trained on."""
     lengths: list[int]
     """Response tokens."""
     ratios: RatioSummary
@@ -74,25 +72,22 @@ class ShownStep:
     step: int
     """The policy version that it made."""
     incarnation: int
-    """Incarnation of the trainer that made it."""
     t: float
     """When it was done, unix seconds."""
     attempt: int
-    """The controller's start during which it was made."""
     config: dict[str, Any]
-    """In effect then, as JSON."""
+    """Of the attempt, as JSON."""
     groups: list[ShownGroup]
     """In the order of the batch."""
     dropped: dict[str, int]
     """Trajectories dropped before this step, by reason."""
     ratios: RatioSummary
-    """Over the whole batch."""
     measured: dict[str, float]
     """The trainer's metrics by name: loss, grad_norm, …; empty if they are damaged."""
     evaluation: dict[str, Any] | None
     """Held-out result of the version that it made; None if it was not evaluated."""
     dashboard: str | None
-    """Address of its trajectories in the dashboard; None if the dashboard's address is not known."""
+    """Address of its trajectories in the dashboard, if known."""
 
     @property
     def staleness(self) -> dict[int, int]:

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import ReplayError
-from millrace.replay.groups import group_table
 from millrace.replay.parts import ScoredParts, Scores, data_records
 from millrace.replay.results import read_spec
 from millrace.rollouts.arrow import list_slices
@@ -34,6 +33,25 @@ from storage.stores.base import Store
 from storage.stores.factory import open_store
 from storage.streams.record import Record
 from storage.streams.stream import read_part, read_removed
+
+_GROUP_COLUMNS = [
+    ("step", pa.int64(), "policy_version", "first"),
+    ("incarnation", pa.int32(), "incarnation", "first"),
+    ("generator", pa.int32(), "generator", "first"),
+    ("first_row_id", pa.int64(), "trajectory_row_id", "first"),
+    ("rollouts", pa.int32(), "trajectory_row_id", "count"),
+    ("verified", pa.int32(), "reward", "count"),
+    ("group_id", pa.int64(), "group_id", "first"),
+    ("staleness", pa.int32(), "staleness", "first"),
+    ("staleness_in_flight", pa.int32(), "staleness_in_flight", "first"),
+    ("min_policy_version", pa.int64(), "min_policy_version", "min"),
+    ("max_policy_version", pa.int64(), "max_policy_version", "max"),
+    ("t", pa.float64(), "t", "first"),
+    ("tokens", pa.int64(), "tokens", "sum"),
+    ("length_mean", pa.float64(), "tokens", "mean"),
+    *((f"reward_{aggregate}", pa.float64(), "reward", aggregate) for aggregate in ("mean", "min", "max")),
+]
+"""Name and type of a column of `SourceRun.groups`; the column of CONSUMED, and how a group's rows are aggregated."""
 
 
 class SourceRun:
@@ -56,8 +74,9 @@ class SourceRun:
         if self._rows.num_rows == 0:
             raise ReplayError(f"{layout.CONSUMED} has no rows", file=self.url, expected="a run that finished a step")
         self._starts = np.flatnonzero(self._rows["sample_index"].to_numpy() == 0)
-        self.groups: pa.Table = group_table(self._rows, self._starts, None if scores is None else self._new_rewards())
-        """One row per group, in the order of the stream: see `millrace.replay.groups`."""
+        rewards = self._rows["reward"].to_numpy() if scores is None else self._new_rewards()
+        self.groups = _group_table(self._rows, self._starts, rewards.astype(np.float64))
+        """One row per group, in the order of the stream; docs/replay.md describes its columns."""
         self._steps = self.groups["step"].to_numpy()
         self._logprobs_part: tuple[int, pa.Table] | None = None
 
@@ -203,6 +222,25 @@ class SourceRun:
             its_rows = generators == generator
             rewards[its_rows] = self.parts.rewards(generator)[row_ids[its_rows]]
         return rewards
+
+
+def _group_table(rows: pa.Table, starts: npt.NDArray[np.int64], rewards: npt.NDArray[np.float64]) -> pa.Table:
+    """The groups in the surviving `rows` of CONSUMED, which begin at `starts`; `rewards` ([rows]) are NaN for none."""
+    is_first = np.isin(np.arange(rows.num_rows), starts)
+    columns = {name: rows[name] for name in rows.column_names} | {
+        "group": np.cumsum(is_first),
+        "reward": pa.array(rewards, mask=~np.isfinite(rewards)),
+        "trained": pc.equal(rows["outcome"], TRAINED),
+    }
+    aggregates = {("trained", "any"), ("outcome", "first"), *((source, how) for _, _, source, how in _GROUP_COLUMNS)}
+    groups = pa.table(columns).group_by("group", use_threads=False).aggregate(sorted(aggregates))
+    table = {name: groups[f"{source}_{how}"].cast(kind) for name, kind, source, how in _GROUP_COLUMNS}
+    trained, steps = groups["trained_any"].to_numpy(), table["step"].to_numpy()
+    places = np.full(len(steps), -1, dtype=np.int32)
+    # Steps ascend, so searchsorted finds the first group of each step.
+    places[trained] = np.arange(trained.sum()) - np.searchsorted(steps[trained], steps[trained])
+    outcomes = pc.if_else(groups["trained_any"], TRAINED, groups["outcome_first"])
+    return pa.table({**table, "place": places, "outcome": outcomes})
 
 
 def open_run_or_replay(store: Store) -> SourceRun:

@@ -100,23 +100,15 @@ def _steps(run: SourceRun, from_step: int, to_step: int | None) -> range:
     """The steps to train again. Raises ReplayError unless everything they need is stored."""
     last = run.steps[-1] if to_step is None else to_step
     steps = range(from_step + 1, last + 1)
-    stored = f"steps from {run.steps[0]} to {run.steps[-1]}"
-    if not steps:
-        raise ReplayError(f"no step after version {from_step} up to version {last}", file=run.url, expected=stored)
-    if missing := sorted(set(steps) - set(run.steps)):
-        raise ReplayError(f"step {missing[0]} is not stored", file=run.url, expected=stored)
+    if not steps or set(steps) - set(run.steps):
+        expected = f"steps from {run.steps[0]} to {run.steps[-1]}"
+        raise ReplayError(f"steps {from_step + 1} to {last} are not stored", file=run.url, expected=expected)
     if from_step:
         run.checkpoint(from_step)
-    if not run.checkpoints:
-        raise ReplayError(
-            "no checkpoint has its files", file=run.url, expected="a checkpoint whose weights can be compared"
-        )
     if not any(step in run.checkpoints or run.logprobs_stored(step) for step in steps):
-        raise ReplayError(
-            f"neither checkpoints nor log-probabilities of steps {steps[0]} to {last}",
-            file=run.url,
-            expected=f"a range with a stored checkpoint: {', '.join(map(str, run.checkpoints))}",
-        )
+        read = f"neither checkpoints nor log-probabilities of steps {steps[0]} to {last} are stored"
+        versions = ", ".join(map(str, run.checkpoints)) or "none, as no checkpoint is stored"
+        raise ReplayError(read, file=run.url, expected=f"a range with one of the checkpoints: {versions}")
     run.check_stored(np.concatenate([run.batch(step) for step in steps]))
     return steps
 
@@ -212,24 +204,24 @@ class _Verification:
         if step not in self._run.checkpoints:
             return None
         files = (self.trainer.state(), load_files(self._run.store, self._run.checkpoints[step]))
-        weights, stored_weights = (StoredTensors(each, MODEL).read_whole() for each in files)
-        optimizer, stored_optimizer = (StoredTensors(each, OPTIMIZER).read_whole() for each in files)
-        verdict = CheckpointVerdict(
-            step=step,
-            stored_hash=fingerprint(stored_weights).digest,
-            hash=fingerprint(weights).digest,
-            weights_difference=_largest_difference(weights, stored_weights),
-            optimizer_identical=fingerprint(optimizer).digest == fingerprint(stored_optimizer).digest,
-            optimizer_difference=_largest_difference(optimizer, stored_optimizer),
+        (weights, stored_weights), (optimizer, stored_optimizer) = (
+            [StoredTensors(each, kind).read_whole() for each in files] for kind in (MODEL, OPTIMIZER)
         )
-        worst = max(verdict.weights_difference, verdict.optimizer_difference)
-        if verdict.identical or (self._verdict.tolerance is not None and self._passes(worst)):
-            return verdict
-        sentence = (
-            f"the checkpoint's weights are {verdict.stored_hash}, trained again {verdict.hash}: they differ by at "
-            f"most {verdict.weights_difference:g}, the optimizer's state by {verdict.optimizer_difference:g}"
+        digest, stored_digest = fingerprint(weights).digest, fingerprint(stored_weights).digest
+        same_optimizer = fingerprint(optimizer).digest == fingerprint(stored_optimizer).digest
+        weights_difference = _largest_difference(weights, stored_weights)
+        optimizer_difference = _largest_difference(optimizer, stored_optimizer)
+        worst = max(weights_difference, optimizer_difference)
+        identical = digest == stored_digest and same_optimizer
+        if not identical and (self._verdict.tolerance is None or not self._passes(worst)):
+            sentence = (
+                f"the checkpoint's weights are {stored_digest}, trained again {digest}: they differ by at most "
+                f"{weights_difference:g}, the optimizer's state by {optimizer_difference:g}"
+            )
+            raise _Differs("weights", sentence, self._causes())
+        return CheckpointVerdict(
+            step=step, stored_hash=stored_digest, hash=digest, identical=identical, difference=worst
         )
-        raise _Differs("weights", sentence, self._causes())
 
     def _passes(self, distance: float) -> bool:
         return distance <= (self._verdict.tolerance or 0.0)

@@ -1,4 +1,4 @@
-"""The five commands as a person meets them: what they print, what they return, and what can't reach the terminal."""
+"""The maintenance commands: their output, their exit codes, and escaping for the terminal."""
 
 import argparse
 import io
@@ -26,7 +26,7 @@ def parse(*words: str) -> argparse.Namespace:
 
 
 def said(*words: str) -> tuple[int, str]:
-    """Exit code and what a terminal of 100 columns shows."""
+    """Exit code and output on a terminal of 100 columns."""
     console = Console(file=io.StringIO(), width=100)
     code = run(parse(*words), console)
     assert isinstance(console.file, io.StringIO)
@@ -65,22 +65,21 @@ def test_inspect_shows_streams_checkpoints_weights_and_staleness(folder: str) ->
     assert "trained trajectories by staleness, at the latest checkpoint:  0: " in text
 
 
-def test_inspect_as_json_holds_the_same_and_the_rows_asked_for(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_prints_json(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(parse("inspect", folder, "--json", "--stream", "trajectories/1", "--rows", "2")) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["run_id"] == "small"
-    assert [row["row_id"] for row in found["first_rows"]["rows"]] == [0, 1]
-    assert len(found["streams"]) == 9
+    values = json.loads(capsys.readouterr().out)
+    assert (values["run_id"], len(values["streams"])) == ("small", 9)
+    assert [row["row_id"] for row in values["first_rows"]["rows"]] == [0, 1]
 
 
-def test_rows_are_shown_a_column_a_line_as_many_at_once_as_fit(folder: str) -> None:
+def test_rows_are_shown_one_line_per_column(folder: str) -> None:
     code, text = said("inspect", folder, "--stream", "trajectories/0", "--rows", "4")
     assert code == 0
     assert [line[1:] for line in lines(text) if line[:1] == ["row_id"]] == [["0", "1"], ["2", "3"]]
     assert next(line[1:] for line in lines(text) if line[:1] == ["response_tokens"]) == ["[1]", "3", "[2]", "4", "5"]
 
 
-def test_nothing_that_a_run_holds_reaches_the_terminal_as_control_character_or_markup(folder: str) -> None:
+def test_control_characters_and_markup_of_a_run_are_escaped(folder: str) -> None:
     hostile = "\x1b[2J\x07[red]\u202e\r\nname" + "n" * 5000
     row = {"t": 1.5, "incarnation": 0, "policy_version": 1, "name": hostile, "value": 1.0}
     writer = StreamWriter(LocalStore(folder), layout.metrics("train", 1), METRIC, "w")
@@ -91,9 +90,7 @@ def test_nothing_that_a_run_holds_reaches_the_terminal_as_control_character_or_m
     assert not [c for c in text if not c.isprintable() and c != "\n"]
 
 
-def test_fsck_names_file_and_record_returns_1_and_offers_quarantine(
-    folder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fsck_reports_and_quarantines_damage(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = said("fsck", folder)
     assert (code, len(text.splitlines())) == (0, 1)
     path = segment(folder, "streams/trajectories/0")
@@ -114,7 +111,7 @@ def test_fsck_names_file_and_record_returns_1_and_offers_quarantine(
     assert (code, f"set aside: {relative} (named by record " in text) == (0, True)
 
 
-def test_compact_says_what_it_wrote_and_what_it_left_out(folder: str, tmp_path: Path) -> None:
+def test_compact_lists_files_and_unreadable_parts(folder: str, tmp_path: Path) -> None:
     damage(segment(folder, "streams/metrics/train-0"))
     code, text = said("compact", folder, "--out", str(tmp_path / "out"))
     assert code == 0
@@ -128,15 +125,18 @@ def test_compact_says_what_it_wrote_and_what_it_left_out(folder: str, tmp_path: 
     ]
 
 
-def test_gc_prints_the_same_list_whether_or_not_it_removes(folder: str) -> None:
-    before = {path for path in Path(folder).rglob("*") if path.is_file()}
+def test_gc_lists_removals_with_and_without_dry_run(folder: str) -> None:
+    files = {path for path in Path(folder).rglob("*") if path.is_file()}
     _, dry = said("gc", folder, "--keep-age", "0s", "--dry-run")
-    assert {path for path in Path(folder).rglob("*") if path.is_file()} == before
+    assert {path for path in Path(folder).rglob("*") if path.is_file()} == files
     code, wet = said("gc", folder, "--keep-age", "0s")
     assert code == 0
-    listed = [line for line in wet.splitlines() if line.startswith(("rows: ", "checkpoints: ", "weights: "))]
-    assert listed == [line for line in dry.splitlines() if line.startswith(("rows: ", "checkpoints: ", "weights: "))]
-    gone = {path.relative_to(folder).as_posix() for path in before if not path.exists()}
+    listed, planned = (
+        [line for line in text.splitlines() if line.startswith(("rows: ", "checkpoints: ", "weights: "))]
+        for text in (wet, dry)
+    )
+    assert listed == planned
+    gone = {path.relative_to(folder).as_posix() for path in files if not path.exists()}
     assert {line.split(": ")[1] for line in listed} == gone
     assert "would be freed" in dry
     assert ["all", str(len(gone))] in [line[:2] for line in lines(wet)]
@@ -169,9 +169,7 @@ def test_quantities_are_a_number_and_a_unit(words: list[str], expected: float) -
         (["inspect", "run", "--rows", "many"], "'many' is not a count"),
     ],
 )
-def test_a_mistake_in_the_command_line_ends_with_2_and_a_sentence(
-    words: Sequence[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_arguments_exit_with_2(words: Sequence[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(*words)
     assert caught.value.code == 2
@@ -179,20 +177,19 @@ def test_a_mistake_in_the_command_line_ends_with_2_and_a_sentence(
 
 
 @pytest.mark.parametrize("command", ["inspect", "fsck", "compact", "gc"])
-def test_a_place_without_a_run_is_a_mistake(command: str, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(command: str, tmp_path: Path) -> None:
     with pytest.raises(RunMissing):
         run(parse(command, str(tmp_path / "none")))
     assert not (tmp_path / "none").exists()
 
 
-def test_a_stream_that_is_not_there_is_a_mistake_that_names_those_that_are(folder: str) -> None:
-    with pytest.raises(InputError):
+def test_an_unknown_stream_is_refused_with_the_known_ones(folder: str) -> None:
+    with pytest.raises(InputError) as raised:
         said("inspect", folder, "--stream", "x")
+    assert "trajectories/0" in str(raised.value.expected)
 
 
-def test_export_writes_the_promoted_model_and_says_why_it_is_the_one(
-    start_run: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_export_writes_the_promoted_model(start_run: Callable[..., Any], tmp_path: Path) -> None:
     run_of = start_run(LocalStore(tmp_path / "run", fsync=False)).campaign()
     with pytest.raises(InputError):
         said("export", str(tmp_path / "run"), "--promoted", "--to", str(tmp_path / "model"))
