@@ -150,7 +150,7 @@ class Contents:
         return log
 
     def read_sound_log(self, path: str) -> StoredLog:
-        """As `read_log`, but raises StreamCorrupt for damage."""
+        """Reads a log as `read_log`, but raises StreamCorrupt for damage."""
         log = self.read_log(path)
         if log.damage is not None:
             raise log.damage

@@ -8,7 +8,7 @@
     files that no record names ─► notes
 
 Reading changes nothing. A damaged record is never moved, because everything after it depends on it. A damaged file is
-moved to `quarantine/`, with a note beside it; readers then see it as missing and continue.
+moved to `quarantine/`, together with a note; readers then see it as missing and continue.
 """
 
 import json

@@ -17,7 +17,7 @@ import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 from millrace.maintenance.contents import Contents, StoredLog, StoredStream, best_stored
 from millrace.maintenance.orphans import is_temporary, orphans
@@ -34,8 +34,7 @@ ORPHAN_SECONDS = 3600.0
 KEPT_WEIGHTS = 2
 """The newest version, and the one before it, which a generator may be reading; their anchors stay too."""
 
-RemovalKind = Literal["orphans", "checkpoints", "weights", "promoted", "rows"]
-KINDS: tuple[RemovalKind, ...] = get_args(RemovalKind)
+KINDS = ("orphans", "checkpoints", "weights", "promoted", "rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +46,7 @@ class Retention:
     keep_versions: int | None = None
     """Keep rows that any of this many newest policy versions sampled, or that were trained for one of them."""
     max_bytes: int | None = None
-    """Limit for the files of trajectories, scores and the trainer's log-probabilities together. Above it, more is
-    removed, oldest first, whatever the two fields above keep."""
+    """Limit for all rows together. Above it, more is removed, oldest first, whatever the two fields above keep."""
     keep_checkpoints: int = 2
     """This many newest checkpoints stay resumable, and as many newest promoted models stay; at least 1."""
 
@@ -57,7 +55,8 @@ class Retention:
 class Removal:
     """One file to remove."""
 
-    kind: RemovalKind
+    kind: str
+    """One of KINDS."""
     path: str
     """Relative to the run."""
     bytes: int
@@ -74,13 +73,13 @@ class RemovalPlan:
     notes: list[str] = field(default_factory=list)
     """Limits that can't be met."""
 
-    def files(self) -> Counter[RemovalKind]:
+    def files(self) -> Counter[str]:
         """Files to remove, by kind."""
         return Counter(removal.kind for removal in self.removals)
 
-    def freed(self) -> Counter[RemovalKind]:
+    def freed(self) -> Counter[str]:
         """Bytes by kind."""
-        freed: Counter[RemovalKind] = Counter()
+        freed: Counter[str] = Counter()
         for removal in self.removals:
             freed[removal.kind] += removal.bytes
         return freed
@@ -97,8 +96,8 @@ def plan(store: Store, retention: Retention, *, now: float | None = None) -> Rem
     # Checkpoints first: a running trainer only moves forward, so they need at least as much as it will need later.
     checkpoints, weights, promoted = (contents.checkpoints(log) for log in layout.FILE_LOGS)
     kept = _plan_checkpoints(made, contents, checkpoints, retention.keep_checkpoints)
-    _plan_files(made, contents, "weights", layout.WEIGHTS, weights, _num_kept_weights(weights))
-    _plan_files(made, contents, "promoted", layout.PROMOTED, promoted, retention.keep_checkpoints)
+    _plan_files(made, contents, layout.WEIGHTS, weights, _num_kept_weights(weights))
+    _plan_files(made, contents, layout.PROMOTED, promoted, retention.keep_checkpoints)
     # In this order each score finds its trajectory.
     logs = {stream.path: contents.read_sound_log(stream.path) for stream in contents.streams}
     newest = checkpoints[-1].step if checkpoints else 0
@@ -142,20 +141,14 @@ def _plan_checkpoints(
     made: RemovalPlan, contents: Contents, checkpoints: list[Checkpoint], keep: int
 ) -> list[Checkpoint]:
     """Plans as `_plan_files` for the trainer's checkpoints, and keeps the best."""
-    stored = {(one.step, weights_checksum(one)): one for one in checkpoints if contents.has_files(one)}
+    stored = {(c.step, weights_checksum(c)): c for c in checkpoints if contents.has_files(c)}
     result = best_stored(contents.store, stored.values(), base_model=False)
     best = None if result is None else stored[result["policy_version"], result["weights_checksum"]]
-    return _plan_files(made, contents, "checkpoints", layout.CHECKPOINTS, checkpoints, keep, best)
+    return _plan_files(made, contents, layout.CHECKPOINTS, checkpoints, keep, best)
 
 
 def _plan_files(
-    made: RemovalPlan,
-    contents: Contents,
-    kind: RemovalKind,
-    log: str,
-    stored: list[Checkpoint],
-    keep: int,
-    best: Checkpoint | None = None,
+    made: RemovalPlan, contents: Contents, log: str, stored: list[Checkpoint], keep: int, best: Checkpoint | None = None
 ) -> list[Checkpoint]:
     """Plans the removal of the files of all but the newest `keep` records and `best`.
 
@@ -174,6 +167,7 @@ def _plan_files(
     in_use = {path for files in needed for path in files}
     in_use |= set() if best is None else {ref.path for ref in best.files.values()}
     old = {ref.path: ordinal for ordinal, record in enumerate(stored[:first]) for ref in record.files.values()}
+    kind = log.rpartition("/")[2]
     for path, ordinal in sorted(old.items()):
         if path not in in_use and path in contents.entries:
             reason = f"version {stored[ordinal].step}, {len(stored) - ordinal - 1} newer ones exist"

@@ -10,17 +10,14 @@
 Both runs are read once, step by step, until both kinds of difference are found.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from millrace.replay.source_run import SourceRun, open_run_or_replay
+from millrace.replay.source_run import TrainedStep, open_run_or_replay
 from millrace.rollouts.scored_group import ScoredGroup
-from millrace.runs.history import read_steps
 from millrace.runs.provenance import differences, read_start_hashes
 from millrace.runs.record import attempt_of_step, latest_attempt
 from millrace.training.checkpoints.names import weights_checksum
@@ -111,7 +108,7 @@ def diff(store_a: Store, store_b: Store) -> Diff:
     steps = sorted(set(run_a.steps) & set(run_b.steps))
     batch: FirstDifference | None = None
     numbers: FirstDifference | None = None
-    for step, a, b in zip(steps, _read(run_a, steps), _read(run_b, steps), strict=True):
+    for step, a, b in zip(steps, run_a.read_trained(steps), run_b.read_trained(steps), strict=True):
         batch = batch or _first(step, _compare_batches(a, b))
         numbers = numbers or _first(step, _compare_numbers(a, b))
         if batch and numbers:
@@ -181,42 +178,6 @@ def _verifier_version(store: Store, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Step:
-    """One step of one run."""
-
-    groups: list[ScoredGroup]
-    """With the rewards that the trainer used."""
-    trained: list[tuple[int, int]]
-    """[samples] (group_id, member) of each trained trajectory."""
-    advantages: list[float]
-    """[samples]."""
-    trainer_logprobs: list[npt.NDArray[np.float32]]
-    """[samples] of [R]."""
-    numbers: dict[str, float]
-
-
-def _read(run: SourceRun, steps: Sequence[int]) -> Iterator[_Step]:
-    """Reads these steps of a run in one pass over its parts."""
-    batches = [run.batch(step).tolist() for step in steps]
-    rows = [row for batch in batches for row in batch]
-    run.check_stored(np.array(rows, dtype=np.int64))
-    stored = run.read(rows)
-    numbers = {step.policy_version: step.values for step in read_steps(run.store)}
-    for step, batch in zip(steps, batches, strict=True):
-        groups = [
-            replace(group, rewards=run.rewards(row))
-            for row, group in zip(batch, islice(stored, len(batch)), strict=True)
-        ]
-        yield _Step(
-            groups=groups,
-            trained=[(g.group_id, member) for row, g in zip(batch, groups, strict=True) for member in run.trained(row)],
-            advantages=run.advantages(step),
-            trainer_logprobs=run.trainer_logprobs(step),
-            numbers=numbers.get(step, {}),
-        )
-
-
 _Where = tuple[str, str, Any, Any]
 """`what`, `where`, `a` and `b` of a FirstDifference."""
 
@@ -228,7 +189,7 @@ def _first(step: int, difference: _Where | None) -> FirstDifference | None:
     return FirstDifference(step=step, what=what, where=where, a=a, b=b)
 
 
-def _compare_batches(a: _Step, b: _Step) -> _Where | None:
+def _compare_batches(a: TrainedStep, b: TrainedStep) -> _Where | None:
     ids_a, ids_b = ([group.group_id for group in step.groups] for step in (a, b))
     if set(ids_a) != set(ids_b):
         return "groups", "trained in one run alone", sorted(set(ids_a) - set(ids_b)), sorted(set(ids_b) - set(ids_a))
@@ -239,11 +200,13 @@ def _compare_batches(a: _Step, b: _Step) -> _Where | None:
             members = [(group_a.group_id, member) for member in range(len(group_a.rewards))]
             if difference := _compare_members(what, values_of(group_a), values_of(group_b), members):
                 return difference
-    return _compare_members("advantages", a.advantages, b.advantages, a.trained)
+    return _compare_members("advantages", [*a.advantages.values()], [*b.advantages.values()], [*a.advantages])
 
 
-def _compare_numbers(a: _Step, b: _Step) -> _Where | None:
-    if difference := _compare_members("trainer_logprobs", a.trainer_logprobs, b.trainer_logprobs, a.trained):
+def _compare_numbers(a: TrainedStep, b: TrainedStep) -> _Where | None:
+    logprobs_a, logprobs_b = a.trainer_logprobs, b.trainer_logprobs
+    values = [*logprobs_a.values()], [*logprobs_b.values()]
+    if difference := _compare_members("trainer_logprobs", *values, [*logprobs_a]):
         return difference
     for name in ("loss", "grad_norm"):
         # Metrics lost to damage are not a difference.

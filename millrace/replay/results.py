@@ -1,4 +1,4 @@
-"""The results of a replay, and the files of its own run that hold them. Does not import torch.
+"""The results of a replay, and the files of the replay's run that hold them. Does not import torch.
 
 replay.json ─► read by its stages
 verify  ─► verdict.json                           rescore ─► rescored.json, changed.parquet

@@ -21,7 +21,6 @@ from millrace.evaluation.results import read_result
 from millrace.replay.source_run import open_run_or_replay
 from millrace.rollouts.arrow import prompt_of
 from millrace.rollouts.consumed import TRAINED
-from millrace.runs.history import read_steps
 from millrace.runs.record import attempt_of_step
 from storage.stores.base import Store
 
@@ -109,19 +108,20 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> ShownS
     for fact in facts:
         if fact["outcome"] != TRAINED:
             dropped[fact["outcome"]] += fact["rollouts"]
-    batch = run.batch(step).tolist()
-    run.check_stored(np.array(batch, dtype=np.int64))
-    logprobs, advantages = iter(run.trainer_logprobs(step)), iter(run.advantages(step))
+    (trained,) = run.read_trained([step])
 
     @cache
     def prompt_ids(generator: int, part: int) -> pa.Table:
         return run.parts.trajectories(generator, part, ["prompt_id"]).table["prompt_id"]
 
     groups, ratios = [], []
-    for row, group in zip(batch, run.read(batch), strict=True):
-        trained = run.trained(row)
-        old, mask = group.rollout_logprobs, group.loss_mask
-        ratios.append(np.concatenate([np.exp(next(logprobs) - old[i])[mask[i].astype(bool)] for i in trained]))
+    for row, group in zip(run.batch(step).tolist(), trained.groups, strict=True):
+        keys = [(group.group_id, member) for member in range(len(group.rewards))]
+        members = zip(keys, group.rollout_logprobs, group.loss_mask, strict=True)
+        logprobs = trained.trainer_logprobs
+        ratios.append(
+            np.concatenate([np.exp(logprobs[key] - old)[mask > 0] for key, old, mask in members if key in logprobs])
+        )
         part = int(run.parts.parts_of(group.generator, np.array([group.first_row_id]))[0])
         in_part = group.first_row_id - run.parts.records[group.generator][part].first_row_id
         prompt = prompt_of(prompt_ids(group.generator, part)[in_part].as_py(), group.meta)
@@ -135,8 +135,8 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> ShownS
             min_policy_version=group.min_policy_version,
             max_policy_version=group.max_policy_version,
             staleness=run.groups["staleness"][row].as_py(),
-            rewards=run.rewards(row),
-            advantages=[next(advantages) if i in trained else None for i in range(len(group.rewards))],
+            rewards=group.rewards,
+            advantages=[trained.advantages.get(key) for key in keys],
             lengths=[len(tokens) for tokens in group.response_tokens],
             ratios=_summarize(ratios[-1]),
         )
@@ -153,7 +153,7 @@ def show(store: Store, step: int, *, dashboard_url: str | None = None) -> ShownS
         groups=groups,
         dropped=dict(sorted(dropped.items())),
         ratios=_summarize(np.concatenate(ratios)),
-        measured={line.policy_version: line.values for line in read_steps(store)}.get(step, {}),
+        measured=trained.numbers,
         evaluation=read_result(store, step),
         dashboard=dashboard_url and f"{dashboard_url.rstrip('/')}/run/{run.run_id}/trajectories?version={step}",
     )

@@ -9,6 +9,7 @@ Only reads: the run's writers are not fenced.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +25,7 @@ from millrace.rollouts.arrow import list_slices
 from millrace.rollouts.consumed import TRAINED, read_consumed
 from millrace.rollouts.masking import mask_as_stored
 from millrace.rollouts.scored_group import ScoredGroup
+from millrace.runs.history import read_steps
 from millrace.runs.record import latest_attempt, read_run
 from storage import layout
 from storage.checkpoints import Checkpoint, stored_checkpoints
@@ -52,6 +54,20 @@ _GROUP_COLUMNS = [
     *((f"reward_{aggregate}", pa.float64(), "reward", aggregate) for aggregate in ("mean", "min", "max")),
 ]
 """Name and type of a column of `SourceRun.groups`; the column of CONSUMED, and how a group's rows are aggregated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedStep:
+    """One step, as the trainer saw it."""
+
+    groups: list[ScoredGroup]
+    """With the rewards that the trainer used."""
+    advantages: dict[tuple[int, int], float]
+    """By (group_id, member) of each trained trajectory, in the order of the batch."""
+    trainer_logprobs: dict[tuple[int, int], npt.NDArray[np.float32]]
+    """By the same keys: [R] log π before the step, nats."""
+    numbers: dict[str, float]
+    """The trainer's metrics by name; empty if they are damaged."""
 
 
 class SourceRun:
@@ -120,7 +136,7 @@ class SourceRun:
         return rows
 
     def read(self, rows: Sequence[int]) -> Iterator[ScoredGroup]:
-        """Reads these rows of `groups`, in this order, without loss on the tokens that their step masked.
+        """Reads these rows of `groups`, in this order, with the masks of their step.
 
         Near the stream's order, each part is read once. Raises StreamCorrupt for damage, PartRemoved, and ReplayError
         for missing scores.
@@ -157,9 +173,30 @@ class SourceRun:
         """[G] rewards of that row of `groups` as its trainer saw them; None where the verifier had failed."""
         return self._of_row(row, "reward")
 
-    def trained(self, row: int) -> list[int]:
-        """Members of that row of `groups` that its step trained."""
-        return [member for member, outcome in enumerate(self._of_row(row, "outcome")) if outcome == TRAINED]
+    def read_trained(self, steps: Sequence[int]) -> Iterator[TrainedStep]:
+        """Reads these steps in one pass over their parts.
+
+        Raises as `read`, and ReplayError if a step stored too little.
+        """
+        batches = [self.batch(step).tolist() for step in steps]
+        rows = [row for batch in batches for row in batch]
+        self.check_stored(np.array(rows, dtype=np.int64))
+        stored = self.read(rows)
+        numbers = {step.policy_version: step.values for step in read_steps(self.store)}
+        for step, batch in zip(steps, batches, strict=True):
+            groups = [replace(next(stored), rewards=self.rewards(row)) for row in batch]
+            members = [
+                (group.group_id, member)
+                for row, group in zip(batch, groups, strict=True)
+                for member, outcome in enumerate(self._of_row(row, "outcome"))
+                if outcome == TRAINED
+            ]
+            yield TrainedStep(
+                groups=groups,
+                advantages=dict(zip(members, self.advantages(step), strict=True)),
+                trainer_logprobs=dict(zip(members, self.trainer_logprobs(step), strict=True)),
+                numbers=numbers.get(step, {}),
+            )
 
     def _of_row(self, row: int, name: str) -> list[Any]:
         """[G] values of a column of CONSUMED."""

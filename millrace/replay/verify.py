@@ -204,23 +204,21 @@ class _Verification:
         if step not in self._run.checkpoints:
             return None
         files = (self.trainer.state(), load_files(self._run.store, self._run.checkpoints[step]))
-        (weights, stored_weights), (optimizer, stored_optimizer) = (
-            [StoredTensors(each, kind).read_whole() for each in files] for kind in (MODEL, OPTIMIZER)
-        )
-        digest, stored_digest = fingerprint(weights).digest, fingerprint(stored_weights).digest
-        same_optimizer = fingerprint(optimizer).digest == fingerprint(stored_optimizer).digest
-        weights_difference = _largest_difference(weights, stored_weights)
-        optimizer_difference = _largest_difference(optimizer, stored_optimizer)
-        worst = max(weights_difference, optimizer_difference)
-        identical = digest == stored_digest and same_optimizer
-        if not identical and (self._verdict.tolerance is None or not self._passes(worst)):
+        digests, distances = [], []
+        for kind in (MODEL, OPTIMIZER):
+            repeated, stored = (StoredTensors(each, kind).read_whole() for each in files)
+            digests.append((fingerprint(repeated).digest, fingerprint(stored).digest))
+            distances.append(_largest_difference(repeated, stored))
+        digest, stored_digest = digests[0]
+        identical = all(a == b for a, b in digests)
+        if not identical and (self._verdict.tolerance is None or not self._passes(max(distances))):
             sentence = (
                 f"the checkpoint's weights are {stored_digest}, trained again {digest}: they differ by at most "
-                f"{weights_difference:g}, the optimizer's state by {optimizer_difference:g}"
+                f"{distances[0]:g}, the optimizer's state by {distances[1]:g}"
             )
             raise _Differs("weights", sentence, self._causes())
         return CheckpointVerdict(
-            step=step, stored_hash=stored_digest, hash=digest, identical=identical, difference=worst
+            step=step, stored_hash=stored_digest, hash=digest, identical=identical, difference=max(distances)
         )
 
     def _passes(self, distance: float) -> bool:
@@ -281,7 +279,7 @@ def _where(group: ScoredGroup, index: int) -> str:
 
 
 def _largest_difference(tensors: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> float:
-    """As `_difference`, over all tensors; infinite if their names differ."""
+    """The largest `_difference` of all tensors; infinite if their names differ."""
     if tensors.keys() != stored.keys():
         return math.inf
     return max((_difference(tensor, stored[name]) for name, tensor in tensors.items()), default=0.0)
