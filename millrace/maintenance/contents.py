@@ -29,7 +29,7 @@ from storage.streams.record import Record
 _IN_A_STREAM = re.compile(r"(streams/.+)/(?:log|seg)/[^/]+")
 
 Kind = Literal["consumed", "metrics", "scores", "trainer_logprobs", "trajectories", "unfinished"]
-"""In the order in which the logs must be read: no stream refers to rows of a kind before its own."""
+"""The kinds in the order in which their logs are read: no stream refers to rows of an earlier kind."""
 _SCORES = r"streams/scores/(?P<reward>[^/]+)/(?P<generator>\d+)/(?P<scorer>\d+)-of-(?P<num_scorers>\d+)"
 _KINDS: dict[Kind, tuple[str, pa.Schema]] = {
     "consumed": (layout.CONSUMED, CONSUMED),

@@ -18,13 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from millrace.errors import InputError, LedgerMismatch
 from millrace.evaluation.results import parse_result
 from millrace.maintenance.contents import Contents, StoredLog, StoredStream, run_scoring
-from millrace.maintenance.ledger_audit import check_ledger, cursors_of
+from millrace.maintenance.cross_checks import check_ledger, contradictions, cursors_of, misaligned_scores
 from millrace.maintenance.orphans import orphans
 from millrace.models.start_folder import parse_manifest
 from millrace.prompts.curriculum import parse_block
@@ -265,23 +262,16 @@ class _Check:
             return
         self.report.parts += 1
         self.report.bytes += record.bytes
-        for reason in _disagreements(record, table):
+        for reason in contradictions(record, table):
             self._find("damaged", f"{stream.path}/{record.file}", reason, record.seq, movable=True)
 
     def _alignment(self, stream: StoredStream, logs: dict[str, StoredLog]) -> None:
-        """Compares rows by their range: row ids are consecutive in each verified part."""
         trajectories = layout.trajectories(stream.generator)
         if trajectories not in logs:
             self._find("note", stream.path, "not compared with its trajectories: they are not in this run")
             return
-        scored = [f"{record.rows} rows from {record.first_row_id} on" for record in logs[trajectories].parts]
-        for record in logs[stream.path].parts:
-            number = stream.trajectory_part(record.part)
-            rows = f"{record.rows} rows from {record.first_row_id} on"
-            if number >= len(scored) or rows != scored[number]:
-                has = f"has {scored[number]}" if number < len(scored) else "does not exist"
-                reason = f"part {record.part} holds the scores of {rows}, but part {number} of {trajectories} {has}"
-                self._find("damaged", stream.path, reason)
+        for reason in misaligned_scores(stream, logs[stream.path], logs[trajectories]):
+            self._find("damaged", stream.path, reason)
 
     def _ledger(self, file: str, checkpoint: Checkpoint) -> None:
         """Compares the latest checkpoint, which `file` commits, with the streams."""
@@ -290,31 +280,12 @@ class _Check:
             return
         try:
             reward, _ = run_scoring(self.store)
-        except StreamCorrupt as error:
-            self._find("note", error.file, f"{error.reason}; so the ledger could not be checked")
-            return
-        try:
             cursors = cursors_of(checkpoint, reward)
             if cursors.keys() <= self.sound.keys():
                 check_ledger(self.store, checkpoint, cursors, self.sound)
+        except StreamCorrupt as error:
+            self._find("note", error.file, f"{error.reason}; so the ledger could not be checked")
         except LedgerMismatch as error:
             self._find("damaged", file, f"this checkpoint does not match the streams: {error}")
         except (ValueError, KeyError, TypeError) as error:
             self._find("damaged", file, f"its cursors or its account can't be read: {error!r}")
-
-
-def _disagreements(record: Record, rows: pa.Table) -> Iterator[str]:
-    """Yields a clause for each value of a part's record that its rows contradict."""
-    values: dict[str, object] = {}
-    has_ids = "row_id" in rows.column_names
-    if has_ids:
-        values["first_row_id"] = rows["row_id"][0].as_py()
-    if "response_tokens" in rows.column_names:
-        values["tokens"] = pc.sum(pc.list_value_length(rows["response_tokens"])).as_py()
-        values["min_policy_version"] = pc.min(rows["min_policy_version"]).as_py()
-        # Records of unfinished responses, whose rows have no row_id, name no groups.
-        if has_ids:
-            values["group_ids"] = rows["group_id"].unique().to_pylist()
-    for name, value in values.items():
-        if (recorded := getattr(record, name)) != value:
-            yield f"{name} of the rows is {value}, but the record says {recorded}"

@@ -30,7 +30,6 @@ from millrace.training.batch import Microbatch, Sample
 from millrace.training.losses.factory import make_loss
 from millrace.training.samples import samples_of
 from millrace.training.trainer import Trainer
-from storage.errors import PartRemoved
 
 
 def compare(
@@ -100,10 +99,7 @@ def _logprob_error(run: SourceRun, step: int, logprobs: Sequence[npt.NDArray[np.
     """Largest difference to the run's stored log π of that step, nats; None if not stored. Raises ReplayError."""
     if not run.logprobs_stored(step):
         return None
-    try:
-        stored = run.trainer_logprobs(step)
-    except PartRemoved:
-        return None
+    stored = run.trainer_logprobs(step)
     if [len(values) for values in stored] != [len(values) for values in logprobs]:
         raise ReplayError(
             f"step {step} trains {len(logprobs)} trajectories, but the run trained {len(stored)}",

@@ -79,9 +79,9 @@ class Diff:
     run_b: str
     """URLs of the runs."""
     config: list[Difference]
-    """By dotted key: of the attempts at the first difference, or of the newest ones if there is none."""
+    """Dotted keys of the attempts at the first difference, or of the newest ones if there is none."""
     provenance: list[Difference]
-    """Of the same attempts: code, libraries, machine, and the version of the reward."""
+    """Code, libraries, machine and version of the reward in the same attempts."""
     start: list[Difference]
     """SHA-256 of the start model's and the tokenizer's files, by file name; empty if a run did not store them."""
     steps: list[int]
@@ -93,7 +93,7 @@ class Diff:
     checkpoints: list[int]
     """Versions for which both have a checkpoint with its files."""
     checkpoints_differing: list[int]
-    """Those of them whose weights differ, by CRC-32C."""
+    """Versions among them whose weights differ, by CRC-32C."""
     sentence: str
     """The verdict, for people."""
 
@@ -148,7 +148,7 @@ def _sentence(steps: list[int], difference: FirstDifference | None, same_weights
         return f"steps {steps[0]} to {steps[-1]} are the same, bit for bit: batches and numbers; so are {same_weights}"
     same = f"they are the same before step {difference.step} and " if difference.step > steps[0] else "they "
     consequence = _CONSEQUENCES.get(difference.what)
-    value = f"{difference.what}: {consequence}" if consequence else f"what was trained on: {difference.what}"
+    value = f"{difference.what}: {consequence}" if consequence else f"the batch: {difference.what}"
     return f"{same}differ at step {difference.step} in {value} ({difference.where})"
 
 

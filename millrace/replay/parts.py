@@ -20,7 +20,7 @@ from storage.errors import StreamCorrupt
 from storage.schema import SCORE, TRAJECTORY
 from storage.stores.base import Store
 from storage.streams.record import Record
-from storage.streams.stream import Part, StreamReader, read_part, read_removed
+from storage.streams.stream import Part, StreamReader, read_part
 
 CACHE_BYTES = 1 << 30
 """Arrow memory of the cached parts; those of a local run are mapped files, which take none."""
@@ -44,34 +44,25 @@ class ScoredParts:
     """The trajectories of `num_generators` generators in `store`, with their `scores`."""
 
     def __init__(self, store: Store, num_generators: int, scores: Scores) -> None:
-        self._store = store
+        self.store = store
         self._scores = scores
         self.records = [data_records(store, layout.trajectories(g), TRAJECTORY) for g in range(num_generators)]
         """[generators] the commit records of the parts, by ordinal."""
         self._score_records: dict[str, Sequence[Record]] = {}
         self._cache: OrderedDict[tuple[int, int], tuple[dict[int, ScoredGroup], int]] = OrderedDict()
-        """By generator and ordinal: the groups of a part by the row_id of their first row, and their bytes."""
+        """(generator, ordinal) → the groups of the part by the row_id of their first row, and their bytes."""
 
     def parts_of(self, generator: int, first_row_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Ordinals of the parts that hold these rows of a generator's stream. Raises ReplayError if it has none."""
         if generator >= len(self.records) or not self.records[generator]:
             raise ReplayError(
                 f"no trajectories in {layout.trajectories(generator)}, as in the run of a replay",
-                file=self._store.url,
+                file=self.store.url,
                 expected="the run in which they were generated",
             )
         starts = np.array([record.first_row_id for record in self.records[generator]])
         parts: npt.NDArray[np.int64] = np.searchsorted(starts, first_row_ids, side="right") - 1
         return parts
-
-    def removed(self, generator: int) -> int:
-        """The number of a generator's first parts that gc removed, counting those that lost only scores."""
-        num_scorers = self._scores.num_scorers
-        removed = [read_removed(self._store, layout.trajectories(generator))]
-        for scorer in range(num_scorers):
-            if scores_removed := read_removed(self._scores.store, self._scores.path(generator, scorer)):
-                removed.append(layout.scored_part(scorer, scores_removed - 1, num_scorers) + 1)
-        return max(removed)
 
     def group(self, generator: int, first_row_id: int) -> ScoredGroup:
         """The group that begins with this row.
@@ -114,7 +105,7 @@ class ScoredParts:
     def trajectories(self, generator: int, ordinal: int, columns: Sequence[str] | None = None) -> Part:
         """The trajectories of a part. Raises PartCorrupt or PartRemoved."""
         record = self.records[generator][ordinal]
-        table = read_part(self._store, layout.trajectories(generator), TRAJECTORY, record, columns)
+        table = read_part(self.store, layout.trajectories(generator), TRAJECTORY, record, columns)
         return Part(record=record, table=table)
 
     def _read(self, generator: int, ordinal: int) -> tuple[dict[int, ScoredGroup], int]:

@@ -156,13 +156,11 @@ class ReplayVerdict:
         return f"{done} are {exact}{without if self.steps_without_logprobs else ''}"
 
     def to_json(self) -> dict[str, Any]:
-        """The whole verdict, with sums over the steps."""
+        """The verdict as JSON; `steps` is the number of steps that passed."""
         values = asdict(self)
         del values["passed"]
         return values | {
             "steps": len(self.passed),
-            "rollouts": sum(step.rollouts for step in self.passed),
-            "tokens": sum(step.tokens for step in self.passed),
             "checkpoints": [asdict(checkpoint) for checkpoint in self.checkpoints],
             "inexact_step": self.inexact_step,
             "steps_without_logprobs": self.steps_without_logprobs,

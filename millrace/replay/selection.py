@@ -97,13 +97,11 @@ def plan(sources: Sequence[SourceRun], request: ReplayRequest, *, groups_per_ste
 def check_same_tokens(sources: Sequence[SourceRun]) -> None:
     """Raises ReplayError unless all sources have one vocabulary and tokenizer, without which they can't be mixed."""
     first = sources[0]
-    expected = f"the vocabulary and the tokenizer of {first.url}"
     for source in sources[1:]:
-        if source.vocab_size != first.vocab_size:
-            read = f"its vocabulary has {source.vocab_size} tokens instead of {first.vocab_size}"
-            raise ReplayError(read, file=source.url, expected=expected)
-        if _tokenizer(source) != _tokenizer(first):
-            raise ReplayError("its tokenizer differs", file=source.url, expected=expected)
+        if (source.vocab_size, _tokenizer(source)) != (first.vocab_size, _tokenizer(first)):
+            raise ReplayError(
+                "its vocabulary or its tokenizer differs", file=source.url, expected=f"those of {first.url}"
+            )
 
 
 def _tokenizer(run: SourceRun) -> str | None:

@@ -75,9 +75,9 @@ class ShownStep:
     """When it was done, unix seconds."""
     attempt: int
     config: dict[str, Any]
-    """Of the attempt, as JSON."""
+    """The attempt's config, as JSON."""
     groups: list[ShownGroup]
-    """In the order of the batch."""
+    """The groups in the order of the batch."""
     dropped: dict[str, int]
     """Trajectories dropped before this step, by reason."""
     ratios: RatioSummary

@@ -61,11 +61,11 @@ class TrainedStep:
     """One step, as the trainer saw it."""
 
     groups: list[ScoredGroup]
-    """With the rewards that the trainer used."""
+    """The batch in order, with the rewards that the trainer used."""
     advantages: dict[tuple[int, int], float]
-    """By (group_id, member) of each trained trajectory, in the order of the batch."""
+    """(group_id, member) of each trained trajectory, in the order of the batch → its advantage."""
     trainer_logprobs: dict[tuple[int, int], npt.NDArray[np.float32]]
-    """By the same keys: [R] log π before the step, nats."""
+    """(group_id, member) → [R] log π before the step, nats."""
     numbers: dict[str, float]
     """The trainer's metrics by name; empty if they are damaged."""
 
@@ -159,7 +159,8 @@ class SourceRun:
         """Raises ReplayError unless the trajectories and scores of these rows of `groups` still exist."""
         generators, first_rows = (self.groups[name].to_numpy() for name in ("generator", "first_row_id"))
         for generator in np.unique(generators[rows]).tolist():
-            removed = self.parts.removed(generator)
+            # gc removes scores together with their trajectories.
+            removed = read_removed(self.parts.store, layout.trajectories(generator))
             is_gone = self.parts.parts_of(generator, first_rows) < removed
             gone = np.flatnonzero(is_gone & (generators == generator))
             if np.isin(rows, gone).any():

@@ -103,20 +103,23 @@ def test_rows_that_one_of_two_rewards_has_not_scored_stay(small_run: Any, dict_s
 
 
 def test_young_rows_and_rows_of_recent_versions_stay(small_run: Any, dict_store: DictStore) -> None:
-    soon, late = time.time() + DAY, time.time() + 8 * DAY
-    week = 7 * DAY
-
-    def removed(retention: Retention, now: float) -> int:
-        return plan(dict_store, retention, now=now).marks.get(layout.trajectories(0), 0)
-
-    everything = removed(KEEP_NO_ROWS, late)
-    assert removed(Retention(keep_age=week), soon) == 0
-    assert removed(Retention(keep_age=week), late) == everything > 4
-    # Version 6 is the newest. Two parts of each version were made; 4, 5 and 6 are the three newest ones.
-    assert removed(Retention(keep_versions=3), soon) == 8
-    assert removed(Retention(keep_age=week, keep_versions=3), soon) == 0
-    assert removed(Retention(keep_age=week, keep_versions=3), late) == 8
-    assert removed(Retention(keep_versions=100), late) == 0
+    # Version 6 is the newest. Each version has two parts of trajectories and one of log-probabilities.
+    most = plan(dict_store, KEEP_NO_ROWS).marks[layout.trajectories(0)]
+    assert most > 8
+    for retention, days, expected in (
+        (Retention(), 8, (0, 0)),
+        (KEEP_NO_ROWS, 1, (most, 6)),
+        (Retention(max_bytes=0), 1, (most, 6)),
+        (Retention(keep_age=7 * DAY), 1, (0, 0)),
+        (Retention(keep_age=7 * DAY), 8, (most, 6)),
+        (Retention(keep_versions=3), 1, (8, 3)),
+        (Retention(keep_age=7 * DAY, keep_versions=3), 1, (0, 0)),
+        (Retention(keep_age=7 * DAY, keep_versions=3), 8, (8, 3)),
+        (Retention(keep_versions=100), 8, (0, 0)),
+    ):
+        marks = plan(dict_store, retention, now=time.time() + days * DAY).marks
+        removed = tuple(marks.get(path, 0) for path in (layout.trajectories(0), layout.TRAINER_LOGPROBS))
+        assert removed == expected, (retention, days)
 
 
 def test_a_limit_on_bytes_takes_the_oldest_parts_and_no_more(small_run: Any, dict_store: DictStore) -> None:
@@ -136,29 +139,16 @@ def test_a_limit_on_bytes_takes_the_oldest_parts_and_no_more(small_run: Any, dic
     assert paths(plan(dict_store, Retention(max_bytes=total)), "rows") == []
 
 
-def test_trainer_logprobs_go_by_the_version_they_were_trained_for(small_run: Any, dict_store: DictStore) -> None:
-    def removed(retention: Retention, now: float) -> int:
-        return plan(dict_store, retention, now=now).marks.get(layout.TRAINER_LOGPROBS, 0)
-
-    soon, late = time.time() + DAY, time.time() + 8 * DAY
-    # A part a version, 1 to 6.
-    assert removed(Retention(), late) == 0
-    assert removed(Retention(keep_versions=2), late) == 4
-    assert removed(Retention(keep_versions=2, keep_age=7 * DAY), soon) == 0
-    assert removed(KEEP_NO_ROWS, late) == removed(Retention(max_bytes=0), late) == 6
-    objects = dict(dict_store.objects)
-    state = read_latest(dict_store)
-    assert state is not None
-    expected = taken_from(small_run, state.state["intake"])
+def test_outcomes_stay_when_rows_and_log_probabilities_go(small_run: Any, dict_store: DictStore) -> None:
+    consumed = {path: data for path, data in dict_store.objects.items() if path.startswith(layout.CONSUMED)}
+    checkpoint = read_latest(dict_store)
+    assert checkpoint is not None
+    expected = taken_from(small_run, checkpoint.state["intake"])
     gc(dict_store, KEEP_NO_ROWS)
-    left = [path for path in dict_store.objects if path.startswith(f"{layout.TRAINER_LOGPROBS}/seg/")]
-    assert left == []
     with pytest.raises(PartRemoved):
         StreamReader(dict_store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS).next()
-    consumed = {path: data for path, data in objects.items() if path.startswith(layout.CONSUMED)}
-    assert consumed.items() <= dict_store.objects.items(), "the outcome of each trajectory stays"
-    assert taken_from(small_run, state.state["intake"]) == expected
-    assert fsck(dict_store).findings == []
+    assert consumed.items() <= dict_store.objects.items()
+    assert taken_from(small_run, checkpoint.state["intake"]) == expected
     small_run.train(num_groups=2)
     assert fsck(dict_store).findings == []
 
@@ -277,6 +267,8 @@ def test_interrupted_writes_of_a_local_store_go(start_run: StartRun, tmp_path: P
     (tmp_path / "streams" / ".tmp-1").write_bytes(b"half")
     (tmp_path / ".tmp-start" / "inner").mkdir(parents=True)
     (tmp_path / ".tmp-start" / "inner" / "model").write_bytes(b"half")
+    reasons = {finding.file: finding.reason for finding in fsck(store).findings}
+    assert reasons == dict.fromkeys(["streams/.tmp-1", ".tmp-start"], "an interrupted write")
     assert plan(store, Retention()).removals == []
     made = plan(store, Retention(), now=time.time() + LATER)
     carry_out(store, made)

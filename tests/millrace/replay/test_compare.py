@@ -44,10 +44,10 @@ def test_losses_are_compared_at_the_weights_of_the_run(whole: LossComparison) ->
 def test_the_runs_own_loss_has_the_stored_metrics(whole: LossComparison, unchanged: TrainedRun) -> None:
     rows = [row for row in whole.table.to_pylist() if row["loss"] == "aipo"]
     assert [row["tokens"] for row in rows] == [
-        sum(int(sample.loss_mask.sum()) for sample in unchanged.told[step].samples) for step in range(1, LAST_STEP + 1)
+        sum(int(sample.loss_mask.sum()) for sample in unchanged.steps[step].samples) for step in range(1, LAST_STEP + 1)
     ]
     for row in rows:
-        trained_step = unchanged.told[row["step"]]
+        trained_step = unchanged.steps[row["step"]]
         pairs = zip(trained_step.samples, trained_step.logprobs, strict=True)
         mismatch = np.concatenate([(s.rollout_logprobs - now)[s.loss_mask.astype(bool)] for s, now in pairs])
         assert row["mismatch_kl"] == pytest.approx(mismatch.mean(), rel=1e-5)
@@ -74,7 +74,7 @@ def test_a_part_of_a_batch_is_compared_at_the_same_weights(whole: LossComparison
     rows = fresh.table.to_pylist()
     assert {row["staleness_mean"] for row in rows} == {0.0}
     assert fresh.logprob_error == 0.0
-    assert any(row["groups"] < len(unchanged.told[row["step"]].groups) for row in rows), "witness: some were left out"
+    assert any(row["groups"] < len(unchanged.steps[row["step"]].groups) for row in rows), "witness: some were left out"
 
 
 def test_bad_input_is_refused_before_anything_is_trained(unchanged: TrainedRun) -> None:

@@ -23,6 +23,9 @@ def test_rows_are_counted_by_both_rewards(unchanged: TrainedRun, memory_store: M
             new = [None if row % 3 == 0 else row / 4 for row in range(record.rows)]
             writer.write(score_rows(record.first_row_id, new), tokens=record.tokens)
             pairs += zip(old, new, strict=True)
+    totals, changed = compare_scores(run, memory_store, "missing", 1)
+    assert totals["total"]["rows"] == changed.num_rows == 0
+    assert totals["total"]["agreement"] is totals["total"]["shift"] is None
     totals, changed = compare_scores(run, memory_store, "other", 1)
     both = [(old, new) for old, new in pairs if old is not None and new is not None]
     counts = {
@@ -43,10 +46,3 @@ def test_rows_are_counted_by_both_rewards(unchanged: TrainedRun, memory_store: M
     assert list(zip(changed["old_reward"].to_pylist(), changed["new_reward"].to_pylist(), strict=True)) == [
         (old, new) for old, new in pairs if old != new
     ]
-
-
-def test_without_new_scores_nothing_is_compared(unchanged: TrainedRun, memory_store: MemoryStore) -> None:
-    totals, changed = compare_scores(SourceRun(unchanged.store), memory_store, "other", 1)
-    assert totals["total"]["rows"] == changed.num_rows == 0
-    assert totals["total"]["agreement"] is totals["total"]["shift"] is None
-    assert totals["by_source"] == {}

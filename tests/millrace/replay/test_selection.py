@@ -140,57 +140,47 @@ def test_an_empty_selection_is_refused(run: SourceRun, selection: Selection) -> 
         select(run, selection)
 
 
-def request(**values: Any) -> ReplayRequest:
-    return ReplayRequest(sources=["stored"], run_id="replay", job="train", **values)
+def batches_of(
+    sources: list[SourceRun], *, groups_per_step: int = GROUPS_PER_STEP, seed: int = 0, **values: Any
+) -> list[list[tuple[int, int]]]:
+    request = ReplayRequest(sources=["stored"], run_id="replay", job="train", **values)
+    return plan(sources, request, groups_per_step=groups_per_step, seed=seed)
 
 
-def one_source(
-    run: SourceRun, requested: ReplayRequest, *, groups_per_step: int = GROUPS_PER_STEP, seed: int = 0
-) -> list[list[int]]:
-    batches = plan([run], requested, groups_per_step=groups_per_step, seed=seed)
-    assert {source for batch in batches for source, _ in batch} == {0}
-    return [[row for _, row in batch] for batch in batches]
-
-
-def flat(batches: list[list[Any]]) -> list[Any]:
+def flat(batches: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
     return [group for batch in batches for group in batch]
 
 
 def test_whole_steps_in_stored_order_are_the_original_batches(run: SourceRun) -> None:
-    expected = [run.batch(step).tolist() for step in range(3, LAST_STEP + 1)]
-    assert one_source(run, request(from_step=3)) == expected
+    expected = [[(0, row) for row in run.batch(step).tolist()] for step in range(3, LAST_STEP + 1)]
+    assert batches_of([run], from_step=3) == expected
 
 
 def test_groups_that_fill_no_batch_are_left_out(run: SourceRun) -> None:
-    rows = select(run, request(where="generator = 0"))
-    batches = one_source(run, request(where="generator = 0"), groups_per_step=5)
+    rows = select(run, Selection(where="generator = 0")).tolist()
+    batches = batches_of([run], where="generator = 0", groups_per_step=5)
     assert {len(batch) for batch in batches} == {5}
-    assert flat(batches) == rows[: len(rows) // 5 * 5].tolist()
-    assert len(rows) % 5, "witness: some were left over"
-
-
-def test_fewer_groups_than_one_batch_are_refused(run: SourceRun) -> None:
-    groups = len(select(run, request()))
-    assert len(one_source(run, request(), groups_per_step=groups)) == 1
+    assert [row for _, row in flat(batches)] == rows[: len(rows) // 5 * 5] != rows
+    assert len(batches_of([run], where="generator = 0", groups_per_step=len(rows))) == 1
     with pytest.raises(ReplayError):
-        one_source(run, request(), groups_per_step=groups + 1)
+        batches_of([run], where="generator = 0", groups_per_step=len(rows) + 1)
 
 
 def test_the_seed_decides_the_shuffled_order(run: SourceRun) -> None:
-    rows = select(run, request())
-    first, again, other = (flat(one_source(run, request(order="shuffled"), seed=seed)) for seed in (5, 5, 6))
+    stored = flat(batches_of([run]))
+    first, again, other = (flat(batches_of([run], order="shuffled", seed=seed)) for seed in (5, 5, 6))
     assert first == again
-    assert sorted(first) == sorted(other) == rows.tolist()
+    assert sorted(first) == sorted(other) == stored
+    assert stored not in (first, other)
     assert first != other
-    assert first != rows.tolist()
 
 
 @pytest.mark.parametrize(("order", "arranged"), [("stored", list), ("shuffled", sorted)])
 def test_several_sources_are_concatenated_or_shuffled(
     run: SourceRun, order: str, arranged: Callable[[list[Any]], list[Any]]
 ) -> None:
-    rows = select(run, request()).tolist()
-    groups = flat(plan([run, run], request(order=order), groups_per_step=1, seed=1))
+    rows = select(run, Selection()).tolist()
+    groups = flat(batches_of([run, run], order=order, groups_per_step=1, seed=1))
     assert arranged(groups) == [(source, row) for source in (0, 1) for row in rows]
-    both = plan([run, run], request(order=order), groups_per_step=5, seed=1)
-    assert flat(both) == groups[: len(groups) // 5 * 5], "batches are cut across the sources"
+    batches = batches_of([run, run], order=order, groups_per_step=5, seed=1)
+    assert flat(batches) == groups[: len(groups) // 5 * 5], "batches contain groups of both sources"

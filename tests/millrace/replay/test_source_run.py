@@ -54,7 +54,7 @@ def rows_of(run: SourceRun, steps: Sequence[int]) -> list[int]:
 def test_every_step_has_its_batch_without_rolled_back_groups(unchanged: TrainedRun) -> None:
     run = SourceRun(unchanged.store)
     assert run.steps == list(range(1, LAST_STEP + 1))
-    for step, trained in unchanged.told.items():
+    for step, trained in unchanged.steps.items():
         rows = run.batch(step)
         groups = [contents(group) for group in run.read(rows.tolist())]
         assert groups == [contents(group) for group in trained.groups], f"step {step}"
@@ -62,14 +62,14 @@ def test_every_step_has_its_batch_without_rolled_back_groups(unchanged: TrainedR
         assert set(run.groups["incarnation"].take(rows).to_pylist()) == {0 if step <= 6 else 1}
     stored_rows = stream_head(unchanged.store, layout.CONSUMED).rows
     assert stored_rows > sum(run.groups["rollouts"].to_pylist()), f"steps 7 to {KILLED_AT} were trained twice"
-    masked = [group for trained in unchanged.told.values() for group in trained.groups if any(group.masked_tokens)]
+    masked = [group for trained in unchanged.steps.values() for group in trained.groups if any(group.masked_tokens)]
     assert any(group.trained != group.verified for group in masked), "some members are masked whole"
 
 
 def test_the_table_describes_each_group(unchanged: TrainedRun) -> None:
     run = SourceRun(unchanged.store)
     failed = 0
-    for step, trained in unchanged.told.items():
+    for step, trained in unchanged.steps.items():
         for row, group in zip(run.groups.take(run.batch(step)).to_pylist(), trained.groups, strict=True):
             rewards = [reward for reward in group.rewards if reward is not None]
             failed += len(group.rewards) - len(rewards)
@@ -100,7 +100,7 @@ def test_the_table_describes_each_group(unchanged: TrainedRun) -> None:
 
 def test_log_probabilities_advantages_and_rewards_are_read_exactly(unchanged: TrainedRun) -> None:
     run = SourceRun(unchanged.store)
-    for step, trained in unchanged.told.items():
+    for step, trained in unchanged.steps.items():
         stored, original = run.trainer_logprobs(step), trained.logprobs
         assert [values.tobytes() for values in stored] == [values.tobytes() for values in original]
         assert run.advantages(step) == [float(np.float32(sample.advantage)) for sample in trained.samples]
@@ -122,7 +122,7 @@ def test_groups_are_read_in_any_order_and_each_part_once(
 
     monkeypatch.setattr("millrace.replay.parts.read_part", counting)
     run = SourceRun(unchanged.store)
-    groups = {group.group_id: group for trained in unchanged.told.values() for group in trained.groups}
+    groups = {group.group_id: group for trained in unchanged.steps.values() for group in trained.groups}
     rows = rows_of(run, run.steps)
     random.Random(7).shuffle(rows)
     for row, group in zip(rows, run.read(rows), strict=True):

@@ -38,9 +38,9 @@ def test_a_run_with_a_rollback_is_reproduced_bit_for_bit(unchanged: TrainedRun) 
     assert (verdict.difference, verdict.inexact_step, verdict.unlike) == (None, None, {})
     values = json.loads(json.dumps(verdict.to_json(), allow_nan=False))
     assert (values["steps"], values["sentence"]) == (LAST_STEP, verdict.sentence)
-    samples = [sample for trained in unchanged.told.values() for sample in trained.samples]
-    assert values["rollouts"] == len(samples)
-    assert values["tokens"] == sum(len(sample.response_tokens) for sample in samples)
+    samples = [sample for trained in unchanged.steps.values() for sample in trained.samples]
+    assert sum(step.rollouts for step in passed) == len(samples)
+    assert sum(step.tokens for step in passed) == sum(len(sample.response_tokens) for sample in samples)
 
 
 def test_a_range_begins_after_a_stored_checkpoint(unchanged: TrainedRun) -> None:
@@ -117,7 +117,7 @@ def bump_logprobs(run: TrainedRun, step: int, by: float) -> None:
         return table.set_column(place, field, pa.array(values, field.type))
 
     rewrite(run, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS, change)
-    assert bumped == len(run.told[step].samples)
+    assert bumped == len(run.steps[step].samples)
 
 
 def test_a_tolerance_passes_small_differences(trained: TrainedRun) -> None:

@@ -20,7 +20,7 @@ from storage.schema import CONSUMED, SCORE, TRAINER_LOGPROBS, TRAJECTORY
 
 def of_step(run: TrainedRun, step: int, place: int = 1) -> tuple[ScoredGroup, str]:
     """A group that the step trained, and the stream that holds its scores."""
-    group = run.told[step].groups[place]
+    group = run.steps[step].groups[place]
     part = SourceRun(run.store).parts.parts_of(group.generator, np.array([group.first_row_id]))[0]
     return group, layout.scores("exact_match", group.generator, int(part) % SCORERS, SCORERS)
 
@@ -112,7 +112,7 @@ def test_changed_tokens_are_found_at_their_step(trained: TrainedRun) -> None:
     verdict = verify(trained.store)
     step, what, sentence = parted(verdict)
     assert (step, what) == (7, "logprobs")
-    assert f"differs on 1 of {len(trained.told[7].samples)} trajectories" in sentence
+    assert f"differs on 1 of {len(trained.steps[7].samples)} trajectories" in sentence
     assert f"on group {group.group_id}, member 2 (" in sentence
     assert verdict.difference is not None
     assert verdict.difference.causes == ("the stored trajectories are not those that the run trained on",)
@@ -128,7 +128,7 @@ def damaged_files(run: TrainedRun) -> dict[str, tuple[Path, int]]:
     # An earlier step may have read the part.
     first = min(
         step
-        for step, trained in run.told.items()
+        for step, trained in run.steps.items()
         if any(other.generator == group.generator and other.first_row_id in in_part for other in trained.groups)
     )
     score = data_records(run.store, scores, SCORE)[part // SCORERS]
@@ -157,7 +157,7 @@ def test_a_flipped_bit_is_damage_of_the_step_that_needs_the_file(trained: Traine
 def test_an_impossible_count_of_masked_tokens_is_damage(trained: TrainedRun) -> None:
     step, group, index = next(
         (step, group, index)
-        for step, trained_step in trained.told.items()
+        for step, trained_step in trained.steps.items()
         for group in trained_step.groups
         for index, count in enumerate(group.masked_tokens)
         if count >= 2 and not group.is_masked(index)

@@ -1,4 +1,4 @@
-"""What a test looks at in the verdict on a stored run."""
+"""The first difference in the verdict on a stored run."""
 
 from millrace.replay.results import ReplayVerdict
 

@@ -1,4 +1,4 @@
-"""The latest checkpoint against the streams: its cursors must match them, and its account must match `consumed`.
+"""Checks of values that are stored twice: in records and rows, scores and trajectories, checkpoint and streams.
 
 records ─► true cursor at the same place ─┐
                                           ├─ equal? ─► consumed = trained + dropped ≤ scored ≤ generated?
@@ -8,7 +8,7 @@ checkpoint ─► its cursor ─────────────────
 ║ consumed ║ ─► rows not rolled back, up to its version
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace.errors import LedgerMismatch
-from millrace.maintenance.contents import StoredLog
+from millrace.maintenance.contents import StoredLog, StoredStream
 from millrace.rollouts.consumed import TRAINED, read_consumed
 from millrace.rollouts.ledger import Account, Amount, balance
 from millrace.rollouts.loader import consumed_by
@@ -25,6 +25,38 @@ from storage.checkpoints import Checkpoint
 from storage.errors import PartRemoved, StreamCorrupt
 from storage.stores.base import Store
 from storage.streams.log import LogCursor
+from storage.streams.record import Record
+
+
+def contradictions(record: Record, rows: pa.Table) -> Iterator[str]:
+    """Yields a clause for each value of a part's record that its rows contradict."""
+    values: dict[str, object] = {}
+    has_ids = "row_id" in rows.column_names
+    if has_ids:
+        values["first_row_id"] = rows["row_id"][0].as_py()
+    if "response_tokens" in rows.column_names:
+        values["tokens"] = pc.sum(pc.list_value_length(rows["response_tokens"])).as_py()
+        values["min_policy_version"] = pc.min(rows["min_policy_version"]).as_py()
+        # Records of unfinished responses, whose rows have no row_id, name no groups.
+        if has_ids:
+            values["group_ids"] = rows["group_id"].unique().to_pylist()
+    for name, value in values.items():
+        if (recorded := getattr(record, name)) != value:
+            yield f"{name} of the rows is {value}, but the record says {recorded}"
+
+
+def misaligned_scores(stream: StoredStream, scores: StoredLog, trajectories: StoredLog) -> Iterator[str]:
+    """Yields a clause for each part of scores with other rows than its trajectories.
+
+    Row ids are consecutive in each part, so ranges are compared.
+    """
+    ranges = [f"{record.rows} rows from {record.first_row_id} on" for record in trajectories.parts]
+    for record in scores.parts:
+        number = stream.trajectory_part(record.part)
+        expected = f"has {ranges[number]}" if number < len(ranges) else "does not exist"
+        rows = f"{record.rows} rows from {record.first_row_id} on"
+        if expected != f"has {rows}":
+            yield f"part {record.part} holds the scores of {rows}, but part {number} of {trajectories.path} {expected}"
 
 
 def cursors_of(checkpoint: Checkpoint, reward: str) -> dict[str, LogCursor]:

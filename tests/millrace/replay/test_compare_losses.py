@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from support.engines.one_by_one import response_logprobs, taken
+from support.streams.scored_groups import scored_group
 from transformers import LlamaForCausalLM
 
 from configs.schema import RunConfig
@@ -59,30 +60,11 @@ def batch(behaviour: LlamaForCausalLM, seed: int = 0, rewards: Sequence[float] |
     groups = []
     for number in range(6):
         responses = [random.integers(2, 15, size=random.integers(1, 7)).astype(np.int32) for _ in range(4)]
-        group = ScoredGroup(
-            group_id=number,
-            generator=0,
-            first_row_id=4 * number,
+        group = replace(
+            scored_group(number, [[0] * len(tokens) for tokens in responses], rewards or random.integers(0, 3, 4) / 2),
             prompt_tokens=[np.array([1, 3 + number, 4], dtype=np.int32)] * 4,
             response_tokens=responses,
-            rollout_logprobs=[np.zeros(len(tokens), dtype=np.float32) for tokens in responses],
-            loss_mask=[np.ones(len(tokens), dtype=np.uint8) for tokens in responses],
-            span_versions=[np.zeros(1, dtype=np.int64)] * 4,
-            span_starts=[np.zeros(1, dtype=np.int32)] * 4,
-            kept_tokens=[np.zeros(0, dtype=np.int32)] * 4,
-            kept_counts=[np.zeros(0, dtype=np.int32)] * 4,
-            routed_experts=[np.zeros(0, dtype=np.uint16)] * 4,
-            masked_tokens=[0] * 4,
-            truncated=[False] * 4,
-            max_new_tokens=6,
-            meta="{}",
             temperature=0.9,
-            rewards=list(rewards or random.integers(0, 3, size=4) / 2),
-            components=["{}"] * 4,
-            min_policy_versions=np.zeros(4, dtype=np.int64),
-            max_policy_versions=np.zeros(4, dtype=np.int64),
-            part_max_policy_version=0,
-            incarnation=0,
         )
         with torch.no_grad():
             logprobs = [taken(response_logprobs(behaviour, s), s).numpy() for s in samples_in([group])]
