@@ -19,7 +19,7 @@ _PART = re.compile(r"(?P<log>.+)/seg/(?P<epoch>\d+)-[^/]+\.arrows")
 _CHECKPOINT_FILE = re.compile(rf"(?P<log>{'|'.join(layout.FILE_LOGS)})/(?P<folder>data/[^/]+)/.+")
 # fmt: off
 _WITHOUT_RECORDS = {
-    layout.RUN, layout.SUMMARY, layout.START_MANIFEST, layout.START_HASHES, layout.REPLAY, layout.TRAINER_HOSTS,
+    layout.RUN, layout.SUMMARY, layout.START_MANIFEST, layout.START_HASHES, layout.REPLAY,
     layout.NOTE, layout.ATTEMPTS, layout.START_MODEL, layout.PROGRESS, layout.CURRICULUM, layout.DECISIONS,
     layout.INCIDENTS, layout.EVALUATIONS, layout.REPORTS, layout.LOGS, layout.QUARANTINE, layout.PARQUET,
     layout.REPLAY_RESULTS,
