@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module", autouse=True)
 def runs(root: Path) -> None:
     for name, bound in (("yesterday", 2), ("today", 4)):
-        shape = Shape(steps=60, seed=3, max_staleness=bound, stale_share=0.3, steps_per_part=5)
+        shape = Shape(steps=60, seed=3, max_staleness=bound, stale_share=0.2, steps_per_part=5)
         run = StoredRun(LocalStore(root / name, fsync=False), name, shape)
         run.evaluate(0.25)
         run.append(40)

@@ -5,32 +5,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.campaigns.campaigns import Millrace, assert_balanced
+from support.campaigns.campaigns import Millrace
 from support.chat.model_folder import chat_model_folder
 from support.chat.tokenizers import TEMPLATES
+from support.streams.rows import read_rows
 from transformers import AutoTokenizer
 
 from storage import layout
 from storage.schema import TRAINER_LOGPROBS, TRAJECTORY
-from storage.stores.factory import open_store
-from storage.streams.stream import StreamReader
 
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.extended]
 
 
-def stored(run: Path, path: str, schema: object) -> list[dict[str, object]]:
-    reader, rows = StreamReader(open_store(str(run)), path, schema), []
-    while (part := reader.next()) is not None:
-        rows += part.table.to_pylist()
-    return rows
-
-
-@pytest.mark.extended
 def test_conversations_are_trained_token_by_token_as_they_were_sampled(
     millrace_alone: Millrace, tmp_path: Path
 ) -> None:
     folder = chat_model_folder(tmp_path / "model")
-    source = tmp_path / "asked.jsonl"
+    source = tmp_path / "prompts.jsonl"
     records = [{"messages": [{"role": "user", "content": f"say {n}"}], "answer": "ae"[n % 2]} for n in range(24)]
     source.write_text("\n".join(map(json.dumps, records)))
     # Another template than the model's own, which the export must have too.
@@ -51,31 +42,25 @@ def test_conversations_are_trained_token_by_token_as_they_were_sampled(
         "training.groups_per_step": 4,
         "generation.groups_per_batch": 4,
     }
-    ended = millrace_alone.run(*millrace_alone.campaign("chat", **settings))
-    assert ended.code == 0, ended.output
-    summary = millrace_alone.summary("chat")
-    assert_balanced(summary)
+    summary = millrace_alone.finish("chat", **settings)
     assert summary["ledger"]["trained"]["rollouts"] == 3 * 4 * 8
 
-    run = millrace_alone.root / "chat"
-    rows = {row["row_id"]: row for row in stored(run, layout.trajectories(0), TRAJECTORY)}
-    several = 0
+    store = millrace_alone.store("chat")
+    rows = {row["row_id"]: row for row in read_rows(store, layout.trajectories(0), TRAJECTORY)}
     for row in rows.values():
         roles, starts = row["message_roles"], row["message_starts"]
         assert roles[:3] == ["system", "user", "assistant"]
         assert starts == sorted(starts)
         assert set(roles[3:]) <= {"user", "assistant"}
-        several += len(roles) > 4
         mask = [1] * len(row["prompt_tokens"]) + row["loss_mask"]
         assert all(mask[start] == 0 for role, start in list(zip(roles, starts, strict=True))[3:] if role == "user")
         assert json.loads(row["meta"])["prompt"].startswith("say ")
-    assert several > len(rows) / 2
-    for trained in stored(run, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS):
+    assert sum(len(row["message_roles"]) > 4 for row in rows.values()) > len(rows) / 2
+    for trained in read_rows(store, layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS):
         row = rows[trained["trajectory_row_id"]]
         ratios = np.exp(np.array(trained["trainer_logprobs"]) - np.array(row["rollout_logprobs"]))
         np.testing.assert_allclose(ratios[np.array(row["loss_mask"]) == 1], 1.0, atol=1e-4)
 
     exported = tmp_path / "exported"
-    ended = millrace_alone.run("export", str(run), "--to", str(exported))
-    assert ended.code == 0, ended.output
+    millrace_alone.run("export", str(millrace_alone.root / "chat"), "--to", str(exported)).expect_success()
     assert AutoTokenizer.from_pretrained(exported).chat_template == template.read_text()

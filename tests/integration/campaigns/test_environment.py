@@ -1,23 +1,21 @@
 """A whole campaign whose policy uses a calculator between its turns."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 from support.campaigns.campaigns import REPOSITORY, Millrace, assert_balanced
+from support.streams.rows import read_rows
 
 from millrace.generation.environments.calculator import Calculator
 from millrace.models.loading import load_tokenizer
 from storage import layout
 from storage.schema import SCORE, TRAJECTORY
-from storage.stores.factory import open_store
-from storage.streams.stream import StreamReader
 
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.extended]
 
 PRESET = REPOSITORY / "configs" / "presets" / "calculator-cpu.yaml"
 QUICK = {
-    # All who demonstrate call the calculator: that much is learnt in a few steps.
+    # All demonstrations call the calculator: that much is learnt in a few steps.
     "model.bootstrap.error_rate": 0.0,
     "model.bootstrap.max_steps": 60,
     "training.max_steps": 4,
@@ -29,44 +27,32 @@ QUICK = {
 }
 
 
-def stored(run: Path, path: str, schema: object) -> list[dict[str, object]]:
-    reader, rows = StreamReader(open_store(str(run)), path, schema), []
-    while (part := reader.next()) is not None:
-        rows += part.table.to_pylist()
-    return rows
-
-
-@pytest.mark.extended
-def test_a_campaign_with_a_tool_runs_to_its_end_and_accounts_for_every_token_of_either_side(
-    millrace_alone: Millrace,
-) -> None:
-    sets = [word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")]
-    ended = millrace_alone.run("run", str(PRESET), "--root", str(millrace_alone.root), "--run-id", "tool", *sets)
-    assert ended.code == 0, ended.output
+def test_a_campaign_with_a_tool_accounts_for_every_token_of_either_side(millrace_alone: Millrace) -> None:
+    sets = [f"{key}={value}" for key, value in QUICK.items()]
+    root = str(millrace_alone.root)
+    millrace_alone.run("run", str(PRESET), "--root", root, "--run-id", "tool", "--set", *sets).expect_success()
     summary = millrace_alone.summary("tool")
     assert summary["state"] == "finished"
     assert_balanced(summary)
     assert summary["ledger"]["trained"]["rollouts"] == 4 * 8 * 8
     assert set(summary["eval"]) == {"start", "end"}
 
-    run = millrace_alone.root / "tool"
-    rows = stored(run, layout.trajectories(0), TRAJECTORY)
+    store = millrace_alone.store("tool")
+    rows = read_rows(store, layout.trajectories(0), TRAJECTORY)
     assert summary["ledger"]["generated"]["tokens"] == sum(len(row["response_tokens"]) for row in rows)
-    tokenizer, calculator = load_tokenizer(run / layout.START_MODEL), Calculator()
-    used = 0
+    tokenizer, calculator = load_tokenizer(millrace_alone.root / "tool" / layout.START_MODEL), Calculator()
+    calls = 0
     for row in rows:
         assert len(row["response_tokens"]) <= 16
+        tokens = zip(row["response_tokens"], row["loss_mask"], strict=True)
         pieces = [
             (mask, tokenizer.decode([token for token, _ in piece]))
-            for mask, piece in itertools.groupby(
-                zip(row["response_tokens"], row["loss_mask"], strict=True), key=lambda pair: pair[1]
-            )
+            for mask, piece in itertools.groupby(tokens, key=lambda pair: pair[1])
         ]
         for (_, turn), (mask, answer) in itertools.pairwise(pieces):
             if mask == 0:
-                used += 1
+                calls += 1
                 # The budget may have cut it.
                 assert calculator.step(turn).text.startswith(answer)
-    assert used > len(rows) / 2
-    scores = stored(run, layout.scores("exact_match", 0, 0, 1), SCORE)
-    assert {score["status"] for score in scores} == {"ok"}
+    assert calls > len(rows) / 2
+    assert {score["status"] for score in read_rows(store, layout.scores("exact_match", 0, 0, 1), SCORE)} == {"ok"}

@@ -3,18 +3,16 @@
 from pathlib import Path
 
 import pytest
-from support.campaigns.campaigns import Millrace, assert_balanced
+from support.campaigns.campaigns import Millrace
 
 from millrace.evaluation.results import ResultsReader, measures_by_set
 from millrace.training.checkpoints.names import weights_checksum
 from storage.checkpoints import stored_checkpoints
-from storage.stores.factory import open_store
 
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.extended]
 
 
-@pytest.mark.extended
-def test_versions_are_evaluated_while_training_goes_on_and_training_ends_when_they_get_no_better(
+def test_versions_are_evaluated_during_training_which_ends_when_none_is_better(
     millrace: Millrace, tmp_path: Path
 ) -> None:
     easy = tmp_path / "easy.jsonl"
@@ -30,15 +28,12 @@ def test_versions_are_evaluated_while_training_goes_on_and_training_ends_when_th
         "evaluation.sets.easy.num_prompts": 6,
         "evaluation.sets.easy.samples": 2,
     }
-    ended = millrace.run(*millrace.campaign("watched", **settings))
-    assert ended.code == 0, ended.output
-    summary = millrace.summary("watched")
+    summary = millrace.finish("watched", **settings)
     assert (summary["state"], summary["attempt"]) == ("finished", 0)
     assert 4 <= summary["steps"] < 1000
     assert "evaluation.stop_after is 2" in summary["early_stop"]
-    assert_balanced(summary)
 
-    store = open_store(str(millrace.root / "watched"))
+    store = millrace.store("watched")
     checkpoints = stored_checkpoints(store)
     start, *results = ResultsReader(store).read()
     assert (start["policy_version"], start["weights_checksum"]) == (0, None)

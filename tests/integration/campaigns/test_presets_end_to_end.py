@@ -5,13 +5,12 @@ import json
 
 import pytest
 from support.campaigns.campaigns import REPOSITORY, Millrace, assert_balanced
+from support.streams.rows import read_rows
 
 from storage import layout
 from storage.schema import SCORE, TRAJECTORY
-from storage.stores.factory import open_store
-from storage.streams.stream import StreamReader
 
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.campaign, pytest.mark.extended]
 
 FEW_STEPS = {
     "model.bootstrap.max_steps": 20,
@@ -24,38 +23,32 @@ FEW_STEPS = {
 }
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(
     ("preset", "package", "reward", "source"),
     [
         ("gsm8k-cpu", "math_verify", "math", "gsm8k-tiny.jsonl"),
-        pytest.param(
-            *("reasoning-gym-cpu", "reasoning_gym", "reasoning_gym", "reasoning_gym:chain_sum {"),
-            marks=pytest.mark.extended,
-        ),
+        ("reasoning-gym-cpu", "reasoning_gym", "reasoning_gym", "reasoning_gym:chain_sum {"),
     ],
 )
-def test_a_preset_with_real_data_runs_to_its_end_and_accounts_for_every_rollout(
+def test_a_preset_with_real_data_finishes_and_accounts_for_every_rollout(
     millrace_alone: Millrace, preset: str, package: str, reward: str, source: str
 ) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    sets = [part for key, value in FEW_STEPS.items() for part in ("--set", f"{key}={value}")]
+    sets = [f"{key}={value}" for key, value in FEW_STEPS.items()]
     path = str(REPOSITORY / "configs" / "presets" / f"{preset}.yaml")
-    ended = millrace_alone.run("run", path, "--root", str(millrace_alone.root), "--run-id", preset, *sets)
-    assert ended.code == 0, ended.output
+    arguments = ["run", path, "--root", str(millrace_alone.root), "--run-id", preset, "--set", *sets]
+    output = millrace_alone.run(*arguments).expect_success()
     summary = millrace_alone.summary(preset)
     assert (summary["state"], summary["steps"]) == ("finished", 4)
     assert_balanced(summary)
     assert summary["ledger"]["trained"]["rollouts"] == 4 * 8 * 8
 
-    store = open_store(str(millrace_alone.root / preset))
-    scores = StreamReader(store, layout.scores(reward, 0, 0, 1), SCORE).next()
-    assert scores is not None
-    assert set(scores.table["status"].to_pylist()) == {"ok"}, "every response was judged"
-    rollouts = StreamReader(store, layout.trajectories(0), TRAJECTORY).next()
-    assert rollouts is not None
-    assert all(json.loads(meta)["source"].startswith(source) for meta in rollouts.table["meta"].to_pylist())
+    store = millrace_alone.store(preset)
+    scores = read_rows(store, layout.scores(reward, 0, 0, 1), SCORE)
+    assert {score["status"] for score in scores} == {"ok"}, "every response was judged"
+    rollouts = read_rows(store, layout.trajectories(0), TRAJECTORY)
+    assert all(json.loads(row["meta"])["source"].startswith(source) for row in rollouts)
 
     for result in summary["eval"].values():
         low, high = result["accuracy_interval"]
@@ -63,4 +56,4 @@ def test_a_preset_with_real_data_runs_to_its_end_and_accounts_for_every_rollout(
         assert (result["prompts"], result["samples"], result["errors"], result["sample_errors"]) == (12, 2, 0, 0)
         assert set(result["pass_at"]) == {"1", "2"}
         assert result["pass_at"]["1"]["value"] <= result["pass_at"]["2"]["value"]
-    assert "sampled, version " in ended.output
+    assert "sampled, version " in output

@@ -3,12 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.campaigns.campaigns import Millrace, assert_balanced
-from support.stages.failpoints import Failpoints
-
-from storage.checkpoints import load_file, read_latest
-from storage.failpoints import FIRED, SPECS
-from storage.stores.factory import open_store
+from support.campaigns.campaigns import Millrace, final_weights
 
 pytestmark = [pytest.mark.campaign, pytest.mark.extended]
 
@@ -30,29 +25,12 @@ IN_SECOND_EPOCHS = ("train-0 train.mid_step 4 kill", "train-0 train.mid_step 11 
 that in the second epoch of the third step."""
 
 
-def final_weights(millrace: Millrace, run_id: str) -> bytes:
-    store = open_store(str(millrace.root / run_id))
-    checkpoint = read_latest(store)
-    assert checkpoint is not None
-    assert checkpoint.step == STEPS
-    return load_file(store, checkpoint.files["model.safetensors"])
-
-
-def test_killed_in_a_second_epoch_a_trainer_repeats_the_batch_and_ends_with_the_same_weights(
-    millrace: Millrace, tmp_path: Path
-) -> None:
-    ended = millrace.run(*millrace.campaign("calm", **SETTINGS))
-    assert ended.code == 0, ended.output
-    armed = Failpoints(tmp_path / "fired", *IN_SECOND_EPOCHS)
-    environment = armed.environment()
-    millrace.environment |= {name: environment[name] for name in (SPECS, FIRED)}
-    ended = millrace.run(*millrace.campaign("wounded", **SETTINGS))
-    assert ended.code == 0, ended.output
+def test_a_trainer_killed_in_a_second_epoch_ends_with_the_same_weights(millrace: Millrace, tmp_path: Path) -> None:
+    millrace.finish("calm", **SETTINGS)
+    armed = millrace.arm(tmp_path / "fired", *IN_SECOND_EPOCHS)
+    summary = millrace.finish("wounded", **SETTINGS)
     assert armed.missed() == []
-    summary = millrace.summary("wounded")
-    assert_balanced(summary)
     assert summary["ledger"]["trained"]["rollouts"] == STEPS * ROLLOUTS_PER_STEP
-    assert final_weights(millrace, "wounded") == final_weights(millrace, "calm")
-    ended = millrace.run("replay", str(millrace.root / "wounded"), "--root", str(millrace.root), "--verify")
-    assert ended.code == 0, ended.output
-    assert "the same bit for bit" in ended.output
+    assert final_weights(millrace.store("wounded"), STEPS) == final_weights(millrace.store("calm"), STEPS)
+    verified = millrace.run("replay", str(millrace.root / "wounded"), "--root", str(millrace.root), "--verify")
+    assert "the same bit for bit" in verified.expect_success()

@@ -178,6 +178,12 @@ class FaultyStore(Store):
             self.fired[name] += 1
 
 
+def flip_a_bit(file: Path) -> None:
+    """Flips a bit in the middle of a file."""
+    data = file.read_bytes()
+    file.write_bytes(flipped(data, 8 * (len(data) // 2)))
+
+
 def flipped(data: BytesLike, bit: int) -> bytes:
     """`data` with bit number `bit` flipped, counted from the lowest bit of the first byte."""
     damaged = bytearray(data)
