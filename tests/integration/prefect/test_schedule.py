@@ -17,7 +17,7 @@ STEPS, STEPS_A_NIGHT = 200, 160
 MARGIN = 0.2
 
 
-def test_a_schedule_of_one_minute_runs_twice_goes_on_with_its_run_and_promotes_once(tmp_path: Path) -> None:
+def test_a_schedule_of_one_minute_continues_its_run_and_promotes_once(tmp_path: Path) -> None:
     site = Site(tmp_path)
     with site.server(), site.worker():
         deployment = site.deployment("campaign/campaign")
