@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from support.pages.components import components, of_class, words
 from support.pages.hostile import HOSTILE, SPELT, HostileTexts, hostile_response
-from support.stored_run.run import Shape, StoredRun
+from support.pages.sites import store_run
+from support.stored_run.run import Shape
 
 from dashboard.pages import versions
 from dashboard.pages.trajectories import GroupReaders, answer
@@ -13,7 +14,6 @@ from dashboard.read.groups import Group
 from dashboard.read.runs import Runs
 from dashboard.read.same_prompt import Asked, SamePrompt
 from dashboard.read.search import from_address
-from storage.stores.local import LocalStore
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """A root with one run, `mine`: 40 groups, of which each prompt is answered by three or four."""
     root = tmp_path_factory.mktemp("runs")
     shape = Shape(steps=10, groups_per_step=4, generators=2, prompts=12, stale_share=0.0)
-    StoredRun(LocalStore(root / "mine", fsync=False), "mine", shape).append(10)
+    store_run(root, "mine", 10, shape)
     return Runs(str(root))
 
 

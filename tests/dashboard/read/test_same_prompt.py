@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from support.stored_run.run import Shape, StoredRun
 from support.stores.dict_store import DictStore
+from support.streams.rows import part_files, read_rows
 
 from dashboard.read import same_prompt
 from dashboard.read.groups import GroupReader
@@ -13,7 +14,6 @@ from dashboard.read.model import RunData
 from dashboard.read.same_prompt import SamePrompt
 from storage import layout
 from storage.schema import TRAJECTORY
-from storage.streams.stream import StreamReader
 
 Look = Callable[[], RunData]
 SHAPE = Shape(steps=10, groups_per_step=4, generators=2, prompts=12, stale_share=0.0)
@@ -33,8 +33,7 @@ def expected(store: DictStore) -> set[tuple[int, int]]:
     return {
         (generator, row["row_id"])
         for generator in range(SHAPE.generators)
-        for part in iter(StreamReader(store, layout.trajectories(generator), TRAJECTORY).next, None)
-        for row in part.table.to_pylist()
+        for row in read_rows(store, layout.trajectories(generator), TRAJECTORY)
         if row["prompt_id"] == PROMPT and row["sample_index"] == 0
     }
 
@@ -75,8 +74,7 @@ def test_a_search_reads_a_bounded_number_of_bytes(reader: GroupReader, monkeypat
 
 def test_a_part_that_cannot_be_read_is_passed_over(reader: GroupReader, dict_store: DictStore) -> None:
     before = expected(dict_store)
-    lost = next(path for path in dict_store.objects if path.startswith(f"{layout.trajectories(0)}/seg/"))
-    dict_store.objects[lost] = b"damaged"
+    dict_store.objects[part_files(dict_store, layout.trajectories(0))[0]] = b"damaged"
     found = reader.same_prompt(PROMPT)
     assert (found.searched, found.parts) == (20, 20)
-    assert places(found) < before or places(found) == before
+    assert places(found) <= before

@@ -5,35 +5,31 @@ from pathlib import Path
 
 import pytest
 from flask.testing import FlaskClient
-from support.stored_run.run import Shape, StoredRun
+from support.pages.sites import LOCAL, TOKEN, store_run
 
 from dashboard.read.run_reader import RunReader
 from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
 from dashboard.views.registry import VIEWS
-from storage.stores.local import LocalStore
-
-LOCAL = {"Host": "127.0.0.1:8050"}
-TOKEN = "a-token-of-some-length"
 
 
 class NotedRuns(Runs):
-    """Notes of which run a reader was asked for."""
+    """Notes the runs for which a reader was requested."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self.asked: list[str] = []
-        self.was_asked = threading.Event()
+        self.requested: list[str] = []
+        self.was_requested = threading.Event()
 
     def reader(self, run_id: str) -> RunReader:
-        self.asked.append(run_id)
-        self.was_asked.set()
+        self.requested.append(run_id)
+        self.was_requested.set()
         return super().reader(run_id)
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> NotedRuns:
-    StoredRun(LocalStore(tmp_path / "one", fsync=False), "one", Shape(steps=3)).append(2)
+    store_run(tmp_path, "one")
     return NotedRuns(str(tmp_path))
 
 
@@ -43,8 +39,8 @@ def client(runs: Runs, token: str | None = None) -> FlaskClient:
 
 def test_a_page_begins_to_read_its_run_before_it_asks(runs: NotedRuns) -> None:
     assert client(runs).get("/run/one/flow", headers=LOCAL).status_code == 200
-    assert runs.was_asked.wait(30)
-    assert runs.asked == ["one"]
+    assert runs.was_requested.wait(30)
+    assert runs.requested == ["one"]
 
 
 @pytest.mark.parametrize(("path", "token"), [("/", None), ("/run/nobody", None), ("/run/one", TOKEN)])
@@ -52,4 +48,4 @@ def test_a_page_without_a_run_or_a_reader_without_the_token_begins_nothing(
     runs: NotedRuns, path: str, token: str | None
 ) -> None:
     assert client(runs, token).get(path, headers=LOCAL).status_code != 500
-    assert not runs.was_asked.wait(0.3)
+    assert not runs.was_requested.wait(0.3)

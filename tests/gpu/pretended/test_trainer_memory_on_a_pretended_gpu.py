@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.gpu.pretend_gpu import GPU, pretend_gpu
+from support.training.samples import make_sample
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.training import TrainingConfig
@@ -40,18 +41,8 @@ def batch(num_samples: int, length: int) -> list[Sample]:
     """Samples of `length` tokens, half of which are the response."""
     random = np.random.default_rng(0)
     half = length // 2
-    return [
-        Sample(
-            prompt_tokens=random.integers(0, VOCAB, half).astype(np.int32),
-            response_tokens=random.integers(0, VOCAB, half).astype(np.int32),
-            rollout_logprobs=np.full(half, -3.6, np.float32),
-            loss_mask=np.ones(half, np.uint8),
-            temperature=1.0,
-            advantage=1.0,
-            staleness=0,
-        )
-        for _ in range(num_samples)
-    ]
+    draws = [(random.integers(0, VOCAB, half), random.integers(0, VOCAB, half)) for _ in range(num_samples)]
+    return [make_sample(prompt, response, rollout_logprobs=-3.6) for prompt, response in draws]
 
 
 def measure(

@@ -1,4 +1,4 @@
-"""Trainers spread over ranks beside one that is alone: what they disagree in, as a report.
+"""Trainers spread over ranks beside one that is alone: their differences, as a report.
 
 test ─► torchrun ─► every rank: the same steps with both, for each layout and case ─► rank 0: report.json ─► test
 
@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from support.training.samples import make_sample
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import (
@@ -153,7 +154,7 @@ CASES = {
 
 
 def launch(ranks: int, report: Path, device: Literal["cpu", "cuda"] = "cpu") -> Report:
-    """Runs all cases on as many processes, over gloo on CPUs or over NCCL on GPUs; their report."""
+    """Runs all cases on as many processes, over gloo on CPUs or over NCCL on GPUs. Returns the report."""
     tests = Path(__file__).parents[2]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{tests}:{tests.parent}"}
     arguments = ["--standalone", f"--nproc-per-node={ranks}", __file__, str(report), device]
@@ -161,12 +162,12 @@ def launch(ranks: int, report: Path, device: Literal["cpu", "cuda"] = "cpu") -> 
         [sys.executable, "-m", "torch.distributed.run", *arguments], env=environment, capture_output=True, text=True
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
-    found: Report = json.loads(report.read_text())
-    return found
+    differences: Report = json.loads(report.read_text())
+    return differences
 
 
 def make_trainer(case: Case, ranks: Ranks, compute_dtype: Literal["float32", "bfloat16"] | None) -> Trainer:
-    """The same start everywhere."""
+    """Every call makes a trainer with the same weights."""
     model = case.model().to(case.dtype)
     if case.lora:
         _adapt(model)
@@ -194,15 +195,14 @@ def samples(count: int, seed: int, shared_prompt: int = 0) -> list[Sample]:
         kept = [np.arange(VOCAB)[np.arange(VOCAB) * 2 // VOCAB == token * 2 // VOCAB] for token in tokens]
         if response % 2:
             kept = [np.zeros(0)]
-        return Sample(
-            prompt_tokens=shared if shared_prompt else random.integers(0, VOCAB, prompt).astype(np.int32),
-            response_tokens=tokens,
-            rollout_logprobs=random.normal(-np.log(VOCAB), 0.5, response).astype(np.float32),
-            loss_mask=(random.random(response) < 0.9).astype(np.uint8),
+        return make_sample(
+            shared if shared_prompt else random.integers(0, VOCAB, prompt),
+            tokens,
+            rollout_logprobs=random.normal(-np.log(VOCAB), 0.5, response),
+            loss_mask=random.random(response) < 0.9,
             temperature=float(random.uniform(0.7, 1.3)),
             # Every third one has none, so that the ranks skip its backward pass together.
             advantage=0.0 if number % 3 == 2 else float(random.normal()),
-            staleness=0,
             kept_tokens=np.concatenate(kept).astype(np.int32),
             kept_counts=np.array([len(ids) for ids in kept if len(ids)], np.int32),
             group=number // 2,
@@ -212,8 +212,8 @@ def samples(count: int, seed: int, shared_prompt: int = 0) -> list[Sample]:
 
 
 def disagreement(case: Case, ranks: Ranks) -> dict[str, Any]:
-    """Trains alone and spread: by how much the two differ, and what is so of the spread one."""
-    # Alone it computes in the weights' own type, and each prompt by itself: what else changes is to be seen.
+    """Trains alone and spread: how much the two differ, and facts about the spread one."""
+    # Alone it computes in the weights' own type, and each prompt by itself.
     by_itself = replace(case, training=case.training.model_copy(update={"share_prefixes": False}))
     alone, spread = make_trainer(by_itself, ALONE, None), make_trainer(case, ranks, case.compute_dtype)
     start = dict(full_tensors(spread.model))
@@ -230,11 +230,11 @@ def disagreement(case: Case, ranks: Ranks) -> dict[str, Any]:
         found["report"] = max([found["report"], *(abs(v - values[name]) for name, v in expected.measured().items())])
     end = dict(full_tensors(spread.model))
     tokens = [1, 2, 3]
-    ours, theirs = spread.next_logprobs(tokens, 5), alone.next_logprobs(tokens, 5)
+    next_logprobs, expected_next = spread.next_logprobs(tokens, 5), alone.next_logprobs(tokens, 5)
     trained = [parameter for parameter in spread.model.parameters() if parameter.requires_grad]
     return found | {
         "weights": _apart(dict(full_tensors(alone.model)), end),
-        "next_logprobs": max(abs(ours.get(token, 0.0) - logprob) for token, logprob in theirs.items()),
+        "next_logprobs": max(abs(next_logprobs.get(token, 0.0) - value) for token, value in expected_next.items()),
         "moved": sorted(name for name, tensor in end.items() if not torch.equal(tensor, start[name])),
         "weights_dtype": sorted({str(parameter.dtype) for parameter in spread.model.parameters()}),
         "elements_held": sum(_local(parameter).numel() for parameter in spread.model.parameters()),
@@ -319,7 +319,6 @@ def _in_its_place(parameter: torch.Tensor) -> bool:
 
 
 def main() -> None:
-    """Of one rank."""
     torch.set_num_threads(1)
     report: Report = {}
     for data, tensor in LAYOUTS[int(os.environ["WORLD_SIZE"])]:
