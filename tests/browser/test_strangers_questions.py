@@ -39,9 +39,7 @@ class Stranger:
         self.clicks += 1
 
 
-def test_health_bottleneck_and_staleness_take_the_click_that_opens_the_run(
-    watched: Watched,
-) -> None:
+def test_health_bottleneck_and_staleness_take_the_click_that_opens_the_run(watched: Watched) -> None:
     stranger = Stranger(watched, "/")
     stranger.click("link", "today")
     clauses = stranger.page.locator(".clauses a")
@@ -80,11 +78,5 @@ def test_a_failure_is_shown_after_two_clicks(watched: Watched) -> None:
 
 def test_the_docs_have_the_same_questions() -> None:
     text = (REPOSITORY / "docs" / "dashboard.md").read_text()
-    for question in (
-        "Is it healthy?",
-        "What limits it?",
-        "Is it too stale?",
-        "What changed against",
-        "Show me a failure",
-    ):
-        assert question in text
+    questions = ("Is it healthy?", "What limits it?", "Is it too stale?", "What changed against", "Show me a failure")
+    assert [question for question in questions if question not in text] == []
