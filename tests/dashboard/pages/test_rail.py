@@ -1,4 +1,4 @@
-"""The rail beside a home page's charts."""
+"""The rail beside a home page's charts, and the strip of the verdict above them."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,6 +10,7 @@ from support.pages.consumed_rows import consumed_rows
 from support.pages.run_data import STATUS, T, measured, run_data
 
 from dashboard.pages.rail import rail
+from dashboard.pages.verdict import strip
 from dashboard.read.model import RunData
 from millrace.runs.provenance import Origin
 
@@ -70,3 +71,15 @@ def test_ledger_and_config_are_told_in_short() -> None:
 def test_the_flow_run_is_linked_if_its_address_is_one(address: str | None) -> None:
     links = [each.href for each in components(rail(run(Origin(flow_run=address)), {})) if isinstance(each, html.A)]
     assert links == ([address] if address and address.startswith("http") else [])
+
+
+def test_a_clause_shows_its_level_and_links_to_its_chart_and_the_advice_is_below() -> None:
+    clauses, advice = strip(run_data(problems=("log/3.json: torn",))).children
+    links = [item.children for item in clauses.children]
+    assert [(link.children[0].title, link.className) for link in links[:3]] == [
+        ("good", "good"),
+        ("bad", "bad"),
+        ("unknown", "unknown"),
+    ]
+    assert links[1].href == "/run/mine/ledger#ledger-balance"
+    assert "millrace fsck" in advice.children[1]

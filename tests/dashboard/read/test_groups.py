@@ -1,22 +1,28 @@
-"""A group is read as all its streams tell it; what of it can't be read is a sentence, and the rest is there."""
+"""A group is read from all its streams; a part that cannot be read is a problem, and the rest is there."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.stored_run.run import StoredRun
+from support.stored_run.run import Shape, StoredRun, make_run
 from support.stores.dict_store import DictStore
 from support.stores.slow_store import SlowStore
 from support.streams.rows import part_files, read_rows
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from dashboard.read.group_readers import GroupReaders
 from dashboard.read.groups import GroupReader, asked_tokens
 from dashboard.read.model import RunData
+from dashboard.read.run_reader import RunReader
 from dashboard.read.search import find, parse
 from millrace.errors import InputError
 from millrace.maintenance.gc import Retention, carry_out, plan
 from storage import layout
 from storage.schema import SCORE, TRAINER_LOGPROBS, TRAJECTORY
+from storage.stores.local import LocalStore
 
 Look = Callable[[], RunData]
 
@@ -191,3 +197,15 @@ def test_of_a_conversation_the_last_message_is_what_was_asked() -> None:
         }
     )
     assert [asked_tokens(table, row) for row in range(3)] == [[12, 13, 14], [10, 11], [10, 11, 12]]
+
+
+def test_a_run_seen_before_it_had_a_tokenizer_shows_texts_once_it_has_one(tmp_path: Path) -> None:
+    store, readers = LocalStore(tmp_path / "mine", fsync=False), GroupReaders()
+    make_run(store, "mine", Shape(steps=1, groups_per_step=1, group_size=2, generators=1))
+    run = RunReader(store).look()
+    groups, texts = readers.of(run)
+    assert texts.text([0]) == "0"
+    store.put_if_absent("start/tokenizer.json", Tokenizer(WordLevel({"a": 0}, unk_token="a")).to_str().encode())
+    assert readers.of(run)[1].text([0]) == "a"
+    assert readers.of(run)[0] is groups
+    assert readers.of(run)[1] is readers.of(run)[1]
