@@ -125,7 +125,10 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "garbage as index": (both(remove(WEIGHTS), write(INDEX, b"\xff\x00")), "index.json: not JSON"),
     "an index of gigabytes": (both(remove(WEIGHTS), make_sparse(INDEX, 3 << 30)), "index.json: 3,221,225,472 bytes"),
     "an index of a list": (both(remove(WEIGHTS), write(INDEX, '{"metadata": {}, "weight_map": [1]}')), "weight_map is"),
-    "an index without metadata": (both(remove(WEIGHTS), write(INDEX, '{"weight_map": {}}')), "metadata is no object"),
+    "an index without metadata": (
+        both(remove(WEIGHTS), write(INDEX, '{"weight_map": {"a": "b"}}')),
+        "metadata is no object",
+    ),
     # The tokenizer and other settings
     "no tokenizer": (remove("tokenizer.json"), "no tokenizer; expected one of"),
     "garbage as tokenizer": (write("tokenizer.json", os.urandom(512)), "tokenizer.json: not JSON"),
