@@ -57,17 +57,17 @@ def test_a_whole_measurement_has_every_figure_and_leaves_nothing_behind(
     memory.mkdir()
     disk.mkdir()
     case = Case(num_parameters=_TINY, dtype="bfloat16", way=way)
-    found = measure_pushes(case, memory=memory, disk=disk, num_pushes=2)
-    assert found["parameters"] == _count(llama_shapes(_TINY))
-    assert found["bytes"] == 2 * found["parameters"]
-    assert least_sent <= found["wire_bytes"] / found["bytes"] <= most_sent
-    times = found["all_seconds"]
+    pushes = measure_pushes(case, memory=memory, disk=disk, num_pushes=2)
+    assert pushes["parameters"] == _count(llama_shapes(_TINY))
+    assert pushes["bytes"] == 2 * pushes["parameters"]
+    assert least_sent <= pushes["wire_bytes"] / pushes["bytes"] <= most_sent
+    times = pushes["all_seconds"]
     assert {len(values) for values in times.values()} == {2}
     for name in ("floor", "memcpy", "live", "copy", "load"):
         assert min(times[name]) > 0, name
     for each in range(2):
         assert sum(times[part][each] for part in PARTS) == pytest.approx(times["live"][each])
-    assert found["of_floor"] > 0
+    assert pushes["of_floor"] > 0
     assert [*memory.iterdir(), *disk.iterdir()] == []
 
 

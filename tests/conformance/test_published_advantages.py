@@ -90,8 +90,8 @@ FORMULAS = (group_mean, leave_one_out, grpo, reinforce_plus_plus, reinforce_plus
 def test_an_advantage_is_the_published_one(
     formula: Callable[[Sequence[Exact]], list[list[float]]], groups: list[list[Fraction]]
 ) -> None:
-    found = ADVANTAGES[formula.__name__]([[float(reward) for reward in group] for group in groups])
-    for ours, expected in zip(found, formula(groups), strict=True):
+    result = ADVANTAGES[formula.__name__]([[float(reward) for reward in group] for group in groups])
+    for ours, expected in zip(result, formula(groups), strict=True):
         assert ours == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 

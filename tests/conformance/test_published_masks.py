@@ -105,8 +105,8 @@ def test_the_ratio_of_a_response_is_that_of_its_finite_tokens() -> None:
     tokens = tokens_of(vector(-1.0, -math.inf, -2.0), vector(-1.1, -1.0, -1.9), vector(1.0, 1.0, 1.0), lengths=(3,))
     bad_N = not_finite(make("reinforce")(tokens), torch.zeros(3), tokens)
     assert bad_N.tolist() == [False, True, False]
-    found = compute_without(make("sequence_mask"), tokens, bad_N)
-    assert found.weight.tolist() == pytest.approx([1.0, 0.0, 1.0])
+    outputs = compute_without(make("sequence_mask"), tokens, bad_N)
+    assert outputs.weight.tolist() == pytest.approx([1.0, 0.0, 1.0])
 
 
 @settings(max_examples=50)
@@ -136,6 +136,6 @@ def test_no_loss_has_a_gradient_by_the_policy_that_sampled(loss: Loss) -> None:
 def test_a_mask_and_a_bound_on_weights_act_together() -> None:
     tokens = tokens_of(vector(-1.0, -1.0, -1.0), vector(-3.0, -1.0, -9.0), vector(1.0, 1.0, 1.0), lengths=(2, 1))
     dropped_N = masked_responses(MasksConfig(max_token_ratio=100), tokens)
-    found = compute_without(make("aipo", max_importance_ratio=2), tokens, dropped_N)
-    assert found.weight.tolist() == [2.0, 1.0, 0.0]
-    assert found.clipped.tolist() == [True, False, True]
+    outputs = compute_without(make("aipo", max_importance_ratio=2), tokens, dropped_N)
+    assert outputs.weight.tolist() == [2.0, 1.0, 0.0]
+    assert outputs.clipped.tolist() == [True, False, True]

@@ -152,8 +152,8 @@ def name(value: object) -> str | None:
 @given(rows=batches())
 def test_a_loss_is_the_published_objective(loss: Loss, terms: Terms, aggregation: str, rows: Rows) -> None:
     away_from_kinks(rows)
-    (found, found_BT), (expected, expected_BT) = ours(rows, loss, aggregation), published(rows, terms, aggregation)
-    close(found, expected, expected_BT)
+    (result, found_BT), (expected, expected_BT) = ours(rows, loss, aggregation), published(rows, terms, aggregation)
+    close(result, expected, expected_BT)
     close(found_BT, expected_BT)
 
 
@@ -176,9 +176,9 @@ def test_in_a_later_update_decoupled_ppo_clips_against_the_policy_before_the_fir
     moved_BT = torch.tensor(moved, dtype=torch.float64).view(4, MOST_TOKENS)[: len(rows.pi_BT)]
     assume(bool(((moved_BT.exp()[..., None] / torch.tensor(BOUNDS)).log().abs() > 1e-6).all()))
     later, recomputed = in_a_later_update(rows, moved_BT), make("decoupled_ppo", proximal="recomputed")
-    (found, found_BT) = ours(later, recomputed, "token_mean")
+    (result, found_BT) = ours(later, recomputed, "token_mean")
     (expected, expected_BT) = published(later, papers.decoupled_ppo(0.2, 0.2, interpolated=False), "token_mean")
-    close(found, expected, expected_BT)
+    close(result, expected, expected_BT)
     close(found_BT, expected_BT)
 
 
@@ -197,9 +197,9 @@ def test_the_mean_over_prompts_is_the_published_one(rows: Rows, groups: list[int
     expected = value_and_gradient(
         rows, lambda pi_BT: -papers.prompt_mean(papers.reinforce(with_pi(rows, pi_BT)), rows.mask_BT, groups_B)
     )
-    found = ours(rows, make("reinforce"), "prompt_mean", groups_B)
-    close(found[0], expected[0])
-    close(found[1], expected[1])
+    result = ours(rows, make("reinforce"), "prompt_mean", groups_B)
+    close(result[0], expected[0])
+    close(result[1], expected[1])
 
 
 def test_every_loss_is_compared_with_a_publication() -> None:

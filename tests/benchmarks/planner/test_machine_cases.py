@@ -41,7 +41,7 @@ def test_figures_are_those_of_the_steps_after_the_warm_up(tmp_path: Path) -> Non
     )
     times = Times(train_step=0.5, train_token=0.0, handover=0.1, overhead_rollout=0.0)
     write_timed_run(LocalStore(tmp_path), config, lambda group, sample: 3, times, steps=40)
-    found = figures(tmp_path)
-    assert found["step_seconds"] == pytest.approx(0.6)
-    assert found["idle_train"] == 0
-    assert found["dropped_share"] == 0
+    result = figures(tmp_path)
+    assert result["step_seconds"] == pytest.approx(0.6)
+    assert result["idle_train"] == 0
+    assert result["dropped_share"] == 0

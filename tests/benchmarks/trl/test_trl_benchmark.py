@@ -32,9 +32,9 @@ def test_speeds_and_rewards_are_compared_after_the_warm_up() -> None:
 def test_the_target_is_twice_the_speed_at_a_reward_that_is_no_lower() -> None:
     theirs = steps(1.0, [0.5] * 8)
     fast, slow = steps(0.4, [0.5] * 8), steps(0.9, [0.5] * 8)
-    found = of_pairs([of_pair(theirs, ours, SHORT, warmup=1) for ours in (fast, slow, fast)])
-    assert found["speedup"] == pytest.approx(2.5)
-    assert list(targets_met({"short": found}).values()) == [True, True]
+    result = of_pairs([of_pair(theirs, ours, SHORT, warmup=1) for ours in (fast, slow, fast)])
+    assert result["speedup"] == pytest.approx(2.5)
+    assert list(targets_met({"short": result}).values()) == [True, True]
     worse = of_pairs([of_pair(theirs, steps(0.9, [0.4] * 8), SHORT, warmup=1)])
     assert list(targets_met({"short": worse}).values()) == [False, False]
 

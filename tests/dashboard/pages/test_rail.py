@@ -20,11 +20,11 @@ SHOWN = "<img src=x onerror=alert(1)>\\u202e␛[2J"
 
 def said(run: RunData, prompts: dict[tuple[int, int], str] | None = None) -> dict[str, str]:
     """The text of each section by its title."""
-    found = {}
+    result = {}
     for section in rail(run, prompts or {}):
         title, *lines = section.children
-        found[title.children] = words(lines)
-    return found
+        result[title.children] = words(lines)
+    return result
 
 
 def run(origin: Origin | None = None, **changes: Any) -> RunData:
@@ -50,10 +50,10 @@ def test_hostile_text_stays_text_with_its_control_characters_escaped() -> None:
     status = {**STATUS, "incidents": {"latest": latest}}
     origin = Origin(preset=HOSTILE, changes={HOSTILE: [HOSTILE, 1]}, flow_run="javascript:alert(1)")
     hostile = run(origin, status=status)
-    found = said(hostile, {(0, 6): HOSTILE})
+    result = said(hostile, {(0, 6): HOSTILE})
     for section in ("Groups", "Events", "Config"):
-        assert SHOWN in found[section]
-    kinds = {type(one) for one in components(rail(hostile, {(0, 6): HOSTILE}))}
+        assert SHOWN in result[section]
+    kinds = {type(component) for component in components(rail(hostile, {(0, 6): HOSTILE}))}
     assert kinds <= {html.Section, html.H2, html.Ul, html.Li, html.P, html.Span, html.Strong, dcc.Link}
 
 

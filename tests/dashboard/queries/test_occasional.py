@@ -24,13 +24,13 @@ def evaluated(*results: tuple[float, float]) -> Columns:
 
 def tracks(**changes: Any) -> dict[str, list[tuple[float, float, float]]]:
     """(begin, end, share) of each interval, in seconds since the run's start, by track."""
-    found = occasional_tracks(run_data(**{"stage_status": {}, "evaluations": evaluated(), **changes}))
+    result = occasional_tracks(run_data(**{"stage_status": {}, "evaluations": evaluated(), **changes}))
     return {
         track.name: [
             (round(float(begin) * 60, 3), round(float(end) * 60, 3), float(share))
             for begin, end, share in zip(track.edges, track.edges[1:], track.shares[track.name], strict=False)
         ]
-        for track in found
+        for track in result
     }
 
 
@@ -42,5 +42,5 @@ def test_the_start_model_is_made_from_the_start_of_its_attempt_until_its_last_st
 
 
 def test_an_evaluation_lasts_as_long_as_its_result_says_and_nothing_is_between_two() -> None:
-    found = tracks(evaluations=evaluated((5, 4), (20, 10)))
-    assert found == {"evaluate": [(1.0, 5.0, 1.0), (5.0, 10.0, 0.0), (10.0, 20.0, 1.0)]}
+    result = tracks(evaluations=evaluated((5, 4), (20, 10)))
+    assert result == {"evaluate": [(1.0, 5.0, 1.0), (5.0, 10.0, 0.0), (10.0, 20.0, 1.0)]}

@@ -38,24 +38,24 @@ def two_groups(**columns: object) -> RunData:
 
 
 def test_the_spread_is_that_of_the_rewards_within_each_group() -> None:
-    found = rewards.reward_spread(two_groups())
-    assert found["mean"].x.tolist() == [1, 3]
-    assert found["mean"].y == pytest.approx([0.75, 0.0])
-    assert {name: line.y.tolist() for name, line in found.items() if name != "mean"} == {
+    reward_spread = rewards.reward_spread(two_groups())
+    assert reward_spread["mean"].x.tolist() == [1, 3]
+    assert reward_spread["mean"].y == pytest.approx([0.75, 0.0])
+    assert {name: line.y.tolist() for name, line in reward_spread.items() if name != "mean"} == {
         "p10": [0.5, 0.0], "p50": [0.5, 0.0], "p90": [1.0, 0.0]
     }  # fmt: skip
 
 
 def test_a_failed_reward_does_not_count_and_one_reward_has_no_spread() -> None:
     unknown = [np.nan, 1.0, np.nan, 0.0, 2.0, np.nan, 0.1, 0.1]
-    found = rewards.reward_spread(two_groups(reward=unknown))
-    assert found["p90"].y.tolist() == [0.5, 0.0]
+    reward_spread = rewards.reward_spread(two_groups(reward=unknown))
+    assert reward_spread["p90"].y.tolist() == [0.5, 0.0]
 
 
 def test_lengths_are_quantiles_over_all_responses_of_a_version() -> None:
     run = run_data(consumed=consumed_rows([1] * 100 + [2], tokens=[*range(100, 0, -1), 7]))
-    found = rewards.lengths(run)
-    assert {name: line.y.tolist() for name, line in found.items()} == {
+    lengths = rewards.lengths(run)
+    assert {name: line.y.tolist() for name, line in lengths.items()} == {
         "p10": [10, 7], "p50": [50, 7], "p90": [90, 7], "p99": [99, 7], "max": [100, 7]
     }  # fmt: skip
 
@@ -68,8 +68,8 @@ def test_components_are_those_that_the_trainer_measured() -> None:
             "loss": measured([2.0]),
         }
     }
-    found = rewards.components(run_data(metrics=metrics))
-    assert [(name, line.y.tolist()) for name, line in found.items()] == [("a", [0.5]), ("b", [1.0])]
+    components = rewards.components(run_data(metrics=metrics))
+    assert [(name, line.y.tolist()) for name, line in components.items()] == [("a", [0.5]), ("b", [1.0])]
     assert len(rewards.truncated_share(run_data(metrics=metrics)).x) == 0
 
 

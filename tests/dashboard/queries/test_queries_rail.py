@@ -33,9 +33,9 @@ def test_the_newest_best_worst_and_spreadless_groups_are_notable() -> None:
         generator=np.repeat(np.arange(groups) % 2, 2),
         trajectory_row_id=np.arange(2 * groups),
     )
-    found = {one.why: one for one in notable_groups(run_data(consumed=consumed))}
-    assert {why: one.group_id for why, one in found.items()} == {"best": 3, "worst": 2, "no spread": 2}
-    best = found["best"]
+    result = {notable_group.why: notable_group for notable_group in notable_groups(run_data(consumed=consumed))}
+    assert {why: one.group_id for why, one in result.items()} == {"best": 3, "worst": 2, "no spread": 2}
+    best = result["best"]
     assert (best.generator, best.row_id, best.policy_version, best.reward) == (1, 6, 32, 0.75)
 
 
@@ -55,11 +55,11 @@ def _run(**changes: Any) -> RunData:
 
 
 def test_events_of_every_kind_are_listed_with_their_versions_the_newest_first() -> None:
-    found = latest_events(_run(), 9)
-    assert [(event.kind, event.policy_version) for event in found] == [
+    result = latest_events(_run(), 9)
+    assert [(event.kind, event.policy_version) for event in result] == [
         ("restart", 2), ("promotion", 2), ("resumed", 2), ("decision", 1), ("incident", 0),
     ]  # fmt: skip
-    assert latest_events(_run(), 2) == found[:2]
+    assert latest_events(_run(), 2) == result[:2]
     assert latest_events(run_data(status=None, metrics={}), 9) == []
 
 

@@ -159,12 +159,12 @@ def test_a_run_that_can_not_be_read_is_a_row_with_a_problem_and_the_others_are_s
     write_progress(strange.store, "train", 0, {"account": [], "t": None})
     store_run(tmp_path, "attempt").store.put(layout.attempt(1), b'{"number": 1}')
     runs = Runs(str(tmp_path), clock)
-    found = rows(runs)
-    assert found["fine"].problem is None
-    assert found["creating"].problem is not None
-    assert layout.RUN in str(found["torn"].problem)
-    assert found["strange"].problem is not None
-    assert layout.attempt(1) in str(found["attempt"].problem)
+    result = rows(runs)
+    assert result["fine"].problem is None
+    assert result["creating"].problem is not None
+    assert layout.RUN in str(result["torn"].problem)
+    assert result["strange"].problem is not None
+    assert layout.attempt(1) in str(result["attempt"].problem)
     with pytest.raises(StreamCorrupt):
         runs.reader("torn")
     (tmp_path / "creating" / layout.RUN).write_bytes((tmp_path / "fine" / layout.RUN).read_bytes())

@@ -39,17 +39,17 @@ def expected(store: DictStore) -> set[tuple[int, int]]:
 
 
 def places(found: SamePrompt) -> set[tuple[int, int]]:
-    return {(one.generator, one.row_id) for one in found.groups}
+    return {(group.generator, group.row_id) for group in found.groups}
 
 
 def test_the_groups_of_a_prompt_are_found_in_the_order_of_their_versions(
     reader: GroupReader, dict_store: DictStore
 ) -> None:
-    found = reader.same_prompt(PROMPT)
-    assert places(found) == expected(dict_store)
-    assert len(found.groups) == 4 - 1
-    assert all(one.policy_version <= other.policy_version for one, other in pairwise(found.groups))
-    assert (found.searched, found.parts) == (20, 20)
+    result = reader.same_prompt(PROMPT)
+    assert places(result) == expected(dict_store)
+    assert len(result.groups) == 4 - 1
+    assert all(one.policy_version <= other.policy_version for one, other in pairwise(result.groups))
+    assert (result.searched, result.parts) == (20, 20)
     assert reader.same_prompt("no such prompt").groups == ()
 
 
@@ -57,14 +57,14 @@ def test_a_search_reads_the_newest_parts_first_and_the_next_one_continues(
     reader: GroupReader, dict_store: DictStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(same_prompt, "MAX_PARTS", 6)
-    searched, found = [], set[tuple[int, int]]()
+    searched, output = [], set[tuple[int, int]]()
     for _ in range(4):
         result = reader.same_prompt(PROMPT)
         searched.append(result.searched)
-        assert places(result) >= found
-        found = places(result)
+        assert places(result) >= output
+        output = places(result)
     assert searched == [6, 12, 18, 20]
-    assert found == expected(dict_store)
+    assert output == expected(dict_store)
 
 
 def test_a_search_reads_a_bounded_number_of_bytes(reader: GroupReader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +75,6 @@ def test_a_search_reads_a_bounded_number_of_bytes(reader: GroupReader, monkeypat
 def test_a_part_that_cannot_be_read_is_passed_over(reader: GroupReader, dict_store: DictStore) -> None:
     before = expected(dict_store)
     dict_store.objects[part_files(dict_store, layout.trajectories(0))[0]] = b"damaged"
-    found = reader.same_prompt(PROMPT)
-    assert (found.searched, found.parts) == (20, 20)
-    assert places(found) <= before
+    result = reader.same_prompt(PROMPT)
+    assert (result.searched, result.parts) == (20, 20)
+    assert places(result) <= before

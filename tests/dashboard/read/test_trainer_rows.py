@@ -46,13 +46,13 @@ STARTS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), min_size=1, m
 
 def spans(starts: list[tuple[int, int]]) -> list[tuple[int, range]]:
     """Of each trainer, its incarnation and the versions it makes."""
-    found: list[tuple[int, range]] = []
+    result: list[tuple[int, range]] = []
     newest = 0
     for incarnation, (behind, steps) in enumerate(starts):
         checkpoint = max(0, newest - behind)
-        found.append((incarnation, range(checkpoint + 1, checkpoint + 1 + steps)))
+        result.append((incarnation, range(checkpoint + 1, checkpoint + 1 + steps)))
         newest = checkpoint + steps
-    return found
+    return result
 
 
 class Stored:

@@ -60,14 +60,14 @@ def test_lines_are_smoothed_over_a_fortieth_of_the_longest_run(steps: int, versi
 
 @pytest.fixture(scope="module")
 def runs() -> list[RunData]:
-    found = []
+    result = []
     for number in range(2):
         run = make_run(
             DictStore(), f"run-{number}", Shape(steps=100, seed=number, max_staleness=2 + number, steps_per_part=20)
         )
         run.evaluate(0.5)
-        found.append(RunReader(run.store).look())
-    return found
+        result.append(RunReader(run.store).look())
+    return result
 
 
 def test_the_differences_come_first_and_have_a_column_for_each_run(runs: list[RunData]) -> None:

@@ -43,7 +43,11 @@ KILLS = (
 def bounds_by_decisions(decisions: list[StoredDecision], lineage: Lineage) -> list[int]:
     """The bound of each version, from the surviving decisions: up at once, down by one per version."""
     target, bounds = LOWEST, [LOWEST]
-    decided = {one.policy_version: one for one in decisions if lineage.holds(one.incarnation, one.policy_version)}
+    decided = {
+        decision.policy_version: decision
+        for decision in decisions
+        if lineage.holds(decision.incarnation, decision.policy_version)
+    }
     for version in range(1, STEPS):
         if version - 1 in decided:
             target = decided[version - 1].max_staleness

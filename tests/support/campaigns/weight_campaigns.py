@@ -186,7 +186,9 @@ class WeightCampaign:
 
         model = load_model(self._start_model, "float32")
         base = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        checkpoints = {(one.incarnation, one.step): one for one in checkpoints_backwards(self.store)}
+        checkpoints = {
+            (checkpoint.incarnation, checkpoint.step): checkpoint for checkpoint in checkpoints_backwards(self.store)
+        }
         trained = {version: digest(load_weights(self.store, one, base)) for version, one in checkpoints.items()}
         return {(0, 0): digest(base), **trained}
 

@@ -16,11 +16,11 @@ class NoBrowser(Exception):
 @contextmanager
 def running_browser() -> Iterator[Browser]:
     """A browser without a page. Raises NoBrowser."""
-    found = next(filter(None, map(shutil.which, _BROWSERS)), None)
-    if found is None:
+    result = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if result is None:
         raise NoBrowser(f"none of {', '.join(_BROWSERS)} is installed")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found)
+        browser = playwright.chromium.launch(executable_path=result)
         try:
             yield browser
         finally:

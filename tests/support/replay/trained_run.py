@@ -124,16 +124,16 @@ class _Maker:
 
     def start_trainer(self) -> None:
         self.checkpoints = CheckpointWriter(self.store)
-        found = self.checkpoints.latest
+        latest = self.checkpoints.latest
         model = load_model(self.start, "float32")
         own = self.config.training
         reference = load_model(self.start, "float32") if own.kl.coefficient else None
         most = self.config.generation.max_new_tokens
         self.trainer = Trainer(model, own, max_new_tokens=most, seed=self.config.seed, reference=reference)
-        if found is not None:
-            self.trainer.restore(found.step, {name: load_file(self.store, ref) for name, ref in found.files.items()})
+        if latest is not None:
+            self.trainer.restore(latest.step, {name: load_file(self.store, ref) for name, ref in latest.files.items()})
         self.incarnation = self.checkpoints.incarnation
-        self.lineage = Lineage.after(found, self.incarnation)
+        self.lineage = Lineage.after(latest, self.incarnation)
         # Groups of lost versions are not made again here, so they stay missing.
         self.groups = [committed_groups(self.store, g, GENERATORS, self.lineage) for g in range(GENERATORS)]
         self.consumed = ConsumedWriter(self.store, self.incarnation)
@@ -144,7 +144,7 @@ class _Maker:
             num_scorers=SCORERS,
             vocab_size=self.vocab_size,
             lineage=self.lineage,
-            state=None if found is None else found.state["intake"],
+            state=None if latest is None else latest.state["intake"],
         )
 
     def train_to(self, last_step: int) -> None:

@@ -25,13 +25,13 @@ class Launcher:
 
     def lines(self) -> list[str]:
         """The milestones so far, of the launcher and of its ranks."""
-        found = [_read(line) for line in self.output.read_text().splitlines()]
-        return [line for line in found if isinstance(line, str)]
+        result = [_read(line) for line in self.output.read_text().splitlines()]
+        return [line for line in result if isinstance(line, str)]
 
     def doing(self) -> str:
         """What its last heartbeat said."""
-        found = [_read(line) for line in self.output.read_text().splitlines()]
-        return next((line.doing for line in reversed(found) if isinstance(line, Heartbeat)), "")
+        result = [_read(line) for line in self.output.read_text().splitlines()]
+        return next((line.doing for line in reversed(result) if isinstance(line, Heartbeat)), "")
 
     def rank_pids(self) -> list[int]:
         """Of all ranks that have said theirs, the latest last."""

@@ -215,10 +215,10 @@ class TrainerBench:
 
     def outcomes(self) -> dict[int, list[str]]:
         """What became of each member, by group."""
-        found: dict[int, list[str]] = {}
+        result: dict[int, list[str]] = {}
         for row in self.consumed():
-            found.setdefault(row["group_id"], []).append(row["outcome"])
-        return found
+            result.setdefault(row["group_id"], []).append(row["outcome"])
+        return result
 
     def metric(self, name: str) -> list[float]:
         """Its values, step by step."""

@@ -69,10 +69,10 @@ class Mailbox(WeightsReceiver):
     def poll(self, newer_than: WeightsId | None) -> Weights | None:
         self.looks += 1
         self.stage.draining = self.looks > 1
-        found, self.inside = self.inside, None
-        if isinstance(found, WeightsCorrupt):
-            raise found
-        return found
+        result, self.inside = self.inside, None
+        if isinstance(result, WeightsCorrupt):
+            raise result
+        return result
 
     def close(self) -> None:
         """Nothing is open."""

@@ -111,7 +111,7 @@ def make_group(
 
 
 def trajectory_rows(rollouts: list[MadeRollout], *, incarnation: int, epoch: int) -> pa.Table:
-    return pa.Table.from_pylist([_trajectory(one, incarnation, epoch) for one in rollouts], schema=TRAJECTORY)
+    return pa.Table.from_pylist([_trajectory(rollout, incarnation, epoch) for rollout in rollouts], schema=TRAJECTORY)
 
 
 def _trajectory(rollout: MadeRollout, incarnation: int, epoch: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def scored_group(
         response_tokens=[np.zeros(len(one), dtype=np.int32) for one in versions],
         rollout_logprobs=[np.full(len(one), -0.5, dtype=np.float32) for one in versions],
         loss_mask=[np.array(mask, dtype=np.uint8) for mask in loss_masks or [[1] * len(one) for one in versions]],
-        span_versions=[np.array(one, dtype=np.int64) for one in spans],
+        span_versions=[np.array(span, dtype=np.int64) for span in spans],
         span_starts=[np.array(one, dtype=np.int32) for one in starts],
         kept_tokens=[np.zeros(0, dtype=np.int32) for _ in versions],
         kept_counts=[np.zeros(0, dtype=np.int32) for _ in versions],

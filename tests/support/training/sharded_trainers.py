@@ -217,22 +217,22 @@ def disagreement(case: Case, ranks: Ranks) -> dict[str, Any]:
     by_itself = replace(case, training=case.training.model_copy(update={"share_prefixes": False}))
     alone, spread = make_trainer(by_itself, ALONE, None), make_trainer(case, ranks, case.compute_dtype)
     start = dict(full_tensors(spread.model))
-    found: dict[str, Any] = {"start": _apart(dict(full_tensors(alone.model)), start), "loss": 0.0, "report": 0.0}
+    result: dict[str, Any] = {"start": _apart(dict(full_tensors(alone.model)), start), "loss": 0.0, "report": 0.0}
     for number, count in enumerate(BATCHES):
         batch = samples(count, seed=number, shared_prompt=case.shared_prompt)
         expected, report = alone.step(batch), spread.step(batch)
         if number == 0:
-            found["gradient"] = _apart(dict(_gradients(alone)), dict(_gradients(spread)))
-            found["grad_norm"] = abs(report.grad_norm / expected.grad_norm - 1)
-            found["gradient_dtype"] = sorted({str(gradient.dtype) for _, gradient in _gradients(spread)})
+            result["gradient"] = _apart(dict(_gradients(alone)), dict(_gradients(spread)))
+            result["grad_norm"] = abs(report.grad_norm / expected.grad_norm - 1)
+            result["gradient_dtype"] = sorted({str(gradient.dtype) for _, gradient in _gradients(spread)})
         values = report.measured()
-        found["loss"] = max(found["loss"], abs(report.loss - expected.loss))
-        found["report"] = max([found["report"], *(abs(v - values[name]) for name, v in expected.measured().items())])
+        result["loss"] = max(result["loss"], abs(report.loss - expected.loss))
+        result["report"] = max([result["report"], *(abs(v - values[name]) for name, v in expected.measured().items())])
     end = dict(full_tensors(spread.model))
     tokens = [1, 2, 3]
     next_logprobs, expected_next = spread.next_logprobs(tokens, 5), alone.next_logprobs(tokens, 5)
     trained = [parameter for parameter in spread.model.parameters() if parameter.requires_grad]
-    return found | {
+    return result | {
         "weights": _apart(dict(full_tensors(alone.model)), end),
         "next_logprobs": max(abs(next_logprobs.get(token, 0.0) - value) for token, value in expected_next.items()),
         "moved": sorted(name for name, tensor in end.items() if not torch.equal(tensor, start[name])),

@@ -73,8 +73,8 @@ class Pushes(WeightsSender):
         offered: list[Weights] = []
 
         def poll() -> bool:
-            found = self.relay.poll(self.newest)
-            offered.extend([] if found is None else [found])
+            result = self.relay.poll(self.newest)
+            offered.extend([] if result is None else [result])
             return bool(offered)
 
         wait_until(poll, f"{weights.id} is offered")
