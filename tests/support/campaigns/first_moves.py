@@ -30,13 +30,11 @@ _INSTALLER = ("PIP_", "UV_", "SSL_", "REQUESTS_", "HTTP_PROXY", "HTTPS_PROXY", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A command that has ended."""
-
+class EndedCommand:
     command: str
     code: int
     output: str
-    """Its standard output and errors."""
+    """Standard output and errors."""
 
     def succeeded(self) -> str:
         """Returns the output. Fails the test if the exit code is not 0, or there is a traceback."""
@@ -58,16 +56,15 @@ class Checkout:
 
     folder: Path
     user: int | None
-    """Whose it is; None: this process's user."""
+    """Its owner; None: this process's user."""
 
-    def run(self, command: str, *, installs: bool = False) -> Ended:
+    def run(self, command: str, *, installs: bool = False) -> EndedCommand:
         """Runs a shell command there."""
         with self.running(command, installs=installs) as process:
             output, _ = process.communicate(timeout=_LIMIT_SECONDS)
-        return Ended(command=command, code=process.returncode, output=output)
+        return EndedCommand(command=command, code=process.returncode, output=output)
 
-    def millrace(self, arguments: str) -> Ended:
-        """Runs `millrace` with these arguments."""
+    def millrace(self, arguments: str) -> EndedCommand:
         return self.run(f".venv/bin/millrace {arguments}")
 
     @contextmanager
