@@ -1,4 +1,4 @@
-"""What the benchmark computes, and one short campaign."""
+"""The arithmetic of the benchmark of long tails."""
 
 import pytest
 

@@ -128,7 +128,7 @@ def test_the_meter_counts_updates_and_the_time_of_responses() -> None:
 
 def test_what_lies_outside_the_window_counts_for_nothing() -> None:
     def reading(seconds: float, tokens: float) -> Reading:
-        """Of an engine with 8 requests in flight, 5 % of the time for updates, 10 % outside, and two busy cores."""
+        """An engine with 8 requests in flight, 5 % of the time for updates, 10 % outside, and two busy cores."""
         return Reading(
             t=1000.0 + seconds,
             tokens=tokens,

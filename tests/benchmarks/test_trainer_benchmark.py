@@ -1,4 +1,4 @@
-"""The benchmark of the trainer measures what it says: whole and tiny, the figures themselves are taken by hand."""
+"""The benchmark of the trainer, whole and tiny; the figures themselves are taken by hand."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The benchmark of weights measures what it says: whole and tiny, the figures themselves are taken by hand."""
+"""The benchmark of weights, whole and tiny; the figures themselves are taken by hand."""
 
 import math
 from pathlib import Path

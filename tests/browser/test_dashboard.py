@@ -1,4 +1,4 @@
-"""The dashboard in a browser: what it draws is what the store holds, now and three seconds later at most."""
+"""The dashboard in a browser draws the numbers of the store, at most three seconds after a commit."""
 
 import json
 import time

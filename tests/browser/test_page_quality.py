@@ -1,4 +1,4 @@
-"""Pages that everybody can read: no complaint of axe, names for what is on them, and a word when the server is gone."""
+"""Pages that everybody can read: no complaint of axe, named elements, and a notice when the server is gone."""
 
 import signal
 from importlib.resources import files

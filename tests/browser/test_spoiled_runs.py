@@ -1,4 +1,4 @@
-"""Runs that lack something or are damaged: each page says what is missing, and shows the rest."""
+"""Pages of incomplete or damaged runs name the missing part, and show the rest."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ NOT_RECORDED, NO_STEP = "Not recorded in this run.", "No step was finished yet."
 
 @dataclass(frozen=True, kw_only=True)
 class Spoiled:
-    """What happens to a sound run of 24 versions, and what its pages say."""
+    """Damage to a sound run of 24 versions, and the texts of its pages."""
 
     how: Callable[[Path], None]
     problem: str | None = None
@@ -90,7 +90,7 @@ def runs(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the server writes to its standard error."""
+    """The server's standard error."""
     return tmp_path_factory.mktemp("server") / "stderr"
 
 

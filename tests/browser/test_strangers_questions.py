@@ -1,4 +1,4 @@
-"""What somebody asks who opens the dashboard for the first time, and the clicks that the answer takes: two at most.
+"""The first questions of a new user of the dashboard are answered after two clicks at most.
 
 docs/dashboard.md lists the same questions and clicks.
 """

@@ -54,7 +54,7 @@ def model() -> LlamaForCausalLM:
 
 
 def draw_samples(seed: int) -> list[Sample]:
-    """Responses of 1 to 6 tokens; a third of their tokens carry no loss, of some none does."""
+    """Responses of 1 to 6 tokens; a third of their tokens are masked, in some all of them."""
     random = np.random.default_rng(seed)
     samples = []
     for place in range(int(random.integers(1, 7))):

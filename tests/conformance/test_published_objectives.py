@@ -3,7 +3,7 @@
     random responses ─┬─► Loss, token_scale         ─► Σ scale · loss, its gradient by log π
                       └─► support.training.papers   ─► −objective,     its gradient by log π
 
-Responses have 0 to 5 tokens, some of which carry no loss. Ratios reach from e^−25 to e^25.
+Responses have 0 to 5 tokens; some tokens are masked. Ratios reach from e^−25 to e^25.
 """
 
 from collections.abc import Callable
@@ -92,7 +92,7 @@ def with_pi(rows: Rows, pi_BT: torch.Tensor) -> Rows:
 
 
 def published(rows: Rows, terms: Terms, aggregation: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the paper minimises."""
+    """Value and gradient of the paper's loss."""
     average = AGGREGATIONS[aggregation]
     return value_and_gradient(rows, lambda pi_BT: -average(terms(with_pi(rows, pi_BT)), rows.mask_BT, MOST_TOKENS))
 
@@ -100,7 +100,7 @@ def published(rows: Rows, terms: Terms, aggregation: str) -> tuple[torch.Tensor,
 def ours(
     rows: Rows, loss: Loss, aggregation: str, groups_B: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the trainer minimises: ragged tokens, response after response."""
+    """Value and gradient of the trainer's loss: ragged tokens, response after response."""
     groups_B = torch.arange(len(rows.advantages_B)) if groups_B is None else groups_B
     response_N = rows.mask_BT.nonzero()[:, 0]
     scale_Q = token_scale(aggregation, rows.mask_BT.sum(1), MOST_TOKENS, groups_B)

@@ -97,7 +97,7 @@ def test_under_all_of_them_at_once_every_row_arrives_once_and_in_order(inner: St
 def test_grouped_rows_arrive_once_if_the_caller_continues_after_the_committed_ones(
     inner: Store, seed: int, max_seconds: float
 ) -> None:
-    """With 0 seconds the caller meets the errors; otherwise the thread that keeps the time meets most of them."""
+    """The caller meets the errors with 0 seconds; otherwise the timer's thread meets most of them."""
     store = FaultyStore(inner, seed, **{fault: rate / 4 for fault, rate in RATES.items()})
     while (stream := insist(lambda: open_writer(store))).rows < ROWS:
         try:
@@ -136,7 +136,7 @@ def test_27_of_152_replies_dropped_make_no_false_fence_and_no_duplicate(seed: in
 @pytest.mark.parametrize("fault", ["error_before", "error_after"])
 @pytest.mark.parametrize("place", ["log/000000000003.json", "seg/*"])
 def test_a_writer_reopened_after_an_error_learns_whether_it_had_committed(fault: str, place: str, seed: int) -> None:
-    """A caller that goes on from `.rows` loses nothing and repeats nothing, whether the put happened or not."""
+    """A caller that continues from `.rows` loses nothing and repeats nothing, whether the put happened or not."""
     inner = DictStore()
     open_writer(inner).write(numbered(0, 2), tokens=2)
     # Opening looks whether there are records behind the end of the log: the first call that names record 3.

@@ -1,4 +1,4 @@
-"""Files of a run damaged under it, or before a resume: it goes on with the right counts, or names the file.
+"""Files of a run damaged under it, or before a resume: it continues with the right counts, or names the file.
 
 Each cell damages one file. Then the command ends with exit code 2 and a sentence that names the file, or the run goes
 on and its ledger is that of its Arrow files, counted by pyarrow alone. No traceback, no other exit code, no silence.
@@ -125,7 +125,7 @@ SETTINGS: dict[str, object] = {
 
 @pytest.fixture(scope="module")
 def stored(module_millrace: Millrace) -> Path:
-    """The folder of a run of two attempts, to be copied; one of another seed is beside it, as `other`."""
+    """The folder of a run of two attempts, to be copied; one of another seed is next to it, as `other`."""
     for run_id, seed in (("run", 0), ("other", 1)):
         for flags in ((), ("--resume",)):
             module_millrace.finish(run_id, *flags, **SETTINGS, seed=seed)
@@ -156,7 +156,7 @@ def check_end(ended: Ended, run: Path, damaged: Path) -> None:
         output = ended.output.replace("\n", "")
         assert "millrace: " in output
         path = damaged.relative_to(run)
-        # A log that ends early, or a record of another run, shows at the records beside it.
+        # A log that ends early, or a record of another run, shows at the neighbouring records.
         folder = path.parents[2 if "trajectories" in path.parts else 1] if path.parent.name == "log" else path
         assert path.as_posix() in output or folder.as_posix() in output, ended.output
         return
@@ -164,7 +164,7 @@ def check_end(ended: Ended, run: Path, damaged: Path) -> None:
 
 
 def check_counts(run: Path, summary: dict[str, Any]) -> str:
-    """Returns what was counted, in words."""
+    """Compares the counts, and returns them in words."""
     assert_balanced(summary)
     counts = recount(run)
     assert counts.twice == 0
@@ -193,12 +193,12 @@ def test_damage_before_a_resume_is_named_or_costs_what_it_damaged(
 
 def step_of(millrace: Millrace) -> int:
     step = millrace.status_record("run", "train-0").get("policy_version", -1)
-    # The record may be what a cell put in its place.
+    # A cell may have put another JSON in its place.
     return step if isinstance(step, int) else -1
 
 
 def counted_or_named(millrace: Millrace, damaged: Path) -> str:
-    """What `millrace status` counts, or its message if it can't count without the damaged file."""
+    """The counts of `millrace status`, or its message if it can't count without the damaged file."""
     status = millrace.run("status", str(millrace.root / "run"), "--json")
     if status.code == 0:
         return check_counts(millrace.root / "run", json.loads(status.output))

@@ -1,6 +1,6 @@
 """A writer that sleeps through a takeover, in a real process: it wakes, commits nothing, and stops for good.
 
-old    write … SIGSTOP at a place ─────────────────────────── SIGCONT ──► goes on ──► Fenced, exit 76
+old    write … SIGSTOP at a place ─────────────────────────── SIGCONT ──► writes ──► Fenced, exit 76
 new                               open (fence), write 10 rows          write 10 rows
 """
 

@@ -1,4 +1,4 @@
-"""What the planner is asked about this machine."""
+"""The planner's cases for this machine."""
 
 import json
 from pathlib import Path

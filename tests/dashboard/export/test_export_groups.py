@@ -45,7 +45,7 @@ def test_the_newest_groups_are_shown_with_the_rows_of_the_store(store: Store) ->
         assert values["staleness"] == str(staleness)
         assert values["versions"] == f"{expected['min_policy_version']} to {expected['max_policy_version']}"
         assert values["tokens"] == f"{len(expected['response_tokens']):,}"
-        # There is no tokenizer in this store.
+        # This store has no tokenizer.
         assert values["response"] == " ".join(map(str, expected["response_tokens"]))
 
 

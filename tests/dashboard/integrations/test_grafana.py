@@ -57,10 +57,10 @@ def _board() -> dict:
 
 def test_the_board_asks_for_no_series_that_is_not_exposed_and_leaves_none_out() -> None:
     targets = [target for panel in _board()["panels"] for target in panel.get("targets", ())]
-    asked = set().union(*(_asked(target["expr"]) for target in targets))
-    assert asked <= _EXPOSED
+    queried = set().union(*(_asked(target["expr"]) for target in targets))
+    assert queried <= _EXPOSED
     # The target of a run is in the dashboard; on a board it would be a second scale.
-    assert _EXPOSED - asked == {"millrace_policy_version_target"}
+    assert _EXPOSED - queried == {"millrace_policy_version_target"}
 
 
 def _asked(expression: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: the numbers of the store under documented names."""
+"""Prometheus scrapes the numbers of the store under documented names."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +96,7 @@ def test_what_a_generator_works_on_is_exposed_by_replica() -> None:
         _key("millrace_oldest_group_versions", replica="1"): 3,
         _key("millrace_continued_tokens_total", replica="1"): 40,
         _key("millrace_discarded_tokens_total", replica="1"): 7,
-        # It was drained: what it left is stored.
+        # It was drained, and its unfinished tokens are stored.
         _key("millrace_generating_tokens", replica="2"): 700,
         _key("millrace_continued_tokens_total", replica="2"): 40,
         _key("millrace_discarded_tokens_total", replica="2"): 7,

@@ -177,7 +177,7 @@ def test_following_copies_what_is_added_until_the_run_has_ended(trained: Trained
     following = threading.Thread(target=lambda: codes.append(mirror.run(arguments)), daemon=True)
     following.start()
     for version in (2, 3):
-        # Only what it has copied before shows that it went on.
+        # Each copied step shows that it still follows.
         wait_until(lambda done=version - 1: _shown(folder) == _expected(*range(1, done + 1)))
         trained.step(version)
     trained.evaluate(3, 0.5)
@@ -215,7 +215,7 @@ def test_a_package_that_is_not_installed_is_named_with_what_installs_it(
 
 def _flow(folder: Path) -> list[tuple[str, int, float]]:
     values = [(value.tag, event.step, value.simple_value) for event in events(folder) for value in event.summary.value]
-    return [one for one in values if one[0].startswith("flow/")]
+    return [value for value in values if value[0].startswith("flow/")]
 
 
 def _texts(folder: Path, name: str) -> dict[int, str]:
@@ -238,7 +238,7 @@ def test_a_generators_idle_share_and_rate_are_summed_over_each_policy_version(tr
     trained.work(0, 105.0, 3, busy=2.0, waited=0.0, tokens=900.0)
     trained.work(1, 101.0, 2, busy=1.0, waited=3.0, tokens=40.0)
     copy(trained.store, tmp_path / "mine")
-    # Version 3 of the first and version 2 of the second may go on.
+    # Version 3 of the first and version 2 of the second may not be over.
     first = [("flow/generate-0/idle_share", 1, 0.5), ("flow/generate-0/tokens_per_second", 1, 75.0)]
     assert _flow(tmp_path / "mine") == first
     trained.step(4)

@@ -120,7 +120,7 @@ def test_a_name_that_wandb_does_not_allow_is_refused(project: str) -> None:
 
 @contextmanager
 def _listening(called: threading.Event) -> Iterator[str]:
-    """An address on this machine where nobody is served; `called` is set once somebody calls there."""
+    """An address on this machine that serves nothing; `called` is set by the first connection."""
 
     class Caller(socketserver.BaseRequestHandler):
         def handle(self) -> None:

@@ -1,4 +1,4 @@
-"""The table of all runs without a browser: its links, columns, notes, and what is typed above it."""
+"""The table of all runs without a browser: its links, columns, notes and input fields."""
 
 import json
 from pathlib import Path

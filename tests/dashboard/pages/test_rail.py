@@ -1,4 +1,4 @@
-"""The rail beside a home page's charts, and the strip of the verdict above them."""
+"""The rail next to a home page's charts, and the strip of the verdict above them."""
 
 from dataclasses import replace
 from typing import Any

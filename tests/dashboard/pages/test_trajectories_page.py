@@ -1,4 +1,4 @@
-"""What the page of trajectories shows for a query, and that text of a model stays text in it."""
+"""The page of trajectories answers a query, and a model's text stays text on it."""
 
 from collections.abc import Callable
 from typing import Any

@@ -18,7 +18,7 @@ from dashboard.read.search import from_address
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """A root with one run, `mine`: 40 groups, of which each prompt is answered by three or four."""
+    """A root with one run, `mine`: 40 groups, three or four for each prompt."""
     root = tmp_path_factory.mktemp("runs")
     shape = Shape(steps=10, groups_per_step=4, generators=2, prompts=12, stale_share=0.0)
     store_run(root, "mine", 10, shape)

@@ -85,7 +85,7 @@ def test_throughput_is_summed_over_replicas_and_ends_where_one_has_not_measured_
     throughput = flow.throughput(run)
     assert list(throughput) == ["generate", "score"]
     np.testing.assert_array_equal(throughput["generate"].y, [50.0, 125.0, np.nan])
-    # What the first row tells of came in the two seconds before it.
+    # The tokens of the first row came in the two seconds before it.
     assert throughput["score"].y.tolist() == [2.5, 2.5, 0.0]
 
 

@@ -1,4 +1,4 @@
-"""Lines of learning: what the trainer measured, what responses earned, how lines are thinned and averaged."""
+"""Lines of learning: the trainer's metrics, rewards and lengths, and how lines are thinned and averaged."""
 
 import numpy as np
 import pytest

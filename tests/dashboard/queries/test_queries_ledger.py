@@ -1,4 +1,4 @@
-"""The trainer's account beside the rows, and the rows that were dropped."""
+"""The trainer's account is compared with the rows, and dropped rows are listed."""
 
 from typing import Any
 

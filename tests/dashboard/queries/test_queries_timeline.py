@@ -1,4 +1,4 @@
-"""What a response went through, as far as the records say when."""
+"""The timeline of a response, as far as its moments were recorded."""
 
 from typing import Any
 

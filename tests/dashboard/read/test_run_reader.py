@@ -1,4 +1,4 @@
-"""A run as it is read: all of it, only what is new, and all that is left of it where something is damaged."""
+"""A run is read whole, then only its new parts; where something is damaged, the rest is read."""
 
 import json
 from collections.abc import Callable
@@ -91,7 +91,7 @@ def test_a_look_reads_no_part_twice(watch: Watch) -> None:
     read = [path for path in store.gets if "/seg/" in path]
     assert [path for path in read if path.startswith(layout.CONSUMED)] == [part_files(store, layout.CONSUMED)[5]]
     assert not any(path.startswith(("streams/trajectories", "streams/scores", "streams/trainer")) for path in read)
-    # Its status reads how long pushes took by itself.
+    # Its status reads the duration of pushes separately.
     assert len(read) == len(set(read)) + 1
     store.gets.clear()
     look()

@@ -22,7 +22,7 @@ PROMPT = "5+0="
 
 @pytest.fixture
 def reader(dict_store: DictStore, watch: Callable[..., Look]) -> GroupReader:
-    """Of a run of forty groups with twelve prompts, in twenty parts."""
+    """The reader of a run of forty groups with twelve prompts, in twenty parts."""
     run = StoredRun(dict_store, "small", SHAPE)
     run.append(10)
     return GroupReader(dict_store, watch(dict_store)().info.config)

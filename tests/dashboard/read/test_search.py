@@ -104,7 +104,7 @@ def test_a_query_finds_what_a_loop_over_all_rows_finds_in_the_same_order(asked: 
     expected = found_slowly(columns, query)
     assert groups_of(result, columns) == expected, f"seed {SEED}"
     assert (result.ends - result.starts).tolist() == [4] * len(expected)
-    assert expected, "each of these asks for something that is there"
+    assert expected, "each of these queries has a result"
 
 
 def test_groups_come_a_page_at_a_time() -> None:

@@ -14,7 +14,7 @@ from dashboard.read.tokens import TokenTexts, read_tokens, visible
 
 @pytest.fixture(scope="module")
 def bytes_alone() -> Tokenizer:
-    """A token a byte: of a character in UTF-8 that has several, none is a text by itself."""
+    """A tokenizer of bytes: one byte of a long UTF-8 character is not a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

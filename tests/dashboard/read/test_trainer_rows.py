@@ -1,4 +1,4 @@
-"""Rows that trainers wrote: tables that grow, and what a restarted trainer made again replaces."""
+"""Rows that trainers wrote: tables grow, and the steps of a restarted trainer replace earlier ones."""
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +45,7 @@ STARTS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), min_size=1, m
 
 
 def spans(starts: list[tuple[int, int]]) -> list[tuple[int, range]]:
-    """Of each trainer, its incarnation and the versions it makes."""
+    """The incarnation of each trainer and the versions it makes."""
     result: list[tuple[int, range]] = []
     newest = 0
     for incarnation, (behind, steps) in enumerate(starts):
@@ -130,7 +130,7 @@ def test_however_often_it_is_looked_what_holds_is_what_holds_of_the_whole_stream
     assert keys(dict(consumed.columns)) == [key for key in expected for _ in range(2)]
     for name in ("loss", "tokens"):
         assert keys(dict(metrics.columns[name])) == expected
-    # What the time of a trainer went into was spent, whatever came of it.
+    # A trainer's time was spent even if its steps are lost.
     assert len(metrics.columns["time/loading/seconds"]["t"]) == len(metrics.columns["total/tokens"]["t"]) == begun
 
 

@@ -1,4 +1,4 @@
-"""Who may read the dashboard: a Flask app behind the guard, asked as browsers, scripts and strangers ask."""
+"""The guard decides who may read the dashboard: a Flask app behind it, and requests of browsers and strangers."""
 
 import pytest
 from flask import Flask

@@ -1,4 +1,4 @@
-"""The command as a person starts it: what is refused before anything is served, and a server that ends quietly."""
+"""The command as a person starts it: refusals before anything is served, and a server that ends quietly."""
 
 import argparse
 import os
@@ -92,7 +92,7 @@ def test_it_says_where_it_is_answers_there_and_ends_quietly_with_ctrl_c(root: Pa
     with ExitStack() as idle:
         for _ in range(150):
             idle.enter_context(socket.create_connection(("127.0.0.1", port)))
-        assert httpx.get(address).status_code == 401, "it answers beside connections that say nothing"
+        assert httpx.get(address).status_code == 401, "it answers while other connections are silent"
     huge = httpx.post(f"{address}_dash-update-component", content=b"x" * 200_000)
     assert huge.status_code == 413
     process.send_signal(signal.SIGINT)

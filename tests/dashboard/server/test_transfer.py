@@ -11,7 +11,7 @@ from support.pages.sites import LOCAL, open_client, store_run
 ZIPPED = {**LOCAL, "Accept-Encoding": "gzip, deflate, br"}
 PLOTLY = "/_dash-component-suites/plotly/package_data/plotly.min.js"
 MOST_FIRST, MOST_AFTER = 2_000_000, 100_000
-"""Bytes of a page and its scripts: in a browser that has nothing, and in one that has kept what it may keep."""
+"""Bytes of a page and its scripts: in a new browser, and in one with a filled cache."""
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def page(tmp_path: Path) -> FlaskClient:
 
 
 def scripts(page: FlaskClient) -> Iterator[str]:
-    """Addresses of what a page loads: those in its text, and Plotly."""
+    """Addresses that a page loads: those in its text, and Plotly."""
     text = page.get("/run/one", headers=LOCAL).text
     for mark in ('src="', 'href="'):
         addresses = (part.split('"')[0] for part in text.split(mark)[1:])

@@ -77,7 +77,7 @@ def test_a_sleeping_trainer_holds_nothing_on_the_gpu_and_wakes_as_it_was(name: s
         gpu.forget()
         trainer.sleep()
         assert gpu.in_use == 0
-        # Weights and both moments of what is trained; gradients are dropped, and frozen weights go too.
+        # All weights, and both moments of the trained ones; gradients are dropped.
         trained = sum(parameter.nbytes for parameter in trainer.model.parameters() if parameter.requires_grad)
         every = sum(parameter.nbytes for parameter in trainer.model.parameters())
         rotary = sum(buffer.nbytes for buffer in trainer.model.buffers())

@@ -38,7 +38,7 @@ def model(num_layers: int, dtype: Dtype) -> LlamaForCausalLM:
 
 
 def batch(num_samples: int, length: int) -> list[Sample]:
-    """Samples of `length` tokens, half of which are the response."""
+    """Samples of `length` tokens; the second half is the response."""
     random = np.random.default_rng(0)
     half = length // 2
     draws = [(random.integers(0, VOCAB, half), random.integers(0, VOCAB, half)) for _ in range(num_samples)]
@@ -48,7 +48,7 @@ def batch(num_samples: int, length: int) -> list[Sample]:
 def measure(
     dtype: Dtype, *, num_layers: int, length: int = 128, num_samples: int = 1, recomputes: bool = False
 ) -> tuple[int, int, int]:
-    """Parameters, bytes between two steps, and the most that a step takes beside these."""
+    """Parameters, bytes between two steps, and the most that a step takes in addition."""
     training = TrainingConfig.model_validate(
         {
             "max_steps": 9,
@@ -67,7 +67,7 @@ def measure(
 
 
 def layer_bytes(dtype: Dtype) -> int:
-    """What a layer of a Llama keeps of each token for the backward pass: docs/training.md."""
+    """Bytes that a layer of a Llama keeps of each token for the backward pass: docs/training.md."""
     if dtype == "float32":
         return 4 * (9 * HIDDEN + 2 * KEYS + 4 * INTERMEDIATE + HEADS + 2)
     return 2 * (10 * HIDDEN + 2 * KEYS + 4 * INTERMEDIATE) + 4 * (HEADS + 2)

@@ -1,4 +1,4 @@
-"""A campaign of several attempts: each does what its budget allows, and the next goes on."""
+"""A campaign of several attempts: each spends its budget, and the next continues."""
 
 import json
 

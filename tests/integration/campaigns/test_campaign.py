@@ -1,4 +1,4 @@
-"""Whole campaigns: four stages in processes of their own, joined by streams."""
+"""Whole campaigns: four stage processes, joined by streams."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A campaign whose trainer and generators take turns on one device ends as one in which nobody waits for a turn."""
+"""A campaign whose trainer and generators take turns on one device ends with the weights of one without turns."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Campaigns that select what is asked and trained: groups without spread are replaced, and nothing stalls."""
+"""Campaigns that select prompts and groups: groups without spread are replaced, and nothing stalls."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ SETTINGS: dict[str, object] = {
     # This model solves nothing: a group of two has spread if one of them was cut off.
     "generation.group_size": 2,
     "training.selection.overlong_buffer": 1,
-    # So few prompts that each is used again, some before what they earned is known.
+    # With few prompts each is used again, some before their rewards are known.
     "prompts.arithmetic.max_sum": 5,
     "prompts.num_eval": 4,
     "evaluation.num_prompts": 4,

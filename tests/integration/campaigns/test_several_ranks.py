@@ -29,7 +29,7 @@ def test_a_campaign_on_two_ranks_outlives_one_drains_and_goes_on_with_one(millra
     assert_balanced(stopped)
     checkpoint = read_latest(millrace.store("spread"))
     assert checkpoint is not None
-    assert checkpoint.step == stopped["steps"], "what was trained is checkpointed"
+    assert checkpoint.step == stopped["steps"], "every step is checkpointed"
     assert "model-1-of-2.safetensors" in checkpoint.files
     assert checkpoint.incarnation == 1, "the trainer was started again once"
 

@@ -65,7 +65,7 @@ def check_the_run(campaign: WeightCampaign, millrace: Millrace, transport: str) 
 def test_a_frozen_generator_delays_nobody_and_gets_the_newest_version_when_back(
     transport: str, millrace: Millrace, start_model: Path, prefect_api: str, tmp_path: Path
 ) -> None:
-    # At `pause` the trainer waits for the frozen one, so that there are versions to come, however long that takes.
+    # At `pause` the trainer waits for the frozen one, however long that takes, so that more versions follow.
     pause, steps = 28, 36
     with WeightCampaign(
         millrace,

@@ -1,4 +1,4 @@
-"""Every stage meets a full disk: one sentence, nothing half-made, and the run goes on once there is room."""
+"""Every stage meets a full disk: one line, nothing half-made, and the run continues once the disk has room."""
 
 import subprocess
 from collections.abc import Iterator

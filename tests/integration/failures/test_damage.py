@@ -1,4 +1,4 @@
-"""Stored runs with damage in them, gone on with: what is damaged is set aside, said and counted, never trained."""
+"""Damaged stored runs are continued: damaged parts are set aside, named and counted, never trained."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A campaign whose learning rate becomes ten times what it was: noticed, rolled back, and learned as if it had not."""
+"""A campaign whose learning rate grows tenfold: noticed, rolled back, and no accuracy is lost."""
 
 from typing import Any
 

@@ -41,7 +41,7 @@ def test_a_stopped_campaign_drains_says_so_and_is_resumed_with_an_exact_ledger(
     stopped = millrace.status("stopped")
     assert stopped["state"] == "stopped"
     assert_balanced(stopped)
-    assert checkpointed_step(millrace, "stopped") == stopped["steps"], "what was trained is checkpointed"
+    assert checkpointed_step(millrace, "stopped") == stopped["steps"], "every step is checkpointed"
 
     summary = millrace.finish("stopped", "--resume", **{"training.max_steps": stopped["steps"] + 4})
     assert summary["steps"] == stopped["steps"] + 4
@@ -69,7 +69,7 @@ def test_a_campaign_that_is_stopped_within_a_long_step_loses_no_step(millrace: M
         return millrace.version("long") >= 1
 
     wait_until(trained_once, "its first step", 300)
-    # Its groups are there already, so it is well within its second step by then, and no checkpoint is due.
+    # Its groups have arrived, so it is well within its second step by then, and no checkpoint is due.
     time.sleep(5)
     ended = send(process, signal.SIGINT)
     assert ended.code == 130, ended.output

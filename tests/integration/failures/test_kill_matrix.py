@@ -47,7 +47,7 @@ def accepted_groups(store: Store) -> tuple[list[int], set[int]]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(module_millrace: Millrace) -> bytes:
-    """The final weights of the sync campaign that nobody disturbs."""
+    """The final weights of the undisturbed sync campaign."""
     module_millrace.finish("calm", **SETTINGS, **SYNC)
     return final_weights(module_millrace.store("calm"), STEPS)
 

@@ -1,4 +1,4 @@
-"""Campaigns on S3 whose stages are killed, over a link that loses and damages what it carries: the ledger is exact."""
+"""Campaigns on S3 whose stages are killed, over a link that loses and damages data: the ledger is exact."""
 
 import itertools
 import json

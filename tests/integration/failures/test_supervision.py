@@ -16,7 +16,7 @@ HANG_SECONDS = 5.0
 STEPS, ROLLOUTS_PER_STEP = 8, 16 * 8
 DEFAULT_SECONDS = SupervisionConfig().hang_seconds
 ALARM_SECONDS = 15.0
-"""After the time without progress, at the latest: a person must have been told by then."""
+"""From the end of `hang_seconds` to the alarm, at most."""
 PLACES = {
     "generate-0": "generate.before_commit",
     "score-0": "score.before_commit",
@@ -52,7 +52,7 @@ def events_of_stage(prefect_api: str, run_id: str, kind: str, stage: str) -> lis
 def check_the_alarm(
     prefect_api: str, run_id: str, armed: Failpoints, stage: str, hang_seconds: float = HANG_SECONDS
 ) -> None:
-    """Checks that people and automations were told of the hang in time, and of the restart."""
+    """Checks that the hang was reported in time to people and automations, and so was the restart."""
     wait_until(lambda: bool(events_of_stage(prefect_api, run_id, "stage.restarted", stage)), f"the restart of {stage}")
     hung = events_of_stage(prefect_api, run_id, "stage.hung", stage)[0]
     restarted = events_of_stage(prefect_api, run_id, "stage.restarted", stage)[0]

@@ -1,4 +1,4 @@
-"""`make deploy`: what it puts on a server, what it leaves to people, what it says where there is no way in."""
+"""`make deploy` puts deployments on a server, keeps people's changes, and names the missing password or server."""
 
 import time
 import uuid
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.campaign
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A server that wants a password, with everything deployed; nobody works for it."""
+    """A server that wants a password, with everything deployed and no worker."""
     site = Site(tmp_path_factory.mktemp("site"), password="a secret")
     with site.server():
         with site.worker():
@@ -140,7 +140,7 @@ def test_an_automation_cancels_the_attempt_and_pauses_its_deployment(
 
 @pytest.mark.extended
 def test_a_flow_run_that_falls_silent_is_marked_crashed(site: Site, waiting: str) -> None:
-    # Ten minutes of silence by default, which nobody waits for here.
+    # The default is ten minutes of silence, too long for a test.
     change_automation(site, automations()[2].name, within=10)
     running = {"state": {"type": "RUNNING"}, "force": True}
     site.api.post(f"/flow_runs/{waiting}/set_state", json=running)

@@ -20,7 +20,7 @@ from storage.stores.factory import open_store
 pytestmark = pytest.mark.campaign
 
 LONG = 5000
-"""Optimizer steps that nobody waits for."""
+"""Optimizer steps that no test reaches."""
 STEPS_OF_AN_ATTEMPT = 200
 """Optimizer steps of an attempt, more than are made until it is suspended."""
 
@@ -163,7 +163,7 @@ def test_a_worker_that_is_stopped_drains_its_campaign_which_then_goes_on(site: S
     parameters = site.campaign("moved", **{"training.max_steps": LONG})
     first = site.start("campaign/campaign", parameters)
     wait_for_training(site, "moved")
-    # Of the terminal's processes the worker alone: `make` and the flow run are not told.
+    # Of the terminal's processes the worker alone: `make` and the flow run get no signal.
     os.kill(worker.child_pid(), signal.SIGTERM)
     worker.process.wait(timeout=90)
     assert site.flow_run(first)["state"]["type"] == "CRASHED"

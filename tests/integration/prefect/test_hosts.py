@@ -41,8 +41,8 @@ def seconds_until(condition: Callable[[], bool], what: str) -> float:
 
 
 def row(what: str, noticed: float, overcome: float | None) -> None:
-    told = "–" if overcome is None else f"{overcome:.0f} s after it is back"
-    print(f"| {what} | {noticed:.0f} s | {told} | 0 | exact |", flush=True)
+    recovery = "–" if overcome is None else f"{overcome:.0f} s after it is back"
+    print(f"| {what} | {noticed:.0f} s | {recovery} | 0 | exact |", flush=True)
 
 
 def test_a_campaign_survives_hosts_that_are_cut_off_and_switched_off(site: HostsSite) -> None:

@@ -1,4 +1,4 @@
-"""The table of docs/operations.md: what is done to a deployed campaign, how soon it is noticed, how soon overcome.
+"""The table of docs/operations.md: faults of a deployed campaign, the time until noticed, the time until overcome.
 
 `pytest -s` shows it as it is measured. The hosts' rows come from `test_hosts.py`.
 """
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.campaign, pytest.mark.faults, pytest.mark.timeout(1500
 
 NAME = "operated"
 STEPS = 100_000
-"""Nobody waits for so many."""
+"""No test reaches this step."""
 OUTAGE_SECONDS = 30.0
 
 
 class Operated:
-    """A campaign of a site, and what is seen of it from outside."""
+    """A campaign of a site, seen from outside."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -88,7 +88,7 @@ def kill_stage(operated: Operated, stage: str) -> None:
     killed = time.monotonic()
     os.kill(before["pid"], signal.SIGKILL)
     noticed = seconds_until(
-        lambda: operated.events("stage.restarted") > restarts, f"the restart of {stage} to be told", killed
+        lambda: operated.events("stage.restarted") > restarts, f"the report of {stage}'s restart", killed
     )
     overcome = seconds_until(
         lambda: (record := operated.status_record(stage))["pid"] != before["pid"] and record.get("t_ready") is not None,
@@ -96,7 +96,7 @@ def kill_stage(operated: Operated, stage: str) -> None:
         killed,
     )
     steps = operated.steps()
-    wait_until(lambda: operated.steps() > steps + 1, "training to go on", 180)
+    wait_until(lambda: operated.steps() > steps + 1, "training to continue", 180)
     assert operated.site.state(operated.flow_run) == "Running"
     operated.check_ledger()
     print_row(f"kill -9 of {stage}", noticed, overcome)
@@ -118,7 +118,7 @@ def kill_server(operated: Operated, server: Terminal) -> Terminal:
     server.process.wait()
     steps = operated.steps()
     time.sleep(OUTAGE_SECONDS)
-    assert operated.steps() > steps, "the campaign goes on without a server"
+    assert operated.steps() > steps, "the campaign continues without a server"
     back = time.monotonic()
     server = operated.site.make("server")
 
@@ -139,33 +139,33 @@ def kill_server(operated: Operated, server: Terminal) -> Terminal:
 
 def cancelled_after(operated: Operated) -> float:
     """Cancels as the UI does; how long it takes until the run is Cancelled and no stage is left."""
-    asked = time.monotonic()
+    started = time.monotonic()
     body = {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": False}
     operated.site.api.post(f"/flow_runs/{operated.flow_run}/set_state", json=body)
-    noticed = seconds_until(lambda: operated.site.state(operated.flow_run) == "Cancelled", "the cancellation", asked)
+    noticed = seconds_until(lambda: operated.site.state(operated.flow_run) == "Cancelled", "the cancellation", started)
     assert stages_of(operated.run_url) == []
     operated.check_ledger()
     return noticed
 
 
 def cancel(operated: Operated) -> None:
-    asked = time.monotonic()
+    started = time.monotonic()
     noticed = cancelled_after(operated)
     operated.begin()
-    print_row("cancelled in the UI; its next attempt", noticed, time.monotonic() - asked)
+    print_row("cancelled in the UI; its next attempt", noticed, time.monotonic() - started)
 
 
 def terminate_worker(operated: Operated, worker: Terminal) -> Terminal:
-    asked = time.monotonic()
+    started = time.monotonic()
     os.kill(worker.child_pid(), signal.SIGTERM)
     worker.process.wait(timeout=120)
-    noticed = time.monotonic() - asked
+    noticed = time.monotonic() - started
     assert stages_of(operated.run_url) == []
     assert operated.site.state(operated.flow_run) == "Crashed"
     operated.check_ledger()
     worker = operated.site.make("deploy")
     operated.begin()
-    print_row("SIGTERM of the worker; a new one, its next attempt", noticed, time.monotonic() - asked)
+    print_row("SIGTERM of the worker; a new one, its next attempt", noticed, time.monotonic() - started)
     return worker
 
 
@@ -173,7 +173,7 @@ def kill_worker(operated: Operated, worker: Terminal) -> Terminal:
     os.kill(worker.child_pid(), signal.SIGKILL)
     worker.process.wait(timeout=60)
     steps = operated.steps()
-    wait_until(lambda: operated.steps() > steps + 3, "the campaign to go on without its worker", 60)
+    wait_until(lambda: operated.steps() > steps + 3, "the campaign to continue without its worker", 60)
     operated.check_ledger()
     print_row("kill -9 of the worker: its campaign goes on", None, 0.0)
     print_row("… and is cancelled in the UI without one", cancelled_after(operated), None)

@@ -46,7 +46,7 @@ def test_stages_of_a_pool_are_watched_restarted_and_drained_at_the_end(
     millrace: Millrace, worker: subprocess.Popen[bytes], prefect_api: str
 ) -> None:
     run_url = millrace.root / "placed"
-    # Too long to end by itself, however fast the machine is.
+    # Too long to end before the signal, however fast the machine is.
     controller = millrace.start(*millrace.campaign("placed", **PLACED, **{"training.max_steps": 100_000}))
     millrace.wait_for_version("placed", 2, 300)
     (generator,) = (stage for stage in stages_of(run_url) if "millrace.stages.generate" in stage.cmdline())
@@ -68,7 +68,7 @@ def test_stages_of_a_pool_are_watched_restarted_and_drained_at_the_end(
     stopped = millrace.status("placed")
     assert stopped["state"] == "stopped"
     assert_balanced(stopped)
-    assert millrace.status_record("placed", "train-0")["pid"] == trainer.pid, "nobody else was started again"
+    assert millrace.status_record("placed", "train-0")["pid"] == trainer.pid, "no other stage was started again"
     assert stages_of(run_url) == []
     runs = find(prefect_api, "flow_runs", flows={"name": {"any_": ["stages"]}})
     states = {(run["name"], run["state"]["type"]) for run in runs}

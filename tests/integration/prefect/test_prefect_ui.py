@@ -1,4 +1,4 @@
-"""What a person sees of a campaign in the UI of a real Prefect server, asked for through its API."""
+"""A campaign in the UI of a real Prefect server, read through its API."""
 
 import re
 
@@ -21,7 +21,7 @@ def test_the_server_knows_the_run_its_stage_tasks_their_logs_and_its_progress(
     millrace.finish("seen", **FROM_SCRATCH)
     (run,) = find(prefect_api, "flow_runs", flow_runs={"name": {"any_": ["seen"]}})
     assert run["state"]["type"] == "COMPLETED"
-    # In so few steps the model learns next to nothing, so either may happen.
+    # The model learns next to nothing in six steps, and either may happen.
     message = re.fullmatch(r"(v6 (promoted|held back), 0\.\d{3} → 0\.\d{3}); version 6 of 6", run["state"]["message"])
     assert message is not None, run["state"]["message"]
     mine = {"flow_run_id": {"any_": [run["id"]]}}

@@ -1,4 +1,4 @@
-"""Nights of one minute each: a schedule, a budget, one run that goes on, and the gate that it passes once."""
+"""Nights of one minute each: a schedule, a budget, one run that is continued, and the gate that it passes once."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from storage.stores.factory import open_store
 pytestmark = [pytest.mark.campaign, pytest.mark.faults, pytest.mark.timeout(1000)]
 
 STEPS, STEPS_A_NIGHT = 200, 160
-# The first night of the demo's task teaches much more than this, what is left for the second night less.
+# The first night of the demo's task teaches much more than this, the second night less.
 MARGIN = 0.2
 
 

@@ -56,7 +56,7 @@ def host_of_job(site: HostsSite, number: int) -> Host:
 
 
 class Starts:
-    """The starts of the trainer, as its launchers tell of them."""
+    """The starts of the trainer, as its launchers log them."""
 
     def __init__(self, site: HostsSite) -> None:
         self._site = site
