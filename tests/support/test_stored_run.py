@@ -1,4 +1,4 @@
-"""A made-up run is one that all of Millrace believes: its ledger balances, its files are sound, it can go on."""
+"""A made-up run is one that all of Millrace believes: its ledger balances, its files are sound, it can be continued."""
 
 from support.stored_run.run import Shape, StoredRun, make_run
 from support.stores.dict_store import DictStore

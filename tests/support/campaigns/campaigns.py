@@ -1,4 +1,4 @@
-"""Campaigns as a person runs them: the real command, real processes, and a root folder of their own."""
+"""Campaigns as a person runs them: the real command, real processes, and a separate root folder."""
 
 import fcntl
 import functools
@@ -39,7 +39,7 @@ FROM_SCRATCH: dict[str, object] = {"model.path": None, "promotion.margin": 0.0}
 """Settings for a campaign that makes its own start model, and promotes."""
 _READS_ALL = "-dac_override,-dac_read_search"
 WITHOUT_ROOTS_RIGHTS = ("setpriv", f"--bounding-set={_READS_ALL}", f"--inh-caps={_READS_ALL}")
-"""Starts a command of root's that may not read what is forbidden to everyone."""
+"""Starts a command of root without root's right to read forbidden files."""
 
 
 @functools.cache
@@ -80,7 +80,7 @@ class Ended:
 
 
 class Millrace:
-    """The `millrace` command with a root folder of its own."""
+    """The `millrace` command with a separate root folder."""
 
     def __init__(self, root: Path, environment: dict[str, str]) -> None:
         self.root = root
@@ -167,7 +167,7 @@ def healthy(url: str) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 120, *, every: float = 0.05) -> None:
-    """Checks the condition `every` so many seconds: polling a server too often would slow it down."""
+    """Checks the condition every `every` seconds: polling a server too often would slow it down."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"

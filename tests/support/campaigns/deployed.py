@@ -1,4 +1,4 @@
-"""`make server` and `make deploy` as a person runs them, each in a terminal of its own."""
+"""`make server` and `make deploy` as a person runs them, each in a separate terminal."""
 
 import os
 import signal
@@ -129,7 +129,6 @@ class Site:
         return run
 
     def state(self, flow_run: str) -> str:
-        """The name of the flow run's state."""
         name: str = self.flow_run(flow_run)["state"]["name"]
         return name
 

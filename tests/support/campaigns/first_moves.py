@@ -1,6 +1,6 @@
-"""What a stranger has: the tracked files in a new folder, and the environment that `make install` makes there.
+"""A stranger's checkout: the tracked files in a new folder, and the environment that `make install` makes there.
 
-Commands run as a user who is not root, with a home of its own, behind a proxy that leads nowhere.
+Commands run as a user who is not root, with a new home folder, behind a proxy that leads nowhere.
 """
 
 import os
@@ -26,7 +26,7 @@ SHORT = (
 )
 """Makes a campaign of a few seconds."""
 _INSTALLER = ("PIP_", "UV_", "SSL_", "REQUESTS_", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
-"""What an installer may need of the environment: which index, certificates and proxy to use."""
+"""Variables that an installer may need: index, certificates and proxy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Checkout:
         self.own(path)
 
     def own(self, path: str) -> None:
-        """Gives what is at `path` to the stranger."""
+        """Gives the file or folder at `path` to the stranger."""
         if self.user is not None:
             subprocess.run(["chown", "-R", f"{self.user}:{self.user}", str(self.folder / path)], check=True)
 

@@ -59,7 +59,7 @@ def module_millrace(
 
 @pytest.fixture
 def millrace_alone(tmp_path: Path, environment: dict[str, str]) -> Iterator[Millrace]:
-    """Without a Prefect server."""
+    """The command without a Prefect server."""
     command = Millrace(tmp_path / "runs", environment)
     yield command
     command.close()

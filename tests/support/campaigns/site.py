@@ -57,7 +57,6 @@ class HostsSite:
 
     @property
     def auth(self) -> tuple[str, str]:
-        """User and password of the Prefect server."""
         user, _, password = AUTH.partition(":")
         return user, password
 
@@ -107,7 +106,7 @@ class HostsSite:
 
 @contextmanager
 def made_site(folder: Path, environment: dict[str, str], num_hosts: int) -> Iterator[HostsSite]:
-    """A site of so many hosts besides this machine, with all files in `folder`. Skips the test where it can't be made.
+    """A site of `num_hosts` hosts and this machine, with all files in `folder`. Skips the test where it can't be made.
 
     The keys of its store become environment variables of this process too.
     """

@@ -136,7 +136,7 @@ class WeightCampaign:
         return self._millrace.version(self.run_id)
 
     def lead(self) -> int:
-        """By how many trajectories generator 0 is ahead of generator 1."""
+        """The trajectories of generator 0 minus those of generator 1."""
         first, second = (self.status("generate", generator).get("rollouts", 0) for generator in GENERATORS)
         return int(first - second)
 
@@ -193,7 +193,7 @@ class WeightCampaign:
         return {(0, 0): digest(base), **trained}
 
     def token_versions(self, generator: int) -> dict[int, set[Version]]:
-        """By epoch of the generator's process: the versions that its tokens are tagged with."""
+        """The versions that the generator's tokens are tagged with, by epoch of its process."""
         versions: dict[int, set[Version]] = {}
         for row in read_rows(self.store, layout.trajectories(generator), TRAJECTORY):
             tagged = {(row["incarnation"], version) for version in row["span_versions"]}

@@ -19,7 +19,7 @@ def delete(path: Path) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Not in place: a process may have mapped the file, as it may map what it wrote."""
+    """Replaces the file, not in place: a process may have mapped it."""
     temporary = path.with_name(f"damage-{os.getpid()}")
     temporary.write_bytes(data)
     temporary.replace(path)
@@ -39,7 +39,7 @@ def link_outside(path: Path) -> None:
 
 
 def take_from_other_run(path: Path) -> None:
-    """Puts a file of the run `other`, which is beside this one, there: of the same place or the same folder."""
+    """Replaces the file with one of the neighbouring run `other`: of the same place or the same folder."""
     run = _run_of(path)
     same = run.parent / "other" / path.relative_to(run)
     other = same if same.is_file() else next(file for file in sorted(same.parents[1].rglob("*")) if file.is_file())
@@ -89,7 +89,7 @@ WHILE_RUNNING: dict[str, Callable[[Path], object]] = {
 
 
 def record(stream: str, *, back: int) -> FindFile:
-    """The record of a log so many before its newest."""
+    """The record of a log, `back` records before its newest."""
     return lambda run: sorted((run / stream / "log").glob("*.json"))[-1 - back]
 
 

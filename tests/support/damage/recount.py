@@ -1,4 +1,4 @@
-"""A run counted again from its files, by json and pyarrow alone: what was generated, scored, trained and dropped."""
+"""A run's trajectories counted again from its files, by json and pyarrow alone."""
 
 import json
 from collections import Counter
@@ -65,9 +65,9 @@ def recount(run: Path) -> Recount:
 
 
 def check_recount(run: Path, summary: Mapping[str, Any]) -> Recount:
-    """Asserts that the ledger in `summary` is what the files of the run hold, as far as they can be read.
+    """Asserts that the ledger in `summary` agrees with the files of the run, as far as they can be read.
 
-    `summary` must be of a run that has ended, so that what was consumed is all in its stream.
+    `summary` must be of a run that has ended, so that the stream `consumed` is complete.
     """
     result, ledger = recount(run), summary["ledger"]
     assert result.twice == 0, result

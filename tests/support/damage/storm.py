@@ -1,4 +1,4 @@
-"""Damages a stored run, one object at a time, and reads it back. A process of its own: an Arrow parser may crash.
+"""Damages a stored run, one object at a time, and reads it back. A separate process: an Arrow parser may crash.
 
     storm.py flips SEED COUNT    one bit of one object, COUNT times; sections, objects and bits drawn from SEED
     storm.py cuts SEED           every shorter length of a part file, of records, files, a snapshot and a mark

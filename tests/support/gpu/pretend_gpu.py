@@ -1,8 +1,8 @@
 """A GPU that is not there: tensors compute on the CPU, and count as being on `cuda:0` wherever Python asks.
 
     x.to(GPU), zeros(…, device=GPU)   ─► a CPU tensor whose storage is noted as the GPU's
-    x.device, x.is_cuda               ─► what was noted
-    any operation, backward included  ─► are its tensors on one device? its results are there too
+    x.device, x.is_cuda               ─► the noted device
+    any operation, backward included  ─► checks that its tensors share a device; its results get it
 
 torch's FakeTensorMode knows devices as well, but a build of torch without CUDA refuses the backward pass of its `cuda`
 tensors: autograd's engine asks for the accelerator's stream. It also has no values. Here numbers are real: a step on
@@ -48,7 +48,7 @@ class MixedDevices(Exception):
 
 
 class PretendGpu:
-    """What happened on the device since `pretend_gpu` made it."""
+    """The device's memory, and the copies and waits since `pretend_gpu` made it."""
 
     def __init__(self) -> None:
         self.waits: Counter[str] = Counter()
@@ -83,7 +83,7 @@ class PretendGpu:
             finalize(storage, self._count, counted, 0)
 
     def resizing(self, resize: Callable[..., Any]) -> Callable[..., Any]:
-        """`resize` of torch's storages, by which FSDP2 frees what it gathered."""
+        """`resize` of torch's storages, by which FSDP2 frees gathered weights."""
 
         def resized(storage: torch.UntypedStorage, nbytes: int) -> Any:
             done = resize(storage, nbytes)
@@ -132,7 +132,7 @@ def pretend_gpu() -> Iterator[PretendGpu]:
 
 
 class _Python(TorchFunctionMode):
-    """What Python sees of tensors, and where it asks torch to put them."""
+    """Answers Python's questions about tensors, and places those that Python makes."""
 
     def __init__(self, gpu: PretendGpu) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class _Python(TorchFunctionMode):
 
 
 class _Operations(TorchDispatchMode):
-    """What torch computes, the backward pass included."""
+    """Checks and counts torch's operations, the backward pass included."""
 
     def __init__(self, gpu: PretendGpu) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ def fresh_page(browser: Browser, width: int = 1280, height: int = 900) -> Iterat
 
 @contextmanager
 def browser_page() -> Iterator[Page]:
-    """A fresh page in a browser of its own. Raises NoBrowser."""
+    """A fresh page in a new browser. Raises NoBrowser."""
     with running_browser() as browser, fresh_page(browser) as page:
         yield page
 
@@ -58,5 +58,4 @@ def form_field(page: Page, *labels: str) -> Locator:
 
 
 def fill(page: Page, value: object, *labels: str) -> None:
-    """Types a value into the field with these labels."""
     form_field(page, *labels).locator("input, textarea").fill(str(value))

@@ -1,4 +1,4 @@
-"""The dashboard as a person has it: the real command, and its pages in a browser that watches what they do."""
+"""The dashboard as a person has it: the real command, and its pages in a watching browser."""
 
 import base64
 import re
@@ -52,7 +52,7 @@ def served(root: Path, *arguments: str, errors: IO[str] | None = None) -> Iterat
 
 
 class Watched:
-    """A page of which every request, error and console message is noted."""
+    """A page with a record of its requests, errors and console messages."""
 
     def __init__(self, page: Page, base: str) -> None:
         self.page = page
@@ -96,7 +96,7 @@ class Watched:
 
 
 def plain(figure: Any) -> Any:
-    """Plotly's JSON with each array as a list, however it was packed; what is no number is None."""
+    """Plotly's JSON with each array as a list, however it was packed; NaN and infinity are None."""
     if isinstance(figure, dict):
         if "bdata" in figure:
             values = np.frombuffer(base64.b64decode(figure["bdata"]), _NUMPY[figure["dtype"]])

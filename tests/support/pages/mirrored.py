@@ -1,4 +1,4 @@
-"""A run whose trainer has measured something, and `millrace mirror` as a process of its own."""
+"""A run whose trainer has measured something, and `millrace mirror` as a process."""
 
 import os
 import struct

@@ -17,7 +17,7 @@ _SHAPE = Shape(steps=6)
 
 
 def store_run(root: Path, run_id: str, steps: int = 3, shape: Shape = _SHAPE) -> StoredRun:
-    """A run of so many steps in the folder `root`."""
+    """A run of `steps` steps in the folder `root`."""
     run = StoredRun(LocalStore(root / run_id, fsync=False), run_id, shape)
     run.append(steps)
     return run

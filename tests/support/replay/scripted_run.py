@@ -40,7 +40,7 @@ _SCORES = layout.scores("exact_match", 0, 0, 1)
 
 
 class ScriptedRun:
-    """Writes such a run into `store`. `changed` says at which step what is another: a column, or a number."""
+    """Writes such a run into `store`. `changed` maps a column or number to the step at which it differs."""
 
     def __init__(
         self, store: Store, *, changed: Mapping[str, int] | None = None, config: Mapping[str, Any] | None = None
@@ -51,7 +51,7 @@ class ScriptedRun:
         self._start_trainer()
 
     def resume(self, **config: Any) -> None:
-        """Another attempt, with another trainer: it goes on from the newest checkpoint."""
+        """Starts another attempt, whose trainer continues from the newest checkpoint."""
         self._consumed.close()
         resume_run(self.store, {**CONFIG, **config})
         self._start_trainer()

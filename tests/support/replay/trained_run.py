@@ -48,13 +48,13 @@ BEGAN_EARLY = 5
 
 @dataclass
 class Told:
-    """What a step did, as the trainer itself would tell it."""
+    """The groups, samples and log-probabilities of a step."""
 
     groups: list[ScoredGroup]
     samples: list[Sample]
     logprobs: list[npt.NDArray[np.float32]]
     dropped: list[tuple[int, str]]
-    """(group_id, why) of what was dropped on the way to it."""
+    """(group_id, reason) of the groups dropped before it."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ def train_and_store(
     store_start_model(run.store, start)
     maker.start_trainer()
     maker.train_to(KILLED_AT)
-    # What it told by then was committed, but the last checkpoint is of version 6.
+    # Its rows are committed, but the last checkpoint is of version 6.
     maker.consumed.close()
     if decision is not None:
         Decisions(run.store).add(decision)
@@ -219,7 +219,7 @@ class _Maker:
             self.scores[generator][record.part % SCORERS].write(score_rows(first, rewards), tokens=tokens)
 
     def _rollout(self, group_id: int, index: int, versions: tuple[int, int]) -> Trajectory:
-        """Of every second group each token was drawn from two, or from one."""
+        """In every second group, sampling kept one or two tokens at each position."""
         length = int(self.random.integers(1, 7))
         spans = tuple(zip(versions, (0, length // 2), strict=True))
         tokens = tuple(self.random.integers(3, self.vocab_size, length).tolist())

@@ -32,7 +32,7 @@ _CORES = {"generate": 0.8, "train": 0.9}
 
 
 def stage_metrics(random: np.random.Generator, stage: str, tokens: int) -> dict[str, float]:
-    """How a stage spent its last second, the tokens it has processed so far, and what it measures of weights."""
+    """A stage's times of the last second, its tokens so far, and its metrics of weight sync."""
     values = {f"time/{kind}/seconds": seconds for kind, seconds in TIMES[stage].items()}
     values |= {CPU_CORES: 0.1 + _CORES.get(stage, 0.0) * (1 + 0.1 * math.sin(tokens)), MEMORY_BYTES: 6e8}
     if stage == "sync_weights":

@@ -40,7 +40,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class MadeRollout:
-    """A rollout, and what the trainer did with it."""
+    """A rollout, and its outcome at the trainer."""
 
     group_id: int
     sample_index: int

@@ -1,12 +1,12 @@
-"""A link to an S3 server that loses requests and replies, cuts replies off, and flips bits of what was stored.
+"""A link to an S3 server that loses requests and replies, cuts replies off, and flips bits of stored files.
 
     client ──request──► link ──────────────────► server
               lost_request: reset ─┘               │
     client ◄────────── link ◄───────reply──────────┘
                         └─ lost_reply: reset;  cut_reply: without its last byte;  flipped: one bit
 
-A link draws the fate of each request by its seed. Only files with checksums of their own are flipped: an error or a
-list of names has none. Each is flipped once at most, because what is damaged twice counts as damaged.
+A link draws the fate of each request by its seed. Only files with a checksum are flipped: an error or a
+list of names has none. Each is flipped once at most, because a file that is damaged twice counts as damaged.
 """
 
 import http.client

@@ -59,7 +59,7 @@ class ScriptedS3(S3Server):
 
 @contextmanager
 def serving(answer: Callable[[S3Request], Reply]) -> Iterator[str]:
-    """A server that gives every request its answer, each in a thread of its own: its endpoint."""
+    """The endpoint of a server that answers each request in a new thread."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -23,7 +23,7 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
 
 
 def make_read_only(disk: Path) -> None:
-    """From now on nothing can be written to the small disk `disk`, not even by root."""
+    """Makes the small disk `disk` read-only, for root too."""
     mount_tmpfs(disk, "remount,ro")
 
 

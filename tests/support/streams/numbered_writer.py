@@ -1,4 +1,4 @@
-"""Commits numbered rows or checkpoints, until it is killed, fenced or done. A process of its own.
+"""Commits numbered rows or checkpoints, until it is killed, fenced or done. A separate process.
 
     numbered_writer.py STORE PROCESS HOW       PROCESS: the name that its failpoints are armed for
 

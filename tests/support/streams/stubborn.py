@@ -1,6 +1,6 @@
 """A writer and a reader that take no error for an answer, as a stage that is restarted again and again.
 
-Writer     open ──► write rows `.rows` … ──► OSError: committed or not? ──► open again, go on from `.rows`
+Writer     open ──► write rows `.rows` … ──► OSError: committed or not? ──► open again, continue from `.rows`
 Reader     next ──► OSError, or a part that does not verify: nothing was passed ──► look again
 """
 
@@ -67,6 +67,6 @@ class StubbornReader:
         self.numbers: list[int] = []
 
     def take(self) -> None:
-        """Reads on until there is no further part."""
+        """Reads all parts up to the head."""
         while (part := insist(self.reader.next)) is not None:
             self.numbers += part.table["policy_version"].to_pylist()

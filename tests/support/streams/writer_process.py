@@ -1,4 +1,4 @@
-"""`numbered_writer.py` as a process of its own."""
+"""`numbered_writer.py` as a process."""
 
 import subprocess
 import sys

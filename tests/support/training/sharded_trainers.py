@@ -1,4 +1,4 @@
-"""Trainers spread over ranks beside one that is alone: their differences, as a report.
+"""Trainers spread over ranks are compared with one that is alone: their differences, as a report.
 
 test ─► torchrun ─► every rank: the same steps with both, for each layout and case ─► rank 0: report.json ─► test
 
@@ -43,7 +43,7 @@ from millrace.training.parallel.sharding import full_tensors, layout, own_shards
 from millrace.training.trainer import Trainer
 
 Report = dict[str, dict[str, Any]]
-"""By "<case> <data>x<tensor>" what was found there."""
+"""Differences and facts by "<case> <data>x<tensor>"."""
 LAYOUTS = {2: [(2, 1), (1, 2)], 4: [(4, 1), (2, 2)]}
 """(data, tensor) ranks, by the number of all."""
 VOCAB = 37
@@ -55,7 +55,7 @@ BATCHES = (7, 2, 9)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is trained, and how."""
+    """A model and its training."""
 
     model: Callable[[], PreTrainedModel]
     training: TrainingConfig
@@ -63,12 +63,12 @@ class Case:
     lora: bool = False
     compute_dtype: Literal["float32", "bfloat16"] | None = None
     shared_prompt: int = 0
-    """Tokens of a prompt that all samples of a step have; 0: each has a prompt of its own."""
+    """Tokens of a prompt that all samples of a step have; 0: each has a different prompt."""
     divisible: bool = True
     """Whether tensor ranks can divide its layers."""
 
     def runs_on(self, tensor: int) -> bool:
-        """Whether a layout with so many tensor ranks is for it."""
+        """Whether it can run on a layout with `tensor` tensor ranks."""
         return self.divisible or tensor == 1
 
 
@@ -78,7 +78,7 @@ def tiny_llama() -> PreTrainedModel:
 
 
 def tiny_qwen3() -> PreTrainedModel:
-    """Grouped queries with their norms, and an output layer of its own."""
+    """Grouped queries with their norms, and a separate output layer."""
     return _random(Qwen3ForCausalLM(Qwen3Config(**_shape(), head_dim=8, tie_word_embeddings=False)))
 
 
@@ -93,7 +93,7 @@ def tiny_gemma3() -> PreTrainedModel:
 
 
 def tiny_qwen3_moe() -> PreTrainedModel:
-    """Four experts in each layer, of which a token uses two."""
+    """Four experts in each layer; a token uses two."""
     config = Qwen3MoeConfig(**_shape(), head_dim=8, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2)
     return _random(Qwen3MoeForCausalLM(config))
 
@@ -213,7 +213,7 @@ def samples(count: int, seed: int, shared_prompt: int = 0) -> list[Sample]:
 
 def disagreement(case: Case, ranks: Ranks) -> dict[str, Any]:
     """Trains alone and spread: how much the two differ, and facts about the spread one."""
-    # Alone it computes in the weights' own type, and each prompt by itself.
+    # Alone it computes in the type of the weights, without sharing prompts.
     by_itself = replace(case, training=case.training.model_copy(update={"share_prefixes": False}))
     alone, spread = make_trainer(by_itself, ALONE, None), make_trainer(case, ranks, case.compute_dtype)
     start = dict(full_tensors(spread.model))
@@ -259,7 +259,7 @@ def _shape() -> dict[str, Any]:
 
 
 def _random(model: PreTrainedModel) -> PreTrainedModel:
-    """With weights that are large enough for it to have opinions."""
+    """Draws large weights, so that logits differ clearly."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -269,7 +269,7 @@ def _random(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _adapt(model: PreTrainedModel) -> None:
-    """Adapters beside layers of every kind; they already add something, else half of them had no gradient."""
+    """Adds adapters to layers of every kind. They are not zero, else half of them had no gradient."""
     torch.manual_seed(1)
     add_adapters(model, rank=4, alpha=8.0, target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"])
     for name, parameter in model.named_parameters():
@@ -292,7 +292,7 @@ def _apart(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tenso
 
 
 def _shards_apart(trainer: Trainer, whole: Mapping[str, torch.Tensor]) -> float:
-    """The largest difference, on any rank, of what it would hand over from its box of the whole; inf without a box."""
+    """The largest difference, on any rank, of its shards from its boxes of the whole; inf without a box."""
     boxes = layout(trainer.model, trainer.ranks, torch.float32).held(trainer.ranks.rank)
     shards = {name: shard for name, shard in own_shards(trainer.model) if shard.numel()}
     apart = 0.0 if shards.keys() == boxes.keys() else float("inf")

@@ -31,7 +31,7 @@ def make_trainer(
 
 
 def batch_of_groups(num_groups: int = 4, group_size: int = 2, *, seed: int = 0) -> list[Sample]:
-    """Samples of rollouts by another policy, each with some tokens that carry no loss."""
+    """Samples of rollouts by another policy, each with some masked tokens."""
     random = np.random.default_rng(seed)
 
     def one(group: int) -> Sample:
@@ -53,7 +53,7 @@ def batch_of_groups(num_groups: int = 4, group_size: int = 2, *, seed: int = 0) 
 
 
 def carrying_logprobs(model: PreTrainedModel, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-    """[L] log π and [L] entropy at the tokens of `sample` that carry loss, by transformers' own attention."""
+    """[L] log π and [L] entropy at the trained tokens of `sample`, by transformers' own attention."""
     logprobs_RV = response_logprobs(model, sample)
     carries_R = torch.from_numpy(sample.loss_mask).bool()
     entropy_R = -(logprobs_RV.exp() * logprobs_RV).sum(dim=-1)

@@ -30,7 +30,7 @@ def tensors_of(version: int) -> dict[str, torch.Tensor]:
 
 
 def digest_of(version: int) -> str:
-    """What every process must find in it."""
+    """The fingerprint's digest of that version."""
     return fingerprint(tensors_of(version)).digest
 
 
@@ -68,7 +68,7 @@ class Pushes(WeightsSender):
         self.newest: WeightsId | None = None
 
     def publish(self, weights: Weights) -> None:
-        """From the trainer's ranks to the generators that are there."""
+        """Publishes from the trainer's ranks to the connected generators."""
         self.trainer.publish(weights)
         offered: list[Weights] = []
 
@@ -86,7 +86,7 @@ class Pushes(WeightsSender):
         self.publish(Weights(manifest=Manifest(id=id_of(version)), tensors=tensors or tensors_of(version)))
 
     def retry_until_missing(self, generators: set[int]) -> None:
-        """Returns once these alone lack the version published last."""
+        """Retries until only these generators are missing the last version."""
 
         def only_these() -> bool:
             self.relay.poll(self.newest)
@@ -155,7 +155,7 @@ class Child:
         return lines
 
     def read_until_all_have(self, version: int) -> None:
-        """Up to the line of a sync_weights that says nobody lacks this version."""
+        """Reads a sync_weights' lines until no generator is missing this version."""
         while self.line() != {"version": version, "missing": []}:
             pass
 
@@ -185,7 +185,7 @@ def trainer_rank(
     deadline_seconds: float = PATIENT,
     policy: str = "odd",
 ) -> Iterator[Child]:
-    """A rank of a trainer of `layout` (data, tensor) ranks, which offers what it is told to."""
+    """A rank of a trainer of `layout` (data, tensor) ranks, which offers versions on command."""
     with _child(f"train-{rank}", failpoints, folder, deadline_seconds, *layout, policy) as child:
         yield child
 
@@ -194,7 +194,7 @@ def trainer_rank(
 def sync_weights(
     folder: Path, num_generators: int, failpoints: Failpoints, *, deadline_seconds: float = PATIENT
 ) -> Iterator[Child]:
-    """A sync_weights that has what is offered sent on."""
+    """A sync_weights that relays every offered version."""
     with _child("sync_weights-0", failpoints, folder, deadline_seconds, num_generators) as child:
         yield child
 
