@@ -1,18 +1,21 @@
-"""A whole campaign in chat: lists of messages, several turns in the model's template, an export that speaks it too."""
+"""Whole campaigns of several turns: chat in the model's template, and a calculator between turns."""
 
+import itertools
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.campaigns.campaigns import Millrace
+from support.campaigns.campaigns import REPOSITORY, Millrace, assert_balanced
 from support.chat.model_folder import chat_model_folder
 from support.chat.tokenizers import TEMPLATES
 from support.streams.rows import read_rows
 from transformers import AutoTokenizer
 
+from millrace.generation.environments.calculator import Calculator
+from millrace.models.loading import load_tokenizer
 from storage import layout
-from storage.schema import TRAINER_LOGPROBS, TRAJECTORY
+from storage.schema import SCORE, TRAINER_LOGPROBS, TRAJECTORY
 
 pytestmark = [pytest.mark.campaign, pytest.mark.extended]
 
@@ -64,3 +67,48 @@ def test_conversations_are_trained_token_by_token_as_they_were_sampled(
     exported = tmp_path / "exported"
     millrace_alone.run("export", str(millrace_alone.root / "chat"), "--to", str(exported)).expect_success()
     assert AutoTokenizer.from_pretrained(exported).chat_template == template.read_text()
+
+
+PRESET = REPOSITORY / "configs" / "presets" / "calculator-cpu.yaml"
+QUICK = {
+    # All demonstrations call the calculator: that much is learnt in a few steps.
+    "model.bootstrap.error_rate": 0.0,
+    "model.bootstrap.max_steps": 60,
+    "training.max_steps": 4,
+    "training.groups_per_step": 8,
+    "training.checkpoint_every": 2,
+    "generation.groups_per_batch": 4,
+    "evaluation.num_prompts": 32,
+    "promotion.margin": "null",
+}
+
+
+def test_a_campaign_with_a_tool_accounts_for_every_token_of_either_side(millrace_alone: Millrace) -> None:
+    sets = [f"{key}={value}" for key, value in QUICK.items()]
+    root = str(millrace_alone.root)
+    millrace_alone.run("run", str(PRESET), "--root", root, "--run-id", "tool", "--set", *sets).expect_success()
+    summary = millrace_alone.summary("tool")
+    assert summary["state"] == "finished"
+    assert_balanced(summary)
+    assert summary["ledger"]["trained"]["rollouts"] == 4 * 8 * 8
+    assert set(summary["eval"]) == {"start", "end"}
+
+    store = millrace_alone.store("tool")
+    rows = read_rows(store, layout.trajectories(0), TRAJECTORY)
+    assert summary["ledger"]["generated"]["tokens"] == sum(len(row["response_tokens"]) for row in rows)
+    tokenizer, calculator = load_tokenizer(millrace_alone.root / "tool" / layout.START_MODEL), Calculator()
+    calls = 0
+    for row in rows:
+        assert len(row["response_tokens"]) <= 16
+        tokens = zip(row["response_tokens"], row["loss_mask"], strict=True)
+        pieces = [
+            (mask, tokenizer.decode([token for token, _ in piece]))
+            for mask, piece in itertools.groupby(tokens, key=lambda pair: pair[1])
+        ]
+        for (_, turn), (mask, answer) in itertools.pairwise(pieces):
+            if mask == 0:
+                calls += 1
+                # The budget may have cut it.
+                assert calculator.step(turn).text.startswith(answer)
+    assert calls > len(rows) / 2
+    assert {score["status"] for score in read_rows(store, layout.scores("exact_match", 0, 0, 1), SCORE)} == {"ok"}

@@ -1,4 +1,4 @@
-"""A campaign that moves its own staleness bound, killed at several places and resumed: no token was trained too old."""
+"""Trainers killed under an adaptive bound and between two updates on a batch: no token is trained too old or twice."""
 
 import json
 import signal
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.campaigns.campaigns import Millrace
+from support.campaigns.campaigns import Millrace, final_weights
 from support.campaigns.prefect_server import find
 from support.streams.rows import read_rows
 
@@ -110,3 +110,32 @@ def test_through_kills_no_token_is_trained_beyond_the_bound_of_its_version(
 
     millrace.run("fsck", str(millrace.root / "moving")).expect_success()
     millrace.run("replay", str(millrace.root / "moving"), "--root", str(millrace.root), "--verify").expect_success()
+
+
+UPDATE_STEPS, ROLLOUTS_PER_STEP = 4, 16 * 8
+UPDATE_SETTINGS: dict[str, object] = {
+    "pipeline.mode": "sync",
+    "training.max_steps": UPDATE_STEPS,
+    "training.minibatches": 2,
+    "training.epochs": 2,
+    "training.loss": "decoupled_ppo",
+    "training.entropy_coefficient": 0.001,
+    "training.frozen_layers": 1,
+    "training.schedule.decay": "cosine",
+    "training.schedule.warmup_steps": 1,
+    "training.schedule.steps": UPDATE_STEPS,
+}
+IN_SECOND_EPOCHS = ("train-0 train.mid_step 4 kill", "train-0 train.mid_step 11 kill")
+"""A step passes the place four times: the fourth time is in the first step's second epoch, and the eleventh time after
+that in the second epoch of the third step."""
+
+
+def test_a_trainer_killed_in_a_second_epoch_ends_with_the_same_weights(millrace: Millrace, tmp_path: Path) -> None:
+    millrace.finish("calm", **UPDATE_SETTINGS)
+    armed = millrace.arm(tmp_path / "fired", *IN_SECOND_EPOCHS)
+    summary = millrace.finish("wounded", **UPDATE_SETTINGS)
+    assert armed.missed() == []
+    assert summary["ledger"]["trained"]["rollouts"] == UPDATE_STEPS * ROLLOUTS_PER_STEP
+    assert final_weights(millrace.store("wounded"), UPDATE_STEPS) == final_weights(millrace.store("calm"), UPDATE_STEPS)
+    verified = millrace.run("replay", str(millrace.root / "wounded"), "--root", str(millrace.root), "--verify")
+    assert "the same bit for bit" in verified.expect_success()

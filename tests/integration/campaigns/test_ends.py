@@ -1,4 +1,4 @@
-"""A campaign of several attempts: each spends its budget, and the next continues."""
+"""Campaigns that end early: attempts with a budget, and a reward that fails for every response."""
 
 import json
 
@@ -49,3 +49,21 @@ def test_when_the_time_is_up_stages_drain_and_training_is_kept_and_evaluated(mil
     assert stages_of(millrace.root / "hour") == []
     record = json.loads((millrace.root / "hour" / "attempts" / "0001.ended").read_text())
     assert record["state"] == "stopped"
+
+
+@pytest.mark.extended
+def test_a_campaign_whose_reward_never_scores_ends_with_one_line_and_code_2(millrace: Millrace) -> None:
+    settings: dict[str, object] = {
+        "pipeline.mode": "sync",
+        "scoring.replicas": 2,
+        "scoring.reward": "python",
+        "scoring.function": "tests.support.rewards.own_rewards:without_result",
+    }
+    ended = millrace.run(*millrace.campaign("failing", **settings))
+    line = ended.expect_refusal()
+    assert line.startswith("millrace: ")
+    assert "scoring.reward is python" in line
+    assert "reward is of type NoneType" in line
+    assert "failed for a response to prompt" in ended.output, "the first error, at once"
+    status = millrace.run("status", str(millrace.root / "failing"))
+    assert "responses got no score" in status.output
