@@ -4,11 +4,12 @@ import os
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import google_crc32c
+from support.campaigns import campaigns
 from support.stored_run.metrics import metric_rows
 from tensorboardX.proto.event_pb2 import Event
 
@@ -32,7 +33,6 @@ CONFIG = {
     "staleness": {"max_staleness": 4},
     "weights": {"transport": "shm"},
 }
-_ROOT = Path(__file__).parents[3]
 
 
 class Trained:
@@ -101,7 +101,7 @@ def start_mirror(trained: Trained, *command: object, cwd: Path, **environment: s
     return subprocess.Popen(
         [sys.executable, "-m", "flows.cli.main", "mirror", trained.store.url, *map(str, command)],
         cwd=cwd,
-        env=inherited | {"PYTHONPATH": str(_ROOT)} | environment,
+        env=inherited | {"PYTHONPATH": str(campaigns.REPOSITORY)} | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -116,8 +116,4 @@ def run_mirror(trained: Trained, *command: object, cwd: Path, **environment: str
     return out
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {DEADLINE:.0f} s in vain"
-        time.sleep(0.05)
+wait_until = partial(campaigns.wait_until, what="the mirror", seconds=DEADLINE)
