@@ -10,7 +10,7 @@ from support.pages.components import plain, texts, within
 from support.pages.sites import LOCAL, open_client, open_site, store_run
 
 from dashboard.pages import overview
-from millrace.runs.note import write_note
+from millrace.runs.record import write_note
 from storage import layout
 
 

@@ -11,7 +11,7 @@ from support.stored_run.rows import MAX_TOKENS, MadeRollout
 
 from millrace.rollouts.ledger import Account, Amount
 from millrace.rollouts.staleness import TOKENS_OF_STALENESS
-from millrace.runtime.usage import CPU_CORES, MEMORY_BYTES
+from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES
 from storage.schema import METRIC
 
 STEP_SECONDS = 1.0
