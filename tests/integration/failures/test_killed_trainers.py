@@ -1,4 +1,4 @@
-"""A campaign that moves its own staleness bound, killed at several places and resumed: no token was trained too old."""
+"""Trainers killed under an adaptive bound and between two updates on a batch: no token is trained too old or twice."""
 
 import json
 import signal
@@ -7,20 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.campaigns.campaigns import Millrace, assert_balanced
+from support.campaigns.campaigns import Millrace, final_weights
 from support.campaigns.prefect_server import find
-from support.stages.failpoints import Failpoints
+from support.streams.rows import read_rows
 
 from flows.display.artifacts import artifact_key
 from millrace.rollouts.lineage import Lineage
 from millrace.runs.decisions import StoredDecision, read_decisions
 from storage import layout
 from storage.checkpoints import read_latest
-from storage.failpoints import FIRED, SPECS
 from storage.schema import CONSUMED, TRAJECTORY
-from storage.stores.base import Store
-from storage.stores.factory import open_store
-from storage.streams.stream import StreamReader
 
 pytestmark = [pytest.mark.campaign, pytest.mark.extended]
 
@@ -45,9 +41,13 @@ KILLS = (
 
 
 def bounds_by_decisions(decisions: list[StoredDecision], lineage: Lineage) -> list[int]:
-    """The bound of each version as the decisions that survive explain it: up at once, down by one per version."""
+    """The bound of each version, from the surviving decisions: up at once, down by one per version."""
     target, bounds = LOWEST, [LOWEST]
-    decided = {one.policy_version: one for one in decisions if lineage.holds(one.incarnation, one.policy_version)}
+    decided = {
+        decision.policy_version: decision
+        for decision in decisions
+        if lineage.holds(decision.incarnation, decision.policy_version)
+    }
     for version in range(1, STEPS):
         if version - 1 in decided:
             target = decided[version - 1].max_staleness
@@ -62,13 +62,8 @@ def decisions_in_prefect(prefect_api: str, run_id: str) -> list[dict[str, Any]]:
     return sorted(find(prefect_api, "artifacts", artifacts=mine), key=lambda one: str(one["created"]))
 
 
-def rows_of(store: Store, stream: str, schema: Any) -> list[dict[str, Any]]:
-    reader = StreamReader(store, stream, schema)
-    return [row for part in iter(reader.next, None) for row in part.table.to_pylist()]
-
-
 def trained_versions(trajectory: dict[str, Any], masked: int) -> list[int]:
-    """The versions that sampled the tokens that were trained: those with loss, without the oldest `masked` ones."""
+    """The versions that sampled the trained tokens: those with loss, without the oldest `masked` ones."""
     tokens = len(trajectory["response_tokens"])
     lengths = np.diff(trajectory["span_starts"], append=tokens)
     versions = np.repeat(trajectory["span_versions"], lengths)
@@ -76,35 +71,30 @@ def trained_versions(trajectory: dict[str, Any], masked: int) -> list[int]:
     return [int(version) for version in with_loss[masked:]]
 
 
-def test_through_kills_and_resumes_no_token_is_trained_beyond_the_bound_of_its_version(
+def test_through_kills_no_token_is_trained_beyond_the_bound_of_its_version(
     millrace: Millrace, prefect_api: str, tmp_path: Path
 ) -> None:
-    armed = Failpoints(tmp_path / "fired", *KILLS)
-    environment = armed.environment()
-    millrace.environment |= {name: environment[name] for name in (SPECS, FIRED)}
+    armed = millrace.arm(tmp_path / "fired", *KILLS)
     killed = millrace.run(*millrace.campaign("moving", **SETTINGS))
     assert killed.code == -signal.SIGKILL, killed.output
     for window in ({"budget.max_steps": STEPS // 2}, {}):
-        ended = millrace.run(*millrace.campaign("moving", "--resume", **SETTINGS, **window))
-        assert ended.code == 0, ended.output
+        summary = millrace.finish("moving", "--resume", **SETTINGS, **window)
     assert armed.missed() == []
 
-    summary = millrace.summary("moving")
-    assert_balanced(summary)
     assert summary["steps"] == STEPS
     assert summary["decisions"]["count"] > 0
     shown = [json.loads(one["data"]) for one in decisions_in_prefect(prefect_api, "moving")]
     assert [one["reason"] for one in summary["decisions"]["latest"]] == [row["reason"] for row in shown[-1]]
-    store = open_store(str(millrace.root / "moving"))
+    store = millrace.store("moving")
     checkpoint = read_latest(store)
     assert checkpoint is not None
     lineage = Lineage.of(store, checkpoint.incarnation)
     bounds = bounds_by_decisions(read_decisions(store), lineage)
     assert max(bounds) > LOWEST, "the bound has moved"
-    trajectories = {row["row_id"]: row for row in rows_of(store, layout.trajectories(0), TRAJECTORY)}
+    trajectories = {row["row_id"]: row for row in read_rows(store, layout.trajectories(0), TRAJECTORY)}
     taken = [
         row
-        for row in rows_of(store, layout.CONSUMED, CONSUMED)
+        for row in read_rows(store, layout.CONSUMED, CONSUMED)
         if row["outcome"] == "trained" and lineage.holds(row["incarnation"], row["policy_version"])
     ]
     assert len({row["trajectory_row_id"] for row in taken}) == len(taken)
@@ -118,6 +108,34 @@ def test_through_kills_and_resumes_no_token_is_trained_beyond_the_bound_of_its_v
     assert too_old == []
     assert max(row["staleness"] for row in taken) > LOWEST, "the bound that was raised has been used"
 
-    for command in (["fsck"], ["replay", "--root", str(millrace.root), "--verify"]):
-        ended = millrace.run(command[0], str(millrace.root / "moving"), *command[1:])
-        assert ended.code == 0, ended.output
+    millrace.run("fsck", str(millrace.root / "moving")).expect_success()
+    millrace.run("replay", str(millrace.root / "moving"), "--root", str(millrace.root), "--verify").expect_success()
+
+
+UPDATE_STEPS, ROLLOUTS_PER_STEP = 4, 16 * 8
+UPDATE_SETTINGS: dict[str, object] = {
+    "pipeline.mode": "sync",
+    "training.max_steps": UPDATE_STEPS,
+    "training.minibatches": 2,
+    "training.epochs": 2,
+    "training.loss": "decoupled_ppo",
+    "training.entropy_coefficient": 0.001,
+    "training.frozen_layers": 1,
+    "training.schedule.decay": "cosine",
+    "training.schedule.warmup_steps": 1,
+    "training.schedule.steps": UPDATE_STEPS,
+}
+IN_SECOND_EPOCHS = ("train-0 train.mid_step 4 kill", "train-0 train.mid_step 11 kill")
+"""A step passes the place four times: the fourth time is in the first step's second epoch, and the eleventh time after
+that in the second epoch of the third step."""
+
+
+def test_a_trainer_killed_in_a_second_epoch_ends_with_the_same_weights(millrace: Millrace, tmp_path: Path) -> None:
+    millrace.finish("calm", **UPDATE_SETTINGS)
+    armed = millrace.arm(tmp_path / "fired", *IN_SECOND_EPOCHS)
+    summary = millrace.finish("wounded", **UPDATE_SETTINGS)
+    assert armed.missed() == []
+    assert summary["ledger"]["trained"]["rollouts"] == UPDATE_STEPS * ROLLOUTS_PER_STEP
+    assert final_weights(millrace.store("wounded"), UPDATE_STEPS) == final_weights(millrace.store("calm"), UPDATE_STEPS)
+    verified = millrace.run("replay", str(millrace.root / "wounded"), "--root", str(millrace.root), "--verify")
+    assert "the same bit for bit" in verified.expect_success()

@@ -35,7 +35,7 @@ def names(text: str, *columns: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "run_ids"),
     [
         ("", ["base", "hot", "evil", "coming"]),
         ("BASE", ["base"]),
@@ -52,8 +52,8 @@ def names(text: str, *columns: str) -> list[str]:
         ('"open quote', []),
     ],
 )
-def test_a_filter_keeps_the_runs_of_which_every_term_holds(text: str, found: list[str]) -> None:
-    assert names(text) == found
+def test_a_filter_keeps_the_runs_of_which_every_term_holds(text: str, run_ids: list[str]) -> None:
+    assert names(text) == run_ids
 
 
 def test_a_word_is_found_in_the_columns_that_are_shown_and_in_no_others() -> None:
@@ -63,7 +63,7 @@ def test_a_word_is_found_in_the_columns_that_are_shown_and_in_no_others() -> Non
 
 
 @pytest.mark.parametrize(
-    ("sort", "found"),
+    ("sort", "run_ids"),
     [
         ("run", ["base", "coming", "evil", "hot"]),
         ("-reward", ["hot", "base", "evil", "coming"]),
@@ -72,8 +72,8 @@ def test_a_word_is_found_in_the_columns_that_are_shown_and_in_no_others() -> Non
         ("nothing.such", ["base", "hot", "evil", "coming"]),
     ],
 )
-def test_runs_are_sorted_by_numbers_and_words_and_unknown_ones_come_last(sort: str, found: list[str]) -> None:
-    assert [row.run_id for row in ordered(ROWS, sort)] == found
+def test_runs_are_sorted_by_numbers_and_words_and_unknown_ones_come_last(sort: str, run_ids: list[str]) -> None:
+    assert [row.run_id for row in ordered(ROWS, sort)] == run_ids
 
 
 def test_only_the_keys_in_which_the_runs_differ_are_named() -> None:

@@ -1,4 +1,4 @@
-"""Trainers that are started anew: what an earlier one said of steps made again is forgotten, piece by piece."""
+"""Rows that trainers wrote: tables grow, and the steps of a restarted trainer replace earlier ones."""
 
 import numpy as np
 import pyarrow as pa
@@ -7,25 +7,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
 
+from dashboard.read.columns import Codes, GrowingColumns
 from dashboard.read.streams import ConsumedRows, MetricRows
 from millrace.rollouts.lineage import surviving
 from storage import layout
 from storage.schema import CONSUMED, METRIC
 from storage.streams.stream import StreamWriter
 
+
+def columns(first: int, rows: int) -> dict[str, np.ndarray]:
+    return {"a": np.arange(first, first + rows), "b": np.arange(first, first + rows) / 2}
+
+
+def test_a_view_stays_as_it_was_while_rows_come_and_go() -> None:
+    growing = GrowingColumns({"a": np.int64, "b": np.float64})
+    growing.append(columns(0, 10))
+    before = growing.view()
+    growing.append(columns(10, 5))
+    growing.keep(growing.view()["a"] % 2 == 0)
+    growing.append(columns(100, 10))
+    assert before["a"].tolist() == list(range(10))
+    assert growing.view()["a"].tolist() == [*range(0, 15, 2), *range(100, 110)]
+    assert growing.view()["b"].tolist() == [value / 2 for value in [*range(0, 15, 2), *range(100, 110)]]
+
+
+def test_strings_keep_their_code_from_one_column_to_the_next() -> None:
+    codes = Codes("trained")
+    assert codes.values == ("trained",)
+    assert codes.encode(pa.chunked_array([["stale"], ["trained", "stale"]])).tolist() == [1, 0, 1]
+    assert codes.encode(pa.chunked_array([["error", "stale"]])).tolist() == [2, 1]
+    assert codes.values == ("trained", "stale", "error")
+    assert codes.encode(pa.chunked_array([[]], pa.string())).tolist() == []
+
+
 STARTS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), min_size=1, max_size=5)
 """Of each trainer: how many steps behind its predecessor's newest it begins, and how many it makes."""
 
 
 def spans(starts: list[tuple[int, int]]) -> list[tuple[int, range]]:
-    """Of each trainer, its incarnation and the versions it makes."""
-    found: list[tuple[int, range]] = []
+    """The incarnation of each trainer and the versions it makes."""
+    result: list[tuple[int, range]] = []
     newest = 0
     for incarnation, (behind, steps) in enumerate(starts):
         checkpoint = max(0, newest - behind)
-        found.append((incarnation, range(checkpoint + 1, checkpoint + 1 + steps)))
+        result.append((incarnation, range(checkpoint + 1, checkpoint + 1 + steps)))
         newest = checkpoint + steps
-    return found
+    return result
 
 
 class Stored:
@@ -103,7 +130,7 @@ def test_however_often_it_is_looked_what_holds_is_what_holds_of_the_whole_stream
     assert keys(dict(consumed.columns)) == [key for key in expected for _ in range(2)]
     for name in ("loss", "tokens"):
         assert keys(dict(metrics.columns[name])) == expected
-    # What the time of a trainer went into was spent, whatever came of it.
+    # A trainer's time was spent even if its steps are lost.
     assert len(metrics.columns["time/loading/seconds"]["t"]) == len(metrics.columns["total/tokens"]["t"]) == begun
 
 
