@@ -1,4 +1,4 @@
-"""Why a stage process died, in words: exit code or signal, lack of memory, the last lines of its log."""
+"""The cause of a stage process's death for people: exit code or signal, out of memory, the last lines of its log."""
 
 import signal
 from collections import deque
@@ -11,7 +11,7 @@ _READ_SECONDS, _READINGS_KEPT = 5.0, 7
 
 
 def oom_counters() -> list[Path]:
-    """Files in which the kernel counts the processes it killed for lack of memory, the most specific first.
+    """Files in which the kernel counts its out-of-memory kills, the most specific first.
 
     First the control group of this process and its stages (version 2, version 1), then the whole machine, on which
     other users' processes may have been killed.
@@ -27,9 +27,9 @@ def oom_counters() -> list[Path]:
 
 
 class OomKills:
-    """Whether the kernel killed one of our processes for lack of memory in the last half minute.
+    """Detects whether the kernel killed a process in the last half minute because memory ran out.
 
-    Reads the first of `counters` that has a line `oom_kill`. If none has, no kill is ever found.
+    Reads the first of `counters` that has a line `oom_kill`; without one, no kill is detected.
     """
 
     def __init__(self, counters: Sequence[Path], now: float) -> None:
@@ -52,18 +52,21 @@ class OomKills:
 
 
 def cause(code: int, *, out_of_memory: bool) -> str:
-    """What a process with this exit code, negative for a signal, died of. `out_of_memory`: see `OomKills`."""
+    """Describes an exit code, which is negative for a signal. `out_of_memory`: see `OomKills`."""
     if code == -signal.SIGKILL and out_of_memory:
-        return "was killed by the kernel for lack of memory"
-    found = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return "was killed by the kernel, out of memory"
+    death = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     # The kernel may have killed one of its children, such as a worker of vLLM.
-    return f"{found}, just after the kernel killed a process for lack of memory" if out_of_memory else found
+    return f"{death}, just after the kernel killed a process, out of memory" if out_of_memory else death
 
 
 def with_last_lines(sentence: str, log: Path) -> str:
     """The sentence followed by the end of the log."""
-    lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-    return "\n".join([sentence, f"the end of {log}:", *lines])
+    return f"{sentence}\nthe end of {log}:\n{last_lines(log.read_bytes())}"
+
+
+def last_lines(log: bytes) -> str:
+    return "\n".join(log.decode(errors="replace").splitlines()[-_LAST_LINES:])
 
 
 def _oom_kills(file: Path) -> int | None:

@@ -5,11 +5,10 @@
                     └──── the run's store ◄── heartbeats: at work, ended, failed with a sentence ───┘   │
                                      └─────── the controller's heartbeats: draining, or silent ──STOP───┘
 
-The tasks, processes and retries are the same as on the controller's host. When one stage ends by itself, as the
-trainer does, this host's part of the attempt ends. Before a campaign starts, `check_pools` checks its work pools.
+The tasks, processes and retries are the same as on the controller's host. When a stage ends, as the trainer does, this
+host's part of the attempt ends. Before a campaign starts, `check_pools` checks its work pools.
 """
 
-import shutil
 import socket
 import threading
 from collections.abc import Sequence
@@ -23,9 +22,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.schema_tools import validate
 from prefect.utilities.schema_tools.validation import ValidationError
 
-from flows.campaign.attempt import handover_folder
+from flows.campaign.attempt import handover_folder, run_together, submit_stages
 from flows.campaign.inputs import check_same_inputs
-from flows.campaign.stage_group import StageGroup
 from millrace.errors import InputError, PlaceYielded, RunMissing
 from millrace.runs.attempt_config import attempt_config
 from millrace.runs.provenance import Provenance, provenance
@@ -39,7 +37,6 @@ from storage.stores.factory import open_store
 from tasks.fork_server import STAGES
 from tasks.jobs import Job
 from tasks.remote_stage import FINAL_ERRORS
-from tasks.stages import LONG_RUNNING
 from tasks.start import warm_up
 from tasks.stop import STOP, STOP_NOW
 
@@ -60,7 +57,7 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
     STOP_NOW.clear()
     warm_up(process.stage for process in job.processes)
     store = open_store(run_url)
-    _check(store, attempt, job)
+    _check_host(store, attempt, job)
     with HeartbeatPublisher(
         store,
         job.status_record,
@@ -69,61 +66,50 @@ def stages(run_url: str, attempt: int, job: Job) -> None:
         doing=f"on {socket.gethostname()}",
         draining=STOP.is_set,
     ) as publisher:
+        over = threading.Event()
+        threading.Thread(target=_monitor_controller, args=(store, str(attempt), over), daemon=True).start()
         try:
-            _run(store, run_url, attempt, job)
+            with handover_folder(f"{run_url} {job.name}", attempt) as handover:
+                arguments = StageArguments(run_url=run_url, attempt=attempt, replica=0, handover=handover)
+                run_together(submit_stages(job, arguments))
         except Exception as error:
             final = type(error).__name__ if isinstance(error, FINAL_ERRORS) else None
             publisher.publish(ended=True, sentence=str(error), final=final)
-            if isinstance(error, PlaceYielded):
-                return
-            raise
-        publisher.publish(ended=True, sentence=None, final=None)
+            if not isinstance(error, PlaceYielded):
+                raise
+        else:
+            publisher.publish(ended=True, sentence=None, final=None)
+        finally:
+            over.set()
+            STAGES.close()
 
 
-def _check(store: Store, number: int, job: Job) -> None:
+def _check_host(store: Store, number: int, job: Job) -> None:
     """Raises InputError unless this host sees the run, has the controller's code and inputs, and is in its network."""
+    host = f"host {socket.gethostname()}"
     try:
         attempt = read_attempt(store, number)
     except (RunMissing, NotInStore) as error:
         raise InputError(
-            f"host {socket.gethostname()} sees no attempt {number} of a run at {store.url}: expected a storage.root "
-            "that the controller and every host of placement share"
+            f"{host} sees no attempt {number} of a run at {store.url}",
+            expected="a storage.root that the controller and every host of placement share",
         ) from error
     code, controller_code = _code(provenance()), _code(attempt.provenance)
     if code != controller_code:
         raise InputError(
-            f"host {socket.gethostname()} runs {code} of Millrace, the controller {controller_code}: "
-            "expected the same code on every host"
+            f"{host} runs {code} of Millrace, the controller {controller_code}", expected="the same code on every host"
         )
     config = attempt_config(attempt)
-    stages_of_job = {process.stage for process in job.processes}
-    check_same_inputs(attempt, config, stages_of_job)
-    where = config.placement.train
-    if where.network is not None and "train" in stages_of_job:
-        own_interface(where.network, "placement.train.network")
+    job_stages = {process.stage for process in job.processes}
+    check_same_inputs(attempt, config, job_stages)
+    network = config.placement.train.network
+    if network is not None and "train" in job_stages:
+        own_interface(network, "placement.train.network")
 
 
 def _code(made_by: Provenance) -> str:
     changed = " with changes" if made_by.dirty else ""
     return f"commit {made_by.commit[:12]}{changed}" if made_by.commit else "no commit known"
-
-
-def _run(store: Store, run_url: str, attempt: int, job: Job) -> None:
-    handover = handover_folder(f"{run_url} {job.name}", attempt)
-    over = threading.Event()
-    threading.Thread(target=_monitor_controller, args=(store, str(attempt), over), daemon=True).start()
-    try:
-        with StageGroup() as group:
-            for process in job.processes:
-                arguments = StageArguments(run_url=run_url, attempt=attempt, replica=process.replica, handover=handover)
-                group.add(
-                    f"{process.stage}-{process.replica}", LONG_RUNNING[process.stage].submit(arguments, process.threads)
-                )
-            group.wait_for_first()
-    finally:
-        over.set()
-        STAGES.close()
-        shutil.rmtree(handover, ignore_errors=True)
 
 
 def _monitor_controller(store: Store, attempt: str, over: threading.Event) -> None:
@@ -136,42 +122,39 @@ def _monitor_controller(store: Store, attempt: str, over: threading.Event) -> No
             return
 
 
-def check_pools(remote: Sequence[Job]) -> None:
-    """Raises InputError, naming the key, for the first job whose pool can't run it. `remote`: jobs with a work pool."""
+def check_pools(remote_jobs: Sequence[Job]) -> None:
+    """Raises InputError, naming the key, for the first job with a work pool that can't run it."""
+    jobs = {str(job.work_pool): job for job in remote_jobs}
     if PREFECT_API_URL.value() is None:
-        raise InputError(
-            f"{_setting(remote[0])}, but PREFECT_API_URL is not set: "
-            "expected the address of the Prefect server that has this work pool"
-        )
+        raise _pool_error(remote_jobs[0], "PREFECT_API_URL is not set", "the address of the Prefect server that has it")
     with get_client(sync_client=True) as client:
-        for pool, job in {str(job.work_pool): job for job in remote}.items():
+        for pool, job in jobs.items():
             _check_pool(client, pool, job)
 
 
 def _check_pool(client: SyncPrefectClient, pool: str, job: Job) -> None:
-    setting = _setting(job)
+    host = f"`make host POOL={pool}` on one of its hosts"
     try:
         work_pool = client.read_work_pool(pool)
     except ObjectNotFound as error:
-        raise InputError(f"{setting}, but the Prefect server at {client.api_url} has no such work pool") from error
+        raise _pool_error(job, f"the Prefect server at {client.api_url} has no such work pool", host) from error
     try:
         deployment = client.read_deployment_by_name(f"stages/{pool}")
     except ObjectNotFound as error:
-        raise InputError(
-            f"{setting}, but that pool has no deployment stages/{pool}: "
-            f"expected `make host POOL={pool}` on one of its hosts"
-        ) from error
+        raise _pool_error(job, f"that pool has no deployment stages/{pool}", host) from error
+    variables = {**deployment.job_variables, **job.job_variables}
     try:
-        variables = {**deployment.job_variables, **job.job_variables}
         validate(variables, work_pool.base_job_template.get("variables", {}), raise_on_error=True, preprocess=False)
     except ValidationError as error:
-        raise InputError(f"{setting}, and that pool does not take its job_variables: {error}") from error
+        raise _pool_error(
+            job, f"that pool does not take its job_variables: {error}", "variables of the pool"
+        ) from error
     if work_pool.is_push_pool or work_pool.is_managed_pool:
         return
-    workers = client.read_workers_for_work_pool(pool)
-    if not any(worker.status == WorkerStatus.ONLINE for worker in workers):
-        raise InputError(f"{setting}, but no worker of that pool is online: expected `make host POOL={pool}` on a host")
+    if not any(worker.status == WorkerStatus.ONLINE for worker in client.read_workers_for_work_pool(pool)):
+        raise _pool_error(job, "no worker of that pool is online", host)
 
 
-def _setting(job: Job) -> str:
-    return f"placement.{job.processes[0].stage}.work_pool is {job.work_pool!r}"
+def _pool_error(job: Job, reason: str, expected: str) -> InputError:
+    key = f"placement.{job.processes[0].stage}.work_pool"
+    return InputError(key=key, read=f"{job.work_pool!r}, but {reason}", expected=expected)

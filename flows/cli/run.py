@@ -9,7 +9,7 @@ from rich.console import Console
 from configs.schema import RunConfig
 from configs.stored import changed_keys
 from flows.campaign.hub import with_local_copies
-from flows.campaign.prepare import Checked, Resume, check, run_store
+from flows.campaign.prepare import Resume, check, run_store
 from flows.cli.invocation import INTERRUPTED, TERMINATED, Terminated, stop_on_signals
 from flows.display.key_figures import already_finished
 from flows.display.live_view import View, panel
@@ -43,22 +43,22 @@ def run_campaign(
     """
     failpoints.arm("controller")
     console = Console()
-    config = with_local_copies(config, run_store(config, run_id), lambda line: _print(console, line))
+    store = run_store(config, run_id)
+    config = with_local_copies(config, store, lambda line: _print(console, line))
     with console.status("checking the config, the model, the reward and the prompts"):
-        checked = check(
+        inputs = check(
             config, run_id, resume=resume, accept_changed_inputs=accept_changed_inputs, meanwhile=_import_flow
         )
-    store = checked.store
     _print(console, f"run {run_id} at {store.url}")
     if store.exists(layout.RUN):
         before = latest_attempt(store)
         for change in changed_keys(before.config, config.model_dump(mode="json")):
             _print(console, f"resumed with another setting: {change}")
-        for change in changed_inputs(before, checked.inputs):
+        for change in changed_inputs(before, inputs):
             _print(console, f"resumed with another input: {change}")
     stop_on_signals(console)
     try:
-        status = _campaign(config, run_id, resume, checked, console, wait_for_server)
+        status = _campaign(config, run_id, resume, inputs, store, console, wait_for_server)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Terminated:
@@ -99,20 +99,21 @@ def _campaign(
     config: RunConfig,
     run_id: str,
     resume: Resume,
-    checked: Checked,
+    inputs: dict[str, str],
+    store: Store,
     console: Console,
     wait_for_server: Callable[[], None],
 ) -> dict[str, Any]:
     # Imported while the server starts.
     from prefect.exceptions import CancelledRun
 
-    from flows.campaign.flow import checked_campaign
+    from flows.campaign.flow import run_attempt
 
     with console.status("waiting for the Prefect server"):
         wait_for_server()
-    with View(checked.store, console):
+    with View(store, console):
         try:
-            status = checked_campaign(config, run_id, resume, checked.inputs)
+            status = run_attempt(config, run_id, resume, inputs)
         except CancelledRun as error:
             raise CancelledInTheUI from error
         assert isinstance(status, dict)

@@ -1,4 +1,4 @@
-"""Automations: what the Prefect server does by itself when a campaign reports a problem, or stops reporting.
+"""Automations: reactions of the Prefect server when a campaign reports a problem, or stops reporting.
 
     stage process ─► its task ─► event millrace.… ─► automation ─► the attempt is cancelled, the deployment paused
     flow run ─► prefect.flow-run.heartbeat … silence ─────────────► the flow run is marked Crashed
@@ -14,57 +14,56 @@ from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ActionTypes, CancelFlowRun, ChangeFlowRunState, PauseDeployment
 
-HEARTBEAT_SECONDS = 60
-"""Time between two heartbeats of a flow run: PREFECT_FLOWS_HEARTBEAT_FREQUENCY of the worker."""
-_SILENT_HEARTBEATS = 10
-"""So many that an outage of the server of some minutes does not make it mark live campaigns as crashed."""
-_RESTARTS, _RESTARTS_WITHIN = 3, timedelta(minutes=10)
-
+_SILENT = timedelta(minutes=10)
+"""Ten heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY of the worker), so that a server that is away for some minutes does
+not mark live campaigns as crashed."""
 _HEARTBEAT = "prefect.flow-run.heartbeat"
-_GONE = "no heartbeat: its controller is gone"
 _ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused", "AwaitingRetry", "Scheduled")
 
 
-def automations(
-    *, silent: timedelta = timedelta(seconds=_SILENT_HEARTBEATS * HEARTBEAT_SECONDS)
-) -> list[AutomationCore]:
-    """The automations of this project. A flow run without a heartbeat for `silent` counts as crashed."""
-    stop: list[ActionTypes] = [CancelFlowRun(), PauseDeployment(source="inferred", deployment_id=None)]
+def automations() -> list[AutomationCore]:
+    """The automations of this project."""
+    silence = EventTrigger(
+        after={_HEARTBEAT},
+        expect={_HEARTBEAT, *(f"prefect.flow-run.{state}" for state in _ENDS)},
+        match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=_SILENT,
+    )
+    crash = ChangeFlowRunState(
+        name=None, state=StateType.CRASHED, message="no heartbeat: its controller is gone", force=False
+    )
     return [
-        AutomationCore(
-            name="millrace: a stage keeps restarting",
-            description="Three restarts of stages of one run in ten minutes: cancel the attempt, pause its deployment.",
-            enabled=False,
-            trigger=_event_of_a_run("millrace.stage.restarted", threshold=_RESTARTS, within=_RESTARTS_WITHIN),
-            actions=stop,
+        _stopping(
+            "millrace: a stage keeps restarting",
+            "Three restarts of stages of one run in ten minutes: cancel the attempt, pause its deployment.",
+            "millrace.stage.restarted",
+            threshold=3,
+            within=timedelta(minutes=10),
         ),
-        AutomationCore(
-            name="millrace: training collapsed",
-            description="Cancel the attempt, pause its deployment: a person should look before more is trained.",
-            enabled=False,
-            trigger=_event_of_a_run("millrace.training.collapsed"),
-            actions=stop,
+        _stopping(
+            "millrace: training collapsed",
+            "Cancel the attempt, pause its deployment: a person should look before more is trained.",
+            "millrace.training.collapsed",
         ),
         AutomationCore(
             name="millrace: a campaign fell silent",
             description="No heartbeat of a flow run: mark it Crashed, so that the next attempt gets its place.",
             enabled=True,
-            trigger=EventTrigger(
-                after={_HEARTBEAT},
-                expect={_HEARTBEAT, *(f"prefect.flow-run.{state}" for state in _ENDS)},
-                match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
-                for_each={"prefect.resource.id"},
-                posture=Posture.Proactive,
-                threshold=1,
-                within=silent,
-            ),
-            actions=[ChangeFlowRunState(name=None, state=StateType.CRASHED, message=_GONE, force=False)],
+            trigger=silence,
+            actions=[crash],
         ),
     ]
 
 
-def _event_of_a_run(event: str, *, threshold: int = 1, within: timedelta = timedelta(0)) -> EventTrigger:
-    return EventTrigger(
+def _stopping(
+    name: str, description: str, event: str, *, threshold: int = 1, within: timedelta = timedelta(0)
+) -> AutomationCore:
+    """Cancels the attempt and pauses its deployment when a run has sent `threshold` of these events."""
+    actions: list[ActionTypes] = [CancelFlowRun(), PauseDeployment(source="inferred", deployment_id=None)]
+    trigger = EventTrigger(
         expect={event},
         match=ResourceSpecification({"prefect.resource.id": "millrace.run.*"}),
         for_each={"prefect.resource.id"},
@@ -72,18 +71,17 @@ def _event_of_a_run(event: str, *, threshold: int = 1, within: timedelta = timed
         threshold=threshold,
         within=within,
     )
+    return AutomationCore(name=name, description=description, enabled=False, trigger=trigger, actions=actions)
 
 
-async def put_automations(client: PrefectClient, wanted: list[AutomationCore]) -> None:
+async def put_automations(client: PrefectClient, automations: list[AutomationCore]) -> None:
     """Creates or updates the automations by name. An existing one stays switched on or off."""
-    for automation in wanted:
-        there = await client.read_automations_by_name(automation.name)
-        if there:
+    for automation in automations:
+        existing = await client.read_automations_by_name(automation.name)
+        if existing:
             # The client omits unset fields, and without its type the server mistakes an action for another. After
             # dumping and validating, every field counts as set.
-            kept = AutomationCore.model_validate(
-                {**automation.model_dump(exclude={"owner_resource"}), "enabled": there[0].enabled}
-            )
-            await client.update_automation(there[0].id, kept)
+            values = {**automation.model_dump(exclude={"owner_resource"}), "enabled": existing[0].enabled}
+            await client.update_automation(existing[0].id, AutomationCore.model_validate(values))
         else:
             await client.create_automation(automation)

@@ -17,14 +17,13 @@ from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from configs.replay import ReplayRequest
-from flows.campaign.attempt import attempt_under_way
-from flows.campaign.stage_group import StageGroup
+from flows.campaign.attempt import attempt_under_way, run_together
 from flows.display.artifacts import artifact_key, show
 from flows.replay.formatting import as_markdown
 from flows.replay.prepare import prepare
 from flows.replay.results import collect
 from millrace.runs.record import end_attempt
-from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
+from millrace.runtime.arguments import EVALUATE_AT_END
 from storage import layout
 from tasks.stages import compare, evaluate, score, train, verify
 from tasks.stop import STOP, STOP_NOW
@@ -55,8 +54,7 @@ def replay(request: ReplayRequest) -> dict[str, Any]:
     STOP_NOW.clear()
     prepared = prepare(request)
     store, config = prepared.store, prepared.config
-    arguments = StageArguments(run_url=store.url, attempt=0, replica=0, handover=prepared.handover)
-    with attempt_under_way(store, 0, prepared.handover, "replay"):
+    with attempt_under_way(store, 0, "replay") as (arguments, _):
         if request.rescore is not None:
             replicas = range(config.scoring.replicas)
             _finish(
@@ -85,9 +83,5 @@ def _finish(stages: Mapping[str, PrefectFuture[Any]]) -> None:
 
     Raises the error of a stage that failed.
     """
-    with StageGroup() as group:
-        for stage, future in stages.items():
-            group.add(stage, future)
-        for _ in stages:
-            group.wait_for_first()
+    run_together(stages.items(), may_end_first=stages.keys())
     STOP.clear()

@@ -4,13 +4,11 @@ request ─► sources: stored enough? one vocabulary? ─► config ─► sele
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from configs.load import with_overrides
 from configs.losses import LOSS_NAMES
 from configs.replay import ReplayRequest
 from configs.schema import RunConfig
-from flows.campaign.attempt import handover_folder
 from millrace.errors import InputError, RunExists
 from millrace.preflight.model import check_training, read_model
 from millrace.replay.results import write_spec
@@ -31,8 +29,6 @@ class PreparedReplay:
     store: Store
     """The replay's own run."""
     config: RunConfig
-    handover: Path
-    """Folder in shared memory for its stages."""
 
 
 def prepare(request: ReplayRequest) -> PreparedReplay:
@@ -47,7 +43,7 @@ def prepare(request: ReplayRequest) -> PreparedReplay:
             store.put_if_absent(path, bytes(sources[0].get(path)))
         # The manifest goes last: without it there is no start model.
         store.put_if_absent(layout.START_MANIFEST, bytes(sources[0].get(layout.START_MANIFEST)))
-    return PreparedReplay(store=store, config=config, handover=handover_folder(store.url, 0))
+    return PreparedReplay(store=store, config=config)
 
 
 def check(request: ReplayRequest) -> RunConfig:

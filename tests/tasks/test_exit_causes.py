@@ -1,4 +1,4 @@
-"""Why a stage process died, in words."""
+"""The cause of a stage process's death for people."""
 
 from pathlib import Path
 
@@ -13,15 +13,15 @@ from tasks.exit_causes import OomKills, cause, oom_counters, with_last_lines
         (3, False, "exited with code 3"),
         (-15, False, "was killed by SIGTERM"),
         (-9, False, "was killed by SIGKILL"),
-        (-9, True, "was killed by the kernel for lack of memory"),
-        (1, True, "exited with code 1, just after the kernel killed a process for lack of memory"),
+        (-9, True, "was killed by the kernel, out of memory"),
+        (1, True, "exited with code 1, just after the kernel killed a process, out of memory"),
     ],
 )
-def test_an_exit_code_in_words(code: int, out_of_memory: bool, sentence: str) -> None:
+def test_an_exit_code_is_described(code: int, out_of_memory: bool, sentence: str) -> None:
     assert cause(code, out_of_memory=out_of_memory) == sentence
 
 
-def test_the_log_is_shown_by_its_last_lines(tmp_path: Path) -> None:
+def test_the_last_lines_of_the_log_are_shown(tmp_path: Path) -> None:
     log = tmp_path / "train-0.log"
     log.write_text("\n".join(f"line {i}" for i in range(100)))
     first, second, *lines = with_last_lines("train-0 exited with code 1", log).splitlines()
@@ -31,14 +31,13 @@ def test_the_log_is_shown_by_its_last_lines(tmp_path: Path) -> None:
 
 
 def counter(folder: Path, kills: int) -> Path:
+    folder.mkdir(exist_ok=True)
     file = folder / "memory.events"
     file.write_text(f"low 0\nhigh 12\noom 3\noom_kill {kills}\noom_group_kill 0\n")
     return file
 
 
-def test_a_kill_is_seen_for_half_a_minute(
-    tmp_path: Path,
-) -> None:
+def test_a_kill_is_seen_for_half_a_minute(tmp_path: Path) -> None:
     kills = OomKills([counter(tmp_path, 0)], now=0.0)
     for now in range(100):
         kills.look(now)
@@ -51,14 +50,12 @@ def test_a_kill_is_seen_for_half_a_minute(
     assert not any(seen[36:])
 
 
-def test_the_first_counter_there_is_counts(tmp_path: Path) -> None:
-    mine, machine = tmp_path / "mine", tmp_path / "machine"
-    mine.mkdir()
-    machine.mkdir()
+def test_the_first_existing_counter_is_read(tmp_path: Path) -> None:
+    group, machine, missing = tmp_path / "group", tmp_path / "machine", tmp_path / "missing"
     assert oom_counters()[-1] == Path("/proc/vmstat")
-    assert not OomKills([tmp_path / "missing"], now=0.0).happened()
-    kills = OomKills([tmp_path / "missing", counter(mine, 0), counter(machine, 0)], now=0.0)
+    assert not OomKills([missing], now=0.0).happened()
+    kills = OomKills([missing, counter(group, 0), counter(machine, 0)], now=0.0)
     counter(machine, 1)
     assert not kills.happened()
-    counter(mine, 1)
+    counter(group, 1)
     assert kills.happened()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -123,11 +122,9 @@ INPUTS = {"prompts.source arithmetic": "12 prompts 0a1b2c3d4e5f"}
 def a_run(root: Path) -> None:
     """A run as its controller leaves it before anything else has happened."""
     from configs.load import load_config
-    from flows.campaign.prepare import prepare
+    from flows.campaign.prepare import claim
 
-    shutil.rmtree(
-        prepare(load_config(PRESET, [f"storage.root={root}"]), "taken", resume="never", inputs=INPUTS).handover
-    )
+    claim(load_config(PRESET, [f"storage.root={root}"]), "taken", resume="never", inputs=INPUTS)
 
 
 @pytest.mark.parametrize(
