@@ -49,7 +49,7 @@ from storage.errors import Fenced
 from storage.stores.base import Store
 from storage.stores.factory import open_store
 from tasks.events import emit
-from tasks.exit_causes import OomKills, cause, oom_counters, with_last_lines
+from tasks.exit_causes import OomKills, cause, with_last_lines
 from tasks.hang_detector import HangDetector
 from tasks.restart_budget import restart_budget_of
 from tasks.start import Process, kill, start_stage
@@ -136,7 +136,7 @@ class StageSupervisor:
         self._lines: queue.Queue[Heartbeat | Event | str | None] = queue.Queue()
         self.last_milestone = ""
         """What the stage reported last; empty before."""
-        self._oom_kills = OomKills(oom_counters(), now)
+        self._oom_kills = OomKills(now)
         self._poll_seconds = _POLL_SECONDS
         # Why the supervisor killed the process, if it did.
         self._why_killed = ""

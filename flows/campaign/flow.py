@@ -12,12 +12,9 @@ One call is one attempt. The next attempt continues the work that its budget lea
 flow every night with `resume="latest"` is a campaign of weeks. Cancel, Suspend, SIGTERM and Ctrl-C reach the control
 loop; on its way out it sets STOP, and every stage drains.
 
-    UI: Cancel, Suspend ─► server: Cancelling, Suspended ◄── polled every 5 s ─── control loop: drain
-    UI: Resume          ─► once the former process has drained, a worker starts the flow run again: the next attempt
-
-Prefect's worker polls for cancellation too, and ends the process. But it stops polling once the server was away for
-half a minute, it may have been killed, and a campaign at a terminal has no worker. Prefect itself acts on a suspension
-only when the next task starts, which in a campaign is the evaluation at its end.
+The control loop polls the flow run's states. Prefect's worker polls for a cancellation too, but it stops once the server
+was away for half a minute, and a campaign at a terminal has no worker. Prefect itself acts on a suspension only when the
+next task starts, which in a campaign is the evaluation at its end.
 """
 
 import math

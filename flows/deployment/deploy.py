@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+import yaml
+from prefect.automations import AutomationCore
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
@@ -27,7 +29,6 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 from prefect.utilities.callables import parameter_schema
 
 from flows.campaign.remote_stages import stages
-from flows.deployment.automations import automations, put_automations
 from flows.deployment.server import bypass_proxies, check_answers
 from flows.deployment.worker import MAX_RUNS, work
 from millrace.errors import InputError
@@ -138,7 +139,21 @@ async def _put_project(client: PrefectClient) -> None:
         for schedule in deployment.schedules:
             if (former := active.get(schedule.id, schedule.active)) != schedule.active:
                 await client.update_deployment_schedule(deployment.id, schedule.id, active=former)
-    await put_automations(client, automations())
+    for automation in automations():
+        existing = await client.read_automations_by_name(automation.name)
+        if existing:
+            # The client omits unset fields, and without its type the server mistakes an action for another. After
+            # dumping and validating, every field counts as set.
+            values = {**automation.model_dump(exclude={"owner_resource"}), "enabled": existing[0].enabled}
+            await client.update_automation(existing[0].id, AutomationCore.model_validate(values))
+        else:
+            await client.create_automation(automation)
+
+
+def automations() -> list[AutomationCore]:
+    """Reads the automations of this project."""
+    definitions = yaml.safe_load(Path(__file__).with_name("automations.yaml").read_text(encoding="utf-8"))
+    return [AutomationCore.model_validate(definition) for definition in definitions]
 
 
 async def _deployments(client: PrefectClient) -> list[DeploymentResponse]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.exit_causes import OomKills, cause, oom_counters, with_last_lines
+from tasks.exit_causes import OomKills, cause, with_last_lines
 
 
 @pytest.mark.parametrize(
@@ -30,32 +30,16 @@ def test_the_last_lines_of_the_log_are_shown(tmp_path: Path) -> None:
     assert lines == [f"line {i}" for i in range(85, 100)]
 
 
-def counter(folder: Path, kills: int) -> Path:
-    folder.mkdir(exist_ok=True)
-    file = folder / "memory.events"
-    file.write_text(f"low 0\nhigh 12\noom 3\noom_kill {kills}\noom_group_kill 0\n")
-    return file
-
-
-def test_a_kill_is_seen_for_half_a_minute(tmp_path: Path) -> None:
-    kills = OomKills([counter(tmp_path, 0)], now=0.0)
+def test_a_kill_is_seen_for_half_a_minute() -> None:
+    count = 7
+    kills = OomKills(0.0, lambda: count)
     for now in range(100):
         kills.look(now)
-    counter(tmp_path, 1)
+    assert not kills.happened()
+    count = 8
     seen = []
     for now in range(100, 200):
         kills.look(now)
         seen.append(kills.happened())
     assert all(seen[:30])
     assert not any(seen[36:])
-
-
-def test_the_first_existing_counter_is_read(tmp_path: Path) -> None:
-    group, machine, missing = tmp_path / "group", tmp_path / "machine", tmp_path / "missing"
-    assert oom_counters()[-1] == Path("/proc/vmstat")
-    assert not OomKills([missing], now=0.0).happened()
-    kills = OomKills([missing, counter(group, 0), counter(machine, 0)], now=0.0)
-    counter(machine, 1)
-    assert not kills.happened()
-    counter(group, 1)
-    assert kills.happened()

@@ -13,8 +13,7 @@ from prefect.utilities.schema_tools import validate
 
 from configs.load import load_config
 from configs.schema import RunConfig
-from flows.deployment.automations import automations
-from flows.deployment.deploy import POOL, QUEUES
+from flows.deployment.deploy import POOL, QUEUES, automations
 
 REPOSITORY = Path(__file__).parents[3]
 PRESET = REPOSITORY / "configs" / "presets" / "tiny-cpu.yaml"

@@ -11,7 +11,7 @@ import pytest
 from support.campaigns.campaigns import wait_until
 from support.campaigns.deployed import Site
 
-from flows.deployment.automations import automations
+from flows.deployment.deploy import automations
 
 pytestmark = pytest.mark.campaign
 
