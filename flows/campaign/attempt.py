@@ -86,8 +86,8 @@ def attempt_under_way(store: Store, attempt: int, doing: str) -> Iterator[tuple[
     except Exception as error:
         # Further lines may quote a log.
         first_line = str(error).partition("\n")[0]
-        known = isinstance(error, MillraceError | StorageError)
-        state, cause = "failed", first_line if known else f"{type(error).__name__}: {first_line}"
+        expected = isinstance(error, MillraceError | StorageError)
+        state, cause = "failed", first_line if expected else f"{type(error).__name__}: {first_line}"
         raise
     finally:
         end_attempt(store, attempt, state, cause)

@@ -12,9 +12,9 @@ One call is one attempt. The next attempt continues the work that its budget lea
 flow every night with `resume="latest"` is a campaign of weeks. Cancel, Suspend, SIGTERM and Ctrl-C reach the control
 loop; on its way out it sets STOP, and every stage drains.
 
-The control loop polls the flow run's states. Prefect's worker polls for a cancellation too, but it stops once the server
-was away for half a minute, and a campaign at a terminal has no worker. Prefect itself acts on a suspension only when the
-next task starts, which in a campaign is the evaluation at its end.
+The control loop polls the flow run's states. Prefect's worker polls for a cancellation too, but it stops once the
+server was away for half a minute, and a campaign at a terminal has no worker. Prefect itself acts on a suspension only
+when the next task starts, which in a campaign is the evaluation at its end.
 """
 
 import math
@@ -33,6 +33,7 @@ from configs.schema import RunConfig
 from flows.campaign.attempt import StageTasks, attempt_under_way, run_together, submit_stages
 from flows.campaign.hub import with_local_copies
 from flows.campaign.prepare import Resume, check, claim, run_store
+from flows.campaign.remote_stages import run_remotely
 from flows.campaign.report import Outcome, write_report, write_summary
 from flows.display.artifacts import artifact_key, final_message, flow_run_link, promoted_card, show
 from flows.display.ui_reporter import UiReporter
@@ -43,7 +44,6 @@ from storage.checkpoints import read_latest
 from storage.failpoints import failpoint
 from tasks.events import FlowRunStates, read_states
 from tasks.jobs import evaluation_job, jobs, stages_here
-from tasks.remote_stage import run_remotely
 from tasks.stages import bootstrap, evaluate, promote
 from tasks.start import warm_up
 from tasks.stop import STOP, STOP_NOW

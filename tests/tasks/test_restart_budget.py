@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
-from prefect import Task, task
+from prefect import task
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import Failed
 
 from millrace.errors import InputError, LedgerMismatch, PlaceYielded, RolledBack, StageDied
 from storage.errors import Fenced
-from tasks.remote_stage import request_place_again, run_remotely
 from tasks.restart_budget import RestartBudget, keep_going, restart_budget_of
 from tasks.stop import STOP
 
@@ -70,13 +69,3 @@ def test_a_rollback_is_not_a_death(run: TaskRun) -> None:
 def test_a_stage_is_not_started_again_while_the_campaign_ends(run: TaskRun) -> None:
     STOP.set()
     assert not keep_going(stage, run, Failed(data=StageDied("dead")))
-
-
-def test_a_yielded_place_is_requested_again_and_other_ends_are_as_usual(run: TaskRun) -> None:
-    def again(error: Exception) -> bool:
-        return request_place_again(run_remotely, run, Failed(data=error))
-
-    assert isinstance(run_remotely, Task)
-    assert all(again(PlaceYielded("host 0 is away")) for _ in range(10))
-    assert not again(InputError("no"))
-    assert [again(StageDied("lost")) for _ in range(3)] == [True, True, False]

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prefect.states import Cancelling, Paused, Pending, Running, Scheduled, Suspended
+from prefect.client.schemas.objects import TaskRun
+from prefect.states import Cancelling, Failed, Paused, Pending, Running, Scheduled, Suspended
 
 from flows.campaign.attempt import attempt_under_way, handover_folder
 from flows.campaign.flow import stop_request
-from millrace.errors import StageDied
+from flows.campaign.remote_stages import request_place_again, run_remotely
+from millrace.errors import InputError, PlaceYielded, StageDied
 from millrace.runs.record import CONTROLLER, AttemptEnd, end_attempt, read_end
 from storage.progress import read_status
 from storage.stores.base import Store
@@ -93,3 +95,14 @@ def test_cancelling_stops_the_campaign_and_a_pause_in_the_process_does_not() -> 
     cancelling = Cancelling()
     assert stop_request([Running(), cancelling], 0) == cancelling
     assert stop_request([Scheduled(), Paused(reschedule=False), Running()], 0) is None
+
+
+def test_a_yielded_place_is_requested_again_and_other_ends_are_as_usual() -> None:
+    run = TaskRun(id=uuid.uuid4(), task_key="place", dynamic_key="0")
+
+    def again(error: Exception) -> bool:
+        return request_place_again(run_remotely, run, Failed(data=error))
+
+    assert all(again(PlaceYielded("host 0 is away")) for _ in range(10))
+    assert not again(InputError("no"))
+    assert [again(StageDied("lost")) for _ in range(3)] == [True, True, False]

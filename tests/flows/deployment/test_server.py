@@ -119,7 +119,7 @@ runpy.run_module(sys.argv[0], run_name="__main__")
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Without a configured Prefect server and without a database."""
+    """The environment without a configured Prefect server and without its database."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return {**variables, "PREFECT_HOME": str(tmp_path / "prefect")}
 
@@ -164,8 +164,8 @@ def test_an_unwritable_prefect_folder_is_a_user_error(
     environment: dict[str, str], tmp_path: Path, variable: str
 ) -> None:
     (tmp_path / "a-file").touch()
-    others = {name: value for name, value in environment.items() if name != "PREFECT_HOME"}
-    folder = run(_NO_HOME, {**others, variable: str(tmp_path / "a-file")}).stdout
+    without_home = {name: value for name, value in environment.items() if name != "PREFECT_HOME"}
+    folder = run(_NO_HOME, {**without_home, variable: str(tmp_path / "a-file")}).stdout
     assert folder.startswith(f"{tmp_path}/a-file")
 
 
