@@ -2,15 +2,13 @@
 
 warm_up ─► fork server: imports, once ──fork──► a stage that is ready to work, per start and per restart
     ▲           │ dies: started again when the next stage starts
-    └───────────┘ three times within a minute: given up
+    └───────────┘ three times in a row: given up
 """
 
 import os
 import sys
 import tempfile
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import IO
 
@@ -27,7 +25,7 @@ STAGE_ENVIRONMENT = {
 """Environment variables of every stage process."""
 _LOAD_SECONDS = 300.0
 """For importing packages; some take minutes on a cold disk."""
-_MAX_DEATHS, _WINDOW_SECONDS = 3, 60.0
+_MAX_DEATHS = 3
 
 
 class CannotFork(RuntimeError):
@@ -40,10 +38,9 @@ class StageForkServer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._server: ForkServer | None = None
-        self._log: IO[bytes] | None = None
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 — read when the fork server has died
         self._loaded = False
-        self._modules: tuple[str, ...] = ()
-        self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
+        self._modules: Sequence[str] = ()
         self._refusal = "" if sys.platform == "linux" else f"stages are not forked on {sys.platform}"
         """Why it can't fork stages, if it can't."""
 
@@ -51,7 +48,7 @@ class StageForkServer:
         """Starts it unless it runs already. It imports these modules in the background."""
         with self._lock:
             if self._server is None and not self._refusal:
-                self._modules = tuple(modules)
+                self._modules = modules
                 self._start()
 
     def fork(
@@ -60,18 +57,28 @@ class StageForkServer:
         """Forks a process that runs `python -m MODULE ARGUMENTS` with a lifeline, a pipe for its lines, and `threads`.
 
         If the fork server has died, it is started again, and `warn` gets a sentence. Raises CannotFork, and StageDied
-        if it has died three times within a minute.
+        with the end of its log if it dies three times in a row.
         """
         self.warm_up([module])
+        cause = ""
         with self._lock:
-            while self._server is not None:
+            for _ in range(_MAX_DEATHS):
+                if self._refusal:
+                    raise CannotFork(self._refusal)
+                server = self._server or self._start()
                 try:
-                    self._wait_until_loaded(self._server)
-                    return self._fork(self._server, module, arguments, stderr, threads)
+                    self._wait_until_loaded(server)
+                    return self._fork(server, module, arguments, stderr, threads)
                 except (ForkServerLost, TimeoutError) as error:
-                    self._restart(str(error))
-                    warn(f"the fork server ended: {error}; it was started again")
-            raise CannotFork(self._refusal or "the fork server was closed")
+                    cause = str(error)
+                    server.close()
+                    self._server = None
+                    warn(f"the fork server ended: {cause}; it is started again")
+            self._log.seek(0)
+            raise StageDied(
+                f"the fork server of the stages ended {_MAX_DEATHS} times in a row: {cause}\n"
+                f"{last_lines(self._log.read())}"
+            )
 
     def close(self) -> None:
         """Ends it. The stages live on until their supervisors end them."""
@@ -79,7 +86,19 @@ class StageForkServer:
             if self._server is not None:
                 self._server.close()
             self._server = None
-            self._deaths.clear()
+
+    def _start(self) -> ForkServer:
+        self._log.seek(0)
+        self._log.truncate()
+        self._loaded = False
+        self._server = ForkServer(
+            [sys.executable, "-m", "millrace.runtime.fork_server"],
+            {"modules": list(self._modules)},
+            adopts=True,
+            environment={**os.environ, **STAGE_ENVIRONMENT},
+            log=self._log,
+        )
+        return self._server
 
     def _wait_until_loaded(self, server: ForkServer) -> None:
         """Raises CannotFork, and ends the fork server, if its children would not work."""
@@ -113,33 +132,6 @@ class StageForkServer:
             birth.close()
         failpoint("controller.forked")
         return ForkedProcess(pid, os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"))
-
-    def _start(self) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 — read when the fork server has died
-        self._loaded = False
-        self._server = ForkServer(
-            [sys.executable, "-m", "millrace.runtime.fork_server"],
-            {"modules": self._modules},
-            adopts=True,
-            environment={**os.environ, **STAGE_ENVIRONMENT},
-            log=self._log,
-        )
-
-    def _restart(self, cause: str) -> None:
-        """Starts it again after its death. Raises StageDied with the end of its log if it keeps dying."""
-        assert self._server is not None
-        assert self._log is not None
-        self._server.close()
-        self._server = None
-        now = time.monotonic()
-        self._deaths.append(now)
-        if len(self._deaths) == _MAX_DEATHS and now - self._deaths[0] < _WINDOW_SECONDS:
-            self._log.seek(0)
-            raise StageDied(
-                f"the fork server of the stages ended {_MAX_DEATHS} times within a minute: {cause}\n"
-                f"{last_lines(self._log.read())}"
-            )
-        self._start()
 
 
 STAGES = StageForkServer()

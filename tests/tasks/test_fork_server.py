@@ -107,7 +107,7 @@ def test_a_killed_fork_server_is_restarted_and_its_stages_live_on(
     fork_server.kill()
     warnings: list[str] = []
     second = fork(server, "exit:3", warn=warnings.append)
-    assert warnings == ["the fork server ended: SIGKILL; it was started again"]
+    assert warnings == ["the fork server ended: SIGKILL; it is started again"]
     assert second.wait() == 3
     assert first.poll() is None
     first.terminate()
@@ -120,7 +120,7 @@ def test_a_fork_server_that_keeps_dying_is_given_up_with_the_end_of_its_log(
     with pytest.raises(StageDied) as died:
         fork(make_server("support.stages.no_such_module"), warn=str)
     sentence, *log = str(died.value).splitlines()
-    assert sentence == "the fork server of the stages ended 3 times within a minute: exit code 1"
+    assert sentence == "the fork server of the stages ended 3 times in a row: exit code 1"
     assert log[-1] == "ModuleNotFoundError: No module named 'support.stages.no_such_module'"
 
 
