@@ -37,7 +37,6 @@ REPOSITORY = Path(__file__).parents[2]
 POOL = "millrace"
 QUEUES = {"urgent": 1, "default": 2, "idle": 3}
 """Priority by name; the lowest number is served first."""
-USER_ERROR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,28 +48,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, default=MAX_RUNS, help="with --host: number of jobs that run here at once")
     arguments = parser.parse_args(argv)
     bypass_proxies()
+    url, secret = PREFECT_API_URL.value(), PREFECT_API_AUTH_STRING.value()
     try:
         if arguments.limit < 1:
             raise InputError(key="--limit", read=arguments.limit, expected="at least 1")
-        url: str | None = PREFECT_API_URL.value()
         if not url:
-            raise InputError(
-                key="PREFECT_API_URL", read="not set", expected="a Prefect server's, such as http://127.0.0.1:4200/api"
-            )
+            expected = "the address of a Prefect server, such as http://127.0.0.1:4200/api"
+            raise InputError(key="PREFECT_API_URL", read="not set", expected=expected)
         check_answers(url)
-        pool = arguments.host or POOL
-        pool_type, deployments = asyncio.run(_deploy(arguments.host, arguments.campaigns))
-    except PrefectHTTPStatusError as error:
-        if error.response.status_code == httpx.codes.UNAUTHORIZED:
-            read = f"not accepted by {url}" if PREFECT_API_AUTH_STRING.value() else f"not set, but {url} has a password"
-            wrong = InputError(key="PREFECT_API_AUTH_STRING", read=read, expected="the server's user:password")
-        else:
-            wrong = InputError(file=url, read=str(error), expected="the API of a Prefect server")
-        print(f"millrace: {wrong}", file=sys.stderr)
-        return USER_ERROR
+        try:
+            pool_type, deployments = asyncio.run(_deploy(arguments.host, arguments.campaigns))
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code != httpx.codes.UNAUTHORIZED:
+                raise InputError(file=url, read=str(error), expected="the API of a Prefect server") from error
+            read = f"not accepted by {url}" if secret else f"not set, but {url} has a password"
+            raise InputError(key="PREFECT_API_AUTH_STRING", read=read, expected="the server's user:password") from error
     except InputError as error:
         print(f"millrace: {error}", file=sys.stderr)
-        return USER_ERROR
+        return 2
+    pool = arguments.host or POOL
     print(f"work pool {pool} ({pool_type}) at {url} has the deployments {', '.join(deployments)}", flush=True)
     if pool_type == "process":
         os.chdir(REPOSITORY)

@@ -99,18 +99,15 @@ class _PrivateServer:
     def wait_until_started(self) -> None:
         """Waits until it answers; from then on it is restarted if it ends. Raises RuntimeError if it never answers."""
         deadline = time.monotonic() + _START_SECONDS
-        while True:
-            if self._process.poll() is not None:
-                raise RuntimeError(
-                    f"the private Prefect server ended with code {self._process.returncode} at its start"
-                )
+        while self._process.poll() is None and time.monotonic() < deadline:
             # It listens once its database is migrated and its services run.
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), _ANSWER_SECONDS):
-                break
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the private Prefect server did not answer within {_START_SECONDS:.0f} s")
+                threading.Thread(target=self._restart_when_ended, name="prefect server", daemon=True).start()
+                return
             time.sleep(_POLL_SECONDS)
-        threading.Thread(target=self._restart_when_ended, name="prefect server", daemon=True).start()
+        code = self._process.returncode
+        outcome = f"did not answer within {_START_SECONDS:.0f} s" if code is None else f"ended with exit code {code}"
+        raise RuntimeError(f"the private Prefect server {outcome}")
 
     def stop(self) -> None:
         self._stopping.set()

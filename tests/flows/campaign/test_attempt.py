@@ -1,15 +1,16 @@
 """The frame around an attempt: a heartbeat while it lasts, the record of its end, and its folder in shared memory."""
 
+import logging
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from prefect.client.schemas.objects import TaskRun
-from prefect.states import Cancelling, Failed, Paused, Pending, Running, Scheduled, Suspended
+from prefect.states import Cancelling, Completed, Failed, Paused, Pending, Running, Scheduled, Suspended
 
-from flows.campaign.attempt import attempt_under_way, handover_folder
+from flows.campaign.attempt import attempt_under_way, handover_folder, run_together
 from flows.campaign.flow import stop_request
 from flows.campaign.remote_stages import request_place_again, run_remotely
 from millrace.errors import InputError, PlaceYielded, StageDied
@@ -106,3 +107,63 @@ def test_a_yielded_place_is_requested_again_and_other_ends_are_as_usual() -> Non
     assert all(again(PlaceYielded("host 0 is away")) for _ in range(10))
     assert not again(InputError("no"))
     assert [again(StageDied("lost")) for _ in range(3)] == [True, True, False]
+
+
+class FakeTask:
+    """The future of a stage task, which ends when it is submitted, or else only when STOP is set."""
+
+    def __init__(self, *, ends: bool = True, error: Exception | None = None) -> None:
+        self._ends = ends
+        self._error = error
+        self.state = Completed() if error is None else Failed(data=error)
+
+    def add_done_callback(self, callback: Callable[["FakeTask"], None]) -> None:
+        if self._ends:
+            callback(self)
+
+    def wait(self) -> None:
+        assert STOP.is_set()
+
+    def result(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("flows.campaign.attempt.get_run_logger", lambda: logging.getLogger("campaign"))
+    return caplog
+
+
+def test_stages_run_until_one_ends_that_may_not_end_first(log: pytest.LogCaptureFixture) -> None:
+    tasks = {"generate-0": FakeTask(ends=False), "evaluate-0": FakeTask(), "train-0": FakeTask()}
+    assert run_together(tasks.items(), may_end_first={"evaluate-0"}) == "train-0"
+    assert STOP.is_set()
+
+
+def test_stages_run_until_all_have_ended_or_a_stop_is_requested(log: pytest.LogCaptureFixture) -> None:
+    assert (
+        run_together([("score-0", FakeTask()), ("score-1", FakeTask())], may_end_first={"score-0", "score-1"}) is None
+    )
+    assert run_together([("train-0", FakeTask(ends=False))], stop_requested=lambda: True) is None
+    assert run_together([("train-0", FakeTask(ends=False))], ends_at=0.0) is None
+    reasons = [message for message in log.messages if message.endswith("the stages drain")]
+    assert [reason.partition(":")[0] for reason in reasons] == [
+        "a stop was requested",
+        "budget.duration_minutes is spent",
+    ]
+
+
+def test_a_failed_stage_ends_the_others_and_raises(log: pytest.LogCaptureFixture) -> None:
+    tasks = {"train-0": FakeTask(ends=False), "generate-0": FakeTask(error=StageDied("killed"))}
+    with pytest.raises(StageDied):
+        run_together(tasks.items())
+
+
+def test_a_trainer_that_fails_to_drain_raises_and_another_stage_warns(log: pytest.LogCaptureFixture) -> None:
+    failed = FakeTask(ends=False, error=StageDied("killed"))
+    assert run_together([("generate-0", failed)], stop_requested=lambda: True) is None
+    assert "a stage failed to drain" in log.text
+    with pytest.raises(StageDied):
+        run_together([("train-0", failed)], stop_requested=lambda: True)
