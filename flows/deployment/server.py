@@ -47,6 +47,9 @@ _SETTINGS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "50",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "50",
+}
+"""Settings of both servers."""
+_PRIVATE_SETTINGS = {
     # A campaign uses no blocks. Prefect must not record them as registered either: a server with a UI that opens the
     # same database later registers them.
     "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
@@ -229,8 +232,6 @@ def _serve(port: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop_when_closed, name="lifeline", daemon=True).start()
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
     import uvicorn
     from prefect.server.api.server import create_app
 
@@ -239,7 +240,10 @@ def _serve(port: int) -> None:
 
 if __name__ == "__main__":
     close_failed_cursors()
-    if sys.argv[1].isdecimal():
+    is_private = sys.argv[1].isdecimal()
+    for name, value in {**_SETTINGS, **(_PRIVATE_SETTINGS if is_private else {})}.items():
+        os.environ.setdefault(name, value)
+    if is_private:
         _serve(int(sys.argv[1]))
     else:
         # Prefect's own command, as `make server` runs it.
