@@ -14,8 +14,7 @@ from typing import IO
 
 from configs.schema import RunConfig
 from millrace.forking.client import ForkedProcess
-from millrace.runtime.arguments import StageArguments
-from millrace.runtime.ranks.meeting import Hosts
+from millrace.runtime.arguments import Hosts, StageArguments
 from tasks.fork_server import STAGE_ENVIRONMENT, STAGES, CannotFork
 
 Process = subprocess.Popen[bytes] | ForkedProcess
@@ -53,7 +52,7 @@ def start_stage(
             network=where.network,
             ranks=parallel.data // where.hosts * parallel.tensor,
         )
-        launcher = [sys.executable, "-m", "millrace.runtime.ranks.hosts", hosts.to_json()]
+        launcher = [sys.executable, "-m", "millrace.runtime.host_launcher", hosts.to_json()]
         return start_command([*launcher, *program], stderr, threads)
     if stage == "train" and (num_ranks := parallel.data * parallel.tensor) > 1:
         return start_command(launch(num_ranks, program), stderr, threads)
@@ -72,7 +71,7 @@ def _module(stage: str) -> str:
 
 def launch(num_ranks: int, program: list[str]) -> list[str]:
     """The command that runs `python PROGRAM` as this many ranks; their launcher is the process to supervise."""
-    return [sys.executable, "-m", "millrace.runtime.ranks.launcher", str(num_ranks), *program]
+    return [sys.executable, "-m", "millrace.runtime.launcher", str(num_ranks), *program]
 
 
 def start_command(command: list[str], stderr: IO[bytes], threads: int) -> Process:

@@ -20,7 +20,7 @@ from dashboard.queries.verdict.rules import duration
 from dashboard.read.model import Columns
 from dashboard.read.runs import OverviewRow
 from dashboard.read.tokens import shortened, visible
-from millrace.runs.planned import PLAN_NAMES, Comparison
+from millrace.runs.figures import PLAN_NAMES, Comparison
 from millrace.runs.status import STAGES
 
 TABLE = "overview"

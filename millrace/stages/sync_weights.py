@@ -20,7 +20,7 @@ from contextlib import closing
 
 from configs.operation import WeightsConfig
 from millrace.errors import WeightsCorrupt
-from millrace.runtime.interfaces import own_interface
+from millrace.runtime.heartbeat import own_interface
 from millrace.runtime.stage import Stage, run_stage
 from millrace.weights.acknowledgements import AckTracker, Arrival
 from millrace.weights.base import HandoverReceiver, Weights, WeightsId, WeightsSender
@@ -52,7 +52,7 @@ def _listening_here(config: WeightsConfig) -> WeightsConfig:
     """Replaces a network in `weights.host` by this host's address in it."""
     if "/" not in config.host or config.transport != "direct":
         return config
-    return config.model_copy(update={"host": own_interface(config.host, "weights.host").address})
+    return config.model_copy(update={"host": own_interface(config.host, "weights.host")[1]})
 
 
 class WeightSyncLoop:

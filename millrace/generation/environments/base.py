@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from millrace.chat.base import Turn
 from millrace.errors import InputError
-from millrace.forking.working_folder import working_folder_first
+from millrace.forking.process_settings import working_folder_first
 from millrace.types import Message, Prompt
 
 _BUILT_IN = {

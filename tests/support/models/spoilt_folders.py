@@ -51,8 +51,8 @@ REFUSED: dict[str, tuple[Edit, str]] = {
         r"num_key_value_heads is 3 and num_attention_heads is 2",
     ),
     "wider heads": (config(head_dim=16), r"has the shape .*, but the model that config.json describes has"),
-    "another width": (config(hidden_size=24), r"expected \[\d+, 24\]"),
-    "another vocabulary": (config(vocab_size=300), r"expected \[300, 16\]"),
+    "another width": (config(hidden_size=24), r"the model that config.json describes has \[\d+, 24\]"),
+    "another vocabulary": (config(vocab_size=300), r"the model that config.json describes has \[300, 16\]"),
     "a vocabulary without the end": (
         config(vocab_size=100),
         r"eos_token_id is 257; expected token ids below vocab_size, 100",
