@@ -60,9 +60,10 @@ def run_campaign(
     """
     failpoints.arm("controller")
     console = Console()
-    config = with_local_copies(config, run_store(config, run_id), echo)
+    store = run_store(config, run_id)
+    config = with_local_copies(config, store, echo)
     with console.status("checking the config, the model, the reward and the prompts"):
-        checked = check(
+        inputs = check(
             config,
             run_id,
             resume=resume,
@@ -72,21 +73,20 @@ def run_campaign(
     # Imported while the server starts.
     from prefect.exceptions import CancelledRun
 
-    from flows.campaign.flow import checked_campaign
+    from flows.campaign.flow import run_attempt
 
-    store = checked.store
     echo(f"run {run_id} at {store.url}")
     if store.exists(layout.RUN):
         attempt = latest_attempt(store)
         settings = changed_keys(attempt.config, config.model_dump(mode="json"))
         echo(*(f"resumed with another setting: {change}" for change in settings))
-        echo(*(f"resumed with another input: {change}" for change in changed_inputs(attempt, checked.inputs)))
+        echo(*(f"resumed with another input: {change}" for change in changed_inputs(attempt, inputs)))
     stop_on_signals(console)
     try:
         with console.status("waiting for the Prefect server"):
             wait_for_server()
         with View(store, console):
-            status = checked_campaign(config, run_id, resume, checked.inputs)
+            status = run_attempt(config, run_id, resume, inputs)
     except StageDied as error:
         if store.exists(layout.RUN):
             error.add_note(f"once the cause is fixed, continue with:\n{command} --resume")
