@@ -1,4 +1,4 @@
-"""`millrace doctor`."""
+"""`millrace doctor`: the diagnosis of this machine as a table."""
 
 import argparse
 import json

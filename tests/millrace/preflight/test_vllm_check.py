@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -15,11 +14,10 @@ from support.campaigns.campaigns import REPOSITORY
 
 from configs.load import load_config
 from configs.schema import BootstrapConfig
-from flows.campaign.prepare import check, prepare
+from flows.campaign.prepare import check, claim
 from millrace.bootstrap.tiny_model import bootstrap
 from millrace.preflight.vllm import Question
 from millrace.types import Prompt
-from storage.stores.base import Store
 
 PRESET = REPOSITORY / "configs" / "presets" / "tiny-vllm-cpu.yaml"
 TINY = BootstrapConfig.model_construct(
@@ -188,8 +186,7 @@ def test_a_crash_of_vllm_is_reported_with_its_last_lines(tmp_path: Path) -> None
 @pytest.mark.vllm
 def test_the_preset_with_vllm_is_checked_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config(PRESET, [f"storage.root={tmp_path}"])
-    checked = check(config, "a", resume="never")
-    assert isinstance(checked.store, Store)
+    inputs = check(config, "a", resume="never")
     assert "checking generation.engine_args with vLLM" in capsys.readouterr().out
-    shutil.rmtree(prepare(config, "a", resume="never", inputs=checked.inputs).handover)
+    claim(config, "a", resume="never", inputs=inputs)
     assert capsys.readouterr().out == ""
