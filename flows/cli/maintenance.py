@@ -1,4 +1,4 @@
-"""`millrace inspect | fsck | compact | gc | export | import`: their command lines, and what they print."""
+"""`millrace inspect | fsck | compact | gc | export | import`: their command lines and output."""
 
 import argparse
 import json

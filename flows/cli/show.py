@@ -106,7 +106,7 @@ def _group(group: "ShownGroup") -> Sequence[Any]:
 
 
 def _comparison(diff: "Diff") -> Iterator[RenderableType]:
-    """From config to data to loss."""
+    """Yields the differences from config to data to loss."""
     yield f"A  {diff.run_a}"
     yield f"B  {diff.run_b}"
     for title, differences in (

@@ -1,9 +1,5 @@
-"""Makes the start model that quick campaigns share.
+"""Makes a start model for campaigns of tests: `python -m support.campaigns.start_model FOLDER KEY=VALUE …`."""
 
-`python -m support.campaigns.start_model FOLDER SETTINGS-AS-JSON`
-"""
-
-import json
 import sys
 from pathlib import Path
 
@@ -16,9 +12,9 @@ from millrace.prompts.dataset import load_prompts
 _PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
 
 
-def main(folder: Path, settings: dict[str, object]) -> None:
-    """Makes the model as the bootstrap stage does."""
-    config = load_config(_PRESET, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+def make_start_model(folder: Path, sets: list[str]) -> None:
+    """Makes the model as the bootstrap stage does for the preset tiny-cpu with these settings."""
+    config = load_config(_PRESET, sets)
     shape = config.model.bootstrap
     torch.set_num_threads(shape.threads)
     bootstrap(
@@ -32,4 +28,4 @@ def main(folder: Path, settings: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    make_start_model(Path(sys.argv[1]), sys.argv[2:])

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from support.stored_run.metrics import metric_rows
 
 from millrace.rollouts.arrow import prompt_meta
 from millrace.rollouts.consumed import ConsumedWriter
@@ -178,9 +179,8 @@ class ScriptedRun:
     def _measure(self, step: int) -> None:
         values = {"loss": step / 8, "grad_norm": step / 4}
         values = {name: value + 1 if self._is_changed(name, step) else value for name, value in values.items()}
-        stamp = {"t": float(step), "incarnation": self._checkpoints.incarnation, "policy_version": step}
-        rows = [{**stamp, "name": name, "value": value} for name, value in values.items()]
-        self._metrics.write(pa.Table.from_pylist(rows, schema=METRIC), tokens=0)
+        stamp: dict[str, Any] = {"t": float(step), "incarnation": self._checkpoints.incarnation, "policy_version": step}
+        self._metrics.write(metric_rows(values, **stamp), tokens=0)
 
     def _changed_sample(self, groups: Sequence[ScoredGroup]) -> int:
         return sum(len(group.verified) for group in groups[:CHANGED_GROUP]) + CHANGED_MEMBER
