@@ -22,7 +22,7 @@ MACHINE: dict[str, Any] = {
     "time": "2026-11-23T12:00:00+00:00",
     "commit": "abc",
     "gpus": ["NVIDIA H100"],
-    "doctor": {"lines": [{"group": "GPUs", "what": "links", "found": "NV18 between 1 pair"}]},
+    "doctor": {"lines": [{"group": "GPUs", "what": "links", "value": "NV18 between 1 pair"}]},
 }
 
 

@@ -2,14 +2,13 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 from support.campaigns.campaigns import PRESET, REPOSITORY, Millrace
 
 from configs.load import load_config
-from flows.campaign.prepare import prepare
+from flows.campaign.prepare import claim
 from flows.cli.main import main
 
 VLLM_PRESET = REPOSITORY / "configs" / "presets" / "tiny-vllm-cpu.yaml"
@@ -131,7 +130,7 @@ def test_a_run_that_exists_is_not_resumed_with_another_config_or_inputs(
     config = load_config(PRESET, [f"storage.root={root}"])
     inputs = {"prompts.source arithmetic": "12 prompts 0a1b2c3d4e5f"}
     # A run as its controller leaves it before anything else has happened.
-    shutil.rmtree(prepare(config, "taken", resume="never", inputs=inputs).handover)
+    claim(config, "taken", resume="never", inputs=inputs)
     message = refused(capsys, root, "--run-id", "taken", *arguments.split())
     assert [word for word in named if word not in message] == []
 

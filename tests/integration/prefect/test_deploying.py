@@ -11,7 +11,7 @@ import pytest
 from support.campaigns.campaigns import wait_until
 from support.campaigns.deployed import Site
 
-from flows.deployment.automations import automations
+from flows.deployment.deploy import automations
 
 pytestmark = pytest.mark.campaign
 
@@ -73,7 +73,7 @@ def test_a_server_with_a_password_lets_nobody_in_without_it(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("password", "sentence"),
-    [({}, "wants PREFECT_API_AUTH_STRING to be set"), ({"PREFECT_API_AUTH_STRING": "admin:wrong"}, "does not accept")],
+    [({}, "PREFECT_API_AUTH_STRING is not set"), ({"PREFECT_API_AUTH_STRING": "admin:wrong"}, "not accepted by")],
 )
 def test_deploying_without_the_password_is_refused_in_one_sentence(
     site: Site, tmp_path: Path, password: dict[str, str], sentence: str
@@ -87,7 +87,7 @@ def test_deploying_to_nowhere_is_refused_in_one_sentence(tmp_path: Path) -> None
     terminal = Site(tmp_path).make("deploy")
     assert terminal.process.wait(timeout=60) == 2
     (line,) = [line for line in terminal.output.read_text().splitlines() if line.startswith("millrace:")]
-    assert "no Prefect server answers at http://127.0.0.1:" in line
+    assert "PREFECT_API_URL is http://127.0.0.1:" in line
 
 
 def test_the_server_listens_to_this_machine_alone(site: Site) -> None:

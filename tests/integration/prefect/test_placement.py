@@ -24,7 +24,7 @@ def worker(millrace: Millrace, prefect_api: str, tmp_path: Path) -> Iterator[sub
     """`make host POOL=hosts`."""
     with (tmp_path / "worker.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.deployment.host", "hosts"],
+            [sys.executable, "-m", "flows.deployment.deploy", "--host", "hosts"],
             cwd=REPOSITORY,
             env={**millrace.environment, "PREFECT_WORKER_QUERY_SECONDS": "1"},
             stdout=log,
@@ -88,7 +88,7 @@ def test_a_host_with_other_code_is_named_and_the_campaign_ends(
     commit = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--allow-empty", "-m", "other"]
     subprocess.run(["git", *commit], cwd=elsewhere, check=True)
     other = subprocess.Popen(
-        [sys.executable, "-m", "flows.deployment.host", "others"],
+        [sys.executable, "-m", "flows.deployment.deploy", "--host", "others"],
         cwd=elsewhere,
         env={**millrace.environment, "PYTHONPATH": str(elsewhere), "PREFECT_WORKER_QUERY_SECONDS": "1"},
     )
@@ -127,7 +127,7 @@ def test_variables_that_the_pools_jobs_do_not_have_are_refused(
 ) -> None:
     variables = {"placement.score.work_pool": "hosts", "placement.score.job_variables.stream_output": 3}
     line = millrace.run(*millrace.campaign("gpus", **variables)).expect_refusal()
-    assert "placement.score.work_pool is 'hosts', and that pool does not take its job_variables: " in line
+    assert "placement.score.work_pool is 'hosts', but that pool does not take its job_variables: " in line
     assert not (millrace.root / "gpus").exists()
 
 

@@ -1,4 +1,4 @@
-"""What a run measured, against what its plan predicted."""
+"""Measurements of a run against the predictions of its plan."""
 
 import json
 from typing import Any

@@ -47,7 +47,7 @@ class HostsSite:
         """`make host POOL=…` on that host."""
         with (self.logs / f"{host.name}-{time.monotonic():.0f}.log").open("w") as log:
             return host.start(
-                sys.executable, "-m", "flows.deployment.host", pool, *flags,
+                sys.executable, "-m", "flows.deployment.deploy", "--host", pool, *flags,
                 cwd=REPOSITORY, env=self.environment, stdout=log, stderr=log, **options,
             )  # fmt: skip
 

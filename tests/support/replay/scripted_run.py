@@ -1,4 +1,4 @@
-"""A stored run in which every number follows from its step, so that two of them are the same, bit for bit, unless told.
+"""A stored run in which every number follows from its step, so that two runs are the same, bit for bit, unless changed.
 
 ScriptedRun(store) ─► steps(1, 5) ─► trajectories, scores, consumed, trainer_logprobs, metrics, checkpoint a step
                       changed={"tokens": 3}: the second member of step 3's second group is another there
@@ -41,7 +41,7 @@ _SCORES = layout.scores("exact_match", 0, 0, 1)
 
 
 class ScriptedRun:
-    """Writes such a run into `store`. `changed` maps a column or number to the step at which it differs."""
+    """Writes such a run into `store`. `changed`: name of a column or a number → the step in which it differs."""
 
     def __init__(
         self, store: Store, *, changed: Mapping[str, int] | None = None, config: Mapping[str, Any] | None = None
@@ -52,7 +52,7 @@ class ScriptedRun:
         self._start_trainer()
 
     def resume(self, **config: Any) -> None:
-        """Starts another attempt, whose trainer continues from the newest checkpoint."""
+        """Starts another attempt, whose trainer resumes from the newest checkpoint."""
         self._consumed.close()
         resume_run(self.store, {**CONFIG, **config})
         self._start_trainer()

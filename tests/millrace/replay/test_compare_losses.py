@@ -1,4 +1,4 @@
-"""Losses side by side: what each makes of a batch follows its closed form, and asking it leaves no trace."""
+"""Losses compared on one batch: their numbers follow the closed forms, and the original does not change."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pytest
 import torch
 from support.engines.one_by_one import response_logprobs, taken
+from support.streams.scored_groups import scored_group
 from transformers import LlamaForCausalLM
 
 from configs.schema import RunConfig
-from configs.training import SelectionConfig
-from millrace.replay.compare import SideBySide
-from millrace.replay.comparison import Row
+from millrace.replay.compare import compare_losses
+from millrace.replay.results import Row
 from millrace.rollouts.scored_group import ScoredGroup
 from millrace.training.batch import Sample
 from millrace.training.losses.factory import make_loss
@@ -35,13 +35,13 @@ CONFIG = RunConfig.model_validate(
     }
 )
 LOSSES = ("aipo", "reinforce", "ppo_clip", "cispo")
-"""Those that are written out here once more."""
+"""Losses with a closed form in this file."""
 STALE = 8
 """The oldest rollouts of these tests, policy versions."""
 
 
 def policy(make_model: MakeModel, versions: int = 0) -> LlamaForCausalLM:
-    """The model of seed 0, or what it was so many versions ago: each moves all weights a little."""
+    """The model of seed 0, with all weights moved a little per version."""
     model = make_model(0)
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -55,39 +55,20 @@ def samples_in(groups: Sequence[ScoredGroup]) -> list[Sample]:
 
 
 def batch(behaviour: LlamaForCausalLM, seed: int = 0, rewards: Sequence[float] | None = None) -> list[ScoredGroup]:
-    """Six groups of four, of tokens drawn at random, with what `behaviour` thinks of them."""
+    """Six groups of four, of tokens drawn at random, with their log-probabilities under `behaviour`."""
     random = np.random.default_rng(seed)
     groups = []
     for number in range(6):
         responses = [random.integers(2, 15, size=random.integers(1, 7)).astype(np.int32) for _ in range(4)]
-        group = ScoredGroup(
-            group_id=number,
-            generator=0,
-            first_row_id=4 * number,
+        group = replace(
+            scored_group(number, [[0] * len(tokens) for tokens in responses], rewards or random.integers(0, 3, 4) / 2),
             prompt_tokens=[np.array([1, 3 + number, 4], dtype=np.int32)] * 4,
             response_tokens=responses,
-            rollout_logprobs=[np.zeros(len(one), dtype=np.float32) for one in responses],
-            loss_mask=[np.ones(len(one), dtype=np.uint8) for one in responses],
-            span_versions=[np.zeros(1, dtype=np.int64)] * 4,
-            span_starts=[np.zeros(1, dtype=np.int32)] * 4,
-            kept_tokens=[np.zeros(0, dtype=np.int32)] * 4,
-            kept_counts=[np.zeros(0, dtype=np.int32)] * 4,
-            routed_experts=[np.zeros(0, dtype=np.uint16)] * 4,
-            masked_tokens=[0] * 4,
-            truncated=[False] * 4,
-            max_new_tokens=6,
-            meta="{}",
             temperature=0.9,
-            rewards=list(rewards or random.integers(0, 3, size=4) / 2),
-            components=["{}"] * 4,
-            min_policy_versions=np.zeros(4, dtype=np.int64),
-            max_policy_versions=np.zeros(4, dtype=np.int64),
-            part_max_policy_version=0,
-            incarnation=0,
         )
         with torch.no_grad():
-            thought = [taken(response_logprobs(behaviour, one), one).numpy() for one in samples_in([group])]
-        groups.append(replace(group, rollout_logprobs=thought))
+            logprobs = [taken(response_logprobs(behaviour, s), s).numpy() for s in samples_in([group])]
+        groups.append(replace(group, rollout_logprobs=logprobs))
     return groups
 
 
@@ -103,38 +84,32 @@ def trainer_of(model: LlamaForCausalLM, loss: str = "aipo") -> Trainer:
     return Trainer(model, training, max_new_tokens=CONFIG.generation.max_new_tokens)
 
 
-def side_by_side(model: LlamaForCausalLM, *, names: Sequence[str] = LOSSES) -> SideBySide:
-    copies = [trainer_of(deepcopy(model), name) for name in names]
-    return SideBySide(trainer_of(model), copies, advantage="group_mean", selection=SelectionConfig())
+def rows_by_loss(original: Trainer, groups: Sequence[ScoredGroup], names: Sequence[str] = LOSSES) -> dict[str, Row]:
+    """The comparison of the losses on `groups`, at the weights of `original`."""
+    copies = [trainer_of(deepcopy(original.model), name) for name in names]
+    return {row["loss"]: row for row in compare_losses(original, copies, samples_in(groups))}
 
 
-def test_losses_stand_side_by_side_in_bfloat16_too(make_model: MakeModel) -> None:
+def test_losses_are_compared_in_bfloat16_too(make_model: MakeModel) -> None:
     training = CONFIG.training.model_copy(update={"compute_dtype": "bfloat16"})
     original, same, other = (Trainer(policy(make_model), training, max_new_tokens=8) for _ in range(3))
     other.set_loss(make_loss(training, "reinforce"))
-    together = SideBySide(original, [same, other], advantage="group_mean", selection=SelectionConfig())
-    rows = ask(together, batch(policy(make_model, STALE)))
-    assert rows["aipo"]["cosine_aipo"] == pytest.approx(1.0)
-    assert 0.5 < rows["aipo"]["cosine_reinforce"] < 0.9999
+    row, _ = compare_losses(original, [same, other], samples_in(batch(policy(make_model, STALE))))
+    assert row["cosine_aipo"] == pytest.approx(1.0)
+    assert 0.5 < row["cosine_reinforce"] < 0.9999
 
 
-def as_it_stands(trainer: Trainer, make_model: MakeModel) -> LlamaForCausalLM:
+def own_attention(trainer: Trainer, make_model: MakeModel) -> LlamaForCausalLM:
     """A trainer's policy with its own attention again."""
     model = make_model(0)
     model.load_state_dict(trainer.model.state_dict())
     return model
 
 
-def ask(together: SideBySide, groups: Sequence[ScoredGroup]) -> dict[str, Row]:
-    """The rows of a step on `groups`, by loss."""
-    rows, _ = together.step(groups, groups)
-    return {row["loss"]: row for row in rows}
-
-
 def closed_form_weights(
     name: str, ratio: npt.NDArray[np.float64], advantage: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """What A · ∇ log π is multiplied with, written out anew."""
+    """The factors of A · ∇ log π, by formula."""
     if name == "aipo":
         return np.minimum(ratio, RHO)
     if name == "cispo":
@@ -150,8 +125,8 @@ def by_hand(name: str, model: LlamaForCausalLM, groups: Sequence[ScoredGroup]) -
     samples = samples_in(groups)
     logprobs = [taken(response_logprobs(model, sample), sample) for sample in samples]
     logprobs_N = torch.cat(logprobs)
-    advantage = np.concatenate([np.full(len(one.response_tokens), one.advantage) for one in samples])
-    rollout = np.concatenate([one.rollout_logprobs for one in samples]).astype(np.float64)
+    advantage = np.concatenate([np.full(len(sample.response_tokens), sample.advantage) for sample in samples])
+    rollout = np.concatenate([sample.rollout_logprobs for sample in samples]).astype(np.float64)
     ratio = np.exp(logprobs_N.detach().double().numpy() - rollout)
     weight = closed_form_weights(name, ratio, advantage)
     (-torch.from_numpy(weight * advantage) * logprobs_N).mean().backward()  # type: ignore[no-untyped-call]
@@ -170,9 +145,9 @@ def by_hand(name: str, model: LlamaForCausalLM, groups: Sequence[ScoredGroup]) -
     }, gradient
 
 
-def test_on_policy_all_losses_have_one_gradient_and_take_one_step(make_model: MakeModel) -> None:
-    together = side_by_side(policy(make_model))
-    rows = ask(together, on_policy(together.original, batch(policy(make_model))))
+def test_on_policy_all_losses_have_the_same_gradient(make_model: MakeModel) -> None:
+    original = trainer_of(policy(make_model))
+    rows = rows_by_loss(original, on_policy(original, batch(policy(make_model))))
     for name, row in rows.items():
         assert (row["importance_ratio_max"], row["weight_max"], row["weight_mean"]) == (1.0, 1.0, 1.0), name
         assert (row["clip_fraction"], row["effective_sample_size"], row["mismatch_kl"]) == (0.0, 1.0, 0.0), name
@@ -184,48 +159,49 @@ def test_on_policy_all_losses_have_one_gradient_and_take_one_step(make_model: Ma
 
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 3, STALE])
-def test_numbers_and_gradients_are_those_of_the_closed_forms(make_model: MakeModel, staleness: int) -> None:
+def test_numbers_and_gradients_follow_the_closed_forms(make_model: MakeModel, staleness: int) -> None:
     groups = batch(policy(make_model, staleness))
-    rows = ask(side_by_side(policy(make_model)), groups)
+    rows = rows_by_loss(trainer_of(policy(make_model)), groups)
     hand = {name: by_hand(name, policy(make_model), groups) for name in LOSSES}
     for name, row in rows.items():
         numbers, gradient = hand[name]
         for number, value in numbers.items():
             assert row[number] == pytest.approx(value, rel=2e-4, abs=1e-9), (name, number)
-        for other, (_, theirs) in hand.items():
-            cosine = torch.cosine_similarity(gradient.double(), theirs.double(), dim=0).item()
+        for other, (_, other_gradient) in hand.items():
+            cosine = torch.cosine_similarity(gradient.double(), other_gradient.double(), dim=0).item()
             assert row[f"cosine_{other}"] == pytest.approx(cosine, abs=1e-4), (name, other)
     assert rows["aipo"]["weight_max"] <= RHO
     assert rows["cispo"]["weight_max"] <= np.float32(1 + HIGH)
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_implied_kl_is_that_of_one_step_over_the_whole_vocabulary(make_model: MakeModel, name: str) -> None:
+def test_the_implied_kl_is_over_the_whole_vocabulary(make_model: MakeModel, name: str) -> None:
     groups = batch(policy(make_model, 4))
-    row = ask(side_by_side(policy(make_model)), groups)[name]
+    row = rows_by_loss(trainer_of(policy(make_model)), groups)[name]
     samples = samples_in(groups)
-    before, after = policy(make_model), trainer_of(policy(make_model), name)
-    after.step(samples)
-    moved, kl = as_it_stands(after, make_model), []
+    original, trainer = policy(make_model), trainer_of(policy(make_model), name)
+    trainer.step(samples)
+    moved, kl = own_attention(trainer, make_model), []
     with torch.no_grad():
         for sample in samples:
-            old, new = (response_logprobs(model, sample).double() for model in (before, moved))
+            old, new = (response_logprobs(model, sample).double() for model in (original, moved))
             kl += (old.exp() * (old - new)).sum(dim=-1).tolist()
     assert row["implied_kl"] == pytest.approx(sum(kl) / len(kl), rel=1e-3)
 
 
-def test_asking_leaves_the_original_where_its_own_steps_take_it(make_model: MakeModel) -> None:
-    together, alone = side_by_side(policy(make_model)), trainer_of(policy(make_model))
+def test_a_comparison_does_not_change_the_original(make_model: MakeModel) -> None:
+    original, alone = trainer_of(policy(make_model)), trainer_of(policy(make_model))
     for seed in range(3):
         groups = batch(policy(make_model, 4), seed)
-        _, logprobs = together.step(groups, groups[:2])
-        report = alone.step(samples_in(groups))
-        assert all(np.array_equal(a, b) for a, b in zip(logprobs, report.trainer_logprobs, strict=True))
-    assert together.original.state() == alone.state()
+        rows_by_loss(original, groups[:2])
+        reports = [trainer.step(samples_in(groups)) for trainer in (original, alone)]
+        logprobs = zip(*(report.trainer_logprobs for report in reports), strict=True)
+        assert all(np.array_equal(a, b) for a, b in logprobs)
+    assert original.state() == alone.state()
 
 
 def test_a_gradient_of_zero_has_no_cosine(make_model: MakeModel) -> None:
     # All responses alike: every advantage is 0.
-    rows = ask(side_by_side(policy(make_model)), batch(policy(make_model, 4), rewards=[1.0, 1.0, 1.0, 1.0]))
+    rows = rows_by_loss(trainer_of(policy(make_model)), batch(policy(make_model, 4), rewards=[1.0, 1.0, 1.0, 1.0]))
     assert [row["grad_norm"] for row in rows.values()] == [0.0] * len(LOSSES)
     assert {row[f"cosine_{other}"] for row in rows.values() for other in LOSSES} == {None}
