@@ -1,6 +1,6 @@
 """GPUs and links by name, the share of their rates that software reaches, and the time of collectives.
 
-Constants here hold for vLLM and FSDP2 in bfloat16. docs/costs.md says where each is from.
+Constants here hold for vLLM and FSDP2 in bfloat16. docs/planning.md#cost-models says where each is from.
 """
 
 from collections.abc import Mapping
