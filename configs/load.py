@@ -47,7 +47,6 @@ _FREE_KEYS = {
 }  # fmt: skip
 _FREE_SECTIONS = (
     "training.parallel.", "weights.", "storage.", "evaluation.", "promotion.", "budget.", "supervision.", "placement.",
-    "plan",
 )  # fmt: skip
 _FREE_ON_RESUME = frozenset(
     key for key in _LEAVES if key in _FREE_KEYS or key.endswith(".threads") or key.startswith(_FREE_SECTIONS)

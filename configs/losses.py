@@ -148,22 +148,27 @@ class DppoTvConfig(Parameters):
     """Upper clip C of a token's importance ratio π/μ, no unit; a small value hurts learning."""
 
 
-_BUILT_IN = (
-    AipoConfig,
-    PlainConfig,
-    PpoClipConfig,
-    DecoupledPpoConfig,
-    TruncatedConfig,
-    IcePopConfig,
-    SequenceMaskConfig,
-    GeometricMaskConfig,
-    CispoConfig,
-    GspoConfig,
-    SapoConfig,
-    DppoTvConfig,
-)
-_KINDS = {name: kind for kind in _BUILT_IN for name in get_args(kind.model_fields["name"].annotation)}
-LOSS_NAMES = tuple(_KINDS)
+BUILT_IN, OWN = "built_in", "own"
+"""Where a loss is from. Pydantic puts this, and the name of a built-in one, into the place of an error."""
+_BuiltIn = Annotated[
+    AipoConfig
+    | PlainConfig
+    | PpoClipConfig
+    | DecoupledPpoConfig
+    | TruncatedConfig
+    | IcePopConfig
+    | SequenceMaskConfig
+    | GeometricMaskConfig
+    | CispoConfig
+    | GspoConfig
+    | SapoConfig
+    | DppoTvConfig,
+    Discriminator("name"),
+]
+PARAMETERS: dict[str, type[Parameters]] = {
+    name: kind for kind in get_args(get_args(_BuiltIn)[0]) for name in get_args(kind.model_fields["name"].annotation)
+}
+LOSS_NAMES = tuple(PARAMETERS)
 """The losses that come with Millrace."""
 
 
@@ -181,28 +186,16 @@ def _with_name(value: Any) -> Any:
     return {"name": "aipo", **value} if isinstance(value, dict) else value
 
 
-def _kind(value: Any) -> str | None:
+def _origin(value: Any) -> str | None:
     if not isinstance(value, dict | Parameters):
         return None
-    name = value["name"] if isinstance(value, dict) else getattr(value, "name", "")
-    return _KINDS.get(name, OwnLossConfig).__name__ if isinstance(name, str) else OwnLossConfig.__name__
+    name = value["name"] if isinstance(value, dict) else getattr(value, "name", None)
+    return BUILT_IN if name in LOSS_NAMES else OWN
 
 
 LossConfig = Annotated[
-    Annotated[AipoConfig, Tag("AipoConfig")]
-    | Annotated[PlainConfig, Tag("PlainConfig")]
-    | Annotated[PpoClipConfig, Tag("PpoClipConfig")]
-    | Annotated[DecoupledPpoConfig, Tag("DecoupledPpoConfig")]
-    | Annotated[TruncatedConfig, Tag("TruncatedConfig")]
-    | Annotated[IcePopConfig, Tag("IcePopConfig")]
-    | Annotated[SequenceMaskConfig, Tag("SequenceMaskConfig")]
-    | Annotated[GeometricMaskConfig, Tag("GeometricMaskConfig")]
-    | Annotated[CispoConfig, Tag("CispoConfig")]
-    | Annotated[GspoConfig, Tag("GspoConfig")]
-    | Annotated[SapoConfig, Tag("SapoConfig")]
-    | Annotated[DppoTvConfig, Tag("DppoTvConfig")]
-    | Annotated[OwnLossConfig, Tag("OwnLossConfig")],
-    Discriminator(_kind),
+    Annotated[_BuiltIn, Tag(BUILT_IN)] | Annotated[OwnLossConfig, Tag(OWN)],
+    Discriminator(_origin),
     # In a deployment's form: a name, or a JSON object.
     BeforeValidator(_with_name, json_schema_input_type=str | dict[str, Any]),
 ]
@@ -217,8 +210,6 @@ class KlConfig(Section):
     estimator: KlEstimator = "k3"
     """Schulman's estimator of KL(π‖π_ref) from a sampled token: `k2` has the gradient of that divergence; `k3` is
     GRPO's; `k1` has a gradient of mean 0, so it is useful only as a metric."""
-    straight_through: bool = False
-    """Whether the gradient is that of `k2`, whatever estimator gives the value."""
     importance_weighted: bool = False
     """Whether the estimate is multiplied by the token's importance ratio π/μ, with a gradient of its own, so that it
     holds on stale rollouts too (DeepSeek-V3.2, arXiv 2512.02556)."""

@@ -7,7 +7,6 @@ from pydantic import Field, field_validator
 from configs.section import Count, NonNegative, Positive, Section, Text, ipv4_network
 
 Versions = Annotated[int, Field(ge=0)]
-OpenShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 class StalenessConfig(Section):
@@ -20,16 +19,8 @@ class StalenessConfig(Section):
     is made that would leave a group in flight too old; `mask`: these tokens carry no loss, and the rest of the group is
     trained on. No effect in `sync` mode."""
     control: Literal["fixed", "adaptive"] = "fixed"
-    """`fixed`: the bound is `max_staleness`. `adaptive`: the trainer moves the bound between `min_staleness` and
-    `max_staleness`, and the generators' places, by what it measures (docs/control.md)."""
-    min_staleness: Versions = 1
-    """Lowest bound with `adaptive` control. It starts from the lowest one at which all places can be filled."""
-    ess_target: OpenShare = 0.95
-    """With `adaptive` control the bound falls while the effective sample size of the ratios π/μ, as a share of what it
-    is on policy, is below this."""
-    ess_floor: OpenShare = 0.5
-    """With `adaptive` control the bound falls to `min_staleness` if that share is below this in three steps in a row.
-    No group is admitted on the way there."""
+    """`fixed`: the bound is `max_staleness`. `adaptive`: the trainer moves the bound between 1 and `max_staleness`, and
+    the number of responses in flight, by what it measures (docs/control.md)."""
 
 
 class WeightsConfig(Section):
@@ -112,10 +103,8 @@ class TrainPlaceConfig(PlaceConfig):
     """Number of hosts among which the ranks are divided; must divide `training.parallel.data`. Each is a job of the
     pool; the first leads, and has sync_weights."""
     min_hosts: Count | None = None
-    """With how many hosts the trainer goes on while others are missing, with fewer data ranks; null: it waits for all
-    of them. A host that comes back is taken in again at the next step."""
-    join_seconds: Annotated[float, Field(ge=5)] = 60.0
-    """Time that it waits for missing hosts before it goes on with at least `min_hosts`, seconds."""
+    """With how many hosts the trainer goes on, with fewer data ranks, once others have been missing for half a minute;
+    null: it waits for all of them. A host that comes back is taken in again at the next step."""
     network: Text | None = None
     """IPv4 network in which the hosts reach each other, such as 10.0.0.0/24: each listens at its own address in it and
     nowhere else. Any network but loopback is open to those in it."""

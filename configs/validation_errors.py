@@ -10,6 +10,7 @@ import annotated_types
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from configs import losses
 from configs.errors import ConfigError, UserError
 from configs.schema import dotted_fields
 from configs.section import Parameters, Section, choices, holds_sections, is_section
@@ -17,8 +18,6 @@ from configs.section import Parameters, Section, choices, holds_sections, is_sec
 _KINDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", types.NoneType: "null"}
 _LONGEST_SHOWN = 80
 _FIELDS = dotted_fields(with_parameters=True)
-_CHOICES = {kind.__name__: kind for field in _FIELDS.values() for kind in choices(field.annotation)}
-"""The parameters of each choice. Pydantic names a choice by its class in the place of an error."""
 _NAME = "[key]"
 """Pydantic's mark for an invalid name in a mapping, as opposed to an invalid value."""
 
@@ -26,7 +25,8 @@ _NAME = "[key]"
 def mistakes(error: ValidationError, *, file: str, overridden: Collection[str], option: str) -> Iterator[UserError]:
     """Yield each finding in `error`; keys in `overridden` came from `option`, the others from `file`."""
     for detail in error.errors():
-        key = ".".join(str(part) for part in detail["loc"] if part != _NAME and part not in _CHOICES)
+        path, choice = _without_choice(detail["loc"])
+        key = ".".join(str(part) for part in path if part != _NAME)
         reason = detail.get("ctx", {}).get("error")
         if isinstance(reason, ConfigError):
             where = f"{file} with {option}" if overridden else file
@@ -35,13 +35,23 @@ def mistakes(error: ValidationError, *, file: str, overridden: Collection[str], 
             continue
         where = option if any(f"{key}.".startswith(f"{changed}.") for changed in overridden) else file
         if detail["type"] == "extra_forbidden":
-            yield unknown_key(key, where, next((_CHOICES[part] for part in detail["loc"] if part in _CHOICES), None))
-        elif detail["loc"][-1] == _NAME:
+            yield unknown_key(key, where, choice)
+        elif path[-1] == _NAME:
             yield UserError(file=where, key=key, read="not settable", expected=str(reason))
         elif detail["type"] == "missing":
             yield UserError(file=where, key=key, read="missing", expected=_expectation(key))
         else:
             yield UserError(file=where, key=key, read=show(detail["input"]), expected=str(reason or _expectation(key)))
+
+
+def _without_choice(path: tuple[int | str, ...]) -> tuple[tuple[int | str, ...], type[Parameters] | None]:
+    """The path of a key without pydantic's marks of a loss, and the parameters of that loss."""
+    match path:
+        case ("training", "loss", losses.OWN, *rest):
+            return ("training", "loss", *rest), losses.OwnLossConfig
+        case ("training", "loss", losses.BUILT_IN, str() as name, *rest):
+            return ("training", "loss", *rest), losses.PARAMETERS[name]
+    return path, None
 
 
 def unknown_key(key: str, file: str, choice: type[Parameters] | None = None) -> UserError:

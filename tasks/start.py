@@ -17,6 +17,9 @@ from millrace.runtime.arguments import StageArguments
 from millrace.runtime.ranks.meeting import Hosts
 from tasks.fork_server import STAGE_ENVIRONMENT, STAGES, CannotFork
 
+_JOIN_SECONDS = 30.0
+"""How long a trainer over several hosts waits for missing ones before it goes on with `min_hosts`."""
+
 
 class Process(Protocol):
     """A child process: `subprocess.Popen` and `millrace.forking.client.ForkedProcess`."""
@@ -90,7 +93,7 @@ def _launch_on_hosts(arguments: StageArguments, config: RunConfig, program: list
         host=arguments.replica,
         hosts=where.hosts,
         min_hosts=where.min_hosts or where.hosts,
-        join_seconds=where.join_seconds,
+        join_seconds=_JOIN_SECONDS,
         network=where.network,
         ranks=parallel.data // where.hosts * parallel.tensor,
     )

@@ -25,7 +25,6 @@ _SHARED: Settings = {
     "training.learning_rate": 1e-9,
     "training.checkpoint_every": 50,
     "evaluation.every": None,
-    "evaluation.num_prompts": 1,
     "promotion.margin": None,
     "prompts.num_eval": 8,
 }
@@ -42,8 +41,7 @@ FAMILIES: Mapping[str, Settings] = {
     "longer": {**_TAIL, "training.max_steps": 40},
 }
 UNTRAINED: Settings = {
-    "model.bootstrap.max_steps": 1,
-    "model.bootstrap.learning_rate": 1e-9,
+    "model.warm_start_steps": 0,
 }
 """How the start models are made whose lengths are geometric."""
 
@@ -84,7 +82,7 @@ PREDICTED: Sequence[Case] = (
     Case(
         name="tail-slow-reward",
         family="tail",
-        settings={"scoring.reward": "python", "scoring.function": FUNCTION},
+        settings={"scoring.reward": FUNCTION},
     ),
     Case(name="tail-longer", family="longer"),
 )

@@ -24,6 +24,7 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Completed
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from configs.recipe import THREADS as BOOTSTRAP_THREADS
 from configs.schema import RunConfig
 from flows.campaign.attempt import attempt_under_way
 from flows.campaign.cancellation import Cancellation, num_suspensions, wait_for_former
@@ -122,7 +123,7 @@ def _attempt(
         with UiReporter(run.run_url), Cancellation(former) as cancellation:
             failpoint("controller.prepared")
             if config.model.path is None:
-                bootstrap(arguments, config.model.bootstrap.threads)
+                bootstrap(arguments, BOOTSTRAP_THREADS)
             failpoint("controller.bootstrapped")
             # A finished run submitted again has nothing to train; its last evaluation may still be missing.
             if attempt.first_step < config.training.max_steps:

@@ -4,11 +4,12 @@ config, run id ─► names, model, reward, prompts, store, engine ─► run.js
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from configs.load import changed_immutably, nearest_preset
+from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from flows.campaign.attempt import handover_folder
 from flows.campaign.inputs import run_inputs
@@ -72,7 +73,7 @@ def check(
     with one sentence about the first mistake, and StageDied if that process, or the check of vLLM, crashes.
     """
     store = run_store(config, run_id)
-    model = read_model(config.model)
+    model = read_model(config.model, choose_recipe(config))
     asked = None if config.model.path is None else _ask_about(Path(config.model.path).expanduser(), model, config)
     check_training(model, config.training, on_this_host=config.placement.train.work_pool is None)
     if ":" in config.training.loss.name + config.training.advantage:
@@ -170,7 +171,7 @@ def _continues(store: Store, resume: Resume) -> bool:
 def _question(config: RunConfig, prompts: PromptSet, longest: int | None) -> VllmQuestion:
     return VllmQuestion(
         folder=None if config.model.path is None else str(Path(config.model.path).expanduser()),
-        tiny=config.model.bootstrap.model_dump(),
+        tiny=asdict(choose_recipe(config)),
         dtype=config.generation_dtype,
         engine_args=config.generation.engine_args,
         replicas=config.generation.replicas,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from configs.plan import GivenLengthsConfig, PlanRequest
+    from configs.requests import GivenLengthsConfig, PlanRequest
     from configs.schema import RunConfig
 
 _WHAT = "say what a campaign will take, before it runs: split of the GPUs, seconds per step, staleness, memory, cost"
@@ -83,7 +83,7 @@ def _config(arguments: argparse.Namespace) -> "RunConfig":
 
 def _request(arguments: argparse.Namespace) -> "PlanRequest":
     # Imported late: no other command needs it, and all of them come through this module.
-    from configs.plan import PlanRequest
+    from configs.requests import PlanRequest
 
     values = {name: value for name, value in vars(arguments).items() if name in PlanRequest.model_fields}
     return PlanRequest(**values)
@@ -92,7 +92,7 @@ def _request(arguments: argparse.Namespace) -> "PlanRequest":
 def _lengths(text: str) -> "GivenLengthsConfig":
     from pydantic import ValidationError
 
-    from configs.plan import GivenLengthsConfig
+    from configs.requests import GivenLengthsConfig
 
     try:
         mean, sigma, prompt = text.split(",")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from configs.replay import ReplayRequest
+    from configs.requests import ReplayRequest
 
 DIFFERENT = 1
 """Exit code if --verify found a difference."""
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _request(arguments: argparse.Namespace) -> "ReplayRequest":
     # Imported late: no other command needs it, and all of them come through this module.
-    from configs.replay import ReplayRequest
+    from configs.requests import ReplayRequest
 
     values = {
         name: value

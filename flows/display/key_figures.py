@@ -4,8 +4,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from millrace.runs.planned import PLAN_NAMES
-
 Row = dict[str, str]
 """A row of a table, by column."""
 
@@ -21,7 +19,6 @@ def figures(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("staleness", f"mean {number(staleness['mean'])}, max {number(staleness['max'])} of {staleness['bound']}"),
         ("rollouts by staleness", histogram),
         *_decided(status),
-        *_planned(status),
         ("trained to taken", trained_to_taken(status)),
         ("queue", f"{queue_length(ledger)} rollouts on their way to the trainer"),
         ("ledger", f"{ledger['generated']['rollouts']} generated = {ledger['trained']['rollouts']} trained"),
@@ -168,20 +165,6 @@ def trained_to_taken(status: dict[str, Any]) -> str:
     """The length and reward of what was trained, as ratios to those of all that was taken; of the last steps."""
     ratios = status["trained_to_taken"]
     return f"length {number(ratios['length'], 3)}, reward {number(ratios['reward'], 3)}"
-
-
-def _planned(status: dict[str, Any]) -> list[tuple[str, str]]:
-    """Measured ÷ planned, for what the run's plan predicted."""
-    rows: list[tuple[str, str]] = []
-    for name, figure in status["plan"].items():
-        ratio = "" if figure["ratio"] is None else f" = {figure['ratio']:.2f}"
-        value = f"{PLAN_NAMES[name]} {_short(figure['measured'])} ÷ {_short(figure['planned'])}{ratio}"
-        rows.append(("" if rows else "measured ÷ planned", value))
-    return rows
-
-
-def _short(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.4g}"
 
 
 def _measured(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import parse_scalar, with_overrides
-from configs.plan import PlanRequest
+from configs.requests import PlanRequest
 from configs.schema import RunConfig
 from millrace.errors import InputError
 from millrace.planning.candidate import Machine, explicit_values

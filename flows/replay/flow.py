@@ -16,7 +16,7 @@ from prefect import flow, runtime
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from configs.replay import ReplayRequest
+from configs.requests import ReplayRequest
 from flows.campaign.attempt import attempt_under_way
 from flows.campaign.stage_group import StageGroup
 from flows.display.artifacts import artifact_key, show

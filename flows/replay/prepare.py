@@ -8,7 +8,8 @@ from pathlib import Path
 
 from configs.load import with_overrides
 from configs.losses import LOSS_NAMES
-from configs.replay import ReplayRequest
+from configs.recipe import choose_recipe
+from configs.requests import ReplayRequest
 from configs.schema import RunConfig
 from flows.campaign.attempt import handover_folder
 from millrace.errors import InputError, RunExists
@@ -71,7 +72,7 @@ def check(request: ReplayRequest) -> RunConfig:
                 f"training.max_steps is {config.training.max_steps} and --start-step is {first}; "
                 "expected a larger training.max_steps"
             )
-    model = read_model(config.model)
+    model = read_model(config.model, choose_recipe(config))
     if request.job == "train":
         check_training(model, config.training, on_this_host=True)
     own = [name for name in (config.training.loss.name, config.training.advantage, *request.losses) if ":" in name]

@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from configs.prompts import EnvironmentConfig, PromptsConfig
-from configs.schema import BootstrapConfig
+from configs.recipe import Recipe
 from millrace.bootstrap.demonstrations import could_be_demonstrated, dialogue, is_right, right_response
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
@@ -72,7 +72,7 @@ def character_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS)
 
 
-def tiny_llama(shape: BootstrapConfig, tokenizer: PreTrainedTokenizerFast, context: int) -> LlamaForCausalLM:
+def tiny_llama(shape: Recipe, tokenizer: PreTrainedTokenizerFast, context: int) -> LlamaForCausalLM:
     """A randomly initialised float32 Llama whose vocabulary is the tokenizer's."""
     return LlamaForCausalLM(
         LlamaConfig(
@@ -93,7 +93,7 @@ def tiny_llama(shape: BootstrapConfig, tokenizer: PreTrainedTokenizerFast, conte
 
 def bootstrap(
     prompts: Sequence[Prompt],
-    shape: BootstrapConfig,
+    shape: Recipe,
     folder: Path,
     *,
     seed: int,
@@ -160,7 +160,7 @@ def bootstrap(
 
 
 def _fresh(
-    prompts: Sequence[Prompt], shape: BootstrapConfig, environment: type[Environment] | None, max_new_tokens: int
+    prompts: Sequence[Prompt], shape: Recipe, environment: type[Environment] | None, max_new_tokens: int
 ) -> tuple[PreTrainedTokenizerFast, LlamaForCausalLM]:
     """A tokenizer of all prompts and answers, and an untrained model."""
     texts = [text for prompt in prompts for text in (prompt.text, right_response(prompt))]

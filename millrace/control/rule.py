@@ -45,6 +45,7 @@ _SCARCE = 0.5
 """Share of what the ESS may lose, above which generators get fewer places for fresher groups."""
 _WORTH = 0.02
 """Expected gain for which the bound is changed."""
+_ESS_TARGET, _ESS_FLOOR = 0.95, 0.5
 _FLOOR_STEPS = 3
 _SHORT, _LONG = 3, 8
 """Fewest steps of a window: where there is much to win, and where noise could hide it."""
@@ -201,7 +202,9 @@ class Limits:
     """Fewest places of a generator."""
     max_places: int
     ess_target: float
+    """The bound falls while the effective sample size of π/μ, as a share of what it is on policy, is below this …"""
     ess_floor: float
+    """… and at once to `min_staleness` after some steps below this."""
 
     @classmethod
     def of(
@@ -209,14 +212,15 @@ class Limits:
     ) -> "Limits":
         """Those of a config, whose generators have so many places each at most."""
         steps_in_flight = max_places * generation.replicas / (groups_per_step * generation.group_size)
+        lowest = min(1, staleness.max_staleness)
         return cls(
-            min_staleness=staleness.min_staleness,
+            min_staleness=lowest,
             max_staleness=staleness.max_staleness,
-            filled=min(max(ceil(steps_in_flight) - 1, staleness.min_staleness), staleness.max_staleness),
+            filled=min(max(ceil(steps_in_flight) - 1, lowest), staleness.max_staleness),
             group_size=generation.group_size,
             max_places=max_places,
-            ess_target=staleness.ess_target,
-            ess_floor=staleness.ess_floor,
+            ess_target=_ESS_TARGET,
+            ess_floor=_ESS_FLOOR,
         )
 
 

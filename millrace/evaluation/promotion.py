@@ -126,7 +126,7 @@ def _reason_against(
     if candidate.prompts != bar.prompts:
         return (
             f"it was evaluated on {candidate.prompts} prompts and {_name(bar)} on {bar.prompts}, so they can't be "
-            "compared; expected the same evaluation.num_prompts"
+            "compared; expected the same prompts"
         )
     if not candidate.accuracy > bar.accuracy + margin:
         return (

@@ -23,7 +23,7 @@ def evaluation_sets(
     evaluation: EvaluationConfig, config: PromptsConfig, prompts: PromptSet
 ) -> dict[str, EvaluationSet]:
     """The configured sets by name, the held-out ones of `prompts` first. Raises InputError as `load_prompts` does."""
-    sets = {HELD_OUT: EvaluationSet(prompts=prompts.eval[: evaluation.num_prompts], samples=evaluation.samples)}
+    sets = {HELD_OUT: EvaluationSet(prompts=prompts.eval, samples=evaluation.samples)}
     for name, one in evaluation.sets.items():
         found = load_source(one.source, config)[: one.num_prompts]
         sets[name] = EvaluationSet(prompts=tuple(found), samples=one.samples)

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from configs.plan import GivenLengthsConfig
+from configs.recipe import choose_recipe
+from configs.requests import GivenLengthsConfig
 from configs.schema import RunConfig
 from millrace.errors import InputError
 from millrace.planning.durations import Assumption, Costs, Lengths, LogNormalLengths, mean_lengths
 from millrace.planning.generation import KernelTable, Roofline, with_tables
 from millrace.planning.hardware import DEFAULTS, GIB, Assumptions, Hardware
 from millrace.planning.memory import MemoryReport, generator_memory, trainer_memory
-from millrace.planning.models import BYTES, ModelShape, shape_of_bootstrap, shape_of_folder
+from millrace.planning.models import BYTES, ModelShape, shape_of_folder, shape_of_recipe
 from millrace.planning.training import TrainerSetup, step_seconds
 from millrace.planning.transfers import (
     bytes_per_day,
@@ -34,7 +35,7 @@ _MEAN_SHARE, _SIGMA, _PROMPT_TOKENS = 0.5, 0.6, 256
 def shape_of_model(config: RunConfig) -> ModelShape:
     """Reads the sizes of the config's model. Raises ModelFolderError if its folder does not say them."""
     path = config.model.path
-    return shape_of_bootstrap(config.model.bootstrap) if path is None else shape_of_folder(Path(path))
+    return shape_of_recipe(choose_recipe(config)) if path is None else shape_of_folder(Path(path))
 
 
 def num_gpus(config: RunConfig) -> int:

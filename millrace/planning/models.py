@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.schema import BootstrapConfig
+from configs.recipe import Recipe
 from millrace.errors import InputError, ModelFolderError
 from storage.json_text import parse_json
 
@@ -131,17 +131,17 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
     )
 
 
-def shape_of_bootstrap(bootstrap: BootstrapConfig) -> ModelShape:
-    """The tiny Llama that a run creates."""
+def shape_of_recipe(recipe: Recipe) -> ModelShape:
+    """Returns the sizes of the tiny Llama that a run creates."""
     return ModelShape(
         name="bootstrap",
-        layers=bootstrap.num_layers,
-        hidden=bootstrap.hidden_size,
-        intermediate=bootstrap.intermediate_size,
-        heads=bootstrap.num_heads,
-        kv_heads=bootstrap.num_heads,
+        layers=recipe.num_layers,
+        hidden=recipe.hidden_size,
+        intermediate=recipe.intermediate_size,
+        heads=recipe.num_heads,
+        kv_heads=recipe.num_heads,
         vocabulary=_BOOTSTRAP_VOCABULARY,
-        head_dim=bootstrap.hidden_size // bootstrap.num_heads,
+        head_dim=recipe.hidden_size // recipe.num_heads,
         tied=True,
     )
 

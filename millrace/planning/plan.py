@@ -14,7 +14,6 @@ from millrace.planning.candidate import Candidate, Goal, Machine, explicit_value
 from millrace.planning.durations import Assumption
 from millrace.planning.search import Search, Simulate, simulated
 
-_DIGITS = 4
 _HANG_FACTOR = 4
 
 
@@ -48,15 +47,15 @@ class Plan:
         return self.entries[1] if self.is_what_if else self.entries[0]
 
     def config(self) -> RunConfig:
-        """The chosen config, with what was predicted of it."""
+        """The chosen config, with the settings that its step time needs."""
         values = explicit_values(self.chosen.config)
-        for key, value in predicted(self.chosen).items():
+        for key, value in hang_limit(self.chosen).items():
             put_key(values, key, value)
         return RunConfig.model_validate(values)
 
     def changes(self, entry: Candidate) -> dict[str, Any]:
-        """Dotted key → value, of what an entry's config changes in the given one, prediction included."""
-        overrides = {**entry.overrides, **predicted(entry)}
+        """Dotted key → value, of what an entry's config changes in the given one."""
+        overrides = {**entry.overrides, **hang_limit(entry)}
         return {key: value for key, value in overrides.items() if _value(self.base, key) != value}
 
     def dollars(self, entry: Candidate, seconds: float) -> float | None:
@@ -82,19 +81,12 @@ class Plan:
         }
 
 
-def predicted(entry: Candidate) -> dict[str, Any]:
-    """Settings that a plan adds to a config: the prediction, and a time after which a stage counts as hung."""
-    outcome, config = entry.outcome, entry.config
-    if outcome is None:
+def hang_limit(entry: Candidate) -> dict[str, Any]:
+    """Returns the setting that a plan adds to a config: a hang limit longer than its steps, which have no heartbeat."""
+    outcome = entry.outcome
+    if outcome is None or entry.config.supervision.hang_seconds >= _HANG_FACTOR * outcome.step_seconds:
         return {}
-    settings: dict[str, Any] = {
-        f"plan.{name}": float(f"{getattr(outcome, name):.{_DIGITS}g}")
-        for name in ("step_seconds", "tokens_per_second", "staleness_mean", "dropped_share")
-    }
-    # A step without a heartbeat for so long would be taken for a hang.
-    if config.supervision.hang_seconds < _HANG_FACTOR * outcome.step_seconds:
-        settings["supervision.hang_seconds"] = float(round(_HANG_FACTOR * outcome.step_seconds))
-    return settings
+    return {"supervision.hang_seconds": float(round(_HANG_FACTOR * outcome.step_seconds))}
 
 
 def make_plan(

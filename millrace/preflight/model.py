@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.recipe import Recipe
 from configs.schema import ModelConfig
 from configs.training import ParallelConfig, TrainingConfig
 from millrace.errors import InputError, ModelFolderError
@@ -31,8 +32,8 @@ _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """Keys of a model's config.json whose values tensor ranks divide among themselves."""
 
 
-def read_model(model: ModelConfig) -> Mapping[str, Any]:
-    """config.json of the folder `model.path`, or the keys needed here of the one that bootstrap would write.
+def read_model(model: ModelConfig, recipe: Recipe) -> Mapping[str, Any]:
+    """config.json of the folder `model.path`, or the keys needed here of the tiny one that `recipe` makes.
 
     Raises ModelFolderError, naming the first thing missing from the folder.
     """
@@ -40,9 +41,9 @@ def read_model(model: ModelConfig) -> Mapping[str, Any]:
         return _read_folder(Path(model.path).expanduser())
     return {
         "model_type": "llama",
-        "num_attention_heads": model.bootstrap.num_heads,
-        "intermediate_size": model.bootstrap.intermediate_size,
-        "num_hidden_layers": model.bootstrap.num_layers,
+        "num_attention_heads": recipe.num_heads,
+        "intermediate_size": recipe.intermediate_size,
+        "num_hidden_layers": recipe.num_layers,
     }
 
 

@@ -79,7 +79,7 @@ def check_prompts(
 def longest_prompt(question: Mapping[str, Any]) -> int:
     """What `check_prompts` returns and raises, for what it writes to the child process. Imports transformers."""
     from millrace.generation.environments.base import environment_class
-    from millrace.generation.environments.exchange import prompt_encoder
+    from millrace.generation.environments.episodes import prompt_encoder
 
     model, prompts = ModelConfig(**question["model"]), PromptsConfig(**question["prompts"])
     train, held_out = (tuple(Prompt.from_json(one) for one in question[half]) for half in ("train", "eval"))

@@ -36,7 +36,7 @@ class Question:
     folder: str | None
     """Hugging Face folder of the model; None if bootstrap will make it."""
     tiny: Mapping[str, Any]
-    """`model.bootstrap` of the config, which describes that model."""
+    """Fields of the `Recipe` of that model."""
     dtype: str
     """Number format of the weights in generators."""
     engine_args: Mapping[str, Any]
@@ -93,14 +93,13 @@ def answer(values: Mapping[str, Any]) -> None:
 def _make_tiny(question: Question, folder: Path) -> None:
     """Makes the model of bootstrap without training it."""
     from configs.prompts import EnvironmentConfig
-    from configs.schema import BootstrapConfig
+    from configs.recipe import Recipe
     from millrace.bootstrap.tiny_model import bootstrap
     from millrace.types import Prompt
 
     bootstrap(
         [Prompt(prompt_id=text, text=text, answer=answer, source="") for text, answer in question.prompts],
-        # Not validated, because the config requires at least one step.
-        BootstrapConfig.model_construct(**{**question.tiny, "max_steps": 0}),
+        Recipe(**{**question.tiny, "max_steps": 0}),
         folder,
         seed=0,
         max_new_tokens=question.max_new_tokens,
@@ -275,7 +274,7 @@ def _memory(config: Any, question: Question) -> Iterator[InputError]:
 def _unfit(question: Question, read: str, expected: str | None) -> InputError:
     """The error for the model."""
     if question.folder is None:
-        return InputError(key="model.bootstrap", read=f"a model {read}", expected=expected)
+        return InputError(key="model.path", read=f"null, which makes a model {read}", expected=expected)
     return InputError(key="model.path", read=f"{question.folder}, {read}", expected=expected)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from configs.prompts import CurriculumConfig, PromptsConfig
+from configs.prompts import PromptsConfig
 from millrace.errors import PromptsError
 from millrace.rollouts.lineage import Lineage
 from millrace.types import Prompt
@@ -42,6 +42,8 @@ Groups = npt.NDArray[np.void]
 _GROUP = np.dtype([(name, np.int64) for name in ("incarnation", "policy_version", "group_id", "outcome")])
 """A consumed group: the trainer's incarnation, the version that its step made, its number, and how its rewards were."""
 _SPREAD, _SOLVED, _UNSOLVED = 0, 1, 2
+_WEIGHT = 0.25
+"""How often easy and hard prompts are asked, relative to the others."""
 _RIGHT = 1.0
 """A response is right at this reward or more, as in evaluations."""
 
@@ -277,7 +279,7 @@ class Curriculum:
         known = _before(past, policy_version, self.lineage)
         prompts_of = np.array(self._asked, dtype=np.int64)
         weights, num_easy, num_hard = _weigh(
-            prompts_of[known["group_id"]], known, num_prompts=len(self._prompts), config=self._config.curriculum
+            prompts_of[known["group_id"]], known, num_prompts=len(self._prompts), window=self._config.curriculum_window
         )
         ranks = np.arange(len(self._prompts))
         if self._config.shuffle:
@@ -286,22 +288,22 @@ class Curriculum:
         return Block(prompts=prompts, turns=turns, num_prompts=len(self._prompts), num_easy=num_easy, num_hard=num_hard)
 
 
-def _weigh(prompts: Ints, groups: Groups, *, num_prompts: int, config: CurriculumConfig) -> tuple[Floats, int, int]:
+def _weigh(prompts: Ints, groups: Groups, *, num_prompts: int, window: int | None) -> tuple[Floats, int, int]:
     """[num_prompts] the weight of each prompt; how many are easy; how many are hard.
 
-    `prompts` has the index of each group's prompt. A prompt with fewer than `config.window` groups is neither.
+    `prompts` has the index of each group's prompt. A prompt with fewer than `window` groups is neither.
     """
-    assert config.window is not None, "there is no curriculum"
+    assert window is not None, "there is no curriculum"
     newest_first = np.lexsort((-groups["group_id"], prompts))
     prompts, outcomes = prompts[newest_first], groups["outcome"][newest_first]
     # Rank of each group among those of its prompt.
     ranks = np.arange(len(prompts)) - np.searchsorted(prompts, prompts)
-    recent = ranks < config.window
+    recent = ranks < window
     easy, hard = (
-        np.bincount(prompts[recent & (outcomes == outcome)], minlength=num_prompts) == config.window
+        np.bincount(prompts[recent & (outcomes == outcome)], minlength=num_prompts) == window
         for outcome in (_SOLVED, _UNSOLVED)
     )
-    weights = np.select([easy, hard], [config.easy_weight, config.hard_weight], 1.0)
+    weights = np.select([easy, hard], [_WEIGHT, _WEIGHT], 1.0)
     return weights, int(easy.sum()), int(hard.sum())
 
 

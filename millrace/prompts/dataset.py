@@ -79,6 +79,7 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
     else:
         held_out = load_source(eval_source, config)
         held_out_asked = {_asked(prompt) for prompt in held_out}
+        held_out = held_out[: config.num_eval]
         train = [prompt for prompt in prompts if _asked(prompt) not in held_out_asked]
         if not train:
             raise PromptsError(f"{source}: every prompt is in {eval_source} too; expected some to train on")
@@ -91,9 +92,9 @@ def load_source(source: str, config: PromptsConfig) -> list[Prompt]:
         listed = listed_prompts(sources)
         return listed if config.chat else [replace(prompt, messages=()) for prompt in listed]
     if source == ARITHMETIC:
-        return arithmetic_prompts(config.arithmetic.digits, config.arithmetic.max_sum)
+        return arithmetic_prompts(config.digits)
     if source == CHAINS:
-        return chain_prompts(config.chains)
+        return chain_prompts()
     return read_prompts(source, config)
 
 

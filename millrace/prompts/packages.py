@@ -28,6 +28,8 @@ from millrace.errors import MissingExtra, PromptsError
 from millrace.prompts.messages import checked_text
 from millrace.types import Message, Prompt
 
+_SEED = 0
+"""Of generated problems, which don't depend on the run's seed."""
 EXTRAS = {"reasoning_gym": "reasoning-gym", "verifiers": "verifiers"}
 """Packages that bring prompts and rewards for them, each with the extra that installs it."""
 
@@ -81,7 +83,7 @@ def prompt_sources(source: str, prompts: PromptsConfig) -> list[PromptSource]:
     gym, tasks = prompts.reasoning_gym, name.split(",")
     if len(set(tasks)) < len(tasks):
         raise PromptsError(f'prompts source "{source}" names a task twice; expected each once')
-    shared = {"size": gym.size, "seed": gym.seed}
+    shared = {"size": gym.size, "seed": _SEED}
     return [
         PromptSource(package=package, name=task, arguments={**gym.config.get(task, {}), **shared}) for task in tasks
     ]

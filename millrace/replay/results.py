@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.replay import ReplayRequest
+from configs.requests import ReplayRequest
 from storage import layout
 from storage.errors import NotInStore
 from storage.stores.base import Store

@@ -55,7 +55,7 @@ def checked_reward(name: str, value: float | None) -> float:
 class Reward(ABC):
     """A verifier of responses."""
 
-    name: ClassVar[str]
+    name: str
     """Its name in configs."""
     version: str
     """Changes whenever the same response could get a different reward. Available once loaded."""

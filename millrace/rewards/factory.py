@@ -63,7 +63,6 @@ class WeightedSum(Reward):
 _PARTS: Mapping[str, tuple[Callable[..., Reward], Sequence[str]]] = {
     ExactMatch.name: (ExactMatch, ["answer_pattern"]),
     MathReward.name: (MathReward, []),
-    PythonReward.name: (PythonReward, ["function"]),
     ReasoningGym.name: (ReasoningGym, ["answer_pattern", "sources"]),
     RewardModel.name: (RewardModel, ["model", "device"]),
     Verifiers.name: (Verifiers, ["sources"]),
@@ -81,19 +80,22 @@ def make_reward(scoring: ScoringConfig, sources: Sequence[str] = ()) -> Reward:
     if WeightedSum.name in scoring.weights:
         raise InputError(f"scoring.weights has {WeightedSum.name}; expected the rewards that it adds")
     names = sorted(scoring.weights)
-    parts = [_make_part("a name in scoring.weights", name, scoring, sources) for name in names]
+    parts = [_make_part("scoring.weights", name, scoring, sources) for name in names]
     return WeightedSum(parts, scoring.weights)
 
 
 def make_part(name: str, options: Mapping[str, Any]) -> Reward:
     """Make the reward `name` from `Reward.options` of an equal one, in another process."""
-    reward = _PARTS[name][0](**options)
+    reward = PythonReward(name, **options) if ":" in name else _PARTS[name][0](**options)
     reward.options = options
     return reward
 
 
 def _make_part(key: str, name: str, scoring: ScoringConfig, sources: Sequence[str]) -> Reward:
+    if ":" in name:
+        return make_part(name, {"key": key})
     if name not in _PARTS:
-        raise InputError(f'{key} is "{name}"; expected one of {", ".join(sorted([*_PARTS, WeightedSum.name]))}')
+        names = ", ".join(sorted([*_PARTS, WeightedSum.name]))
+        raise InputError(name, key=key, expected=f"one of {names}, or package.module:function")
     known = {**scoring.model_dump(), "sources": list(sources)}
     return make_part(name, {option: known[option] for option in _PARTS[name][1]})

@@ -17,7 +17,6 @@ from millrace.rollouts.ledger import Account, Amount, Ledger, amount_committed, 
 from millrace.rollouts.loader import consumed_by
 from millrace.runs.decisions import DecisionsReader, decisions_in_short
 from millrace.runs.incidents import IncidentsReader, in_short
-from millrace.runs.planned import measured_against_plan
 from millrace.runs.record import (
     CONTROLLER,
     RESTORE,
@@ -91,7 +90,6 @@ class StatusReader:
         self._read_pushes()
         results = self._results.read()
         staleness = staleness_trained(account)
-        planned = measured_against_plan(self._attempt.config, trainer, account, staleness["mean"])
         early_stop = read_early_stop(self._store, self._attempt.number)
         wall_seconds, step_seconds = self._wall_seconds(records), trainer.get("step_seconds")
         return {
@@ -124,7 +122,6 @@ class StatusReader:
             "decisions": decisions_in_short(self._decisions.read()),
             "policy_versions_used": len(self._versions_used),
             "staleness": {**staleness, "bound": self._attempt.max_staleness},
-            "plan": {one.name: one.to_json() for one in planned},
             "trained_to_taken": {"length": trainer.get("length_ratio"), "reward": trainer.get("reward_ratio")},
             "zero_advantage_share": trainer.get("zero_advantage_share"),
             "curriculum": _curriculum(records),

@@ -147,7 +147,7 @@ def as_configured(config: RunConfig) -> AdmissionPolicy:
 def prompt_order(stage: Stage, prompts: Sequence[Prompt]) -> PromptOrder | Curriculum:
     """Which of the training prompts each group has. Raises StreamCorrupt and PromptsError, as `Curriculum` does."""
     config = stage.config
-    if config.prompts.curriculum.window is None:
+    if config.prompts.curriculum_window is None:
         return PromptOrder(prompts, seed=config.seed, shuffle=config.prompts.shuffle)
     # As many groups as may be admitted before the first of them is trained.
     block_groups = (config.effective_max_staleness + 1) * config.training.groups_per_step

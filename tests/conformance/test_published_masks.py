@@ -169,35 +169,15 @@ def divergences_gradient(policy: list[float], reference: list[float]) -> torch.T
     return gradient_V
 
 
-@pytest.mark.parametrize(
-    ("estimator", "straight_through"), [("k1", False), ("k3", False), ("k1", True), ("k2", True), ("k3", True)]
-)
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
 @settings(max_examples=50)
 @given(policy=logits, sampler=logits, reference=logits)
 def test_an_importance_weighted_estimate_has_the_divergences_gradient_on_samples_of_another_policy(
-    estimator: str, straight_through: bool, policy: list[float], sampler: list[float], reference: list[float]
+    estimator: str, policy: list[float], sampler: list[float], reference: list[float]
 ) -> None:
-    kl = KlConfig.model_validate(
-        {"estimator": estimator, "straight_through": straight_through, "importance_weighted": True}
-    )
+    kl = KlConfig.model_validate({"estimator": estimator, "importance_weighted": True})
     found_V = mean_gradient(kl, policy, sampler, reference)
     torch.testing.assert_close(found_V, divergences_gradient(policy, reference), rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@settings(max_examples=50)
-@given(policy=logits, reference=logits)
-def test_straight_through_each_estimator_has_the_divergences_gradient_and_its_own_value(
-    estimator: str, policy: list[float], reference: list[float]
-) -> None:
-    plain, through = (
-        KlConfig.model_validate({"estimator": estimator, "straight_through": value}) for value in (False, True)
-    )
-    found_V = mean_gradient(through, policy, policy, reference)
-    torch.testing.assert_close(found_V, divergences_gradient(policy, reference), rtol=1e-9, atol=1e-12)
-    tokens = random_bandit(1).tokens()
-    tokens = replace(tokens, reference_logprobs_N=tokens.rollout_logprobs_N)
-    assert torch.equal(kl_penalty(plain, tokens), kl_penalty(through, tokens))
 
 
 def test_a_mask_and_a_bound_on_weights_act_together() -> None:

@@ -175,7 +175,7 @@ class TrainLoop:
         self.collector.account_for(lags)
         advantages = (sample.advantage for sample in samples)
         self.consumed.step(version, groups, advantages, report.trainer_logprobs)
-        if self.config.prompts.curriculum.window is not None and self.config.pipeline.mode == "sync":
+        if self.config.prompts.curriculum_window is not None and self.config.pipeline.mode == "sync":
             # What the curriculum reads of it before the next step but one must not depend on time.
             self.consumed.flush()
         ratios, of_collector = self.collector.end_step(taken_at)

@@ -1,6 +1,5 @@
 """The dashboard without a browser: what stands at an address, what a refresh brings, what strangers are answered."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,19 +56,6 @@ def client(root: Path, **guarded: Any) -> FlaskClient:
 def blocks_on(body: Any, kind: str) -> list[str]:
     ids = [part["props"].get("id") for part in within(body)]
     return [found["block"] for found in ids if isinstance(found, dict) and found["type"] == kind]
-
-
-def test_the_overview_has_a_column_of_measured_and_planned_once_a_run_has_a_plan(root: Path) -> None:
-    stored(root, "one")
-    stored(root, "planned")
-    assert "÷" not in texts(plain(site(root).show("/", "").body))
-    record = root / "planned" / layout.RUN
-    values = json.loads(record.read_text())
-    values["config"]["plan"] = {"step_seconds": 2.0, "staleness_mean": None}
-    record.write_text(json.dumps(values))
-    overview = texts(plain(site(root).show("/", "").body))
-    assert "measured ÷ planned" in overview
-    assert "seconds per step 0.50" in overview
 
 
 def test_a_run_that_is_being_created_is_listed_and_its_page_keeps_looking(root: Path) -> None:

@@ -17,7 +17,7 @@ from storage.stores.factory import open_store
 
 PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
 ROWS = [{"prompt": f"{n:02d}+{n:02d}=", "answer": f"{2 * n:02d}"} for n in range(40)]
-SETTINGS = ("prompts.num_eval=8", "evaluation.num_prompts=8")
+SETTINGS = ("prompts.num_eval=8",)
 
 
 def write(path: Path, rows: Sequence[object]) -> Path:
@@ -85,7 +85,7 @@ def test_a_reward_that_changed_is_named(source: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(source.parent)
     module = source.parent / "changing_reward.py"
     module.write_text("def score(prompt, response, answer, meta):\n    return 1.0\n")
-    config = configured(source, "scoring.reward=python", "scoring.function=changing_reward:score")
+    config = configured(source, "scoring.reward=changing_reward:score")
     start(config)
     module.write_text("def score(prompt, response, answer, meta):\n    return 2.0\n")
     with pytest.raises(InputError):

@@ -16,7 +16,7 @@ PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
     "settings",
     [
         ["scoring.reward=telepathy"],
-        ["scoring.reward=python", "scoring.function=tests.support.rewards.nowhere:f"],
+        ["scoring.reward=tests.support.rewards.nowhere:f"],
         ["scoring.reward=reward_model", "scoring.model=/no/such/model"],
         ["training.loss=my.nowhere:f"],
         ["training.advantage=tests.support.training.own_functions:one_group"],
@@ -45,7 +45,7 @@ def test_a_prompt_whose_answer_the_reward_can_not_use_is_named_with_its_line(
     file = tmp_path / "asked.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows))
     root = tmp_path / "runs"
-    sources = [f"prompts.source={file}", "prompts.num_eval=2", "evaluation.num_prompts=2", f"storage.root={root}"]
+    sources = [f"prompts.source={file}", "prompts.num_eval=2", f"storage.root={root}"]
     with pytest.raises(InputError) as caught:
         check(load_config(PRESET, [*settings, *sources]), "run", resume="never")
     assert str(caught.value).startswith(f"{file} line 21: ")
@@ -54,6 +54,6 @@ def test_a_prompt_whose_answer_the_reward_can_not_use_is_named_with_its_line(
 
 def test_a_function_of_ones_own_that_can_be_called_is_let_through(tmp_path: Path) -> None:
     own = "tests.support.training.own_functions"
-    settings = ["scoring.reward=python", "scoring.function=tests.support.rewards.own_rewards:length"]
+    settings = ["scoring.reward=tests.support.rewards.own_rewards:length"]
     settings += [f"training.loss={own}:capped", f"training.advantage={own}:better_than_half"]
     check(load_config(PRESET, [*settings, f"storage.root={tmp_path / 'runs'}"]), "run", resume="never")

@@ -268,14 +268,3 @@ def test_control_characters_of_a_run_do_not_reach_the_terminal() -> None:
     assert "\x1b]" not in shown
     assert r"\x1b[31mtrain" in shown
     assert "\x1b[2J" not in shown
-
-
-def test_a_run_with_a_plan_shows_measured_and_planned_and_another_nothing_of_it() -> None:
-    plan = {
-        "step_seconds": {"planned": 8.0, "measured": 10.0, "ratio": 1.25},
-        "staleness_mean": {"planned": 0.0, "measured": None, "ratio": None},
-    }
-    found = figures(status(plan=plan))
-    first = found.index(("measured ÷ planned", "seconds per step 10 ÷ 8 = 1.25"))
-    assert found[first + 1] == ("", "staleness – ÷ 0")
-    assert not any("planned" in name for name, _ in figures(STATUS))

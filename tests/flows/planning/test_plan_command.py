@@ -32,7 +32,7 @@ def test_a_plan_is_printed_and_its_config_loads(tmp_path: Path, capsys: pytest.C
         assert words in said
     assert f"millrace run {written}\n" in said
     found = json.loads(everything.read_text())
-    assert load_config(written).plan.step_seconds == found["changes"]["plan.step_seconds"]
+    assert load_config(written).training.parallel.data == found["changes"]["training.parallel.data"]
     assert found["dollars_per_gpu_hour"] == 2.5
 
 

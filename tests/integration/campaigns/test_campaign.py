@@ -171,13 +171,13 @@ def test_a_campaign_starts_from_a_named_model_and_learns_from_prompts_in_a_file(
 def test_rewards_alone_make_the_policy_better_on_prompts_it_never_saw(millrace: Millrace) -> None:
     settings = {
         **FROM_SCRATCH,
-        "model.bootstrap.max_steps": 2000,
+        "model.warm_start_steps": 2000,
         # Two threads crawl where other tests are at work.
         "training.max_steps": 60,
         "training.groups_per_step": 64,
         "training.checkpoint_every": 20,
         "generation.groups_per_batch": 32,
-        "evaluation.num_prompts": 512,
+        "prompts.num_eval": 512,
     }
     ended = millrace.run(*millrace.campaign("learner", **settings))
     assert ended.code == 0, ended.output

@@ -17,14 +17,13 @@ pytestmark = pytest.mark.campaign
 
 PRESET = REPOSITORY / "configs" / "presets" / "calculator-cpu.yaml"
 QUICK = {
-    # All who demonstrate call the calculator: that much is learnt in a few steps.
-    "model.bootstrap.error_rate": 0.0,
-    "model.bootstrap.max_steps": 60,
+    # By then most answers follow a call of the calculator.
+    "model.warm_start_steps": 300,
     "training.max_steps": 4,
     "training.groups_per_step": 8,
     "training.checkpoint_every": 2,
     "generation.groups_per_batch": 4,
-    "evaluation.num_prompts": 32,
+    "prompts.num_eval": 32,
     "promotion.margin": "null",
 }
 

@@ -23,9 +23,8 @@ SETTINGS: dict[str, object] = {
     "generation.group_size": 2,
     "training.selection.overlong_buffer": 1,
     # So few prompts that each is asked again, some before what they earned is known.
-    "prompts.arithmetic.max_sum": 5,
-    "prompts.num_eval": 4,
-    "evaluation.num_prompts": 4,
+    "prompts.digits": 1,
+    "prompts.num_eval": 40,
     "prompts.curriculum.window": 1,
 }
 

@@ -39,7 +39,6 @@ def campaign(site: Site, **settings: object) -> list[str]:
         "placement.train.work_pool": "training",
         "placement.train.hosts": 2,
         "placement.train.min_hosts": 1,
-        "placement.train.join_seconds": 15.0,
         "placement.train.network": f"10.93.{network}.0/24",
         "training.parallel.data": 2,
         "weights.transport": "store",

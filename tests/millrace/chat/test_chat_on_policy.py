@@ -14,8 +14,7 @@ from millrace.chat.encoder import PromptEncoder
 from millrace.chat.family import FamilyRenderer
 from millrace.chat.template import TemplateRenderer
 from millrace.generation.engines.transformers import TransformersEngine
-from millrace.generation.environments.episodes import Episodes
-from millrace.generation.environments.exchange import ChatExchange
+from millrace.generation.environments.episodes import ChatExchange, Episodes
 from millrace.training.batch import Sample
 from millrace.training.packing import pack
 from millrace.training.policy import PackedPolicy

@@ -28,14 +28,12 @@ def plan(config: RunConfig) -> Plan:
     return make_plan(config, SmallMachine(), simulator(10), gpus=8, goal="fastest", dollars_per_gpu_hour=2.0)
 
 
-def test_the_plan_s_config_loads_and_carries_what_was_predicted(plan: Plan, tmp_path: Path) -> None:
+def test_the_plan_s_config_loads_and_its_file_says_what_was_predicted(plan: Plan, tmp_path: Path) -> None:
     write_config(plan, tmp_path / "plan.yaml")
     loaded = load_config(tmp_path / "plan.yaml")
     assert loaded == plan.config()
     assert plan.chosen.outcome is not None
-    assert loaded.plan.step_seconds == pytest.approx(plan.chosen.outcome.step_seconds, rel=1e-3)
-    assert loaded.plan.tokens_per_second == pytest.approx(plan.chosen.outcome.tokens_per_second, rel=1e-3)
-    assert loaded.plan.staleness_mean == pytest.approx(plan.chosen.outcome.staleness_mean, abs=1e-3)
+    assert f"Predicted: {plan.chosen.outcome.step_seconds:.4g} s per step" in (tmp_path / "plan.yaml").read_text()
     assert loaded.training.parallel == plan.chosen.config.training.parallel
 
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3MoeConfig
 
+from configs.recipe import choose_recipe
 from configs.schema import RunConfig
 from millrace.errors import InputError, ModelFolderError
 from millrace.planning.durations import Costs
@@ -185,7 +186,7 @@ def test_published_models_have_their_published_sizes(name: str, billions: float,
 
 
 def test_a_folder_says_its_sizes_and_without_one_they_are_those_of_bootstrap(tmp_path: Path) -> None:
-    assert shape_of_model(config()).hidden == config().model.bootstrap.hidden_size
+    assert shape_of_model(config()).hidden == choose_recipe(config()).hidden_size
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "vocab_size": 100}))
     shape = shape_of_model(config(model__path=str(tmp_path)))

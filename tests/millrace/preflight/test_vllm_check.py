@@ -14,7 +14,7 @@ import torch
 from support.campaigns.campaigns import REPOSITORY
 
 from configs.load import load_config
-from configs.schema import BootstrapConfig
+from configs.recipe import Recipe
 from flows.campaign.prepare import check, prepare
 from millrace.bootstrap.tiny_model import bootstrap
 from millrace.preflight.vllm import Question
@@ -22,7 +22,7 @@ from millrace.types import Prompt
 from storage.stores.base import Store
 
 PRESET = REPOSITORY / "configs" / "presets" / "tiny-vllm-cpu.yaml"
-TINY = BootstrapConfig.model_construct(
+TINY = Recipe(
     hidden_size=64,
     num_layers=1,
     num_heads=2,
@@ -36,7 +36,7 @@ TINY = BootstrapConfig.model_construct(
 )
 GOOD = Question(
     folder=None,
-    tiny=TINY.model_dump(),
+    tiny=asdict(TINY),
     dtype="float32",
     engine_args={"max_model_len": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**24},
     replicas=1,
@@ -70,7 +70,7 @@ REFUSED = {
     ),
     "heads": (
         replace(GOOD, tiny={**GOOD.tiny, "num_heads": 4}),
-        ["model.bootstrap", "16 features", "expected one of 32, 64"],
+        ["model.path is null", "16 features", "expected one of 32, 64"],
     ),
     "cache": (given(kv_cache_memory_bytes=2 * TOO_MUCH), ["kv_cache_memory_bytes is", "GiB are free"]),
     "caches": (

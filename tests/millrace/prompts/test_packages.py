@@ -12,7 +12,7 @@ from millrace.types import Prompt
 
 pytestmark = pytest.mark.slow
 
-GYM = ReasoningGymConfig(size=20, seed=7, config={"chain_sum": {"max_terms": 2, "max_digits": 1}})
+GYM = ReasoningGymConfig(size=20, config={"chain_sum": {"max_terms": 2, "max_digits": 1}})
 
 needs_gym = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="reasoning_gym is not installed"
@@ -31,8 +31,8 @@ def listed(source: str, gym: ReasoningGymConfig = GYM, **arguments: Any) -> list
 def test_the_text_of_a_source_is_parsed_back() -> None:
     config = PromptsConfig(reasoning_gym=GYM, verifiers=VerifiersConfig(arguments={"words": "two words"}))
     [chain_sum, gcd] = prompt_sources("reasoning_gym:chain_sum,gcd", config)
-    assert chain_sum.text == 'reasoning_gym:chain_sum {"max_digits": 1, "max_terms": 2, "seed": 7, "size": 20}'
-    assert gcd.text == 'reasoning_gym:gcd {"seed": 7, "size": 20}'
+    assert chain_sum.text == 'reasoning_gym:chain_sum {"max_digits": 1, "max_terms": 2, "seed": 0, "size": 20}'
+    assert gcd.text == 'reasoning_gym:gcd {"seed": 0, "size": 20}'
     [sums] = prompt_sources("verifiers:me/sums#eval", config)
     assert sums == PromptSource(package="verifiers", name="me/sums#eval", arguments={"words": "two words"})
     for source in (chain_sum, gcd, sums):
@@ -64,7 +64,7 @@ def test_every_task_makes_the_same_problems_in_every_process() -> None:
 
     # Loaded without arguments it makes nothing.
     tasks = ",".join(sorted(set(DATASETS) - {"composite"}))
-    gym = ReasoningGymConfig(size=2, seed=1)
+    gym = ReasoningGymConfig(size=2)
     first = listed(f"reasoning_gym:{tasks}", gym)
     backwards = ",".join(reversed(tasks.split(",")))
     assert sorted(first, key=lambda prompt: prompt.prompt_id) == sorted(
@@ -86,7 +86,7 @@ def test_every_task_makes_the_same_problems_in_every_process() -> None:
 )
 def test_a_task_that_can_not_be_made_is_refused_in_one_line(source: str, config: dict[str, Any], said: str) -> None:
     with pytest.raises(PromptsError) as caught:
-        listed(f"reasoning_gym:{source}", ReasoningGymConfig(size=3, seed=0, config=config))
+        listed(f"reasoning_gym:{source}", ReasoningGymConfig(size=3, config=config))
     line = str(caught.value)
     assert source in line
     assert said in line

@@ -14,14 +14,14 @@ OWN = "tests.support.rewards.own_rewards"
 
 
 def test_a_number_is_the_reward() -> None:
-    with Scorer(make_reward(ScoringConfig(reward="python", function=f"{OWN}:length"))) as scorer:
+    with Scorer(make_reward(ScoringConfig(reward=f"{OWN}:length"))) as scorer:
         [judged] = scorer.score_many([(PROMPT, "12345")])
     assert judged.reward == 5.0
     assert judged.components == {}
 
 
 def test_a_dict_is_the_reward_and_its_components() -> None:
-    with Scorer(make_reward(ScoringConfig(reward="python", function=f"{OWN}:parts"))) as scorer:
+    with Scorer(make_reward(ScoringConfig(reward=f"{OWN}:parts"))) as scorer:
         [judged] = scorer.score_many([(PROMPT, "42")])
     assert judged.reward == 0.5
     assert judged.components == {"is_the_answer": 1.0, "named": 1.0}
@@ -32,7 +32,7 @@ def test_a_dict_is_the_reward_and_its_components() -> None:
     [("{'score': 0.5, 'part': 1}", {"part": 1.0}), ("{'reward': 0.5, 'score': 2}", {"score": 2.0})],
 )
 def test_the_reward_of_a_dict_is_its_reward_or_else_its_score(returned: str, components: dict[str, float]) -> None:
-    reward = make_reward(ScoringConfig(reward="python", function=f"{OWN}:as_told"))
+    reward = make_reward(ScoringConfig(reward=f"{OWN}:as_told"))
     reward.load()
     score = safe_score(reward, PROMPT, returned)
     assert (score.reward, score.components) == (0.5, components)
@@ -52,14 +52,14 @@ def test_the_reward_of_a_dict_is_its_reward_or_else_its_score(returned: str, com
     ],
 )
 def test_what_is_no_reward_is_an_error(returned: str, error: str) -> None:
-    reward = make_reward(ScoringConfig(reward="python", function=f"{OWN}:as_told"))
+    reward = make_reward(ScoringConfig(reward=f"{OWN}:as_told"))
     reward.load()
     assert safe_score(reward, PROMPT, returned).error == error
 
 
 def test_the_version_is_that_of_the_source() -> None:
     one, other, elsewhere = (
-        make_reward(ScoringConfig(reward="python", function=path))
+        make_reward(ScoringConfig(reward=path))
         for path in (f"{OWN}:length", f"{OWN}:parts", "benchmarks.rewards:quick")
     )
     for reward in (one, other, elsewhere):
@@ -86,5 +86,5 @@ def test_the_version_is_that_of_the_source() -> None:
 )
 def test_a_function_that_cannot_be_used_is_refused_in_one_line(function: str) -> None:
     with pytest.raises(InputError) as caught:
-        Scorer(make_part("python", {"function": function})).check()
+        Scorer(make_part(function, {})).check()
     assert "\n" not in str(caught.value)

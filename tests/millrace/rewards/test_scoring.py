@@ -185,7 +185,7 @@ def test_a_part_that_is_judged_by_other_processes_keeps_its_order(
 ) -> None:
     beats: list[None] = []
     with Scorer(
-        make_reward(ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:length")),
+        make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:length")),
         Limits(workers=2),
     ) as scorer:
         scores = score_table(trajectories, scorer, decoder_of(tokenizer), each=lambda: beats.append(None))

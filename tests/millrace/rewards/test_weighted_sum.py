@@ -63,17 +63,16 @@ def test_a_part_without_a_reward_leaves_no_sum_and_its_name(said: list[Score], s
 
 @pytest.mark.slow
 def test_parts_are_judged_apart_and_here_and_land_in_their_rows() -> None:
-    weights = {"math": 1.0, "exact_match": 0.1, "python": 0.0}
-    reward = make_reward(
-        ScoringConfig(reward="weighted_sum", weights=weights, function="tests.support.rewards.own_rewards:slow")
-    )
+    own = "tests.support.rewards.own_rewards:slow"
+    weights = {"math": 1.0, "exact_match": 0.1, own: 0.0}
+    reward = make_reward(ScoringConfig(reward="weighted_sum", weights=weights))
     responses = ["42", "42.0", "99", "0.01"]
     with Scorer(reward, Limits(workers=2, timeout_seconds=1.0)) as scorer:
         judged = scorer.score_many([(PROMPT, response) for response in responses])
         version = scorer.version
     assert [one.status for one in judged] == ["timeout", "timeout", "timeout", "ok"]
-    assert judged[0].error == "python: no verdict after 1 s"
-    assert judged[3].components["python"] == 0.01
+    assert judged[0].error == f"{own}: no verdict after 1 s"
+    assert judged[3].components[own] == 0.01
     assert version.startswith("0.1*exact_match(2) + 1*math(4 math-verify-")
 
 

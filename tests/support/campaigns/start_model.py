@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from configs.load import load_config
+from configs.recipe import THREADS, choose_recipe
 from millrace.bootstrap.tiny_model import bootstrap
 from millrace.prompts.dataset import load_prompts
 
@@ -19,11 +20,10 @@ _PRESET = Path(__file__).parents[3] / "configs" / "presets" / "tiny-cpu.yaml"
 def main(folder: Path, settings: dict[str, object]) -> None:
     """Makes the model as the bootstrap stage does."""
     config = load_config(_PRESET, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
-    shape = config.model.bootstrap
-    torch.set_num_threads(shape.threads)
+    torch.set_num_threads(THREADS)
     bootstrap(
         load_prompts(config.prompts).train,
-        shape,
+        choose_recipe(config),
         folder,
         seed=config.seed,
         max_new_tokens=config.generation.max_new_tokens,

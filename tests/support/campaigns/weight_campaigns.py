@@ -18,7 +18,8 @@ import torch
 from support.campaigns.campaigns import Ended, Millrace, stages_of, wait_until
 from support.stages.failpoints import Failpoints
 
-from configs.schema import BootstrapConfig, RunConfig
+from configs.recipe import Recipe
+from configs.schema import RunConfig
 from millrace.bootstrap.tiny_model import bootstrap
 from millrace.prompts.dataset import load_prompts
 from storage.checkpoints import read_latest
@@ -28,7 +29,7 @@ from storage.stores.factory import open_store
 
 GENERATORS = (0, 1)
 GROUPS_PER_STEP, GROUP_SIZE = 8, 4
-_PROMPTS = {"arithmetic": {"digits": 1, "max_sum": 9}, "num_eval": 8}
+_PROMPTS = {"digits": 1, "num_eval": 8}
 _PATIENCE_SECONDS = 300.0
 _LOOK_SECONDS = 0.02
 
@@ -39,10 +40,8 @@ Version = tuple[int, int]
 def make_start_model(folder: Path) -> None:
     """Saves a policy that answers one sum in five, so that rewards differ and each step changes the weights."""
     torch.set_num_threads(1)
-    config = RunConfig.model_validate(
-        {"training": {"max_steps": 1}, "prompts": _PROMPTS, "evaluation": {"num_prompts": _PROMPTS["num_eval"]}}
-    )
-    shape = BootstrapConfig(
+    config = RunConfig.model_validate({"training": {"max_steps": 1}, "prompts": _PROMPTS})
+    shape = Recipe(
         hidden_size=32,
         num_layers=2,
         num_heads=2,
@@ -96,10 +95,8 @@ class WeightCampaign:
         self._millrace = millrace
         self._settings = {
             "model.path": str(start_model),
-            "prompts.arithmetic.digits": _PROMPTS["arithmetic"]["digits"],
-            "prompts.arithmetic.max_sum": _PROMPTS["arithmetic"]["max_sum"],
+            "prompts.digits": _PROMPTS["digits"],
             "prompts.num_eval": _PROMPTS["num_eval"],
-            "evaluation.num_prompts": _PROMPTS["num_eval"],
             "generation.replicas": len(GENERATORS),
             "generation.group_size": GROUP_SIZE,
             "generation.groups_per_batch": GROUPS_PER_STEP // len(GENERATORS),

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.engine_share.model import endless
 from millrace.generation.engines.base import unstarted
-from millrace.generation.environments.episodes import turn_seed
+from millrace.rollouts.groups_in_flight import derived_seed
 from millrace.types import Request, Response, Sampling, Trajectory
 from millrace.weights.base import Weights
 from millrace.weights.probe import tolerance_between
@@ -60,7 +60,7 @@ def continued(trajectory: Trajectory, times: int) -> Request:
     """The request for the rest of an unfinished response."""
     request, response = trajectory.request, trajectory.response
     tokens = request.response_tokens + response.tokens
-    return replace(request, response_tokens=tokens, seed=turn_seed(100 + request.group_id, times))
+    return replace(request, response_tokens=tokens, seed=derived_seed(100 + request.group_id, times))
 
 
 def mismatch(models: dict[int, PreTrainedModel], responses: dict[int, Response]) -> float:

@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from millrace.generation.environments.base import Environment, Observation
 from millrace.generation.environments.calculator import Calculator
-from millrace.generation.environments.episodes import Episodes, turn_seed
-from millrace.generation.environments.exchange import TextExchange
+from millrace.generation.environments.episodes import Episodes, TextExchange
 from millrace.models.modules import NOT_RECORDED
+from millrace.rollouts.groups_in_flight import derived_seed
 from millrace.types import Prompt, Request, Response, Sampling, Trajectory
 from millrace.weights.base import Manifest, Weights, WeightsId
 
@@ -186,10 +186,10 @@ def test_every_turn_has_its_own_seed_and_the_first_the_trajectorys(
     all_of(episodes)
     seeds = [asked.seed for asked in engine.asked]
     assert seeds[:2] == [41, 42]
-    assert sorted(seeds[2:]) == sorted(turn_seed(seed, turn) for seed in (41, 42) for turn in (1, 2))
+    assert sorted(seeds[2:]) == sorted(derived_seed(seed, turn) for seed in (41, 42) for turn in (1, 2))
     assert len(set(seeds)) == 6
     # Replays of stored runs depend on it.
-    assert turn_seed(0, 1) == 8613600020916457518
+    assert derived_seed(0, 1) == 8613600020916457518
 
 
 def test_an_environment_gets_prompt_seed_and_turns_without_end_tokens(

@@ -60,9 +60,7 @@ def obeyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float | 
     """What came of each order: its reward, its status, its error, and its seconds; the witness is nobody's."""
     witness = tmp_path_factory.mktemp("obeyed") / "witness"
     given = orders(witness)
-    with Scorer(
-        make_reward(ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:obedient")), LIMITS
-    ) as scorer:
+    with Scorer(make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:obedient")), LIMITS) as scorer:
         judged = scorer.score_many([(prompt("42"), text) for text in given.values()])
     assert not witness.exists()
     return {name: (one.reward, one.status, one.error, one.seconds) for name, one in zip(given, judged, strict=True)}
@@ -122,9 +120,7 @@ def test_every_order_is_in_the_list_above(obeyed: dict[str, object]) -> None:
 def test_nothing_is_left_of_those_that_would_not_end() -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     given = orders(Path("/nowhere/witness"))
-    with Scorer(
-        make_reward(ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:obedient")), LIMITS
-    ) as scorer:
+    with Scorer(make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:obedient")), LIMITS) as scorer:
         scorer.score_many([(prompt("42"), given[name]) for name in ("is a fork bomb", "catches what would stop it")])
         during = psutil.Process().children(recursive=True)
     left = [child for child in during if child.pid not in before]

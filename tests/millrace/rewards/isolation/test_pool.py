@@ -23,8 +23,8 @@ OWN = "tests.support.rewards.own_rewards"
 
 def own(function: str, *responses: str, limits: Limits | None = None) -> list[Score]:
     """What one of our functions says of the responses, in their order."""
-    tasks = [Task(reward="python", prompt=PROMPT, response=response) for response in responses]
-    with Pool([make_reward(ScoringConfig(reward="python", function=f"{OWN}:{function}"))], limits or Limits()) as pool:
+    tasks = [Task(reward=f"{OWN}:{function}", prompt=PROMPT, response=response) for response in responses]
+    with Pool([make_reward(ScoringConfig(reward=f"{OWN}:{function}"))], limits or Limits()) as pool:
         judged = dict(pool.score(tasks))
     return [judged[number] for number in range(len(tasks))]
 
@@ -76,11 +76,11 @@ def test_slow_scores_are_waited_for_up_to_the_deadline() -> None:
 
 
 def test_leaving_early_ends_the_workers_that_are_at_work() -> None:
-    with Pool([make_reward(ScoringConfig(reward="python", function=f"{OWN}:slow"))], Limits(workers=2)) as pool:
-        found = pool.score([Task(reward="python", prompt=PROMPT, response=text) for text in ("0.01", "99")])
+    with Pool([make_reward(ScoringConfig(reward=f"{OWN}:slow"))], Limits(workers=2)) as pool:
+        found = pool.score([Task(reward=f"{OWN}:slow", prompt=PROMPT, response=text) for text in ("0.01", "99")])
         next(found)
         found.close()
-        assert dict(pool.score([Task(reward="python", prompt=PROMPT, response="0.02")]))[0].reward == 0.02
+        assert dict(pool.score([Task(reward=f"{OWN}:slow", prompt=PROMPT, response="0.02")]))[0].reward == 0.02
 
 
 @pytest.mark.slow
@@ -157,9 +157,9 @@ from millrace.rewards.isolation.messages import Task
 from millrace.types import Prompt
 
 prompt = Prompt(prompt_id="p", text="?", answer="42", source="test")
-reward = make_reward(ScoringConfig(reward="python", function="tests.support.rewards.own_rewards:slow"))
+reward = make_reward(ScoringConfig(reward="tests.support.rewards.own_rewards:slow"))
 with Pool([reward], Limits(workers=2)) as pool:
-    tasks = [Task(reward="python", prompt=prompt, response=text) for text in ("0.01", "99", "99")]
+    tasks = [Task(reward=reward.name, prompt=prompt, response=text) for text in ("0.01", "99", "99")]
     found = pool.score(tasks)
     next(found)
     print("at work", flush=True)
@@ -194,7 +194,7 @@ def test_the_loss_of_the_fork_server_is_a_fault_and_no_score() -> None:
 
 def test_a_reward_whose_import_starts_threads_is_loaded_after_the_fork() -> None:
     function = "tests.support.rewards.module_that_starts_a_thread:lives"
-    with Pool([make_reward(ScoringConfig(reward="python", function=function))], Limits(workers=2)) as pool:
-        assert pool.versions["python"].startswith(function)
-        judged = dict(pool.score([Task(reward="python", prompt=PROMPT, response="1")] * 4))
+    with Pool([make_reward(ScoringConfig(reward=function))], Limits(workers=2)) as pool:
+        assert pool.versions[function].startswith(function)
+        judged = dict(pool.score([Task(reward=function, prompt=PROMPT, response="1")] * 4))
     assert [scored.reward for scored in judged.values()] == [1.0] * 4
