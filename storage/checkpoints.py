@@ -66,14 +66,14 @@ class CheckpointWriter:
     def adopt(self, checkpoint: Checkpoint, state: dict[str, Any]) -> Checkpoint:
         """Commit an earlier checkpoint as the latest, with another state; its files are referred to, not copied.
 
-        Raises what `commit` raises.
+        Raises as `commit` does.
         """
         return self.commit_stored(checkpoint.step, checkpoint.files, state)
 
     def commit_stored(self, step: int, files: Mapping[str, FileRef], state: dict[str, Any]) -> Checkpoint:
         """Commit a checkpoint whose files are already durable in the store.
 
-        Raises what `commit` raises.
+        Raises as `commit` does.
         """
         body = {"step": step, "files": {name: asdict(ref) for name, ref in files.items()}, "state": state}
         record = self._log.commit("checkpoint", body=body)
@@ -95,14 +95,20 @@ def checkpoints_backwards(store: Store, root: str = layout.CHECKPOINTS) -> Itera
 
 
 def stored_checkpoints(store: Store, root: str = layout.CHECKPOINTS) -> dict[int, Checkpoint]:
-    """By policy version, ascending: the checkpoints not rolled back, whose files are there. Raises StreamCorrupt."""
-    found: list[Checkpoint] = []
+    """The checkpoints that were not rolled back and whose files exist, by policy version, ascending.
+
+    Raises StreamCorrupt.
+    """
+    checkpoints: list[Checkpoint] = []
     for checkpoint in checkpoints_backwards(store, root):
         # A trainer starts from the newest: earlier records of the same or a later step were rolled back.
-        if not found or checkpoint.step < found[-1].step:
-            found.append(checkpoint)
-    there = [one for one in found if all(store.exists(ref.path) for ref in one.files.values())]
-    return {checkpoint.step: checkpoint for checkpoint in reversed(there)}
+        if not checkpoints or checkpoint.step < checkpoints[-1].step:
+            checkpoints.append(checkpoint)
+    return {
+        checkpoint.step: checkpoint
+        for checkpoint in reversed(checkpoints)
+        if all(store.exists(ref.path) for ref in checkpoint.files.values())
+    }
 
 
 def first_of(store: Store, incarnation: int, root: str = layout.CHECKPOINTS) -> Checkpoint | None:
@@ -131,7 +137,7 @@ def _before(store: Store, root: str, cursor: LogCursor) -> Iterator[Checkpoint]:
 
 
 def checkpoint_of(record: Record, root: str) -> Checkpoint:
-    """What a checkpoint record of the log in the folder `root` commits. Raises StreamCorrupt."""
+    """Reads the checkpoint from a record of the log in the folder `root`. Raises StreamCorrupt."""
     try:
         return Checkpoint(
             step=record.body["step"],

@@ -1,10 +1,10 @@
-"""What can go wrong in storage. Each error also is the stdlib error it refines.
+"""Errors of storage. Each is also the stdlib error that it refines.
 
 StorageError
 ├── BadName       (ValueError)         a run id or path that is not allowed: a user error
 ├── StoreRefused  (ValueError)         a store that can't hold a run: a user error
-├── NotInStore    (FileNotFoundError)  there is nothing at this path
-├── StoreDenied   (PermissionError)    access was refused; never means "nothing there"
+├── NotInStore    (FileNotFoundError)  nothing exists at this path
+├── StoreDenied   (PermissionError)    access was refused; never means that nothing exists
 ├── StoreFull     (OSError)            no space left
 ├── StoreUnreachable (ConnectionError) the store does not answer
 ├── StreamCorrupt (ValueError)         committed data is not what its writer committed
@@ -20,7 +20,7 @@ class StorageError(Exception):
 
 
 class BadName(StorageError, ValueError):
-    """A run id or a path inside a store breaks the naming rules; the message says which and what is allowed."""
+    """A run id or a path inside a store breaks the naming rules; the message names the rule."""
 
 
 class StoreRefused(StorageError, ValueError):
@@ -28,7 +28,7 @@ class StoreRefused(StorageError, ValueError):
 
 
 class NotInStore(StorageError, FileNotFoundError):
-    """There is nothing at this path; the message names the path and the store's URL."""
+    """Nothing exists at this path; the message names the path and the store's URL."""
 
 
 class StoreDenied(StorageError, PermissionError):
@@ -47,7 +47,7 @@ class StreamCorrupt(StorageError, ValueError):
     """Something committed is damaged, missing or impossible.
 
     `file` is the path of the damaged file, relative to the store; `record` the sequence number of the commit record
-    that names it (None where the file is not named by a record); `reason` what was expected and what was found.
+    that names it (None if no record does); `reason` says what was read and what was expected.
     """
 
     def __init__(self, file: str, reason: str, record: int | None = None) -> None:
@@ -62,12 +62,12 @@ class StreamCorrupt(StorageError, ValueError):
 
 
 def damaged_record(file: str, reason: str) -> StreamCorrupt:
-    """The error for a commit record, which nothing but a copy of it can replace: later ones depend on it."""
+    """Makes the error for a commit record. Only a copy can replace it, because later records depend on it."""
     return StreamCorrupt(file, f"{reason}; restore it from a copy of the run")
 
 
 class PartCorrupt(StreamCorrupt):
-    """A part's file is damaged or missing, but its commit record is sound: how much is lost is known exactly."""
+    """A part's file is damaged or missing, but its commit record is sound, so the loss is known exactly."""
 
 
 class PartRemoved(StorageError, FileNotFoundError):

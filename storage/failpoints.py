@@ -62,8 +62,8 @@ def arm(process: str) -> None:
     """Arms the failpoints that the environment names for this process. Raises ValueError for a malformed one."""
     global _armed
     specs = [spec for spec in os.environ.get(SPECS, "").split(";") if spec.strip()]
-    found = [Failpoint.parse(spec) for spec in specs]
-    _armed = tuple(f for f in found if f.process == process and not f.witness.exists())
+    failpoints = [Failpoint.parse(spec) for spec in specs]
+    _armed = tuple(f for f in failpoints if f.process == process and not f.witness.exists())
 
 
 def failpoint(name: str, path: str = "") -> None:
@@ -76,8 +76,8 @@ def failpoint(name: str, path: str = "") -> None:
 
 
 def _is_at(place: str, name: str, path: str) -> bool:
-    wanted, _, glob = place.partition(":")
-    return wanted == name and (not glob or fnmatch.fnmatchcase(path, glob))
+    armed_name, _, glob = place.partition(":")
+    return armed_name == name and (not glob or fnmatch.fnmatchcase(path, glob))
 
 
 def _fire(armed: Failpoint) -> None:

@@ -3,35 +3,35 @@
 run.json                                the first attempt: config, versions; written once
 attempts/<n>.json                       each later attempt, with its config
 attempts/<n>.ended                      how that attempt ended
-attempts/<n>.promotion                  what the promotion gate decided at its end, and why
+attempts/<n>.promotion                  decision of the promotion gate at its end, with the reason
 attempts/<n>.early_stop                 why its training ended before training.max_steps, if evaluations ended it
 summary.json                            the state of the run when an attempt ended normally
 start/                                  the model at policy version 0, a Hugging Face folder
 start.json                              which files that folder has, with their checksums; written last
 start_hashes.json                       SHA-256 of the start model's files, wherever they are
 streams/trajectories/<g>/{seg,log}/     one writer per generator
-streams/unfinished/<g>/{seg,log}/       what a drained generator had in flight, for its successor
+streams/unfinished/<g>/{seg,log}/       a drained generator's unfinished responses, for its successor
 streams/scores/<reward>/<g>/<s>-of-<S>/ aligned with the trajectories of generator g
 streams/metrics/<stage>-<r>/            one writer per stage replica
 streams/consumed/                       the trainer's: the outcome of each trajectory it took
 streams/trainer_logprobs/               the trainer's: its log-probabilities of each trained token
-  …/head.json                           beside any log: a hint at its head
-  …/removed.json                        beside a stream's log: how many of its first parts were removed
+  …/head.json                           next to any log: a hint at its head
+  …/removed.json                        next to a stream's log: how many of its first parts were removed
 checkpoints/{data,log}/                 the trainer's, cursors inside the record
 weights/{data,log}/                     policy versions in transit, if the store is the transport
 weights/promoted/{data,log}/            checkpoints that passed the promotion gate, as Hugging Face folders
 progress/<stage>-<r>.json               status records, overwritten
 trainer_hosts.json                      where the first host of a trainer over several is, and their secret; overwritten
-decisions/<n>.json                      what the trainer decided about staleness and rollbacks, and why; written once
+decisions/<n>.json                      the trainer's decisions about staleness and rollbacks; written once
 curriculum/<block>.json                 which prompts a block of groups has, if there is a curriculum; written once
 incidents/<ms>-<kind>-<id>.json         restarts, rollbacks and alarms, for people; written once
 evaluations/<version>.json              results of one policy version, on held-out prompts and further sets
 note.txt                                a person's note on the run, one line; overwritten
 reports/<attempt>.md                    report on an attempt, for people: text, figures and plots
-logs/<stage>-<r>.log                    what each stage process printed
+logs/<stage>-<r>.log                    output of each stage process
 quarantine/…                            damaged files that fsck moved aside, each under its old path
 parquet/                                the run as compact wrote it, for analysis
-replay.json                             of a replay: its stored runs, and what it does with them
+replay.json                             a replay's request: its stored runs and options
 replay/…                                its results: verdict.json, rescored.json, comparison.parquet and plots
 """
 
@@ -133,7 +133,7 @@ def ended(number: int) -> str:
 
 
 def promotion(attempt: int) -> str:
-    """What the promotion gate decided at the end of an attempt."""
+    """Path of the promotion gate's decision at the end of an attempt."""
     return f"{ATTEMPTS}/{attempt:04d}.promotion"
 
 
@@ -153,7 +153,7 @@ def progress(stage: str, replica: int) -> str:
 
 
 def decision(number: int) -> str:
-    """What the trainer decided, number `number` of the run."""
+    """Path of the trainer's decision number `number`."""
     return f"{DECISIONS}/{number:08d}.json"
 
 
@@ -168,7 +168,7 @@ def evaluation(policy_version: int) -> str:
 
 
 def log_file(stage: str, replica: int) -> str:
-    """What one stage replica printed."""
+    """Path of the output of a stage replica."""
     return f"{LOGS}/{stage}-{replica}.log"
 
 
@@ -179,8 +179,8 @@ def record(seq: int) -> str:
 
 def record_seq(path: str) -> int | None:
     """The number of the commit record at `path`; None if `path` is something else."""
-    found = _RECORD.search(path)
-    return int(found[1]) if found else None
+    match = _RECORD.search(path)
+    return int(match[1]) if match else None
 
 
 def new_part(epoch: int) -> str:

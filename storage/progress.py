@@ -15,7 +15,7 @@ from storage.streams.sealed import seal, unseal
 
 
 def write_progress(store: Store, stage: str, replica: int, values: dict[str, Any]) -> None:
-    """Replaces a replica's status record with `values`, a JSON object. What is not finite becomes null."""
+    """Replaces a replica's status record with `values`, a JSON object. Numbers that are not finite become null."""
     plain = json.loads(json.dumps(values), parse_constant=lambda name: None)
     store.put(layout.progress(stage, replica), seal(plain))
 

@@ -167,7 +167,7 @@ CONSUMED: pa.Schema = pa.schema(
         column(
             "masked_tokens",
             pa.int32(),
-            "response tokens without loss because they were too old, the oldest ones; 0 if its group was dropped",
+            "response tokens masked because they were too old, the oldest ones; 0 if its group was dropped",
         ),
     ]
 )
@@ -198,16 +198,16 @@ METRIC: pa.Schema = pa.schema(
 )
 
 
-def check_columns(found: pa.Schema, schema: pa.Schema) -> None:
-    """Raises ValueError unless `found` has exactly the columns of `schema`: names, order, types."""
-    if found.equals(schema):
-        # Nearly always so; the check below costs as much as verifying a megabyte.
+def check_columns(actual: pa.Schema, schema: pa.Schema) -> None:
+    """Raises ValueError unless `actual` has exactly the columns of `schema`: names, order, types."""
+    if actual.equals(schema):
+        # The usual case; the check below costs as much as verifying a megabyte.
         return
-    if found.names != schema.names:
-        raise ValueError(f"columns are {found.names}, expected {schema.names}")
+    if actual.names != schema.names:
+        raise ValueError(f"columns are {actual.names}, expected {schema.names}")
     for field in schema:
-        if found.field(field.name).type != field.type:
-            raise ValueError(f"column {field.name} is {found.field(field.name).type}, expected {field.type}")
+        if actual.field(field.name).type != field.type:
+            raise ValueError(f"column {field.name} is {actual.field(field.name).type}, expected {field.type}")
 
 
 def in_order(table: pa.Table, schema: pa.Schema) -> pa.Table:

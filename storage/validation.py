@@ -1,4 +1,4 @@
-"""What makes a table of a stream's rows valid, checked before a commit and after a read."""
+"""Validates a table of a stream's rows, before a commit and after a read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -46,7 +46,7 @@ def validate(table: pa.Table, schema: pa.Schema, *, vocab_size: int = 0, group_s
         oldest, newest = _numpy(columns["min_policy_version"]), _numpy(columns["max_policy_version"])
         _refuse(oldest > newest, "min_policy_version is above max_policy_version")
     if "finish_reason" in columns:
-        _check_known(columns, "finish_reason", _FINISH_REASONS)
+        _check_is_in(columns, "finish_reason", _FINISH_REASONS)
     if group_size and {"group_id", "sample_index"} <= columns.keys():
         _check_groups(_numpy(columns["group_id"]), _numpy(columns["sample_index"]), group_size)
     _check_scores(columns)
@@ -166,7 +166,7 @@ def _check_groups(group_ids: npt.NDArray[Any], sample_indices: npt.NDArray[Any],
 
 def _check_scores(columns: dict[str, pa.Array]) -> None:
     if "status" in columns:
-        _check_known(columns, "status", _STATUSES)
+        _check_is_in(columns, "status", _STATUSES)
     if "reward" not in columns:
         return
     rewards = columns["reward"]
@@ -177,10 +177,10 @@ def _check_scores(columns: dict[str, pa.Array]) -> None:
     _refuse(~np.isfinite(_numpy(rewards.fill_null(0.0))), "reward is not finite")
 
 
-def _check_known(columns: dict[str, pa.Array], name: str, known: Sequence[str]) -> None:
-    # Arrow imports pandas, if there is one, for the first list that it takes. So no list at import.
-    unknown = ~_numpy(pc.or_(pc.is_in(columns[name], value_set=pa.array(known)), pc.is_null(columns[name])))
-    _refuse(unknown, f"{name} is none of {', '.join(known)}")
+def _check_is_in(columns: dict[str, pa.Array], name: str, allowed: Sequence[str]) -> None:
+    # Arrow imports pandas, if installed, for the first list that it converts. So no list at import.
+    unknown = ~_numpy(pc.or_(pc.is_in(columns[name], value_set=pa.array(allowed)), pc.is_null(columns[name])))
+    _refuse(unknown, f"{name} is none of {', '.join(allowed)}")
 
 
 def _refuse(bad: npt.NDArray[np.bool_], reason: str) -> None:

@@ -40,7 +40,7 @@ MEANINGS: Mapping[str, str] = {
     "probe": BROWN,
     "store unfinished responses": "#8c5a51",
     "loading": PURPLE,
-    "serve the late": "#6e56b2",
+    "store for late generators": "#6e56b2",
     "sleep": "#af8a3d",
     "wake": "#3d77f9",
     # What runs beside the pipeline now and then.

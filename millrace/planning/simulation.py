@@ -23,8 +23,8 @@ from millrace.planning.generator import Generator, Group
 from millrace.rollouts.staleness import (
     admission_limit,
     consumption_order,
-    generator_places,
     is_too_old,
+    max_in_flight,
     oldest_trainable,
     staleness,
     step_leaves_too_old,
@@ -104,7 +104,7 @@ class Campaign:
         """Generators that are at work."""
         generation, groups = config.generation, config.training.groups_per_step
         self._by_step = config.pipeline.mode == "sync"
-        places = generator_places(
+        places = max_in_flight(
             by_step=self._by_step,
             groups_per_step=groups,
             groups_per_batch=generation.groups_per_batch,

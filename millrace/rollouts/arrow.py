@@ -50,13 +50,13 @@ def trajectory_table(
     )
 
 
-def rows_of(trajectories: Sequence[Trajectory], schema: pa.Schema, *, incarnation: int, **others: Any) -> pa.Table:
-    """Rows of `TRAJECTORY` or `UNFINISHED`, as `schema` says; `others` are the columns that the two do not share."""
+def rows_of(trajectories: Sequence[Trajectory], schema: pa.Schema, *, incarnation: int, **columns: Any) -> pa.Table:
+    """Rows of `TRAJECTORY` or `UNFINISHED`, as given by `schema`; `columns` are those that the two do not share."""
     requests = [trajectory.request for trajectory in trajectories]
     responses = [trajectory.response for trajectory in trajectories]
     versions = [[version for version, _ in response.version_spans] for response in responses]
     starts = [[start for _, start in response.version_spans] for response in responses]
-    columns: dict[str, Any] = {
+    columns |= {
         "group_id": [request.group_id for request in requests],
         "sample_index": [request.sample_index for request in requests],
         "response_tokens": column_of_lists([response.tokens for response in responses], np.int32),
@@ -72,7 +72,6 @@ def rows_of(trajectories: Sequence[Trajectory], schema: pa.Schema, *, incarnatio
         "kept_tokens": column_of_lists([response.kept_tokens for response in responses], np.int32),
         "kept_counts": column_of_lists([response.kept_counts for response in responses], np.int32),
         "routed_experts": _column_of_bytes([response.routed_experts for response in responses]),
-        **others,
     }
     arrays = [
         column if isinstance(column := columns[field.name], pa.Array) else pa.array(column, type=field.type)

@@ -1,11 +1,12 @@
-"""The trainer's two streams: what became of each trajectory, and log π of every trained token.
+"""The trainer's two streams: the outcome of each trajectory, and log π of every trained token.
 
     step ─► its groups, in the order of the batch   ─► a row per trajectory ─┬─► ║ consumed ║          small, for plots
             groups and parts dropped before it      ─► a row per trajectory ─┘
             log π of every trained token            ───────────────────────────► ║ trainer_logprobs ║  as large as μ's
 
 Both are committed about once a second, and completely before a checkpoint: they hold every row that the checkpoint's
-account counts. A restarted trainer repeats the steps after its checkpoint; `lineage.surviving` tells which rows remain.
+account counts. A restarted trainer repeats the steps after its checkpoint; `lineage.surviving` finds the rows that
+count.
 """
 
 import time
@@ -50,11 +51,11 @@ class ConsumedWriter:
             )
             for path, schema in ((layout.CONSUMED, CONSUMED), (layout.TRAINER_LOGPROBS, TRAINER_LOGPROBS))
         )
-        # Rows of what was dropped since the last step. A group itself would keep its part in memory.
+        # Rows of groups dropped since the last step. A group itself would keep its part in memory.
         self._dropped: list[dict[str, object]] = []
 
     def drop(self, group: ScoredGroup | LostPart, reason: str, trainer_version: int) -> None:
-        """Notes a drop before the next step. It is written when that step is done."""
+        """Records a drop before the next step. It is written with that step."""
         if isinstance(group, LostPart):
             self._dropped += _lost(group, reason)
         else:
@@ -70,18 +71,18 @@ class ConsumedWriter:
     ) -> None:
         """Writes the step that made `policy_version` and trained `groups`, in this order.
 
-        `advantages` and `trainer_logprobs` have one item per trained trajectory. `trainer_versions` has the version of
-        the trainer that took it per group; by default the previous one.
+        `advantages` and `trainer_logprobs` have one item per trained trajectory. `trainer_versions` has one per group,
+        the trainer's version when it took the group; by default the previous version.
         """
         now = time.time()
         stamp = {"t": now, "incarnation": self._incarnation, "policy_version": policy_version}
-        of_trained = iter(advantages)
+        remaining_advantages = iter(advantages)
         rows = [{**stamp, **row} for row in self._dropped]
-        took = [policy_version - 1] * len(groups) if trainer_versions is None else trainer_versions
+        versions = [policy_version - 1] * len(groups) if trainer_versions is None else trainer_versions
         rows += [
             {**stamp, **row}
-            for group, version in zip(groups, took, strict=True)
-            for row in _trained(group, version, of_trained)
+            for group, version in zip(groups, versions, strict=True)
+            for row in _trained(group, version, remaining_advantages)
         ]
         self._dropped = []
         keys = [row for row in rows if row["outcome"] == TRAINED]

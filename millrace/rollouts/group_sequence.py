@@ -1,16 +1,16 @@
-"""Which groups of each generator are there: for the generator that resumes, and for the trainer that checks.
+"""The groups that each generator has committed. A generator resumes from them; the trainer checks them.
 
-    own groups        0   2   4   6   8   10  12          generator 0 of 2; 4 and 8 are still in flight
+    its groups        0   2   4   6   8   10  12          generator 0 of 2; 4 and 8 are still in flight
     committed         ■   ■       ■       ■               last: 10, missing: 4, 8
-    after a restart           4       8       12, 14, …   the missing ones first, then the next ones
+    after a restart           4       8       12, 14, …   the missing groups first, then the next ones
 
-Groups are admitted in order and finish in any order. Each commit record says what is there up to its part: the highest
-group, and those before it that are missing. So the newest record whose weights exist tells a generator where to go on:
-no prompt is skipped, and none is asked twice. The trainer adds up the parts it reads, and must find the same.
+Groups are admitted in order and finish in any order. Each commit record holds the highest group committed up to its
+part, and the lower groups that are still missing. A generator resumes from the newest record whose weights exist, so no
+prompt is skipped or sampled twice. The trainer keeps the same count from the parts it reads, and the two must agree.
 
-    own stream, incarnation 0   … ║ v19 ║ v20 ║ v21 ║ v22 ║ …           the trainer was rolled back to v20 and is now 1
-                                          └────────┐
-    own stream, incarnation 1                      ║ v20 ║ v21' ║ …     the groups of v21 and v22 are made once more
+    stream, incarnation 0   … ║ v19 ║ v20 ║ v21 ║ v22 ║ …           the trainer was rolled back to v20; it is now 1
+                                      └────────┐
+    stream, incarnation 1                      ║ v20 ║ v21' ║ …     the groups of v21 and v22 are generated again
 
 Groups that the trainer refuses, because their policy was rolled back, are generated again under the same numbers.
 """
@@ -30,41 +30,41 @@ from storage.streams.stream import stream_head
 
 @dataclass(kw_only=True)
 class GroupSet:
-    """The groups of one generator that are there: all its numbers up to `last`, except the `missing` ones."""
+    """The committed groups of one generator: all its numbers up to `last`, except the `missing` ones."""
 
     num_generators: int
-    """The generator's numbers are this far apart."""
+    """Distance between two of the generator's group numbers."""
     last: int
-    """The highest group; the generator's first number minus `num_generators` while there is none."""
+    """The highest group; the generator's first number minus `num_generators` before any group is committed."""
     missing: set[int] = field(default_factory=set)
 
     @classmethod
     def empty(cls, generator: int, num_generators: int) -> "GroupSet":
-        """No group yet."""
+        """Returns the set of a generator that has committed nothing."""
         return cls(num_generators=num_generators, last=generator - num_generators)
 
     def __contains__(self, group_id: int) -> bool:
         return group_id <= self.last and group_id not in self.missing
 
     def add(self, group_id: int) -> None:
-        """Raises ValueError if the group is there already, or belongs to another generator."""
+        """Raises ValueError if the group was added already or belongs to another generator."""
         if (group_id - self.last) % self.num_generators:
             raise ValueError(f"group {group_id} belongs to another generator")
         if group_id in self:
-            raise ValueError(f"group {group_id} is there a second time: a prompt was repeated")
+            raise ValueError(f"group {group_id} appears a second time: a prompt was repeated")
         self.missing |= set(range(self.last + self.num_generators, group_id, self.num_generators))
         self.missing.discard(group_id)
         self.last = max(self.last, group_id)
 
-    def lacking(self) -> Iterator[int]:
-        """Without end, as of now: the missing groups, ascending, then those after the last."""
+    def to_generate(self) -> Iterator[int]:
+        """Yields the missing groups, ascending, then all groups after the last, without end."""
         return chain(sorted(self.missing), count(self.last + self.num_generators, self.num_generators))
 
 
 def committed_groups(
     store: Store, generator: int, num_generators: int, lineage: Lineage, until: LogCursor | None = None
 ) -> GroupSet:
-    """The generator's groups whose weights are of this lineage, from its own stream up to `until` (default: its head).
+    """Reads the generator's groups whose weights are of this lineage, up to `until` in its stream (default: the head).
 
     Raises StreamCorrupt.
     """
@@ -82,8 +82,7 @@ def committed_groups(
 def pass_part(groups: GroupSet, path: str, record: Record, group_ids: Iterable[int] | None) -> None:
     """Adds the groups of a part whose weights exist; `group_ids` is None if its rows can't be read.
 
-    Raises LedgerMismatch, naming the rows, if a prompt was repeated or skipped: a group is there already, or the record
-    lacks one that is not there.
+    Raises LedgerMismatch, naming the rows, if a prompt was repeated or skipped.
     """
     where = f"{path}, rows {record.first_row_id} to {record.first_row_id + record.rows - 1}"
     if group_ids is None:

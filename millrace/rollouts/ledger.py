@@ -1,15 +1,15 @@
-"""Where every trajectory went, counted in trajectories (`rollouts`, by its stored name) and in response tokens.
+"""The ledger: where every trajectory went, counted in trajectories (stored as `rollouts`) and in response tokens.
 
     generated = trained + dropped + buffered + in flight
 
     ║ trajectories ║ ──in flight──► ║ scores ║ ──buffered──► consumed ─┬─► trained
                                                                        └─► dropped, by reason
 
-Of the tokens trained, those too old to carry loss are counted as `masked` too.
+Trained tokens that are too old to be trainable are counted as `masked` too.
 
-`generated` and `scored` are sums over commit records. What the trainer consumed is counted twice: by the position of
-its stream cursors, and by the `Account` that it keeps trajectory by trajectory. The two must agree at every step and
-after every restart. Otherwise the run stops and names the rows that they disagree about.
+`generated` and `scored` are sums over commit records. Consumption is counted twice: by the position of the trainer's
+stream cursors, and by the `Account` that it keeps trajectory by trajectory. The two must agree at every step and after
+every restart. Otherwise the run stops and names the rows that they disagree about.
 """
 
 from collections import Counter
@@ -49,7 +49,7 @@ class Amount:
 
 @dataclass(kw_only=True)
 class Account:
-    """What the trainer did with the trajectories it consumed. Checkpoints hold it."""
+    """Counts how the trainer used the trajectories that it consumed. Part of every checkpoint."""
 
     trained: Amount = field(default_factory=Amount)
     dropped: dict[str, Amount] = field(default_factory=dict)
@@ -59,11 +59,11 @@ class Account:
     by_generator: dict[int, Amount] = field(default_factory=dict)
     """Everything consumed, by generator."""
     masked: Amount = field(default_factory=Amount)
-    """Of the trained trajectories, those with tokens too old to carry loss, and these tokens alone."""
+    """Trained trajectories that have masked tokens, and the number of these tokens."""
     staleness: Counter[int] = field(default_factory=Counter)
     """Trained trajectories by their staleness when consumed, policy versions."""
     reward_sums: dict[str, float] = field(default_factory=dict)
-    """Sum of the known rewards, by drop_reason or `trained`: shows whether drops are biased."""
+    """Sum of the rewards, by drop_reason or `trained`: shows whether drops are biased."""
 
     def train(
         self, amount: Amount, *, generator: int, staleness: int, reward_sum: float, masked: Amount | None = None

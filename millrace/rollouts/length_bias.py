@@ -1,13 +1,13 @@
-"""Whether the trainer favours short or long responses: what it trained against all that it took, over the last steps.
+"""Length bias: whether the trainer favours short or long responses, over the last steps.
 
     the last `STEPS` steps    trained  ║ mean length, mean reward ║ ─┐
                               taken    ║ mean length, mean reward ║ ─┴─► trained ÷ taken
 
-Taken is what was trained or dropped, except `rolled_back`, which is generated again, and what `training.selection`
-leaves out, whatever its age: groups without spread, and responses that were cut off. It is the long responses that get
-too old. If they are dropped, the policy learns from the short ones, and from the rewards that these earn.
+Taken are the responses that were trained or dropped. Two kinds are not counted: `rolled_back` ones, which are generated
+again, and those that `training.selection` leaves out at any age (groups without spread, truncated responses). Long
+responses are the first to get too old. If they are dropped, the policy learns from the short ones and their rewards.
 
-A trainer that was restarted begins a new window.
+A restarted trainer begins a new window.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ LOW, HIGH = 0.97, 1.03
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sums:
-    """Of some trajectories."""
+    """Sums over some trajectories."""
 
     amount: Amount = field(default_factory=Amount)
     rewards: float = 0.0
@@ -44,26 +44,27 @@ class Ratios:
     """Trained ÷ taken, over the window."""
 
     length_ratio: float
-    """Of the mean response lengths."""
+    """Ratio of the mean response lengths."""
     reward_ratio: float | None
-    """Of the mean rewards; None where the mean of what was taken is not above 0."""
+    """Ratio of the mean rewards; None if the mean of the taken responses is not above 0."""
     trained_length: float
-    """Mean response length of what was trained, tokens."""
+    """Mean length of the trained responses, tokens."""
     taken_length: float
     step_length_ratio: float
     """As `length_ratio`, of the last step alone."""
 
     def metrics(self) -> dict[str, float]:
-        """By name, as far as they are known."""
-        found = {"length_ratio": self.length_ratio, "reward_ratio": self.reward_ratio}
-        return {name: value for name, value in found.items() if value is not None}
+        """Metrics by name; `reward_ratio` only if it exists."""
+        return {"length_ratio": self.length_ratio} | (
+            {} if self.reward_ratio is None else {"reward_ratio": self.reward_ratio}
+        )
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """One-line summary."""
         return (
-            f"over the last {STEPS} steps the responses trained have {self.trained_length:.1f} tokens in the mean, "
-            f"all that were taken {self.taken_length:.1f}: a ratio of {self.length_ratio:.3f}, expected {LOW} to {HIGH}"
+            f"over the last {STEPS} steps trained responses average {self.trained_length:.1f} tokens, all taken ones "
+            f"{self.taken_length:.1f}: a ratio of {self.length_ratio:.3f}, expected {LOW} to {HIGH}"
         )
 
 
@@ -76,14 +77,14 @@ class LengthBias:
         self._biased = False
 
     def take(self, group: ScoredGroup | LostPart, trained: Sequence[int] = ()) -> None:
-        """Counts a group for the step to come; `trained` are the members that it trains."""
-        before_trained, before_taken = self._steps[-1]
-        everything = _Sums(amount=group.amount()) if isinstance(group, LostPart) else _sums(group)
-        some = _sums(group, trained) if isinstance(group, ScoredGroup) else _Sums()
-        self._steps[-1] = before_trained + some, before_taken + everything
+        """Counts a group for the next step; `trained` are the members that it trains."""
+        sum_trained, sum_taken = self._steps[-1]
+        group_taken = _Sums(amount=group.amount()) if isinstance(group, LostPart) else _sums(group)
+        group_trained = _sums(group, trained) if isinstance(group, ScoredGroup) else _Sums()
+        self._steps[-1] = sum_trained + group_trained, sum_taken + group_taken
 
     def step(self) -> Ratios:
-        """The step, which trained something, is done."""
+        """Ends a step, which trained at least one response. Returns the ratios of the window."""
         while len(self._steps) > STEPS:
             self._steps.popleft()
         trained = sum((step[0] for step in self._steps), _Sums())
@@ -101,7 +102,7 @@ class LengthBias:
         )
 
     def has_left(self, ratios: Ratios) -> bool:
-        """Whether the length ratio has just left its bounds; not again before it was back, nor in the first steps."""
+        """Whether the length ratio has just left its bounds. False during the first steps, and until it was back."""
         was_biased = self._biased
         self._biased = len(self._steps) > STEPS and not LOW <= ratios.length_ratio <= HIGH
         return self._biased and not was_biased

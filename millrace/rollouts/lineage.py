@@ -1,4 +1,4 @@
-"""What survives when a trainer is rolled back to a checkpoint: policy versions, and rows of the trainer's streams.
+"""The policy versions, and the rows of the trainer's streams, that survive a rollback to a checkpoint.
 
     incarnation 0   v0 ─ v1 ─ … ─ v20 ─ … ─ v25 ✗ killed           v20 was the last checkpoint
     incarnation 1                  └─ v21' ─ v22' ─ …              v21 … v25 of incarnation 0 are rolled back
@@ -62,7 +62,7 @@ class Survivors:
     """Which rows of the trainer's streams survive, judged by the rows alone, in the order of their stream.
 
     A restarted trainer repeats the steps after its checkpoint: the first row of a new incarnation, of version v,
-    supersedes the rows of earlier incarnations that are of version v or later. Until that row is there, all survive.
+    supersedes the rows of earlier incarnations that are of version v or later. Until that row arrives, all survive.
     """
 
     def __init__(self, newest: Mapping[int, int] | None = None) -> None:
@@ -75,7 +75,8 @@ class Survivors:
             self.newest[incarnation] = max(self.newest[incarnation], last)
             return False
         superseded = any(version >= first for version in self.newest.values())
-        self.newest = {known: min(version, first - 1) for known, version in self.newest.items()} | {incarnation: last}
+        earlier = {number: min(version, first - 1) for number, version in self.newest.items()}
+        self.newest = earlier | {incarnation: last}
         return superseded
 
     def see_rows(self, incarnations: npt.NDArray[np.int32], policy_versions: npt.NDArray[np.int64]) -> bool:

@@ -4,13 +4,13 @@
                                                  ├─► zip by row ─► groups of all parts ─► take: oldest weights first
     ║ scores/<reward>/<g>/<k mod S>-of-S ║ part ─┘
 
-Of all groups that are scored and not taken, `take` gives the one with the oldest weights. A group that took long comes
-late in its stream. It is taken before those that overtook it, because it would soon be too old. `state` holds the
-position for a checkpoint, the cursors before the first part with groups left and the groups taken beyond: a loader
-opened with it continues with the others.
+`take` returns the scored group with the oldest weights that has not been taken. A group that took long to generate
+comes late in its stream, and is taken before newer groups, because it would soon be too old. `state` is the position
+for a checkpoint: the cursors before the first part with groups left, and the groups taken after it. A loader opened
+with it continues with the other groups.
 
-A part whose file is damaged, while its commit record is sound, comes out as a `LostPart`. Its record says how much is
-lost, and the parts after it are not held up.
+A part whose file is damaged, but whose commit record is sound, becomes a `LostPart`. Its record holds the amount that
+is lost, and later parts are not delayed.
 """
 
 import heapq
@@ -36,7 +36,7 @@ from storage.streams.stream import Part, StreamReader
 
 @dataclass(kw_only=True)
 class _Taken:
-    """What was taken of one part."""
+    """The groups taken from one part."""
 
     rows: list[int] = field(default_factory=list)
     """First row of each group taken."""
@@ -89,19 +89,19 @@ class _GeneratorStream:
             for path, cursor in zip(self._score_paths, state["scores"], strict=True)
         ]
         self._groups = committed_groups(store, generator, num_generators, lineage, self._trajectories.cursor)
-        # Parts of which something may be left, in the order of the stream.
+        # Parts that may have groups left, in the order of the stream.
         self._parts: deque[_OpenPart] = deque()
-        # Part number → what was taken of it before this loader was opened; for parts that are not open yet.
-        self._before = {
+        # Part number → groups taken before this loader was opened; for parts that are not open yet.
+        self._taken_earlier = {
             entry["part"]: _Taken(rows=entry["rows"], amount=Amount(rollouts=entry["rollouts"], tokens=entry["tokens"]))
             for entry in state["taken_of_parts"]
         }
-        # Reads the log ahead of the scores, once it is asked for; with the records of parts that are not zipped.
+        # Reads the log ahead of the scores, from the first call of `oldest_unscored` on.
         self._ahead: LogReader | None = None
         self._unscored: list[Record] = []
 
     def refill(self) -> Iterator[tuple[_OpenPart, ScoredGroup | LostPart]]:
-        """Zips the parts scored since the last call; gives their groups that were not taken."""
+        """Zips the parts scored since the last call, and yields their groups that were not taken."""
         while (part_and_groups := self._next()) is not None:
             part, groups = part_and_groups
             self._parts.append(part)
@@ -112,27 +112,27 @@ class _GeneratorStream:
         """The next part with its scores, and its groups that were not taken."""
         number = self._trajectories.cursor.part
         scorer = layout.scorer_of_part(number, len(self._scores))
-        before = {"trajectories_before": self._trajectories.cursor, "scores_before": self._scores[scorer].cursor}
+        cursors = {"trajectories_before": self._trajectories.cursor, "scores_before": self._scores[scorer].cursor}
         groups: Sequence[ScoredGroup | LostPart]
         group_ids: list[int] | None
         try:
             if (scores := self._scores[scorer].next()) is None:
                 return None
             whole, record = self._zip(self._trajectories.next(), scores, scorer)
-            taken = self._before.pop(number, _Taken())
+            taken = self._taken_earlier.pop(number, _Taken())
             groups = [group for group in whole if group.first_row_id not in taken.rows]
             group_ids = [group.group_id for group in whole]
         except PartCorrupt as error:
-            if self._scores[scorer].cursor.part == before["scores_before"].part:
+            if self._scores[scorer].cursor.part == cursors["scores_before"].part:
                 self._scores[scorer].next_record()
             record = self._checked(self._trajectories.next_record(), number)
-            taken = self._before.pop(number, _Taken())
+            taken = self._taken_earlier.pop(number, _Taken())
             left = Amount(rollouts=record.rows, tokens=record.tokens) - taken.amount
             lost = LostPart(generator=self.generator, record=record, left=left, reason=str(error))
             groups, group_ids = [lost] if left.rollouts else [], None
         if self._lineage.holds(record.incarnation, record.max_policy_version):
             pass_part(self._groups, self._path, record, group_ids)
-        return _OpenPart(number=number, **before, scorer=scorer, taken=taken, waiting=len(groups)), groups
+        return _OpenPart(number=number, **cursors, scorer=scorer, taken=taken, waiting=len(groups)), groups
 
     def _zip(self, trajectories: Part | None, scores: Part, scorer: int) -> tuple[list[ScoredGroup], Record]:
         record = self._checked(None if trajectories is None else trajectories.record, scores.record.part)
@@ -151,7 +151,7 @@ class _GeneratorStream:
         return record
 
     def oldest_unscored(self) -> int | None:
-        """Oldest version in the parts that were committed and not zipped yet, whose weights exist; None if none."""
+        """Oldest version in committed parts that are not zipped yet and whose weights exist; None without one."""
         if self._ahead is None:
             self._ahead = LogReader(self._store, self._path, self._trajectories.cursor)
         self._unscored += [record for record in iter(self._ahead.next, None) if record.kind == "data"]
@@ -174,7 +174,7 @@ class _GeneratorStream:
             self._parts.popleft()
 
     def consumed(self) -> Amount:
-        """Everything taken from this generator since the run began, by the count of its cursors."""
+        """Amount taken from this generator since the run began, as its cursors count it."""
         cursor = self._front()
         return Amount(rollouts=cursor.rows, tokens=cursor.tokens) + self._beyond()
 
@@ -198,17 +198,17 @@ class _GeneratorStream:
         return self._parts[0].trajectories_before if self._parts else self._trajectories.cursor
 
     def _beyond(self) -> Amount:
-        """What was taken after that position."""
+        """Amount taken after that position."""
         return sum((taken.amount for _, taken in self._taken_beyond()), Amount())
 
     def _taken_beyond(self) -> list[tuple[int, _Taken]]:
-        return [(part.number, part.taken) for part in self._parts] + list(self._before.items())
+        return [(part.number, part.taken) for part in self._parts] + list(self._taken_earlier.items())
 
 
 def consumed_by(state: Sequence[dict[str, Any]]) -> list[Amount]:
-    """Everything taken, by generator, as `RolloutLoader.consumed` of the loader that returned this state.
+    """Amount taken, by generator, according to a `RolloutLoader.state`.
 
-    Raises KeyError, TypeError or ValueError if it is damaged.
+    Raises KeyError, TypeError or ValueError if the state is damaged.
     """
     cursors = (LogCursor.from_json(stream["trajectories"]) for stream in state)
     return [
@@ -220,7 +220,7 @@ def consumed_by(state: Sequence[dict[str, Any]]) -> list[Amount]:
 class RolloutLoader:
     """The scored groups of a run, for a trainer of this `lineage`.
 
-    `state` is what an earlier `state()` returned, or None at the beginning.
+    `state` is an earlier result of `state()`; None at the beginning of a run.
     """
 
     def __init__(
@@ -245,17 +245,17 @@ class RolloutLoader:
         self._count = itertools.count()
 
     def _refill(self) -> None:
-        """Reads what was scored since the last call."""
+        """Reads the parts scored since the last call."""
         for stream in self._streams:
             for part, group in stream.refill():
                 heapq.heappush(self._waiting, (self._age(group), next(self._count), stream, part, group))
 
     def take(self) -> ScoredGroup | LostPart | None:
-        """Of all groups and lost parts that are there, the one with the oldest weights; None if there is none.
+        """Takes the scored group or lost part with the oldest weights; None if nothing is scored.
 
-        Groups whose weights do not exist any more come before all others. Raises StreamCorrupt where a commit record is
-        damaged, or where the streams do not match each other or the policy's vocabulary, and LedgerMismatch where a
-        prompt was skipped or repeated.
+        Groups whose weights no longer exist come first. Raises StreamCorrupt where a commit record is damaged, or the
+        streams match neither each other nor the policy's vocabulary, and LedgerMismatch where a prompt was skipped or
+        repeated.
         """
         self._refill()
         if not self._waiting:
@@ -265,17 +265,17 @@ class RolloutLoader:
         return group
 
     def oldest_unscored(self) -> int | None:
-        """Oldest version in what is committed and not scored yet; None if all of it is. Raises as `take`."""
+        """Oldest version that sampled an unscored group; None if all groups are scored. Raises as `take`."""
         self._refill()
         versions = [version for stream in self._streams if (version := stream.oldest_unscored()) is not None]
         return min(versions, default=None)
 
     def consumed(self) -> list[Amount]:
-        """Everything ever taken, by generator, by the count of the cursors."""
+        """Amount taken since the run began, by generator, as the cursors count it."""
         return [stream.consumed() for stream in self._streams]
 
     def state(self) -> list[dict[str, Any]]:
-        """What was taken so far, as JSON for a checkpoint. It does not change with what is taken later."""
+        """Returns the position as JSON for a checkpoint. Later calls of `take` don't change it."""
         return [stream.state() for stream in self._streams]
 
     def _age(self, group: ScoredGroup | LostPart) -> tuple[int, int]:

@@ -1,18 +1,18 @@
-"""Tokens without loss: those too old to train on, and with `training.selection.truncated: mask` those of responses that
-were cut off.
+"""Masks tokens that are too old to train on, and with `training.selection.truncated: mask` all tokens of truncated
+responses.
 
     versions of a response   3 3 3 4 4 4 4 5 5          the trainer is at version 8, the bound is 4
-    tokens with loss         0 0 0 1 1 1 1 1 1          8 − 3 > 4
+    trainable                0 0 0 1 1 1 1 1 1          8 − 3 > 4
 
-A response of many versions is as stale as its oldest token, but only that token is. So its too old tokens carry no
-loss, and the rest of the group is trained on. Its reward counts in the baseline, however much of it is masked.
+A response that several versions sampled is as stale as its oldest token. Only the tokens beyond the bound are masked;
+the rest of the group is trained. The response's reward counts in the baseline, however much of it is masked.
 
-What is masked follows from the spans, the trainer's version and the bound. The trainer stores how many tokens of each
-response it masked. They are the oldest of those with loss, so a replay finds them without knowing the bound.
+The trainer stores how many tokens of each response it masked. They are the oldest trainable ones, so a replay masks the
+same tokens without knowing the bound.
 
-The reward of a response without its end says that there was no answer, and not that the tokens so far were wrong
-(overlong filtering, DAPO, arXiv 2503.14476, §3.4). It counts in the group's baseline too. Which responses were cut off
-is stored with them, and the setting of a run never changes, so a replay masks the same.
+A truncated response earns its reward for having no answer, not because the tokens so far were wrong (overlong
+filtering, DAPO, arXiv 2503.14476, §3.4). Its reward counts in the baseline too. Stored rows say which responses were
+truncated, and the setting of a run never changes, so a replay masks the same.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from millrace.rollouts.staleness import oldest_trainable
 
 
 def mask_too_old(group: ScoredGroup, trainer_version: int, max_staleness: int) -> ScoredGroup:
-    """The group as a trainer at `trainer_version` may train it: without loss on tokens beyond the bound."""
+    """Masks tokens beyond the bound, for a trainer at `trainer_version`."""
     first = oldest_trainable(trainer_version, max_staleness)
     if group.min_policy_version >= first:
         return group
@@ -35,9 +35,9 @@ def mask_too_old(group: ScoredGroup, trainer_version: int, max_staleness: int) -
 
 
 def mask_as_stored(group: ScoredGroup, masked_tokens: Sequence[int]) -> ScoredGroup:
-    """The group as it was trained, where the step masked so many tokens of each member.
+    """Masks the tokens that a stored step masked; `masked_tokens` is [G], their number in each member.
 
-    Raises ValueError if no bound masks exactly so many.
+    Raises ValueError if no bound masks exactly these numbers.
     """
     if not any(masked_tokens):
         return group
@@ -48,15 +48,15 @@ def mask_as_stored(group: ScoredGroup, masked_tokens: Sequence[int]) -> ScoredGr
 
 
 def mask_truncated(group: ScoredGroup, config: SelectionConfig) -> ScoredGroup:
-    """The group without loss on responses that were cut off, if the config asks for it."""
+    """Masks truncated responses if the config says so."""
     if config.truncated == "train" or not any(group.truncated):
         return group
-    masks = [mask * (not cut_off) for mask, cut_off in zip(group.loss_mask, group.truncated, strict=True)]
+    masks = [mask * (not truncated) for mask, truncated in zip(group.loss_mask, group.truncated, strict=True)]
     return replace(group, loss_mask=masks, masks_truncated=True)
 
 
 def _masked(group: ScoredGroup, first_versions: Sequence[int]) -> ScoredGroup:
-    """Without loss on tokens of versions before `first_versions`, one a member."""
+    """Masks tokens of versions before `first_versions`, which is [G]."""
     masks = [_mask(group, i, first) for i, first in enumerate(first_versions)]
     counts = [int(old.sum()) - int(new.sum()) for old, new in zip(group.loss_mask, masks, strict=True)]
     return replace(group, loss_mask=masks, masked_tokens=counts)
@@ -70,7 +70,7 @@ def _mask(group: ScoredGroup, member: int, first_version: int) -> npt.NDArray[np
 
 
 def _first_version(group: ScoredGroup, member: int, masked_tokens: int) -> int:
-    """The version of the oldest token with loss that is left when so many are masked."""
+    """Version of the oldest token that remains trainable when `masked_tokens` are masked."""
     versions = np.sort(group.token_versions(member)[group.loss_mask[member] > 0])
     if masked_tokens == 0:
         return int(group.min_policy_versions[member])

@@ -32,7 +32,7 @@ class ScoredGroup:
     rollout_logprobs: list[npt.NDArray[np.float32]]
     """[G] of [R] log μ of the behaviour policy, nats."""
     loss_mask: list[npt.NDArray[np.uint8]]
-    """[G] of [R] 1 where a token carries loss."""
+    """[G] of [R] 1 where a token is trainable."""
     span_versions: list[npt.NDArray[np.int64]]
     """[G] of [spans] the policy version that sampled each span of tokens."""
     span_starts: list[npt.NDArray[np.int32]]
@@ -45,11 +45,11 @@ class ScoredGroup:
     routed_experts: list[npt.NDArray[np.uint16]]
     """[G] as the column of this name: experts of each token but the last; empty if they were not recorded."""
     masked_tokens: list[int]
-    """[G] tokens that carry no loss because they are too old: see `millrace.rollouts.masking`."""
+    """[G] tokens masked because they are too old: see `millrace.rollouts.masking`."""
     truncated: list[bool]
     """[G] whether each was cut off, at `max_new_tokens` or by the limit of turns."""
     masks_truncated: bool = False
-    """Whether those carry no loss: see `millrace.rollouts.masking`."""
+    """Whether truncated members are masked: see `millrace.rollouts.masking`."""
     max_new_tokens: int
     """Maximum length of a response, tokens."""
     meta: str
@@ -75,7 +75,7 @@ class ScoredGroup:
 
     @property
     def oldest_versions(self) -> npt.NDArray[np.int64]:
-        """[G] oldest version that sampled a token with loss of each; of those without any, as `min_policy_versions`."""
+        """[G] oldest version that sampled a trainable token; for members without one, as `min_policy_versions`."""
         oldest = self.min_policy_versions.copy()
         for i, versions in enumerate(self.span_versions):
             if len(versions) > 1 and self.loss_mask[i].any():
@@ -88,14 +88,14 @@ class ScoredGroup:
         return np.repeat(self.span_versions[member], lengths)
 
     def is_masked(self, member: int) -> bool:
-        """Whether no token of a member is left to train on."""
+        """Whether all tokens of a member are too old."""
         return self.masked_tokens[member] > 0 and not self.loss_mask[member].any()
 
     @property
     def oldest_version(self) -> int:
-        """Oldest version that sampled a token with loss; if no token carries loss, that of the oldest one."""
-        left = [bool(mask.any()) for mask in self.loss_mask]
-        return int(self.oldest_versions[left].min()) if any(left) else self.min_policy_version
+        """Oldest version that sampled a trainable token; without trainable tokens, as `min_policy_version`."""
+        trainable = [bool(mask.any()) for mask in self.loss_mask]
+        return int(self.oldest_versions[trainable].min()) if any(trainable) else self.min_policy_version
 
     def staleness(self, trainer_version: int) -> int:
         """Policy versions by which `trainer_version` is ahead of `oldest_version`."""
@@ -113,16 +113,16 @@ class ScoredGroup:
 
     @property
     def trained(self) -> list[int]:
-        """Members that a step trains: the verified ones with a token left. The others' rewards count all the same."""
+        """Members that a step trains: the verified ones with a trainable token. All rewards count in the baseline."""
         return [i for i in range(len(self.rewards)) if self.drop_reason_of(i) is None]
 
     @property
     def selected(self) -> list[int]:
-        """All members but those that carry no loss because they were cut off."""
+        """Members that are not masked as truncated."""
         return [i for i in range(len(self.rewards)) if not (self.masks_truncated and self.truncated[i])]
 
     def drop_reason_of(self, member: int) -> str | None:
-        """Why a step that trains the group leaves a member out; None if it does not."""
+        """Why a step that trains the group leaves this member out; None if it is trained."""
         if self.rewards[member] is None:
             return "error"
         if self.masks_truncated and self.truncated[member]:
@@ -131,7 +131,7 @@ class ScoredGroup:
 
     @property
     def left_out(self) -> dict[str, list[int]]:
-        """By drop_reason: the members that a step leaves out that trains the group."""
+        """Members that a step leaves out, by drop_reason."""
         members: dict[str, list[int]] = {}
         for i in range(len(self.rewards)):
             if (reason := self.drop_reason_of(i)) is not None:
@@ -147,12 +147,12 @@ class ScoredGroup:
         return None if None in reasons else "stale" if "stale" in reasons else "truncated"
 
     def amount(self, members: list[int] | None = None) -> Amount:
-        """The amount of some members, or of all."""
+        """Amount of `members`, or of all."""
         chosen = range(len(self.rewards)) if members is None else members
         return Amount(rollouts=len(chosen), tokens=sum(len(self.response_tokens[i]) for i in chosen))
 
     def masked_amount(self) -> Amount:
-        """Of the trained members, those with masked tokens, and these tokens."""
+        """Trained members that have masked tokens, and the number of these tokens."""
         counts = [self.masked_tokens[i] for i in self.trained if self.masked_tokens[i]]
         return Amount(rollouts=len(counts), tokens=sum(counts))
 
@@ -165,7 +165,7 @@ class LostPart:
     record: Record
     """Its commit record, which is sound."""
     left: Amount
-    """What was not taken before it was damaged."""
+    """Rows that were not taken before the damage."""
     reason: str
     """The file, the record and the damage."""
 
@@ -181,12 +181,12 @@ def zip_groups(trajectories: Part, scores: Part, generator: int, scores_path: st
     """
     table, scored = trajectories.table, scores.table
     if not np.array_equal(table["row_id"].to_numpy(), scored["row_id"].to_numpy()):
-        found, expected = scores.record, trajectories.record
+        record, expected = scores.record, trajectories.record
         raise StreamCorrupt(
-            f"{scores_path}/{found.file}",
-            f"holds the scores of {found.rows} rows from {found.first_row_id} on, "
+            f"{scores_path}/{record.file}",
+            f"holds the scores of {record.rows} rows from {record.first_row_id} on, "
             f"expected {expected.rows} from {expected.first_row_id} on",
-            found.seq,
+            record.seq,
         )
     group_ids = table["group_id"].to_numpy()
     starts = np.flatnonzero(np.diff(group_ids, prepend=group_ids[0] - 1))

@@ -28,8 +28,8 @@ from millrace.rollouts.scored_group import ScoredGroup
 ZERO_ADVANTAGE = "zero_advantage"
 """The drop_reason of such a group."""
 _WINDOW_STEPS, _STARVING = 10, 0.9
-"""A run is held up if of the groups for so many steps at least this share had no spread: a step takes ten times its
-groups."""
+"""A run is starving if at least this share of the groups of the last steps had no spread: at 0.9, a step takes ten
+times its groups."""
 _EVENT_SECONDS = 60.0
 """Minimum time between two events."""
 
@@ -39,12 +39,12 @@ def shaped_rewards(group: ScoredGroup, config: SelectionConfig) -> list[float]:
 
     Tokens that an environment wrote count towards the length, as they do towards `max_new_tokens`.
     """
-    known = [(reward, len(group.response_tokens[i])) for i, reward in enumerate(group.rewards) if reward is not None]
+    rewards = [(reward, len(group.response_tokens[i])) for i, reward in enumerate(group.rewards) if reward is not None]
     buffer = config.overlong_buffer
     if buffer is None:
-        return [reward for reward, _ in known]
+        return [reward for reward, _ in rewards]
     first = group.max_new_tokens - buffer
-    return [reward - min(length - first, buffer) / buffer if length > first else reward for reward, length in known]
+    return [reward - min(length - first, buffer) / buffer if length > first else reward for reward, length in rewards]
 
 
 def source_factor(group: ScoredGroup, factors: Mapping[str, float]) -> float:
@@ -87,8 +87,10 @@ class SpreadFilter:
         return ZERO_ADVANTAGE if self._config.drop_zero_advantage and not spread else None
 
     def step(self) -> float:
-        """The step, for which at least one group was taken, is done. Returns the share of its groups without spread,
-        dropped ones included, 0 to 1."""
+        """Ends a step, which took at least one group. Returns the share of its groups without spread, 0 to 1.
+
+        Dropped groups count too.
+        """
         share = self._without / self._taken
         self._taken = self._without = 0
         return share
@@ -99,7 +101,7 @@ class SpreadFilter:
         return self._recent.count(False) / len(self._recent) if self._recent else None
 
     def starving(self) -> str | None:
-        """A sentence for people if dropped groups hold the run up; None if not, or if it was said just now."""
+        """Returns a warning if dropped groups hold the run up; None if not, or within a minute of the last warning."""
         window, share, now = len(self._recent), self.share, time.monotonic()
         if window != self._recent.maxlen or share is None or share < _STARVING:
             return None

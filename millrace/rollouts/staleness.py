@@ -12,11 +12,11 @@ checks the bound again when it consumes a group, and drops and counts a group th
 """
 
 TOKENS_OF_STALENESS = "trained_tokens_of_staleness/"
-"""Metrics of a step: its tokens with loss by staleness, each by the version that sampled it. The staleness follows."""
+"""Prefix of step metrics: trainable tokens by the staleness of the version that sampled each."""
 
 
 def admission_limit(policy_version: int, *, max_staleness: int, groups_per_step: int, groups_dropped: int) -> int:
-    """The first group number that may not be admitted yet.
+    """Returns the first group number that may not be admitted yet.
 
     `policy_version` is that of the generator's weights. `groups_dropped` counts the groups that the trainer consumed
     and did not train on: each makes room for another.
@@ -24,32 +24,32 @@ def admission_limit(policy_version: int, *, max_staleness: int, groups_per_step:
     return groups_dropped + (max_staleness + policy_version + 1) * groups_per_step
 
 
-def generator_places(*, by_step: bool, groups_per_step: int, groups_per_batch: int, group_size: int) -> int:
-    """How many requests a generator may have in flight at once. `by_step`: whether the run is in sync mode."""
-    # In sync mode the bound alone says how many: all groups of a step are decoded together.
+def max_in_flight(*, by_step: bool, groups_per_step: int, groups_per_batch: int, group_size: int) -> int:
+    """Maximum number of requests that a generator has in flight. `by_step`: whether the run is in sync mode."""
+    # In sync mode only the staleness bound limits it: all groups of a step are decoded together.
     return (groups_per_step if by_step else groups_per_batch) * group_size
 
 
 def consumption_order(min_policy_version: int, group_id: int) -> tuple[int, int]:
-    """Of the groups that are scored, a trainer takes the one with the least of these: oldest weights, then number."""
+    """Sort key of scored groups: a trainer takes the group with the oldest weights first, then by group number."""
     return min_policy_version, group_id
 
 
 def staleness(trainer_version: int, min_policy_version: int) -> int:
-    """Optimizer steps between the oldest weights that sampled a trajectory and those that it is about to update."""
+    """Optimizer steps between the oldest weights that sampled a trajectory and the weights that it will update."""
     return trainer_version - min_policy_version
 
 
 def oldest_trainable(trainer_version: int, max_staleness: int) -> int:
-    """The oldest policy version whose tokens may carry loss when a trainer at `trainer_version` takes their group."""
+    """Oldest policy version whose tokens are trainable when a trainer at `trainer_version` takes their group."""
     return trainer_version - max_staleness
 
 
 def is_too_old(policy_version: int, trainer_version: int, max_staleness: int) -> bool:
-    """Whether a group is stale for a trainer at `trainer_version`, by the oldest version of its tokens with loss."""
+    """Whether a group is too old for a trainer at `trainer_version`. `policy_version`: its oldest trainable version."""
     return policy_version < oldest_trainable(trainer_version, max_staleness)
 
 
 def step_leaves_too_old(policy_version: int, trainer_version: int, max_staleness: int) -> bool:
-    """Whether a group of this oldest version, taken only after the next step, would be too old."""
+    """Whether a group of this oldest trainable version would be too old if it is taken after the next step."""
     return is_too_old(policy_version, trainer_version + 1, max_staleness)

@@ -1,9 +1,9 @@
-"""What a generator had in flight, stored for its successor.
+"""Unfinished responses of a generator, stored for its successor.
 
-    drained, or from time to time ─► interrupted responses ─► ║ unfinished/<g> ║ newest part ─► the successor goes on
+    drained, or from time to time ─► interrupted responses ─► ║ unfinished/<g> ║ newest part ─► the successor continues
 
-A part is everything that the generator had in flight at one moment, so only the newest part counts. Of that, a
-successor takes what belongs to groups that are not committed yet, under weights that exist.
+A part holds all responses that the generator had in flight at one moment, so only the newest part counts. The successor
+continues those whose groups are not committed yet and whose weights exist.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,10 +45,10 @@ class UnfinishedWriter:
 
 
 def read_unfinished(store: Store, generator: int) -> list[tuple[int, Trajectory]]:
-    """(incarnation of its newest weights, response) of all that a predecessor had in flight when it last stored that.
+    """Returns the responses that a predecessor last stored, each with the incarnation of its newest weights.
 
-    The requests hold the group, the place in it and the time of admission alone. A part that is damaged or was removed
-    counts as empty: its responses are generated again.
+    Their requests hold only group, sample index and time of admission. A part that is damaged or was removed counts as
+    empty: its responses are generated again.
     """
     path = layout.unfinished(generator)
     for record in backwards(store, path, stream_head(store, path)):

@@ -64,7 +64,7 @@ class TrajectoryWriter:
         return self._commits.rows
 
     def restart(self, lineage: Lineage) -> None:
-        """Commits the pending rows, and goes on under weights of this lineage, behind the groups that it keeps."""
+        """Commits the pending rows, then continues under weights of this lineage, after the groups that it holds."""
         self.flush()
         self._incarnation = lineage.incarnation
         # Never below the version that this incarnation began with, for the reason given in `append`.

@@ -1,11 +1,11 @@
-"""The stages of a run: each is a process, generators and scorers are several.
+"""The stages of a run: a process each; generators and scorers may have several.
 
   stage         consumes               waits for                      produces                   unblocks
   bootstrap     training prompts       nothing                        the start model            every other stage
   generate      weights, prompts       weights; room under the bound  groups of trajectories     score
   score         trajectories           the next part of its share     a score per trajectory     train
   train         scored groups          stragglers; a step's worth     versions, drops counted    sync_weights, generate
-  sync_weights  versions               a newer one; who is late       weights at each generator  generate
+  sync_weights  versions               a newer one; acknowledgements  weights at each generator  generate
   evaluate      checkpoints            one that is due                accuracies, an early stop  promote, train
   promote       the latest checkpoint  nothing                        the promoted model         nothing
 

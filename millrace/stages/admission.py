@@ -1,9 +1,9 @@
-"""Which requests a generator gives its engine: of its own groups, as far as the staleness bound and its places reach.
+"""Admission: which requests a generator submits, limited by the staleness bound and by its slots.
 
-    missing groups, then new ones ─► under the bound? ─► requests of the group ─► a place free? ─► engine
+    missing groups, then new ones ─► under the bound? ─► requests of the group ─► a slot free? ─► engine
 
-A place is that of one request in flight. A group that waits for its last response holds one place, so the engine stays
-full while a straggler is on its way.
+A slot holds one request in flight. A group that waits for its last response holds one slot, so the engine stays full
+while it waits for a straggler.
 """
 
 import time
@@ -17,7 +17,7 @@ from millrace.prompts.dataset import PromptOrder
 from millrace.rollouts.group_sequence import GroupSet
 from millrace.rollouts.groups_in_flight import GroupsInFlight, num_tokens
 from millrace.rollouts.lineage import Lineage
-from millrace.rollouts.staleness import admission_limit, generator_places
+from millrace.rollouts.staleness import admission_limit, max_in_flight
 from millrace.runtime.stage import Stage
 from millrace.types import Prompt, Request, Trajectory
 from millrace.weights.base import AdmissionPolicy
@@ -33,47 +33,47 @@ class Admission:
         self._order = order
         self._encoder = encoder
         self.by_step = config.pipeline.mode == "sync"
-        """Whether a part is a whole step's share: the barrier between generation and the other stages."""
+        """Whether a part is a generator's whole share of a step, as in sync mode."""
         self._policy = as_configured(config)
         self.newest_version = 0
-        """The newest policy version that the trainer was known to have, when room was last asked for."""
+        """The trainer's policy version at the last check for room."""
         self.groups = GroupsInFlight(config.generation.group_size, config.seed)
-        # Set by `restart`, once the first weights are here.
+        # Set by `restart`, once the first weights have arrived.
         self._numbers: Iterator[int]
         self._next: int
         self._begun: dict[int, dict[int, Trajectory]] = {}
         self._queue: deque[Request] = deque()
 
     def switch_lineage(self, lineage: Lineage, last_group: int) -> None:
-        """Continues under weights of another incarnation, of this lineage; `restart` comes next.
+        """Switches to weights of another incarnation, of this lineage. Call `restart` next.
 
-        Raises StreamCorrupt if the curriculum lacks `last_group`, the highest that was sampled.
+        Raises StreamCorrupt if the curriculum is missing `last_group`, the highest group that was sampled.
         """
         if isinstance(self._order, Curriculum):
             self._order.switch_lineage(lineage, last_group)
 
     def apply(self, policy: AdmissionPolicy | None) -> None:
-        """Admits by this policy from now on, that of the weights in use; None changes nothing."""
+        """Applies the admission policy of the weights in use; None keeps the current policy."""
         self._policy = policy or self._policy
 
     def restart(self, committed: GroupSet, begun: Sequence[Trajectory] = ()) -> tuple[int, int]:
-        """Goes on behind the committed groups, continuing the responses that had `begun`.
+        """Continues after the committed groups, and continues the unfinished responses `begun`.
 
-        Nothing may be in flight. What belongs to a committed group is ignored. Returns how many are continued, and how
-        many tokens they have.
+        Nothing may be in flight. Responses of committed groups are ignored. Returns the number of responses that are
+        continued, and of their tokens.
         """
         self._queue.clear()
-        self._numbers = committed.lacking()
+        self._numbers = committed.to_generate()
         self._next = next(self._numbers)
         self._begun = {}
-        continued = [one for one in begun if one.request.group_id not in committed]
-        for one in continued:
-            self._begun.setdefault(one.request.group_id, {})[one.request.sample_index] = one
+        continued = [response for response in begun if response.request.group_id not in committed]
+        for response in continued:
+            self._begun.setdefault(response.request.group_id, {})[response.request.sample_index] = response
         return len(continued), num_tokens(continued)
 
     @property
     def waiting(self) -> int:
-        """Requests of admitted groups that have no place yet."""
+        """Requests of admitted groups that wait for a slot."""
         return len(self._queue)
 
     def has_room(self, policy_version: int) -> bool:
@@ -81,7 +81,7 @@ class Admission:
         return self._next < self._limit(policy_version)
 
     def requests(self, policy_version: int, in_flight: int) -> list[Request]:
-        """The requests to submit now, while `in_flight` are."""
+        """Returns the requests to submit now, given the number of requests in flight."""
         free = self._policy.places - in_flight
         if len(self._queue) < free:
             limit = self._limit(policy_version)
@@ -89,16 +89,16 @@ class Admission:
                 self._admit(policy_version)
         return [self._queue.popleft() for _ in range(min(free, len(self._queue)))]
 
-    def free_for_want_of_room(self, in_flight: int) -> float:
-        """The share of the places that `requests` has just left free, beside `in_flight`: the bound admits no group."""
+    def starved_share(self, in_flight: int) -> float:
+        """Share of slots left free because the bound admits no further group, 0 to 1. Call after `requests`."""
         return max(0, self._policy.places - in_flight) / self._policy.places
 
-    def interrupted(self, from_engine: Sequence[Trajectory]) -> list[Trajectory]:
-        """Forgets all groups in flight; returns what their responses have, with what waits for its group's turn."""
-        waiting = [one for group in self._begun.values() for one in group.values()]
+    def interrupt(self, from_engine: Sequence[Trajectory]) -> list[Trajectory]:
+        """Removes all groups. Returns their responses so far, and those whose groups were not admitted again yet."""
+        waiting = [response for group in self._begun.values() for response in group.values()]
         self._queue.clear()
         self._begun = {}
-        return [*self.groups.interrupted(from_engine), *waiting]
+        return [*self.groups.interrupt(from_engine), *waiting]
 
     def _limit(self, policy_version: int) -> int:
         trainer = read_status(self._stage.store, "train", 0)
@@ -134,8 +134,8 @@ class Admission:
 
 
 def as_configured(config: RunConfig) -> AdmissionPolicy:
-    """The policy of a version whose weights bring none."""
-    places = generator_places(
+    """The admission policy for weights that carry none."""
+    places = max_in_flight(
         by_step=config.pipeline.mode == "sync",
         groups_per_step=config.training.groups_per_step,
         groups_per_batch=config.generation.groups_per_batch,
@@ -145,7 +145,7 @@ def as_configured(config: RunConfig) -> AdmissionPolicy:
 
 
 def prompt_order(stage: Stage, prompts: Sequence[Prompt]) -> PromptOrder | Curriculum:
-    """Which of the training prompts each group has. Raises StreamCorrupt and PromptsError, as `Curriculum` does."""
+    """Orders the training prompts, a prompt per group. Raises StreamCorrupt and PromptsError like `Curriculum`."""
     config = stage.config
     if config.prompts.curriculum_window is None:
         return PromptOrder(prompts, seed=config.seed, shuffle=config.prompts.shuffle)

@@ -1,9 +1,9 @@
-"""What a generator keeps of its responses in flight, when it ends or when the trainer was rolled back.
+"""Unfinished responses of a generator, carried over when it ends or the trainer is rolled back.
 
     drained, or every commit_unfinished_seconds ─► interrupt ─► ║ unfinished/<g> ║ ─► the next process continues them
     weights of a new incarnation ─► interrupt ─► those whose weights exist are continued at once
 
-In sync mode nothing is kept, so that a step's responses do not depend on when something was killed.
+In sync mode nothing is carried over, so that a step's responses do not depend on the time of a kill.
 """
 
 import time
@@ -33,21 +33,21 @@ class CarryOver:
             self._unfinished = UnfinishedWriter(stage.store, stage.replica, engine.vocab_size)
 
     def begin(self, incarnation: int, previous: int | None) -> None:
-        """Goes on under weights of a new incarnation: back to the first group that its trainer lacks.
+        """Continues under weights of a new incarnation, from the first group that its trainer is missing.
 
-        `previous` is the incarnation of the weights that are loaded, None if there are none yet.
+        `previous` is the incarnation of the loaded weights, None before the first.
         """
         lineage = Lineage.of(self._stage.store, incarnation)
         if previous is None:
-            # The predecessor's, by its last status record.
+            # The predecessor's last status record.
             lost = self._stage.value("tokens_in_flight")
-            found = read_unfinished(self._stage.store, self._stage.replica) if self._unfinished else []
+            unfinished = read_unfinished(self._stage.store, self._stage.replica) if self._unfinished else []
         else:
             lost = self.tokens_in_flight
-            found = [(previous, one) for one in self._interrupt()]
+            unfinished = [(previous, response) for response in self._interrupt()]
         self._writer.restart(lineage)
-        begun = [one for of_weights, one in found if lineage.holds(of_weights, _newest(one))]
-        last_group = max([self._writer.groups.last, *(one.request.group_id for one in begun)])
+        begun = [response for of_weights, response in unfinished if lineage.holds(of_weights, _newest(response))]
+        last_group = max([self._writer.groups.last, *(response.request.group_id for response in begun)])
         self._admission.switch_lineage(lineage, last_group)
         num_continued, tokens = self._admission.restart(self._writer.groups, begun)
         self._stage.update_status(
@@ -62,14 +62,17 @@ class CarryOver:
             )
 
     def store(self, incarnation: int) -> str:
-        """Interrupts what is in flight and stores it for a successor; says how much. In sync mode it does nothing."""
+        """Interrupts the responses in flight and stores them for a successor; nothing in sync mode.
+
+        Returns the end of a log line: how many were stored.
+        """
         interrupted = self._store(incarnation)
         if not interrupted:
             return ""
         return f"; stored {len(interrupted)} unfinished responses ({num_tokens(interrupted)} tokens)"
 
     def store_if_due(self, incarnation: int) -> None:
-        """Every `commit_unfinished_seconds`: stores what is in flight, and goes on with it. Not in sync mode."""
+        """Stores the responses in flight every `commit_unfinished_seconds`, and continues them; never in sync mode."""
         if self._unfinished is None or self._seconds is None:
             return
         if time.monotonic() - self._t_stored >= self._seconds:
@@ -81,7 +84,7 @@ class CarryOver:
             return []
         with self._stage.busy("store_unfinished"):
             interrupted = self._interrupt()
-            # So that whatever is not in the stream is among the unfinished.
+            # Every response is then either in the stream or among the unfinished ones.
             self._writer.flush()
             if interrupted:
                 self._unfinished.write(interrupted, incarnation)
@@ -92,16 +95,16 @@ class CarryOver:
 
     @property
     def tokens_in_flight(self) -> int:
-        """Response tokens that would be lost with this process, if nothing of them was stored."""
+        """Response tokens that would be lost with this process if none of them was stored."""
         return self._admission.groups.tokens + self._engine.tokens_in_flight
 
     def _interrupt(self) -> list[Trajectory]:
         if self._unfinished is None:
             # Allowed while the engine sleeps.
             self._engine.abort()
-            self._admission.interrupted([])
+            self._admission.interrupt([])
             return []
-        return self._admission.interrupted(self._engine.interrupt())
+        return self._admission.interrupt(self._engine.interrupt())
 
 
 def _newest(trajectory: Trajectory) -> int:

@@ -28,10 +28,11 @@ def main(stage: Stage) -> None:
         stage.metrics.log(incarnation=0, policy_version=step, **norms)
 
     with stage.busy("compare"):
-        found = compare(run, spec.losses, selection=spec, each=each, on_progress=stage.advance)
-    means = {"losses": list(found.losses), "means": found.means(), "logprob_error": found.logprob_error}
-    write_result(stage.store, "comparison", means, table=("comparison", found.table))
-    stage.log(f"compared {', '.join(found.losses)} on {found.table.num_rows // len(found.losses)} batches")
+        comparison = compare(run, spec.losses, selection=spec, each=each, on_progress=stage.advance)
+    losses, table = comparison.losses, comparison.table
+    means = {"losses": list(losses), "means": comparison.means(), "logprob_error": comparison.logprob_error}
+    write_result(stage.store, "comparison", means, table=("comparison", table))
+    stage.log(f"compared {', '.join(losses)} on {table.num_rows // len(losses)} batches")
 
 
 if __name__ == "__main__":

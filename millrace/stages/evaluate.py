@@ -1,12 +1,12 @@
 """The evaluate stage: measures policy versions on the evaluation sets and stores one small result for each.
 
-    beside training   base model ─► ║ checkpoints ║ ─► the newest one that is due ─┬─► engine ─► `Examiner`
-    at the end        base model, unless it is done ─► the newest checkpoint ──────┘                 │
+    during training   base model ─► ║ checkpoints ║ ─► the newest one that is due ─┬─► engine ─► `Examiner`
+    at the end        base model, unless measured ─► the newest checkpoint ────────┘                 │
                                   attempts/<n>.early_stop, if it is time ◄── evaluations/<version>.json
 
-Beside training it takes the processor time that other stages leave, and nothing waits for it. An existing result is
-kept, so a resumed run does not measure twice. A result names its weights by their checksum, because a trainer that was
-rolled back makes other weights under the same version.
+During training it uses the processor time that other stages leave idle, and no stage waits for it. An existing result
+is kept, so a resumed run does not measure twice. A result names its weights by their checksum, because a trainer that
+was rolled back makes other weights under the same version.
 """
 
 import time
@@ -45,12 +45,12 @@ from storage.errors import StreamCorrupt
 from storage.streams.log import LogReader
 
 Measures = dict[str, Any]
-"""What a result says of a version: accuracy, intervals and so on, as docs/data.md lists them."""
+"""Measurements of a version: accuracy, intervals and so on, as listed in docs/data.md."""
 
 _BATCH_SIZE = 256
 """Responses decoded together."""
 _POLL_SECONDS = 0.25
-"""Between two looks for a new checkpoint. A version is due every few seconds at most."""
+"""Time between two checks for a new checkpoint."""
 
 
 def main(stage: Stage) -> None:
@@ -83,7 +83,7 @@ class Evaluation:
         self._stage = stage
         self._store = stage.store
         self._measures = measures
-        # Versions that this process can't measure, and those that were passed over.
+        # Versions that this process can't measure, and versions that it skipped.
         self._given_up: set[int] = set()
         self._skipped: set[int] = set()
 
@@ -94,7 +94,7 @@ class Evaluation:
         """
         log = LogReader.at_head(self._store, layout.CHECKPOINTS)
 
-        def found_one() -> bool:
+        def is_committed() -> bool:
             if log.next() is not None:
                 return True
             time.sleep(_POLL_SECONDS)
@@ -102,25 +102,25 @@ class Evaluation:
 
         while not self._stage.draining:
             newer = due(checkpoints_backwards(self._store), every, self._is_done)
-            found = [checkpoint for checkpoint in newer if checkpoint.step < last]
-            if found:
-                self._measure_newest(found)
-            elif not self._stage.wait(found_one, why="waiting for the next version to evaluate"):
+            checkpoints = [checkpoint for checkpoint in newer if checkpoint.step < last]
+            if checkpoints:
+                self._measure_newest(checkpoints)
+            elif not self._stage.wait(is_committed, why="waiting for the next version to evaluate"):
                 return
 
     def finish(self, every: int | None) -> None:
-        """Measures the latest checkpoint. Raises InputError if there is none, and what `measures` raises."""
+        """Measures the latest checkpoint. Raises InputError if there is none, and the errors of `measures`."""
         checkpoint = read_latest(self._store)
         if checkpoint is None:
-            raise InputError(f"{self._store.url}: no checkpoint to evaluate yet")
-        found = due(checkpoints_backwards(self._store), every, self._is_done) if every is not None else []
-        self._report_skipped(checkpoint, found)
+            raise InputError("no checkpoint to evaluate yet", file=self._store.url)
+        if every is not None:
+            self._report_skipped(checkpoint, due(checkpoints_backwards(self._store), every, self._is_done))
         self.measure(checkpoint)
 
     def measure(self, checkpoint: Checkpoint | None) -> None:
-        """Measures the version of `checkpoint`, or the base model, unless that is done, and stores the result.
+        """Measures the version of `checkpoint`, or the base model, and stores the result, unless it is stored already.
 
-        Raises what `measures` raises.
+        Raises the errors of `measures`.
         """
         if self._is_done(checkpoint):
             return
@@ -144,18 +144,18 @@ class Evaluation:
         if (stop_after := self._stage.config.evaluation.stop_after) is not None:
             stop_if_no_better(self._store, self._stage.arguments.attempt, stop_after)
 
-    def _measure_newest(self, found: list[Checkpoint]) -> None:
-        newest = found[0]
-        self._report_skipped(newest, found)
+    def _measure_newest(self, checkpoints: list[Checkpoint]) -> None:
+        newest = checkpoints[0]
+        self._report_skipped(newest, checkpoints)
         try:
             self.measure(newest)
         except StreamCorrupt as error:
-            # The trainer, which needs it more, reports it too when it starts from it.
+            # If the trainer ever starts from this checkpoint, it reports the damage too.
             self._given_up.add(newest.step)
             self._stage.log(f"version {newest.step} can't be evaluated: {error}")
 
-    def _report_skipped(self, chosen: Checkpoint, found: list[Checkpoint]) -> None:
-        skipped = sorted({checkpoint.step for checkpoint in found} - self._skipped - {chosen.step})
+    def _report_skipped(self, chosen: Checkpoint, checkpoints: list[Checkpoint]) -> None:
+        skipped = sorted({checkpoint.step for checkpoint in checkpoints} - self._skipped - {chosen.step})
         if skipped:
             self._skipped |= set(skipped)
             names = ", ".join(map(str, skipped))
@@ -175,26 +175,26 @@ class Evaluation:
 
 
 class Policy:
-    """The run's policy, with an engine that is made when the first version is measured."""
+    """The run's policy. Its engine is made when the first version is measured."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._store = stage.store
 
     def measures(self, checkpoint: Checkpoint | None) -> Measures:
-        """As `Evaluation` wants it. The base model has to come first: no checkpoint brings it back."""
-        # The engine begins with the base model.
+        """Measures the version of `checkpoint`, or the base model for None, which must come first."""
+        # The engine starts with the base model, and no checkpoint can restore that.
         if checkpoint is not None and checkpoint.step > 0:
             self._load(checkpoint)
         assert self._engine.policy_version == (0 if checkpoint is None else checkpoint.step)
         config = self._stage.config
-        further = [one.source for one in config.evaluation.sets.values()]
+        further = [held_out.source for held_out in config.evaluation.sets.values()]
         with make_scorer(config.scoring, config.prompts, further) as scorer:
             scorer.on_first_failure = self._stage.log
-            examiner = Examiner(self._engine, self._encoder, scorer, self._rules, self._still_wanted)
+            examiner = Examiner(self._engine, self._encoder, scorer, self._rules, self._continues)
             return examiner.measure(self._sets)
 
-    def _still_wanted(self) -> bool:
+    def _continues(self) -> bool:
         self._stage.beat()
         return not self._stage.draining
 
@@ -221,8 +221,8 @@ class Policy:
     @cached_property
     def _encoder(self) -> PromptEncoder:
         config = self._stage.config
-        asked = all_asked(self._prompts, self._sets)
-        return prompt_encoder(self._folder, config.model, config.prompts, asked, self._environment)
+        prompts = all_asked(self._prompts, self._sets)
+        return prompt_encoder(self._folder, config.model, config.prompts, prompts, self._environment)
 
     @cached_property
     def _engine(self) -> Engine:
@@ -271,19 +271,18 @@ class Policy:
 
 
 def _checksum(checkpoint: Checkpoint | None) -> str | None:
-    """Of the weights; None for the base model, also if a checkpoint holds it."""
+    """Checksum of a checkpoint's weights; None for the base model, even if a checkpoint holds it."""
     return None if checkpoint is None or checkpoint.step == 0 else weights_checksum(checkpoint)
 
 
 def _in_words(sets: Mapping[str, EvaluationSet]) -> str:
-    return ", ".join(f"{len(one.prompts)} prompts of {name}" for name, one in sets.items())
+    return ", ".join(f"{len(held_out.prompts)} prompts of {name}" for name, held_out in sets.items())
 
 
 def _line(result: Result) -> str:
-    """The result in one line."""
-    accuracies = {name: one["accuracy"] for name, one in measures_by_set(result).items()}
-    found = [f"{name} {'not scored' if value is None else f'{value:.3f}'}" for name, value in accuracies.items()]
-    return f"version {result['policy_version']}: accuracy {', '.join(found)} in {result['seconds']:.1f} s"
+    accuracies = {name: measures["accuracy"] for name, measures in measures_by_set(result).items()}
+    words = [f"{name} {'not scored' if value is None else f'{value:.3f}'}" for name, value in accuracies.items()]
+    return f"version {result['policy_version']}: accuracy {', '.join(words)} in {result['seconds']:.1f} s"
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     model, prompts ─► encoder ─► engine, with the environment if there is one ─► the loop (`generate_loop.py`)
 
-Consumes: weights, prompts, what a predecessor left unfinished. Waits for: its first weights, then room under the
-staleness bound. Produces: whole groups, as they finish. Generator g of G makes the groups n with n mod G = g, and its
-stream shows where to resume (`rollouts/group_sequence.py`).
+Consumes: weights, prompts, a predecessor's unfinished responses. Waits for: its first weights, then room under the
+staleness bound. Produces: whole groups, as they finish. Generator g of G generates the groups n with n mod G = g, and
+resumes from its stream (`rollouts/group_sequence.py`).
 """
 
 import time

@@ -3,19 +3,19 @@
     newest weights ◄── sync_weights          status record of the trainer: groups dropped
           │                                          │
           ▼                                          ▼
-    ┌► update weights ─► a place free, and group n under the bound? ──no──► wait ─┐
+    ┌► update weights ─► a slot free, and group n under the bound? ──no──► wait ──┐
     │                          │ yes                                              │
     │                          ▼                                                  │
     │         requests of n, n+G, … ─► engine ─► whole groups ─► group commit ──► ║ trajectories/<generator> ║
-    │                                     └─► drained ─► what the unfinished have so far ─► ║ unfinished/<generator> ║
+    │                                     └─► drained ─► unfinished responses ──► ║ unfinished/<generator> ║
     └─────────────────────────────────────────────────────────────────────────────┘
 
-Weights are updated while groups are in flight: those continue under the new weights, and their version spans name the
+Weights are updated while groups are in flight. Those continue under the new weights, and their version spans hold the
 first token of each version. If the run has an environment, the engine plays it, and a trajectory has several turns
 (`environments/episodes.py`). If trainer and generators share a device, the engine sleeps while there is no work
-(`runtime/device_sharing.py`). Weights of a new incarnation mean that the trainer was rolled back: the generator goes
-back to the first group that the trainer lacks, and continues those responses in flight whose weights still exist. In
-sync mode it starts them anew, so that a step's responses do not depend on when something was killed.
+(`runtime/device_sharing.py`). Weights of a new incarnation mean that the trainer was rolled back: the generator returns
+to the first group that the trainer is missing, and continues the responses in flight whose weights still exist. In sync
+mode it starts them again, so that a step's responses do not depend on the time of a kill.
 """
 
 import time
@@ -33,9 +33,9 @@ from millrace.weights.probe import NUM_LOGPROBS, alarm, largest_difference, tole
 from storage.failpoints import failpoint
 
 _COLLECT_SECONDS = 0.02
-"""How long to wait for a finished trajectory before looking for new weights again."""
+"""Longest wait for a finished trajectory before the next check for new weights."""
 _SHOW_SECONDS = 0.2
-"""How often the status record says what is in flight."""
+"""Time between two updates of the status record about requests in flight."""
 _WEIGHTS = "waiting for weights"
 _ROOM = "waiting for room under max_staleness"
 _DEVICE = "waiting for the trainer to give the device back"
@@ -65,23 +65,23 @@ class Generator:
         # Newer weights that wait until this generator has the device.
         self.arrived: Weights | None = None
         self.environment_failed = False
-        self._lacking = _WEIGHTS
-        # Seconds beside work, each counted by the share of places that are free because no group may be admitted.
+        self._waiting_for = _WEIGHTS
+        # Seconds, weighted by the share of slots that are free because the bound admits no group.
         self.starved = self.stage.value("starved_ms") / 1000
-        # When the status record last got what is in flight, and how many tokens of it there were.
+        # Time of the last update of the status record about requests in flight, and their tokens then.
         self.t_shown = 0.0
         self.tokens_shown = 0
 
     def run(self) -> None:
         """Runs until asked to drain."""
         # When draining, do not wait for in-flight requests: that may take minutes.
-        while not self.stage.draining and self.stage.wait(self._ready, why=lambda: self._lacking):
+        while not self.stage.draining and self.stage.wait(self._ready, why=lambda: self._waiting_for):
             began = time.monotonic()
             with self.stage.busy("generate"):
                 self._submit()
-                free = self.admission.free_for_want_of_room(self.engine.in_flight)
+                starved_share = self.admission.starved_share(self.engine.in_flight)
                 self._collect()
-            self.starved += free * (time.monotonic() - began)
+            self.starved += starved_share * (time.monotonic() - began)
             self._commit()
             assert self.weights is not None
             self.carry_over.store_if_due(self.weights.incarnation)
@@ -126,20 +126,20 @@ class Generator:
         with self.stage.busy("commit"):
             num_tokens = self.writer.append(trajectories)
             if by_step or self.stage.config.staleness.too_old == "wait":
-                # In sync mode the other stages wait for this share of the step. With `wait`, the trainer must find
-                # every group in flight or committed: it would not wait for one that is neither.
+                # In sync mode the other stages wait for this share of the step. With `wait`, the trainer waits only for
+                # groups that it finds in flight or committed, so no group may be neither.
                 self.writer.flush()
         self.stage.update_status(rollouts=self.writer.rows, tokens=self.stage.value("tokens") + num_tokens)
         self._show_in_flight()
 
     def _show_in_flight(self) -> None:
-        # That nothing is in flight is shown at once: the generator may wait for the trainer next.
+        # An empty engine is shown at once, because the generator may wait for the trainer next.
         if self.engine.in_flight and time.monotonic() - self.t_shown < _SHOW_SECONDS:
             return
         self.t_shown = time.monotonic()
         groups, tokens = self.admission.groups, self.carry_over.tokens_in_flight
         if tokens != self.tokens_shown:
-            # No response has to end for that: the engine samples.
+            # New tokens are progress, even if no response has ended.
             self.tokens_shown = tokens
             self.stage.advance()
         self.stage.update_status(
@@ -157,11 +157,11 @@ class Generator:
         self.stage.owing = self.engine.in_flight > 0
         self._look_for_weights()
         if self.arrived is None and not self._has_work():
-            self._lacking = self._why_no_work()
+            self._waiting_for = self._why_no_work()
             self.turns.end()
             return False
         if not self.turns.begin():
-            self._lacking = _DEVICE
+            self._waiting_for = _DEVICE
             return False
         if self.arrived is None:
             return True
@@ -169,11 +169,11 @@ class Generator:
         self._update_weights(weights)
         if self._has_work():
             return True
-        self._lacking = self._why_no_work()
+        self._waiting_for = self._why_no_work()
         return False
 
     def _why_no_work(self) -> str:
-        """What would give this generator work: weights that the trainer has already made, or a step of the trainer."""
+        """Returns why there is no work: newer weights have not arrived, or the trainer must make a step first."""
         if self.weights is None or self.weights.policy_version < self.admission.newest_version:
             return _WEIGHTS
         return _ROOM
@@ -226,18 +226,18 @@ class Generator:
         self._probe(weights)
 
     def _probe(self, weights: Weights) -> None:
-        """Raises an alarm where the engine's log-probabilities under this version differ from the trainer's."""
+        """Raises an alarm if the engine's log-probabilities under this version differ from the trainer's."""
         probe = weights.manifest.probe
         if probe is None:
             return
         config = self.stage.config
         with self.stage.busy("probe"):
-            found = self.engine.next_logprobs(probe.tokens, NUM_LOGPROBS)
-        difference, _ = largest_difference(probe, found)
+            logprobs = self.engine.next_logprobs(probe.tokens, NUM_LOGPROBS)
+        difference, _ = largest_difference(probe, logprobs)
         computed_in = config.training.compute_dtype or config.model.dtype
         tolerance = tolerance_between(computed_in, config.generation_dtype)
         alarms = self.stage.value("probe_alarms")
-        if (wrong := alarm(probe, found, tolerance)) is not None:
+        if (wrong := alarm(probe, logprobs, tolerance)) is not None:
             alarms += 1
             sentence = (
                 f"generator {self.stage.replica} and the trainer disagree about version "

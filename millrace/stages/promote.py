@@ -5,8 +5,8 @@
     fence weights/promoted ─► decide ──promoted──► Hugging Face folder ─► files ─► record ─► decision ─► event
                                  └─────held back────────────────────────────────────────────────▲
 
-After a kill and restart it finds the decision, its own record, or neither; without a record, the files it had written
-belong to no promotion. The event is sent at least once.
+After a kill, the restarted stage finds the decision, its own record, or neither. Files without a record belong to no
+promotion. The event is sent at least once.
 """
 
 import tempfile
@@ -49,7 +49,7 @@ def _pass_gate(stage: Stage) -> Decision:
     attempt = stage.arguments.attempt
     checkpoint = read_latest(stage.store)
     if checkpoint is None:
-        raise InputError(f"{stage.store.url}: no checkpoint to promote yet")
+        raise InputError("no checkpoint to promote yet", file=stage.store.url)
     writer = CheckpointWriter(stage.store, layout.PROMOTED, writer="promote")
     # Read after the writer's fence: no other process can promote from here on.
     last = None if writer.latest is None else promoted_of(writer.latest)

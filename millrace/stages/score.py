@@ -80,9 +80,9 @@ class _GeneratorStream:
         self.lost: tuple[Record, PartCorrupt] | None = None
 
     def look(self) -> bool:
-        """Whether this scorer's next part has been committed: it is then in `part`, or in `lost` with the error."""
-        wanted = layout.scored_part(self.scorer, self.scores.parts, self.num_scorers)
-        while self.part is None and self.trajectories.cursor.part < wanted:
+        """Whether this scorer's next part has been committed; then it is in `part`, or in `lost` with the error."""
+        next_part = layout.scored_part(self.scorer, self.scores.parts, self.num_scorers)
+        while self.part is None and self.trajectories.cursor.part < next_part:
             if self.trajectories.next_record() is None:
                 return False
         if self.part is None:

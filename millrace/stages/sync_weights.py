@@ -4,13 +4,13 @@
                                │                                                 │
                                │                                                 ▼
                                └─► store ◄── late ◄── acknowledged? ◄── status record: version, digest
-                                                          └─► metrics, milestones
+                                                          └─► metrics, events
 
 Consumes: the handover. Waits for: a newer version, and for acknowledgements of the last one. Produces: the newest
-version at each generator, and a row of metrics per push. It never holds the trainer up: of the versions that come while
-it is busy, only the newest is pushed. A generator that has not taken a version by the deadline is named, and the newest
-version goes to the run's store for it as well, until it is back. Before that it is verified again. If it is damaged,
-the trainer is asked for it once more.
+version at each generator, and a row of metrics per push. It never delays the trainer: of the versions that arrive while
+it is busy, only the newest is pushed. A generator that has not loaded a version by the deadline is reported as late.
+Until it has caught up, the newest version is written to the run's store as well. It is verified again before that; if
+it is damaged, the trainer must resend it.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ from storage.failpoints import failpoint
 from storage.progress import read_status
 
 _LOOK_SECONDS = 0.25
-"""How often to look at generators that have acknowledged everything: one may have been started again."""
+"""Time between two checks of generators that have acknowledged everything: one may have restarted."""
 _PUBLISH_SECONDS = 10.0
-"""Least time between two events: each is a row in Prefect's database."""
+"""Minimum time between two events: each is a row in Prefect's database."""
 
 
 def main(stage: Stage) -> None:
@@ -49,7 +49,7 @@ def main(stage: Stage) -> None:
 
 
 def _listening_here(config: WeightsConfig) -> WeightsConfig:
-    """With this host's own address in place of a network."""
+    """Replaces a network in `weights.host` by this host's address in it."""
     if "/" not in config.host or config.transport != "direct":
         return config
     return config.model_copy(update={"host": own_interface(config.host, "weights.host").address})
@@ -58,7 +58,7 @@ def _listening_here(config: WeightsConfig) -> WeightsConfig:
 class WeightSyncLoop:
     """The loop above.
 
-    `open_store` opens the route for late generators; None if there is no other. `clock` returns unix seconds.
+    `open_store` opens the route for late generators; None without one. `clock` returns unix seconds.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class WeightSyncLoop:
         self.clock = clock
         self.replicas = stage.config.generation.replicas
         self.deadline_seconds = stage.config.weights.deadline_seconds
-        # The receiver leaves its tensors as they are until it returns newer ones.
+        # The receiver does not change these tensors until it returns newer ones.
         self.newest: Weights | None = None
         self.store: WeightsSender | None = None
         self.stored: WeightsId | None = None
-        # The newest version is damaged, and the trainer asked for it once more.
+        # Whether the newest version is damaged, and the trainer was asked to resend it.
         self.resend_requested = False
         self.t_stored = self.t_looked = self.t_published = -float("inf")
         falls_back = open_store is not None
@@ -90,7 +90,7 @@ class WeightSyncLoop:
         stage.update_status(late=[], fallbacks=stage.value("fallbacks"))
 
     def run(self) -> None:
-        """Runs until asked to drain. A version that is on its way then may arrive or not."""
+        """Runs until asked to drain. A version that is being pushed then may arrive or not."""
         while self.stage.wait(self.run_once, why="waiting for a new policy version"):
             pass
 
@@ -98,7 +98,7 @@ class WeightSyncLoop:
         """One pass of the loop; returns whether a newer version came and was pushed."""
         if self.acks.awaited or self.clock() - self.t_looked >= _LOOK_SECONDS:
             self._look()
-            self._serve_the_late()
+            self._store_for_late()
         started = time.monotonic()
         weights = self._poll()
         if weights is None:
@@ -107,7 +107,7 @@ class WeightSyncLoop:
         return True
 
     def _poll(self) -> Weights | None:
-        """Newer weights, or the newest once more if they are damaged."""
+        """Returns newer weights, or the newest again if they are damaged."""
         try:
             return self.receiver.poll(None if self.newest is None or self.resend_requested else self.newest.id)
         except WeightsCorrupt as error:
@@ -117,12 +117,12 @@ class WeightSyncLoop:
     def _request_resend(self, damage: WeightsCorrupt) -> None:
         self.receiver.request_resend()
         self.resend_requested = True
-        self.stage.log(f"{damage}: the trainer is asked for them once more")
+        self.stage.log(f"{damage}: the trainer is asked to resend them")
 
     def _push(self, weights: Weights, hash_seconds: float) -> None:
         self.newest, self.resend_requested = weights, False
         with self.stage.busy("sync"):
-            # First, as a generator may acknowledge while `publish` still waits for another one.
+            # Before `publish`, because a generator may acknowledge while `publish` still waits for another one.
             self.acks.push(weights.id, weights.fingerprint.digest)
             started = time.monotonic()
             failpoint("sync_weights.before_push")
@@ -140,7 +140,7 @@ class WeightSyncLoop:
         )
 
     def _look(self) -> None:
-        """Reads the generators' status records: who has acknowledged, and who is late."""
+        """Reads the generators' status records: which have acknowledged, and which are late."""
         self.t_looked = self.clock()
         statuses = [read_status(self.stage.store, "generate", g) for g in range(self.replicas)]
         late_before = self.acks.late
@@ -149,7 +149,7 @@ class WeightSyncLoop:
         if late != late_before:
             fallen_back = 0 if self.open_store is None else len(set(late) - set(late_before))
             self.stage.update_status(now=True, late=late, fallbacks=self.stage.value("fallbacks") + fallen_back)
-        # After the status record: it agrees with the notifications.
+        # After the status record, so that it agrees with the notifications.
         for notification in notifications:
             self.stage.log(notification.sentence)
             if notification.event is not None:
@@ -163,7 +163,7 @@ class WeightSyncLoop:
             failpoint("sync_weights.awaiting_acknowledgement")
 
     def _publish(self, arrival: Arrival) -> None:
-        """Sends an event for the version that has arrived, unless it just sent another one."""
+        """Emits an event for the version that has arrived, at most every `_PUBLISH_SECONDS`."""
         assert self.newest is not None
         if self.clock() - self.t_published < _PUBLISH_SECONDS:
             return
@@ -172,13 +172,13 @@ class WeightSyncLoop:
             "version.published", policy_version=self.newest.id.policy_version, push_seconds=arrival.push_seconds
         )
 
-    def _serve_the_late(self) -> None:
-        """Stores the newest version, at most once per deadline: storing it holds the others up."""
+    def _store_for_late(self) -> None:
+        """Stores the newest version for late generators, at most once per deadline: storing delays pushes."""
         if not self.acks.late or self.newest is None or self.resend_requested or self.newest.id == self.stored:
             return
         if self.clock() - self.t_stored < self.deadline_seconds:
             return
-        with self.stage.busy("serve the late"):
+        with self.stage.busy("store for late generators"):
             try:
                 self.receiver.verify(self.newest)
             except WeightsCorrupt as error:

@@ -1,13 +1,13 @@
 """Causal attention over packed segments; no sample sees another.
 
-    q, k, v [1, heads, S, features] ─► k, v of what each segment sees, one copy per segment, if any are shared
+    q, k, v [1, heads, S, features] ─► k, v that each segment attends to, one copy per segment, if any are shared
       ├─ a GPU, 16-bit numbers ─► one kernel over all segments (flash attention, varlen)
       └─ else ─► one call per run of segments of the same length, as a batch
                    └─ behind a prefix, or with window, soft cap or sinks ─► block by block
 
 transformers' models use it under the name `PACKED`; each forward passes them the microbatch as `packing`, and each
-layer says what it needs: a sliding window, a soft cap, sinks. Fewer key and value heads than query heads are fine
-(grouped queries). There is no dropout: π has to be the same in each pass.
+layer passes its sliding window, soft cap or sinks. Grouped queries (fewer key and value heads than query heads) work.
+Dropout is never applied: π must be the same in each pass.
 
 Shapes: R segments, H query heads, G key heads, T queries, L keys, B queries of a block, K keys of its band, D features.
 """
@@ -77,7 +77,7 @@ def packed_attention(
 
 
 def _seen(values_GSD: torch.Tensor, packing: Microbatch) -> torch.Tensor:
-    """[G, T, D] keys or values of what each segment sees, segment after segment."""
+    """[G, T, D] keys or values that each segment attends to, segment after segment."""
     if packing.keys_T is None:
         return values_GSD
     # transformers' tensors are views of [S, G, D], whose rows are copied whole.

@@ -68,9 +68,10 @@ class Microbatch:
     lengths: tuple[int, ...]
     """[Q] lengths of the segments; unlike `cu_seqlens_Q1` readable without waiting for a device."""
     keys_T: torch.Tensor | None
-    """[T] int64 into S: what each segment sees, segment after segment, itself last; None if each sees itself alone."""
+    """[T] int64 into S: positions that each segment attends to, segment after segment, its own last; None if each
+    attends only to itself."""
     cu_keys_Q1: torch.Tensor
-    """[Q + 1] int32, start of what each segment sees, then T; `cu_seqlens_Q1` if each sees itself alone."""
+    """[Q + 1] int32, start of each segment in `keys_T`, then T; `cu_seqlens_Q1` if each attends only to itself."""
     key_lengths: tuple[int, ...]
     """[Q] how many tokens the last one of each segment sees, ascending."""
     where_W: torch.Tensor

@@ -188,7 +188,7 @@ def _wide(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _output(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> torch.Tensor:
-    """[C, V] what the output layer gives, float32 or float64."""
+    """[C, V] logits of the output layer, float32 or float64."""
     return torch.nn.functional.linear(hidden_CH, weight_VH, bias_V).to(_wide(hidden_CH))
 
 

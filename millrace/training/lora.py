@@ -38,8 +38,9 @@ def add_adapters(
     linear = {name.rpartition(".")[2] for name, module in named if isinstance(module, nn.Linear)}
     if unknown := sorted(set(target_modules) - linear):
         raise InputError(
-            f"training.lora.target_modules has {', '.join(unknown)}, and the model has no linear layers of that name; "
-            f"expected some of {', '.join(sorted(linear))}"
+            f"{', '.join(unknown)}, but the model has no linear layers of that name",
+            key="training.lora.target_modules",
+            expected=f"some of {', '.join(sorted(linear))}",
         )
     import peft
 

@@ -125,7 +125,7 @@ def token_scale(aggregation: str, lengths_Q: torch.Tensor, max_new_tokens: int, 
     lengths_Q = lengths_Q.double()
     has_tokens_Q = lengths_Q > 0
     if not bool(has_tokens_Q.any()):
-        raise InputError(f"none of the batch's {len(lengths_Q)} responses has a trainable token; expected at least one")
+        raise InputError(f"none of the batch's {len(lengths_Q)} responses has a trainable token")
     match aggregation:
         case "token_mean":
             scale_Q = (1 / lengths_Q.sum()).expand_as(lengths_Q)
@@ -137,7 +137,7 @@ def token_scale(aggregation: str, lengths_Q: torch.Tensor, max_new_tokens: int, 
         case "constant":
             scale_Q = torch.full_like(lengths_Q, 1 / (len(lengths_Q) * max_new_tokens))
         case _:
-            raise ValueError(f"there is no aggregation {aggregation!r}")
+            raise ValueError(f"unknown aggregation {aggregation!r}")
     return scale_Q.where(has_tokens_Q, 0)
 
 

@@ -48,10 +48,10 @@ def microbatches(
     """Splits a batch, or its samples at `places`, into few microbatches of at most `max_tokens` tokens.
 
     A longer sample is a separate microbatch. Their number is a multiple of `num_ranks`; rank i takes those with index
-    i modulo `num_ranks`. If there are fewer units than ranks, spare ranks get a one-token dummy batch; without any
-    samples there are no microbatches. The split depends on the samples alone, so every rank computes the same one, and
-    the same batch gives the same floating-point sums. `share_prefixes` says whether tokens that samples begin with may
-    stand once. Ranks get equal work, attention included if the model's `hidden_size` is given.
+    i modulo `num_ranks`. If there are fewer units than ranks, spare ranks get a one-token dummy batch. Without samples
+    the list is empty. The split depends on the samples alone, so every rank computes the same one, and the same batch
+    gives the same floating-point sums. `share_prefixes`: whether prefixes that samples share are computed once. Ranks
+    get equal work, attention included if the model's `hidden_size` is given.
     """
     chosen = range(len(samples)) if places is None else places
     sizes = np.array([len(sample.response_tokens) for sample in samples], dtype=np.int64)

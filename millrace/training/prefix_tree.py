@@ -1,4 +1,4 @@
-"""Sequences that begin alike, laid out so that what they have in common stands once.
+"""Lays out sequences that share prefixes so that each shared prefix is stored once.
 
     a b c d e          ┌─ d e       segments   a b c │ d e │ f │ g h        S positions, segments end to end
     a b c f      a b c ┼─ f         positions  0 1 2 │ 3 4 │ 3 │ 3 4        as in each sequence
@@ -19,14 +19,14 @@ import numpy.typing as npt
 _LEAST_SHARE = 0.1
 """Share of a batch's tokens that has to be saved: masks and copies of keys cost a few per cent of a step."""
 LEAST_TOKENS = 16
-"""Tokens that a shared segment saves at least: each segment costs calls of its own."""
+"""Minimum number of tokens that a shared segment saves: each segment costs separate calls."""
 
 _Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Where each token of some sequences stands. Segments ascend by the number of keys they see, then by length."""
+    """Position of each token of some sequences. Segments ascend by the number of keys they see, then by length."""
 
     where: _Ints
     """[tokens of all sequences] position of each token, sequence after sequence."""
@@ -47,15 +47,15 @@ class _Node:
     begin: int
     end: int
     parent: int
-    """Index of the node before it; -1 if there is none."""
+    """Index of the node before it; -1 for a root."""
 
 
 def lay_out(sequences: Sequence[npt.NDArray[np.int32]], *, share: bool = True) -> Layout:
     """Lays out sequences of tokens, [L] or [L, any]: two tokens are the same if all their numbers are.
 
-    `share` says whether beginnings may stand once. The same sequences always give the same layout.
+    `share`: whether shared prefixes are stored once. The same sequences always give the same layout.
     """
-    lengths = np.array([len(one) for one in sequences], dtype=np.int64)
+    lengths = np.array([len(sequence) for sequence in sequences], dtype=np.int64)
     nodes: list[_Node] = []
     begins, parents = np.zeros_like(lengths), np.full_like(lengths, -1)
     if share and len(sequences) > 1:
@@ -64,14 +64,14 @@ def lay_out(sequences: Sequence[npt.NDArray[np.int32]], *, share: bool = True) -
 
 
 def saves_enough(sequences: Sequence[npt.NDArray[np.int32]], saved: int) -> bool:
-    """Whether sharing is worth it: `saved` tokens, or what all the sequences begin with, are a tenth of all tokens."""
+    """Whether sharing pays: `saved` tokens, or the prefix of all sequences, are at least a tenth of all tokens."""
     if len(sequences) < 2:
         return False
-    # In the order of any keys, the first and the last sequence have in common what all have.
-    keys = [one.tobytes() for one in sequences]
+    # In sorted order, the first and the last sequence share exactly the prefix that all share.
+    keys = [sequence.tobytes() for sequence in sequences]
     first, last = (sequences[keys.index(key)] for key in (min(keys), max(keys)))
     common = int(_common_with_next([first, last])[0]) * (len(sequences) - 1)
-    return max(saved, common) >= max(LEAST_TOKENS, _LEAST_SHARE * sum(len(one) for one in sequences))
+    return max(saved, common) >= max(LEAST_TOKENS, _LEAST_SHARE * sum(len(sequence) for sequence in sequences))
 
 
 def _grow(sequences: Sequence[npt.NDArray[np.int32]], lengths: _Ints, begins: _Ints, parents: _Ints) -> list[_Node]:
@@ -83,29 +83,29 @@ def _grow(sequences: Sequence[npt.NDArray[np.int32]], lengths: _Ints, begins: _I
     left = [(0, len(order), 0, -1)]
     while left:
         low, high, begin, parent = left.pop()
-        inner, others = common[low : high - 1], high - low - 1
+        inner, repeats = common[low : high - 1], high - low - 1
         end, most_saved = int(inner.min()), int(inner.sum())
-        if (end - begin) * others >= LEAST_TOKENS:
+        if (end - begin) * repeats >= LEAST_TOKENS:
             nodes.append(_Node(begin=begin, end=end, parent=parent))
             begin, parent = end, len(nodes) - 1
         begins[order[low:high]], parents[order[low:high]] = begin, parent
-        if most_saved - begin * others >= LEAST_TOKENS:
+        if most_saved - begin * repeats >= LEAST_TOKENS:
             borders = [low, *(low + 1 + np.flatnonzero(inner == end)).tolist(), high]
             left += [(a, b, begin, parent) for a, b in pairwise(borders) if b > a + 1]
     return nodes
 
 
 def _sorted(sequences: Sequence[npt.NDArray[np.int32]]) -> _Ints:
-    """Indices of the sequences, so that those that begin alike are neighbours."""
-    # Big-endian bytes sort as their numbers do.
-    keys = [np.ascontiguousarray(one, dtype=">i4").tobytes() for one in sequences]
+    """Indices of the sequences in sorted order, so that sequences with a shared prefix are neighbours."""
+    # Big-endian bytes sort like their numbers.
+    keys = [np.ascontiguousarray(sequence, dtype=">i4").tobytes() for sequence in sequences]
     return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
 
 
 def _common_with_next(ordered: Sequence[npt.NDArray[np.int32]]) -> _Ints:
-    """[sequences - 1] number of tokens at the beginning of each that the next one begins with, too."""
+    """[sequences - 1] length of the prefix that each sequence shares with the next."""
     flat = np.concatenate(ordered)
-    lengths = np.array([len(one) for one in ordered], dtype=np.int64)
+    lengths = np.array([len(sequence) for sequence in ordered], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     shorter = np.minimum(lengths[:-1], lengths[1:])
     ends = np.cumsum(shorter)
@@ -118,7 +118,7 @@ def _common_with_next(ordered: Sequence[npt.NDArray[np.int32]]) -> _Ints:
 
 
 def _place(lengths: _Ints, nodes: Sequence[_Node], begins: _Ints, parents: _Ints) -> Layout:
-    # Segments: the shared ones, then the sequences' own, some of which are empty.
+    # Segments: the shared ones, then one per sequence, which may be empty.
     sizes = np.array([*(node.end - node.begin for node in nodes), *(lengths - begins)], dtype=np.int64)
     seen = np.array([*(node.end for node in nodes), *lengths], dtype=np.int64)
     order = np.lexsort((sizes, seen))
@@ -127,10 +127,10 @@ def _place(lengths: _Ints, nodes: Sequence[_Node], begins: _Ints, parents: _Ints
     starts[order] = np.cumsum(sizes[order]) - sizes[order]
     ways: list[_Ints] = []
     for node, start in zip(nodes, starts.tolist(), strict=False):
-        own = np.arange(start, start + node.end - node.begin)
-        ways.append(np.concatenate([ways[node.parent], own]) if node.parent >= 0 else own)
-    index, own_starts = counts(lengths), starts[len(nodes) :]
-    where = index + np.repeat(own_starts - begins, lengths)
+        segment = np.arange(start, start + node.end - node.begin)
+        ways.append(np.concatenate([ways[node.parent], segment]) if node.parent >= 0 else segment)
+    index, sequence_starts = counts(lengths), starts[len(nodes) :]
+    where = index + np.repeat(sequence_starts - begins, lengths)
     if nodes:
         is_shared = index < np.repeat(begins, lengths)
         where[is_shared] = np.concatenate([ways[parent] for parent in parents if parent >= 0])

@@ -52,8 +52,8 @@ def samples_of(
     """One sample per trained member of a batch's `groups`, in their order.
 
     `policy_versions` is the trainer's before the step: one for all groups, or one per group. `selection` shapes the
-    rewards by length, and weighs the advantages by source. `advantage` is as in `make_estimator`. Raises what the
-    estimator raises.
+    rewards by length, and weighs the advantages by source. `advantage` is as in `make_estimator`. Raises the
+    estimator's errors.
     """
     versions = [policy_versions] * len(groups) if isinstance(policy_versions, int) else policy_versions
     rewards = [shaped_rewards(group, selection) for group in groups]
@@ -131,7 +131,7 @@ def maxrl(groups: Rewards) -> list[list[float]]:
     """
     advantages = group_mean(groups)
     if worst := [reward for group in groups for reward in group if reward < 0]:
-        raise InputError(f"the advantage maxrl got a reward of {worst[0]}; expected rewards of at least 0")
+        raise InputError(f"a reward of {worst[0]} for the advantage maxrl", expected="rewards of at least 0")
     means = [sum(rewards) / len(rewards) if rewards else 0.0 for rewards in groups]
     return [
         _scaled(group, mean, epsilon=0.0) if mean > 0 else group for group, mean in zip(advantages, means, strict=True)
@@ -155,15 +155,15 @@ def make_estimator(advantage: str) -> Estimator:
 
 @functools.cache
 def _own_estimator(path: str) -> Estimator:
-    """The estimator `package.module:function`, called as `function(rewards)`; what it returns is checked.
+    """The estimator `package.module:function`, called as `function(rewards)`; checks its results.
 
     Tries it out. Raises InputError if it can't be imported or called, or returns something else than a finite number
     per reward, in the same shape; so does the estimator.
     """
     function = imported_function("training.advantage", path, ("rewards",))
 
-    def unusable(what: str) -> InputError:
-        return InputError(f'training.advantage is "{path}", which can\'t be used: {what}')
+    def unusable(problem: str) -> InputError:
+        return InputError(f'"{path}", which can\'t be used: {problem}', key="training.advantage")
 
     def estimate(groups: Rewards) -> list[list[float]]:
         try:
@@ -185,7 +185,7 @@ def _check_finite(groups: Rewards) -> None:
     for i, group in enumerate(groups):
         for reward in group:
             if not isfinite(reward):
-                raise InputError(f"group {i} of the batch has a reward of {reward}; expected a finite number")
+                raise InputError(f"group {i} of the batch has a reward of {reward}", expected="a finite number")
 
 
 def _centred(values: Sequence[float]) -> list[float]:

@@ -59,7 +59,7 @@ class StepReport:
     chi_square: float
     """Mean of (π/μ)² less 1: an estimate of χ²(π‖μ), no unit."""
     kl_to_reference: float
-    """Mean of the objective's estimate of KL(π‖reference), nats; 0 if there is no reference."""
+    """Mean of the objective's estimate of KL(π‖reference), nats; 0 without a reference."""
     entropy: float
     """Of the trained policy's next token at the rollout's temperature, nats."""
     tokens: int

@@ -215,12 +215,12 @@ class Trainer:
     ) -> TokenTable:
         """Makes one optimizer update on the samples at `places` of the batch. Returns its measures."""
         scale_Q = self._objective.scale(samples, places)
-        with_gradient, others = self._divided(samples, places)
+        with_gradient, without_gradient = self._divided(samples, places)
         balance_scale = self._training.router_aux_loss_coefficient / max(1, len(with_gradient))
         table = TokenTable(samples, self.ranks.device)
         parameters = self._parameters().values()
         zero_gradients(parameters)
-        for has_gradient, share in ((True, with_gradient), (False, others)):
+        for has_gradient, share in ((True, with_gradient), (False, without_gradient)):
             for batch in self._own_microbatches(samples, share):
                 with torch.set_grad_enabled(has_gradient):
                     total = self._objective_of(batch, before_N, reference_N, scale_Q, table, balance_scale)

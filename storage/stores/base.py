@@ -116,24 +116,23 @@ def probe(store: Store) -> None:
 
     Raises StoreRefused with one sentence: it can't be read, can't be written, or is not safe.
     """
-    # A folder of this probe's own: another campaign may probe the same store at the same time.
+    # A separate folder per probe: another campaign may probe the same store at the same time.
     folder = f"{layout.PROBE}-{uuid.uuid4().hex}"
     path = f"{folder}/created-twice"
     with _refusing(store, "can't be read"):
-        # Also shows that an absent object can be told from a forbidden one.
-        was_there = store.exists(path)
+        # Fails if the store can't distinguish an absent object from a forbidden one.
+        existed = store.exists(path)
     with _refusing(store, "can't be written"):
         try:
             created = (store.put_if_absent(path, b"first"), store.put_if_absent(path, b"second"))
             content = bytes(store.get(path))
         finally:
             store.delete_tree(folder)
-    found = (was_there, *created)
-    # If the first reply was lost, the retry found our own file and reported "exists already". That is no fault.
-    if was_there or created[1] or content != b"first":
+    # created[0] may be False: if the first reply was lost, the retry finds our own file and reports "exists already".
+    if existed or created[1] or content != b"first":
         raise StoreRefused(
-            f"{store.url}: not safe for a run: looking for a file and creating it twice gave {found} and left "
-            f"{content!r}; expected {(False, True, False)}, and that what was created first stays"
+            f"{store.url}: not safe for a run: looking for a file and creating it twice returned "
+            f"{(existed, *created)} and left {content!r}; expected {(False, True, False)} and the first content"
         )
 
 

@@ -71,10 +71,10 @@ class LocalStore(Store):
         target = self._at(path)
         try:
             with self._working(path, "read"), open(target, "rb", opener=_without_waiting) as file:
-                found = os.fstat(file.fileno())
-                if not stat.S_ISREG(found.st_mode):
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
                     raise NotInStore(f"{path}: not a file in {self.url}")
-                size = found.st_size
+                size = status.st_size
                 stop = size if length is None else min(size, start + length)
                 if stop - start < _MAP_FROM_BYTES:
                     return memoryview(os.pread(file.fileno(), max(0, stop - start), start))
@@ -89,7 +89,7 @@ class LocalStore(Store):
             return target.is_file()
 
     def entries(self, prefix: str = "") -> list[Entry]:
-        found = []
+        entries = []
         with self._working(prefix or "its root", "listed"):
             for folder, _, names in os.walk(self._at(prefix) if prefix else self.root, onerror=_raise_unless_gone):
                 for name in names:
@@ -100,14 +100,14 @@ class LocalStore(Store):
                     with suppress(FileNotFoundError):
                         status = path.stat()
                         relative = path.relative_to(self.root).as_posix()
-                        found.append(Entry(path=relative, bytes=status.st_size, t_modified=status.st_mtime))
-        return sorted(found, key=lambda entry: entry.path)
+                        entries.append(Entry(path=relative, bytes=status.st_size, t_modified=status.st_mtime))
+        return sorted(entries, key=lambda entry: entry.path)
 
     def folders(self, prefix: str = "") -> list[str]:
         with self._working(prefix or "its root", "listed"):
             try:
-                with os.scandir(self._at(prefix) if prefix else self.root) as found:
-                    return sorted(entry.name for entry in found if entry.is_dir())
+                with os.scandir(self._at(prefix) if prefix else self.root) as entries:
+                    return sorted(entry.name for entry in entries if entry.is_dir())
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
@@ -120,7 +120,7 @@ class LocalStore(Store):
         folder = self._at(prefix)
         with self._working(prefix, "deleted"):
             while folder.is_dir():
-                # Another process may delete in the same folder at the same time; retry for what is left.
+                # Another process may delete in the same folder at the same time; retry for the rest.
                 with suppress(FileNotFoundError):
                     shutil.rmtree(folder)
         self._durable_folders = {kept for kept in self._durable_folders if not kept.is_relative_to(folder)}

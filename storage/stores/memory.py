@@ -32,7 +32,7 @@ class MemoryStore(LocalStore):
 
 
 def memory_folder() -> Path:
-    """This user's private folder in memory, created if needed; a temporary folder if there is no shared memory.
+    """This user's private folder in memory, created if needed; a temporary folder on machines without shared memory.
 
     Raises StoreDenied if another user owns its name.
     """
@@ -42,7 +42,7 @@ def memory_folder() -> Path:
         folder.mkdir(mode=0o700)
     except FileExistsError:
         # The parent is writable by everyone: an existing folder may belong to another user, or be a link to theirs.
-        found = folder.lstat()
-        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+        status = folder.lstat()
+        if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
             raise StoreDenied(f"{folder} is not a folder of this user's") from None
     return folder

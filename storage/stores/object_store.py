@@ -64,7 +64,7 @@ class ObjectStore(Store):
     """`s3://bucket/prefix`: objects are those of the bucket whose keys begin with `prefix/`.
 
     Settings come from the environment (`storage.stores.s3_settings`). Opening makes no request. Raises StoreRefused
-    for a URL that is not of that form, and BadName for a prefix that is no plain path.
+    for a URL that is not of that form, and BadName for a prefix that is not a plain path.
     """
 
     poll_seconds = 0.05
@@ -103,20 +103,20 @@ class ObjectStore(Store):
         return True
 
     def entries(self, prefix: str = "") -> list[Entry]:
-        found = [
+        entries = [
             Entry(path=path, bytes=size, t_modified=t_modified)
             for path, size, t_modified in self._walk(prefix)
             if not path.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
         ]
-        return sorted(found, key=lambda entry: entry.path)
+        return sorted(entries, key=lambda entry: entry.path)
 
     def folders(self, prefix: str = "") -> list[str]:
         if prefix:
             checked_path(prefix)
-        found = self._ask(
+        paths = self._ask(
             prefix or "its root", lambda: self._client().list_with_delimiter(prefix or None)["common_prefixes"]
         )
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
 
     def delete(self, path: str) -> None:
         checked_path(path)
@@ -164,22 +164,22 @@ class ObjectStore(Store):
 
         def walk() -> list[tuple[str, int, float]]:
             return [
-                (found["path"], found["size"], found["last_modified"].timestamp())
+                (entry["path"], entry["size"], entry["last_modified"].timestamp())
                 for chunk in self._client().list(prefix or None, chunk_size=1000)
-                for found in chunk
+                for entry in chunk
             ]
 
         return self._ask(prefix or "its root", walk)
 
     def _ask(self, path: str, ask: Callable[[], T], upload_bytes: int = 0) -> T:
-        """What `ask` returns; it is called until there is an answer, or it has been long enough.
+        """Calls `ask` until the store answers or patience runs out. Returns its result.
 
         Turns the library's errors into ours, except "exists already".
         """
         lost = _LostReplies(self._patience(upload_bytes))
         while True:
             try:
-                found = ask()
+                result = ask()
             except AlreadyExistsError:
                 self._answered = True
                 raise
@@ -189,7 +189,7 @@ class ObjectStore(Store):
                     self._refuse(answer, path)
             else:
                 self._answered = True
-                return found
+                return result
 
     def _refuse(self, answer: Answer, path: str) -> NoReturn:
         self._answered = self._answered or answer.is_sound(self._bucket)
@@ -255,7 +255,7 @@ class _LostReplies:
 
 
 def _as_bytes(data: BytesLike) -> memoryview:
-    """As unsigned bytes: the library takes a view of signed ones, such as Arrow's buffers, for a list of numbers."""
+    """Casts to unsigned bytes: the library mistakes a view of signed ones, such as Arrow's, for a list of numbers."""
     return memoryview(data).cast("B")
 
 

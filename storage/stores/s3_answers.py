@@ -35,7 +35,7 @@ class Answer:
     request: str
     """URL of the request; '' if none was made, or if its reply was cut off."""
     status: int | None
-    """HTTP status; None if there was no answer."""
+    """HTTP status; None without an answer."""
     code: str
     """S3's error code; '' if there was none."""
     transport: str
@@ -71,11 +71,11 @@ class Answer:
         return self.status == 416
 
     def is_lost(self, bucket: str) -> bool:
-        """Whether the connection to the bucket's server broke: it may have done as it was told."""
+        """Whether the connection to the bucket's server broke, so that the request may have succeeded."""
         return self.status is None and self.transport != "" and (not self.request or self.went_to(bucket))
 
     def is_sound(self, bucket: str) -> bool:
-        """Whether the bucket's server answered, without an error of its own."""
+        """Whether the bucket's server answered without an internal error."""
         return self.status is not None and self.status < 500 and self.went_to(bucket)
 
     def went_to(self, bucket: str) -> bool:

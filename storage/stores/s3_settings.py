@@ -42,7 +42,7 @@ class S3Settings:
 def read_settings(environment: Mapping[str, str]) -> S3Settings:
     """The settings in `environment` and the files it points to.
 
-    Raises StoreRefused for a profile that does not exist and for an endpoint that is no URL of a server.
+    Raises StoreRefused for a profile that does not exist and for an endpoint that is not a server's URL.
     """
     profile = _read_profile(environment)
     config: S3Config = {"region": _first(environment, "AWS_REGION", "AWS_DEFAULT_REGION") or profile.get("region", "")}
@@ -59,17 +59,17 @@ def read_settings(environment: Mapping[str, str]) -> S3Settings:
     if endpoint:
         endpoint = config["endpoint"] = _checked_endpoint(endpoint)
     unsigned = environment.get("AWS_SKIP_SIGNATURE", "").lower() in ("true", "1")
-    known = bool(environment.get("AWS_ACCESS_KEY_ID")) or "access_key_id" in config
-    return S3Settings(config=config, endpoint=endpoint, has_credentials=known or elsewhere or unsigned)
+    has_key = bool(environment.get("AWS_ACCESS_KEY_ID")) or "access_key_id" in config
+    return S3Settings(config=config, endpoint=endpoint, has_credentials=has_key or elsewhere or unsigned)
 
 
 def _read_profile(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The user's profile in the files that Amazon's tools share; {} if there is none."""
+    """Reads the user's profile from the files that Amazon's tools share; {} without one."""
     home = Path(environment.get("HOME", "~")).expanduser() / ".aws"
     credentials = Path(environment.get("AWS_SHARED_CREDENTIALS_FILE", home / "credentials")).expanduser()
     settings = Path(environment.get("AWS_CONFIG_FILE", home / "config")).expanduser()
     name = environment.get("AWS_PROFILE", "default")
-    found: dict[str, str] = {}
+    profile: dict[str, str] = {}
     for file, section in ((settings, "default" if name == "default" else f"profile {name}"), (credentials, name)):
         parser = configparser.RawConfigParser()
         try:
@@ -80,10 +80,10 @@ def _read_profile(environment: Mapping[str, str]) -> Mapping[str, str]:
             # Without the error's text, which quotes the line: it may be a secret.
             raise StoreRefused(f"{file}: can't be read as AWS settings ({type(error).__name__})") from None
         if parser.has_section(section):
-            found.update(parser.items(section))
-    if "AWS_PROFILE" in environment and not found:
+            profile.update(parser.items(section))
+    if "AWS_PROFILE" in environment and not profile:
         raise StoreRefused(f"AWS_PROFILE is {name!r}, but neither {credentials} nor {settings} has such a profile")
-    return found
+    return profile
 
 
 def _checked_endpoint(endpoint: str) -> str:

@@ -32,7 +32,7 @@ class FileRef:
 
 
 def put_file(store: Store, path: str, data: BytesLike) -> FileRef:
-    """Write `data` durably at `path`, a unique name. Raises StreamCorrupt if other bytes are there."""
+    """Write `data` durably at `path`, a unique name. Raises StreamCorrupt if the path holds other bytes."""
     ref = FileRef(path=path, bytes=len(data), checksum=checksum(data))
     if not store.put_if_absent(path, data):
         # The name is unique, so "already there" is our own write whose reply was lost, or damage.
@@ -62,16 +62,16 @@ def get_file(source: Source, ref: FileRef, *, record: int | None = None) -> memo
 def _misfit(data: BytesLike, ref: FileRef) -> str | None:
     if len(data) != ref.bytes:
         return f"the file has {len(data)} bytes, expected {ref.bytes}"
-    found = checksum(data)
-    return None if found == ref.checksum else f"the file's checksum is {found}, expected {ref.checksum}"
+    actual = checksum(data)
+    return None if actual == ref.checksum else f"the file's checksum is {actual}, expected {ref.checksum}"
 
 
 def checksum(data: BytesLike) -> str:
     """CRC-32C of `data` as 8 hex digits."""
     # The C extension refuses memoryviews; an Arrow buffer over one is read without a copy.
     buffer = pa.py_buffer(data)
-    found = google_crc32c.value(b"")
+    crc = google_crc32c.value(b"")
     # In pieces: it holds the GIL, and other threads must not wait for gigabytes.
     for start in range(0, buffer.size, _CRC_BYTES):
-        found = google_crc32c.extend(found, buffer.slice(start, min(_CRC_BYTES, buffer.size - start)))
-    return f"{found:08x}"
+        crc = google_crc32c.extend(crc, buffer.slice(start, min(_CRC_BYTES, buffer.size - start)))
+    return f"{crc:08x}"

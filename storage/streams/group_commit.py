@@ -37,7 +37,7 @@ class _Pending:
 
 
 class GroupCommit:
-    """Collects what is appended to `stream` and commits it in order, in parts of whole appends.
+    """Collects appended tables and commits them to `stream` in order, in parts of whole appends.
 
     A part has at most `max_rows` rows and `max_bytes` bytes of Arrow memory, unless a single append exceeds them, and
     waits at most `max_seconds`; with 0, every append is committed before it returns. A background thread keeps the
@@ -108,13 +108,13 @@ class GroupCommit:
                 self._commit()
 
     def flush(self) -> None:
-        """Commit what is pending; on return it is durable and visible. Raises as `append` does."""
+        """Commit the pending rows; on return they are durable and visible. Raises as `append` does."""
         with self._changed:
             self._check()
             self._commit()
 
     def close(self) -> None:
-        """Commit what is pending and stop the thread. Raises as `append` does. Closing twice is fine."""
+        """Commit the pending rows and stop the thread. Raises as `append` does. Closing twice is fine."""
         if self._closed:
             return
         try:

@@ -131,14 +131,14 @@ class LogReader:
 
     def next(self) -> Record | None:
         """The next record, None while there is none; never blocks. Raises StreamCorrupt, and then does not advance."""
-        found = self.peek()
-        if found is None:
+        entry = self.peek()
+        if entry is None:
             return None
-        record, self.cursor = found
+        record, self.cursor = entry
         return record
 
     def peek(self) -> tuple[Record, LogCursor] | None:
-        """What `next` would return, and the cursor behind it, without advancing. Raises StreamCorrupt."""
+        """Returns the next record and the cursor after it, without advancing. Raises StreamCorrupt."""
         file = f"{self._path}/{layout.record(self.cursor.seq)}"
         self._looks_since_snapshot += 1
         try:
@@ -170,8 +170,8 @@ class LogReader:
         """Whether a snapshot shows that the log continues after the cursor; it can't show a hole after itself."""
         if self._looks_since_snapshot >= snapshot.EVERY:
             self._looks_since_snapshot = 0
-            found = _snapshot_cursor(self._source, self._path, behind=self.cursor.seq)
-            self._known_seq = max(self._known_seq, found.seq)
+            head = _snapshot_cursor(self._source, self._path, behind=self.cursor.seq)
+            self._known_seq = max(self._known_seq, head.seq)
         return self.cursor.seq < self._known_seq
 
     def _get_missing(self, file: str) -> bytes:
@@ -179,7 +179,7 @@ class LogReader:
         for _ in range(_LOOKS_AT_A_HOLE):
             with suppress(NotInStore):
                 return bytes(self._source.get(file))
-        raise damaged_record(file, f"the record is missing, but the log goes on to record {self._known_seq - 1}")
+        raise damaged_record(file, f"the record is missing, but the log continues to record {self._known_seq - 1}")
 
 
 def check_no_hole(store: Store, path: str, head: LogCursor) -> None:
@@ -259,7 +259,7 @@ class LogWriter:
             prev=self.cursor.prev,
             **fields,
         )
-        # Return what readers will get; it shares nothing with what the caller may change later.
+        # Return the record as readers will get it; it shares nothing that the caller may change later.
         data = encode(record)
         read_back = decode(data, self._path)
         if read_back != record:
@@ -278,7 +278,7 @@ class LogWriter:
                 other = decode(bytes(self._store.get(file)), file)
             except NotInStore as error:
                 raise StreamCorrupt(
-                    file, "something that is no file is where the next record belongs; remove it and resume the run"
+                    file, "the next record belongs here, but this is not a file; remove it and resume the run"
                 ) from error
             if other.nonce != record.nonce:
                 return other

@@ -104,17 +104,17 @@ def decode(data: bytes, file: str) -> Record:
     except ValueError as error:
         raise damaged_record(file, f"the record is {error}") from error
     kind = values.get("kind")
-    known = _NAMES.get(kind, ()) if isinstance(kind, str) else ()
-    if unknown := sorted(set(values) - set(known)):
-        what = f"fields {unknown}" if known else f"kind {kind!r}"
+    names = _NAMES.get(kind, ()) if isinstance(kind, str) else ()
+    if unknown := sorted(set(values) - set(names)):
+        what = f"fields {unknown}" if names else f"kind {kind!r}"
         raise SchemaUnknown(
             f"{file}: written by another version of Millrace: {what} not known here (schema {SCHEMA_VERSION})"
         )
-    if not known:
+    if not names:
         raise damaged_record(file, f"expected a JSON object whose kind is one of {', '.join(get_args(Kind))}")
-    if set(values) != set(known):
-        raise damaged_record(file, f"the {kind} record has the fields {sorted(values)}, not {sorted(known)}")
-    for name in known:
+    if set(values) != set(names):
+        raise damaged_record(file, f"the {kind} record has the fields {sorted(values)}, not {sorted(names)}")
+    for name in names:
         if name != "kind" and type(values[name]) is not _TYPES[name]:
             raise damaged_record(file, f"{name} is {values[name]!r}, expected {_TYPES[name].__name__}")
         if isinstance(values[name], list) and not all(type(item) is int for item in values[name]):

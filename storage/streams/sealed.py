@@ -24,7 +24,7 @@ def seal(values: dict[str, Any]) -> bytes:
 def unseal(data: bytes) -> dict[str, Any]:
     """The values in `data`, which `seal` wrote.
 
-    Raises ValueError, whose text completes "it is …", for what is no JSON object, has no checksum or does not fit it.
+    Raises ValueError, whose text completes "it is …", unless `data` is a JSON object that matches its checksum.
     """
     try:
         values = json.loads(data)
@@ -34,14 +34,14 @@ def unseal(data: bytes) -> dict[str, Any]:
         raise ValueError(f"JSON, but of type {type(values).__name__}, expected an object")
     if _KEY not in values:
         raise ValueError("JSON, but without its checksum")
-    found = values.pop(_KEY)
+    stored_checksum = values.pop(_KEY)
     try:
         # Different bytes with the same values are damage too: only `seal` makes such objects.
         if seal(values) == data:
             return values
     except (ValueError, RecursionError) as error:
         raise ValueError(f"damaged: not a sealed object ({error})") from error
-    raise ValueError(f"damaged: it does not fit its checksum {found!r}")
+    raise ValueError(f"damaged: it does not match its checksum {stored_checksum!r}")
 
 
 def _to_json(values: dict[str, Any]) -> bytes:

@@ -1,12 +1,12 @@
 """A hint at the head of a log, so that it need not be read from the start: `<path>/head.json`.
 
     writer, every 64 records   cursor ──► head.json, replaced
-    opening at the head        head.json ──► fits its checksum? ──► stands on that very record? ──► go on from there
+    opening at the head        head.json ──► fits its checksum? ──► matches that record? ──► continue from there
                                                     └── no ──────────────────┴── no ──► read the log from its start
-    nothing at number n        the same ──► it has passed n? ──► a record is missing: an error instead of silence
+    nothing at number n        head.json is past n ──► a record is missing: an error instead of silence
 
-It is written without a commit, so it may be old, missing, damaged, or left over from a lost log. No value that is read
-depends on it, only how fast, and whether a missing record can be told from one that is not committed yet.
+It is written without a commit, so it may be old, missing, damaged, or left over from a lost log. It makes reading
+faster, and distinguishes a missing record from one that is not committed yet; no value depends on it.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def write_snapshot(store: Store, path: str, cursor: dict[str, Any]) -> None:
 
 
 def read_snapshot(source: Source, path: str) -> dict[str, Any] | None:
-    """What `write_snapshot` wrote last; None if it is missing or damaged."""
+    """Reads the last snapshot; None if it is missing or damaged."""
     try:
         values = unseal(bytes(source.get(f"{path}/{layout.HEAD}")))
     except (NotInStore, ValueError):

@@ -25,7 +25,7 @@ from storage.streams.sealed import seal, unseal
 from storage.validation import validate
 
 _QUIET_SECONDS = 5.0
-"""A reader that has waited for so long checks whether a record has been deleted: it would wait for ever."""
+"""A reader that has waited this long checks for a deleted record, for which it would wait forever."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,7 +33,6 @@ class Part:
     """One commit and its rows."""
 
     record: Record
-    """What was committed."""
     table: pa.Table
     """The rows, with the columns of the stream's schema; memory may be shared with the store's file."""
 
@@ -43,7 +42,6 @@ class UnreadablePart:
     """A commit whose rows can't be read."""
 
     record: Record
-    """What was committed."""
     error: PartCorrupt | PartRemoved
 
 
@@ -159,7 +157,7 @@ class StreamReader:
 
     @property
     def cursor(self) -> LogCursor:
-        """The position after what was returned last: a reader opened there continues without gap or repeat."""
+        """The position after the last part returned. A reader opened there continues without gap or repeat."""
         return self._log.cursor
 
     @property
@@ -172,10 +170,10 @@ class StreamReader:
 
         Raises StreamCorrupt for a damaged record and what `read_part` raises for a part, and then does not advance.
         """
-        found = self._next_data()
-        if found is None:
+        entry = self._next_data()
+        if entry is None:
             return None
-        record, behind = found
+        record, behind = entry
         part = Part(record=record, table=read_part(self._source, self._path, self._schema, record, self._columns))
         self._log.cursor = behind
         return part
@@ -198,24 +196,24 @@ class StreamReader:
             yield part
 
     def readable(self) -> Iterator[Part]:
-        """As `each`, without the parts that can't be read."""
+        """Yields the parts of `each` that can be read."""
         return (part for part in self.each() if isinstance(part, Part))
 
     def next_record(self) -> Record | None:
-        """As `next`, but without reading the rows: to count a part, or to skip a damaged one."""
-        found = self._next_data()
-        if found is None:
+        """Advances like `next` without reading the rows: to count a part, or to skip a damaged one."""
+        entry = self._next_data()
+        if entry is None:
             return None
-        record, self._log.cursor = found
+        record, self._log.cursor = entry
         return record
 
     def _next_data(self) -> tuple[Record, LogCursor] | None:
         """The next data record and the cursor after it; other records before it are passed."""
-        while (found := self._log.peek()) is not None:
+        while (entry := self._log.peek()) is not None:
             self._quiet_since = None
-            if found[0].kind == "data":
-                return found
-            self._log.cursor = found[1]
+            if entry[0].kind == "data":
+                return entry
+            self._log.cursor = entry[1]
         now = time.monotonic()
         self._quiet_since = self._quiet_since or now
         if now - self._quiet_since >= _QUIET_SECONDS:
@@ -276,9 +274,9 @@ def read_removed(source: Source, path: str) -> int:
 
 
 def stream_head(store: Store, path: str) -> LogCursor:
-    """The cursor behind everything committed so far: how many parts, rows and tokens, of which policy versions.
+    """The cursor after the last commit: it counts parts, rows and tokens, and holds the range of policy versions.
 
-    A live view keeps a `LogReader` and calls its `to_head` instead, which reads only what is new.
+    A live view keeps a `LogReader` and calls its `to_head` instead, which reads only new records.
     """
     return LogReader.at_head(store, path).cursor
 

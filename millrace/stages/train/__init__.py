@@ -1,1 +1,1 @@
-"""The train stage: the loops of a campaign and of a replay, and what they need between streams and trainer."""
+"""The train stage: the loops of a campaign and of a replay, between streams and trainer."""

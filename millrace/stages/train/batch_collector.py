@@ -1,4 +1,4 @@
-"""Which scored groups the next step trains, and why the others are dropped.
+"""Collects the scored groups that the next step trains; drops and counts the others.
 
     loader ─► readable? policy still exists? within the bound? selected? ──no──► dropped, with its reason, counted
                   │ yes
@@ -40,7 +40,7 @@ class _Generator:
 
 
 class Reordering:
-    """How many groups overtook another on their way from each of `num_generators` generators to the trainer.
+    """Counts groups that overtook another on their way from each of `num_generators` generators to the trainer.
 
     taken, in this order    0   2   8   6   4           generator 0 of 2
     overtaken by            –   –   –   1   2           8 had been taken before 6; 6 and 8 before 4
@@ -51,9 +51,9 @@ class Reordering:
         self._generators: dict[int, _Generator] = {}
 
     def take(self, group_id: int) -> int:
-        """Counts the group as taken; returns how many groups of its generator with a higher number were taken before.
+        """Counts a group. Returns how many groups of its generator with a higher number were taken before it.
 
-        A group that is taken again, because it was made once more after a rollback, counts once.
+        A group that is taken twice, because it was generated again after a rollback, counts once.
         """
         apart = self._num_generators
         seen = self._generators.setdefault(group_id % apart, _Generator(first=group_id, last=group_id))
@@ -84,11 +84,11 @@ class BatchCollector:
         self._stale_rollouts, self._t_stale_event = 0, -math.inf
         self.spread = SpreadFilter(training.selection, training.groups_per_step)
         self.groups: list[ScoredGroup] = []
-        """Of the next step, in the order in which they were taken."""
+        """Groups of the next step, in the order in which they were taken."""
         self._overtaken: list[int] = []
 
     def collect(self, trainer_version: int, max_staleness: int) -> bool:
-        """Takes scored groups for a step from `trainer_version`, under this bound. Returns whether there are enough.
+        """Collects groups for a step from `trainer_version`, under this bound. Returns whether they are enough.
 
         Raises as `RolloutLoader.take`.
         """
@@ -117,14 +117,11 @@ class BatchCollector:
                 self._account.drop(reason, amount, generator=group.generator, reward_sum=reward_sum)
 
     def in_order(self) -> list[ScoredGroup]:
-        """The groups of the next step by number: arrival order varies from run to run, that in the batch must not."""
+        """The groups of the next step by number: their order in the batch must not depend on their arrival."""
         return sorted(self.groups, key=lambda group: group.group_id)
 
     def end_step(self, trainer_version: int) -> tuple[Ratios, Mapping[str, float]]:
-        """The groups were trained by a step from `trainer_version`: begins those of another.
-
-        Returns the length bias, and the step's metrics.
-        """
+        """Ends the step from `trainer_version` that trained the groups. Returns its length bias and its metrics."""
         by_staleness = tokens_by_staleness(self.groups, trainer_version)
         for group in self.in_order():
             self._length_bias.take(group, group.trained)
@@ -144,7 +141,7 @@ class BatchCollector:
 
     def _keep_or_drop(self, group: ScoredGroup, version: int, max_staleness: int) -> None:
         if not self._lineage.holds(group.incarnation, group.part_max_policy_version):
-            # Its generator makes it again under weights that exist, so it makes no room for another.
+            # Its generator generates it again under weights that exist, so it makes no room for another.
             self._drop(group, "rolled_back", version)
             return
         overtaken = self._reordering.take(group.group_id)
@@ -189,7 +186,7 @@ class BatchCollector:
 
 
 def tokens_by_staleness(groups: Sequence[ScoredGroup], trainer_version: int) -> dict[int, int]:
-    """How many tokens with loss the trained members have, by how far `trainer_version` is ahead of each one's."""
+    """Counts the trainable tokens of the trained members by their staleness at `trainer_version`."""
     versions = [group.token_versions(i)[group.loss_mask[i] > 0] for group in groups for i in group.trained]
     values, counts = np.unique(trainer_version - np.concatenate(versions), return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))

@@ -1,8 +1,8 @@
-"""What a train loop does against a collapse of training, as `training.on_collapse` says.
+"""Detects a collapse of training, and reacts as configured by `training.on_collapse`.
 
-checkpoint ─► what the run's steps measured ─► watch ─► collapse ─► told ─► go_on: nothing more
-                                                 ▲                       ├► stop: TrainingDiverged
-step, with the learning rate that rollbacks left ┘                       └► roll_back: a decision, RolledBack
+checkpoint ─► measures of earlier steps ──────► watch ─► collapse ─► reported ─► go_on: nothing more
+                                                 ▲                           ├► stop: TrainingDiverged
+step, with the learning rate after rollbacks ────┘                           └► roll_back: a decision, RolledBack
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +22,10 @@ from millrace.weights.base import AdmissionPolicy
 
 
 class CollapseGuard:
-    """Makes the steps of the trainer, and watches them.
+    """Makes the steps of the trainer, and watches their measures.
 
-    `policy_of` returns the admission policy of a policy version. `stored` is what `state` returned for the checkpoint
-    that the trainer starts from, None without one.
+    `policy_of` returns the admission policy of a policy version. `stored` is the `state` in the checkpoint that the
+    trainer starts from, None without one.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class CollapseGuard:
         self._policy_of = policy_of
         self._rate_factor = rate_factor(state.decisions.all, state.incarnation)
         if stored is None or stored["rewards_of"] != self._rewards_of:
-            # Without the groups that have no spread, a step's mean reward is another one.
+            # Means over groups with spread don't compare with means over all groups.
             stored = {}
         self._watch = CollapseWatch(stored.get("watch"))
         self._last_good = LastGood(stored.get("last_good"))
@@ -46,7 +46,7 @@ class CollapseGuard:
         return "groups with spread" if self._training.selection.drop_zero_advantage else "all groups"
 
     def train(self, samples: Sequence[Sample]) -> StepReport:
-        """One step of the trainer. Raises TrainingDiverged, or RolledBack for it if the run may go back."""
+        """Makes one step. Raises TrainingDiverged, or RolledBack in its place if `on_collapse` is `roll_back`."""
         rate = self._rate(self._trainer.policy_version + 1)
         try:
             return self._trainer.step(samples, self._rate_factor)
@@ -56,7 +56,7 @@ class CollapseGuard:
             raise
 
     def watch(self, report: StepReport, reward: float, lags: Sequence[int]) -> Collapse | None:
-        """Takes the step that is done, with its mean reward and its groups' staleness."""
+        """Records the last step, with its mean reward and its groups' staleness. Returns the collapse, if any."""
         version = self._trainer.policy_version
         rate = self._rate(version)
         sentence = self._watch.step(version, reward=reward, entropy=report.entropy, mismatch_kl=report.mismatch_kl)
@@ -65,7 +65,7 @@ class CollapseGuard:
         return None if sentence is None else self._last_good.collapse(sentence, rate)
 
     def act(self, collapse: Collapse) -> None:
-        """Reports it. Raises RolledBack or TrainingDiverged as `training.on_collapse` says."""
+        """Reports a collapse. Raises RolledBack or TrainingDiverged as configured by `training.on_collapse`."""
         self._stage.emit_event("training.collapsed", sentence=collapse.sentence, good_version=collapse.good_version)
         self._stage.log(f"training collapsed: {collapse.sentence}")
         match self._training.on_collapse:

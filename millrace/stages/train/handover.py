@@ -1,7 +1,7 @@
-"""How the trainer hands a version over to sync_weights: whole, or each rank its own shards.
+"""Hands a version over from the trainer to sync_weights: whole, or as shards by each rank.
 
 version ─► whole: gathered from all ranks, copied to shared memory by rank 0
-        └► shards: every rank takes a snapshot of its own (millrace/weights/direct) and sends it on by itself
+        └► shards: every rank takes a snapshot of its shards and sends them itself (millrace/weights/direct)
 """
 
 import json
@@ -20,17 +20,17 @@ class Handover(ABC):
 
     @abstractmethod
     def publish(self, manifest: Manifest) -> None:
-        """Hands over the live weights, those of `manifest`."""
+        """Hands over the live weights, which `manifest` describes."""
 
     @abstractmethod
     def resend_requested(self) -> bool:
-        """Whether generators need the last version once more, because it was lost or damaged."""
+        """Whether the last version must be published again, because it was lost or damaged."""
 
     def retry_pending(self) -> None:  # noqa: B027 — a whole version is never deferred
-        """Hands over a deferred version if that is possible now. The live weights must still be the same."""
+        """Hands over a deferred version if possible. The live weights must not have changed."""
 
     def discard_pending(self) -> None:  # noqa: B027 — a whole version is never deferred
-        """Drops a deferred version, as the live weights are about to change."""
+        """Drops a deferred version. Call before the live weights change."""
 
 
 class WholeHandover(Handover):

@@ -113,7 +113,7 @@ def load_trainer(config: RunConfig, folder: Path) -> Trainer:
 
 
 def _handover(stage: Stage, trainer: Trainer) -> Handover:
-    """How new versions are handed over: in the generators' dtype."""
+    """Opens the handover of new versions, in the generators' dtype."""
     config, arguments = stage.config, stage.arguments
     if (sender := _sender(trainer, config, stage.store)) is not None:
         return ShardHandover(trainer, sender)
@@ -123,7 +123,7 @@ def _handover(stage: Stage, trainer: Trainer) -> Handover:
 
 
 def _sender(trainer: Trainer, config: RunConfig, store: Store) -> ShardSender | None:
-    """What takes this rank's shards; None if versions are handed over whole."""
+    """Opens the sender of this rank's shards; None if versions are handed over whole."""
     if config.weights.transport != "direct":
         return None
     shards = layout(trainer.model, trainer.ranks, _generation_dtype(config))
@@ -131,8 +131,8 @@ def _sender(trainer: Trainer, config: RunConfig, store: Store) -> ShardSender | 
 
 
 def _generation_dtype(config: RunConfig) -> torch.dtype:
-    found: torch.dtype = getattr(torch, config.generation_dtype)
-    return found
+    dtype: torch.dtype = getattr(torch, config.generation_dtype)
+    return dtype
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class ReplayLoop:
         self.state, self.stage, self.trainer = state, state.stage, state.trainer
         runs = open_sources(self.stage, spec)
         first = spec.start_step or 0
-        if state.found is None and spec.start_step is not None:
+        if state.restored_from is None and spec.start_step is not None:
             restore(self.trainer, runs[0].store, runs[0].checkpoint(spec.start_step))
         training = self.stage.config.training
         self.selection = training.selection
@@ -51,12 +51,12 @@ class ReplayLoop:
             f"trainer ready at version {self.trainer.policy_version} of {self.stop_at_step}, on stored trajectories"
         )
         self.rollouts = self.tokens = 0
-        if state.found is not None:
-            self.rollouts, self.tokens = state.found.state["rollouts"], state.found.state["tokens"]
+        if state.restored_from is not None:
+            self.rollouts, self.tokens = state.restored_from.state["rollouts"], state.restored_from.state["tokens"]
         state.adopt(self._checkpoint_state())
 
     def run(self) -> None:
-        """Until the plan is done, or until asked to drain."""
+        """Runs until the plan is done, or until asked to drain."""
         self._publish(None)
         while self.trainer.policy_version < self.stop_at_step and not self.stage.draining:
             self.state.checkpoints.check()
@@ -84,12 +84,12 @@ class ReplayLoop:
             self.stage.log(f"version {version}: stored reward {measures['reward_mean']:.3f}")
 
     def _selected(self, batch: StoredBatch) -> StoredBatch:
-        """Those to train on; the others are dropped. Raises ReplayError if none is left."""
+        """Returns the groups to train, and drops the others. Raises ReplayError if all are dropped."""
         masked = [(mask_truncated(group, self.selection), taken_at) for group, taken_at in batch]
         trained: StoredBatch = []
         reasons: Counter[str] = Counter()
         for group, taken_at in masked:
-            # Another reward than the source's may fail, or be the same for all, where that one did not.
+            # A different reward than the source's may fail, or be equal within the group.
             reason = group.drop_reason or self.spread.drop_reason(group)
             if reason is None:
                 trained.append((group, taken_at))
@@ -113,15 +113,14 @@ class ReplayLoop:
 
 
 def open_sources(stage: Stage, spec: ReplayRequest) -> list[SourceRun]:
-    """The stored runs; if the replay rescored them, with its own scores."""
+    """Opens the stored runs, with the replay's scores if it rescored them."""
     scoring = stage.config.scoring
-    own = Scores(store=stage.store, reward=scoring.reward, num_scorers=scoring.replicas)
-    scores = own if spec.rescore else None
-    return [SourceRun(open_store(source), scores=scores) for source in spec.sources]
+    rescored = Scores(store=stage.store, reward=scoring.reward, num_scorers=scoring.replicas)
+    return [SourceRun(open_store(source), scores=rescored if spec.rescore else None) for source in spec.sources]
 
 
 def _read_ahead(runs: Sequence[SourceRun], batches: Sequence[Batch]) -> Iterator[StoredBatch]:
-    """The batches; each is read while the one before it is being trained on."""
+    """Yields the batches; each is read while the previous one is being trained."""
     # One pass over each source, so that each part is opened once.
     flat = [group for batch in batches for group in batch]
     groups = [run.read([row for source, row in flat if source == number]) for number, run in enumerate(runs)]

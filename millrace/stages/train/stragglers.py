@@ -1,16 +1,16 @@
-"""Groups that the next step would leave too old, which the trainer waits for: `staleness.too_old: wait`.
+"""Stragglers: groups that would be too old after the next step. With `staleness.too_old: wait` the trainer waits.
 
     trainer at t, about to make t + 1; bound η       a group admitted under version v is trained at t + 1 or later,
                                                      so it would be too old if t + 1 − v > η
     in flight    status records of the generators ─┐
     unscored     commit records ahead of the scores ┴─► the oldest v ─► wait?
 
-The trainer takes nothing while it waits, and then the oldest groups first. Admission leaves at most a step's worth of
-groups that must not wait longer, so all of them are in the next step. It leaves more if younger groups overtook some of
-them in earlier steps, and a status record may be late: a group can be too old all the same. Then it is dropped.
+The trainer collects nothing while it waits, then the oldest groups first. Admission allows at most a step's worth of
+such groups, so all of them fit into the next step. A group can still become too old, and is dropped, if younger groups
+overtook it in earlier steps or a status record was late.
 
-A generator that was killed keeps its last record until its successor writes one. A generator that has been silent for
-`supervision.hang_seconds` counts as idle: one that never returns must not hold the trainer for ever.
+A killed generator keeps its last record until its successor writes one. A generator that has been silent for
+`supervision.hang_seconds` counts as idle, so that a generator that never returns can't block the trainer.
 """
 
 import time
@@ -29,11 +29,11 @@ class Stragglers:
         self._loader = loader
 
     def are_in(self, trainer_version: int, max_staleness: int) -> bool:
-        """Whether a step from `trainer_version` leaves no group too old, by the bound in force after it.
+        """Whether a step from `trainer_version` leaves no group too old under the bound in force after it.
 
         Raises as `RolloutLoader.take`.
         """
-        # Generators first: a group that is no longer in flight is committed already.
+        # Generators first: a group that is no longer in flight has been committed.
         versions = [self._oldest_in_flight(generator) for generator in range(self._stage.config.generation.replicas)]
         versions.append(self._loader.oldest_unscored())
         return not any(

@@ -6,14 +6,13 @@
     │                                                │
     │                                                ├─► ║ consumed ║ + ║ trainer_logprobs ║ outcome of each
     └──────── ledger balanced ◄──────────────────────┴─► every few steps: checkpoint (weights, optimizer, RNG,
-                                                          stream cursors, account) in one commit, made while training
-                                                          goes on
+                                                          stream cursors, account) in one commit, in the background
 
 Reads trajectories joined with their scores, and waits for a step's worth of groups. Writes policy versions, checkpoints
 and the record of consumed groups. Groups taken between two steps count only once the step is done: a trainer that dies
-half-way has consumed nothing. A trainer that starts from a checkpoint commits it again as its own, so that generators
-can tell from the log which of their groups it will refuse. If it shares its device with them, it sleeps from the
-hand-over of a version until a step's worth of groups is there (`millrace/runtime/device_sharing.py`).
+before has consumed nothing. A trainer that starts from a checkpoint commits it again as its own, so that generators see
+in the log which of their groups it will refuse. If it shares its device with them, it sleeps from the hand-over of a
+version until a step's worth of groups is scored (`millrace/runtime/device_sharing.py`).
 """
 
 import time
@@ -57,7 +56,7 @@ class TrainLoop:
         self.consumed, self.lineage = state.consumed, state.lineage
         self.turns, self.handover = turns, handover
         self.probed, self.stop_at_step = probed, stop_at_step
-        stored: dict[str, Any] = {} if state.found is None else state.found.state
+        stored: dict[str, Any] = {} if state.restored_from is None else state.restored_from.state
         self.account = Account.from_json(stored["account"]) if stored else Account()
         # Position of the cursors when the ledger last balanced.
         self.balanced: list[Amount] = []
@@ -75,7 +74,7 @@ class TrainLoop:
             state=stored.get("control"),
         )
         self.guard = CollapseGuard(state, self.controller.terms, stored.get("collapse"))
-        # As of the last finished step: what a checkpoint may hold.
+        # State after the last finished step, for the next checkpoint.
         self.settled = self._settle()
         state.adopt(self.settled)
 
@@ -96,9 +95,9 @@ class TrainLoop:
         self.committed = CommittedAmounts(self.stage.store, **streams)
 
     def run(self) -> None:
-        """Until the last step, until evaluations no longer get better, or until asked to drain."""
+        """Runs until the last step, until evaluations stop improving, or until asked to drain."""
         self._check_ledger()
-        # Before generators get the weights: by the count of a predecessor that dropped more, they would admit more.
+        # Before generators get the weights: with the larger count of a predecessor they would admit too much.
         self.stage.update_status(now=True, groups_dropped=self.account.groups_dropped)
         self._hand_over()
         self.turns.end()
@@ -130,7 +129,7 @@ class TrainLoop:
         self.state.checkpoints.check()
         self.handover.retry_pending()
         if self.handover.resend_requested() and self.turns.begin():
-            self.stage.log(f"version {self.trainer.policy_version} is handed over once more")
+            self.stage.log(f"version {self.trainer.policy_version} is handed over again")
             self._hand_over()
             self.turns.end()
 
@@ -142,7 +141,7 @@ class TrainLoop:
         return not waits or self.stragglers.are_in(version, self.controller.bound_at(version + 1))
 
     def _collect(self) -> bool:
-        """Takes scored groups; returns whether there are enough for a step."""
+        """Collects scored groups. Returns whether they are enough for a step."""
         self._work_between_steps()
         dropped_before, version = self.account.groups_dropped, self.trainer.policy_version
         enough = self.collector.collect(version, self.controller.bound_at(version))
@@ -176,7 +175,7 @@ class TrainLoop:
         advantages = (sample.advantage for sample in samples)
         self.consumed.step(version, groups, advantages, report.trainer_logprobs)
         if self.config.prompts.curriculum_window is not None and self.config.pipeline.mode == "sync":
-            # What the curriculum reads of it before the next step but one must not depend on time.
+            # The curriculum of the step after the next reads these rows, and must not depend on timing.
             self.consumed.flush()
         ratios, of_collector = self.collector.end_step(taken_at)
         self._check_ledger()
@@ -209,7 +208,7 @@ class TrainLoop:
             self.guard.act(collapse)
 
     def _control(self, report: StepReport, length_ratio: float) -> None:
-        """Decides on the staleness bound and the places of the versions to come."""
+        """Decides on the staleness bound and the number of slots of the next versions."""
         per_step = self.config.training.groups_per_step * self.config.generation.group_size
         decision = self.controller.decide(
             self.trainer.policy_version,

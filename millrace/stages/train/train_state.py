@@ -1,8 +1,8 @@
-"""What both train loops share: the run's checkpoints, the record of consumed groups, and the stage's figures.
+"""State shared by both train loops: the run's checkpoints, the record of consumed groups, and the stage's metrics.
 
 newest readable checkpoint ─► trainer ─► step ─► ║ consumed ║ + ║ trainer_logprobs ║
                                           └─► every `checkpoint_every` steps or `checkpoint_minutes`: checkpoint,
-                                              written while training goes on; then old ones may be removed
+                                              written in the background; then old ones may be removed
 """
 
 import time
@@ -28,7 +28,7 @@ from storage.errors import StreamCorrupt
 class TrainState:
     """The trainer and everything that it writes.
 
-    `found` is the checkpoint that `trainer` was restored from, None for the start model.
+    `restored_from` is the checkpoint that `trainer` was restored from, None for the start model.
     """
 
     def __init__(
@@ -39,42 +39,42 @@ class TrainState:
         checkpoints: AsyncCheckpoints,
         consumed: ConsumedWriter,
         decisions: Decisions,
-        found: Checkpoint | None,
+        restored_from: Checkpoint | None,
     ) -> None:
         self.stage = stage
         self.trainer = trainer
         self.checkpoints = checkpoints
         self.consumed = consumed
         self.decisions = decisions
-        self.found = found
+        self.restored_from = restored_from
         self.incarnation = writer.incarnation
-        self.lineage = Lineage.after(found, writer.incarnation)
+        self.lineage = Lineage.after(restored_from, writer.incarnation)
         self._writer = writer
         self._pace = Pace()
-        # Version of the last checkpoint begun, which may still be on its way to the store.
+        # Version of the last checkpoint begun; it may not be committed yet.
         self._saved: int | None = None
         training = stage.config.training
         self._schedule = CheckpointSchedule(
-            training.checkpoint_every, training.checkpoint_minutes, has_one=found is not None, now=time.monotonic()
+            training.checkpoint_every,
+            training.checkpoint_minutes,
+            has_one=restored_from is not None,
+            now=time.monotonic(),
         )
 
     def adopt(self, state: dict[str, Any]) -> None:
-        """Commits the found checkpoint, if any, again as this incarnation's own, with `state`."""
-        if self.found is not None:
-            self._saved = self._writer.adopt(self.found, state).step
+        """Commits the checkpoint that this trainer was restored from again, as of this incarnation, with `state`."""
+        if self.restored_from is not None:
+            self._saved = self._writer.adopt(self.restored_from, state).step
 
     def save_if_due(self, state: dict[str, Any], *, evaluate_every: int | None = None) -> None:
-        """Begins a checkpoint if `training` says so, and of each version that is to be evaluated.
-
-        `state` is committed with it.
-        """
+        """Begins a checkpoint, which holds `state`, if one is due by `training` or the version will be evaluated."""
         version = self.trainer.policy_version
         evaluated = evaluate_every is not None and version % evaluate_every == 0
         if evaluated or self._schedule.is_due(version, time.monotonic()):
             self._save(state)
 
     def finish(self, state: dict[str, Any]) -> None:
-        """On return the trainer's version is checkpointed."""
+        """Checkpoints the trainer's version, and waits until it is durable."""
         if self._saved != self.trainer.policy_version:
             self._save(state)
         with self.stage.busy("checkpoint"):
@@ -93,7 +93,7 @@ class TrainState:
     def measure(
         self, report: StepReport, groups: Sequence[ScoredGroup], lags: Sequence[int], **metrics: float
     ) -> dict[str, float]:
-        """Logs the metrics of a step, with those of the loop, and returns the step's."""
+        """Logs the measures of a step together with `metrics` of the loop. Returns the step's measures."""
         measures = report.measures(groups, lags)
         pace: dict[str, Any] = self._pace.step(measures["tokens"])
         self.stage.update_status(reward_mean=measures["reward_mean"], staleness_mean=measures["staleness_mean"], **pace)
@@ -104,7 +104,7 @@ class TrainState:
 
     def _save(self, state: dict[str, Any]) -> None:
         with self.stage.busy("checkpoint"):
-            # The rows of what the checkpoint's account counts have to be durable first.
+            # The rows that the checkpoint's account counts must be durable first.
             self.consumed.flush()
             self.checkpoints.begin(self.trainer.policy_version, self.trainer.tensors(), state)
         self._saved = self.trainer.policy_version
@@ -113,7 +113,7 @@ class TrainState:
 
 @contextmanager
 def open_train_state(stage: Stage, trainer: Trainer) -> Iterator[TrainState]:
-    """Fences older trainers of the run, and restores the newest readable checkpoint. On exit all is written."""
+    """Fences older trainers of the run, and restores the newest readable checkpoint. On exit everything is durable."""
     writer = CheckpointWriter(stage.store)
     trainer.on_progress = stage.advance
     decisions = Decisions(stage.store)
@@ -125,13 +125,13 @@ def open_train_state(stage: Stage, trainer: Trainer) -> Iterator[TrainState]:
         checkpoints.on_saved = lambda step: stage.emit_event("checkpoint.saved", policy_version=step)
         if (keep := stage.config.training.checkpoint_keep) is not None:
             checkpoints.after_commit = lambda: carry_out(stage.store, plan_checkpoints(stage.store, keep))
-        found = _restore_newest(stage, trainer, decisions)
+        restored_from = _restore_newest(stage, trainer, decisions)
         _report_rollback(stage, trainer)
-        yield TrainState(stage, trainer, writer, checkpoints, consumed, decisions, found)
+        yield TrainState(stage, trainer, writer, checkpoints, consumed, decisions, restored_from)
 
 
 def _report_rollback(stage: Stage, trainer: Trainer) -> None:
-    """Tells how many steps of its predecessor, as its status record counts them, are lost."""
+    """Reports how many steps of its predecessor, according to the status record, must be trained again."""
     lost = stage.value("policy_version") - trainer.policy_version
     if lost > 0:
         sentence = (
@@ -143,9 +143,9 @@ def _report_rollback(stage: Stage, trainer: Trainer) -> None:
 
 
 def _restore_newest(stage: Stage, trainer: Trainer, decisions: Decisions) -> Checkpoint | None:
-    """Restores the newest readable checkpoint that no rollback gave up, and returns it; None if the run has none yet.
+    """Restores and returns the newest readable checkpoint that was not rolled back; None if the run has none yet.
 
-    Raises StreamCorrupt, of the newest, if there are checkpoints and none can be read.
+    Raises the newest checkpoint's StreamCorrupt if none of them can be read.
     """
     damage: StreamCorrupt | None = None
     for checkpoint in checkpoints_backwards(stage.store):

@@ -1,1 +1,1 @@
-"""The trainer's checkpoints as tensors: what each rank writes, and how any number of ranks restores them."""
+"""The trainer's checkpoints as tensors, written by each rank and restored by any number of ranks."""

@@ -5,8 +5,8 @@
     optimizer  AdamW's state of each of them       <slot>.<parameter>; nothing before the first step
     rng        the state of torch's random numbers, rank 0's
 
-Adapters, and what is trained beside frozen layers, belong to the run's start model, which never changes:
-`load_weights` puts them together.
+Adapters, and the trained layers next to frozen ones, belong to the run's start model, which never changes:
+`load_weights` combines them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -90,8 +90,9 @@ def _check_frozen(model: StoredTensors, frozen_layers: int) -> None:
     stored = int(model.read({_FROZEN: torch.tensor(0)})[_FROZEN]) if _FROZEN in model.shapes else 0
     if stored != frozen_layers:
         raise InputError(
-            f"the checkpoint's run froze {stored} layers, and training.frozen_layers is {frozen_layers}; expected "
-            f"{stored}, or a start from the start model"
+            f"{frozen_layers}, but the checkpoint's run froze {stored} layers",
+            key="training.frozen_layers",
+            expected=f"{stored}, or a start from the start model",
         )
 
 

@@ -59,21 +59,21 @@ class StoredFiles(Mapping[str, bytes]):
     def header(self, name: str) -> bytes:
         """The header of a safetensors file: enough to know whether the file is needed.
 
-        The checksum is that of the whole file. So the header is read until two reads agree: what was damaged on its way
-        here does not count.
+        The checksum covers the whole file, so it can't verify the header. The header is read until two reads agree, in
+        case it is damaged in transit.
         """
         path = self.path(name)
-        before = None
+        last = None
         try:
             for _ in range(_HEADER_READS):
                 length = header_length(bytes(self._store.get(path, 0, 8)))
-                found = bytes(self._store.get(path, 0, min(length, self._refs[name].bytes)))
-                if found == before:
-                    return found
-                before = found
+                header = bytes(self._store.get(path, 0, min(length, self._refs[name].bytes)))
+                if header == last:
+                    return header
+                last = header
         except NotInStore as error:
             raise StreamCorrupt(path, "the file is missing") from error
-        raise StreamCorrupt(path, f"its header was another one each time it was read, {_HEADER_READS} times in a row")
+        raise StreamCorrupt(path, f"its header was different each time it was read, {_HEADER_READS} times in a row")
 
 
 class StoredTensors:
@@ -87,13 +87,13 @@ class StoredTensors:
         self._files = files
         self._kind = kind
         self._file_of: dict[tuple[str, tuple[int, ...]], str] = {}
-        found: dict[str, list[Extent]] = defaultdict(list)
+        extents_of: dict[str, list[Extent]] = defaultdict(list)
         for name in sorted(files):
             if kind_of(name) == kind:
                 for tensor, extent in self._extents(name).items():
-                    found[tensor].append(extent)
+                    extents_of[tensor].append(extent)
                     self._file_of[tensor, extent.offsets] = name
-        self._metadata = {tensor: _described(parts) for tensor, parts in found.items()}
+        self._metadata = {tensor: _described(parts) for tensor, parts in extents_of.items()}
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
@@ -144,21 +144,21 @@ class StoredTensors:
             stored = self.shapes.get(name)
             if stored != tensor.shape:
                 self._verify()
-                found = "no such tensor" if stored is None else f"one of {list(stored)}"
+                stored_shape = "no such tensor" if stored is None else f"one of {list(stored)}"
                 raise WeightsMismatch(
-                    f"the model has {name} of {list(tensor.shape)} and the checkpoint {found}; "
+                    f"the model has {name} of {list(tensor.shape)} and the checkpoint {stored_shape}; "
                     "expected a checkpoint of the same model"
                 )
 
     def _planned(self, like: Mapping[str, torch.Tensor]) -> dict[str, list[ReadItem]]:
         """The parts to read, by file."""
-        wanted: dict[str, list[ReadItem]] = defaultdict(list)
+        items_of: dict[str, list[ReadItem]] = defaultdict(list)
         for item in create_default_local_load_plan(dict(like), Metadata(state_dict_metadata={**self._metadata})).items:
             if math.prod(item.lengths):
                 offsets = item.storage_index.offset
                 assert offsets is not None
-                wanted[self._file_of[item.storage_index.fqn, tuple(offsets)]].append(item)
-        return wanted
+                items_of[self._file_of[item.storage_index.fqn, tuple(offsets)]].append(item)
+        return items_of
 
     def _load(self, file: str) -> dict[str, torch.Tensor]:
         try:

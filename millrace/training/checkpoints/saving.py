@@ -1,12 +1,12 @@
-"""Saving checkpoints: copied while training pauses, written and committed while it goes on.
+"""Saving checkpoints: copied while training pauses, then written and committed in the background.
 
-    every rank   begin ─ values copied into the files' ─┬─► training goes on ─► … ─► finish, or the next begin, waits
+    every rank   begin ─ values copied into the files' ─┬─► training continues ─► … ─► finish, or the next begin, waits
                          images in main memory          └─► thread: images ─► store, durable ─┐
-    rank 0                                                  all files of all ranks are there ─┴─► record: the commit
+    rank 0                                                  all files of all ranks are stored ┴─► record: the commit
 
 A copy of a large policy would take most of a trainer's memory on a CPU. There the thread copies and writes one small
-file after the other, while the next step computes its gradient. Values change only when that step updates them:
-`wait_until_read` before that.
+file after the other while the next step computes its gradient. The step must call `wait_until_read` before it updates
+any value.
 
 At most one checkpoint is in flight. Its record is written last: after a crash before that, the previous checkpoint is
 the latest, and `millrace gc` removes the files. An error in the thread is raised by the next call.
@@ -123,7 +123,7 @@ class AsyncCheckpoints:
             self.on_saved(self._step)
 
     def _look(self) -> None:
-        # Waiting alone is no progress: the thread may hang.
+        # Waiting alone does not count as progress: the thread may hang.
         if self._written != self._seen:
             self._seen = self._written
             self.on_progress()

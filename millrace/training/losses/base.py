@@ -6,8 +6,8 @@
 advantage of the token's response. Losses differ only in the weight. A loss is a function of `LossInputs` and the config
 section `training`, and returns `LossOutputs`; it keeps no state.
 
-Shapes: N trainable tokens, response after response, each response whole; there is no padding. A ratio of a whole
-response is over its tokens here.
+Shapes: N trainable tokens, response after response, each response whole, without padding. The ratio of a response is
+over its trainable tokens.
 """
 
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ def mean_over_responses(values_N: torch.Tensor, inputs: LossInputs) -> torch.Ten
 def reduce_responses(reduce: Literal["sum", "min", "max"], values_N: torch.Tensor, inputs: LossInputs) -> torch.Tensor:
     """[N] sum, minimum or maximum of the values in each token's response."""
     # index_add adds in any order on a GPU, so a replay would not match bit for bit.
-    # segment_reduce's checks fail where there are no responses at all, as in a spare rank's dummy batch.
+    # segment_reduce's checks fail without any responses, as in a spare rank's dummy batch.
     reduced_Q = torch.segment_reduce(values_N, reduce, lengths=_lengths(inputs), unsafe=True)
     return reduced_Q[inputs.response_N]
 

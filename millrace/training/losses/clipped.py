@@ -4,7 +4,7 @@
                        −∇ loss = x · A · ∇ log π, or 0 where the token is clipped
 
 A token is clipped once it has moved far enough in the direction of its advantage: x > 1 + ε_high with A > 0, or
-x < 1 − ε_low with A < 0. In the other direction there is no bound: with A < 0 a token weighs its ratio, however large.
+x < 1 − ε_low with A < 0. The other direction is unbounded: with A < 0 a token weighs its ratio, however large.
 
 The ratio is against μ, which sampled the token. PPO's own old policy is at most one batch behind; μ may be several
 versions behind. On stale rollouts many tokens are clipped from the start.

@@ -110,8 +110,8 @@ class OwnLoss(Loss):
                 "expected finite numbers"
             )
 
-    def _unusable(self, what: str) -> InputError:
-        return InputError(f'training.loss is "{self.name}", which can\'t be used: {what}')
+    def _unusable(self, problem: str) -> InputError:
+        return InputError(f'"{self.name}", which can\'t be used: {problem}', key="training.loss")
 
 
 def make_loss(training: TrainingConfig, name: str | None = None) -> Loss:
@@ -123,7 +123,8 @@ def make_loss(training: TrainingConfig, name: str | None = None) -> Loss:
     if ":" in name:
         return OwnLoss(name, training)
     if name not in LOSSES:
-        raise InputError(f'there is no loss "{name}"; expected one of {", ".join(LOSSES)}, or package.module:function')
+        expected = f"one of {', '.join(LOSSES)}, or package.module:function"
+        raise InputError(f'"{name}"', key="loss", expected=expected)
     training = training.with_loss(name)
     return Loss(name, LOSSES[name], training, training.loss)
 

@@ -1,8 +1,8 @@
 """Losses −weight · A · log π: the weight is an importance ratio, bounded from above or masked, or 1.
 
-The bound applies outside the gradient: a token whose ratio exceeds it keeps pulling with that weight, where
-`-clamp(ratio, max=bound) · A` would let go of it. A mask drops what a bound would keep at the bound: a ratio far from 1
-suggests that one of the two numbers is wrong.
+The bound applies outside the gradient: a token whose ratio exceeds it keeps its gradient, at that weight, where
+`-clamp(ratio, max=bound) · A` would have none. A mask drops the tokens that a bound would keep at the bound: a ratio
+far from 1 suggests that one of the two numbers is wrong.
 """
 
 import torch
@@ -43,7 +43,7 @@ def tis(inputs: LossInputs, config: TruncatedConfig) -> LossOutputs:
     Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"
     (fengyao.notion.site/off-policy-rl, 2025); truncation: Ionides 2008. The source puts min(π_old/μ, C) in front of
     PPO's clipped objective, whose ratio is π/π_old. Where a batch takes one update, π_old is π and that ratio is 1;
-    with several, nothing here clips what they do together.
+    with several, nothing here clips their combined change.
     """
     return _truncated(inputs, config.max_importance_ratio)
 

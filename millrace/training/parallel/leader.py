@@ -65,8 +65,8 @@ class Followers:
 class LeaderTrainer(Trainer):
     """Rank 0's trainer; takes the arguments of `Trainer`."""
 
-    def __init__(self, model: PreTrainedModel, training: TrainingConfig, **others: Any) -> None:
-        super().__init__(model, training, **others)
+    def __init__(self, model: PreTrainedModel, training: TrainingConfig, **options: Any) -> None:
+        super().__init__(model, training, **options)
         self.followers = Followers(self.ranks)
 
     def step(self, samples: Sequence[Sample], rate_factor: float = 1.0) -> StepReport:
@@ -74,7 +74,7 @@ class LeaderTrainer(Trainer):
             return super().step(samples, rate_factor)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """As in `Trainer`, but in the CPU's memory: a device never holds more than one whole tensor."""
+        """`Trainer.weights` in the CPU's memory: a device never holds more than one whole tensor."""
         with self.followers.together(Command.WEIGHTS):
             return {name: tensor.cpu() for name, tensor in full_tensors(self.model)}
 
@@ -84,7 +84,7 @@ class LeaderTrainer(Trainer):
             return super().next_logprobs(tokens, most)
 
     def sleep(self) -> None:
-        """As in `Trainer`; on return all ranks sleep."""
+        """`Trainer.sleep` on all ranks; returns when all of them sleep."""
         with self.followers.together(Command.SLEEP):
             super().sleep()
             exchange("", self.ranks.size)
@@ -102,7 +102,7 @@ class LeaderCheckpoints(AsyncCheckpoints):
         self._followers = followers
 
     def begin(self, step: int, tensors: Tensors, state: Mapping[str, Any]) -> None:
-        # Raise what went wrong with the last checkpoint before all ranks begin another.
+        # Raise an error of the last checkpoint before all ranks begin another.
         self.finish()
         with self._followers.together(Command.CHECKPOINT, str(step).encode()):
             super().begin(step, tensors, state)

@@ -21,10 +21,10 @@ from millrace.training.batch import Sample
 
 
 class Command(IntEnum):
-    """What rank 0 tells the other ranks to do."""
+    """Commands of rank 0 to the other ranks."""
 
     END = 0
-    """Rank 0 has finished, or failed at something of its own: end normally."""
+    """Rank 0 has finished, or failed outside of a command: end normally."""
     STEP = 1
     """Payload: factor of the learning rate as `RATE_FACTOR`, samples."""
     WEIGHTS = 2
@@ -70,14 +70,14 @@ def exchange(text: str, size: int, group: dist.ProcessGroup | None = None) -> li
     """
     if size == 1:
         return [text]
-    own = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8)
+    encoded = torch.frombuffer(bytearray(text.encode()) or bytearray(1), dtype=torch.uint8)
     lengths = [torch.empty(1, dtype=torch.int64) for _ in range(size)]
     dist.all_gather(lengths, torch.tensor([len(text.encode())]), group=group)
     padded = torch.zeros(max(1, *(int(length) for length in lengths)), dtype=torch.uint8)
-    padded[: own.numel()] = own
+    padded[: encoded.numel()] = encoded
     texts = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(texts, padded, group=group)
-    return [bytes(one[: int(length)].numpy()).decode() for one, length in zip(texts, lengths, strict=True)]
+    return [bytes(row[: int(length)].numpy()).decode() for row, length in zip(texts, lengths, strict=True)]
 
 
 def pack(samples: Sequence[Sample]) -> bytes:

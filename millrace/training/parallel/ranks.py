@@ -49,25 +49,25 @@ class Ranks:
 
     @classmethod
     def join(cls, *, data: int, tensor: int, device: Literal["cpu", "cuda"], shrunk: bool = False) -> Self:
-        """Joins the process group of a `torchrun` of data · tensor processes; there is no group if that is 1.
+        """Joins the process group of a `torchrun` of data · tensor processes. A single process has no group.
 
-        The group uses gloo for tensors on the CPU and NCCL for those on GPUs. `shrunk`: there may be fewer processes,
-        because hosts are missing, and then there are fewer data ranks. Raises ValueError if `torchrun` started another
-        number of processes, and KeyError if it did not start this one.
+        The group uses gloo for tensors on the CPU and NCCL for those on GPUs. `shrunk`: hosts may be missing, which
+        reduces the data ranks. Raises ValueError if `torchrun` started another number of processes, and KeyError if it
+        did not start this one.
         """
         if shrunk:
             data = min(data, int(os.environ["WORLD_SIZE"]) // tensor)
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        own = torch.device("cpu") if device == "cpu" else torch.device("cuda", local_rank)
-        if own.type == "cuda":
-            torch.cuda.set_device(own)
+        local_device = torch.device("cpu") if device == "cpu" else torch.device("cuda", local_rank)
+        if local_device.type == "cuda":
+            torch.cuda.set_device(local_device)
         if data * tensor == 1:
-            return cls.alone(own)
+            return cls.alone(local_device)
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if size != data * tensor:
             raise ValueError(f"torchrun started {size} processes; expected {data} times {tensor}")
         if not dist.is_initialized():
-            dist.init_process_group(_backend(own), timeout=_PATIENCE)
+            dist.init_process_group(_backend(local_device), timeout=_PATIENCE)
         return cls(
             rank=rank,
             size=size,
@@ -75,8 +75,8 @@ class Ranks:
             data_size=data,
             tensor_rank=rank % tensor,
             tensor_size=tensor,
-            device=own,
-            mesh=init_device_mesh(own.type, (data, tensor), mesh_dim_names=(DATA, TENSOR)),
+            device=local_device,
+            mesh=init_device_mesh(local_device.type, (data, tensor), mesh_dim_names=(DATA, TENSOR)),
         )
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:

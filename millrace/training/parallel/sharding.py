@@ -36,8 +36,9 @@ def shard(policy: PackedPolicy, ranks: Ranks, *, compute_dtype: torch.dtype | No
     another dtype than trained ones. With a single rank and all weights in the dtype to compute in, it only moves the
     policy to the device. Raises InputError for a module that can't be divided.
     """
-    weights_dtype = next((one.dtype for one in policy.parameters() if one.requires_grad), torch.float32)
-    if ranks.size == 1 and {one.dtype for one in policy.parameters()} <= {compute_dtype or weights_dtype}:
+    parameters = list(policy.parameters())
+    weights_dtype = next((parameter.dtype for parameter in parameters if parameter.requires_grad), torch.float32)
+    if ranks.size == 1 and {parameter.dtype for parameter in parameters} <= {compute_dtype or weights_dtype}:
         policy.to(ranks.device)
         return
     mesh = ranks.mesh or mesh_of_one(ranks.device)
@@ -125,7 +126,7 @@ def changed_share(sample: torch.Tensor, later_sample: torch.Tensor, ranks: Ranks
 
 
 def layout(model: PreTrainedModel, ranks: Ranks, dtype: torch.dtype) -> ShardLayout:
-    """Which part of each parameter of the base model every rank has; `dtype`: that of what is handed over."""
+    """The part of each base-model parameter that every rank has; `dtype` is that of published weights."""
     tensors = tuple(
         TensorSpec(base_name(name), str(dtype).removeprefix("torch."), tuple(parameter.shape), _tensor_dim(parameter))
         for name, parameter in model.named_parameters()

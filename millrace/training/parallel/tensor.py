@@ -42,18 +42,18 @@ _HEADS_DIM = 2
 class _Replicated(ParallelStyle):
     """A module whose weights every rank of the row holds; its input is whole on each rank, or each rank's part."""
 
-    def __init__(self, given: Placement | None = None) -> None:
-        self._given = [given or Replicate()]
+    def __init__(self, input_placement: Placement | None = None) -> None:
+        self._input_placements = [input_placement or Replicate()]
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         # Annotated as returning nothing, but what hooks return replaces input and output.
         return distribute_module(module, device_mesh, None, self._placed, _local)  # type: ignore[arg-type]
 
     def _placed(self, module: nn.Module, inputs: tuple[Any, ...], row: DeviceMesh) -> tuple[Any, ...]:
-        first, *others = inputs
+        first, *rest = inputs
         if not isinstance(first, DTensor):
-            first = DTensor.from_local(first, row, self._given, run_check=False)
-        return (first, *others)
+            first = DTensor.from_local(first, row, self._input_placements, run_check=False)
+        return (first, *rest)
 
 
 def split_layer(layer: nn.Module, name: str, row: DeviceMesh) -> None:
@@ -68,28 +68,28 @@ def split_layer(layer: nn.Module, name: str, row: DeviceMesh) -> None:
     for path, module in weighted.items():
         if path not in plan:
             raise InputError(
-                f"{name}.{path}, a {type(module).__name__}, can't be divided among tensor ranks; "
-                "expected layers as Llama's, or a training.parallel.tensor of 1 (docs/models.md)"
+                f"{name}.{path}, a {type(module).__name__}, can't be divided among tensor ranks",
+                expected="layers like Llama's, or a training.parallel.tensor of 1 (docs/models.md)",
             )
     for path in set(_HEAD_NORMS) & set(weighted):
         features = weighted[path].get_parameter("weight").numel()
         if features != layer.get_submodule("self_attn").head_dim:
             raise InputError(
-                f"{name}.{path} has weights for {features} features; expected those of a single head, as Qwen3's, "
-                "or a training.parallel.tensor of 1"
+                f"{name}.{path} has weights for {features} features",
+                expected="those of a single head, like Qwen3's, or a training.parallel.tensor of 1",
             )
     # Each rank has read the same files, so nothing has to be scattered.
-    there = {path: style for path, style in plan.items() if path in weighted or path in _INPUTS}
-    parallelize_module(layer, row, there, src_data_rank=None)
+    styles = {path: style for path, style in plan.items() if path in weighted or path in _INPUTS}
+    parallelize_module(layer, row, styles, src_data_rank=None)
 
 
 def replicate(modules: list[nn.Module], row: DeviceMesh) -> None:
     """Replicates these modules on every rank of `row`; parameters that they share stay shared."""
     made: dict[Tensor, nn.Parameter] = {}
     for module in modules:
-        own = dict(module.named_parameters(recurse=False))
+        parameters = dict(module.named_parameters(recurse=False))
         parallelize_module(module, row, _Replicated())
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             module.register_parameter(name, made.setdefault(parameter, module.get_parameter(name)))
 
 

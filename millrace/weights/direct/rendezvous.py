@@ -82,7 +82,9 @@ class Rendezvous:
             # TCPStore by itself would listen at every address of the machine.
             listening = socket.create_server((host, 0))
         except OSError as error:
-            raise InputError(f"weights.host: can't listen at {host}; expected an address of this machine") from error
+            raise InputError(
+                f"{host}, where this machine can't listen", key="weights.host", expected="one of its addresses"
+            ) from error
         port = listening.getsockname()[1]
         self.address = f"{host}:{port}"
         self.store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())

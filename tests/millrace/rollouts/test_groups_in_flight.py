@@ -84,7 +84,7 @@ def test_interrupted_responses_go_on_where_they_were_and_are_joined() -> None:
     groups = GroupsInFlight(GROUP_SIZE, run_seed=7)
     requests = admit(groups, 5, policy_version=3)
     groups.add(partly(requests[0], 2, 3, "length"))
-    interrupted = groups.interrupted([partly(requests[1], 4, 3), partly(requests[2], 0, 3)])
+    interrupted = groups.interrupt([partly(requests[1], 4, 3), partly(requests[2], 0, 3)])
     assert len(groups) == 0
     assert num_tokens(interrupted) == 6
     assert {one.request.sample_index for one in interrupted} == {0, 1}, "the third had no token yet"
@@ -97,7 +97,7 @@ def test_interrupted_responses_go_on_where_they_were_and_are_joined() -> None:
     assert asked[0].seed == derived_seed(requests[1].seed, 4), "other draws than its first tokens had"
     assert asked[1].seed == requests[2].seed
     assert (later.tokens, later.oldest_version, later.t_oldest) == (6, 3, 5.5)
-    again = later.interrupted([partly(asked[0], 2, 4), partly(asked[1], 1, 4)])
+    again = later.interrupt([partly(asked[0], 2, 4), partly(asked[1], 1, 4)])
     last = GroupsInFlight(GROUP_SIZE, run_seed=7)
     asked = admit(last, 5, {one.request.sample_index: one for one in again}, policy_version=6)
     for request in asked:
@@ -123,7 +123,7 @@ def test_interrupted_responses_go_on_where_they_were_and_are_joined() -> None:
 def test_what_goes_on_under_the_same_version_is_one_span() -> None:
     groups = GroupsInFlight(1, run_seed=0)
     (request,) = admit(groups, 0)
-    (begun,) = groups.interrupted([partly(request, 3, 2)])
+    (begun,) = groups.interrupt([partly(request, 3, 2)])
     (request,) = admit(groups, 0, {0: begun})
     groups.add(partly(request, 2, 2, "stop"))
     assert groups.take()[0].response.version_spans == ((2, 0),)
@@ -132,10 +132,10 @@ def test_what_goes_on_under_the_same_version_is_one_span() -> None:
 def test_what_waits_for_its_turn_keeps_what_it_had_when_it_is_interrupted_again() -> None:
     groups = GroupsInFlight(GROUP_SIZE, run_seed=0)
     requests = admit(groups, 2)
-    begun = groups.interrupted([partly(request, 2, 1) for request in requests])
+    begun = groups.interrupt([partly(request, 2, 1) for request in requests])
     admit(groups, 2, {one.request.sample_index: one for one in begun})
     # The engine got none of them.
-    assert groups.interrupted([]) == begun
+    assert groups.interrupt([]) == begun
 
 
 def test_a_trajectory_is_what_was_admitted_and_what_came_back_for_it() -> None:
@@ -176,7 +176,7 @@ def test_a_response_that_was_begun_before_kept_tokens_were_stored_has_a_count_fo
 ) -> None:
     groups = GroupsInFlight(1, run_seed=7)
     (begun,) = admit(groups, 0)
-    stored = groups.interrupted([partly(begun, 2, 0, truncated=before)])
+    stored = groups.interrupt([partly(begun, 2, 0, truncated=before)])
     (rest,) = admit(groups, 0, {0: stored[0]})
     response = groups.add(partly(rest, 1, 0, "stop", truncated=after)).response
     assert response.kept_tokens == (*((0, 1) if before else ()), *((2,) if after else ()))

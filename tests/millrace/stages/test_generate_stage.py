@@ -301,7 +301,7 @@ def test_places_that_the_bound_leaves_free_beside_a_straggler_count_as_waiting(w
     before = workshop.generator.starved
     workshop.turn(NOTHING_FINISHES)
     assert workshop.generator.starved > before
-    assert workshop.generator.admission.free_for_want_of_room(workshop.engine.in_flight) == pytest.approx(4 / 6)
+    assert workshop.generator.admission.starved_share(workshop.engine.in_flight) == pytest.approx(4 / 6)
     while workshop.in_flight:
         workshop.turn(range(1000))
     assert workshop.stage.value("starved_ms") == round(1000 * workshop.generator.starved)

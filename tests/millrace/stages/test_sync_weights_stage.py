@@ -229,7 +229,7 @@ def test_a_bit_that_flips_after_a_version_was_pushed_costs_a_deadline_and_no_mor
     assert campaign.offer(1).policy_version == offered.policy_version
     campaign.go_on_until(lambda: all(generator.held is not None for generator in campaign.generators))
     campaign.drain()
-    assert any("the trainer is asked for them once more" in line for line in campaign.milestones())
+    assert any("the trainer is asked to resend them" in line for line in campaign.milestones())
     assert not any("ALARM" in line for line in campaign.milestones())
 
 

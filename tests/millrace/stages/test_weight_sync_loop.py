@@ -258,7 +258,7 @@ def test_a_version_found_damaged_when_a_generator_is_late_is_asked_for_again_and
     world.handover.damaged = True
     world.run_once(after_seconds=31)
     assert (world.handover.asked, world.fallback.published) == (1, [])
-    assert world.heard[-1] == "version 12 is damaged: the trainer is asked for them once more"
+    assert world.heard[-1] == "version 12 is damaged: the trainer is asked to resend them"
     world.run_once(after_seconds=31)
     again = world.hand_over(12)
     world.run_once()

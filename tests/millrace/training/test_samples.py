@@ -161,7 +161,7 @@ def test_a_reward_that_is_not_finite_is_refused_with_its_group(estimator: Estima
 
 
 def test_maxrl_refuses_negative_rewards() -> None:
-    with pytest.raises(
-        InputError, match=r"^the advantage maxrl got a reward of -0\.5; expected rewards of at least 0$"
-    ):
+    with pytest.raises(InputError) as refused:
         maxrl([[1.0, -0.5]])
+    assert "-0.5" in refused.value.read
+    assert refused.value.expected == "rewards of at least 0"

@@ -46,7 +46,7 @@ def test_a_version_that_is_lost_on_its_way_is_handed_over_once_more_while_the_tr
     bench.later(lambda: fresh_steps(bench, group, 1))
     assert bench.train() == 3
     assert len(bench.dropped_at_handover) == 1 + 3 + 1
-    assert bench.stage.heard.count("version 2 is handed over once more") == 1
+    assert bench.stage.heard.count("version 2 is handed over again") == 1
 
 
 def test_tokens_beyond_the_bound_are_masked_and_the_account_counts_them(
