@@ -35,8 +35,10 @@ def impossible_combinations(config: "RunConfig") -> Iterator[UserError]:
     """Yield a mistake for each rule that `config` breaks."""
     for rule in _RULES:
         if rule.is_broken(config):
-            key, *others = rule.keys.split()
-            read = " and ".join([_shown(config, key), *(f"{other} is {_shown(config, other)}" for other in others)])
+            key, *contradicted = rule.keys.split()
+            read = " and ".join(
+                [_shown(config, key), *(f"{other} is {_shown(config, other)}" for other in contradicted)]
+            )
             expected = rule.expected if isinstance(rule.expected, str) else rule.expected(config)
             yield UserError(key=key, read=read, expected=expected)
     yield from _unasked_tasks(config)
@@ -89,7 +91,7 @@ def _most_groups(config: "RunConfig") -> int:
 
 
 def _num_sums(digits: int) -> int:
-    """Pairs of numbers of so many digits whose sum has no more."""
+    """Count the pairs of numbers of up to `digits` digits whose sum has no more digits."""
     limit: int = 10**digits
     return limit * (limit + 1) // 2
 
@@ -138,7 +140,7 @@ _RULES = (
             and c.prompts.eval_source is None
             and c.prompts.num_eval >= _num_sums(c.prompts.digits)
         ),
-        lambda c: f"less than the {_num_sums(c.prompts.digits):,} sums that there are",
+        lambda c: f"less than the {_num_sums(c.prompts.digits):,} sums of that length",
     ),
     Rule(
         "training.groups_per_step generation.replicas",
@@ -295,7 +297,7 @@ _RULES = (
     Rule(
         "staleness.control staleness.max_staleness",
         lambda c: c.staleness.control == "adaptive" and c.staleness.max_staleness < 1,
-        "fixed, because there is no lower bound to choose from",
+        "fixed, because the bound has nowhere to go",
     ),
     Rule(
         "staleness.control training.loss",

@@ -37,9 +37,9 @@ _NESTED = frozenset(
 _MAPPINGS = frozenset(key for key, field in _FIELDS.items() if is_mapping(field.annotation))
 _MAPPINGS_OF_SECTIONS = frozenset(key for key, field in _FIELDS.items() if holds_sections(field.annotation))
 
-# How long, where and how fast a run continues. None of these changes what a committed trajectory or step means. The
+# How long, where and how fast a run continues. None of these changes the meaning of a committed trajectory or step. The
 # number of ranks and the size of microbatches change only the last bits of a gradient; its number format changes more.
-# What became of tokens that were too old, and of groups without spread, is stored with each step.
+# Each step stores which tokens were too old, and which groups had no spread.
 _FREE_KEYS = {
     "scoring.workers", "staleness.too_old", "training.max_steps", "training.checkpoint_every",
     "training.checkpoint_minutes", "training.checkpoint_keep", "training.device", "training.activation_checkpointing",
@@ -102,8 +102,8 @@ def with_overrides(
 def changed_immutably(old: RunConfig, new: RunConfig) -> list[str]:
     """One sentence per key that differs between `old` and `new` but must not change when a run is resumed."""
     return [
-        f"{key} was {json.dumps(before)} and is {json.dumps(after)}; expected a resumed run to keep it"
-        for key, (before, after) in _differences(old, new, IMMUTABLE_ON_RESUME).items()
+        f"{key} was {json.dumps(old_value)} and is {json.dumps(new_value)}; expected a resumed run to keep it"
+        for key, (old_value, new_value) in _differences(old, new, IMMUTABLE_ON_RESUME).items()
     ]
 
 
@@ -121,13 +121,15 @@ def nearest_preset(config: RunConfig) -> Nearest:
     # Every run has its own name and place.
     keys = _LEAVES - {"name", "storage.root"}
     presets = sorted(PRESETS.glob("*.yaml"))
-    found = [Nearest(file.stem, _differences(load_config(file), config, keys)) for file in presets]
-    return min(found, key=lambda nearest: len(nearest.changes))
+    candidates = [Nearest(file.stem, _differences(load_config(file), config, keys)) for file in presets]
+    return min(candidates, key=lambda nearest: len(nearest.changes))
 
 
 def _differences(old: RunConfig, new: RunConfig, keys: Collection[str]) -> dict[str, list[Any]]:
-    before, after = old.model_dump(mode="json"), new.model_dump(mode="json")
-    pairs = {key: [reduce(getitem, key.split("."), config) for config in (before, after)] for key in sorted(keys)}
+    old_values, new_values = old.model_dump(mode="json"), new.model_dump(mode="json")
+    pairs = {
+        key: [reduce(getitem, key.split("."), config) for config in (old_values, new_values)] for key in sorted(keys)
+    }
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 

@@ -211,12 +211,12 @@ class KlConfig(Section):
     """Schulman's estimator of KL(π‖π_ref) from a sampled token: `k2` has the gradient of that divergence; `k3` is
     GRPO's; `k1` has a gradient of mean 0, so it is useful only as a metric."""
     importance_weighted: bool = False
-    """Whether the estimate is multiplied by the token's importance ratio π/μ, with a gradient of its own, so that it
-    holds on stale rollouts too (DeepSeek-V3.2, arXiv 2512.02556)."""
+    """Whether the estimate is multiplied by the token's importance ratio π/μ, which has a gradient too, so that it
+    holds on stale rollouts (DeepSeek-V3.2, arXiv 2512.02556)."""
 
 
 class MasksConfig(Section):
-    """Whole responses that carry no loss because π and μ are too far apart in them, whatever the loss; null: none."""
+    """Masks whole responses in which π and μ are too far apart, whatever the loss; null: none."""
 
     min_token_ratio: AtMostOne | None = None
     """Responses with a token whose importance ratio π/μ is below this are dropped, no unit; usually 1e-4 to 0.01."""

@@ -16,11 +16,11 @@ class StalenessConfig(Section):
     """Maximum policy versions by which the trainer is ahead of the oldest one in a trajectory; 0 in `sync` mode."""
     too_old: Literal["drop", "wait", "mask"] = "mask"
     """What happens to a group with tokens older than that. `drop`: the whole group is dropped; `wait`: no step
-    is made that would leave a group in flight too old; `mask`: these tokens carry no loss, and the rest of the group is
+    is made that would leave a group in flight too old; `mask`: these tokens have no loss, and the rest of the group is
     trained on. No effect in `sync` mode."""
     control: Literal["fixed", "adaptive"] = "fixed"
     """`fixed`: the bound is `max_staleness`. `adaptive`: the trainer moves the bound between 1 and `max_staleness`, and
-    the number of responses in flight, by what it measures (docs/control.md)."""
+    the number of responses in flight, by its measurements (docs/control.md)."""
 
 
 class WeightsConfig(Section):
@@ -84,7 +84,7 @@ class SupervisionConfig(Section):
     """The same limit while a stage starts and loads its model, seconds."""
     drain_seconds: Positive = 600.0
     """Maximum time for a stage that is asked to stop to finish its optimizer step, batch or checkpoint, seconds. Then
-    it is killed, and what it had not committed is lost."""
+    it is killed, and its uncommitted work is lost."""
 
 
 class PlaceConfig(Section):
@@ -103,7 +103,8 @@ class TrainPlaceConfig(PlaceConfig):
     """Number of hosts among which the ranks are divided; must divide `training.parallel.data`. Each is a job of the
     pool; the first leads, and has sync_weights."""
     min_hosts: Count | None = None
-    """With how many hosts the trainer goes on, with fewer data ranks, once others have been missing for half a minute;
+    """Number of hosts with which the trainer continues, with fewer data ranks, once others have been missing for half a
+    minute;
     null: it waits for all of them. A host that comes back is taken in again at the next step."""
     network: Text | None = None
     """IPv4 network in which the hosts reach each other, such as 10.0.0.0/24: each listens at its own address in it and
@@ -128,4 +129,4 @@ class PlacementConfig(Section):
     train: TrainPlaceConfig = Field(default_factory=TrainPlaceConfig)
     """Trainer and sync_weights; they share memory, so they are one job, with a further job for each further host."""
     evaluate: PlaceConfig = Field(default_factory=PlaceConfig)
-    """The evaluation while training goes on, and at the end of an attempt."""
+    """The evaluation during training, and at the end of an attempt."""

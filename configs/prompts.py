@@ -1,4 +1,4 @@
-"""What the policy is asked, in training and in evaluation, and what answers it between its turns."""
+"""Prompts for training and evaluation, and the environment that answers between turns."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -29,7 +29,7 @@ class VerifiersConfig(Parameters):
 
 
 class PromptsConfig(Section):
-    """What the policy is asked."""
+    """Prompts for training and evaluation."""
 
     source: Text = "arithmetic"
     """Training prompts: `arithmetic` or `chains`; the path or URL of a .jsonl, .json, .csv or .parquet file, or of a
@@ -37,8 +37,7 @@ class PromptsConfig(Section):
     `hf://datasets/ORG/NAME/FILE`; `reasoning_gym:TASK,…`; or `verifiers:ENVIRONMENT`, with `#eval` appended for its
     evaluation set."""
     eval_source: Text | None = None
-    """Evaluation prompts, in the same form as `source`, none of which is trained on; null: some of `source` are held
-    out."""
+    """Evaluation prompts, in the same form as `source`, left out of training; null: some of `source` are held out."""
     prompt_field: Text = "prompt"
     """Key or column with the prompt: text, or a list of messages, also as JSON text. Without it, `messages` is looked
     for."""
@@ -97,7 +96,7 @@ class EvaluationConfig(Section):
     """How progress is measured on held-out prompts."""
 
     every: Count | None = 20
-    """Policy versions between two evaluations while training goes on. The trainer checkpoints each of these versions.
+    """Policy versions between two evaluations during training. The trainer checkpoints each of these versions.
     null: only at the start and at the end of an attempt."""
     stop_after: Count | None = None
     """Training ends, as at `training.max_steps`, after this many evaluations in a row without a better accuracy on the
@@ -106,8 +105,8 @@ class EvaluationConfig(Section):
     """Responses per prompt: 1: greedy decoding only; more: as many are also sampled at `generation.temperature`, for
     pass@k and a majority vote."""
     sets: dict[str, EvaluationSetConfig] = Field(default_factory=dict)
-    """Further sets by name, such as `{hard: {source: hard.jsonl}}`, measured beside the held-out prompts, which are
-    called `held_out`."""
+    """Further sets by name, such as `{hard: {source: hard.jsonl}}`, measured in addition to the held-out prompts, whose
+    name is `held_out`."""
 
     @field_validator("sets")
     @classmethod
@@ -121,7 +120,7 @@ class EvaluationConfig(Section):
 
 
 class EnvironmentConfig(Section):
-    """What answers the policy between its turns: a tool, a game, a simulated user."""
+    """The other side of a conversation, between the policy's turns: a tool, a game, a simulated user."""
 
     name: Text | None = None
     """`calculator` (text), `calculator_tool` (chat, with tool calls), or the import path `package.module:Class` of your

@@ -1,4 +1,4 @@
-"""What `millrace replay` and `millrace plan` are asked to do."""
+"""Requests to `millrace replay` and `millrace plan`."""
 
 from typing import Annotated, Literal
 
@@ -88,6 +88,6 @@ class PlanRequest(Section):
     price: Positive | None = None
     """Dollars per GPU and hour; null: nothing is said about dollars."""
     steps: Count | None = None
-    """Optimizer steps to simulate of what is shown, after a warm-up; null: at most 100, fewer if batches are large."""
+    """Optimizer steps to simulate of each shown config, after a warm-up; null: at most 100, fewer for large batches."""
     lengths: GivenLengthsConfig | None = None
     """Lengths of prompts and responses; null: those of `sources`, or a guess from `generation.max_new_tokens`."""

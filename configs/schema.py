@@ -3,14 +3,14 @@
     RunConfig ─┬─ name, seed
                ├─ pipeline     how stages are scheduled     ├─ staleness    maximum age of a trajectory
                ├─ model        the start weights            ├─ weights      how new weights are sent
-               ├─ prompts      what the policy is asked     ├─ storage      where the run is stored
+               ├─ prompts      training and evaluation      ├─ storage      where the run is stored
                ├─ generation   how responses are sampled    ├─ evaluation   how progress is measured
                ├─ scoring      how responses are rewarded   ├─ promotion    when a checkpoint is promoted
                ├─ training     how the policy is trained    ├─ supervision  when a stage counts as hung
                ├─ budget       limits of one attempt        └─ environment  what answers between turns
                └─ placement    on which hosts stages run
 
-The parameters of a choice, such as a loss (`training.loss`), are a small schema of their own, and one key of the run.
+The parameters of a choice, such as a loss (`training.loss`), are a small separate schema, and one key of the run.
 
 Unknown keys, wrong types and non-finite numbers are refused. Nothing is converted, except a whole number where a real
 one is expected. `configs.combinations` checks settings against each other.
@@ -81,7 +81,7 @@ class RunConfig(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     """The policy before its first update."""
     prompts: PromptsConfig = Field(default_factory=PromptsConfig)
-    """What the policy is asked."""
+    """Prompts for training and evaluation."""
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     """How responses are sampled."""
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)

@@ -24,11 +24,11 @@ class Section(BaseModel):
 
 
 class Parameters(Section):
-    """Base of the parameters of one choice, such as a loss: a small schema of its own, and one key of the run."""
+    """Base of the parameters of one choice, such as a loss: a small separate schema, and one key of the run."""
 
 
 def ipv4_network(text: str) -> str:
-    """The same text. Raises ValueError, with what is expected, if it is not an IPv4 network."""
+    """Return `text`. Raises ValueError, whose text is the expectation, if it is not an IPv4 network."""
     try:
         IPv4Network(text)
     except ValueError as error:
@@ -42,8 +42,8 @@ def one_of_or_path(names: Sequence[str]) -> Callable[[str], str]:
     def check(value: str) -> str:
         module, _, function = value.partition(":")
         if value not in names and not (module and function):
-            known = " or ".join(json.dumps(name) for name in names)
-            raise ValueError(f"{known} or package.module:function")
+            choices = " or ".join(json.dumps(name) for name in names)
+            raise ValueError(f"{choices} or package.module:function")
         return value
 
     return check

@@ -78,7 +78,7 @@ class SelectionConfig(Section):
     teaches."""
     truncated: Literal["train", "mask"] = "train"
     """What happens to a response that was cut off, at `generation.max_new_tokens` or by the limit of turns. `train`:
-    it is trained like any other; `mask`: it carries no loss, and its reward counts in the group's baseline."""
+    it is trained like any other; `mask`: it has no loss, and its reward counts in the group's baseline."""
     overlong_buffer: Count | None = None
     """Length of a linear penalty ramp before `generation.max_new_tokens`, tokens: the reward that advantages are made
     of falls by up to 1 (DAPO, arXiv 2503.14476, §3.4). Stored rewards stay as they are; null: no penalty."""
@@ -95,10 +95,10 @@ class TrainingConfig(Section):
     importance ratio π/μ, clipped from above; `reinforce` with 1; `ppo_clip` with the ratio while that is within bounds.
     docs/losses.md lists all losses and their parameters. Or your own, as `package.module:function`."""
     masks: MasksConfig = Field(default_factory=MasksConfig)
-    """Responses that carry no loss because π and μ are too far apart."""
+    """Masks of responses in which π and μ are too far apart."""
     non_finite: Literal["refuse", "mask"] = "refuse"
     """What happens if the loss of a token is not a finite number. `refuse`: the run ends with a sentence and the policy
-    stays; `mask`: the token carries no loss and is counted in `non_finite_tokens`."""
+    stays; `mask`: the token has no loss and is counted in `non_finite_tokens`."""
     aggregation: Literal["token_mean", "sequence_mean", "prompt_mean", "constant"] = "token_mean"
     """How token losses are summed: `token_mean`: mean over all tokens of the batch; `sequence_mean`: mean over each
     response's tokens, then over responses; `prompt_mean`: mean over the tokens of each group, then over groups;
@@ -162,8 +162,8 @@ class TrainingConfig(Section):
     for mixtures of experts."""
     on_collapse: Literal["go_on", "stop", "roll_back"] = "go_on"
     """What follows when training collapses (docs/control.md), which is reported in any case. `stop`: training ends;
-    `roll_back`: it goes back to the last checkpoint from before, with at most a third of the learning rate; if that had
-    risen, at most with what it was before."""
+    `roll_back`: it resumes from the last good checkpoint with the learning rate cut to a third or less, and never above
+    the rate of that checkpoint."""
     checkpoint_every: Count = 10
     """Number of optimizer steps between two checkpoints."""
     checkpoint_minutes: Positive | None = 10.0
@@ -184,5 +184,5 @@ class TrainingConfig(Section):
     def pulls_without_advantage(self) -> bool:
         """Whether rollouts without an advantage add to the gradient: by KL, entropy, the experts' balance or a loss of
         one's own."""
-        others = (self.kl.coefficient, self.entropy_coefficient, self.router_aux_loss_coefficient)
-        return any(others) or ":" in self.loss.name
+        coefficients = (self.kl.coefficient, self.entropy_coefficient, self.router_aux_loss_coefficient)
+        return any(coefficients) or ":" in self.loss.name

@@ -1,4 +1,4 @@
-"""Pydantic's errors as user errors: which file, which key, what was read, what was expected."""
+"""Pydantic's errors as user errors with file, key, value and expectation."""
 
 import difflib
 import json
@@ -80,9 +80,9 @@ def _nearest(key: str) -> str | None:
     keys = list(_FIELDS)
     section, name = _split(key)
     for candidates, cutoff in ((keys, 1.0), (_siblings(section), 0.6), (keys, 0.75)):
-        names = {_split(known)[1] for known in candidates}
+        names = {_split(candidate)[1] for candidate in candidates}
         for meant in difflib.get_close_matches(name, sorted(names), n=1, cutoff=cutoff):
-            same_name = [known for known in candidates if _split(known)[1] == meant]
+            same_name = [candidate for candidate in candidates if _split(candidate)[1] == meant]
             return difflib.get_close_matches(key, same_name, n=1, cutoff=0.0)[0]
     return next(iter(difflib.get_close_matches(key, keys, n=1, cutoff=0.8)), None)
 
@@ -93,7 +93,7 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _siblings(section: str) -> list[str]:
-    return [known for known in _FIELDS if _split(known)[0] == section]
+    return [key for key in _FIELDS if _split(key)[0] == section]
 
 
 def _in_named_section(key: str) -> dict[str, FieldInfo]:
@@ -107,7 +107,7 @@ def _in_named_section(key: str) -> dict[str, FieldInfo]:
 
 
 def _expectation(key: str) -> str:
-    """What the schema allows at `key`, in words."""
+    """Describe in words the values that the schema allows at `key`."""
     section, name = _split(key)
     if name.isdecimal() and section in _FIELDS:
         # An item of a list.
@@ -118,14 +118,15 @@ def _expectation(key: str) -> str:
         below: type = get_args(_FIELDS[section].annotation)[1]
         if not is_section(below):
             return _phrase(below)
-        return f"a section with {', '.join(known for known, one in below.model_fields.items() if one.is_required())}"
+        required = [name for name, field in below.model_fields.items() if field.is_required()]
+        return f"a section with {', '.join(required)}"
     if is_section(field.annotation):
         required = [
             name for name, below in dotted_fields().items() if name.startswith(f"{key}.") and below.is_required()
         ]
-        return f"a section with {', '.join(required)}" if required else "a section with keys of its own"
+        return f"a section with {', '.join(required)}" if required else "a section with its own keys"
     if kinds := choices(field.annotation):
-        return "a name, or a section with a name and parameters" if len(kinds) > 1 else "a section with keys of its own"
+        return "a name, or a section with a name and parameters" if len(kinds) > 1 else "a section with its own keys"
     return _phrase(field.annotation, field.metadata)
 
 

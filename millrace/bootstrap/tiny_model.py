@@ -113,10 +113,8 @@ def bootstrap(
     rng = random.Random(seed)
     played = environment_class(environment.name)
     if played is not None and not issubclass(played, Environment):
-        raise InputError(
-            f"environment.name is {environment.name}, which converses; expected a model with a chat template in "
-            "model.path"
-        )
+        expected = "a model with a chat template in model.path"
+        raise InputError(f"{environment.name}, which converses", key="environment.name", expected=expected)
     tokenizer, model = _fresh(prompts, shape, played, max_new_tokens)
     call_at_each_layer(model, on_progress)
     optimizer = torch.optim.AdamW(model.parameters(), lr=shape.learning_rate, weight_decay=0.0)

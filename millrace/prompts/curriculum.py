@@ -8,7 +8,7 @@
 
 Here v is the version of that generator's weights. A block that is decided stays: every other generator reads it, and so
 does one that makes a group again after a restart or a rollback. So group number and prompt belong together, as without
-a curriculum (decision 10), but only the files tell how.
+a curriculum (decision 10), but only the files record how.
 
 curriculum/<block>.json    {"crc": …, "prompts": [7, 0, …], "turns": [0.0, 0.0, …], "num_prompts": 100, …}      sealed
 """
@@ -68,10 +68,9 @@ def read_block(store: Store, number: int) -> Block | None:
     """The block of that number; None if it is not decided. Raises StreamCorrupt."""
     path = layout.curriculum_block(number)
     try:
-        data = bytes(store.get(path))
+        return parse_block(bytes(store.get(path)), path)
     except NotInStore:
         return None
-    return parse_block(data, path)
 
 
 def write_block(store: Store, number: int, block: Block) -> bool:
@@ -100,13 +99,13 @@ def parse_block(data: bytes, path: str) -> Block:
 
 
 class Turns:
-    """Whose turn it is: prompts in proportion to their weights, and none twice before the others of its weight.
+    """The order of prompts: in proportion to their weights, and none twice before the others of its weight.
 
     weight 1     turn 0     1     2     3     4     5          a prompt asked at turn t is due again at t + 1/weight;
     weight 1/4   turn 0                       4                those due first are asked first, in a drawn order
 
     With equal weights these are epochs: every prompt once per turn. A prompt whose weight changes is due by its new one
-    at once, and is not asked more often to make up for what it missed.
+    at once, and does not catch up on missed turns.
     """
 
     def __init__(self, num_prompts: int) -> None:
@@ -134,28 +133,9 @@ class Turns:
         return prompts, turns
 
     def ask(self, prompts: Sequence[int], turns: Sequence[float]) -> None:
-        """Takes note of what `next` gave, here or in another process."""
+        """Records what `next` gave, here or in another process."""
         self._asked_at[list(prompts)] = turns
         self._now = turns[-1]
-
-
-class _PastRewards:
-    """What past groups earned: all right, all wrong alike, or with spread, read from `consumed` as it grows.
-
-    Parts that can't be read are passed over: the rewards in them are not known.
-    """
-
-    def __init__(self, store: Store) -> None:
-        columns = ["incarnation", "policy_version", "group_id", "outcome", "reward"]
-        self._reader = StreamReader(store, layout.CONSUMED, CONSUMED, columns=columns)
-        self._groups: Groups = np.empty(0, dtype=_GROUP)
-
-    def read(self) -> Groups:
-        """All groups consumed so far, those of rolled-back steps too. Raises StreamCorrupt for a damaged record."""
-        parts = [_groups_of(part.table) for part in self._reader.readable()]
-        if parts:
-            self._groups = np.concatenate([self._groups, *parts])
-        return self._groups
 
 
 def _groups_of(rows: pa.Table) -> Groups:
@@ -163,15 +143,15 @@ def _groups_of(rows: pa.Table) -> Groups:
     rewards = rows["reward"].to_numpy().astype(np.float32)
     numbers = rows["group_id"].to_numpy()
     # A group of rolled-back weights is made again. Of a group in a damaged part not even the number is known.
-    known = ~np.isnan(rewards) & (numbers >= 0) & (rows["outcome"].to_numpy() != "rolled_back")
-    group_ids, first, place = np.unique(numbers[known], return_index=True, return_inverse=True)
+    has_reward = ~np.isnan(rewards) & (numbers >= 0) & (rows["outcome"].to_numpy() != "rolled_back")
+    group_ids, first, place = np.unique(numbers[has_reward], return_index=True, return_inverse=True)
     lowest = np.full(len(group_ids), np.inf, dtype=np.float32)
     highest = np.full(len(group_ids), -np.inf, dtype=np.float32)
-    np.minimum.at(lowest, place, rewards[known])
-    np.maximum.at(highest, place, rewards[known])
+    np.minimum.at(lowest, place, rewards[has_reward])
+    np.maximum.at(highest, place, rewards[has_reward])
     groups = np.empty(len(group_ids), dtype=_GROUP)
-    groups["incarnation"] = rows["incarnation"].to_numpy()[known][first]
-    groups["policy_version"] = rows["policy_version"].to_numpy()[known][first]
+    groups["incarnation"] = rows["incarnation"].to_numpy()[has_reward][first]
+    groups["policy_version"] = rows["policy_version"].to_numpy()[has_reward][first]
     groups["group_id"] = group_ids
     groups["outcome"] = np.where(lowest < highest, _SPREAD, np.where(lowest >= _RIGHT, _SOLVED, _UNSOLVED))
     return groups
@@ -191,8 +171,8 @@ def _before(groups: Groups, policy_version: int, lineage: Lineage) -> Groups:
 class Curriculum:
     """The prompts of a run's groups, in blocks of `block_groups`.
 
-    Opening it reads what is decided. Raises StreamCorrupt for a block that is damaged or missing, and PromptsError if
-    there are more or fewer `prompts` than when it was decided.
+    Opening it reads the decided blocks. Raises StreamCorrupt for a damaged or missing block, and PromptsError if there
+    are more or fewer `prompts` than when it was decided.
     """
 
     def __init__(
@@ -203,7 +183,10 @@ class Curriculum:
         self._config = config
         self._seed = seed
         self._block_groups = block_groups
-        self._past = _PastRewards(store)
+        columns = ["incarnation", "policy_version", "group_id", "outcome", "reward"]
+        self._consumed = StreamReader(store, layout.CONSUMED, CONSUMED, columns=columns)
+        # What past groups earned, of rolled-back steps too. Parts that can't be read are skipped.
+        self._past: Groups = np.empty(0, dtype=_GROUP)
         self._turns = Turns(len(prompts))
         # Group number → index of its prompt, of all blocks that are known.
         self._asked: list[int] = []
@@ -228,17 +211,16 @@ class Curriculum:
         """
         if n < len(self._asked):
             return False
-        past, number = self._read(), self._number
-        if n < len(self._asked):
-            return True
+        self._read()
         if n >= len(self._asked) + self._block_groups:
-            raise _missing(number, n)
-        block = self._drawn(past, policy_version)
-        if not write_block(self._store, number, block):
-            # Another generator was faster.
-            self._read()
-        else:
-            self._add(block)
+            raise _missing(self._number, n)
+        if n >= len(self._asked):
+            block = self._draw_block(policy_version)
+            if write_block(self._store, self._number, block):
+                self._add(block)
+            else:
+                # Another generator was faster.
+                self._read()
         return True
 
     def prompt_at(self, n: int) -> Prompt:
@@ -250,23 +232,24 @@ class Curriculum:
         """Number of the first block that is not known."""
         return len(self._asked) // self._block_groups
 
-    def _read(self, last_group: int = -1) -> Groups:
-        """Reads the blocks that were decided; returns all groups that were consumed before."""
+    def _read(self, last_group: int = -1) -> None:
+        """Reads which groups were consumed, and which blocks were decided."""
         # In this order: a group that was consumed is of a block that was decided before.
-        past = self._past.read()
+        parts = [_groups_of(part.table) for part in self._consumed.readable()]
+        self._past = np.concatenate([self._past, *parts])
         while (block := read_block(self._store, self._number)) is not None:
             self._add(block)
-        newest = max(last_group, int(past["group_id"].max(initial=-1)))
+        newest = max(last_group, int(self._past["group_id"].max(initial=-1)))
         if newest >= len(self._asked):
             raise _missing(self._number, newest)
-        return past
 
     def _add(self, block: Block) -> None:
         path = layout.curriculum_block(self._number)
         if block.num_prompts != len(self._prompts):
             raise PromptsError(
-                f"{self._config.source}: {len(self._prompts)} training prompts; expected {block.num_prompts}, as when "
-                f"{path} was written"
+                f"{len(self._prompts)} training prompts",
+                file=self._config.source,
+                expected=f"{block.num_prompts}, as when {path} was written",
             )
         if len(block.prompts) != self._block_groups:
             raise StreamCorrupt(path, f"it has {len(block.prompts)} groups, expected {self._block_groups}")
@@ -274,12 +257,15 @@ class Curriculum:
         self._turns.ask(block.prompts, block.turns)
         self.newest = block
 
-    def _drawn(self, past: Groups, policy_version: int) -> Block:
+    def _draw_block(self, policy_version: int) -> Block:
         assert self.lineage is not None, "switch_lineage comes first"
-        known = _before(past, policy_version, self.lineage)
+        groups = _before(self._past, policy_version, self.lineage)
         prompts_of = np.array(self._asked, dtype=np.int64)
         weights, num_easy, num_hard = _weigh(
-            prompts_of[known["group_id"]], known, num_prompts=len(self._prompts), window=self._config.curriculum_window
+            prompts_of[groups["group_id"]],
+            groups,
+            num_prompts=len(self._prompts),
+            window=self._config.curriculum_window,
         )
         ranks = np.arange(len(self._prompts))
         if self._config.shuffle:
@@ -293,7 +279,7 @@ def _weigh(prompts: Ints, groups: Groups, *, num_prompts: int, window: int | Non
 
     `prompts` has the index of each group's prompt. A prompt with fewer than `window` groups is neither.
     """
-    assert window is not None, "there is no curriculum"
+    assert window is not None, "the run has no curriculum"
     newest_first = np.lexsort((-groups["group_id"], prompts))
     prompts, outcomes = prompts[newest_first], groups["outcome"][newest_first]
     # Rank of each group among those of its prompt.

@@ -73,16 +73,15 @@ def load_prompts(config: PromptsConfig) -> PromptSet:
     if eval_source is None:
         train, held_out = _hold_out(prompts, config.num_eval, commuted if source == ARITHMETIC else _asked)
         if not train:
-            raise PromptsError(
-                f"{source}: {len(prompts)} prompts; expected more than the {config.num_eval} held out of them"
-            )
+            expected = f"more than the {config.num_eval} held out of them (prompts.num_eval)"
+            raise PromptsError(f"{len(prompts)} prompts", file=source, expected=expected)
     else:
         held_out = load_source(eval_source, config)
         held_out_asked = {_asked(prompt) for prompt in held_out}
         held_out = held_out[: config.num_eval]
         train = [prompt for prompt in prompts if _asked(prompt) not in held_out_asked]
         if not train:
-            raise PromptsError(f"{source}: every prompt is in {eval_source} too; expected some to train on")
+            raise PromptsError(f"every prompt is in {eval_source} too", file=source, expected="some to train on")
     return PromptSet(train=tuple(train), eval=tuple(held_out))
 
 

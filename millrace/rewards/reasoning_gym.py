@@ -63,7 +63,7 @@ class ReasoningGym(Reward):
 @functools.lru_cache(maxsize=_DATASETS)
 def _dataset(source: str) -> Any:
     # Imported late: reading the reward's version must not wait for the package.
-    from millrace.prompts.reasoning_gym import open_dataset
+    from millrace.prompts.packages import open_dataset
 
     task = PromptSource.parse(source)
     if task.package != "reasoning_gym":
@@ -74,7 +74,7 @@ def _dataset(source: str) -> Any:
 @functools.lru_cache(maxsize=_ENTRIES)
 def _entry(source: str, index: int) -> tuple[Any, dict[str, Any]]:
     """The data set and its entry. Cached: a group's responses follow each other."""
-    from millrace.prompts.reasoning_gym import entry
+    from millrace.prompts.packages import entry
 
     dataset = _dataset(source)
     return dataset, entry(dataset, index)

@@ -43,7 +43,7 @@ class TextExchange:
         self._ends = frozenset(stop_token_ids or [tokenizer.eos_token_id])
 
     def answer(
-        self, environment: AnyEnvironment, prompt: Prompt, before: Sequence[int], turn: Sequence[int]
+        self, environment: AnyEnvironment, prompt: Prompt, context: Sequence[int], turn: Sequence[int]
     ) -> Rendered | None:
         """Returns the tokens after the policy's `turn`; None if it was the last. Raises what the environment raises."""
         sampled = turn[:-1] if turn[-1] in self._ends else turn
@@ -62,12 +62,12 @@ class ChatExchange:
         self._renderer = cast(ChatRenderer, encoder.renderer)
 
     def answer(
-        self, environment: AnyEnvironment, prompt: Prompt, before: Sequence[int], turn: Sequence[int]
+        self, environment: AnyEnvironment, prompt: Prompt, context: Sequence[int], turn: Sequence[int]
     ) -> Rendered | None:
         """Like `TextExchange.answer`; also raises ChatError if nothing can follow that turn."""
         tools = self._encoder.tools_of(prompt)
-        observation = cast(ChatEnvironment, environment).step(self._renderer.parse(turn, before, tools))
-        return None if observation.done else self._renderer.next_turn(before, turn, observation.messages, tools)
+        observation = cast(ChatEnvironment, environment).step(self._renderer.parse(turn, context, tools))
+        return None if observation.done else self._renderer.next_turn(context, turn, observation.messages, tools)
 
 
 def prompt_encoder(
@@ -263,8 +263,8 @@ class Episodes(Engine):
                 episode.environment = self._environment()
                 episode.environment.reset(episode.prompt, episode.request.seed)
             said = episode.response.tokens
-            before = [*episode.request.prompt_tokens, *said[: len(said) - len(turn.tokens)]]
-            answer = self._exchange.answer(episode.environment, episode.prompt, before, turn.tokens)
+            context = [*episode.request.prompt_tokens, *said[: len(said) - len(turn.tokens)]]
+            answer = self._exchange.answer(episode.environment, episode.prompt, context, turn.tokens)
         except Exception as error:  # noqa: BLE001 — a failed trajectory is data, stored with its reason
             line = " ".join(f"{type(error).__name__}: {error}".split())
             return "stop", line[:_LONGEST_ERROR]

@@ -25,7 +25,7 @@ SETTINGS: dict[str, object] = {
     # So few prompts that each is asked again, some before what they earned is known.
     "prompts.digits": 1,
     "prompts.num_eval": 40,
-    "prompts.curriculum.window": 1,
+    "prompts.curriculum_window": 1,
 }
 
 

@@ -238,8 +238,9 @@ def test_a_block_whose_predecessors_are_missing_is_not_decided(dict_store: DictS
 
 def test_another_number_of_prompts_is_refused(dict_store: DictStore) -> None:
     asked(open_curriculum(dict_store), range(4))
-    with pytest.raises(PromptsError, match=r"^file\.jsonl: 5 training prompts; expected 4, as when curriculum/0"):
+    with pytest.raises(PromptsError) as caught:
         open_curriculum(dict_store, num_prompts=5)
+    assert caught.value.file == "file.jsonl"
 
 
 def test_rewards_in_a_damaged_part_are_not_known_and_nothing_else_is_lost(dict_store: DictStore) -> None:

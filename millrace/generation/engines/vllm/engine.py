@@ -82,9 +82,9 @@ class VllmEngine(Engine):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
-        others = vllm_processes()
+        processes_before = vllm_processes()
         self._llm: AsyncLLM = self._call(_start(AsyncEngineArgs(**arguments))).result()
-        self._processes = vllm_processes() - others
+        self._processes = vllm_processes() - processes_before
 
     @property
     def in_flight(self) -> int:
@@ -286,10 +286,10 @@ async def _start(arguments: AsyncEngineArgs) -> AsyncLLM:
 
 
 async def _end_all_tasks() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    other_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in other_tasks:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*other_tasks, return_exceptions=True)
 
 
 def _kept_tokens(completion: CompletionOutput) -> list[list[int]]:
