@@ -8,7 +8,7 @@
 
 Here v is the version of that generator's weights. A block that is decided stays: every other generator reads it, and so
 does one that makes a group again after a restart or a rollback. So group number and prompt belong together, as without
-a curriculum (decision 10), but only the files record how.
+a curriculum (docs/decisions/04), but only the files record how.
 
 curriculum/<block>.json    {"crc": …, "prompts": [7, 0, …], "turns": [0.0, 0.0, …], "num_prompts": 100, …}      sealed
 """

@@ -33,7 +33,7 @@ EventKind = Literal[
     "checkpoint.promoted",
     "checkpoint.held-back",
 ]
-"""What can happen in a run that an automation may act upon. Payloads: docs/decisions/0021."""
+"""What can happen in a run that an automation may act upon. Payloads: docs/operations.md."""
 
 STARTING, LOADING = "starting", "loading the model"
 """What a stage does before it can be ready."""

@@ -1,12 +1,12 @@
-"""Which generator has acknowledged which version: who is late, who is back, what has arrived.
+"""Tracks which generator has acknowledged which version, which are late, and which have returned.
 
     push v ──► pending ──acknowledges v or newer──► nothing pending
                   │ deadline passes                        ▲
                   ▼                                        │ acknowledges anything newer than before
-             late: named once, served through the store ───┘
+             late: reported once, served by the store ─────┘
 
-An acknowledgement is a generator's status record: incarnation, policy version, and the digest of what it loaded, which
-must be that of what was pushed. This module has neither clock nor store: callers pass in what they read, and when.
+An acknowledgement is a generator's status record: incarnation, policy version, and the digest of the loaded weights,
+which must match the pushed ones. This module has neither clock nor store: callers pass in the records and the time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from millrace.weights.base import WeightsId
 
 Status = Mapping[str, Any]
-"""A generator's status record, empty if there is none. Read: `incarnation`, `policy_version`, `weights_digest`,
+"""A generator's status record, empty before the first. Fields read: `incarnation`, `policy_version`, `weights_digest`,
 `t_updated`, `process`, `acknowledged_by`, `t_ready`, `pause_seconds`, `weights_route`."""
 
 Event = Literal["generator.lost", "generator.rejoined"]
@@ -30,22 +30,22 @@ _DIGESTS_KEPT = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """A push that every generator which is not late has acknowledged."""
+    """A push that every generator has acknowledged, except late ones."""
 
     push_seconds: float
-    """From the hand-over until the slowest of them worked with it."""
+    """Time from the handover until the slowest of them used the version."""
     generator_pause_seconds_max: float
     """The longest pause in generation that it caused."""
     fallbacks: int
-    """How many generators were late, and served through the store if there is one to fall back to."""
+    """Number of late generators. They are served by the store, if the transport has that fallback."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notification:
-    """Something about one generator that people should know."""
+    """News about one generator, for the log and for events."""
 
     event: Event | None
-    """Late for a version; back with a newer one. None for an alarm: it works with other weights than its version's."""
+    """Late for a version, or back with a newer one. None for an alarm: it uses other weights than its version's."""
     generator: int
     sentence: str
 
@@ -53,8 +53,8 @@ class Notification:
 class AckTracker:
     """Tracks the acknowledgements of `num_generators` generators.
 
-    `opened` is when this process began, unix seconds: nobody is late for the time before. `falls_back`: whether late
-    generators are served through the store.
+    `opened` is when this process started, unix seconds; deadlines don't start earlier. `falls_back`: whether late
+    generators are served by the store.
     """
 
     def __init__(self, num_generators: int, *, deadline_seconds: float, opened: float, falls_back: bool) -> None:
@@ -66,7 +66,7 @@ class AckTracker:
 
     @property
     def late(self) -> list[int]:
-        """Generators that were named as late and have not acknowledged anything newer since; ascending."""
+        """Generators that were reported late and have not acknowledged anything newer since; ascending."""
         return [generator.number for generator in self._generators if generator.late]
 
     @property
@@ -75,7 +75,7 @@ class AckTracker:
         return any(generator.pending is not None for generator in self._generators)
 
     def push(self, weights_id: WeightsId, digest: str) -> None:
-        """This version, newer than all before, is on its way and supersedes those that have not arrived."""
+        """Expects acknowledgements of this version. It is newer than all others, and supersedes those in transit."""
         self._newest = weights_id
         self._arrived = False
         self._digests[_version(weights_id)] = digest
@@ -85,9 +85,9 @@ class AckTracker:
             generator.push(weights_id, since=max(weights_id.t_offered, self._opened))
 
     def look(self, statuses: Sequence[Status], now: float) -> tuple[list[Notification], Arrival | None]:
-        """What the generators' status records, in their order, mean at `now` (unix seconds).
+        """Evaluates the generators' status records, in their order, at `now` (unix seconds).
 
-        A push arrives once, unless it is superseded before.
+        Returns new notifications, and the arrival of the newest push once it is complete.
         """
         notifications: list[Notification] = []
         if self._newest is not None:
@@ -113,18 +113,18 @@ class _Generator:
     def __init__(self, number: int, deadline_seconds: float, falls_back: bool) -> None:
         self.number = number
         self.pending: int | None = None
-        """The first version that it has not acknowledged."""
+        """The oldest version that it has not acknowledged."""
         self.late = False
         self._deadline = deadline_seconds
         self._falls_back = falls_back
         self._held = _NOTHING
-        # When the pending version was handed over, or an acknowledgement came, if that was later; unix seconds.
+        # Time of the pending version's handover, or of the last acknowledgement if later; unix seconds.
         self._since = 0.0
         # The version and the wrong digest of the last alarm.
         self._alarmed: tuple[_Version, object] | None = None
 
     def push(self, weights_id: WeightsId, since: float) -> None:
-        """Expects an acknowledgement, unless it does already."""
+        """Expects an acknowledgement, unless one is pending already."""
         if self.pending is None:
             self.pending, self._since = weights_id.policy_version, since
 
@@ -138,15 +138,15 @@ class _Generator:
             if alarmed != self._alarmed:
                 yield self._notification(
                     None,
-                    f"ALARM: generator {self.number} works with other weights than version {held[1]}: their digest is "
-                    f"{digest}, that of what was pushed is {expected}",
+                    f"ALARM: generator {self.number} uses other weights than version {held[1]}: their digest is "
+                    f"{digest}, the pushed version's is {expected}",
                 )
             yield from self._check_deadline(status, now)
             return
-        before, self._held = self._held, held
-        if held <= before:
-            # Lower: the generator was restarted, and holds nothing, or what the store had.
-            if held < before:
+        last_held, self._held = self._held, held
+        if held <= last_held:
+            # Lower: the generator was restarted, and holds nothing or the store's version.
+            if held < last_held:
                 self.push(newest, since=now)
             yield from self._check_deadline(status, now)
             return
@@ -160,17 +160,17 @@ class _Generator:
             self.push(newest, since=now)
 
     def _check_deadline(self, status: Status, now: float) -> Iterator[Notification]:
-        # While a generator loads its model, t_ready is null; its time begins when it is ready.
+        # While a generator loads its model, t_ready is null; its deadline starts when it is ready.
         ready = status.get("t_ready", 0.0)
         if self.pending is None or self.late or ready is None or now - max(self._since, ready) <= self._deadline:
             return
         self.late = True
-        others = "it is served through the store and the others go on"
+        fallback = "it is served by the store, and the others continue"
         if not self._falls_back:
-            others = "the others go on without it"
+            fallback = "the others continue without it"
         yield self._notification(
             "generator.lost",
-            f"generator {self.number} has not taken version {self.pending} after {now - self._since:.0f} s: {others}",
+            f"generator {self.number} has no version {self.pending} after {now - self._since:.0f} s: {fallback}",
         )
 
     def _notification(self, event: Event | None, sentence: str) -> Notification:
@@ -178,7 +178,7 @@ class _Generator:
 
 
 def _acknowledged(status: Status) -> _Version:
-    # A process that has just started repeats its predecessor's record. Times don't tell: a clock may be set back.
+    # A process that has just started repeats its predecessor's record. Times can't show that: a clock may be set back.
     if status.get("acknowledged_by") != status.get("process"):
         return _NOTHING
     return status.get("incarnation", -1), status.get("policy_version", -1)

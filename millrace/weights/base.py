@@ -1,10 +1,9 @@
-"""How a policy version travels. A sender publishes its newest version, and receivers poll for it when they are ready.
+"""Weight transports: a sender publishes its newest version, and receivers poll for it when they are ready.
 
     trainer ─publish─► handover ─poll─► sync_weights ─publish─► transport ─poll─► generator ×G
 
-Only the newest version matters: a receiver that was busy skips those in between, and a sender never waits for a
-receiver. What a receiver gets is whole and verified against the fingerprint that sync_weights took of what the trainer
-handed over.
+Only the newest version counts: a busy receiver skips the versions in between, and a sender never waits for a receiver.
+A receiver gets whole weights, verified against the fingerprint that sync_weights took at the handover.
 """
 
 from abc import ABC, abstractmethod
@@ -20,14 +19,14 @@ from millrace.weights.shared_tensors import SharedTensors
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightsId:
-    """Which weights these are. Ordered: first by incarnation, then by version."""
+    """Identity of a policy's weights. Ordered by incarnation, then by version."""
 
     incarnation: int
-    """Of the trainer: grows by one each time a trainer of the run starts."""
+    """Incarnation of the trainer: one more each time a trainer of the run starts."""
     policy_version: int
     """0 is the base model; optimizer step k yields version k."""
     t_offered: float
-    """When the trainer handed them over, unix seconds."""
+    """Time of the handover by the trainer, unix seconds."""
 
     def newer_than(self, other: "WeightsId | None") -> bool:
         """Whether these supersede `other`."""
@@ -56,14 +55,14 @@ class AdmissionPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """Everything about a policy version but its tensors; travels with them on every transport."""
+    """Metadata of a policy version; travels with its tensors on every transport."""
 
     id: WeightsId
     probe: Probe | None = None
     fingerprint: Fingerprint | None = None
-    """None only between the trainer and sync_weights, which computes it: hashing would hold the trainer up."""
+    """None only between the trainer and sync_weights, which computes it: hashing would delay the trainer."""
     terms: AdmissionPolicy | None = None
-    """None: those of the config."""
+    """None: as configured."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -90,17 +89,17 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """A policy version on its way."""
+    """A policy version in transit."""
 
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
     """By parameter name; tied parameters once. Views of the transport's memory: copy them before the next `poll`."""
     shared: SharedTensors | None = None
-    """Where other processes of this host find the same bytes until the next `poll`; every receiver sets it."""
+    """The file in which other processes of this host find the same bytes until the next `poll`; receivers set it."""
 
     @property
     def id(self) -> WeightsId:
-        """Which weights these are."""
+        """The manifest's."""
         return self.manifest.id
 
     @property
@@ -124,11 +123,11 @@ class WeightsSender(ABC):
 
     @abstractmethod
     def publish(self, weights: Weights) -> None:
-        """Makes these the newest; returns when receivers can get them."""
+        """Makes `weights` the newest version; returns when receivers can get it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Releases the transport; what was published stays. May be called again."""
+        """Releases the transport; published versions stay. May be called again."""
 
 
 class WeightsReceiver(ABC):
@@ -136,9 +135,9 @@ class WeightsReceiver(ABC):
 
     @abstractmethod
     def poll(self, newer_than: WeightsId | None) -> Weights | None:
-        """The newest weights if they are newer, whole and verified; else None.
+        """Returns the newest weights, whole and verified, if they are newer; None otherwise.
 
-        Raises WeightsCorrupt, naming the tensors, if what arrived does not match its manifest's fingerprint.
+        Raises WeightsCorrupt, naming the tensors, if they do not match their manifest's fingerprint.
         """
 
     @abstractmethod
@@ -151,7 +150,7 @@ class HandoverSender(WeightsSender):
 
     @abstractmethod
     def resend_requested(self) -> bool:
-        """Whether sync_weights needs what was published last once more, because it was lost or damaged since."""
+        """Whether the last version must be published again, because it was lost or damaged."""
 
 
 class HandoverReceiver(WeightsReceiver):
@@ -163,4 +162,4 @@ class HandoverReceiver(WeightsReceiver):
 
     @abstractmethod
     def request_resend(self) -> None:
-        """Asks the trainer once more for what `poll` or `verify` found damaged; until it comes, `poll` returns None."""
+        """Asks the trainer to resend the damaged version; until it arrives, `poll` returns None."""

@@ -1,4 +1,4 @@
-"""What changed from one version to the next, in few bytes; applying it gives the very bits of the newer one.
+"""Compact deltas between two versions of the same tensors; applying one gives the exact bits of the newer version.
 
     old, new ──► elements whose bits differ ─┬─► gaps between them ──► bytes; 255 means "255, and more" ────┐
                                              └─► new − old, wrapped, zigzag ──► byte planes ────────────────┤
@@ -40,12 +40,12 @@ _Unsigned = npt.NDArray[Any]
 
 def share_changed(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> float:
     """The share of elements whose bits differ, 0 to 1, estimated from a sample; tensors as for `encode`."""
-    looked_at = changed = 0
+    sampled = changed = 0
     for name, tensor in new.items():
-        before, after = (_bits(each.contiguous())[::_SAMPLED] for each in (old[name], tensor))
-        looked_at += after.size
-        changed += int(np.count_nonzero(before != after))
-    return changed / max(1, looked_at)
+        old_bits, new_bits = (_bits(each.contiguous())[::_SAMPLED] for each in (old[name], tensor))
+        sampled += new_bits.size
+        changed += int(np.count_nonzero(old_bits != new_bits))
+    return changed / max(1, sampled)
 
 
 def encode(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor], *, base: str, digest: str) -> bytes:
@@ -60,11 +60,11 @@ def encode(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor], *, 
     differences: list[_Unsigned] = [np.empty(0, np.uint8)]
     first = 0
     for name, tensor in new.items():
-        before, after = _bits(old[name].contiguous()), _bits(tensor.contiguous())
-        changed = np.flatnonzero(before != after)
+        old_bits, new_bits = _bits(old[name].contiguous()), _bits(tensor.contiguous())
+        changed = np.flatnonzero(old_bits != new_bits)
         positions.append(changed + first)
-        differences.append(_zigzag(after[changed] - before[changed]))
-        first += after.size
+        differences.append(_zigzag(new_bits[changed] - old_bits[changed]))
+        first += new_bits.size
     gaps = _encode_gaps(np.concatenate(positions))
     # As wide as the widest dtype: the bytes that narrower ones don't need are planes of zeros, and cost nothing.
     joined = np.concatenate(differences)
@@ -79,7 +79,7 @@ def apply(tensors: Mapping[str, torch.Tensor], data: BytesLike, *, holds: str) -
     """Applies a delta in place to `tensors`, whose digest is `holds`; returns the new digest.
 
     `tensors` are contiguous, on the CPU. `data` comes from `encode`, and its bytes are verified already. Raises
-    WeightsCorrupt, with `tensors` untouched, if it is no delta, or not one between tensors like these, or from `holds`.
+    WeightsCorrupt, without changing `tensors`, unless it is a delta from `holds` between tensors like these.
     """
     header, gaps, planes = _open(memoryview(data))
     shapes = shapes_from_json(header["shapes"])
@@ -105,7 +105,7 @@ def _open(data: memoryview) -> tuple[dict[str, Any], npt.NDArray[np.uint8], npt.
         raise WeightsCorrupt("not a delta of weights")
     _, version, packed_header_bytes, header_bytes, packed_gap_bytes = _PRELUDE.unpack_from(data)
     if version != _FORMAT:
-        raise WeightsCorrupt(f"a delta of format {version}, of which this Millrace knows {_FORMAT} only")
+        raise WeightsCorrupt(f"a delta of format {version}; this Millrace reads format {_FORMAT} only")
     gaps_at = _PRELUDE.size + packed_header_bytes
     planes_at = gaps_at + packed_gap_bytes
     header = json.loads(_decompress(data[_PRELUDE.size : gaps_at], header_bytes).tobytes())

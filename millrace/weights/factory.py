@@ -1,10 +1,10 @@
-"""Which transport carries weights between which two stages.
+"""Opens the transports of the config between trainer, sync_weights and generators.
 
 shm, store   trainer ──whole, in shared memory──► sync_weights ──`weights.transport`──► generator ×G
-direct       trainer rank ×T ══════shards, as sync_weights says══════════════════════► generator ×G
-                                                  sync_weights ╌╌╌╌╌╌╌╌╌store╌╌╌╌╌╌╌╌╌► one that is late
+direct       trainer rank ×T ══════shards, led by sync_weights═══════════════════════► generator ×G
+                                                  sync_weights ╌╌╌╌╌╌╌╌╌store╌╌╌╌╌╌╌╌╌► late generators
 
-A generator's engine maps what its receiver got (`Weights.shared`) and loads it, vLLM through its own weight-transfer
+A generator's engine maps the received file (`Weights.shared`) and loads it; vLLM does so through its weight-transfer
 interface (`millrace/generation/engines/vllm/worker.py`).
 """
 
@@ -29,7 +29,7 @@ _HANDOVER = "handover"
 
 
 def trainer_end(handover: Path, like: Mapping[str, torch.Tensor], num_generators: int) -> HandoverSender:
-    """Where the trainer publishes each new version; `like` has the generators' names, dtypes and shapes.
+    """Opens the trainer's end of the handover; `like` has the generators' names, dtypes and shapes.
 
     Raises ValueError for more generators than the handover file has room for.
     """
@@ -37,8 +37,8 @@ def trainer_end(handover: Path, like: Mapping[str, torch.Tensor], num_generators
 
 
 def rank_end(config: WeightsConfig, store: Store, layout: ShardLayout, rank: int) -> ShardSender:
-    """Where rank `rank` of the trainer publishes its shards, as `layout` says, for the transport `direct`."""
-    # Where generators receive: in the CPU's memory.
+    """Opens the end of trainer rank `rank`, which publishes its shards of `layout`, for the transport `direct`."""
+    # Generators receive in the CPU's memory.
     cpu = torch.device("cpu")
     return ShardSender(_finder(store), layout, rank, device=cpu, deadline_seconds=config.deadline_seconds)
 
@@ -46,7 +46,7 @@ def rank_end(config: WeightsConfig, store: Store, layout: ShardLayout, rank: int
 def sync_weights_ends(
     config: WeightsConfig, store: Store, handover: Path, num_generators: int
 ) -> tuple[HandoverReceiver, WeightsSender]:
-    """sync_weights' ends: towards the trainer, and towards the generators."""
+    """Opens the ends of sync_weights: towards the trainer, and towards the generators."""
     if config.transport == "direct":
         direct = DirectRelay(num_generators, host=config.host, deadline_seconds=config.deadline_seconds)
         return direct, direct
@@ -57,7 +57,7 @@ def sync_weights_ends(
 def store_end(
     config: WeightsConfig, store: Store, handover: Path, sender: WeightsSender
 ) -> Callable[[], WeightsSender] | None:
-    """Opens what brings a version to generators that are late; None if `sender` does that already."""
+    """Returns a function that opens the route for late generators; None if `sender` is that route already."""
     match config.transport:
         case "shm":
             return lambda: StoreSender(store)
@@ -70,7 +70,7 @@ def store_end(
 
 
 def generator_end(config: WeightsConfig, store: Store, handover: Path, generator: int) -> FallbackReceiver:
-    """The end of generator number `generator`: by the transport, and through `store` for versions that do not come."""
+    """Opens the end of generator number `generator`: the transport, with the run's store to fall back to."""
     stored = StoreReceiver(store, handover / f"received-store-{generator}")
     primary: WeightsReceiver
     match config.transport:
@@ -85,5 +85,5 @@ def generator_end(config: WeightsConfig, store: Store, handover: Path, generator
 
 
 def _finder(store: Store) -> Callable[[], str | None]:
-    """Where sync_weights listens, `host:port`; None if it has not said so yet."""
+    """Returns a function that looks up where sync_weights listens, `host:port`; None if not published yet."""
     return lambda: read_status(store, "sync_weights", 0).get("address")

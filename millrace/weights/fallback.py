@@ -1,8 +1,8 @@
-"""A generator's end of a transport that can fail: versions that it does not bring come through the run's store.
+"""A generator's end of a transport with a fallback: the run's store.
 
 transport ──newer?──► returned
     │ no
-    └─► store, at most every look_seconds ──newer?──► returned: sync_weights stored it as some generator was late
+    └─► store, at most every look_seconds ──newer?──► returned: sync_weights stored it because a generator was late
 """
 
 import time
@@ -15,7 +15,7 @@ from millrace.weights.base import Weights, WeightsId, WeightsReceiver
 
 @dataclass(kw_only=True)
 class _Route:
-    """A transport, and when it may be asked again: monotonic seconds."""
+    """A transport, and the time of its next poll: monotonic seconds."""
 
     name: str
     receiver: WeightsReceiver
@@ -24,11 +24,10 @@ class _Route:
 
 
 class FallbackReceiver(WeightsReceiver):
-    """Polls `primary`, which is called `route`, and `store_receiver` for what that does not bring.
+    """Polls `primary`, named `route`, then `store_receiver`.
 
-    None for `store_receiver`: the primary is the store, and there is nothing to fall back to. A transport that brought
-    a damaged version is not polled again for `look_seconds`, and the same damage is raised at most once. `clock`
-    returns monotonic seconds.
+    `store_receiver` is None if the primary is the store itself. A transport that delivered a damaged version is not
+    polled again for `look_seconds`, and the same damage is raised at most once. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -41,25 +40,25 @@ class FallbackReceiver(WeightsReceiver):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.last_route = route
-        """How the last version came: `route`, or `store`."""
+        """Route of the last version: `route`, or `store`."""
         self._look_seconds = look_seconds
         self._clock = clock
         now = clock()
         self._routes = [_Route(name=route, receiver=primary, next_look=now, look_seconds=0.0)]
         if store_receiver is not None:
-            # After a start, wait for the primary first: the store may hold what an earlier attempt left.
+            # After a start, wait for the primary first: the store may hold a version of an earlier attempt.
             first_look = now + look_seconds
             self._routes.append(
                 _Route(name="store", receiver=store_receiver, next_look=first_look, look_seconds=look_seconds)
             )
-        # By message, which names the version and the tensors.
+        # Messages of damage, which name the version and the tensors.
         self._raised: set[str] = set()
 
     def poll(self, newer_than: WeightsId | None) -> Weights | None:
-        """The newest weights that came by either route if they are newer, whole and verified; else None.
+        """Returns the newest weights of either route, whole and verified, if they are newer; None otherwise.
 
-        Raises WeightsCorrupt if what came is damaged and neither route has anything better. Later polls then return
-        None, until there is something better or other damage.
+        Raises WeightsCorrupt if a route delivered damaged weights and neither has sound ones. Later polls return None
+        until sound weights or other damage arrive.
         """
         damage: list[WeightsCorrupt] = []
         for route in self._routes:

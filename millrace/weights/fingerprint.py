@@ -140,11 +140,11 @@ def _sum(part: torch.Tensor, box: Region, shape: tuple[int, ...]) -> torch.Tenso
     words = part.detach().contiguous().view(math.prod(rows), columns).view(torch.uint8)
     row_bytes = whole_columns * part.element_size()
     word = _WORD if row_bytes % _ALIGNED == 0 else part.element_size()
-    first_word, before = divmod(first_column * part.element_size(), word)
-    after = -(before + columns * part.element_size()) % word
-    if before or after:
-        # The zeros add nothing, and the other bytes of these words are added by those who have them.
-        words = torch.nn.functional.pad(words, (before, after))
+    first_word, bytes_before = divmod(first_column * part.element_size(), word)
+    bytes_after = -(bytes_before + columns * part.element_size()) % word
+    if bytes_before or bytes_after:
+        # The zeros add nothing; the ranks that hold the other bytes of these words add them.
+        words = torch.nn.functional.pad(words, (bytes_before, bytes_after))
     words = words.view(_INTEGERS[word])
     row_weights = _weights(_row_numbers(box[: len(rows)], shape, part.device), _ROW) | 1
     column_weights = _weights(torch.arange(words.shape[1], device=part.device) + first_word, _COLUMN) & -2

@@ -1,10 +1,10 @@
-"""The cache-validity probe: do generator and trainer mean the same policy when they name the same version?
+"""The cache-validity probe checks that generator and trainer compute the same policy for the same version.
 
     trainer    version v, fixed tokens ─► log π of the likeliest next ones ─┐ travels with the weights
-    generator  version v, the same tokens, through its own caches ─────────►┴─► how far apart, or an alarm
+    generator  version v, the same tokens, through its own caches ─────────►┴─► difference, or an alarm
 
-Weights that arrive whole can still be wrong in use: a key-value cache of older weights, a layer that keeps what its
-kernel made of them, different rounding. None of that shows in a hash.
+Weights that arrive whole can still be wrong in use: a key-value cache of older weights, a layer with a stale derived
+copy, different rounding. A hash shows none of these.
 """
 
 import math
@@ -14,7 +14,7 @@ from millrace.weights.base import Probe
 
 MOST_TOKENS = 256
 NUM_LOGPROBS = 8
-"""How many of the likeliest next tokens are compared."""
+"""Number of the likeliest next tokens that are compared."""
 MOST_DIVERGENCE = 0.03
 """Nats. Two implementations of SmolLM2-135M in bfloat16 diverge by up to 0.0016, and float32 from bfloat16 as much."""
 
@@ -26,52 +26,52 @@ def probe_tokens(prompt_tokens: Sequence[int], max_new_tokens: int) -> tuple[int
     return tuple((list(prompt_tokens) * repeats)[:length])
 
 
-def largest_difference(expected: Probe, found: Mapping[int, float]) -> tuple[float, str]:
-    """The largest |difference| of log π over the tokens that both name, nats, and the two numbers behind it.
+def largest_difference(expected: Probe, logprobs: Mapping[int, float]) -> tuple[float, str]:
+    """The largest |difference| of log π over the tokens in both, nats, and a description of it.
 
-    Infinite if they name none in common. At the edge of the likeliest ones the two may name different tokens.
+    Infinite if no token is in both. The last of the likeliest tokens may differ between the two.
     """
-    common = expected.logprobs.keys() & found.keys()
+    common = expected.logprobs.keys() & logprobs.keys()
     if not common:
-        return math.inf, f"the likeliest next tokens are {sorted(found)} against {sorted(expected.logprobs)}"
-    worst = max(common, key=lambda token: abs(expected.logprobs[token] - found[token]))
-    numbers = f"token {worst}: {found[worst]:.5f} against the trainer's {expected.logprobs[worst]:.5f}"
-    return abs(expected.logprobs[worst] - found[worst]), numbers
+        return math.inf, f"the likeliest next tokens are {sorted(logprobs)} against {sorted(expected.logprobs)}"
+    worst = max(common, key=lambda token: abs(expected.logprobs[token] - logprobs[token]))
+    numbers = f"token {worst}: {logprobs[worst]:.5f} against the trainer's {expected.logprobs[worst]:.5f}"
+    return abs(expected.logprobs[worst] - logprobs[worst]), numbers
 
 
-def divergence(expected: Probe, found: Mapping[int, float]) -> float:
-    """½ · Σ (p − q) · (log p − log q) over the tokens that both name, nats: half of KL(p‖q) + KL(q‖p).
+def divergence(expected: Probe, logprobs: Mapping[int, float]) -> float:
+    """½ · Σ (p − q) · (log p − log q) over the tokens in both, nats: half of KL(p‖q) + KL(q‖p).
 
-    Infinite if they name none in common. Each term is at least 0; an unlikely token adds little, however far apart.
+    Infinite if no token is in both. Each term is at least 0; an unlikely token adds little.
     """
-    common = expected.logprobs.keys() & found.keys()
+    common = expected.logprobs.keys() & logprobs.keys()
     if not common:
         return math.inf
-    pairs = [(expected.logprobs[token], found[token]) for token in common]
-    return sum((math.exp(one) - math.exp(other)) * (one - other) for one, other in pairs) / 2
+    pairs = [(expected.logprobs[token], logprobs[token]) for token in common]
+    return sum((math.exp(p) - math.exp(q)) * (p - q) for p, q in pairs) / 2
 
 
-def alarm(expected: Probe, found: Mapping[int, float], tolerance: float | None) -> str | None:
-    """What is wrong, as the end of a sentence, or None if `found` agrees with the trainer's `expected`.
+def alarm(expected: Probe, logprobs: Mapping[int, float], tolerance: float | None) -> str | None:
+    """Describes the disagreement of a generator's `logprobs` with the trainer's; None if they agree.
 
-    No log-probability may differ by more than `tolerance` nats. Where that is None, the divergence may be at most
-    `MOST_DIVERGENCE`.
+    They agree if no log-probability differs by more than `tolerance` nats. If that is None, the divergence may be at
+    most `MOST_DIVERGENCE`.
     """
-    difference, numbers = largest_difference(expected, found)
+    difference, numbers = largest_difference(expected, logprobs)
     if tolerance is not None:
         return (
             f"log-probabilities of the same tokens differ by {difference:.2g} nats, more than {tolerance:g} ({numbers})"
             if difference > tolerance
             else None
         )
-    if (apart := divergence(expected, found)) <= MOST_DIVERGENCE:
+    if (apart := divergence(expected, logprobs)) <= MOST_DIVERGENCE:
         return None
     return f"their next tokens diverge by {apart:.2g} nats, more than {MOST_DIVERGENCE:g} ({numbers})"
 
 
 def tolerance_between(trainer_dtype: str, generator_dtype: str) -> float | None:
-    """How much rounding alone may change a log-probability, nats: 1e-3 where both compute in float32.
+    """Largest change of a log-probability by rounding, nats: 1e-3 if both compute in float32.
 
-    None in 16 bits: a logit of 20 is then rounded to multiples of 1/8, so that single log-probabilities tell nothing.
+    None in 16 bits: a logit of 20 is rounded to multiples of 1/8, so single log-probabilities can't be compared.
     """
     return 1e-3 if trainer_dtype == generator_dtype == "float32" else None

@@ -57,7 +57,7 @@ class ReceiveBuffer:
         self._tensors: dict[str, torch.Tensor] = {}
 
     def tensors_for(self, shapes: Sequence[TensorShape]) -> dict[str, torch.Tensor]:
-        """Tensors of these shapes to write into, by name: zeros at first, later what was written last.
+        """Tensors of these shapes to write into, by name: zeros at first, later the last content.
 
         Raises StoreFull if memory has no room for them.
         """

@@ -5,9 +5,9 @@
                                              ║      ║ ◄──fingerprint── ShmRelay.publish ─┘
     generator ×G ◄── ShmReceiver ◄─verifies─ ║      ║
 
-`slots.py` decides who may write and read where. The trainer hashes nothing and waits for nobody; sync_weights hashes
-each tensor while the trainer copies the next. Any of these processes may be killed at any moment and started again. The
-claim of a dead process holds its slot until that process is back.
+`slots.py` decides which process may read and write which slot. The trainer neither hashes nor waits; sync_weights
+hashes each tensor while the trainer copies the next. Any of these processes may be killed and restarted at any moment.
+The claim of a dead process holds its slot until that process has restarted.
 """
 
 import dataclasses
@@ -106,7 +106,7 @@ class _SlotReader(WeightsReceiver):
         self._held: tuple[SlotFile, int] | None = None
 
     def _claim(self, pointer: int) -> tuple[SlotFile, int] | None:
-        """The file and the slot that a pointer names now, in place of what was held; None if there is nothing yet."""
+        """Claims the slot that a pointer names now, in place of the last claim; None before the first version."""
         self._held = None
         file = self._current()
         # A predecessor's file may be for fewer readers: the trainer is about to replace it.
@@ -146,8 +146,8 @@ class ShmRelay(_SlotReader, HandoverReceiver, WeightsSender):
     def poll(self, newer_than: WeightsId | None) -> Weights | None:
         """The newest weights, if newer. Computes the fingerprint instead of checking it: hashes every byte.
 
-        If the trainer is filling a slot, follows it to the end, unless it stops half-way. Raises WeightsCorrupt only
-        for what a predecessor pushed and what has changed since.
+        If the trainer is filling a slot, follows it to the end, unless it stops half-way. Raises WeightsCorrupt only if
+        a version that a predecessor pushed has changed since.
         """
         for pointer in (FILLING, OFFERED):
             claimed = self._claim(pointer)
@@ -183,7 +183,7 @@ class ShmRelay(_SlotReader, HandoverReceiver, WeightsSender):
         file.request_resend(slot)
 
     def publish(self, weights: Weights) -> None:
-        """Shows generators the slot that was polled last. Raises ValueError if `weights` are not what is in it."""
+        """Shows generators the slot that was polled last. Raises ValueError if it holds other weights."""
         held = self._held
         if held is None or _manifest(*held, OFFERED).id != weights.id:
             raise ValueError(f"version {weights.id.policy_version} is not what came from the handover last")
@@ -238,10 +238,10 @@ def _lock(path: Path, shapes: tuple[TensorShape, ...], num_readers: int) -> Slot
 
 def _check_shapes(weights: Weights, shapes: tuple[TensorShape, ...]) -> None:
     expected = {name: shape for name, _, shape in shapes}
-    given = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
+    actual = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
     # copy_ would broadcast a wrong shape, and an absent tensor would leave an older version's in its place.
-    if given != expected:
-        names = sorted(name for name in given.keys() | expected.keys() if given.get(name) != expected.get(name))
+    if actual != expected:
+        names = sorted(name for name in actual.keys() | expected.keys() if actual.get(name) != expected.get(name))
         raise ValueError(
             f"version {weights.id.policy_version} has other tensors than the handover was made for: {names_of(names)}"
         )

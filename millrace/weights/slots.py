@@ -41,7 +41,7 @@ _PAGE = 4096
 _SHAPES_BYTES_AT, _MANIFEST_BYTES_AT, _READERS_AT, _POINTERS_AT, _CLAIMS_AT = 1, 2, 3, 4, 7
 # Before each manifest: its length in bytes (0: there is none) and its xxh3_64.
 _GUARD = struct.Struct("<QQ")
-# What a manifest's fingerprint takes per tensor, beside its name.
+# Bytes of a manifest's fingerprint per tensor, without its name.
 _HASH_ENTRY_BYTES = 45
 _MANIFEST_REST_BYTES = 64 << 10
 
@@ -85,7 +85,7 @@ class SlotFile:
             status = self.path.stat()
         except FileNotFoundError:
             return False
-        # In this order: what is beyond the end of a file that was cut off may not be touched.
+        # The size comes first: pages beyond the end of a truncated file may not be touched.
         same = status.st_ino == self.inode and status.st_size == self._size
         return same and self._map[: len(_MAGIC)] == _MAGIC
 
@@ -153,8 +153,8 @@ class SlotFile:
         while True:
             pushed = self.pointed(PUSHED)
             claims = self._words[_CLAIMS_AT : _CLAIMS_AT + self.num_readers].tolist()
-            # Pushed before the first look and replaced since: its readers' claims were there before the second. Pushed
-            # after the first look and let go by sync_weights before the second: it shows in neither, so look again.
+            # If a slot was pushed before the first look and replaced since, its readers' claims show in the second. If
+            # one was pushed after the first look and released before the second, it shows in neither, so look again.
             if self.pointed(PUSHED) == pushed:
                 taken = {self.pointed(FILLING), self.pointed(OFFERED), pushed, *claims}
                 return next(slot for slot in range(self.num_slots) if slot not in taken)
@@ -178,7 +178,7 @@ class SlotFile:
         start = self._manifest_at(slot, kind)
         begin = start + _GUARD.size
         self._map[begin : begin + len(text)] = text
-        # Last, so that what a killed process left half-written counts as none.
+        # Written last, so that a manifest that a killed process left half-written counts as none.
         self._map[start:begin] = _GUARD.pack(len(text), xxhash.xxh3_64_intdigest(text))
 
     def read_manifest(self, slot: int, kind: int) -> Manifest | None:
@@ -194,7 +194,7 @@ class SlotFile:
         return Manifest.from_json(json.loads(text))
 
     def reserve(self, slot: int) -> None:
-        """Allocates a slot's memory once, so that filling it neither waits for pages nor dies for lack of them.
+        """Allocates a slot's memory once, so that filling it neither waits for pages nor runs out of them.
 
         Raises StoreFull if there is not enough.
         """

@@ -1,15 +1,15 @@
-"""Weights through the run's own store: at any distance, and late generators find the newest.
+"""Weights through the run's store: between any hosts, and for late generators.
 
-    StoreSender ─┬─► weights/data/<version>-<uuid>/weights.safetensors   all of it ─────┬─► weights/log: a record,
-                 └─► weights/data/<version>-<uuid>/weights.delta         what changed ──┘   the commit
+    StoreSender ─┬─► weights/data/<version>-<uuid>/weights.safetensors   whole ─────────┬─► weights/log: a record,
+                 └─► weights/data/<version>-<uuid>/weights.delta         changes ───────┘   the commit
 
     log   anchor 0 ◄── delta 1 ◄── delta 2 … delta 15   anchor 16 ◄── delta 17 ◄── delta 18
                                                             └────────── chain ─────────┘
     StoreReceiver holds a version of the chain? ── yes ─► the deltas behind it, in order ──┬─► every tensor's hash
                             └── no ─► the anchor ─► all deltas ────────────────────────────┘   ─► Weights
 
-A delta is against the version stored before it. A writer begins with an anchor, for it holds no earlier version, and
-writes another wherever a delta would save little.
+A delta is against the version stored before it. A writer begins with an anchor, because it holds no earlier version,
+and writes another whenever a delta would save little.
 """
 
 from collections.abc import Iterable
@@ -51,14 +51,14 @@ class StoreSender(WeightsSender):
         self._stored: WeightsId | None = None
         self._digest = ""
         self._tensors: dict[str, torch.Tensor] = {}
-        """A copy of what was stored last."""
+        """Copy of the version stored last."""
         self._deltas = 0
         """Stored since the last anchor."""
 
     def publish(self, weights: Weights) -> None:
-        """Makes these the newest. Raises ValueError without a fingerprint, and what `CheckpointWriter.commit` raises.
+        """Commits the version. Raises ValueError without a fingerprint, and the errors of `CheckpointWriter.commit`.
 
-        After an OSError it is unknown whether they are: the sender must be opened anew.
+        After an OSError it is unknown whether it was committed, and the sender must be opened again.
         """
         digest = weights.fingerprint.digest
         encoded = self._encode(weights, digest)
@@ -133,13 +133,13 @@ class StoreReceiver(WeightsReceiver):
         self._buffer = ReceiveBuffer(path)
         self._tensors: dict[str, torch.Tensor] = {}
         self._holds: str | None = None
-        """Digest of what is in the buffer; None while that is no whole version."""
+        """Digest of the version in the buffer; None while it is incomplete."""
 
     def poll(self, newer_than: WeightsId | None) -> Weights | None:
-        """The newest weights if they are newer; one look at the store if they are not.
+        """Returns the newest weights if they are newer; otherwise costs one request to the store.
 
-        Raises WeightsCorrupt, naming the file, if one that they need is damaged or was removed, or if they are not what
-        was stored. Raises what the store raises. A version that is merely late raises nothing.
+        Raises WeightsCorrupt, naming the file, if a file that they need is damaged or removed, or the result does not
+        match its fingerprint. Raises the store's errors. A late version raises nothing.
         """
         self._follow()
         while self._chain and self._chain[-1].manifest.id.newer_than(newer_than):
@@ -147,7 +147,7 @@ class StoreReceiver(WeightsReceiver):
             try:
                 self._assemble(newest)
             except WeightsCorrupt:
-                # A newer one may have come, and a gc have removed what it does not need.
+                # A newer version may have arrived, and a gc may have removed files that it does not need.
                 self._follow()
                 if self._chain[-1] is newest:
                     raise

@@ -10,7 +10,7 @@ submit ─► waiting ─► prefill ─┬─► logits ─► draw ─► ende
 
 The batch changes between two tokens: rows that end leave it, and requests that were submitted enter it. So no response
 waits for the longest. New weights arrive between two tokens as well. The caches of all rows are then dropped, and the
-rows enter again from their prompts and the tokens that they have (docs/decisions/0017).
+rows enter again from their prompts and the tokens that they have (docs/decisions/06).
 """
 
 import time

@@ -252,8 +252,8 @@ def test_a_generator_that_the_transport_does_not_reach_goes_on_through_the_store
     assert [generator.receiver.last_route for generator in campaign.generators] == [transport, "store"]
     named, back, named_again, back_again = (line for line in campaign.milestones() if line.startswith("generator 1 "))
     for line, step in ((named, 0), (named_again, 1)):
-        assert line.startswith(f"generator 1 has not taken version {step} after ")
-        assert line.endswith(": it is served through the store and the others go on")
+        assert line.startswith(f"generator 1 has no version {step} after ")
+        assert line.endswith(": it is served by the store, and the others continue")
     for line, step in ((back, 0), (back_again, 1)):
         assert line.startswith(f"generator 1 is back at version {step} after ")
         assert line.endswith(", by store")

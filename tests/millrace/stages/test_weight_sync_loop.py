@@ -215,7 +215,7 @@ def test_a_late_generator_is_named_served_through_the_store_and_greeted_when_it_
     world.run_once(after_seconds=1)
     assert (world.status()["late"], world.status()["fallbacks"]) == ([], 1)
     assert world.heard == [
-        "generator 1 has not taken version 12 after 31 s: it is served through the store and the others go on",
+        "generator 1 has no version 12 after 31 s: it is served by the store, and the others continue",
         "generator 1 is back at version 12 after 41 s, by store",
     ]
     assert world.primary.published == [first, second]
@@ -276,7 +276,7 @@ def test_where_the_store_is_the_transport_a_late_generator_is_only_named() -> No
     world.run_once()
     world.run_once(after_seconds=31)
     assert (world.status()["late"], world.status()["fallbacks"]) == ([0], 0)
-    assert world.heard == ["generator 0 has not taken version 12 after 31 s: the others go on without it"]
+    assert world.heard == ["generator 0 has no version 12 after 31 s: the others continue without it"]
     assert world.fallback.published == []
 
 
@@ -292,7 +292,7 @@ def test_a_generator_that_started_again_is_noticed_after_everything_had_arrived(
     world.run_once(after_seconds=3)
     world.run_once(after_seconds=31)
     assert len(world.heard) == 1
-    assert world.heard[0].startswith("generator 1 has not taken version 12 after 31 s")
+    assert world.heard[0].startswith("generator 1 has no version 12 after 31 s")
     assert world.fallback.published == [pushed]
 
 

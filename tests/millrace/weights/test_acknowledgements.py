@@ -60,7 +60,7 @@ def test_a_generator_that_is_late_is_named_once_and_the_others_arrive_without_it
     assert sentences(acks.look(statuses, START + DEADLINE)) == []
     seen = acks.look(statuses, START + DEADLINE + 0.5)
     assert sentences(seen) == [
-        "generator 1 has not taken version 12 after 30 s: it is served through the store and the others go on"
+        "generator 1 has no version 12 after 30 s: it is served by the store, and the others continue"
     ]
     assert acks.late == [1]
     assert seen[1] is not None
@@ -92,7 +92,7 @@ def test_a_generator_that_is_back_at_an_old_version_has_the_deadline_again_for_t
     assert sentences(acks.look([status(version(12))], back)) == ["generator 0 is back at version 12 after 100 s"]
     assert sentences(acks.look([status(version(12))], back + DEADLINE)) == []
     (named,) = sentences(acks.look([status(version(12))], back + DEADLINE + 1))
-    assert "not taken version 17 after 31 s" in named
+    assert "no version 17 after 31 s" in named
 
 
 def test_a_generator_that_keeps_acknowledging_is_never_late_however_many_versions_are_superseded() -> None:
@@ -111,9 +111,7 @@ def test_a_generator_that_acknowledges_nothing_is_late_for_the_first_of_supersed
     for step in range(10):
         push(acks, version(step, START + 5 * step))
         found += sentences(acks.look([{}], START + 5 * step))
-    assert found == [
-        "generator 0 has not taken version 0 after 35 s: it is served through the store and the others go on"
-    ]
+    assert found == ["generator 0 has no version 0 after 35 s: it is served by the store, and the others continue"]
 
 
 def test_a_superseded_version_does_not_arrive_any_more_and_the_newer_one_does() -> None:
@@ -132,13 +130,13 @@ def test_other_weights_under_the_same_version_are_an_alarm_and_no_acknowledgemen
     statuses = [status(version(12)), status(version(12), digest="deadbeef")]
     seen = acks.look(statuses, START + 1)
     assert sentences(seen) == [
-        "ALARM: generator 1 works with other weights than version 12: their digest is deadbeef, "
-        "that of what was pushed is digest of 0.12"
+        "ALARM: generator 1 uses other weights than version 12: their digest is deadbeef, "
+        "the pushed version's is digest of 0.12"
     ]
     assert seen[1] is None
     assert sentences(acks.look(statuses, START + 2)) == []
     (named,) = sentences(acks.look(statuses, START + 31))
-    assert "generator 1 has not taken version 12" in named
+    assert "generator 1 has no version 12" in named
     push(acks, version(13, START + 40))
     assert acks.look([status(version(13))] * 2, START + 41)[1] is not None
 

@@ -6,7 +6,7 @@
     update_weights: pause, requests kept ─► caches cleared ─► workers load from shared memory ─► resume
 
 Weights change between two tokens of a request: its tokens are kept, and its key-value cache is computed again under the
-new weights (docs/decisions/0017). vLLM reports which version drew each token.
+new weights (docs/decisions/06). vLLM reports which version drew each token.
 """
 
 import asyncio
