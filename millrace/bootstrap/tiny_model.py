@@ -217,7 +217,7 @@ def _measure(
 ) -> tuple[float, float]:
     """(imitation rate, accuracy) of greedy answers."""
     greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=max_new_tokens)
-    responses = engine.generate([tokenizer(p.text)["input_ids"] for p in prompts], greedy, seed=0, asked=prompts)
+    responses = engine.generate([tokenizer(p.text)["input_ids"] for p in prompts], greedy, seed=0, prompts=prompts)
     texts = [str(tokenizer.decode(list(response.answer_tokens), skip_special_tokens=True)) for response in responses]
     answered = list(zip(prompts, texts, strict=True))
     imitated = sum(could_be_demonstrated(prompt, text) for prompt, text in answered)

@@ -124,7 +124,7 @@ class Examiner:
         self, tokens: Sequence[Sequence[int]], prompts: Sequence[Prompt], sampling: Sampling, seed: int
     ) -> list[Response]:
         try:
-            return self._engine.generate(tokens, sampling, seed=seed, asked=prompts, each_wait=self._check)
+            return self._engine.generate(tokens, sampling, seed=seed, prompts=prompts, each_wait=self._check)
         except Stopped:
             self._engine.abort()
             raise

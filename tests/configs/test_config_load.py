@@ -248,8 +248,8 @@ def test_a_loss_that_is_named_alone_takes_parameters_by_override(write: Write) -
     path = write("training: {max_steps: 3, loss: ppo_clip}")
     assert load_config(path, ["training.loss.clip_high=0.28"]).training.loss == PpoClipConfig(clip_high=0.28)
     assert load_config(path, ["training.loss.clip_high=0.28", "training.loss=aipo"]).training.loss == AipoConfig()
-    given = load_config(path, ["training.loss={name: gspo, clip_low: 1e-3}"]).training.loss
-    assert given == GspoConfig(clip_low=1e-3)
+    loaded = load_config(path, ["training.loss={name: gspo, clip_low: 1e-3}"]).training.loss
+    assert loaded == GspoConfig(clip_low=1e-3)
 
 
 def test_a_named_section_can_be_made_by_overrides(write: Write) -> None:

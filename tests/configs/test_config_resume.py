@@ -43,10 +43,10 @@ def test_every_change_that_matters_is_named() -> None:
 
 
 def test_an_engine_and_its_arguments_stay_as_what_a_rollout_means_may_hang_on_them() -> None:
-    before = make_config(generation={"engine": "vllm", "engine_args": {"max_model_len": 64}})
+    previous = make_config(generation={"engine": "vllm", "engine_args": {"max_model_len": 64}})
     after = make_config(generation={"engine": "vllm", "engine_args": {"max_model_len": 64, "quantization": "fp8"}})
-    assert changed_immutably(before, before) == []
-    assert changed_immutably(before, after) == [
+    assert changed_immutably(previous, previous) == []
+    assert changed_immutably(previous, after) == [
         'generation.engine_args was {"max_model_len": 64} and is {"max_model_len": 64, "quantization": "fp8"}; '
         "expected a resumed run to keep it"
     ]

@@ -11,14 +11,11 @@ All rows end at the same column of the buffers, and a row of n tokens begins n c
     row 2       │ c c c c c c c c c c c c │
     free        │                         │
 
-- **A token** is written into the column `end`. Nothing is copied until the columns are used up. Then the rows move back
-  to the first columns, or to new buffers with half as many free columns as used ones.
-- **Rows that enter** were computed separately, and are copied in before `end`.
-- **Rows that leave** are replaced by the last rows: one copy of a row each.
-- **An empty batch** keeps its buffers for the next one: on a CPU, memory is dear when it is touched first.
-
-So the cost of a token depends on the rows alive and on the longest of them. As rows are aligned on the right, distances
-between columns are distances between tokens, and `transformers` makes the masks, those of sliding windows too.
+A token is written into the column `end`. Once the columns are used up, the rows move back to the first columns, or to
+new buffers with half as many free columns as used ones. Rows that enter were computed separately, and are copied in
+before `end`. Rows that leave are replaced by the last rows. An empty batch keeps its buffers for the next one: on a
+CPU, the first touch of memory is expensive. As rows are aligned on the right, distances between columns are distances
+between tokens, and `transformers` makes the masks, those of sliding windows too.
 """
 
 import inspect
@@ -55,7 +52,7 @@ class KvRows:
     def __init__(self, model: PreTrainedModel, pad: int, recorder: ExpertRecorder | None = None) -> None:
         """`pad` is any token id. Raises ModelFolderError if a layer of the model keeps more than keys and values."""
         self.experts: list[torch.Tensor] = []
-        """What `recorder` noted in the last append or decode, by row: [tokens, layers, k]. Empty without it."""
+        """Experts of the last append or decode, by row: [tokens, layers, k]. Empty without `recorder`."""
         self._recorder = recorder
         _check_layers(model)
         self._model = model
@@ -95,7 +92,8 @@ class KvRows:
                 experts_UPLK = self._recorder.take().unflatten(0, (len(chunk), -1))
                 experts += [experts_UPLK[u, -len(text) :] for u, text in enumerate(chunk) for _ in rows_of[text]]
             order += rows
-        buffers.add_rows([len(text) for text in texts])
+        buffers.num_rows += len(texts)
+        buffers.lengths_B = torch.cat([buffers.lengths_B, torch.tensor([len(text) for text in texts])])
         places = torch.tensor(order).argsort()
         self.experts = [experts[place] for place in places.tolist()] if experts else []
         return torch.cat(logits)[places]
@@ -109,13 +107,15 @@ class KvRows:
         mask_BW = columns_W >= buffers.width - lengths_B1
         input_ids_B1 = torch.tensor(tokens, device=self._model.device)[:, None]
         logits_BV = self._forward(input_ids_B1, mask_BW, lengths_B1, buffers.cache)
-        buffers.add_token()
+        buffers.end += 1
+        buffers.width += 1
+        buffers.lengths_B += 1
         if self._recorder is not None:
             self.experts = list(self._recorder.take().split(1))
         return logits_BV
 
     def remove(self, rows: Sequence[int]) -> list[int]:
-        """Removes rows. Returns which of the old rows is where now, [B]."""
+        """Removes rows. Returns the old row of each place, [B]."""
         order = self._buffers.remove(rows)
         if not order:
             self.clear()
@@ -217,17 +217,6 @@ class _Buffers:
         for layer, pair in zip(self._layers, layers, strict=True):
             for buffer, new in zip(layer.stored, pair, strict=True):
                 buffer[:, :, begin : self.end].index_copy_(0, rows_N, new[sources_N])
-
-    def add_rows(self, lengths: Sequence[int]) -> None:
-        """Takes rows that were put behind the last one into use."""
-        self.num_rows += len(lengths)
-        self.lengths_B = torch.cat([self.lengths_B, torch.tensor(lengths)])
-
-    def add_token(self) -> None:
-        """Takes the column that the model has written into use."""
-        self.end += 1
-        self.width += 1
-        self.lengths_B += 1
 
     def remove(self, rows: Sequence[int]) -> list[int]:
         """Fills the places of removed rows with the last ones. Returns the old row of each place, [B]."""

@@ -106,13 +106,13 @@ def test_a_gguf_file_becomes_a_folder_with_its_weights_template_and_stop_tokens(
     done = import_model(str(tmp_path / "tiny.gguf"), folder, dtype="float32")
     weights = dict(load_model(folder, "float32").named_parameters())
     expected = tensors(len(SPECIAL) + len(LETTERS) + 1)
-    for ours, theirs in {
+    for ours, expected_text in {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.layers.0.mlp.down_proj.weight": "blk.0.ffn_down.weight",
         "model.layers.0.self_attn.v_proj.weight": "blk.0.attn_v.weight",
         "model.norm.weight": "output_norm.weight",
     }.items():
-        np.testing.assert_array_equal(weights[ours].detach().numpy(), expected[theirs])
+        np.testing.assert_array_equal(weights[ours].detach().numpy(), expected[expected_text])
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert (tokenizer.eos_token, tokenizer.model_max_length) == ("<|endoftext|>", 64)
     asked = tokenizer.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False)

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import loaded
 from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
 from support.streams.consumed_groups import consume
@@ -48,14 +48,14 @@ def open_curriculum(
 
 def asked(curriculum: Curriculum, groups: range, version: int = 0) -> list[int]:
     """The prompts of these groups under weights of `version`."""
-    found = []
+    result = []
     for n in groups:
         curriculum.decide(n, version)
-        found.append(int(curriculum.prompt_at(n).prompt_id))
-    return found
+        result.append(int(curriculum.prompt_at(n).prompt_id))
+    return result
 
 
-@given(
+@loaded(
     num_prompts=st.integers(1, 12),
     block_groups=st.integers(1, 30),
     shuffle=st.booleans(),
@@ -69,24 +69,24 @@ def test_with_equal_weights_every_prompt_is_asked_once_before_any_is_asked_again
     for epoch in range(6):
         if epoch in restarts:
             curriculum = open_curriculum(store, num_prompts=num_prompts, block_groups=block_groups, shuffle=shuffle)
-        found = asked(curriculum, range(epoch * num_prompts, (epoch + 1) * num_prompts))
-        assert sorted(found) == list(range(num_prompts))
+        result = asked(curriculum, range(epoch * num_prompts, (epoch + 1) * num_prompts))
+        assert sorted(result) == list(range(num_prompts))
 
 
 def test_shuffled_prompts_have_another_order_in_each_block_and_the_same_for_the_same_seed(
     dict_store: DictStore,
 ) -> None:
-    found = asked(open_curriculum(dict_store, num_prompts=50, block_groups=50, shuffle=True), range(100))
-    assert found[:50] != found[50:]
-    assert found == asked(open_curriculum(DictStore(), num_prompts=50, block_groups=50, shuffle=True), range(100))
+    result = asked(open_curriculum(dict_store, num_prompts=50, block_groups=50, shuffle=True), range(100))
+    assert result[:50] != result[50:]
+    assert result == asked(open_curriculum(DictStore(), num_prompts=50, block_groups=50, shuffle=True), range(100))
 
 
 def test_prompts_that_were_all_right_or_all_wrong_are_asked_less_often(dict_store: DictStore) -> None:
     curriculum = open_curriculum(dict_store)
     assert asked(curriculum, range(4)) == [0, 1, 2, 3]
     consume(dict_store, 1, {0: SPREAD, 1: SOLVED, 2: UNSOLVED, 3: SPREAD})
-    found = asked(curriculum, range(4, 8), 2)
-    assert found == [0, 3, 0, 3], "1 and 2 are due at turn 4"
+    result = asked(curriculum, range(4, 8), 2)
+    assert result == [0, 3, 0, 3], "1 and 2 are due at turn 4"
     assert curriculum.newest is not None
     assert (curriculum.newest.num_easy, curriculum.newest.num_hard) == (1, 1)
 
@@ -189,9 +189,9 @@ class Overtaken(DictStore):
 
 def test_of_two_generators_that_decide_at_once_both_follow_the_first() -> None:
     store = Overtaken()
-    found = asked(open_curriculum(store), range(8))
-    assert found != [0, 1, 2, 3, 0, 1, 2, 3], "its own order"
-    assert asked(open_curriculum(store), range(8)) == found
+    result = asked(open_curriculum(store), range(8))
+    assert result != [0, 1, 2, 3, 0, 1, 2, 3], "its own order"
+    assert asked(open_curriculum(store), range(8)) == result
 
 
 def test_what_a_rolled_back_trainer_consumed_does_not_count_and_its_blocks_stay(dict_store: DictStore) -> None:

@@ -127,8 +127,8 @@ class RecordingEngine(ScriptedEngine):
         return [self._recorded(done) for done in super().collect(seconds)]
 
     def _recorded(self, done: Trajectory) -> Trajectory:
-        before = len(done.request.prompt_tokens) + len(done.request.response_tokens)
-        experts = before.to_bytes(2, "little") * (before + len(done.response.tokens) - 1)
+        previous = len(done.request.prompt_tokens) + len(done.request.response_tokens)
+        experts = previous.to_bytes(2, "little") * (previous + len(done.response.tokens) - 1)
         return replace(done, response=replace(done.response, routed_experts=experts))
 
 
@@ -140,10 +140,10 @@ def test_a_trajectory_keeps_the_experts_that_first_computed_each_token(
     episodes = episodes_of(engine)
     episodes.submit([request()], replace(ROOMY, max_new_tokens=most))
     (done,) = all_of(episodes)
-    found = np.frombuffer(done.response.routed_experts, "<u2").tolist()
+    result = np.frombuffer(done.response.routed_experts, "<u2").tolist()
     num_first = len(done.request.prompt_tokens) + 7 - 1
     second = [9 + 3] * (len(done.response.tokens) - 7) if not not_computed else [NOT_RECORDED] * not_computed
-    assert found == [2] * num_first + second
+    assert result == [2] * num_first + second
 
 
 def test_each_turn_keeps_its_versions_and_an_answer_has_the_current_one(
@@ -344,5 +344,5 @@ def test_a_request_without_its_prompt_is_refused(calculating: PreTrainedTokenize
     episodes = episodes_of(ScriptedEngine(calculating, by_turn("1$")))
     with pytest.raises(ValueError):
         episodes.generate([[1, 2]], ROOMY, seed=0)
-    (response,) = episodes.generate([[1, 2]], ROOMY, seed=0, asked=[prompt()])
+    (response,) = episodes.generate([[1, 2]], ROOMY, seed=0, prompts=[prompt()])
     assert written(calculating, response) == "1<eos>"
