@@ -8,7 +8,6 @@ one to change. Its value is shown, then the others':
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from ipaddress import IPv4Network
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,18 +93,6 @@ def _num_sums(digits: int) -> int:
     """Count the pairs of numbers of up to `digits` digits whose sum has no more digits."""
     limit: int = 10**digits
     return limit * (limit + 1) // 2
-
-
-def _listens_elsewhere(config: "RunConfig") -> bool:
-    """Whether sync_weights listens at one address though it may run on any host of the trainer."""
-    where = config.placement.train
-    return (
-        config.weights.transport == "direct"
-        and where.hosts > 1
-        and where.network is not None
-        and "/" not in config.weights.host
-        and not IPv4Network(where.network).is_loopback
-    )
 
 
 def _pool_rules(
@@ -283,11 +270,6 @@ _RULES = (
         # A push that waits for a frozen generator reports no progress.
         lambda c: c.weights.transport == "direct" and c.weights.deadline_seconds >= c.supervision.hang_seconds,
         "a shorter deadline, or sync_weights would count as hung while it waits for a generator",
-    ),
-    Rule(
-        "weights.host placement.train.hosts",
-        _listens_elsewhere,
-        lambda c: f"a network such as {c.placement.train.network}, because sync_weights may run on any of these hosts",
     ),
     Rule(
         "staleness.control pipeline.mode",

@@ -14,27 +14,26 @@ from collections.abc import Collection, Sequence
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
 import yaml
 from pydantic import ValidationError
 
 from configs.errors import ConfigError, UserError
 from configs.schema import RunConfig, dotted_fields
-from configs.section import choices, holds_sections, is_list, is_mapping, is_section
+from configs.section import choices, holds_sections, is_section
 from configs.stored import put_key
 from configs.validation_errors import mistakes, show, unknown_key
 
 PRESETS = Path(__file__).parent / "presets"
 _LEAVES = frozenset(key for key, field in dotted_fields().items() if not is_section(field.annotation))
 _FIELDS = dotted_fields(with_parameters=True)
-_NESTED = frozenset(
-    key
-    for key, field in _FIELDS.items()
-    if is_list(field.annotation) or is_mapping(field.annotation) or choices(field.annotation)
-)
+_MAPPINGS = frozenset(key for key, field in _FIELDS.items() if get_origin(field.annotation) is dict)
+"""Keys with names below them that the schema does not list."""
+_NESTED = _MAPPINGS | {
+    key for key, field in _FIELDS.items() if get_origin(field.annotation) is list or choices(field.annotation)
+}
 """Keys whose values may be written as a list or a mapping."""
-_MAPPINGS = frozenset(key for key, field in _FIELDS.items() if is_mapping(field.annotation))
 _MAPPINGS_OF_SECTIONS = frozenset(key for key, field in _FIELDS.items() if holds_sections(field.annotation))
 
 # How long, where and how fast a run continues. None of these changes the meaning of a committed trajectory or step. The

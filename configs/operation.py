@@ -29,17 +29,9 @@ class WeightsConfig(Section):
     transport: Literal["shm", "direct", "store"] = "shm"
     """`shm`: shared memory on one host; `direct`: shards from trainer ranks to generators, on one host or several;
     `store`: files in the run's storage, for hosts any distance apart."""
-    host: Text = "127.0.0.1"
-    """Address on which sync_weights listens for `direct`, or a network such as 10.0.0.0/24, in which it listens at its
-    host's own address. Any but loopback is open to the network."""
     deadline_seconds: Positive = 30.0
     """Time for a generator to receive a version, seconds. A generator that takes longer is named in the log and gets it
     through the store."""
-
-    @field_validator("host")
-    @classmethod
-    def _is_an_address_or_a_network(cls, host: str) -> str:
-        return ipv4_network(host) if "/" in host else host
 
 
 class StorageConfig(Section):
@@ -107,8 +99,9 @@ class TrainPlaceConfig(PlaceConfig):
     minute;
     null: it waits for all of them. A host that comes back is taken in again at the next step."""
     network: Text | None = None
-    """IPv4 network in which the hosts reach each other, such as 10.0.0.0/24: each listens at its own address in it and
-    nowhere else. Any network but loopback is open to those in it."""
+    """IPv4 network in which the hosts reach each other, and generators reach sync_weights with the transport `direct`,
+    such as 10.0.0.0/24: each listens at its own address in it and nowhere else. Any network but loopback is open to
+    those in it. null: loopback."""
 
     @field_validator("network")
     @classmethod

@@ -61,16 +61,6 @@ def choices(annotation: object) -> tuple[type[Parameters], ...]:
     return (annotation,) if isinstance(annotation, type) and issubclass(annotation, Parameters) else ()
 
 
-def is_list(annotation: object) -> bool:
-    """Whether a field of this type is a list."""
-    return get_origin(annotation) is list
-
-
-def is_mapping(annotation: object) -> bool:
-    """Whether a field of this type has names that the schema does not list."""
-    return get_origin(annotation) is dict
-
-
 def holds_sections(annotation: object) -> bool:
     """Whether a field of this type has a section under each name."""
-    return is_mapping(annotation) and is_section(get_args(annotation)[1])
+    return get_origin(annotation) is dict and is_section(get_args(annotation)[1])

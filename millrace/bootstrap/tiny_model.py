@@ -6,7 +6,7 @@
                                                      └──────────────────────┘
 
 The demonstrations of sums are like people's: many get the carry wrong. A policy that has learnt to imitate them
-is confident and often wrong, and learns from rewards alone what the right answers have in common. It never sees a
+is confident and often wrong, and learns the right answers from rewards alone. It never sees a
 held-out prompt. In an environment, demonstrators who are right have used it, and those who are wrong have not.
 """
 
@@ -14,7 +14,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -45,19 +44,6 @@ CHECK_TOKENS = 2**15
 _NO_ENVIRONMENT = EnvironmentConfig()
 _Row = list[tuple[int, bool]]
 """The tokens of a prompt with its response, and whether the policy is to learn each."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bootstrapped:
-    """The result of a bootstrap."""
-
-    parameters: int
-    steps: int
-    imitation_rate: float
-    """Share of greedy answers that a demonstrator could have given, right or wrong, when it stopped."""
-    accuracy: float
-    """Share of greedy answers that are right, on training prompts, when it stopped."""
-    seconds: float
 
 
 def character_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
@@ -101,10 +87,11 @@ def bootstrap(
     report: Callable[[int, str], None],
     environment: EnvironmentConfig = _NO_ENVIRONMENT,
     on_progress: Callable[[], None] = lambda: None,
-) -> Bootstrapped:
+) -> str:
     """Make a tiny model and its tokenizer from `prompts`, and save both to `folder` as a Hugging Face folder.
 
-    `report` receives the step and a line at each measurement of the accuracy; `on_progress` is called at each layer.
+    Returns its size and accuracy, as text. `report` receives the step and a line at each measurement of the accuracy;
+    `on_progress` is called at each layer.
     The policy may use the environment that `environment` names. Deterministic in `seed`, on one machine with one
     thread count.
     """
@@ -148,12 +135,10 @@ def bootstrap(
             )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return Bootstrapped(
-        parameters=sum(p.numel() for p in model.parameters()),
-        steps=step,
-        imitation_rate=imitation_rate,
-        accuracy=accuracy,
-        seconds=time.monotonic() - started,
+    size, seconds = sum(parameter.numel() for parameter in model.parameters()), time.monotonic() - started
+    return (
+        f"{size:,} parameters, made in {seconds:.0f} s and {step} supervised steps: greedy accuracy {accuracy:.0%} on "
+        "training prompts"
     )
 
 
@@ -178,13 +163,13 @@ def _supervised_loss(
     rows = []
     for prompt, pieces in batch:
         row = [(token, False) for token in tokenizer(prompt.text)["input_ids"]]
-        for text, own in pieces:
-            row += [(token, own) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+        for text, by_policy in pieces:
+            row += [(token, by_policy) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
         rows.append([*row, (tokenizer.eos_token_id, True)])
-    num_own = sum(own for row in rows for _, own in row)
+    num_learned = sum(is_learned for row in rows for _, is_learned in row)
     loss = torch.zeros(())
     for alike in _of_similar_length(rows):
-        share = sum(own for row in alike for _, own in row) / num_own
+        share = sum(is_learned for row in alike for _, is_learned in row) / num_learned
         loss = loss + share * _padded_loss(model, alike, tokenizer.pad_token_id)
     return loss
 
@@ -200,7 +185,7 @@ def _of_similar_length(rows: Sequence[_Row]) -> list[list[_Row]]:
 
 def _padded_loss(model: LlamaForCausalLM, rows: Sequence[_Row], pad: int) -> torch.Tensor:
     input_ids_BT = _padded([[token for token, _ in row] for row in rows], pad)
-    labels_BT = _padded([[token if own else -100 for token, own in row] for row in rows], -100)
+    labels_BT = _padded([[token if is_learned else -100 for token, is_learned in row] for row in rows], -100)
     logits_BTV = model(input_ids=input_ids_BT, attention_mask=input_ids_BT != pad).logits
     loss: torch.Tensor = torch.nn.functional.cross_entropy(
         logits_BTV[:, :-1].flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=-100

@@ -35,7 +35,7 @@ def main(stage: Stage) -> None:
         made = Path(temporary) / "start"
         stage.update_status(step=0, most_steps=recipe.max_steps)
         stage.set_activity(f"warm start step 0 of at most {recipe.max_steps}")
-        result = bootstrap(
+        summary = bootstrap(
             load_prompts(config.prompts).train,
             recipe,
             made,
@@ -47,10 +47,7 @@ def main(stage: Stage) -> None:
         )
         failpoint("bootstrap.before_store")
         store_start_model(stage.store, made)
-    stage.log(
-        f"start model of {result.parameters:,} parameters made in {result.seconds:.0f} s and {result.steps} supervised "
-        f"steps: greedy accuracy {result.accuracy:.0%} on training prompts"
-    )
+    stage.log(f"start model: {summary}")
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ def test_what_is_no_config_is_named_with_its_line(write: Write, text: str, line:
         ("training.loss.clip_low=0.1", "one of name, max_importance_ratio"),
         ("training.clip_low=0.1", "training.loss.clip_low"),
         ("model.warm_start_step=0", "model.warm_start_steps"),
-        ("weights.xyzzy=1", "one of weights.transport, weights.host, "),
+        ("weights.xyzzy=1", "one of weights.transport, weights.deadline_seconds"),
     ],
 )
 def test_an_unknown_key_gets_the_one_that_was_probably_meant(write: Write, override: str, meant: str) -> None:

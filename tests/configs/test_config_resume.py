@@ -97,7 +97,6 @@ def test_a_new_knob_is_immutable_until_someone_says_otherwise() -> None:
         "staleness.too_old",
         "training.threads",
         "weights.transport",
-        "weights.host",
         "weights.deadline_seconds",
         "storage.root",
         "storage.fsync",

@@ -257,10 +257,6 @@ IMPOSSIBLE: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
         over_hosts(min_hosts=3),
         ("placement.train.hosts", "placement.train.min_hosts"),
     ),
-    "several hosts and one address for sync_weights": (
-        over_hosts() | {"weights": {"transport": "direct", "host": "10.0.0.7"}},
-        ("placement.train.hosts", "weights.host"),
-    ),
     "adaptive control without a choice": (
         {"staleness": {"control": "adaptive", "max_staleness": 0}},
         ("staleness.control", "staleness.max_staleness"),
@@ -327,8 +323,7 @@ def test_adaptive_control_scales_the_learning_rate_by_the_effective_sample_size(
             "generation": {"engine": "vllm"},
             "training": {"max_steps": 3, "device": "cuda"},
         },
-        over_hosts() | {"weights": {"transport": "direct", "host": "10.0.0.0/24"}},
-        over_hosts(network="127.0.0.0/8") | {"weights": {"transport": "direct"}},
+        over_hosts() | {"weights": {"transport": "direct"}},
     ],
 )
 def test_what_only_looks_impossible_is_taken(sections: dict[str, object]) -> None:
@@ -339,12 +334,6 @@ def test_what_only_looks_impossible_is_taken(sections: dict[str, object]) -> Non
 def test_the_trainer_s_network_is_written_as_networks_are(network: str) -> None:
     with pytest.raises(ValidationError, match=r"an IPv4 network such as 10\.0\.0\.0/24"):
         make_config(**over_hosts(network=network))
-
-
-@pytest.mark.parametrize("host", ["10.0.0.1/24", "fd00::/8"])
-def test_a_network_in_which_sync_weights_listens_is_written_as_networks_are(host: str) -> None:
-    with pytest.raises(ValidationError, match=r"an IPv4 network such as 10\.0\.0\.0/24"):
-        make_config(weights={"host": host})
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))

@@ -42,8 +42,6 @@ def campaign(site: Site, **settings: object) -> list[str]:
         "placement.train.network": f"10.93.{network}.0/24",
         "training.parallel.data": 2,
         "weights.transport": "store",
-        # Rank 0, and sync_weights with it, may be on either of the hosts.
-        "weights.host": f"10.93.{network}.0/24",
     }
     return site.millrace.campaign(RUN, root=site.root, **{**placed, **settings})
 
