@@ -19,9 +19,9 @@ from benchmarks.report import make_parser, write_json
 from configs.scoring import ScoringConfig
 from millrace.rewards.base import Reward
 from millrace.rewards.factory import make_reward
-from millrace.rewards.isolation.messages import Task
 from millrace.rewards.isolation.pool import Pool
 from millrace.rewards.isolation.sandbox import Limits
+from millrace.rewards.isolation.worker import Task
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 

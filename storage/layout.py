@@ -21,7 +21,6 @@ checkpoints/{data,log}/                 the trainer's, cursors inside the record
 weights/{data,log}/                     policy versions in transit, if the store is the transport
 weights/promoted/{data,log}/            checkpoints that passed the promotion gate, as Hugging Face folders
 progress/<stage>-<r>.json               status records, overwritten
-trainer_hosts.json                      where the first host of a trainer over several is, and their secret; overwritten
 decisions/<n>.json                      the trainer's decisions about staleness and rollbacks; written once
 curriculum/<block>.json                 which prompts a block of groups has, if there is a curriculum; written once
 incidents/<ms>-<kind>-<id>.json         restarts, rollbacks and alarms, for people; written once
@@ -52,7 +51,6 @@ TRAJECTORIES = "streams/trajectories"
 CONSUMED = "streams/consumed"
 TRAINER_LOGPROBS = "streams/trainer_logprobs"
 PROGRESS = "progress"
-TRAINER_HOSTS = "trainer_hosts.json"
 CURRICULUM = "curriculum"
 DECISIONS = "decisions"
 INCIDENTS = "incidents"

@@ -5,13 +5,16 @@ counts as no record.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from storage import layout
-from storage.errors import NotInStore
+from storage.errors import NotInStore, StreamCorrupt
 from storage.stores.base import Store
 from storage.streams.sealed import seal, unseal
+
+_T = TypeVar("_T")
 
 
 def write_progress(store: Store, stage: str, replica: int, values: dict[str, Any]) -> None:
@@ -36,3 +39,38 @@ def _read(store: Store, path: str) -> dict[str, Any]:
         return unseal(bytes(store.get(path)))
     except (NotInStore, ValueError):
         return {}
+
+
+class FolderReader(Generic[_T]):
+    """Reads a folder of small files repeatedly; each `read` gets only those from the store that are new or changed.
+
+    `parse` makes a value of a file's content and path, and raises StreamCorrupt for a damaged file.
+    """
+
+    def __init__(self, store: Store, folder: str, parse: Callable[[bytes, str], _T]) -> None:
+        self._store = store
+        self._folder = folder
+        self._parse = parse
+        self._files: dict[str, tuple[float, _T | StreamCorrupt]] = {}
+
+    def read(self) -> list[_T]:
+        """The values of all readable files, in order of paths."""
+        files = {}
+        for entry in self._store.entries(self._folder):
+            if (known := self._files.get(entry.path)) is not None and known[0] == entry.t_modified:
+                files[entry.path] = known
+                continue
+            try:
+                files[entry.path] = entry.t_modified, self._parse(bytes(self._store.get(entry.path)), entry.path)
+            except StreamCorrupt as error:
+                files[entry.path] = entry.t_modified, error
+            except NotInStore:
+                # It is being replaced.
+                continue
+        self._files = files
+        return [value for _, (_, value) in sorted(files.items()) if not isinstance(value, StreamCorrupt)]
+
+    @property
+    def damaged(self) -> list[StreamCorrupt]:
+        """One error per file that could not be parsed when `read` was last called."""
+        return [value for _, value in self._files.values() if isinstance(value, StreamCorrupt)]

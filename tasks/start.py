@@ -13,8 +13,7 @@ from contextlib import suppress
 from typing import IO, Protocol
 
 from configs.schema import RunConfig
-from millrace.runtime.arguments import StageArguments
-from millrace.runtime.ranks.meeting import Hosts
+from millrace.runtime.arguments import Hosts, StageArguments
 from tasks.fork_server import STAGE_ENVIRONMENT, STAGES, CannotFork
 
 _JOIN_SECONDS = 30.0
@@ -80,7 +79,7 @@ def _module(stage: str) -> str:
 
 def launch(num_ranks: int, program: list[str]) -> list[str]:
     """The command that runs `python PROGRAM` as this many ranks; their launcher is the process to supervise."""
-    return [sys.executable, "-m", "millrace.runtime.ranks.launcher", str(num_ranks), *program]
+    return [sys.executable, "-m", "millrace.runtime.launcher", str(num_ranks), *program]
 
 
 def _launch_on_hosts(arguments: StageArguments, config: RunConfig, program: list[str]) -> list[str]:
@@ -97,7 +96,7 @@ def _launch_on_hosts(arguments: StageArguments, config: RunConfig, program: list
         network=where.network,
         ranks=parallel.data // where.hosts * parallel.tensor,
     )
-    return [sys.executable, "-m", "millrace.runtime.ranks.hosts", hosts.to_json(), *program]
+    return [sys.executable, "-m", "millrace.runtime.host_launcher", hosts.to_json(), *program]
 
 
 def start_command(command: list[str], stderr: IO[bytes], threads: int) -> Process:

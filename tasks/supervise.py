@@ -6,9 +6,9 @@
         │   ──STOP: SIGTERM, later SIGKILL──►  stderr ─► logs/<stage>-<replica>.log
         └── stdin: lifeline, closed when this process ends for any reason
 
-A trainer of several ranks is started by `millrace.runtime.ranks.launcher`. The launcher is then the supervised
+A trainer of several ranks is started by `millrace.runtime.launcher`. The launcher is then the supervised
 process: it forwards signals and exits as its ranks did. So is the launcher of each host of a trainer over several
-(`millrace.runtime.ranks.hosts`). All waits are short or on STOP, so that Prefect can deliver a
+(`millrace.runtime.host_launcher`). All waits are short or on STOP, so that Prefect can deliver a
 cancellation or SIGTERM at any time.
 """
 
@@ -30,10 +30,9 @@ from prefect.runtime import task_run
 
 from configs.operation import SupervisionConfig
 from millrace.errors import InputError, LedgerMismatch, PlaceYielded, RolledBack, StageDied
-from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import read_attempt
-from millrace.runtime.arguments import StageArguments
-from millrace.runtime.exit_codes import (
+from millrace.runtime.arguments import StageArguments, attempt_config
+from millrace.runtime.messages import (
     DRAINED,
     ERROR_PREFIX,
     FENCED,
@@ -42,8 +41,10 @@ from millrace.runtime.exit_codes import (
     SHOW_STACKS,
     USER_ERROR,
     YIELDED,
+    Event,
+    Heartbeat,
+    read_line,
 )
-from millrace.runtime.messages import Event, Heartbeat, read_line
 from storage import layout
 from storage.errors import Fenced
 from storage.stores.base import Store

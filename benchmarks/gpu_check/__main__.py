@@ -20,7 +20,7 @@ from benchmarks.gpu_check.checking import Equipment, check
 from benchmarks.gpu_check.parts import PARTS
 from benchmarks.gpu_check.report import EARLIER, NEVER, passed_before, write
 from millrace.doctor.diagnosis import as_json, diagnose
-from millrace.doctor.machine import Machine
+from millrace.doctor.machine import Machine, inspect_machine
 
 
 def main() -> int:
@@ -29,8 +29,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu-check.txt"), help="the report (default: gpu-check.txt)")
     parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], help="only these parts")
     arguments = parser.parse_args()
-    machine = Machine()
-    gpus = machine.torch_devices().names
+    machine = inspect_machine("runs")
+    num_gpus = 0 if machine.torch_devices is None else machine.torch_devices.num_gpus
+    gpus = [gpu.name for gpu in machine.gpus][:num_gpus]
     if not gpus:
         print("gpu-check: torch sees no GPU, so there is nothing to check; millrace doctor says why.", file=sys.stderr)
         return 2
@@ -38,7 +39,9 @@ def main() -> int:
     parts = [part for part in PARTS if arguments.only is None or part.name in arguments.only]
     for part in parts:
         print(f"{part.name}: {before.get(part.name, NEVER)}")
-    results = check(parts, Equipment(gpus=len(gpus), installed=machine.installed), lambda line: print(line, flush=True))
+    results = check(
+        parts, Equipment(gpus=len(gpus), installed=machine.packages.get), lambda line: print(line, flush=True)
+    )
     arguments.out.write_text(write(_about(machine, gpus), results, before))
     print(f"Written to {arguments.out}. Please send it: no part of it is secret but the names in its paths.")
     return 1 if any(result.outcome in ("failed", "too slow") for result in results) else 0

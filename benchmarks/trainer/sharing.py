@@ -21,7 +21,7 @@ from benchmarks.timing import in_turn, median_ratio
 from benchmarks.trainer.memory import held_bytes, peak_of
 from benchmarks.trainer.steps import Case, make_model
 from configs.training import TrainingConfig
-from millrace.runtime.process_settings import keep_freed_memory
+from millrace.forking.process_settings import keep_freed_memory
 from millrace.training.batch import Sample
 from millrace.training.parallel.ranks import Ranks
 from millrace.training.trainer import Trainer

@@ -26,7 +26,7 @@ from millrace.errors import MillraceError
 from millrace.runs.record import STATES
 from millrace.runs.status import STAGES
 from millrace.runtime.messages import STOPPED
-from millrace.runtime.usage import CPU_CORES, MEMORY_BYTES
+from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES
 from storage.errors import StorageError
 
 MOST_DETAILED = 4

@@ -3,7 +3,7 @@
 from dashboard.queries.series import Line, metric, minutes, replicas, thin
 from dashboard.read.model import RunData
 from millrace.runs.status import STAGES
-from millrace.runtime.usage import CPU_CORES, MEMORY_BYTES
+from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES
 
 _GIB = 1 << 30
 

@@ -18,9 +18,9 @@ from dashboard.read.settings import settings
 from millrace.errors import InputError, MillraceError, RunMissing
 from millrace.evaluation.results import Result, ResultsReader
 from millrace.rollouts.ledger import Account
-from millrace.runs.note import read_note
-from millrace.runs.record import State, of_attempt, run_state
-from millrace.runs.status import STAGES, staleness_trained
+from millrace.runs.figures import staleness_trained
+from millrace.runs.record import State, of_attempt, read_note, run_state
+from millrace.runs.status import STAGES
 from storage import layout
 from storage.errors import BadName, StorageError
 from storage.progress import read_progress
@@ -213,7 +213,7 @@ class _Watched:
         staleness = staleness_trained(account)
         evaluated = self._evaluated[-1] if self._evaluated else None
         own = of_attempt(newest.number, self._stage_status)
-        state = run_state(newest.end, newest.t_started, own).name
+        state, _ = run_state(newest.end, newest.t_started, own)
         last = max([newest.t_started, *(status["t"] for status in own.values())])
         return OverviewRow(
             run_id=self.run_id,

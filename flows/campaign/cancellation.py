@@ -107,4 +107,5 @@ def _at_work(store: Store) -> bool:
     except RunMissing:
         return False
     end = read_end(store, attempt.number)
-    return run_state(end, attempt.t_started, read_progress(store)).name == "running"
+    state, _ = run_state(end, attempt.t_started, read_progress(store))
+    return state == "running"

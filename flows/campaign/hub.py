@@ -18,8 +18,8 @@ from configs.schema import RunConfig
 from configs.stored import put_key
 from millrace.errors import InputError
 from millrace.prompts.files import SUFFIXES
-from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import latest_attempt
+from millrace.runtime.arguments import attempt_config
 from storage import layout
 from storage.stores.base import Store
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from configs.schema import RunConfig
 from millrace.errors import InputError
+from millrace.evaluation.examiner import EvaluationSet, evaluation_sets
 from millrace.evaluation.results import HELD_OUT
-from millrace.evaluation.sets import EvaluationSet, evaluation_sets
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.import_path import source_hash
 from millrace.rewards.scorer import make_scorer

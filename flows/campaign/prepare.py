@@ -14,19 +14,19 @@ from configs.schema import RunConfig
 from flows.campaign.attempt import handover_folder
 from flows.campaign.inputs import run_inputs
 from millrace.errors import InputError, RunExists
-from millrace.evaluation.sets import all_asked, evaluation_sets
+from millrace.evaluation.examiner import evaluation_sets, with_evaluation_sets
 from millrace.generation.environments.base import environment_class
 from millrace.preflight import model_folder
 from millrace.preflight.model import check_training, read_model
-from millrace.preflight.model_files import check_folder_files, check_weight_files
+from millrace.preflight.model_folder import check_folder_files, check_weight_files
 from millrace.preflight.prompts import check_answers, check_prompts
 from millrace.preflight.vllm import Question as VllmQuestion
 from millrace.preflight.vllm import check_vllm
 from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
-from millrace.runs.attempt_config import attempt_config
 from millrace.runs.provenance import Origin
 from millrace.runs.record import changed_inputs, create_run, latest_attempt, resume_run
+from millrace.runtime.arguments import attempt_config
 from storage import layout
 from storage.stores.base import Store, probe
 from storage.stores.factory import open_store
@@ -89,7 +89,7 @@ def check(
     environment_class(config.environment.name)
     prompts = load_prompts(config.prompts)
     sets = evaluation_sets(config.evaluation, config.prompts, prompts)
-    every = all_asked(prompts, sets)
+    every = with_evaluation_sets(prompts, sets)
     check_answers(scorer, every, config.prompts, further)
     longest = check_prompts(
         config.model,

@@ -27,12 +27,10 @@ from flows.campaign.attempt import handover_folder
 from flows.campaign.inputs import check_same_inputs
 from flows.campaign.stage_group import StageGroup
 from millrace.errors import InputError, PlaceYielded, RunMissing
-from millrace.runs.attempt_config import attempt_config
 from millrace.runs.provenance import Provenance, provenance
 from millrace.runs.record import CONTROLLER, read_attempt
-from millrace.runtime.arguments import StageArguments
-from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher
-from millrace.runtime.interfaces import own_interface
+from millrace.runtime.arguments import StageArguments, attempt_config
+from millrace.runtime.heartbeat import SILENT_SECONDS, HeartbeatMonitor, HeartbeatPublisher, own_interface
 from storage.errors import NotInStore
 from storage.stores.base import Store
 from storage.stores.factory import open_store

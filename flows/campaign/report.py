@@ -9,8 +9,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from flows.display.key_figures import already_finished, as_markdown, decision_rows, evaluation_rows, figures
+from flows.display.key_figures import already_finished, decision_rows, evaluation_rows, figures
 from flows.display.plots import line_chart
+from flows.display.tables import as_markdown
 from millrace.evaluation.promotion import read_decision
 from millrace.evaluation.results import HELD_OUT, ResultsReader
 from millrace.runs.history import Point, accuracies, read_steps, series, throughput

@@ -6,6 +6,7 @@ continues it: 4 cancelled in the Prefect UI, 130 / 143 stopped by Ctrl-C / SIGTE
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import sys
@@ -14,13 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.errors import UserError
+from flows.cli.command_line import SET, Command, add_command, option, run_again
 
 FAULT, USER_ERROR, SUPERSEDED = 1, 2, 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     from flows.deployment.server import bypass_proxies
     from millrace.errors import LedgerMismatch, StageDied
     from storage.errors import Fenced, StorageError
@@ -43,71 +45,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USER_ERROR
 
 
-class _PrintVersion(argparse.Action):
-    """Looks the version up only when it is asked for."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        import importlib.metadata
-
-        print(f"millrace {importlib.metadata.version('millrace')}")
-        parser.exit()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="millrace", description="Asynchronous RL post-training as Prefect flows.")
-    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version of Millrace")
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="run a campaign")
-    run.add_argument("config", type=Path, help="a YAML file, such as configs/presets/tiny-cpu.yaml")
-    run.add_argument(
-        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="change keys of the config"
-    )
-    run.add_argument("--run-id", help="the run's name and folder; made from the config's name and the time if absent")
-    run.add_argument("--root", help="folder or URL under which the run lives; short for --set storage.root=…")
-    run.add_argument(
-        "--resume",
-        nargs="?",
-        choices=("required", "latest"),
-        const="required",
-        default="never",
-        help="continue the run --run-id from its last checkpoint; `latest`: start it if it does not exist",
-    )
-    run.add_argument(
-        "--accept-changed-inputs",
-        action="store_true",
-        help="continue although prompts, rewards or another input hold something else than before; this is recorded",
-    )
-    run.set_defaults(run_command=_run)
-    _add_others(commands)
-    return parser
-
-
-def _add_others(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Adds the commands of other modules, which import what they need when they run."""
+def build_parser() -> argparse.ArgumentParser:
     from dashboard.integrations.sinks import mirror
     from dashboard.server import cli as dashboard
     from flows.cli import doctor, maintenance, plan, replay, runs, show
 
-    for add, run in (
-        (runs.add_status, runs.run),
-        (runs.add_parsers, runs.run),
-        (plan.add_parser, plan.run),
-        (doctor.add_parser, doctor.run),
-        (dashboard.add_parser, dashboard.run),
-        (mirror.add_parser, mirror.run),
-        (replay.add_parser, replay.run),
-        (show.add_parsers, show.run),
-        (maintenance.add_parsers, maintenance.run),
-    ):
-        known = set(commands.choices)
-        add(commands)
-        for name in commands.choices.keys() - known:
-            commands.choices[name].set_defaults(run_command=run)
+    parser = argparse.ArgumentParser(prog="millrace", description="Asynchronous RL post-training as Prefect flows.")
+    parser.add_argument("--version", action="version", version=f"millrace {importlib.metadata.version('millrace')}")
+    parsers = parser.add_subparsers(dest="command", required=True)
+    add_command(parsers, _RUN)
+    for module in (runs, plan, doctor, replay, show, maintenance):
+        for command in module.COMMANDS:
+            add_command(parsers, command)
+    for name, page in (("dashboard", dashboard), ("mirror", mirror)):
+        page.add_parser(parsers)
+        parsers.choices[name].set_defaults(run_command=page.run)
+    return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
     from configs.load import load_config
-    from flows.cli.invocation import run_again
     from millrace.errors import InputError
 
     overrides = list(arguments.set)
@@ -115,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
         overrides.append(f"storage.root={json.dumps(arguments.root)}")
     config = load_config(arguments.config, overrides)
     if arguments.resume != "never" and arguments.run_id is None:
-        raise InputError(key="--run-id", read="missing", expected="with --resume the run to continue")
+        raise InputError("missing", key="--run-id", expected="with --resume the run to continue")
     run_id = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}" if arguments.run_id is None else arguments.run_id
 
     # These two processes start while this one imports what it needs itself, and makes its checks.
@@ -131,19 +88,40 @@ def _run(arguments: argparse.Namespace) -> int:
         return run_campaign(config, run_id, arguments.resume, accepted, wait_for_server, run_again(arguments, run_id))
 
 
-def _quiet_prefect() -> None:
-    """Sets what suits one campaign at a terminal; what the user has set stays."""
-    for name, value in {
-        "DO_NOT_TRACK": "1",
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-        "PREFECT_CLIENT_MAX_RETRIES": "12",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",
-    }.items():
-        os.environ.setdefault(name, value)
+_RUN = Command(
+    "run",
+    _run,
+    "run a campaign",
+    [
+        option("config", type=Path, help="a YAML file, such as configs/presets/tiny-cpu.yaml"),
+        SET,
+        option("--run-id", help="the run's name and folder; made from the config's name and the time if absent"),
+        option("--root", help="folder or URL under which the run lives; short for --set storage.root=…"),
+        option(
+            "--resume",
+            nargs="?",
+            choices=("required", "latest"),
+            const="required",
+            default="never",
+            help="continue the run --run-id from its last checkpoint; `latest`: start it if it does not exist",
+        ),
+        option(
+            "--accept-changed-inputs",
+            action="store_true",
+            help="continue although prompts, rewards or another input have changed; this is recorded",
+        ),
+    ],
+)
 
-
-_quiet_prefect()
+# Suits one campaign at a terminal; a user's own settings stay.
+for _name, _value in {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_CLIENT_MAX_RETRIES": "12",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",
+}.items():
+    os.environ.setdefault(_name, _value)
 
 if __name__ == "__main__":
     sys.exit(main())

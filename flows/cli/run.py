@@ -1,8 +1,10 @@
 """Runs one campaign at a terminal: checks it, shows it while it runs, prints its summary."""
 
 import importlib
+import signal
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from rich.console import Console
 
@@ -10,21 +12,38 @@ from configs.schema import RunConfig
 from configs.stored import changed_keys
 from flows.campaign.hub import with_local_copies
 from flows.campaign.prepare import Checked, Resume, check, run_store
-from flows.cli.invocation import INTERRUPTED, TERMINATED, Terminated, stop_on_signals
 from flows.display.key_figures import already_finished
 from flows.display.live_view import View, panel
+from flows.display.tables import echo
 from millrace.errors import StageDied
 from millrace.runs.record import changed_inputs, latest_attempt
 from storage import failpoints, layout
 from storage.progress import read_progress
 from storage.stores.base import Store
 
-CANCELLED = 4
-"""Exit code after a cancellation in the Prefect UI. Every stage has drained by then."""
+
+class Terminated(BaseException):
+    """SIGTERM as an exception: Prefect passes the signal on once the flow has drained its stages."""
 
 
 class CancelledInTheUI(Exception):
     """A person cancelled the flow run, and its stages have drained."""
+
+
+STOPS: dict[type[BaseException], int] = {KeyboardInterrupt: 130, Terminated: 143, CancelledInTheUI: 4}
+"""Exit codes after Ctrl-C, SIGTERM and a cancellation in the Prefect UI. Every stage has drained by then."""
+
+
+def stop_on_signals() -> None:
+    """From now on, Ctrl-C raises KeyboardInterrupt in the main thread, and SIGTERM Terminated; a line says so."""
+
+    def stop(signal_number: int, frame: FrameType | None) -> NoReturn:
+        echo("stopping: each stage finishes and commits what it is doing; stop once more to kill them")
+        raise KeyboardInterrupt if signal_number == signal.SIGINT else Terminated
+
+    # SIGINT too: a shell script starts its background jobs with it ignored, and this one has stages to drain.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
 
 
 def run_campaign(
@@ -35,7 +54,7 @@ def run_campaign(
     wait_for_server: Callable[[], None],
     command: str,
 ) -> int:
-    """Runs it to its end. Returns 0, or CANCELLED, INTERRUPTED or TERMINATED if it was stopped and its stages drained.
+    """Runs a campaign to its end. Returns 0, or one of `STOPS` if it was stopped.
 
     `wait_for_server` is the value of `flows.deployment.server.prefect_server`. `command`, with --resume added, is what
     a person types to continue the run. Raises the errors of `flows.campaign.prepare.check` before anything is created,
@@ -43,56 +62,41 @@ def run_campaign(
     """
     failpoints.arm("controller")
     console = Console()
-    config = with_local_copies(config, run_store(config, run_id), lambda line: _print(console, line))
+    config = with_local_copies(config, run_store(config, run_id), echo)
     with console.status("checking the config, the model, the reward and the prompts"):
         checked = check(
-            config, run_id, resume=resume, accept_changed_inputs=accept_changed_inputs, meanwhile=_import_flow
+            config,
+            run_id,
+            resume=resume,
+            accept_changed_inputs=accept_changed_inputs,
+            meanwhile=lambda: importlib.import_module("flows.campaign.flow"),
         )
     store = checked.store
-    _print(console, f"run {run_id} at {store.url}")
+    echo(f"run {run_id} at {store.url}")
     if store.exists(layout.RUN):
-        before = latest_attempt(store)
-        for change in changed_keys(before.config, config.model_dump(mode="json")):
-            _print(console, f"resumed with another setting: {change}")
-        for change in changed_inputs(before, checked.inputs):
-            _print(console, f"resumed with another input: {change}")
-    stop_on_signals(console)
+        attempt = latest_attempt(store)
+        settings = changed_keys(attempt.config, config.model_dump(mode="json"))
+        echo(*(f"resumed with another setting: {change}" for change in settings))
+        echo(*(f"resumed with another input: {change}" for change in changed_inputs(attempt, checked.inputs)))
+    stop_on_signals()
     try:
         status = _campaign(config, run_id, resume, checked, console, wait_for_server)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except Terminated:
-        code = TERMINATED
-    except CancelledInTheUI:
-        code = CANCELLED
     except StageDied as error:
         if store.exists(layout.RUN):
-            error.add_note(f"once the cause is mended, continue with:\n{command} --resume")
+            error.add_note(f"once the cause is fixed, continue with:\n{command} --resume")
         raise
-    else:
-        console.print(panel(status, {}))
-        _print(console, f"summary at {store.url}/summary.json")
-        if (finished := already_finished(status)) is not None:
-            _print(console, finished)
-        if status["state"] != "finished":
-            _print(console, f"this attempt's budget is spent{_stored(store)}; continue with:\n{command} --resume")
-        return 0
-    if store.exists(layout.RUN):
-        _print(console, f"stopped{_stored(store)}; continue with:\n{command} --resume")
-    else:
-        _print(console, f"stopped before the run began; start it with:\n{command}")
-    return code
-
-
-def _import_flow() -> None:
-    importlib.import_module("flows.campaign.flow")
-
-
-def _stored(store: Store) -> str:
-    """What the generators stored of responses that the next attempt continues."""
-    records = read_progress(store)
-    tokens = sum(record.get("tokens_stored", 0) for name, record in records.items() if name.startswith("generate-"))
-    return f", with {tokens} tokens of unfinished responses stored" if tokens else ""
+    except tuple(STOPS) as stop:
+        if store.exists(layout.RUN):
+            echo(f"stopped{_stored(store)}; continue with:", f"{command} --resume")
+        else:
+            echo("stopped before the run began; start it with:", command)
+        return STOPS[type(stop)]
+    echo(panel(status, {}), f"summary at {store.url}/summary.json")
+    if (finished := already_finished(status)) is not None:
+        echo(finished)
+    if status["state"] != "finished":
+        echo(f"this attempt's budget is spent{_stored(store)}; continue with:", f"{command} --resume")
+    return 0
 
 
 def _campaign(
@@ -119,5 +123,8 @@ def _campaign(
         return status
 
 
-def _print(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+def _stored(store: Store) -> str:
+    """How much of unfinished responses is stored, which the next attempt continues."""
+    records = read_progress(store)
+    tokens = sum(record.get("tokens_stored", 0) for name, record in records.items() if name.startswith("generate-"))
+    return f", with {tokens} tokens of unfinished responses stored" if tokens else ""

@@ -1,25 +1,18 @@
-"""Shows a running campaign at the terminal: a live panel, or plain lines if the output is no terminal."""
+"""Shows a running campaign at the terminal: a live panel, or plain lines if the output is not a terminal."""
 
 import time
-from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Table
 
-from flows.display.key_figures import (
-    evaluation_line,
-    failed_scores,
-    figures,
-    incident_line,
-    number,
-    queue_length,
-    trained_to_taken,
-)
+from flows.display.key_figures import evaluation_line, figures, incident_line
 from flows.display.progress import TRAINING, Rates, phase, time_line
-from flows.display.terminal import plain
+from flows.display.tables import echo, plain
 from millrace.errors import MillraceError
 from millrace.runs.status import StatusReader
 from millrace.runtime.background import Background
@@ -30,6 +23,7 @@ from storage.stores.base import Store
 _LIVE_SECONDS = 0.5
 _PLAIN_SECONDS = 5.0
 _BAR_WIDTH = 40
+_IN_A_LINE = ("reward", "errors", "staleness", "trained to taken", "queue")
 
 
 class View(Background):
@@ -39,102 +33,69 @@ class View(Background):
         super().__init__("view", join_seconds=None)
         self._store = store
         self._console = console
-        self._started = time.time()
+        self._rates = Rates()
+        self._notifications = Notifications(time.time())
+        self._last_line = ""
 
     def _run(self) -> None:
-        with self._console.status("preparing the run"):
-            reader = self._wait_for_run()
-        if reader is None:
-            return
-        rates, notifications = Rates(), Notifications(self._started)
-        if self._console.is_terminal:
-            with Live(console=self._console, refresh_per_second=4) as live:
+        reader: StatusReader | None = None
+        preparing = Spinner("dots", "preparing the run")
+        is_live = self._console.is_terminal
+        with Live(preparing, console=self._console, refresh_per_second=4) if is_live else nullcontext() as live:
+            over = False
+            while not over:
+                over = self._over.wait(_LIVE_SECONDS if live else _PLAIN_SECONDS)
+                # The run may not exist yet. If its store is damaged or unreachable, the stages fail with that error.
+                with suppress(MillraceError, StorageError):
+                    reader = reader or StatusReader(self._store)
+                    status = reader.look()
+                    # Until a resumed run has started, its store still shows how it stopped.
+                    if over or status["state"] == "running":
+                        self._show(status, live)
 
-                def update(status: dict[str, Any]) -> None:
-                    self._print(notifications.look(status))
-                    live.update(panel(status, rates.look(status)))
-
-                self._each(_LIVE_SECONDS, reader, update)
-        else:
-            last = ""
-
-            def print_line(status: dict[str, Any]) -> None:
-                nonlocal last
-                line = plain_line(status, rates.look(status))
-                self._print([*notifications.look(status), *([line] if line != last else [])])
-                last = line
-
-            self._each(_PLAIN_SECONDS, reader, print_line)
-
-    def _print(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            self._console.print(plain(line), highlight=False, soft_wrap=True)
-
-    def _each(self, seconds: float, reader: StatusReader, show: Any) -> None:
-        while True:
-            over = self._over.wait(seconds)
-            try:
-                status = reader.look()
-            except (MillraceError, StorageError):
-                # A damaged or unreachable store: the stages fail too, and the campaign ends with their error.
-                if over:
-                    return
-                continue
-            # Until a resumed run has started, its store still shows how it stopped.
-            if over or status["state"] == "running":
-                show(status)
-            if over:
-                return
-
-    def _wait_for_run(self) -> StatusReader | None:
-        while True:
-            try:
-                return StatusReader(self._store)
-            except (MillraceError, StorageError):
-                if self._over.wait(_LIVE_SECONDS):
-                    return None
+    def _show(self, status: dict[str, Any], live: Live | None) -> None:
+        lines = self._notifications.look(status)
+        rates = self._rates.look(status)
+        if live is not None:
+            live.update(panel(status, rates))
+        elif (line := plain_line(status, rates)) != self._last_line:
+            lines.append(line)
+            self._last_line = line
+        echo(*lines, console=self._console)
 
 
 class Notifications:
-    """One line per evaluation and per incident of this attempt.
+    """One line per evaluation and per incident of this attempt, which started at `started` (unix seconds).
 
-    Evaluations before the first look are known, and incidents before `started` (unix seconds).
+    Evaluations before the first look are an earlier attempt's.
     """
 
     def __init__(self, started: float) -> None:
-        self._evaluations: list[dict[str, Any]] | None = None
-        self._incidents: list[dict[str, Any]] = []
         self._started = started
+        self._seen: set[str] | None = None
 
     def look(self, status: dict[str, Any]) -> list[str]:
-        """The lines of what came since the last look."""
-        evaluations = status["evaluations"]
-        incidents = [one for one in status["incidents"]["latest"] if one["t"] >= self._started]
-        lines = [f"version {evaluation_line(one)}" for one in _new(evaluations, self._evaluations)]
-        lines += [incident_line(one) for one in _new(incidents, self._incidents)]
-        self._evaluations, self._incidents = evaluations, incidents
+        """The lines since the last look."""
+        evaluations = [f"version {evaluation_line(evaluation)}" for evaluation in status["evaluations"]]
+        incidents = [incident for incident in status["incidents"]["latest"] if incident["t"] >= self._started]
+        if self._seen is None:
+            self._seen = set(evaluations)
+        lines = [line for line in (*evaluations, *map(incident_line, incidents)) if line not in self._seen]
+        self._seen.update(lines)
         return lines
-
-
-def _new(found: list[dict[str, Any]], known: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    return [] if known is None else [one for one in found if one not in known]
 
 
 def plain_line(status: dict[str, Any], rates: dict[str, float]) -> str:
     """The run in one line."""
     if (now := phase(status)).name != TRAINING:
         return str(now)
-    ledger, staleness, errors = status["ledger"], status["staleness"], failed_scores(status)
+    values = dict(figures(status))
     return " | ".join(
         [
             now.name,
             f"step {status['steps']}/{status['max_steps']}",
             time_line(status, rates),
-            f"reward {number(status['reward_mean'])}",
-            *([] if errors is None else [errors]),
-            f"staleness mean {number(staleness['mean'])} max {number(staleness['max'])} of {staleness['bound']}",
-            f"trained to taken: {trained_to_taken(status)}",
-            f"queue {queue_length(ledger)}",
+            *(f"{name} {values[name]}" for name in _IN_A_LINE if name in values),
             *(f"{stage} {rate:,.0f} tok/s" for stage, rate in rates.items()),
         ]
     )
@@ -148,13 +109,13 @@ def panel(status: dict[str, Any], rates: dict[str, float]) -> Table:
     if status["cause"] is not None:
         table.add_row("cause", plain(status["cause"]))
     table.add_row("step", ProgressBar(total=status["max_steps"], completed=status["steps"], width=_BAR_WIDTH))
-    table.add_row("time", plain(time_line(status, rates)))
+    rows = [("time", time_line(status, rates))]
     if status["steps"] or status["ledger"]["generated"]["rollouts"] or status["eval"]:
         if rates:
-            table.add_row("tokens per second", ", ".join(f"{stage} {rate:,.0f}" for stage, rate in rates.items()))
-        for name, value in figures(status):
-            table.add_row(plain(name), plain(value))
-    for name, doing in sorted(status["doing"].items()):
-        if doing != STOPPED and name in status["ready"]:
-            table.add_row(plain(name), plain(doing))
+            rows.append(("tokens per second", ", ".join(f"{stage} {rate:,.0f}" for stage, rate in rates.items())))
+        rows += figures(status)
+    alive = {name: activity for name, activity in status["doing"].items() if name in status["ready"]}
+    rows += [(name, activity) for name, activity in sorted(alive.items()) if activity != STOPPED]
+    for name, value in rows:
+        table.add_row(plain(name), plain(value))
     return table

@@ -12,9 +12,9 @@ from html import escape
 from millrace.runs.history import Point
 
 _WIDTH, _HEIGHT = 720, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 34, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 704, 34, 220
+"""Edges of the plotted area."""
 _COLOURS = ("#2563eb", "#dc2626", "#059669", "#b45309", "#7c3aed", "#475569")
-_INK, _GRID = "#1f2937", "#e5e7eb"
 _TICKS = 5
 _DOTS = 30
 """Lines of at most this many points mark each point, which shows how few there are."""
@@ -26,68 +26,59 @@ def line_chart(
     *,
     band: Sequence[tuple[float, float, float]] = (),
     x_name: str = "policy version",
-    mark: tuple[str, Point] | None = None,
 ) -> str:
     """A Markdown image of `lines` (name → points by `x_name`, at least one point in all) under `title`.
 
-    `band` are (x, low, high) of the first line's uncertainty. `mark` names a point.
+    `band` are (x, low, high) of the first line's uncertainty.
     """
-    data = base64.b64encode(_svg(title, lines, band, x_name, mark).encode()).decode()
-    return f"![{_in_words(title, lines, x_name)}](data:image/svg+xml;base64,{data})"
-
-
-def _in_words(title: str, lines: Mapping[str, Sequence[Point]], x_name: str) -> str:
     ends = [
         f"{name} {points[0][1]:.4g} at {x_name} {points[0][0]:.0f}, {points[-1][1]:.4g} at {x_name} {points[-1][0]:.0f}"
         for name, points in lines.items()
         if points
     ]
-    return f"{title}: {'; '.join(ends)}"
+    data = base64.b64encode(_svg(title, lines, band, x_name).encode()).decode()
+    return f"![{title}: {'; '.join(ends)}](data:image/svg+xml;base64,{data})"
 
 
 def _svg(
-    title: str,
-    lines: Mapping[str, Sequence[Point]],
-    band: Sequence[tuple[float, float, float]],
-    x_name: str,
-    mark: tuple[str, Point] | None,
+    title: str, lines: Mapping[str, Sequence[Point]], band: Sequence[tuple[float, float, float]], x_name: str
 ) -> str:
-    points = [point for some in lines.values() for point in some]
-    xs = _ticks([x for x, _ in points])
-    ys = _ticks([0.0, *(y for _, y in points), *(high for _, _, high in band)])
+    all_points = [point for points in lines.values() for point in points]
+    xs = _ticks([x for x, _ in all_points])
+    ys = _ticks([0.0, *(y for _, y in all_points), *(high for _, _, high in band)])
+
+    def pixels(points: Sequence[Point]) -> list[tuple[float, float]]:
+        right, up = (_RIGHT - _LEFT) / (xs[-1] - xs[0]), (_BOTTOM - _TOP) / (ys[-1] - ys[0])
+        return [(_LEFT + (x - xs[0]) * right, _BOTTOM - (y - ys[0]) * up) for x, y in points]
+
     parts = [f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="6" fill="#ffffff"/>', _text(_LEFT, 22, title, size=15)]
-    for y in ys:
-        at = _y(y, ys)
-        parts.append(f'<path d="M{_LEFT} {at:.1f}H{_WIDTH - _RIGHT}" stroke="{_GRID}"/>')
-        parts.append(_text(_LEFT - 8, at + 4, f"{y:,g}", anchor="end"))
-    parts += [_text(_x(x, xs), _HEIGHT - _BOTTOM + 18, f"{x:,g}", anchor="middle") for x in xs]
-    parts.append(_text(_WIDTH - _RIGHT, _HEIGHT - 6, x_name, anchor="end"))
+    for y, (left, top) in zip(ys, pixels([(xs[0], y) for y in ys]), strict=True):
+        parts.append(f'<path d="M{left} {top:.1f}H{_RIGHT}" stroke="#e5e7eb"/>')
+        parts.append(_text(left - 8, top + 4, f"{y:,g}", anchor="end"))
+    for x, (left, bottom) in zip(xs, pixels([(x, ys[0]) for x in xs]), strict=True):
+        parts.append(_text(left, bottom + 18, f"{x:,g}", anchor="middle"))
+    parts.append(_text(_RIGHT, _HEIGHT - 6, x_name, anchor="end"))
     if band:
         edge = [(x, high) for x, _, high in band] + [(x, low) for x, low, _ in reversed(band)]
-        corners = " ".join(f"{_x(x, xs):.1f},{_y(y, ys):.1f}" for x, y in edge)
-        parts.append(f'<polygon points="{corners}" fill="{_COLOURS[0]}" fill-opacity="0.15"/>')
-    for number, (name, some) in enumerate(lines.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        places = [(_x(x, xs), _y(y, ys)) for x, y in some]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        if len(places) <= _DOTS:
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
+        parts.append(f'<polygon points="{_corners(pixels(edge))}" fill="{_COLOURS[0]}" fill-opacity="0.15"/>')
+    for number, (name, points) in enumerate(lines.items()):
+        colour, dots = _COLOURS[number % len(_COLOURS)], pixels(points)
+        parts.append(f'<polyline points="{_corners(dots)}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        if len(dots) <= _DOTS:
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in dots]
         if len(lines) > 1:
-            parts.append(_text(_WIDTH - _RIGHT - 90 * (len(lines) - 1 - number), 22, name, anchor="end", colour=colour))
-    if mark is not None:
-        name, (at_x, at_y) = mark
-        cx, cy = _x(at_x, xs), _y(at_y, ys)
-        ring = f'cx="{cx:.1f}" cy="{cy:.1f}" r="7" fill="none" stroke="{_INK}" stroke-width="2"'
-        parts += [f"<circle {ring}/>", _text(cx, cy - 12, name, anchor="middle")]
+            parts.append(_text(_RIGHT - 90 * (len(lines) - 1 - number), 22, name, anchor="end", colour=colour))
     size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">{"".join(parts)}</svg>'
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, colour: str = _INK) -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
-    )
+def _corners(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, colour: str = "#1f2937") -> str:
+    where = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}"'
+    return f'<text {where} fill="{colour}">{escape(text)}</text>'
 
 
 def _ticks(values: Sequence[float]) -> list[float]:
@@ -98,11 +89,3 @@ def _ticks(values: Sequence[float]) -> list[float]:
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough)
     first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)
     return [round(number * step, 12) for number in range(first, last + 1)]
-
-
-def _x(x: float, ticks: Sequence[float]) -> float:
-    return _LEFT + (x - ticks[0]) / (ticks[-1] - ticks[0]) * (_WIDTH - _LEFT - _RIGHT)
-
-
-def _y(y: float, ticks: Sequence[float]) -> float:
-    return _HEIGHT - _BOTTOM - (y - ticks[0]) / (ticks[-1] - ticks[0]) * (_HEIGHT - _TOP - _BOTTOM)

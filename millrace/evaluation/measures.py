@@ -11,7 +11,7 @@ verifier must not make a policy look better. A set whose verifier failed for eve
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean, pvariance, stdev
 from typing import Any
 
@@ -37,7 +37,7 @@ class Answered:
         return 0.0 if self.reward is None else self.reward
 
     @property
-    def right(self) -> bool:
+    def is_right(self) -> bool:
         return self.earned >= RIGHT
 
 
@@ -49,9 +49,6 @@ class Estimate:
     low: float | None
     """None if there is a single prompt and no bound on its values."""
     high: float | None
-
-    def to_json(self) -> dict[str, float | None]:
-        return {"value": self.value, "low": self.low, "high": self.high}
 
 
 def answer_given(response: str, answer_pattern: str | None) -> str | None:
@@ -71,33 +68,27 @@ def answer_given(response: str, answer_pattern: str | None) -> str | None:
 
 def accuracy(greedy: Sequence[Answered]) -> Estimate:
     """Mean reward of one answer per prompt (at least one prompt)."""
-    return mean_over_prompts([one.earned for one in greedy])
+    return mean_over_prompts([answer.earned for answer in greedy])
 
 
 def sampled_measures(sampled: Sequence[Sequence[Answered]]) -> dict[str, Any]:
     """`pass_at`, estimates by k, and `majority`, as JSON. Every prompt has the same number of answers (≥ 1)."""
-    samples = len(sampled[0])
-    powers = [2**i for i in range(samples.bit_length())]
-    return {
-        "pass_at": {str(k): pass_at(k, sampled).to_json() for k in powers},
-        "majority": mean_over_prompts([float(majority_right(answers)) for answers in sampled]).to_json(),
-    }
+    powers = [2**i for i in range(len(sampled[0]).bit_length())]
+    majority = mean_over_prompts([float(majority_right(answers)) for answers in sampled])
+    return {"pass_at": {str(k): asdict(pass_at(k, sampled)) for k in powers}, "majority": asdict(majority)}
 
 
 def pass_at(k: int, sampled: Sequence[Sequence[Answered]]) -> Estimate:
     """How often at least one of `k` answers is right, from n ≥ k answers per prompt."""
-    chances = [pass_chance(len(answers), sum(one.right for one in answers), k) for answers in sampled]
+    chances = [pass_chance(len(answers), sum(answer.is_right for answer in answers), k) for answers in sampled]
     return mean_over_prompts(chances, samples=len(sampled[0]))
 
 
 def pass_chance(n: int, right: int, k: int) -> float:
-    """1 − C(n − right, k) / C(n, k): the unbiased estimate of pass@k from `right` of n ≥ k answers.
+    """1 − C(n − right, k) / C(n, k): the unbiased estimate of pass@k from `right` of n ≥ k ≥ 1 answers.
 
     Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374, section 2.1, equation 1.
-    Raises ValueError for k outside 1 to n.
     """
-    if not 1 <= k <= n:
-        raise ValueError(f"k is {k} and n is {n}; expected 1 to n")
     return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
@@ -106,12 +97,10 @@ def majority_right(answers: Sequence[Answered]) -> bool:
 
     Self-consistency: Wang et al., arXiv 2203.11171. Responses without an answer have no vote.
     """
-    votes = Counter(one.answer for one in answers if one.answer is not None)
-    if not votes:
-        return False
+    votes = Counter(answer.answer for answer in answers if answer.answer is not None)
     # most_common keeps the order in which answers were first given among equals.
-    winner = votes.most_common(1)[0][0]
-    return any(one.right for one in answers if one.answer == winner)
+    winners = [answer for answer, _ in votes.most_common(1)]
+    return any(answer.is_right for answer in answers if answer.answer in winners)
 
 
 def mean_over_prompts(values: Sequence[float], *, samples: int = 1) -> Estimate:
@@ -128,19 +117,11 @@ def mean_over_prompts(values: Sequence[float], *, samples: int = 1) -> Estimate:
             return Estimate(value=mean, low=None, high=None)
         half = _Z * stdev(values) / math.sqrt(n)
         return Estimate(value=mean, low=mean - half, high=mean + half)
-    low, high = _wilson(mean, _effective_draws(mean, pvariance(values), n, samples))
-    return Estimate(value=mean, low=low, high=high)
-
-
-def _effective_draws(p: float, variance: float, n: int, samples: int) -> float:
-    """How many independent draws of probability p have a mean as uncertain as that of n values with this `variance`."""
-    if p in (0.0, 1.0):
-        return n
-    return n * samples if variance == 0 else min(n * samples, n * p * (1 - p) / variance)
-
-
-def _wilson(p: float, n: float) -> tuple[float, float]:
-    shrink = 1 + _Z**2 / n
-    middle = (p + _Z**2 / (2 * n)) / shrink
-    half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / shrink
-    return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))
+    spread, variance = mean * (1 - mean), pvariance(values)
+    draws: float = n
+    if spread:
+        draws = n * samples if variance == 0 else min(n * samples, n * spread / variance)
+    shrink = 1 + _Z**2 / draws
+    middle = (mean + _Z**2 / (2 * draws)) / shrink
+    half = _Z * math.sqrt(spread / draws + _Z**2 / (4 * draws**2)) / shrink
+    return Estimate(value=mean, low=max(0.0, min(mean, middle - half)), high=min(1.0, max(mean, middle + half)))

@@ -14,6 +14,7 @@ from typing import Any
 from storage import layout
 from storage.errors import NotInStore, StreamCorrupt
 from storage.json_text import parse_json
+from storage.progress import FolderReader
 from storage.stores.base import Store
 
 Result = dict[str, Any]
@@ -26,7 +27,7 @@ _REQUIRED: dict[str, Callable[[Any], Any]] = {
 
 
 def write_result(store: Store, result: Result) -> None:
-    """Store the result of one version, durably. An earlier result of the same version is replaced."""
+    """Stores the result of one version, durably. An earlier result of the same version is replaced."""
     path = layout.evaluation(result["policy_version"])
     # Only creation is durable. After a crash in between the version has no result, so it is evaluated again.
     store.delete(path)
@@ -41,39 +42,18 @@ def read_result(store: Store, policy_version: int) -> Result | None:
     return None
 
 
-class ResultsReader:
-    """Reads every result of a run, again and again; each time only the files that are new or have changed."""
+class ResultsReader(FolderReader[Result]):
+    """Reads every result of a run repeatedly, by ascending policy version."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._results: dict[str, tuple[float, Result]] = {}
-        self.damaged: list[StreamCorrupt] = []
-        """One error per file that was no result when `read` was last called."""
-
-    def read(self) -> list[Result]:
-        """All readable results, by ascending policy version. Damaged files are left out and named in `damaged`."""
-        self.damaged = []
-        for entry in self._store.entries(layout.EVALUATIONS):
-            t_modified, _ = self._results.get(entry.path, (None, None))
-            if t_modified == entry.t_modified:
-                continue
-            try:
-                result = parse_result(bytes(self._store.get(entry.path)), entry.path)
-            except StreamCorrupt as error:
-                self.damaged.append(error)
-            except NotInStore:
-                # It is being replaced.
-                continue
-            else:
-                self._results[entry.path] = entry.t_modified, result
-        return sorted((result for _, result in self._results.values()), key=lambda result: result["policy_version"])
+        super().__init__(store, layout.EVALUATIONS, parse_result)
 
 
 def parse_result(data: bytes, path: str) -> Result:
     """The result in the file at `path`. Raises StreamCorrupt."""
     try:
         result: Result = parse_json(data)
-        sets = {name: _with_types(one, _REQUIRED) for name, one in result.get("sets", {}).items()}
+        sets = {name: _with_types(measures, _REQUIRED) for name, measures in result.get("sets", {}).items()}
         typed = _with_types(result, {"policy_version": int, "t": float, **_REQUIRED})
         return {**typed, **({"sets": sets} if sets else {})}
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -16,11 +16,11 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from millrace.evaluation.results import Result, ResultsReader, comparable
+from millrace.evaluation.results import Result, ResultsReader, best_result, comparable
 from storage import layout
 from storage.checkpoints import Checkpoint
-from storage.errors import NotInStore, StreamCorrupt
-from storage.json_text import parse_json
+from storage.errors import NotInStore
+from storage.json_text import parse_as
 from storage.stores.base import Store
 
 
@@ -58,10 +58,9 @@ class EarlyStop:
 
 def early_stop(results: Sequence[Result], stop_after: int) -> EarlyStop | None:
     """The reason to stop, if there is one. `results` are in order of versions."""
-    scored = comparable(results)
-    if len(scored) <= stop_after:
+    scored, best = comparable(results), best_result(results)
+    if best is None or len(scored) <= stop_after:
         return None
-    best = max(scored, key=lambda result: result["accuracy"])
     later = sum(result["policy_version"] > best["policy_version"] for result in scored)
     if later < stop_after:
         return None
@@ -89,8 +88,6 @@ def read_early_stop(store: Store, attempt: int) -> EarlyStop | None:
     """Why the attempt's trainer is to end early; None if it is not. Raises StreamCorrupt."""
     path = layout.early_stop(attempt)
     try:
-        return EarlyStop(**parse_json(bytes(store.get(path))))
+        return parse_as(EarlyStop, bytes(store.get(path)), path, "delete it to train on")
     except NotInStore:
         return None
-    except (ValueError, TypeError) as error:
-        raise StreamCorrupt(path, f"it does not say why training ends: {error}; delete it to train on") from error

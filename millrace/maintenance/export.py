@@ -19,8 +19,8 @@ from millrace.evaluation.promotion import check_empty
 from millrace.maintenance.listing import best_stored
 from millrace.models.loading import load_model, save_model
 from millrace.models.start_folder import start_folder
-from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import attempt_of_step, read_run
+from millrace.runtime.arguments import attempt_config
 from millrace.training.checkpoints.policy_state import load_weights
 from storage.checkpoints import Checkpoint, stored_checkpoints
 from storage.stores.base import Store

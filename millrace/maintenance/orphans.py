@@ -24,7 +24,6 @@ _FILES = {
     layout.START_MANIFEST,
     layout.START_HASHES,
     layout.REPLAY,
-    layout.TRAINER_HOSTS,
     layout.NOTE,
 }
 _FOLDERS = (

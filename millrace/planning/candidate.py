@@ -13,7 +13,7 @@ from millrace.planning.durations import Assumption, Costs, Lengths
 from millrace.planning.gpus import generator_gpus, num_gpus
 from millrace.planning.memory import MemoryReport
 from millrace.planning.simulation import Outcome
-from millrace.runs.bottleneck import find_bottleneck
+from millrace.runs.figures import find_bottleneck
 
 Goal = Literal["fastest", "cheapest"]
 

@@ -11,7 +11,7 @@ from configs.schema import ModelConfig
 from configs.training import ParallelConfig, TrainingConfig
 from millrace.errors import InputError, ModelFolderError
 from millrace.models.supported import FAMILIES, check_trainable
-from millrace.preflight.model_files import read_object
+from millrace.preflight.model_folder import read_object
 from millrace.prompts.packages import check_installed
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")

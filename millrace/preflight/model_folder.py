@@ -1,31 +1,176 @@
 """Checks that transformers will load a model folder whole, before anything of a run exists, and without loading it.
 
-    config.json ─► the model, without values ─┐
-    headers of the weight files ──────────────┴─► transformers' own report of a load: no tensor missing, left over, or
-                                                  of another shape
-    tokenizer ─► it ends texts, and knows no token that the model does not
-    weight files ─► finite values, and tied layers are equal, where they are no more than 4 GiB; a stage checks larger
-                    ones when it loads them
+    here   settings: no pipe to wait at, no adapter in place of a model, no code, valid JSON
+           weights:  index ─► files ─► headers ─► all tensors that the index names, as many layers as config.json says
+    child  config.json ─► the model, without values ─┐
+           headers of the weight files ──────────────┴─► transformers' report of a load: no tensor missing, left over, or
+                                                         of another shape
+           tokenizer ─► it ends texts, and knows no token that the model does not
+           weight files ─► finite values, and tied layers are equal, where they are no more than 4 GiB; a stage checks
+                           larger ones when it loads them
 
-It runs in a process of its own, `python -m millrace.preflight.model_folder`, with a limit on its memory: transformers
-takes seconds to import, and what it does with a damaged folder is not known.
+The child process, `python -m millrace.preflight.model_folder`, has a limit on its memory: transformers takes seconds to
+import, and may do anything with a damaged folder. This process does not import torch.
 """
 
 import json
+import math
+import os
+import re
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from millrace.errors import ModelFolderError
+from millrace.models.supported import FAMILIES
 from millrace.preflight.child import serve
-from millrace.preflight.model_files import weight_files
+from storage.json_text import parse_json
 
 MODULE = "millrace.preflight.model_folder"
-_LARGEST_LOOKED_THROUGH = 4 << 30
-"""Bytes of weights whose values are looked at before the start: a few seconds."""
-_MEMORY = 2 << 30
-"""Bytes that the process may take beyond what its imports took."""
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\..+")
+_LARGEST = {"tokenizer.json": 512 << 20, "vocab.json": 64 << 20, _INDEX: 64 << 20}
+_LARGEST_OTHER = 16 << 20
+"""Bytes. Files of settings have a few thousand; the index of the largest mixture has some ten million."""
+_LARGEST_HEADER = 32 << 20
+"""Bytes. The header of the largest mixture in one file has a few million."""
+_LARGEST_SCANNED = 4 << 30
+"""Bytes of weights whose values are checked before the start: a few seconds."""
+_CHILD_MEMORY = 2 << 30
+"""Bytes that the child process may take beyond what its imports took."""
+_MOST_TOKENS = 1 << 24
+"""The largest vocabularies have some 300,000. The library `tokenizers` makes room for each number up to the highest."""
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_SETTINGS = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.json",
+)
+_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+_ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
+"""Those that PyTorch or transformers bring. Any other name is a repository of kernels."""
+
+
+def check_folder_files(folder: Path, model: Mapping[str, Any]) -> None:
+    """Raises ModelFolderError, naming the first file or setting that can't be used. `model`: content of config.json."""
+    for path in (path for pattern in _FILES for path in sorted(folder.glob(pattern))):
+        _require(path.is_file(), "no regular file", "one, or none of this name", file=path)
+    expected = "the whole model, merged"
+    _require(not (folder / "adapter_config.json").exists(), "it is an adapter of another model", expected, file=folder)
+    config, weights = folder / "config.json", model.get("transformers_weights")
+    _require(weights is None, repr(weights), f"the weights in {_WEIGHTS}", file=config, key="transformers_weights")
+    attention = model.get("attn_implementation", model.get("_attn_implementation"))
+    expected = f"none, or one of {', '.join(_ATTENTIONS)}"
+    fine = attention is None or attention in _ATTENTIONS
+    _require(fine, repr(attention), expected, file=config, key="attn_implementation")
+    settings = {name: read_object(folder / name) for name in _SETTINGS if (folder / name).exists()}
+    ends = settings.get("generation_config.json", {}).get("eos_token_id")
+    size = model.get("vocab_size")
+    expected = "token ids" if size is None else f"token ids below vocab_size, {size:,}"
+    for token in ends if isinstance(ends, list) else [] if ends is None else [ends]:
+        fine = type(token) is int and token >= 0 and (size is None or token < size)
+        _require(fine, ends, expected, file=folder / "generation_config.json", key="eos_token_id")
+    tokenizer_model = settings.get("tokenizer.json", {}).get("model")
+    vocabulary = tokenizer_model.get("vocab") if isinstance(tokenizer_model, dict) else None
+    if isinstance(vocabulary, dict):
+        path, expected = folder / "tokenizer.json", f"one below {_MOST_TOKENS:,}"
+        _require(bool(vocabulary), "its vocabulary is empty", "tokens and their numbers", file=path)
+        for token, number in vocabulary.items():
+            fine = type(number) is int and 0 <= number < _MOST_TOKENS
+            _require(fine, f"token {token[:50]!r} has the number {number!r}", expected, file=path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file of the folder. Raises ModelFolderError."""
+    expected = "a JSON object"
+    _require(path.is_file(), "no such file", expected, file=path)
+    try:
+        size, most = path.stat().st_size, _LARGEST.get(path.name, _LARGEST_OTHER)
+        _require(size <= most, f"{size:,} bytes", f"at most {most:,}", file=path)
+        values = parse_json(path.read_bytes())
+    except OSError as error:
+        raise ModelFolderError(file=path, read=f"can't be read: {error.strerror}", expected=expected) from error
+    except ModelFolderError:
+        raise
+    except ValueError as error:
+        raise ModelFolderError(file=path, read=f"not JSON: {error}", expected=expected) from error
+    if not isinstance(values, dict):
+        raise ModelFolderError(file=path, read="no JSON object", expected=expected)
+    return values
+
+
+def check_weight_files(folder: Path, model: Mapping[str, Any], *, loaded_here: bool = True) -> None:
+    """Raises ModelFolderError, naming file or tensor, if the weight files are damaged or lack tensors or layers.
+
+    `model` is the content of config.json. `loaded_here`: a stage on this machine will load them, so in two bytes per
+    number, the least that any process holds, they have to fit into its memory.
+    """
+    shapes: dict[str, list[int]] = {}
+    index = _read_index(folder)
+    for path in weight_files(folder):
+        shapes |= _read_header(path)
+    for name in sorted(index.keys() - shapes.keys()):
+        raise ModelFolderError(file=folder / _INDEX, read=f"{index[name]} does not hold {name}", expected="it there")
+    needed = 2 * sum(math.prod(shape) for shape in shapes.values()) / 2**30
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    read = f"its weights take at least {needed:,.1f} GiB and this machine has {memory:,.1f} GiB of memory"
+    _require(needed <= memory or not loaded_here, read, "a smaller model, or a larger machine", file=folder)
+    layers = {int(match[1]) for name in shapes if (match := _LAYER.fullmatch(name))}
+    count = model.get("num_hidden_layers")
+    if model["model_type"] in FAMILIES and isinstance(count, int) and len(layers) < count:
+        missing = next(number for number in range(count) if number not in layers)
+        expected = f"{count} layers, the num_hidden_layers of config.json"
+        raise ModelFolderError(file=folder, read=f"its weight files lack layer {missing}", expected=expected)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers loads the weights from. Raises ModelFolderError for a bad index."""
+    return [folder / name for name in sorted(set(_read_index(folder).values())) or [_WEIGHTS]]
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor; empty if the weights are in one file, which transformers prefers to an index."""
+    path = folder / _INDEX
+    if not path.exists() or (folder / _WEIGHTS).is_file():
+        return {}
+    index = read_object(path)
+    files = index.get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise ModelFolderError(file=path, key="weight_map", read="no object", expected="tensors and their files")
+    is_object = isinstance(index.get("metadata"), dict)
+    _require(is_object, "no object", "one, which transformers reads", file=path, key="metadata")
+    for tensor, file in files.items():
+        fine = isinstance(file, str) and file not in ("", ".", "..") and "/" not in file and "\0" not in file
+        _require(fine, f"{tensor} is in {file!r}", "the name of a file in the same folder", file=path)
+    return files
+
+
+def _read_header(path: Path) -> dict[str, list[int]]:
+    """Return the shape of each tensor in a weight file."""
+    expected = "a whole file of weights in safetensors format"
+    _require(path.is_file(), "no such file", expected, file=path)
+    try:
+        with path.open("rb") as raw:
+            length = int.from_bytes(raw.read(8), "little")
+        _require(length <= _LARGEST_HEADER, f"its header claims {length:,} bytes", expected, file=path)
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 — it is no mapping
+            for name, part in slices.items():
+                read = f"{name} holds numbers of type {part.get_dtype()}"
+                _require(part.get_dtype() in _FLOATS, read, f"one of {', '.join(sorted(_FLOATS))}", file=path)
+            return {name: part.get_shape() for name, part in slices.items()}
+    except (OSError, SafetensorError) as error:
+        raise ModelFolderError(file=path, read=str(error), expected=expected) from error
+
+
+def _require(fine: bool, read: object, expected: str, *, file: Path, key: str | None = None) -> None:
+    if not fine:
+        raise ModelFolderError(read, file=file, key=key, expected=expected)
 
 
 def answer(question: Mapping[str, str]) -> None:
@@ -34,98 +179,61 @@ def answer(question: Mapping[str, str]) -> None:
     import millrace.models.loading  # noqa: F401
 
     folder = Path(question["folder"])
-    most = _data_bytes() + _MEMORY
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    now = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (now + _CHILD_MEMORY, now + _CHILD_MEMORY))
     try:
         check_model_folder(folder)
     except MemoryError:
-        raise ModelFolderError(
-            file=folder,
-            read=f"to look at it takes more than {_MEMORY / 2**30:.0f} GiB of memory",
-            expected="a model folder",
-        ) from None
+        read = f"checking it takes more than {_CHILD_MEMORY / 2**30:.0f} GiB of memory"
+        raise ModelFolderError(file=folder, read=read, expected="a model folder") from None
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raises ModelFolderError about the first thing that is wrong. Imports transformers.
+    """Raises ModelFolderError about the first mistake. Imports transformers.
 
     Call `check_folder_files` and `check_weight_files` first.
     """
-    from millrace.models.loading import check_loads, end_token_ids, load_tokenizer
+    import torch
+
+    from millrace.models.loading import NOT_TIED, check_loads, end_token_ids, is_finite, is_tied, load_tokenizer
 
     files = weight_files(folder)
-    check_loads(folder, _empty_tensors(files))
+    check_loads(
+        folder,
+        {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for _, name, file in _tensors(files)},
+    )
     tokenizer = load_tokenizer(folder)
     size = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("vocab_size")
     if size is not None:
-        # Tokens added beyond the vocabulary may be there for images: what a prompt holds is checked with the prompts.
-        if tokenizer.vocab_size > size:
-            raise ModelFolderError(
-                file=folder,
-                read=f"its tokenizer has {tokenizer.vocab_size:,} tokens, its model knows {size:,}",
-                expected="a tokenizer of the model's own",
-            )
+        # Tokens added beyond the vocabulary may be there for images: those in prompts are checked with the prompts.
+        known = f"its model knows {size:,}"
+        expected = "a tokenizer of the model's own"
+        read = f"its tokenizer has {tokenizer.vocab_size:,} tokens, {known}"
+        _require(tokenizer.vocab_size <= size, read, expected, file=folder)
         ends = {f"eos_token {token}": token for token in end_token_ids(folder, tokenizer)}
-        named = {"bos_token": tokenizer.bos_token_id, "pad_token": tokenizer.pad_token_id, **ends}
-        for name, token in named.items():
-            if token is not None and token >= size:
-                raise ModelFolderError(
-                    file=folder,
-                    read=f"its tokenizer's {name} is token {token}, its model knows {size:,}",
-                    expected="a tokenizer of the model's own",
-                )
-    if sum(path.stat().st_size for path in files) <= _LARGEST_LOOKED_THROUGH:
-        _check_finite(files)
-        _check_tied(folder, files)
+        special = {"bos_token": tokenizer.bos_token_id, "pad_token": tokenizer.pad_token_id, **ends}
+        for name, token in special.items():
+            read = f"its tokenizer's {name} is token {token}, {known}"
+            _require(token is None or token < size, read, expected, file=folder)
+    if sum(path.stat().st_size for path in files) <= _LARGEST_SCANNED:
+        outer: list[torch.Tensor] = []
+        # One tensor at a time, as a view of its file.
+        for path, name, file in _tensors(files):
+            tensor = file.get_tensor(name)
+            _require(is_finite(tensor), f"{name} holds values that are not finite", "numbers", file=path)
+            if name in ("model.embed_tokens.weight", "lm_head.weight"):
+                outer.append(tensor)
+        if len(outer) == 2 and is_tied(folder) and not bool((outer[0] == outer[1]).all()):
+            raise ModelFolderError(NOT_TIED, file=folder)
 
 
-def _empty_tensors(files: list[Path]) -> Mapping[str, Any]:
-    """The tensors of the files, without values."""
-    import torch
-    from safetensors import safe_open
-
-    tensors = {}
+def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Any]]:
+    """Yield path, name and open file of each tensor."""
     for path in files:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 — it is no mapping
-                tensors[name] = torch.empty(file.get_slice(name).get_shape(), device="meta")
-    return tensors
-
-
-def _check_finite(files: list[Path]) -> None:
-    """Raises ModelFolderError for a value that is not finite. Holds one tensor at a time, as a view of its file."""
-    from safetensors import safe_open
-
-    from millrace.models.loading import is_finite
-
-    for path in files:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 — it is no mapping
-                if not is_finite(file.get_tensor(name)):
-                    raise ModelFolderError(
-                        file=path, read=f"{name} holds values that are not finite", expected="numbers"
-                    )
-
-
-def _check_tied(folder: Path, files: list[Path]) -> None:
-    """Raises ModelFolderError for an output layer that is not the embedding, though config.json says that it is."""
-    from safetensors import safe_open
-
-    from millrace.models.loading import NOT_TIED, is_tied
-
-    found = []
-    for path in files:
-        with safe_open(path, framework="pt") as file:
-            held = set(file.keys())
-            found += [file.get_tensor(name) for name in ("model.embed_tokens.weight", "lm_head.weight") if name in held]
-    if len(found) == 2 and is_tied(folder) and not bool((found[0] == found[1]).all()):
-        raise ModelFolderError(NOT_TIED, file=folder)
-
-
-def _data_bytes() -> int:
-    """What the limit counts of this process now."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
+                yield path, name, file
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ from millrace.replay.source_run import SourceRun
 from millrace.replay.verdict import CheckpointVerdict, Difference, StepVerdict, Verdict
 from millrace.rollouts.masking import mask_truncated
 from millrace.rollouts.scored_group import ScoredGroup
-from millrace.runs.attempt_config import attempt_config
 from millrace.runs.decisions import rate_factor, read_decisions
 from millrace.runs.provenance import differences, provenance
 from millrace.runs.record import attempt_of_step
+from millrace.runtime.arguments import attempt_config
 from millrace.training.batch import Sample
 from millrace.training.checkpoints.names import MODEL, OPTIMIZER
 from millrace.training.checkpoints.reading import StoredTensors

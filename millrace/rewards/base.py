@@ -1,6 +1,5 @@
 """The interface of a reward: a prompt and a response in, a `Score` out. If it fails, that is an error, never a 0."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ _LONGEST_ERROR = 500
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """What a verifier found about one response. Raises ValueError if its fields contradict each other."""
+    """The result of scoring one response. Raises ValueError if its fields contradict each other."""
 
     reward: float | None
     """Finite as a float32, in the reward's own unit; None unless `status` is `ok`."""
@@ -28,28 +27,16 @@ class Score:
     status: ScoreStatus = "ok"
     """`ok`: there is a reward; `timeout`: the verifier took too long; `error`: it failed."""
     error: str | None = None
-    """What went wrong, in one line; None when `status` is `ok`."""
+    """The reason for any other status than `ok`, in one line."""
     seconds: float = field(default=0.0, compare=False)
-    """Wall time of the verifier, without waiting in a queue; set by who called it."""
+    """Wall time of the verifier, without waiting in a queue; set by its caller."""
 
     def __post_init__(self) -> None:
-        if (self.status == "ok") != (self.error is None):
-            raise ValueError(
-                f"status is {self.status} and error is {self.error!r}; expected an error exactly when not ok"
-            )
-        if self.status != "ok" and self.reward is not None:
-            raise ValueError(f"status is {self.status} and reward is {self.reward}; expected no reward")
-        if self.status == "ok":
-            checked_reward("reward", self.reward)
-
-
-def checked_reward(name: str, value: float | None) -> float:
-    """`value` unchanged. Raises ValueError, naming it `name`, unless a float32 holds it as a finite number."""
-    if value is None or not math.isfinite(value):
-        raise ValueError(f"{name} is {value}; expected a finite number")
-    if abs(value) > _LARGEST:
-        raise ValueError(f"{name} is {value:.6g}; expected a number between -3.4e38 and 3.4e38, as float32 holds them")
-    return value
+        is_ok = self.status == "ok"
+        if is_ok != (self.error is None) or is_ok != (self.reward is not None):
+            raise ValueError(f"status is {self.status}, reward is {self.reward} and error is {self.error!r}")
+        if self.reward is not None and not abs(self.reward) <= _LARGEST:
+            raise ValueError(f"reward is {self.reward:.6g}; expected a number between -3.4e38 and 3.4e38, as float32")
 
 
 class Reward(ABC):
@@ -64,7 +51,7 @@ class Reward(ABC):
     fresh: ClassVar[bool] = False
     """Whether each response gets a new process. Only for isolated rewards."""
     batch_size: ClassVar[int] = 1
-    """Most responses per `score_batch`."""
+    """Maximum number of responses per `score_batch`."""
     options: Mapping[str, Any] = MappingProxyType({})
     """Keyword options that make an equal reward in another process, plain JSON; set by `factory.make_part`."""
 
@@ -102,7 +89,7 @@ def safe_score(reward: Reward, prompt: Prompt, response: str) -> Score:
 
 
 def failed(reason: str, status: ScoreStatus = "error") -> Score:
-    """A score without a reward. `reason` is put on one line, shortened, and made encodable as UTF-8."""
+    """Make a score without a reward. `reason` is put on one line, shortened, and made encodable as UTF-8."""
     line = " ".join(reason[: 2 * _LONGEST_ERROR].split()).encode("utf-8", "backslashreplace").decode()
     shown = line if len(line) <= _LONGEST_ERROR else f"{line[: _LONGEST_ERROR - 1]}…"
     return Score(reward=None, status=status, error=shown)

@@ -7,20 +7,24 @@ from millrace.rewards.base import Reward, Score
 from millrace.types import Prompt
 
 
+def extracted_answer(response: str, pattern: re.Pattern[str] | None) -> str | None:
+    """The text after the last `</think>` or, of that, the first group of the last match of `pattern`."""
+    answer = after_thoughts(response)
+    return answer if answer is None or pattern is None else last_group(answer, pattern)
+
+
 class ExactMatch(Reward):
-    """Compares the answer after the last `</think>` with the prompt's, as text; surrounding whitespace is ignored.
+    """Compares the answer with the prompt's as text; surrounding whitespace is ignored.
 
-    Numbers may have separators between thousands.
-
+    Numbers may have separators between thousands. With a pattern it is isolated: some never end on some responses.
     Components: `exact_match` (1.0 or 0.0, the reward) and `extracted` (1.0 if the response held an answer at all).
-    With a pattern it is isolated: some patterns never end on some responses.
     """
 
     name = "exact_match"
     version = "2"
 
     def __init__(self, *, answer_pattern: str | None = None) -> None:
-        """The answer is the first group of the last match of `answer_pattern`; None takes the whole response."""
+        """`answer_pattern`: see `extracted_answer`; None takes the whole response."""
         self._pattern = None if answer_pattern is None else re.compile(answer_pattern)
         self.isolated = answer_pattern is not None
 
@@ -28,8 +32,6 @@ class ExactMatch(Reward):
         self.score(Prompt(prompt_id="", text="", answer="", source=""), "")
 
     def score(self, prompt: Prompt, response: str) -> Score:
-        answer = after_thoughts(response)
-        if answer is not None and self._pattern is not None:
-            answer = last_group(answer, self._pattern)
+        answer = extracted_answer(response, self._pattern)
         match = float(answer is not None and comparable(answer) == comparable(prompt.answer))
         return Score(reward=match, components={"exact_match": match, "extracted": float(answer is not None)})

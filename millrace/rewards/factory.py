@@ -1,11 +1,11 @@
-"""Which reward a config's name stands for, and the sum of several. Nothing heavy is imported before `load`."""
+"""Makes the reward that a config names, or the sum of several. Nothing heavy is imported before `load`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from configs.scoring import ScoringConfig
 from millrace.errors import InputError
-from millrace.rewards.base import Reward, Score, checked_reward, failed
+from millrace.rewards.base import Reward, Score, failed
 from millrace.rewards.exact_match import ExactMatch
 from millrace.rewards.function import PythonReward
 from millrace.rewards.math import MathReward
@@ -25,24 +25,22 @@ class WeightedSum(Reward):
     name = "weighted_sum"
 
     def __init__(self, parts: Sequence[Reward], weights: Mapping[str, float]) -> None:
-        """`weights`: by the name of each part, no unit. Raises InputError if there is no part."""
-        if not parts:
-            raise InputError("scoring.weights is empty; expected a weight for each reward to add")
+        """`weights`: by the name of each part, no unit."""
         self.parts = tuple(parts)
         self._weights = dict(weights)
 
-    def versioned(self, versions: Mapping[str, str]) -> str:
-        """The sum's version, from the parts' versions by name."""
+    def combine_versions(self, versions: Mapping[str, str]) -> str:
+        """Make the sum's version from the parts' versions by name."""
         return " + ".join(f"{self._weights[part.name]:g}*{part.name}({versions[part.name]})" for part in self.parts)
 
     def combine(self, scores: Mapping[str, Score]) -> Score:
-        """The sum's score, from the parts' scores by name."""
-        bad = {name: score for name, score in scores.items() if score.reward is None}
-        if bad:
-            reason = "; ".join(f"{name}: {score.error}" for name, score in bad.items())
-            return failed(reason, "error" if any(score.status == "error" for score in bad.values()) else "timeout")
+        """Make the sum's score from the parts' scores by name."""
+        failures = {name: score for name, score in scores.items() if score.status != "ok"}
+        if failures:
+            reason = "; ".join(f"{name}: {score.error}" for name, score in failures.items())
+            return failed(reason, "error" if any(score.status == "error" for score in failures.values()) else "timeout")
         rewards = {name: score.reward for name, score in scores.items() if score.reward is not None}
-        components = {
+        details = {
             f"{name}/{component}": value
             for name, score in scores.items()
             for component, value in score.components.items()
@@ -50,10 +48,9 @@ class WeightedSum(Reward):
         }
         total = sum(self._weights[name] * reward for name, reward in rewards.items())
         try:
-            checked_reward("the sum", total)
+            return Score(reward=total, components={**rewards, **details})
         except ValueError as error:
-            return failed(str(error))
-        return Score(reward=total, components={**rewards, **components})
+            return failed(f"the sum: {error}")
 
     def score(self, prompt: Prompt, response: str) -> Score:
         """Score with all parts in this process. A `Scorer` runs isolated parts in its pool instead."""
@@ -75,13 +72,25 @@ def make_reward(scoring: ScoringConfig, sources: Sequence[str] = ()) -> Reward:
 
     Raises InputError for a name or an option that can't be used.
     """
-    if scoring.reward != WeightedSum.name:
-        return _make_part("scoring.reward", scoring.reward, scoring, sources)
-    if WeightedSum.name in scoring.weights:
-        raise InputError(f"scoring.weights has {WeightedSum.name}; expected the rewards that it adds")
-    names = sorted(scoring.weights)
-    parts = [_make_part("scoring.weights", name, scoring, sources) for name in names]
-    return WeightedSum(parts, scoring.weights)
+    if scoring.reward != WeightedSum.name and scoring.reward not in _PARTS and ":" not in scoring.reward:
+        names = ", ".join(sorted([*_PARTS, WeightedSum.name]))
+        raise InputError(
+            f'"{scoring.reward}"', key="scoring.reward", expected=f"one of {names}, or package.module:function"
+        )
+    available = {**scoring.model_dump(), "sources": list(sources)}
+    parts = []
+    for name in sorted(scoring.weights) if scoring.reward == WeightedSum.name else [scoring.reward]:
+        if ":" in name:
+            key = "scoring.reward" if name == scoring.reward else "scoring.weights"
+            parts.append(make_part(name, {"key": key}))
+        elif name in _PARTS:
+            parts.append(make_part(name, {option: available[option] for option in _PARTS[name][1]}))
+        else:
+            expected = f"names among {', '.join(sorted(_PARTS))}, or package.module:function"
+            raise InputError(f'a weight of "{name}", which can\'t be added', key="scoring.weights", expected=expected)
+    if not parts:
+        raise InputError("empty", key="scoring.weights", expected="a weight for each reward to add")
+    return WeightedSum(parts, scoring.weights) if scoring.reward == WeightedSum.name else parts[0]
 
 
 def make_part(name: str, options: Mapping[str, Any]) -> Reward:
@@ -89,13 +98,3 @@ def make_part(name: str, options: Mapping[str, Any]) -> Reward:
     reward = PythonReward(name, **options) if ":" in name else _PARTS[name][0](**options)
     reward.options = options
     return reward
-
-
-def _make_part(key: str, name: str, scoring: ScoringConfig, sources: Sequence[str]) -> Reward:
-    if ":" in name:
-        return make_part(name, {"key": key})
-    if name not in _PARTS:
-        names = ", ".join(sorted([*_PARTS, WeightedSum.name]))
-        raise InputError(name, key=key, expected=f"one of {names}, or package.module:function")
-    known = {**scoring.model_dump(), "sources": list(sources)}
-    return make_part(name, {option: known[option] for option in _PARTS[name][1]})

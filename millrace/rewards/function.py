@@ -1,4 +1,4 @@
-"""A function of your own, named by its import path."""
+"""A user's function as a reward, named by its import path."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -25,34 +25,31 @@ class PythonReward(Reward):
         """`path`: `package.module:function`; `key`: the setting that names it."""
         self.name = path
         self._key = key
-        self._function: Callable[..., object] | None = None
 
     def load(self) -> None:
         """Import the function. Raises InputError if it can't be imported, or can't be called with four arguments."""
-        function = imported_function(self._key, self.name, ("prompt", "response", "answer", "meta"))
-        found = source_hash(self.name)
-        if found is None:
+        self._function: Callable[..., object]
+        self._function = imported_function(self._key, self.name, ("prompt", "response", "answer", "meta"))
+        digest = source_hash(self.name)
+        if digest is None:
             raise unusable(self._key, self.name, "a module with a file, whose hash can be recorded with the scores")
-        self.version = f"{self.name} {found}"
-        self._function = function
+        self.version = f"{self.name} {digest}"
 
     def score(self, prompt: Prompt, response: str) -> Score:
         """Raises what the function raises, and TypeError or ValueError if it returned no reward."""
-        assert self._function is not None, "load() comes first"
         meta = asdict(prompt)
         text, answer = meta.pop("text"), meta.pop("answer")
-        returned = self._function(text, response, answer, meta)
-        if not isinstance(returned, Mapping):
-            return Score(reward=_number("reward", returned))
-        values = {str(name): _number(str(name), value) for name, value in returned.items()}
+        result = self._function(text, response, answer, meta)
+        values = dict(result) if isinstance(result, Mapping) else {"reward": result}
         key = "reward" if "reward" in values else "score"
         if key not in values:
             raise ValueError(f"the function returned {sorted(values)}; expected a dict with the key reward or score")
-        return Score(reward=values.pop(key), components=values)
+        numbers = {str(name): _number(str(name), value) for name, value in values.items()}
+        return Score(reward=numbers.pop(key), components=numbers)
 
 
 def _number(name: str, value: object) -> float:
-    if not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
+    if not hasattr(value, "__float__"):
         raise TypeError(f"{name} is of type {type(value).__name__}; expected a number")
     number = float(value)
     if not math.isfinite(number):

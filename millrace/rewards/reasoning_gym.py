@@ -5,17 +5,17 @@ response ─► answer ───────────────────
 """
 
 import functools
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from millrace.prompts.answers import after_thoughts, last_group
 from millrace.prompts.packages import EXTRAS, PromptSource, check_installed, index_of
 from millrace.rewards.base import Reward, Score
+from millrace.rewards.exact_match import extracted_answer
 from millrace.types import Prompt
 
-_DATASETS = 16
-_ENTRIES = 1024
+_CACHED_ENTRIES = 1024
 
 
 class ReasoningGym(Reward):
@@ -30,15 +30,14 @@ class ReasoningGym(Reward):
     isolated = True
 
     def __init__(self, *, answer_pattern: str | None = None, sources: Sequence[str] = ()) -> None:
-        """The answer is the first group of the last match of `answer_pattern`; None takes all that follows the
-        last `</think>`.
+        """`answer_pattern`: see `extracted_answer`. `sources` are those of the prompts to come: they are loaded
+        before the first response's time begins.
 
-        `sources` are those of the prompts to come, as far as known, so that they are loaded before the first response's
-        time begins. Raises InputError if the package is not installed.
+        Raises InputError if the package is not installed.
         """
         check_installed("reasoning_gym", EXTRAS["reasoning_gym"], "scoring.reward reasoning_gym")
         self.version = f"2 reasoning_gym {version('reasoning_gym')}"
-        self._answer_pattern = answer_pattern
+        self._pattern = None if answer_pattern is None else re.compile(answer_pattern)
         self._sources = [source for source in sources if PromptSource.parse(source).package == "reasoning_gym"]
 
     def load(self) -> None:
@@ -49,31 +48,28 @@ class ReasoningGym(Reward):
 
     def score(self, prompt: Prompt, response: str) -> Score:
         """Raises ValueError for a prompt that the task does not make, or no longer makes."""
-        dataset, entry = _entry(prompt.source, index_of(prompt))
-        if entry["question"] not in prompt.text:
-            raise ValueError(f"{self.version} makes another problem of {prompt.prompt_id} than the one that was asked")
-        answer = after_thoughts(response)
-        if answer is not None and self._answer_pattern is not None:
-            answer = last_group(answer, self._answer_pattern)
-        if answer is None:
-            return Score(reward=0.0, components={"extracted": 0.0})
-        return Score(reward=float(dataset.score_answer(answer.strip(), entry)), components={"extracted": 1.0})
+        dataset, problem = _entry(prompt.source, index_of(prompt))
+        if problem["question"] not in prompt.text:
+            raise ValueError(f"{self.version} makes another problem of {prompt.prompt_id} than the prompt's")
+        answer = extracted_answer(response, self._pattern)
+        reward = 0.0 if answer is None else float(dataset.score_answer(answer.strip(), problem))
+        return Score(reward=reward, components={"extracted": float(answer is not None)})
 
 
-@functools.lru_cache(maxsize=_DATASETS)
+@functools.cache
 def _dataset(source: str) -> Any:
     # Imported late: reading the reward's version must not wait for the package.
     from millrace.prompts.packages import open_dataset
 
     task = PromptSource.parse(source)
     if task.package != "reasoning_gym":
-        raise ValueError(f'the prompt is from "{source}"; expected one of reasoning_gym')
+        raise ValueError(f'the prompt is from "{source}"; expected a source reasoning_gym:TASK')
     return open_dataset(task.name, task.arguments)
 
 
-@functools.lru_cache(maxsize=_ENTRIES)
+@functools.lru_cache(maxsize=_CACHED_ENTRIES)
 def _entry(source: str, index: int) -> tuple[Any, dict[str, Any]]:
-    """The data set and its entry. Cached: a group's responses follow each other."""
+    """Return the data set and its entry. Cached: a group's responses follow each other."""
     from millrace.prompts.packages import entry
 
     dataset = _dataset(source)

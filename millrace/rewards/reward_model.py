@@ -2,8 +2,8 @@
 
 prompts, responses ─► tokenizer, with its chat template where it has one ─► batches ─► model ─► a logit each
 
-It runs in the scorer's own process, on the scorer's threads or GPU: it runs no foreign code, so nothing is isolated.
-Each replica of the scorer has a copy.
+It runs in the scorer's process, on the scorer's threads or GPU: it runs no foreign code, so nothing is isolated. Each
+replica of the scorer has a copy.
 """
 
 import hashlib
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _HEAD = "ForSequenceClassification"
+_FILES = ("*.safetensors", "*.json", "*.jinja")
+"""Files that affect the model's output."""
 
 
 class RewardModel(Reward):
@@ -38,7 +40,7 @@ class RewardModel(Reward):
         Raises ModelFolderError for a folder that can't be used; loads no weights.
         """
         if model is None:
-            raise ModelFolderError("scoring.model is null; expected the folder of a reward model")
+            raise ModelFolderError("null", key="scoring.model", expected="the folder of a reward model")
         self._folder = Path(model).expanduser()
         self._device = device
         _check_folder(self._folder)
@@ -54,93 +56,80 @@ class RewardModel(Reward):
             self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 self._folder, local_files_only=True
             )
-            loaded = AutoModelForSequenceClassification.from_pretrained(
+            model = AutoModelForSequenceClassification.from_pretrained(
                 self._folder, local_files_only=True, dtype="auto"
             )
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            reason = " ".join(str(error).split())
-            raise ModelFolderError(
-                f"scoring.model {str(self._folder)!r} can't be loaded ({reason}); "
-                "expected a Hugging Face model folder with its tokenizer"
-            ) from error
-        self._model: PreTrainedModel = loaded.to(self._device).eval()
-        self.version = f"{self._folder.name} {_hash(self._folder)}"
+            raise _unusable(self._folder, f"can't be loaded ({error})", "a model folder with its tokenizer") from error
+        self._model: PreTrainedModel = model.to(self._device).eval()
+        digest = hashlib.sha256()
+        for file in sorted(file for pattern in _FILES for file in self._folder.glob(pattern)):
+            with file.open("rb") as content:
+                digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
+        self.version = f"{self._folder.name} {digest.hexdigest()[:12]}"
 
     def score(self, prompt: Prompt, response: str) -> Score:
         """`score_batch` scores many in the same time."""
-        [score] = self.score_batch([(prompt, response)])
-        return score
+        return self.score_batch([(prompt, response)])[0]
 
     def score_batch(self, pairs: Sequence[tuple[Prompt, str]]) -> list[Score]:
         """One forward pass for all, or one for each if the model has no padding token."""
         tokens = [self._tokens(prompt, response) for prompt, response in pairs]
         most = getattr(self._model.config, "max_position_embeddings", None) or math.inf
         fitting = [row for row, ids in enumerate(tokens) if 0 < len(ids) <= most]
-        logits = dict(zip(fitting, self._logits([tokens[row] for row in fitting]), strict=True))
+        # The model finds each row's last token by the padding token in its config, which may not be the tokenizer's.
+        padding = self._model.config.get_text_config().pad_token_id
+        batches = [fitting] if padding is not None else [[row] for row in fitting]
+        logits: dict[int, float] = {}
+        for rows in filter(None, batches):
+            logits |= zip(rows, self._logits([tokens[row] for row in rows], padding or 0), strict=True)
         return [
-            _score(logits[row]) if row in logits else failed(f"{len(ids):,} tokens; expected 1 to {most:,}")
+            Score(reward=logits[row]) if row in logits else failed(f"{len(ids):,} tokens; expected 1 to {most:,}")
             for row, ids in enumerate(tokens)
         ]
 
     def _tokens(self, prompt: Prompt, response: str) -> list[int]:
-        if self._tokenizer.chat_template is None:
-            plain: list[int] = self._tokenizer(prompt.text + response)["input_ids"]
-            return plain
-        asked = prompt.messages or ({"role": "user", "content": prompt.text},)
-        chat: list[Any] = [*asked, {"role": "assistant", "content": response}]
-        text = self._tokenizer.apply_chat_template(chat, tokenize=False)
-        # The template writes the special tokens itself.
-        whole: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return whole
+        text, has_special_tokens = prompt.text + response, False
+        if self._tokenizer.chat_template is not None:
+            messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+            chat: list[Any] = [*messages, {"role": "assistant", "content": response}]
+            # The template writes the special tokens itself.
+            text, has_special_tokens = str(self._tokenizer.apply_chat_template(chat, tokenize=False)), True
+        tokens: list[int] = self._tokenizer(text, add_special_tokens=not has_special_tokens)["input_ids"]
+        return tokens
 
-    def _logits(self, tokens: list[list[int]]) -> list[float]:
+    def _logits(self, tokens: list[list[int]], padding: int) -> list[float]:
         import torch
 
-        if not tokens:
-            return []
-        # The model finds each row's last token by the padding token in its config, which may not be the tokenizer's.
-        padding = self._model.config.get_text_config().pad_token_id
-        if padding is None and len(tokens) > 1:
-            return [logit for row in tokens for logit in self._logits([row])]
         rows = [torch.tensor(row) for row in tokens]
-        masks = [torch.ones_like(row) for row in rows]
         # Padded on the right and masked.
-        inputs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding or 0)
-        mask = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)
+        ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
+        mask_BT = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
         with torch.inference_mode():
-            logits_B1 = self._model(input_ids=inputs.to(self._device), attention_mask=mask.to(self._device)).logits
+            logits_B1 = self._model(input_ids=ids_BT.to(self._device), attention_mask=mask_BT.to(self._device)).logits
         values: list[float] = logits_B1[:, 0].float().tolist()
         return values
 
 
-def _score(logit: float) -> Score:
-    return Score(reward=logit) if math.isfinite(logit) else failed(f"the logit is {logit}; expected a finite number")
-
-
 def _check_folder(folder: Path) -> None:
-    where = f"scoring.model {str(folder)!r}"
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         architectures = [str(name) for name in config.get("architectures") or []]
     except (OSError, ValueError, AttributeError) as error:
-        raise ModelFolderError(f"{where}: no config.json of a model; expected a Hugging Face model folder") from error
+        raise _unusable(folder, "has no config.json of a model", "a Hugging Face model folder") from error
     if not any(name.endswith(_HEAD) for name in architectures):
-        found = ", ".join(architectures) or "nothing"
-        raise ModelFolderError(f"{where}: its architecture is {found}; expected one that ends in {_HEAD}")
+        raise _unusable(
+            folder, f"has the architecture {', '.join(architectures) or 'null'}", f"one that ends in {_HEAD}"
+        )
     # A config that names no labels has two, as transformers counts.
     num_labels = len(config.get("id2label") or {"0": "", "1": ""})
     if num_labels != 1:
-        raise ModelFolderError(f"{where}: it has {num_labels} labels; expected one, whose logit is the reward")
+        raise _unusable(folder, f"has {num_labels} labels", "one, whose logit is the reward")
     if not list(folder.glob("*.safetensors")):
-        raise ModelFolderError(f"{where}: no weights; expected *.safetensors files")
+        raise _unusable(folder, "has no weights", "*.safetensors files")
     if not (folder / "tokenizer_config.json").is_file():
-        raise ModelFolderError(f"{where}: no tokenizer_config.json; expected the model's tokenizer beside it")
+        raise _unusable(folder, "has no tokenizer_config.json", "the model's tokenizer beside it")
 
 
-def _hash(folder: Path) -> str:
-    """SHA-256 of every file that affects the model's output; 12 hex digits."""
-    whole = hashlib.sha256()
-    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json"), *folder.glob("*.jinja")]):
-        with file.open("rb") as content:
-            whole.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
-    return whole.hexdigest()[:12]
+def _unusable(folder: Path, read: str, expected: str) -> ModelFolderError:
+    return ModelFolderError(f"'{folder}', which {read}", key="scoring.model", expected=expected)

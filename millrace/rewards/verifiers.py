@@ -16,8 +16,6 @@ from millrace.rewards.base import Reward, Score
 from millrace.rewards.import_path import source_hash
 from millrace.types import Prompt
 
-_ENVIRONMENTS = 16
-
 
 class Verifiers(Reward):
     """Scores responses to prompts of `verifiers:ENVIRONMENT`.
@@ -37,9 +35,11 @@ class Verifiers(Reward):
         """
         check_installed("verifiers", EXTRAS["verifiers"], "scoring.reward verifiers")
         self._sources = [source for source in sources if PromptSource.parse(source).package == "verifiers"]
-        modules = sorted({_module_of(source) for source in self._sources})
-        own = [f"{module} {source_hash(module)}" for module in modules]
-        self.version = " ".join([f"1 verifiers {version('verifiers')}", *own])
+        # The modules from which `verifiers.load_environment` loads the environments.
+        names = [PromptSource.parse(source).name.partition("#")[0] for source in self._sources]
+        modules = sorted({name.rpartition("/")[2].replace("-", "_") for name in names})
+        hashes = [f"{module} {source_hash(module)}" for module in modules]
+        self.version = " ".join([f"1 verifiers {version('verifiers')}", *hashes])
 
     def load(self) -> None:
         for source in self._sources:
@@ -53,24 +53,23 @@ class Verifiers(Reward):
         environment, rows = _environment(prompt.source)
         row = rows[index_of(prompt)]
         if prompt_text(row["prompt"]) not in prompt.text:
-            raise ValueError(f"the environment's row {prompt.prompt_id} is another one than the one that was asked")
-        with _Failures() as failures:
-            state = asyncio.run(_judged(environment, row, response))
-        if failures.lines:
-            raise RuntimeError(failures.lines[0])
+            raise ValueError(f"the environment's row {prompt.prompt_id} is another one than the prompt's")
+        warnings = _Warnings()
+        logging.getLogger("verifiers").addHandler(warnings)
+        try:
+            state = asyncio.run(_final_state(environment, row, response))
+        finally:
+            logging.getLogger("verifiers").removeHandler(warnings)
+        if warnings.lines:
+            raise RuntimeError(warnings.lines[0])
         return Score(
             reward=float(state["reward"]),
             components={name: float(value) for name, value in state["metrics"].items()},
         )
 
 
-def _module_of(source: str) -> str:
-    """The module from which `verifiers.load_environment` loads the environment."""
-    return PromptSource.parse(source).name.partition("#")[0].rpartition("/")[2].replace("-", "_")
-
-
-async def _judged(environment: Any, row: Any, response: str) -> Any:
-    """The state of a rollout that consists of `response`, with `reward` and `metrics`."""
+async def _final_state(environment: Any, row: Any, response: str) -> Any:
+    """Return the state of a rollout that consists of `response`, with `reward` and `metrics`."""
     # No client: the response is there already.
     state = await environment.init_state(row, None, "")
     state = await environment.setup_state(state) or state
@@ -81,10 +80,10 @@ async def _judged(environment: Any, row: Any, response: str) -> Any:
     return state
 
 
-class _Failures(logging.Handler):
-    """Collects what `verifiers` logs at WARNING or above within a `with` block: the only trace of a failed function.
+class _Warnings(logging.Handler):
+    """Collects the log lines of `verifiers` at WARNING or above, the only trace of a rubric function that failed.
 
-    Its rubrics catch what their functions raise, log it, and go on with 0.
+    Its rubrics catch the exceptions of their functions, log them, and go on with 0.
     """
 
     def __init__(self) -> None:
@@ -92,23 +91,16 @@ class _Failures(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(" ".join(record.getMessage().split()))
-
-    def __enter__(self) -> "_Failures":
-        logging.getLogger("verifiers").addHandler(self)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        logging.getLogger("verifiers").removeHandler(self)
+        self.lines.append(record.getMessage())
 
 
-@functools.lru_cache(maxsize=_ENVIRONMENTS)
+@functools.cache
 def _environment(source: str) -> tuple[Any, list[dict[str, Any]]]:
-    """The environment, and its rows."""
+    """Return the environment and its rows."""
     from millrace.prompts.packages import open_environment, rows
 
     parsed = PromptSource.parse(source)
     if parsed.package != "verifiers":
-        raise ValueError(f'the prompt is from "{source}"; expected one of verifiers')
+        raise ValueError(f'the prompt is from "{source}"; expected a source verifiers:ENVIRONMENT')
     environment = open_environment(parsed.name, parsed.arguments)
     return environment, rows(environment, parsed.name)

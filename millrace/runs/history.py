@@ -52,7 +52,7 @@ def read_steps(store: Store) -> list[Step]:
         for row in part.table.to_pylist():
             version, incarnation = row["policy_version"], row["incarnation"]
             if not row["name"].startswith(TIME_METRICS) and survivors.see(incarnation, version, version):
-                steps = {known: step for known, step in steps.items() if known < version}
+                steps = {earlier: step for earlier, step in steps.items() if earlier < version}
             step = steps.setdefault(
                 version, Step(policy_version=version, incarnation=incarnation, t=row["t"], values={})
             )
@@ -61,32 +61,32 @@ def read_steps(store: Store) -> list[Step]:
 
 
 def series(
-    steps: Sequence[Step], name: str, most: int, combine: Callable[[Sequence[float]], float] = fmean
+    steps: Sequence[Step], name: str, max_points: int, combine: Callable[[Sequence[float]], float] = fmean
 ) -> list[Point]:
-    """The metric `name` over policy versions in at most `most` points; `combine` merges the values of one point."""
-    found = [step for step in steps if name in step.values]
+    """The metric `name` over policy versions; `combine` merges the values of one point."""
+    measured = [step for step in steps if name in step.values]
     return [
-        (fmean(step.policy_version for step in some), combine([step.values[name] for step in some]))
-        for some in _bins(found, most)
+        (fmean(step.policy_version for step in part), combine([step.values[name] for step in part]))
+        for part in _bins(measured, max_points)
     ]
 
 
-def throughput(steps: Sequence[Step], most: int) -> list[Point]:
-    """Response tokens trained per second over policy versions, in at most `most` points.
+def throughput(steps: Sequence[Step], max_points: int) -> list[Point]:
+    """Response tokens trained per second over policy versions.
 
     Time between two incarnations of the trainer, such as between two nightly windows, does not count.
     """
     pairs = [
-        (step, step.t - before.t)
-        for before, step in pairwise(steps)
-        if before.incarnation == step.incarnation and "tokens" in step.values
+        (step, step.t - previous.t)
+        for previous, step in pairwise(steps)
+        if previous.incarnation == step.incarnation and "tokens" in step.values
     ]
     points = []
-    for some in _bins(pairs, most):
-        seconds = sum(seconds for _, seconds in some)
+    for part in _bins(pairs, max_points):
+        seconds = sum(seconds for _, seconds in part)
         if seconds > 0:
-            tokens = sum(step.values["tokens"] for step, _ in some)
-            points.append((fmean(step.policy_version for step, _ in some), tokens / seconds))
+            tokens = sum(step.values["tokens"] for step, _ in part)
+            points.append((fmean(step.policy_version for step, _ in part), tokens / seconds))
     return points
 
 
@@ -100,28 +100,28 @@ class AccuracyPoint:
     """Its 95 % confidence interval; None if none is known."""
 
 
-def accuracies(results: Sequence[Result], most: int) -> dict[str, list[AccuracyPoint]]:
-    """The accuracy on each evaluation set, the held-out prompts first, in at most `most` points per set."""
+def accuracies(results: Sequence[Result], max_points: int) -> dict[str, list[AccuracyPoint]]:
+    """The accuracy on each evaluation set, the held-out prompts first."""
     by_set: dict[str, list[tuple[int, Result]]] = {}
     for result in results:
         for name, measures in measures_by_set(result).items():
             if measures["accuracy"] is not None:
                 by_set.setdefault(name, []).append((result["policy_version"], measures))
-    return {name: [_accuracy_point(some) for some in _bins(found, most)] for name, found in by_set.items()}
+    return {name: [_accuracy_point(part) for part in _bins(points, max_points)] for name, points in by_set.items()}
 
 
-def _accuracy_point(some: Sequence[tuple[int, Result]]) -> AccuracyPoint:
-    ends: list[Sequence[float]] = [measures.get("accuracy_interval") or () for _, measures in some]
+def _accuracy_point(part: Sequence[tuple[int, Result]]) -> AccuracyPoint:
+    intervals: list[Sequence[float]] = [measures.get("accuracy_interval") or () for _, measures in part]
     # Rewards of a single prompt have an interval without ends.
-    known = all(len(one) == 2 and None not in one for one in ends)
+    is_known = all(len(interval) == 2 and None not in interval for interval in intervals)
     return AccuracyPoint(
-        version=fmean(version for version, _ in some),
-        value=fmean(measures["accuracy"] for _, measures in some),
-        interval=(fmean(one[0] for one in ends), fmean(one[1] for one in ends)) if known else None,
+        version=fmean(version for version, _ in part),
+        value=fmean(measures["accuracy"] for _, measures in part),
+        interval=(fmean(low for low, _ in intervals), fmean(high for _, high in intervals)) if is_known else None,
     )
 
 
-def _bins(items: Sequence[_T], most: int) -> list[Sequence[_T]]:
-    """`items` in at most `most` consecutive groups of equal size; the last one may be smaller."""
-    size = max(1, -(-len(items) // most))
+def _bins(items: Sequence[_T], max_points: int) -> list[Sequence[_T]]:
+    """`items` in at most `max_points` consecutive groups of equal size; the last one may be smaller."""
+    size = max(1, -(-len(items) // max_points))
     return [items[first : first + size] for first in range(0, len(items), size)]

@@ -9,13 +9,12 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage import layout
-from storage.errors import NotInStore
-from storage.json_text import parse_json
+from storage.json_text import parse_as
 from storage.stores.base import Store
 
 _SENTENCES = {
@@ -31,22 +30,20 @@ _SENTENCES = {
     "pipeline.stalled": "nothing has moved for {seconds:.0f} s",
     "training.collapsed": "training collapsed: {sentence}",
 }
-"""What is kept, and how it reads. Other events are part of a healthy run, or say the same as one of these."""
-_MOST_OF_A_KIND = 100
-"""Kept of each kind in a run, so that an alarm at every step fills no store."""
-_LATEST = 20
+"""The events that are kept, with their sentences. Others are part of a healthy run, or repeat one of these."""
+_MAX_OF_A_KIND = 100
+"""Incidents kept of each kind in a run, so that an alarm at every step fills no store."""
+_MAX_SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """One of them."""
-
     t: float
     """Unix seconds."""
     kind: str
     sentence: str
     stage: str | None = None
-    """`stage.restarted` and `stage.killed`: which one, such as `train-0`."""
+    """The stage that was restarted or killed, such as `train-0`."""
 
 
 def record_incident(store: Store, kind: str, payload: Mapping[str, Any]) -> None:
@@ -57,41 +54,24 @@ def record_incident(store: Store, kind: str, payload: Mapping[str, Any]) -> None
     template = _SENTENCES.get(kind)
     if template is None or not store.exists(layout.RUN):
         return
-    now = time.time()
-    name = f"{int(1000 * now):014d}-{kind}-{uuid.uuid4().hex[:8]}"
-    if sum(f"-{kind}-" in path for path in store.list(layout.INCIDENTS)) >= _MOST_OF_A_KIND:
+    if sum(f"-{kind}-" in path for path in store.list(layout.INCIDENTS)) >= _MAX_OF_A_KIND:
         return
-    incident = Incident(t=now, kind=kind, sentence=template.format(**payload), stage=payload.get("stage"))
+    incident = Incident(t=time.time(), kind=kind, sentence=template.format(**payload), stage=payload.get("stage"))
+    name = f"{int(1000 * incident.t):014d}-{kind}-{uuid.uuid4().hex[:8]}"
     store.put_if_absent(f"{layout.INCIDENTS}/{name}.json", json.dumps(asdict(incident)).encode())
 
 
-class IncidentsReader:
-    """Reads a run's incidents repeatedly; each `read` gets only new ones from the store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._read: dict[str, Incident] = {}
-
-    def read(self) -> list[Incident]:
-        """All so far, oldest first; a torn one is left out."""
-        for path in self._store.list(layout.INCIDENTS):
-            if path not in self._read and (found := _parse(self._store, path)) is not None:
-                self._read[path] = found
-        return sorted(self._read.values(), key=lambda incident: incident.t)
+def parse_incident(data: bytes, path: str) -> Incident:
+    """The incident in the file `path`. Raises StreamCorrupt."""
+    return parse_as(Incident, data, path)
 
 
-def in_short(incidents: list[Incident]) -> dict[str, Any]:
-    """As a status has them: how many of each kind, restarts of each stage, and the latest ones. Plain JSON."""
-    restarts = Counter(one.stage or "?" for one in incidents if one.kind == "stage.restarted")
+def summarize_incidents(incidents: Sequence[Incident]) -> dict[str, Any]:
+    """How many there are of each kind, restarts of each stage, and the latest ones. Plain JSON, for a status."""
+    counts = Counter(incident.kind for incident in incidents)
+    restarts = Counter(incident.stage or "?" for incident in incidents if incident.kind == "stage.restarted")
     return {
-        "counts": dict(sorted(Counter(one.kind for one in incidents).items())),
+        "counts": dict(sorted(counts.items())),
         "restarts": dict(sorted(restarts.items())),
-        "latest": [asdict(one) for one in incidents[-_LATEST:]],
+        "latest": [asdict(incident) for incident in incidents[-_MAX_SHOWN:]],
     }
-
-
-def _parse(store: Store, path: str) -> Incident | None:
-    try:
-        return Incident(**parse_json(bytes(store.get(path))))
-    except (NotInStore, ValueError, TypeError):
-        return None

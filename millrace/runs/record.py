@@ -4,26 +4,33 @@ run.json              the first start, attempt 0: run id, config, time, versions
 attempts/0001.json    each later start: the same, with the few keys that may change on resume
 attempts/<n>.ended    how that attempt ended, and why if it failed; missing if its controller was killed
 progress/*.json       without an end: is the controller or a stage still alive? running, or killed
+note.txt              a person's note on the run, one line; no stage reads it
 """
 
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from configs.stored import changed_keys, staleness_bound
-from millrace.errors import RunExists, RunMissing
-from millrace.runs.provenance import Origin, Provenance, parse_origin, provenance
+from millrace.errors import InputError, RunExists, RunMissing
+from millrace.runs.provenance import Origin, Provenance, provenance
 from storage import layout
 from storage.checkpoints import read_latest
 from storage.errors import NotInStore, StreamCorrupt
-from storage.json_text import parse_json
+from storage.json_text import RESTORE, parse_as
 from storage.stores.base import Store
 
-RESTORE = "restore this file from a copy of the run"
-"""What to do about a damaged record."""
+CONTROLLER = "controller"
+"""The stage name in the status record that holds a controller's heartbeats."""
+KILLED_SECONDS = 20.0
+"""A run without a recorded end counts as killed once its controller and stages have written nothing for this long."""
+MAX_NOTE_CHARACTERS = 500
+EndState = Literal["finished", "stopped", "failed"]
+"""`stopped`: drained, because a person asked or the budget is spent. `failed`: by an error."""
+State = Literal["running", "finished", "stopped", "failed", "killed"]
+STATES: tuple[State, ...] = get_args(State)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +47,7 @@ class Attempt:
     """Policy version of the checkpoint it resumed from."""
     changes: list[str] = field(default_factory=list)
     """Settings that differ from those of the start before it, and inputs whose change was accepted, a sentence each."""
-    provenance: Provenance = field(default_factory=provenance)
+    provenance: Provenance
     """The controller's process."""
     origin: Origin = field(default_factory=Origin)
     """The preset and the Prefect page."""
@@ -65,11 +72,6 @@ class Attempt:
         return staleness_bound(self.config["pipeline"]["mode"], int(self.config["staleness"]["max_staleness"]))
 
 
-_UNKNOWN = Origin()
-EndState = Literal["finished", "stopped", "failed"]
-"""`stopped`: drained, because a person asked or the budget is spent."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnd:
     """How an attempt ended, as its controller recorded it."""
@@ -77,14 +79,16 @@ class AttemptEnd:
     state: EndState
     cause: str | None = None
     """The error, if it failed."""
+    t: float = field(default=0.0, compare=False)
+    """Unix seconds."""
 
 
 def create_run(
     store: Store,
     run_id: str,
     config: dict[str, Any],
-    origin: Origin = _UNKNOWN,
-    inputs: Mapping[str, str] = MappingProxyType({}),
+    origin: Origin | None = None,
+    inputs: Mapping[str, str] | None = None,
 ) -> Attempt:
     """Claims the run's folder. Raises RunExists, also if another controller claims it at the same time."""
     attempt = Attempt(
@@ -92,54 +96,54 @@ def create_run(
         config=config,
         t_started=time.time(),
         provenance=provenance(config),
-        origin=origin,
-        inputs=dict(inputs),
+        origin=origin or Origin(),
+        inputs=dict(inputs or {}),
     )
-    if not _claim(store, layout.RUN, _dump({"run_id": run_id, **asdict(attempt)})):
-        raise RunExists(f"run {run_id!r} exists already at {store.url}: choose another --run-id, or add --resume")
+    if not _claim(store, layout.RUN, {"run_id": run_id, **asdict(attempt)}):
+        raise RunExists(
+            f"run {run_id!r} exists already", file=store.url, expected="another --run-id, or --resume to continue it"
+        )
     return attempt
 
 
 def resume_run(
     store: Store,
     config: dict[str, Any],
-    origin: Origin = _UNKNOWN,
-    inputs: Mapping[str, str] = MappingProxyType({}),
+    origin: Origin | None = None,
+    inputs: Mapping[str, str] | None = None,
 ) -> Attempt:
     """Records another start of an existing run.
 
     Raises StreamCorrupt if its log of checkpoints is damaged, or something else has the name of the record.
     """
-    before = latest_attempt(store)
-    number = before.number
-    changes = [*changed_keys(before.config, config), *changed_inputs(before, inputs)]
+    previous, inputs = latest_attempt(store), inputs or {}
     checkpoint = read_latest(store)
-    first_step = 0 if checkpoint is None else checkpoint.step
-    made_by = provenance(config)
+    number = previous.number
     while True:
         number += 1
         attempt = Attempt(
             number=number,
             config=config,
             t_started=time.time(),
-            first_step=first_step,
-            changes=changes,
-            provenance=made_by,
-            origin=origin,
-            inputs={**before.inputs, **inputs},
+            first_step=0 if checkpoint is None else checkpoint.step,
+            changes=[*changed_keys(previous.config, config), *changed_inputs(previous, inputs)],
+            provenance=provenance(config),
+            origin=origin or Origin(),
+            inputs={**previous.inputs, **inputs},
         )
-        if _claim(store, layout.attempt(number), _dump(asdict(attempt))):
+        if _claim(store, layout.attempt(number), asdict(attempt)):
             return attempt
 
 
-def changed_inputs(before: Attempt, inputs: Mapping[str, str]) -> list[str]:
-    """One sentence per input that holds something else than in the starts up to `before`."""
-    old = before.inputs
+def changed_inputs(previous: Attempt, inputs: Mapping[str, str]) -> list[str]:
+    """One sentence per input that holds something else than in the starts up to `previous`."""
+    old = previous.inputs
     return [f"{name} was {old[name]} and is {now}" for name, now in inputs.items() if old.get(name, now) != now]
 
 
-def _claim(store: Store, path: str, record: bytes) -> bool:
+def _claim(store: Store, path: str, values: dict[str, Any]) -> bool:
     """Whether `path` is ours now. An existing record may be our own, from a try whose reply was lost."""
+    record = json.dumps(values, indent=1, sort_keys=True).encode()
     if store.put_if_absent(path, record):
         return True
     try:
@@ -151,9 +155,9 @@ def _claim(store: Store, path: str, record: bytes) -> bool:
 def read_run(store: Store) -> dict[str, Any]:
     """`run.json`. Raises RunMissing, and StreamCorrupt for what is no record of a run."""
     try:
-        record = _read_object(store, layout.RUN)
+        record = parse_as(dict[str, Any], bytes(store.get(layout.RUN)), layout.RUN)
     except NotInStore as error:
-        raise RunMissing(f"no run at {store.url}: expected {layout.RUN} there") from error
+        raise RunMissing("no run", file=store.url, expected=f"{layout.RUN} there") from error
     check_run_id(record)
     return record
 
@@ -166,31 +170,15 @@ def check_run_id(record: dict[str, Any]) -> None:
 
 def read_attempt(store: Store, number: int) -> Attempt:
     """Attempt `number`. Raises RunMissing or NotInStore, and StreamCorrupt for what is no record of an attempt."""
-    path = layout.RUN if number == 0 else layout.attempt(number)
-    return parse_attempt(read_run(store) if number == 0 else _read_object(store, path), path)
+    if number == 0:
+        return parse_attempt(read_run(store), layout.RUN)
+    return parse_attempt(bytes(store.get(layout.attempt(number))), layout.attempt(number))
 
 
-def parse_attempt(values: dict[str, Any], path: str) -> Attempt:
-    """The attempt in the JSON object `values` of the file `path`. Raises StreamCorrupt."""
-    values = {name: value for name, value in values.items() if name != "run_id"}
-    try:
-        made_by, origin = Provenance(**values["provenance"]), parse_origin(values["origin"])
-        attempt = Attempt(**{**values, "provenance": made_by, "origin": origin})
-    except (KeyError, TypeError) as error:
-        raise StreamCorrupt(path, f"not the record of an attempt: {error}; {RESTORE}") from error
-    if not isinstance(attempt.config, dict) or type(attempt.number) is not int or type(attempt.first_step) is not int:
-        raise StreamCorrupt(path, f"not the record of an attempt: expected a config and whole numbers; {RESTORE}")
-    return attempt
-
-
-def _read_object(store: Store, path: str) -> dict[str, Any]:
-    try:
-        values = parse_json(bytes(store.get(path)))
-    except ValueError as error:
-        raise StreamCorrupt(path, f"not JSON: {error}; {RESTORE}") from error
-    if not isinstance(values, dict):
-        raise StreamCorrupt(path, f"not a JSON object; {RESTORE}")
-    return values
+def parse_attempt(data: bytes | dict[str, Any], path: str) -> Attempt:
+    """The attempt in the file `path`. Raises StreamCorrupt."""
+    values = parse_as(dict[str, Any], data, path)
+    return parse_as(Attempt, {name: value for name, value in values.items() if name != "run_id"}, path)
 
 
 def latest_attempt(store: Store) -> Attempt:
@@ -214,10 +202,10 @@ def attempt_of_step(store: Store, step: int) -> Attempt:
     return attempt
 
 
-def end_attempt(store: Store, number: int, how: EndState, cause: str | None = None) -> None:
+def end_attempt(store: Store, number: int, state: EndState, cause: str | None = None) -> None:
     """Records that an attempt's controller exits; `cause`: why it failed. An end that is recorded already stays."""
-    record = {"state": how, "cause": cause, "t": time.time()}
-    store.put_if_absent(layout.ended(number), json.dumps(record).encode())
+    end = AttemptEnd(state=state, cause=cause, t=time.time())
+    store.put_if_absent(layout.ended(number), json.dumps(asdict(end)).encode())
 
 
 def read_end(store: Store, number: int) -> AttemptEnd | None:
@@ -229,53 +217,51 @@ def read_end(store: Store, number: int) -> AttemptEnd | None:
 
 
 def parse_end(data: bytes, path: str) -> AttemptEnd:
-    """How an attempt ended, by the file `path` with the content `data`. Raises StreamCorrupt."""
-    try:
-        record = parse_json(data)
-        state, cause = record["state"], record.get("cause")
-    except (ValueError, KeyError, TypeError) as error:
-        raise StreamCorrupt(path, f"it does not say how the attempt ended: {error!r}") from error
-    if state not in get_args(EndState):
-        raise StreamCorrupt(path, f"it says that the attempt ended {state!r}; expected {', '.join(get_args(EndState))}")
-    return AttemptEnd(state=state, cause=None if cause is None else str(cause))
+    """How an attempt ended, by the file `path`. Raises StreamCorrupt."""
+    return parse_as(AttemptEnd, data, path)
 
 
-def _dump(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, indent=1, sort_keys=True).encode()
-
-
-State = Literal["running", "finished", "stopped", "failed", "killed"]
-STATES: tuple[State, ...] = get_args(State)
-KILLED_SECONDS = 20.0
-"""A run without a recorded end counts as killed once its controller and stages have written nothing for this long."""
-_KILLED = "no end was recorded and nothing of the run is alive: it was killed, or its machine is gone"
-CONTROLLER = "controller"
-"""The stage name in the status record that holds a controller's heartbeats."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunState:
-    """The state of a run's newest attempt."""
-
-    name: State
-    """`stopped`: on request, after draining, or because the budget is spent. `failed`: by an error."""
-    cause: str | None = None
-    """The error of a failed run, or the evidence for a kill; None in other states."""
-
-
-def run_state(end: AttemptEnd | None, t_started: float, records: Mapping[str, Mapping[str, Any]]) -> RunState:
-    """The state of an attempt that started at `t_started` (unix seconds).
+def run_state(
+    end: AttemptEnd | None, t_started: float, records: Mapping[str, Mapping[str, Any]]
+) -> tuple[State, str | None]:
+    """The state of an attempt that started at `t_started` (unix seconds), and the cause of a failure or kill.
 
     `end` is what its controller recorded at its end, if anything; `records` are the attempt's status records.
     """
     if end is not None:
-        return RunState(name=end.state, cause=end.cause)
-    newest = max((record["t"] for record in records.values()), default=t_started)
-    if time.time() - max(newest, t_started) < KILLED_SECONDS:
-        return RunState(name="running")
-    return RunState(name="killed", cause=_KILLED)
+        return end.state, end.cause
+    newest = max([t_started, *(record["t"] for record in records.values())])
+    if time.time() - newest < KILLED_SECONDS:
+        return "running", None
+    return "killed", "no end was recorded and nothing of the run is alive: it was killed, or its machine is gone"
 
 
 def of_attempt(number: int, records: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """The status records that processes of this attempt wrote, the controller's and hosts' included."""
     return {name: record for name, record in records.items() if record.get("attempt", number) == number}
+
+
+def read_note(store: Store) -> str:
+    """The note on the run in `store`; '' if there is none. Raises what an unreachable store raises."""
+    try:
+        data = bytes(store.get(layout.NOTE, 0, 4 * MAX_NOTE_CHARACTERS))
+    except NotInStore:
+        return ""
+    # Someone may have written it by hand.
+    return " ".join(data.decode("utf-8", "replace").split())[:MAX_NOTE_CHARACTERS]
+
+
+def write_note(store: Store, text: str) -> None:
+    """Replaces the note on the run in `store`; an empty one removes it. Line breaks become spaces.
+
+    Raises RunMissing if there is no run, and InputError for more than 500 characters.
+    """
+    read_run(store)
+    line = " ".join(text.split())
+    if len(line) > MAX_NOTE_CHARACTERS:
+        expected = f"at most {MAX_NOTE_CHARACTERS}"
+        raise InputError(f"of {len(line)} characters", key="the note", expected=expected)
+    if line:
+        store.put(layout.NOTE, line.encode("utf-8", "replace"))
+    else:
+        store.delete(layout.NOTE)

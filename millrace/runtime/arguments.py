@@ -1,8 +1,17 @@
-"""The command line of a stage process: written by its supervisor, read by the stage."""
+"""What a process of a stage is started with: its command line, and the config of its attempt."""
 
 import argparse
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
+
+from pydantic import ValidationError
+
+from configs.schema import RunConfig
+from millrace.runs.record import Attempt
+from storage.errors import StreamCorrupt
+from storage.json_text import RESTORE
 
 EVALUATE_BESIDE, EVALUATE_AT_END = 0, 1
 """Replicas of the evaluate stage: beside training, and at the end of an attempt."""
@@ -27,7 +36,7 @@ class StageArguments:
         ]  # fmt: skip
 
     @classmethod
-    def parse(cls, argv: list[str]) -> "StageArguments":
+    def parse(cls, argv: list[str]) -> Self:
         """Parses a command line; exits with code 2 if it is invalid."""
         parser = argparse.ArgumentParser()
         parser.add_argument("--run-url", required=True)
@@ -35,3 +44,40 @@ class StageArguments:
         parser.add_argument("--replica", type=int, required=True)
         parser.add_argument("--handover", type=Path, required=True)
         return cls(**vars(parser.parse_args(argv)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """The hosts of one trainer, as the launcher of each gets them on its command line."""
+
+    run_url: str
+    attempt: int
+    host: int
+    """This host, in [0, hosts); host 0 leads."""
+    hosts: int
+    min_hosts: int
+    """With how many to start while others are missing, in [1, hosts]."""
+    join_seconds: float
+    """How long to wait for the missing ones before that."""
+    network: str
+    """In which they reach each other, such as 10.0.0.0/24."""
+    ranks: int
+    """Ranks of each host."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return cls(**json.loads(text))
+
+
+def attempt_config(attempt: Attempt) -> RunConfig:
+    """Parses the config that the attempt was started with. Raises StreamCorrupt for an invalid one."""
+    try:
+        return RunConfig.model_validate(attempt.config)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "its config"
+        reason = f"not a config of this version of Millrace: {key}: {first['msg']}; {RESTORE}"
+        raise StreamCorrupt(attempt.path, reason) from error

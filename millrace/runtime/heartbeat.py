@@ -1,4 +1,4 @@
-"""How a controller and stages on other hosts know of each other: by status records in the run's store.
+"""How processes on different hosts know of each other: by status records in the run's store.
 
     controller: publisher ──progress/controller-0──► monitor ───┐              its stages drain when told to,
                                                                 ├─ flow `stages` on another host   or when it is silent
@@ -8,13 +8,19 @@ No clock is compared with another host's: a monitor measures with its own clock 
 """
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable
+from ipaddress import ip_address, ip_network
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
+from millrace.errors import InputError
 from millrace.runtime.background import Background
+from millrace.runtime.messages import STOPPED
 from storage.errors import StorageError
 from storage.progress import read_status, write_progress
 from storage.stores.base import Store
@@ -28,17 +34,17 @@ class HeartbeatPublisher(Background):
     """Writes a status record every `HEARTBEAT_SECONDS` while its `with` block lasts, and at every `publish`.
 
     `owner_id` tells this publisher from others that write, or wrote, under the same name. `draining` is called for each
-    record.
+    record. `values` are its other keys at the start; one of them is `doing`.
     """
 
     def __init__(
-        self, store: Store, name: str, number: int, *, owner_id: str, doing: str, draining: Callable[[], bool]
+        self, store: Store, name: str, number: int, *, owner_id: str, draining: Callable[[], bool], **values: Any
     ) -> None:
         super().__init__(f"heartbeat {name}-{number}", join_seconds=None)
         self._store = store
         self._name = name
         self._number = number
-        self._values: dict[str, Any] = {"of": owner_id, "doing": doing}
+        self._values: dict[str, Any] = {"of": owner_id, **values}
         self._draining = draining
         self._count = 0
         self._lock = threading.Lock()
@@ -52,15 +58,15 @@ class HeartbeatPublisher(Background):
     ) -> None:
         super().__exit__(kind, error, traceback)
         with contextlib.suppress(StorageError, OSError):
-            self.publish(doing="stopped")
+            self.publish(doing=STOPPED)
 
     def publish(self, **values: Any) -> None:
         """Adds values to the status record and writes it. Raises StorageError."""
         with self._lock:
             self._values |= values
             self._count += 1
-            own = {"beat": self._count, "t": time.time(), "draining": self._draining()}
-            write_progress(self._store, self._name, self._number, {**self._values, **own})
+            beat = {"beat": self._count, "t": time.time(), "draining": self._draining()}
+            write_progress(self._store, self._name, self._number, {**self._values, **beat})
 
     def _run(self) -> None:
         while not self._over.wait(HEARTBEAT_SECONDS):
@@ -76,7 +82,6 @@ class HeartbeatMonitor:
         self._store = store
         self._name = name
         self._number = number
-        self._last: tuple[object, object] | None = None
         self._changed = time.monotonic()
         self.status: dict[str, Any] = {}
         """The record as it was last read; empty before the first."""
@@ -86,13 +91,38 @@ class HeartbeatMonitor:
         """The `owner_id` of its publisher; None before the first record."""
         return self.status.get("of")
 
-    def look(self) -> float:
-        """Reads the record; returns for how many seconds it has not changed. An unreachable store counts as silence."""
-        try:
-            status = read_status(self._store, self._name, self._number)
-        except (StorageError, OSError):
-            status = {}
-        heartbeat = (status.get("of"), status.get("beat"))
-        if status and heartbeat != self._last:
-            self._last, self._changed, self.status = heartbeat, time.monotonic(), status
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the record was seen to change, as of the last look."""
         return time.monotonic() - self._changed
+
+    def look(self) -> float:
+        """Reads the record; returns `silent_seconds`. An unreachable store counts as silence."""
+        with contextlib.suppress(StorageError, OSError):
+            status = read_status(self._store, self._name, self._number)
+            if status and any(status.get(key) != self.status.get(key) for key in ("of", "beat")):
+                self._changed, self.status = time.monotonic(), status
+        return self.silent_seconds
+
+
+def own_interface(network: str, key: str) -> tuple[str, str]:
+    """Returns the name and address of this host's interface in `network`, such as 10.0.0.0/24.
+
+    gloo and NCCL are told where to listen by the name. Raises InputError, naming the setting `key`, if the host has no
+    interface there.
+    """
+    addresses = [
+        (name, address.address)
+        for name, of_interface in psutil.net_if_addrs().items()
+        for address in of_interface
+        if address.family == socket.AF_INET
+    ]
+    for name, address in addresses:
+        if ip_address(address) in ip_network(network):
+            return name, address
+    shown = ", ".join(sorted(address for _, address in addresses)) or "none"
+    raise InputError(
+        f"{network}, and host {socket.gethostname()} has no address in it, only {shown}",
+        key=key,
+        expected="a network that every host of the trainer is in",
+    )

@@ -1,4 +1,4 @@
-"""What a stage process tells its supervisor, one line at a time, on the pipe that was its standard output.
+"""What a stage process tells its supervisor: one line at a time on its standard output, then its exit code.
 
 milestone ─► the line as it is ───────────────────► Prefect's log, for people
 event     ─► MARK {"event": …, "payload": {…}} ───► Prefect's event `millrace.<kind>`, for automations
@@ -7,6 +7,7 @@ heartbeat ─► MARK {"beat": …, "ready": …} ────────► th
 
 import json
 import os
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,12 +34,29 @@ EventKind = Literal[
     "checkpoint.promoted",
     "checkpoint.held-back",
 ]
-"""What can happen in a run that an automation may act upon. Payloads: docs/operations.md."""
+"""Events of a run that an automation may act upon. Payloads: docs/operations.md."""
 
 STARTING, LOADING = "starting", "loading the model"
-"""What a stage does before it can be ready."""
+"""Activities of a stage before it is ready."""
 STOPPED = "stopped"
-"""What a stage that has ended does."""
+"""The activity of a stage that has ended."""
+
+SHOW_STACKS = signal.SIGUSR1
+"""Asks a stage that seems to hang to write its threads' stacks to its log. SIGTERM asks it to stop."""
+USER_ERROR = 2
+"""Only a person can fix it: a wrong setting, a full disk, a damaged stream."""
+MISCOUNTED = 70
+"""The ledger does not balance: continuing could give wrong results (EX_SOFTWARE)."""
+DRAINED = 75
+"""Stopped on request (EX_TEMPFAIL)."""
+FENCED = 76
+"""Another process has taken over the work: no restart."""
+YIELDED = 77
+"""The leading host of a trainer over several hosts is away, and this host is free for its job."""
+ROLLED_BACK = 78
+"""Training collapsed, and continues from an earlier checkpoint in a new process."""
+ERROR_PREFIX = "error: "
+"""Begins the last milestone, which is the error's sentence."""
 
 _MARK = "\x1f"
 """Begins a line that is not for people: ASCII's unit separator, which `splitlines` keeps."""
@@ -50,8 +68,6 @@ _pipe: TextIO | None = None
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened."""
-
     kind: EventKind
     payload: Mapping[str, Any]
     """Plain JSON."""
@@ -59,31 +75,29 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """A stage's main thread is making progress."""
+    """A sign that a stage's main thread makes progress."""
 
     doing: str
-    """What the stage is doing."""
     ready: bool
     """Whether the stage does its actual work; before that it imports packages and loads its model."""
 
 
-def milestone_line(text: str) -> str:
-    """The line for a milestone. A milestone that quotes something, such as a model's text, can't become an event."""
-    return text.replace(_MARK, "")
+def encode_line(message: Heartbeat | Event | str) -> str:
+    """The line that `read_line` reads as this message; a milestone is a plain string.
 
-
-def event_line(event: Event) -> str:
-    """The line that `read_line` reads as this event."""
-    return _MARK + json.dumps({"event": event.kind, "payload": dict(event.payload)})
-
-
-def heartbeat_line(heartbeat: Heartbeat) -> str:
-    """The line that `read_line` reads as this heartbeat."""
-    return _MARK + json.dumps({"beat": heartbeat.doing, "ready": heartbeat.ready})
+    A milestone that quotes something, such as a model's text, can't become an event.
+    """
+    match message:
+        case Event():
+            return _MARK + json.dumps({"event": message.kind, "payload": dict(message.payload)})
+        case Heartbeat():
+            return _MARK + json.dumps({"beat": message.doing, "ready": message.ready})
+        case str():
+            return message.replace(_MARK, "")
 
 
 def read_line(line: str) -> Heartbeat | Event | str:
-    """Parses a line; a milestone is a plain string. Raises ValueError or KeyError for a malformed marked line."""
+    """Parses a line. Raises ValueError or KeyError for a malformed marked line."""
     if not line.startswith(_MARK):
         return line
     values = json.loads(line.removeprefix(_MARK))
@@ -99,13 +113,13 @@ def redirect_prints() -> None:
     os.dup2(2, 1)
 
 
-def send(line: str) -> None:
-    """Sends one line. Raises BrokenPipeError if the supervisor is gone."""
-    print(line, file=_pipe, flush=True)
+def send(message: Heartbeat | Event | str) -> None:
+    """Sends a message to the supervisor. Raises BrokenPipeError if it is gone."""
+    print(encode_line(message), file=_pipe, flush=True)
 
 
 class HeartbeatSender:
-    """Sends a heartbeat at once when the stage does something new, otherwise at most once per second.
+    """Sends a heartbeat at once when the activity changes, otherwise at most once per second.
 
     No thread sends heartbeats: if the main thread hangs, they must stop.
     """
@@ -114,10 +128,9 @@ class HeartbeatSender:
         self._last: Heartbeat | None = None
         self._sent = 0.0
 
-    def offer(self, heartbeat: Heartbeat) -> None:
-        """Sends it if it is due. Raises BrokenPipeError if the supervisor is gone."""
-        now = time.monotonic()
-        if heartbeat == self._last and now - self._sent < _HEARTBEAT_SECONDS:
-            return
-        self._last, self._sent = heartbeat, now
-        send(heartbeat_line(heartbeat))
+    def offer(self, doing: str, *, ready: bool) -> None:
+        """Sends a heartbeat if it is due. Raises BrokenPipeError if the supervisor is gone."""
+        heartbeat, now = Heartbeat(doing=doing, ready=ready), time.monotonic()
+        if heartbeat != self._last or now - self._sent >= _HEARTBEAT_SECONDS:
+            self._last, self._sent = heartbeat, now
+            send(heartbeat)

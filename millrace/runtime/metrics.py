@@ -1,8 +1,12 @@
-"""A stage's metrics: collected in memory and committed to its `metrics` stream about once a second."""
+"""A stage's metrics: its pace, what it uses of the machine, and the stream they are committed to."""
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import pyarrow as pa
 
 from storage import layout
@@ -13,11 +17,15 @@ from storage.streams.stream import StreamWriter
 
 TIME = "time/"
 """Prefix of time metrics: `time/<activity>/seconds` is the time spent on it since the last row."""
+USAGE = "usage/"
+"""Prefix of the metrics of what a stage uses of its machine."""
+CPU_CORES = f"{USAGE}cpu_cores"
+MEMORY_BYTES = f"{USAGE}memory_bytes"
 _SECONDS, _ROWS, _BYTES = 1.0, 4096, 1 << 20
 
 
 class MetricsWriter:
-    """Writes the metrics stream of one stage replica."""
+    """Writes the metrics stream of one stage replica, with a commit about once a second."""
 
     def __init__(self, store: Store, stage: str, replica: int) -> None:
         stream = StreamWriter(store, layout.metrics(stage, replica), METRIC, writer=f"{stage}-{replica}")
@@ -59,3 +67,36 @@ class Pace:
         self._tokens += tokens
         seconds = now - self._first
         return {"step_seconds": seconds / self._steps, "tokens_per_second": self._tokens / seconds} if seconds else {}
+
+
+class ProcessTree:
+    """CPU time and memory of this process and its descendants, such as an engine's workers."""
+
+    def __init__(self) -> None:
+        self._t, self._cpu_seconds = time.monotonic(), 0.0
+        self.look()
+
+    def look(self) -> tuple[float, int]:
+        """CPU seconds per second since the last call, and resident bytes; shared memory counts for each process."""
+        cpu_seconds, memory_bytes = 0.0, 0
+        for pid in [os.getpid(), *_descendants(os.getpid())]:
+            try:
+                process = psutil.Process(pid)
+                # With the time of children that have ended.
+                cpu_seconds += sum(process.cpu_times()[:4])
+                memory_bytes += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+        now, before = time.monotonic(), (self._t, self._cpu_seconds)
+        self._t, self._cpu_seconds = now, cpu_seconds
+        # A descendant that ended as an orphan takes its time along.
+        return max(0.0, cpu_seconds - before[1]) / max(now - before[0], 1e-9), memory_bytes
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    # psutil's own would read the status of every process of the machine.
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, file.read_text().split()):
+                yield child
+                yield from _descendants(child)

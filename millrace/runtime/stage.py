@@ -4,7 +4,7 @@
                ──SIGTERM──────────►               asked to stop                         ┘
                ──SIGUSR1──────────►               seems to hang: writes its threads' stacks to its log
                ◄──stdout───────────               milestones, events, heartbeats (`millrace.runtime.messages`)
-               ◄──exit code────────               see `millrace.runtime.exit_codes`; anything else is a fault
+               ◄──exit code────────               see `millrace.runtime.messages`; anything else is a fault
 
 A stage's loop checks `draining` between two units of work, finishes the current one, commits, and returns. Its main
 thread sends a heartbeat whenever it begins something, has finished something, or polls for what it waits for. Within a
@@ -25,27 +25,29 @@ from types import FrameType
 from typing import Any
 
 from configs.schema import RunConfig
-from millrace.runs.attempt_config import attempt_config
+from millrace.errors import InputError, LedgerMismatch, RolledBack
 from millrace.runs.record import read_attempt
-from millrace.runtime.arguments import StageArguments
-from millrace.runtime.exit_codes import DRAINED, SHOW_STACKS, final_error_reported
+from millrace.runtime.arguments import StageArguments, attempt_config
 from millrace.runtime.messages import (
+    DRAINED,
+    ERROR_PREFIX,
+    FENCED,
     LOADING,
+    MISCOUNTED,
+    ROLLED_BACK,
+    SHOW_STACKS,
     STARTING,
     STOPPED,
+    USER_ERROR,
     Event,
     EventKind,
-    Heartbeat,
     HeartbeatSender,
-    event_line,
-    milestone_line,
     redirect_prints,
     send,
 )
-from millrace.runtime.metrics import TIME, MetricsWriter
-from millrace.runtime.usage import CPU_CORES, MEMORY_BYTES, ProcessTree
+from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES, TIME, MetricsWriter, ProcessTree
 from storage import failpoints, layout
-from storage.errors import StoreRefused
+from storage.errors import Fenced, PartRemoved, SchemaUnknown, StoreDenied, StoreFull, StoreRefused, StreamCorrupt
 from storage.progress import read_status, write_progress
 from storage.stores.base import Store
 from storage.stores.factory import open_store
@@ -56,6 +58,13 @@ _ADVANCED_SECONDS = 2.0
 """How often a stage reports within a unit of work."""
 _LONG_RUNNING = frozenset({"generate", "score", "train", "sync_weights"})
 """Stages that run as long as the campaign: only their times are logged as metrics."""
+_USER_ERRORS = (InputError, StoreRefused, StoreDenied, StoreFull, StreamCorrupt, SchemaUnknown, PartRemoved)
+_EXIT_CODES: dict[type[Exception], int] = {
+    **dict.fromkeys(_USER_ERRORS, USER_ERROR),
+    Fenced: FENCED,
+    LedgerMismatch: MISCOUNTED,
+    RolledBack: ROLLED_BACK,
+}
 
 
 @dataclass(kw_only=True)
@@ -103,17 +112,18 @@ class Stage:
 
     def log(self, line: str) -> None:
         """Reports something worth a line in the Prefect UI."""
-        self._send(milestone_line(line))
+        with self._drain_if_unheard():
+            send(line)
 
     def emit_event(self, kind: EventKind, **payload: Any) -> None:
         """Reports an event that an automation may act upon; `payload` is plain JSON."""
-        self._send(event_line(Event(kind=kind, payload=payload)))
+        with self._drain_if_unheard():
+            send(Event(kind=kind, payload=payload))
 
     def beat(self) -> None:
         """Sends a heartbeat if one is due; cheap enough for any loop."""
         if not self.owing:
-            with self._drain_if_unheard():
-                self._heartbeats.offer(Heartbeat(doing=self._doing, ready=self._ready))
+            self._send_heartbeat()
 
     def advance(self) -> None:
         """Notes progress within a unit of work, such as a layer's forward pass; cheap enough for any loop.
@@ -126,8 +136,7 @@ class Stage:
             return
         self._advanced = now
         self._values["advances"] = self.value("advances") + 1
-        with self._drain_if_unheard():
-            self._heartbeats.offer(Heartbeat(doing=self._doing, ready=self._ready))
+        self._send_heartbeat()
         self._write_status()
 
     def mark_ready(self, line: str) -> None:
@@ -163,9 +172,7 @@ class Stage:
 
     def value(self, name: str) -> int:
         """A count from the status record, including the predecessor's; 0 if there is none yet."""
-        found = self._values.get(name, 0)
-        assert isinstance(found, int)
-        return found
+        return int(self._values.get(name, 0))
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
@@ -205,9 +212,9 @@ class Stage:
         if self._metrics is not None:
             self._metrics.close()
 
-    def _send(self, line: str) -> None:
+    def _send_heartbeat(self) -> None:
         with self._drain_if_unheard():
-            send(line)
+            self._heartbeats.offer(self._doing, ready=self._ready)
 
     @contextmanager
     def _drain_if_unheard(self) -> Iterator[None]:
@@ -233,8 +240,8 @@ class Stage:
         values = {f"{TIME}{what}/seconds": seconds for what, seconds in times.items()}
         if "tokens" in self._values:
             values["total/tokens"] = float(self.value("tokens"))
-        if (used := self._processes.look()) is not None:
-            values |= {CPU_CORES: used.cpu_cores, MEMORY_BYTES: float(used.memory_bytes)}
+        cpu_cores, memory_bytes = self._processes.look()
+        values |= {CPU_CORES: cpu_cores, MEMORY_BYTES: float(memory_bytes)}
         self.metrics.log(incarnation=self.value("incarnation"), policy_version=self.value("policy_version"), **values)
 
     def _find_run_file(self) -> int | None:
@@ -254,7 +261,7 @@ class Stage:
             )
         self._written = time.monotonic()
         # This process's own values come last: they replace its predecessor's.
-        own = {
+        current = {
             "pid": os.getpid(),
             "process": self.process,
             "t": time.time(),
@@ -262,20 +269,20 @@ class Stage:
             "doing": self._doing,
             "seconds": self._seconds,
         }
-        write_progress(self.store, self.name, self.replica, {**self._values, **own})
+        write_progress(self.store, self.name, self.replica, {**self._values, **current})
 
 
 def run_stage(name: str, main: Callable[[Stage], None]) -> None:
     """Entry point of a stage process: sets it up from its command line, runs `main`, and exits.
 
-    Exits with 0 when `main` returns by itself, otherwise as `millrace.runtime.exit_codes` says. An exception without an
-    exit code of its own is a fault and leaves its traceback.
+    Exits with 0 when `main` returns by itself, otherwise with a code of `millrace.runtime.messages`. An exception
+    without an exit code of its own is a fault and leaves its traceback.
     """
-    with final_error_reported():
+    with _final_error_reported():
         arguments, config, store = _begin(name)
         stage = Stage(name=name, arguments=arguments, config=config, store=store)
         drain_on_signals(stage)
-        _drain_with_lifeline(stage)
+        threading.Thread(target=_drain_with_lifeline, args=(stage,), name="lifeline", daemon=True).start()
         stage.update_status(now=True, t_main=time.time(), t_ready=None, load_seconds=0.0)
         try:
             main(stage)
@@ -289,9 +296,19 @@ def run_follower(name: str, rank: int, follow: Callable[[StageArguments, RunConf
 
     SIGTERM ends a follower at once: torchrun sends it when another rank has failed.
     """
-    with final_error_reported():
+    with _final_error_reported():
         arguments, config, store = _begin(name, rank)
         follow(arguments, config, store)
+
+
+@contextmanager
+def _final_error_reported() -> Iterator[None]:
+    """Sends the sentence of an error that has an exit code, and exits with that code."""
+    try:
+        yield
+    except tuple(_EXIT_CODES) as error:
+        send(f"{ERROR_PREFIX}{error}")
+        sys.exit(next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)))
 
 
 def _begin(name: str, rank: int = 0) -> tuple[StageArguments, RunConfig, Store]:
@@ -317,11 +334,7 @@ def drain_on_signals(stage: Stage) -> None:
 
 def _drain_with_lifeline(stage: Stage) -> None:
     """Asks the stage to drain when standard input ends, which the controller holds open."""
-
-    def wait_for_end() -> None:
-        # os.read, because a thread inside sys.stdin's buffer aborts the interpreter at exit.
-        while os.read(0, 1024):
-            pass
-        stage.draining = True
-
-    threading.Thread(target=wait_for_end, name="lifeline", daemon=True).start()
+    # os.read, because a thread inside sys.stdin's buffer aborts the interpreter at exit.
+    while os.read(0, 1024):
+        pass
+    stage.draining = True

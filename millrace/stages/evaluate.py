@@ -19,10 +19,10 @@ import torch
 
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
-from millrace.evaluation.examiner import Examiner, Rules, Stopped
+from millrace.evaluation.examiner import EvaluationSet, Examiner, Rules, Stopped, evaluation_sets, with_evaluation_sets
 from millrace.evaluation.results import Result, measures_by_set, read_result, write_result
 from millrace.evaluation.schedule import due, stop_if_no_better
-from millrace.evaluation.sets import EvaluationSet, all_asked, evaluation_sets
+from millrace.forking.process_settings import take_idle_time
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.transformers import TransformersEngine
 from millrace.generation.environments.base import AnyEnvironment, environment_class
@@ -33,7 +33,6 @@ from millrace.prompts.dataset import PromptSet, load_prompts
 from millrace.rewards.scorer import make_scorer
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import EVALUATE_AT_END
-from millrace.runtime.process_settings import take_idle_time
 from millrace.runtime.stage import Stage, run_stage
 from millrace.training.checkpoints.names import weights_checksum
 from millrace.training.checkpoints.policy_state import load_weights
@@ -221,7 +220,7 @@ class Policy:
     @cached_property
     def _encoder(self) -> PromptEncoder:
         config = self._stage.config
-        prompts = all_asked(self._prompts, self._sets)
+        prompts = with_evaluation_sets(self._prompts, self._sets)
         return prompt_encoder(self._folder, config.model, config.prompts, prompts, self._environment)
 
     @cached_property

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from millrace.chat.encoder import PromptEncoder
+from millrace.forking.process_settings import keep_freed_memory
 from millrace.generation.engines.base import Engine
 from millrace.generation.engines.factory import make_engine
 from millrace.generation.environments.base import AnyEnvironment, environment_class
@@ -23,7 +24,6 @@ from millrace.models.start_folder import start_folder
 from millrace.prompts.dataset import load_prompts
 from millrace.rollouts.writer import TrajectoryWriter
 from millrace.runtime.device_sharing import DeviceTurns, open_device
-from millrace.runtime.process_settings import keep_freed_memory
 from millrace.runtime.stage import Stage, run_stage
 from millrace.stages.admission import Admission, prompt_order
 from millrace.stages.carry_over import CarryOver

@@ -10,16 +10,17 @@ promotion. The event is sent at least once.
 """
 
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 from millrace.errors import InputError
 from millrace.evaluation.promotion import (
     Decision,
+    Promotion,
     decide,
-    promoted_of,
+    promotion_of,
     read_decision,
     read_evaluation,
-    state_of,
     write_decision,
 )
 from millrace.runtime.stage import Stage, run_stage
@@ -52,7 +53,7 @@ def _pass_gate(stage: Stage) -> Decision:
         raise InputError("no checkpoint to promote yet", file=stage.store.url)
     writer = CheckpointWriter(stage.store, layout.PROMOTED, writer="promote")
     # Read after the writer's fence: no other process can promote from here on.
-    last = None if writer.latest is None else promoted_of(writer.latest)
+    last = None if writer.latest is None else promotion_of(writer.latest)
     if last is not None and last.attempt == attempt:
         return last.decision
     candidate = read_evaluation(stage.store, checkpoint.step)
@@ -68,8 +69,10 @@ def _pass_gate(stage: Stage) -> Decision:
         failpoint("promote.before_files")
         with stage.busy("promote"):
             files = _model_files(stage, checkpoint)
-            state = state_of(decision, candidate, incarnation=checkpoint.incarnation, attempt=attempt)
-            writer.commit(checkpoint.step, files, state)
+            promotion = Promotion(
+                decision=decision, evaluation=candidate, incarnation=checkpoint.incarnation, attempt=attempt
+            )
+            writer.commit(checkpoint.step, files, asdict(promotion))
         failpoint("promote.after_record")
     return decision
 

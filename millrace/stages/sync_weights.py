@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from millrace.errors import WeightsCorrupt
-from millrace.runtime.interfaces import own_interface
+from millrace.runtime.heartbeat import own_interface
 from millrace.runtime.stage import Stage, run_stage
 from millrace.weights.acknowledgements import AckTracker, Arrival
 from millrace.weights.base import HandoverReceiver, Weights, WeightsId, WeightsSender
@@ -41,7 +41,7 @@ def main(stage: Stage) -> None:
         store,
         stage.arguments.handover,
         stage.config.generation.replicas,
-        host="127.0.0.1" if network is None else own_interface(network, "placement.train.network").address,
+        host="127.0.0.1" if network is None else own_interface(network, "placement.train.network")[1],
     )
     # A null address replaces a predecessor's, where nothing listens any more.
     stage.update_status(transport=config.transport, address=sender.address)

@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 from support.pages.dashboard_page import Watched
 from support.stored_run.run import Shape, StoredRun
 
-from millrace.runs.note import write_note
+from millrace.runs.record import write_note
 from storage import layout
 from storage.stores.local import LocalStore
 

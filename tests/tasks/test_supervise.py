@@ -11,8 +11,7 @@ from support.stages.supervised import IMPATIENT, PATIENT, Supervised, is_gone
 
 from configs.operation import SupervisionConfig
 from millrace.errors import InputError, LedgerMismatch, PlaceYielded, StageDied
-from millrace.runtime.exit_codes import FENCED, MISCOUNTED, USER_ERROR, YIELDED
-from millrace.runtime.messages import Event
+from millrace.runtime.messages import FENCED, MISCOUNTED, USER_ERROR, YIELDED, Event
 from storage.errors import Fenced
 from tasks.stop import STOP, STOP_NOW
 

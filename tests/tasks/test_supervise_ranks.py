@@ -9,7 +9,7 @@ from support.campaigns.campaigns import wait_until
 from support.stages.supervised import IMPATIENT, Supervised, is_gone
 
 from millrace.errors import StageDied
-from millrace.runtime.exit_codes import FENCED
+from millrace.runtime.messages import FENCED
 from storage.errors import Fenced
 from tasks.stop import STOP
 

@@ -63,10 +63,10 @@ def _copy_all(store: "Store", mirrors: "Sequence[Mirror]") -> bool:
 
     # Before copying, so that everything written until the end is copied.
     attempt = latest_attempt(store)
-    state = run_state(read_end(store, attempt.number), attempt.t_started, read_progress(store))
+    state, _ = run_state(read_end(store, attempt.number), attempt.t_started, read_progress(store))
     for mirror in mirrors:
         mirror.copy()
-    return state.name != "running"
+    return state != "running"
 
 
 def _sinks(arguments: argparse.Namespace, run_id: str) -> "Iterator[Sink]":

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from millrace.chat.base import Turn
 from millrace.errors import InputError, one_line
-from millrace.forking.working_folder import working_folder_first
+from millrace.forking.process_settings import working_folder_first
 from millrace.types import Message, Prompt
 
 _KEY = "environment.name"

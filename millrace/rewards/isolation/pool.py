@@ -1,74 +1,64 @@
-"""A pool of workers that can be killed; no response holds up another.
+"""A pool of worker processes, in which no response holds up another.
 
-    tasks ─► waiting ─► worker 1 ─┬─ a score                                ─► the next task
-                        worker 2  ├─ slow while others wait: killed         ─► waiting, behind all others
-                           …      ├─ past its deadline, too much memory,
-                                  │  too many threads                       ─► killed: `timeout`, `error`
-            spares: the next ones └─ ended by itself                        ─► `error`
+    tasks ─► waiting ─► worker 1 ─┬─ a score                                     ─► the next task
+                        worker 2  ├─ slow while others wait: killed              ─► waiting, behind all others
+                           …      ├─ over its time, memory or threads: killed    ─► `timeout`, `error`
+                                  └─ ended without a score                       ─► `error`
 
-A worker is sent a few tasks ahead, so that neither side waits for the other to wake up. When a worker ends, only the
-task in front is affected: the others go to the next worker.
+A worker is sent a few tasks ahead, so that neither side waits for the other. When a worker ends, only the task that it
+was scoring is affected: the others go to the next worker.
 """
 
-import selectors
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Self
 
 from millrace.rewards.base import Reward, Score, failed
 from millrace.rewards.isolation.fork_server import RewardForkServer, RewardWorker
-from millrace.rewards.isolation.messages import LONGEST_SCORE, Task, read_score, task_line
 from millrace.rewards.isolation.sandbox import Limits, hide
+from millrace.rewards.isolation.worker import Task, read_score, task_line
 
 _LONGEST_TASK = 16 * 2**20
 """Bytes of a response with its prompt. No verifier gets through more in time."""
-_LOOK_SECONDS = 0.002
-_STALL_SECONDS = 0.001
-"""With no answer for so long, the workers are looked at. The least that the kernel's epoll can wait."""
+_CHECK_SECONDS = 0.001
+"""Time between two checks of the workers' limits."""
 _AHEAD = 16
-"""Most unanswered tasks per worker."""
+"""Maximum number of unanswered tasks per worker."""
 _TASKS_PER_WORKER = 1000
-"""A worker is replaced after so many tasks, so that caches in libraries cannot grow for weeks."""
-_SPARES = 4
-"""Workers forked ahead while nothing waits to be scored. While something does, one is forked once none is left."""
-_THREADS = 64
-"""Most threads that a worker may start. Many would take the host's processors from everyone else."""
+"""A worker is replaced after this many tasks, so that caches in libraries can't grow for weeks."""
+_MOST_THREADS = 64
+"""Threads that a response may start. More would take the host's processors from everyone else."""
 _SLOW = 12.0
-"""A task is slow once it has used this many times the mean processor time of those before it,"""
-_PATIENCE_SECONDS = 0.0008
-"""and at least this much,"""
-_STILLNESS = 20.0
-"""or once it has taken this many times that by the clock,"""
-_STILL_SECONDS = 0.06
-"""and at least this much: it sleeps. On a busy machine a worker may have to wait for a processor for so long."""
+"""A task is slow once it has cost this many times the mean (see `RewardWorker.cost`),"""
+_SLOW_SECONDS = 0.001
+"""and at least this much."""
 _MORE_PATIENCE = 10.0
-"""Each time a slow task is put behind the others, it gets this many times as long next time."""
+"""Each time that a slow task is put behind the others, it may cost this many times as much the next time."""
 
 
 class Pool:
     """Scores with isolated rewards; every worker has all of them. A context manager; `versions` is set on entering.
 
-    Entering raises InputError with one sentence if a reward can't be loaded, and hides this process from its workers
-    for good (`sandbox.hide`).
+    Entering raises InputError if a reward can't be loaded, and hides this process from its workers for good
+    (`sandbox.hide`).
     """
 
     def __init__(self, rewards: Sequence[Reward], limits: Limits) -> None:
-        self._recipes = {reward.name: reward.options for reward in rewards}
+        self._options = {reward.name: reward.options for reward in rewards}
         self._limits = limits
         self._tasks_per_worker = 1 if any(reward.fresh for reward in rewards) else _TASKS_PER_WORKER
-        self._server: RewardForkServer | None = None
         self._workers: list[RewardWorker] = []
-        self._selector = selectors.DefaultSelector()
-        self._scored, self._busy_seconds = 0, 0.0
+        self._num_scored, self._total_cost = 0, 0.0
         self.versions: Mapping[str, str] = {}
-        """By the name of each reward."""
+        """Version of each reward by its name."""
 
     def __enter__(self) -> Self:
         hide()
-        self._server = RewardForkServer(self._recipes, self._limits)
+        self._server = RewardForkServer(self._options, self._limits)
         self.versions = self._server.versions
         return self
 
@@ -77,164 +67,118 @@ class Pool:
     ) -> None:
         for worker in self._workers:
             worker.socket.close()
-        self._selector.close()
-        if self._server is not None:
-            self._server.close()
+        self._workers.clear()
+        self._server.close()
 
     def score(self, tasks: Sequence[Task], each: Callable[[], None] = lambda: None) -> Iterator[tuple[int, Score]]:
-        """Yield (number of the task, its score), in the order in which they are done.
+        """Yield (index of the task, its score) as soon as a task is done.
 
-        `each` is called many times per second meanwhile. If the iterator is closed early, the workers' unfinished tasks
-        are lost.
+        `each` is called many times per second meanwhile. If the iterator is closed early, unfinished tasks are lost.
+        Raises ForkServerLost if the fork server has ended.
         """
         waiting: deque[int] = deque()
         lines: dict[int, bytes] = {}
         for number, task in enumerate(tasks):
             line = task_line(task)
             if len(line) > _LONGEST_TASK:
-                yield number, _too_long(task, len(line))
+                yield number, failed(f"{len(task.response):,} characters to score; at most {_LONGEST_TASK:,} bytes are")
             else:
                 lines[number] = line
                 waiting.append(number)
+        slow: Counter[int] = Counter()
+        checked = time.monotonic()
         try:
-            yield from self._score(waiting, lines, each)
+            while waiting or any(worker.tasks for worker in self._workers):
+                self._assign(waiting, lines)
+                sockets = wait([worker.socket for worker in self._workers], _CHECK_SECONDS)
+                for worker in [worker for worker in self._workers if worker.socket in sockets]:
+                    yield from self._receive(worker, waiting)
+                if not sockets or time.monotonic() - checked >= _CHECK_SECONDS:
+                    for worker in list(self._workers):
+                        yield from self._enforce_limits(worker, waiting, slow)
+                    checked = time.monotonic()
+                    each()
         finally:
             for worker in [worker for worker in self._workers if worker.tasks]:
                 self._kill(worker)
 
-    def _score(
-        self, waiting: deque[int], lines: Mapping[int, bytes], each: Callable[[], None]
-    ) -> Iterator[tuple[int, Score]]:
-        slow: Counter[int] = Counter()
-        looked = time.monotonic()
-        while waiting or any(worker.tasks for worker in self._workers):
-            self._give_out(waiting, lines, slow)
-            readable = self._readable()
-            for worker in readable:
-                yield from self._receive(worker, waiting, slow)
-            if not readable or time.monotonic() - looked >= _LOOK_SECONDS:
-                for worker in list(self._workers):
-                    yield from self._enforce_limits(worker, waiting, slow)
-                looked = time.monotonic()
-                each()
-
-    def _give_out(self, waiting: deque[int], lines: Mapping[int, bytes], slow: Counter[int]) -> None:
-        """Send tasks ahead, so few that every worker has some to the end. A task that was slow gets its own worker."""
-        ahead = min(_AHEAD, self._tasks_per_worker, 1 + len(waiting) // (2 * self._limits.workers))
+    def _assign(self, waiting: deque[int], lines: Mapping[int, bytes]) -> None:
+        """Send tasks ahead, but so few that every worker has some to the end."""
+        ahead = min(_AHEAD, 1 + len(waiting) // (2 * self._limits.workers))
         while waiting:
-            number = waiting[0]
-            room = 1 if slow[number] else ahead
+            ready = [
+                worker
+                for worker in self._workers
+                if len(worker.tasks) < ahead and worker.num_tasks < self._tasks_per_worker
+            ]
             if len(self._workers) < self._limits.workers:
-                worker = self._new()
-            elif ready := [worker for worker in self._workers if self._takes_one(worker, room, slow)]:
+                worker = self._server.take()
+                self._workers.append(worker)
+            elif ready:
                 worker = min(ready, key=lambda worker: len(worker.tasks))
             else:
                 break
-            waiting.popleft()
-            worker.give(number, lines[number], time.monotonic())
-        # Forking takes processor time from the workers that are scoring.
-        self._entered().prefork(1 if waiting or self._entered().late else _SPARES)
-
-    def _takes_one(self, worker: RewardWorker, room: int, slow: Counter[int]) -> bool:
-        if len(worker.tasks) >= room or worker.given >= self._tasks_per_worker or worker.sending:
-            return False
-        return not (worker.tasks and slow[worker.tasks[-1]])
-
-    def _new(self) -> RewardWorker:
-        worker = self._entered().take()
-        self._workers.append(worker)
-        self._selector.register(worker.socket, selectors.EVENT_READ, worker)
-        return worker
-
-    def _readable(self) -> list[RewardWorker]:
-        """The workers that have sent something, or do so within `_STALL_SECONDS`."""
+            number = waiting.popleft()
+            worker.send(number, lines[number])
         for worker in self._workers:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.sending else 0)
-            if self._selector.get_key(worker.socket).events != events:
-                self._selector.modify(worker.socket, events, worker)
-        found = self._selector.select(_STALL_SECONDS)
-        for key, events in found:
-            if events & selectors.EVENT_WRITE:
-                key.data.flush()
-        return [key.data for key, events in found if events & selectors.EVENT_READ]
+            worker.flush()
 
-    def _receive(self, worker: RewardWorker, waiting: deque[int], slow: Counter[int]) -> Iterator[tuple[int, Score]]:
-        lines = worker.receive(LONGEST_SCORE)
-        if lines and worker.tasks:
-            busy = worker.lap_seconds()
-            # A hostile response may well end in a score. Its seconds would have the next one waited for longer.
-            if not slow[worker.tasks[0]]:
-                self._scored += len(lines)
-                self._busy_seconds += busy
-        for line in lines or ():
-            if not worker.tasks:
-                # A worker that sends more than it was asked for has been taken over by a response.
-                lines = None
-                break
-            worker.since = time.monotonic()
+    def _receive(self, worker: RewardWorker, waiting: deque[int]) -> Iterator[tuple[int, Score]]:
+        lines, cost, expected = worker.receive(), worker.cost(), len(worker.tasks)
+        if lines:
+            self._num_scored += len(lines)
+            self._total_cost += cost
+            worker.begin()
+        for line in (lines or [])[:expected]:
             yield worker.tasks.popleft(), read_score(line)
-        if lines is None:
+        # A response that has taken its worker over may send more than the worker was asked for.
+        if lines is None or len(lines) > expected:
             yield from self._reap(worker, waiting)
-        elif worker.given >= self._tasks_per_worker and not worker.tasks:
+        elif worker.num_tasks >= self._tasks_per_worker and not worker.tasks:
             self._kill(worker)
 
     def _enforce_limits(
         self, worker: RewardWorker, waiting: deque[int], slow: Counter[int]
     ) -> Iterator[tuple[int, Score]]:
-        """Kill a worker whose current task has used what a response may use."""
+        """Kill a worker whose current task has used more than a response may."""
         if not worker.tasks:
             return
-        now = time.monotonic()
-        seconds, first, limits = now - worker.since, worker.tasks[0], self._limits
+        seconds, number, limits = worker.seconds(), worker.tasks[0], self._limits
         score: Score | None = None
         if seconds > limits.timeout_seconds:
             score = failed(f"no verdict after {limits.timeout_seconds:g} s", "timeout")
         elif worker.memory_mb() > limits.memory_mb:
-            score = failed(f"judging it took more than {limits.memory_mb} MiB of memory")
-        elif worker.threads() > _THREADS:
-            score = failed(f"judging it took more than {_THREADS} threads")
-        elif not (waiting or len(worker.tasks) > 1) or not self._is_slow(worker, now, slow[first]):
+            score = failed(f"scoring it took more than {limits.memory_mb} MiB of memory")
+        elif worker.num_threads() > _MOST_THREADS:
+            score = failed(f"scoring it took more than {_MOST_THREADS} threads")
+        elif not (waiting or len(worker.tasks) > 1) or not self._is_slow(worker, slow[number]):
             return
         worker.tasks.popleft()
         waiting.extendleft(reversed(worker.tasks))
         self._kill(worker)
         if score is None:
-            slow[first] += 1
-            waiting.append(first)
+            slow[number] += 1
+            waiting.append(number)
         else:
-            yield first, replace(score, seconds=seconds)
+            yield number, replace(score, seconds=seconds)
 
-    def _is_slow(self, worker: RewardWorker, now: float, times: int) -> bool:
-        mean = self._busy_seconds / self._scored if self._scored else 0.0
-        patience = max(_PATIENCE_SECONDS, _SLOW * mean) * _MORE_PATIENCE**times
-        still = now - worker.since > max(_STILL_SECONDS * _MORE_PATIENCE**times, _STILLNESS * patience)
-        slow = still or worker.busy_seconds() > patience
-        # Where this process was kept from running, the worker may be many tasks further by now.
-        return slow and not worker.has_answered()
+    def _is_slow(self, worker: RewardWorker, times: int) -> bool:
+        """`times`: how often the current task was slow before."""
+        mean = self._total_cost / self._num_scored if self._num_scored else 0.0
+        is_slow = worker.cost() > max(_SLOW_SECONDS, _SLOW * mean) * _MORE_PATIENCE**times
+        # A worker that has sent something may be at another task by now.
+        return is_slow and not wait([worker.socket], 0)
 
     def _reap(self, worker: RewardWorker, waiting: deque[int]) -> Iterator[tuple[int, Score]]:
-        """A worker has ended by itself: its current task is an error, the others wait again."""
-        seconds, tasks = time.monotonic() - worker.since, list(worker.tasks)
-        self._forget(worker)
-        code = self._entered().reap(worker)
-        if tasks:
-            waiting.extendleft(reversed(tasks[1:]))
+        """Remove a worker that has ended: its current task is an error, the others wait again."""
+        self._workers.remove(worker)
+        code = self._server.reap(worker)
+        if worker.tasks:
+            number = worker.tasks.popleft()
+            waiting.extendleft(reversed(worker.tasks))
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            yield tasks[0], replace(failed(f"the process that judged it ended ({how})"), seconds=seconds)
+            yield number, replace(failed(f"the process that scored it ended ({how})"), seconds=worker.seconds())
 
     def _kill(self, worker: RewardWorker) -> None:
-        self._forget(worker)
-        self._entered().kill(worker)
-
-    def _forget(self, worker: RewardWorker) -> None:
         self._workers.remove(worker)
-        self._selector.unregister(worker.socket)
-
-    def _entered(self) -> RewardForkServer:
-        assert self._server is not None, "the pool is entered"
-        return self._server
-
-
-def _too_long(task: Task, length: int) -> Score:
-    reason = f"{len(task.response):,} characters are {length:,} bytes to judge; at most {_LONGEST_TASK:,} are"
-    return failed(reason)
+        self._server.kill(worker)

@@ -5,10 +5,9 @@
                            └─ anything else                                  "Function not implemented"
 
 The filter is the kernel's seccomp, built by libseccomp, which knows every processor's system calls by name; Debian and
-Ubuntu always have it. A worker has no network, starts no process, sends no signal and writes no file; its memory and
-processor time are bounded; it can't look into other processes; and none of this can be undone. It can still read the
-files that the scorer's user can read.
-This is a list of system calls and no virtual machine: a hole in the kernel is a hole in it.
+Ubuntu always have it. A worker has no network, starts no process, sends no signal, writes no file and can't look into
+other processes; its memory is bounded; and none of this can be undone. It can still read the files that the scorer's
+user can read. This is a list of system calls and not a virtual machine: a hole in the kernel is a hole in it.
 
 Workers run as the scorer's user, who may read the environment and memory of all his processes under /proc:
 
@@ -21,12 +20,10 @@ import os
 import resource
 import struct
 import tempfile
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millrace.errors import InputError
-from millrace.parent_death import die_with_parent
+from millrace.forking.process_settings import die_with_parent
 
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
@@ -73,6 +70,7 @@ _TERMINAL_QUERIES = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _DESCRIPTOR_QUERIES = (0, 1, 2, 3, 4, 1030)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC: not those that have signals sent."""
 
+_SUBJECT = "rewards that run foreign code"
 _KEPT = ("PATH", "PYTHONPATH", "HOME", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "LANG", "LANGUAGE")
 _SET = {
     # Order of sets: a sum of floats over a set must be the same in every process.
@@ -130,7 +128,7 @@ def hide() -> None:
 def look_at_nobody() -> bool:
     """Close the environment, memory and open files of every other process to this one, for good.
 
-    Returns False if the kernel has no Landlock (Linux 5.13). Then those of hidden processes alone are closed.
+    Returns False if the kernel has no Landlock (Linux 5.13). Then only those of hidden processes are closed.
     """
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     ruleset = _libc.syscall(_CREATE_RULESET, _MAKE_SYMLINK, ctypes.c_size_t(len(_MAKE_SYMLINK)), 0)
@@ -143,90 +141,82 @@ def look_at_nobody() -> bool:
 
 
 class Sandbox:
-    """Made once by the fork server, entered by each worker. Raises InputError if seccomp is not available."""
+    """Built once by the fork server, entered by each worker. Raises InputError if there is no libseccomp."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._library = _library()
-        made = self._library.seccomp_init(_ERRNO | _ENOSYS)
-        if not made:
-            raise InputError("seccomp_init failed; expected a kernel with seccomp, in which rewards are judged")
-        self._filter = ctypes.c_void_p(made)
-        self._build()
-        self._program = self._compiled()
+        try:
+            self._library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
+        except OSError as error:
+            raise InputError(
+                f"libseccomp.so.2 can't be loaded ({error})",
+                file=_SUBJECT,
+                expected="Linux with the package libseccomp2",
+            ) from error
+        self._library.seccomp_init.restype = ctypes.c_void_p
+        self._filter = ctypes.c_void_p(self._library.seccomp_init(_ERRNO | _ENOSYS))
+        self._add_rules()
+        # `seccomp_load` would compile the filter anew in each worker, a millisecond each time.
+        with tempfile.TemporaryFile(buffering=0) as file:
+            _check(self._library.seccomp_export_bpf(self._filter, file.fileno()), "seccomp_export_bpf")
+            file.seek(0)
+            self._program = file.read()
 
     def enter(self, parent: int) -> None:
         """Restrict the calling process for good. It is killed when the process `parent`, which forked it, ends."""
         die_with_parent(parent)
-        _bound_resources(self._limits)
-        self._drop_capabilities()
+        _limit_resources(self._limits)
+        # A scorer may run as root, as in many containers; its workers must not have root's powers.
+        _check(_libc.capset((ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()), "capset")
         look_at_nobody()
-        filtering = _Program(len(self._program) // _INSTRUCTION_BYTES, self._program)
-        _check(_libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(filtering), 0, 0), "prctl for seccomp")
+        program = _Program(len(self._program) // _INSTRUCTION_BYTES, self._program)
+        _check(_libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0), "prctl for seccomp")
 
-    def bound_cpu(self) -> None:
-        """Have the kernel kill the calling process once one response has used more processor time than its timeout.
+    def try_out(self) -> None:
+        """Enter it in a child. Raises InputError if the kernel refuses, as in some containers."""
+        server, pid = os.getpid(), os.fork()
+        if pid == 0:
+            try:
+                self.enter(server)
+            except OSError as error:
+                os._exit(error.errno or 1)
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            reason = os.strerror(os.waitstatus_to_exitcode(status))
+            raise InputError(f"Linux's seccomp refuses ({reason})", file=_SUBJECT, expected="a kernel with seccomp")
 
-        The pool usually kills it earlier. This is for when the pool's own process is stopped.
-        """
-        seconds = int(time.process_time() + self._limits.timeout_seconds) + 2
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
-
-    def _build(self) -> None:
+    def _add_rules(self) -> None:
         for name in f"{_COMPUTE} {_READ} {_ANSWER}".split():
             self._rule(_ALLOW, name)
         for name in _FORBIDDEN.split():
             self._rule(_ERRNO | _EPERM, name)
         for name, flags in (("open", 1), ("openat", 2)):
-            self._rule(_ALLOW, name, [_Comparison(flags, _MASKED, sum(_WRITING), 0)])
+            self._rule(_ALLOW, name, flags, _MASKED, sum(_WRITING), 0)
             for flag in _WRITING:
-                self._rule(_ERRNO | _EPERM, name, [_Comparison(flags, _MASKED, flag, flag)])
+                self._rule(_ERRNO | _EPERM, name, flags, _MASKED, flag, flag)
         # A thread is a clone that shares everything; a process is one that does not. glibc takes clone where there is
         # no clone3, whose flags lie in memory, out of a filter's sight.
-        self._rule(_ALLOW, "clone", [_Comparison(0, _MASKED, _CLONE_THREAD, _CLONE_THREAD)])
-        self._rule(_ERRNO | _EPERM, "clone", [_Comparison(0, _MASKED, _CLONE_THREAD, 0)])
-        # One's own limits alone; without capabilities they can only be lowered.
-        self._rule(_ALLOW, "prlimit64", [_Comparison(0, _EQUAL, 0, 0)])
-        self._rule(_ERRNO | _EPERM, "prlimit64", [_Comparison(0, _NOT_EQUAL, 0, 0)])
+        self._rule(_ALLOW, "clone", 0, _MASKED, _CLONE_THREAD, _CLONE_THREAD)
+        self._rule(_ERRNO | _EPERM, "clone", 0, _MASKED, _CLONE_THREAD, 0)
+        # A process's own limits only; without capabilities they can only be lowered.
+        self._rule(_ALLOW, "prlimit64", 0, _EQUAL, 0)
+        self._rule(_ERRNO | _EPERM, "prlimit64", 0, _NOT_EQUAL, 0)
         for name, argument, allowed in (("ioctl", 1, _TERMINAL_QUERIES), ("fcntl", 1, _DESCRIPTOR_QUERIES)):
             for value in allowed:
-                self._rule(_ALLOW, name, [_Comparison(argument, _EQUAL, value, 0)])
+                self._rule(_ALLOW, name, argument, _EQUAL, value)
 
-    def _compiled(self) -> bytes:
-        """The filter for the kernel. `seccomp_load` would compile it anew in each worker, a millisecond each time."""
-        with tempfile.TemporaryFile(buffering=0) as file:
-            _check(self._library.seccomp_export_bpf(self._filter, file.fileno()), "seccomp_export_bpf")
-            file.seek(0)
-            return file.read()
-
-    def _rule(self, action: int, name: str, comparisons: Sequence[_Comparison] = ()) -> None:
+    def _rule(self, action: int, name: str, *comparison: int) -> None:
+        """`comparison`: index of an argument, operator, and one or two values; none for any arguments."""
         number = self._library.seccomp_syscall_resolve_name(name.encode())
         # An older library lacks the newest names: what it does not know it does not allow.
         if number != _NO_SUCH_CALL:
-            array = (_Comparison * len(comparisons))(*comparisons)
-            code = self._library.seccomp_rule_add_array(self._filter, action, number, len(comparisons), array)
+            array = (_Comparison * 1)(_Comparison(*comparison))
+            code = self._library.seccomp_rule_add_array(self._filter, action, number, len(comparison) > 0, array)
             _check(code, f"seccomp_rule_add for {name}")
 
-    def _drop_capabilities(self) -> None:
-        """A scorer may run as root, as in many containers; its workers must not have root's powers."""
-        header = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
-        none = (ctypes.c_uint32 * 6)()
-        _check(_libc.capset(header, none), "capset")
 
-
-def _library() -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
-    except OSError as error:
-        raise InputError(
-            f"rewards that run foreign code are judged under Linux's seccomp, and libseccomp.so.2 can't be loaded "
-            f"({error}); expected Linux with the package libseccomp2"
-        ) from error
-    library.seccomp_init.restype = ctypes.c_void_p
-    return library
-
-
-def _bound_resources(limits: Limits) -> None:
+def _limit_resources(limits: Limits) -> None:
     # `open` makes a forked process copy many pages of the interpreter.
     descriptor = os.open("/proc/self/statm", os.O_RDONLY)
     mapped = int(os.read(descriptor, _LONGEST_STATM).split()[0]) * resource.getpagesize()

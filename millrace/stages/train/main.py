@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from configs.schema import RunConfig
-from millrace import parent_death
+from millrace.forking import process_settings
+from millrace.forking.process_settings import keep_freed_memory
 from millrace.models.loading import load_model, load_tokenizer
 from millrace.models.start_folder import start_folder
 from millrace.preflight.model import check_layout
@@ -22,7 +23,6 @@ from millrace.runs.provenance import record_start_hashes
 from millrace.runs.record import read_attempt
 from millrace.runtime.arguments import StageArguments
 from millrace.runtime.device_sharing import DeviceTurns, open_device
-from millrace.runtime.process_settings import keep_freed_memory
 from millrace.runtime.stage import Stage, run_follower, run_stage
 from millrace.stages.train.handover import Handover, ShardHandover, WholeHandover
 from millrace.stages.train.train_loop import TrainLoop
@@ -136,7 +136,7 @@ def _generation_dtype(config: RunConfig) -> torch.dtype:
 
 
 if __name__ == "__main__":
-    rank = parent_death.tie_to_launcher()
+    rank = process_settings.tie_to_launcher()
     if rank == 0:
         run_stage("train", main)
     run_follower("train", rank, follow_main)

@@ -14,7 +14,7 @@ from dashboard.pages.site import Site
 from dashboard.read.runs import Runs
 from dashboard.server.app import make_app
 from dashboard.views.registry import VIEWS
-from millrace.runs.note import write_note
+from millrace.runs.record import write_note
 from storage import layout
 from storage.stores.local import LocalStore
 

@@ -1,64 +1,54 @@
-"""What `millrace doctor` prints, and how it ends."""
+"""Output and exit codes of `millrace doctor`."""
 
-import argparse
-import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from support.doctor.scripted_machine import ScriptedMachine, with_two_gpus
+import pytest
+from support.campaigns.command import run_command
+from support.doctor.scripted_machine import scripted_machine, with_two_gpus
 
-from flows.cli.doctor import NOT_READY, add_parser, run
-
-
-def printed(machine: ScriptedMachine, *arguments: str) -> tuple[int, str]:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers(dest="command"))
-    out = io.StringIO()
-    code = run(parser.parse_args(["doctor", *arguments]), Console(file=out, width=140), machine)
-    return code, out.getvalue()
+from flows.cli.doctor import NOT_READY
+from millrace.doctor import machine
+from millrace.doctor.machine import Machine
 
 
-def test_a_machine_that_can_run_campaigns_ends_with_0_and_says_what_to_try(tmp_path: Path) -> None:
-    code, text = printed(ScriptedMachine(), "--root", str(tmp_path))
-    assert code == 0
-    assert "✗" not in text
-    assert text.rstrip().endswith("Campaigns can run on this machine's CPUs. Try one: make demo")
+@pytest.mark.parametrize(
+    ("scripted", "code", "line"),
+    [
+        (scripted_machine(), 0, "Campaigns can run on this machine's CPUs. Try one: make demo"),
+        (scripted_machine(has_seccomp=False), NOT_READY, "No campaign can run here yet: isolation of rewards."),
+        # A machine whose GPUs can't be used still runs campaigns on its CPUs.
+        (with_two_gpus("SYS", torch_devices=None, packages={"torch": "2.13.0+cpu", "prefect": "3.7.7"}), 0, "! torch"),
+    ],
+)
+def test_only_problems_that_stop_campaigns_end_with_1(
+    scripted: Machine, code: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "inspect_machine", lambda root: scripted)
+    ended, text = run_command("doctor", "--root", str(tmp_path), width=140)
+    assert ended == code
+    assert line in text.replace("!  torch", "! torch")
+    red_lines = [row for row in text.splitlines() if "✗" in row]
+    assert ["Install the package libseccomp2." in row for row in red_lines] == [True] * code
 
 
-def test_each_red_line_says_what_to_do(tmp_path: Path) -> None:
-    code, text = printed(ScriptedMachine(libraries=False), "--root", str(tmp_path))
-    assert code == NOT_READY == 1
-    [red] = [row for row in text.splitlines() if "✗" in row]
-    assert "Install the package libseccomp2." in red
-    assert "No campaign can run here yet: isolation of rewards." in text
-
-
-def test_what_only_gpus_lack_does_not_end_with_1(tmp_path: Path) -> None:
-    machine = with_two_gpus("SYS", devices=None, packages={"torch": "2.13.0+cpu", "prefect": "3.7.7"})
-    code, text = printed(machine, "--root", str(tmp_path))
-    assert code == 0
-    assert any(row.lstrip().startswith("! torch") or " !  torch" in row for row in text.splitlines()), text
-
-
-def test_the_command_answers_for_this_machine_without_importing_torch_or_prefect(tmp_path: Path) -> None:
+def test_the_command_imports_neither_torch_nor_prefect(tmp_path: Path) -> None:
     code = (
-        "import sys; from flows.cli.main import main; found = main(sys.argv[1:]); "
+        "import sys; from flows.cli.main import main; code = main(sys.argv[1:]); "
         "heavy = {'torch', 'prefect', 'transformers', 'vllm'} & sys.modules.keys(); "
-        "sys.exit(f'imported {heavy}' if heavy else found)"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
     )
-    root = Path(__file__).parents[3]
-    ran = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", code, "doctor", "--json", "--root", str(tmp_path / "runs")],
         capture_output=True,
         text=True,
-        cwd=root,
+        cwd=Path(__file__).parents[3],
         env=os.environ | {"PATH": "", "PREFECT_API_URL": ""},
     )
-    found = json.loads(ran.stdout)
-    assert ran.returncode == (0 if found["ready"] else 1), ran.stderr
-    assert {one["group"] for one in found["lines"]} == {"host", "packages", "storage", "network", "GPUs"}
+    diagnosis = json.loads(ended.stdout)
+    assert ended.returncode == (0 if diagnosis["ready"] else 1), ended.stderr
+    assert {line["group"] for line in diagnosis["lines"]} == {"host", "packages", "storage", "network", "GPUs"}
     assert not (tmp_path / "runs").exists()

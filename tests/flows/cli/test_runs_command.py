@@ -1,15 +1,12 @@
-"""What `millrace runs` prints."""
+"""Output of `millrace runs`."""
 
-import argparse
-import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from support.campaigns.command import run_command
 from support.stored_run.run import Shape, StoredRun
 
-from flows.cli.runs import add_parsers, run
 from millrace.errors import InputError
 from millrace.evaluation.results import write_result
 from storage import layout
@@ -26,11 +23,9 @@ def store_run(root: Path, run_id: str, steps: int, *, t_started: float) -> Store
 
 
 def printed(url: Path, width: int = 80) -> list[str]:
-    parser = argparse.ArgumentParser()
-    add_parsers(parser.add_subparsers(dest="command"))
-    out = io.StringIO()
-    assert run(parser.parse_args(["runs", str(url)]), Console(file=out, width=width)) == 0
-    return [line.strip() for line in out.getvalue().splitlines()]
+    code, text = run_command("runs", str(url), width=width)
+    assert code == 0
+    return [line.strip() for line in text.splitlines()]
 
 
 def test_runs_are_rows_the_one_started_last_first(tmp_path: Path) -> None:
@@ -43,7 +38,7 @@ def test_runs_are_rows_the_one_started_last_first(tmp_path: Path) -> None:
     assert rows[1].split()[3] == "–", "it was not evaluated"
 
 
-def test_a_run_that_is_damaged_or_half_written_is_told_of_and_the_others_are_shown(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_read_are_listed_last_with_the_reason(tmp_path: Path) -> None:
     store_run(tmp_path, "fine", 2, t_started=2_000_000.0)
     partly = store_run(tmp_path, "partly", 2, t_started=1_000_000.0)
     partly.finish()
@@ -67,14 +62,14 @@ def test_run_ids_and_long_runs_fit_into_80_columns(tmp_path: Path) -> None:
     assert any(line.startswith(run_id) and "0.916 v4000" in line for line in printed(tmp_path))
 
 
-def test_nothing_a_run_is_called_or_holds_is_taken_for_markup(tmp_path: Path) -> None:
+def test_control_characters_of_a_run_do_not_reach_the_table(tmp_path: Path) -> None:
     broken = store_run(tmp_path, "run", 1, t_started=1_000_000.0)
     broken.store.put(layout.RUN, b'{"run_id": "run", "config": "[red]\x1b[2J"}')
     assert "\x1b" not in "\n".join(printed(tmp_path))
 
 
-def test_a_root_without_runs_says_so_and_a_file_is_a_mistake(tmp_path: Path) -> None:
-    assert printed(tmp_path / "none", width=300) == [f"There is no run in {tmp_path / 'none'}."]
+def test_a_folder_without_runs_says_so_and_a_file_is_refused(tmp_path: Path) -> None:
+    assert printed(tmp_path / "none") == [f"No runs in {tmp_path / 'none'}."]
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError):
         printed(tmp_path / "file")

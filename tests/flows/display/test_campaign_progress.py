@@ -1,4 +1,4 @@
-"""What a person is told of a campaign's phase, time and speed."""
+"""Phase, time and speed of a campaign."""
 
 from typing import Any
 
@@ -60,13 +60,13 @@ def test_each_phase_of_a_campaign_has_its_words(status: dict[str, Any], expected
     assert str(phase(status)) == expected
 
 
-def test_what_an_earlier_attempt_left_is_no_phase_of_this_one() -> None:
+def test_records_of_an_earlier_attempt_do_not_affect_the_phase() -> None:
     resumed = {**STATUS, "doing": {"train-0": "train", "evaluate-1": "evaluate"}, "ready": {}}
-    assert phase(resumed) == Phase(name="preparing the run")
+    assert phase(resumed) == Phase("preparing the run")
 
 
 class Clock:
-    """A clock that stands still unless it is told to go on."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -76,34 +76,34 @@ class Clock:
 
 
 def looks(counts: list[int], *, every: float, step_seconds: float | None = None) -> list[dict[str, float]]:
-    """The rates at each look, if a trainer has counted so many tokens."""
+    """The rates at each look, if a trainer has counted these tokens by then."""
     clock = Clock()
     rates = Rates(clock)
-    found = []
+    all_rates = []
     for count in counts:
-        found.append(rates.look({"tokens": {"train": count}, "step_seconds": step_seconds}))
+        all_rates.append(rates.look({"tokens": {"train": count}, "step_seconds": step_seconds}))
         clock.now += every
-    return found
+    return all_rates
 
 
 def test_rates_are_averages_over_ten_seconds_and_unknown_before() -> None:
-    found = looks([100 * (look // 4) for look in range(41)], every=0.5)
-    assert found[:20] == [{}] * 20
-    assert found[20:] == [{"train": 50.0}] * 21, "a hundred tokens every two seconds, never 0"
+    rates = looks([100 * (look // 4) for look in range(41)], every=0.5)
+    assert rates[:20] == [{}] * 20
+    assert rates[20:] == [{"train": 50.0}] * 21, "a hundred tokens every two seconds, never 0"
 
 
 def test_rates_span_several_steps_if_steps_take_long() -> None:
-    found = looks([600 * (look // 6) for look in range(60)], every=10.0, step_seconds=60.0)
-    later = [one["train"] for one in found[20:]]
+    rates = looks([600 * (look // 6) for look in range(60)], every=10.0, step_seconds=60.0)
+    later = [rate["train"] for rate in rates[20:]]
     assert set(later) == {10.0}
 
 
 def test_rates_are_what_they_are_now_and_never_negative() -> None:
-    found = looks([0, 100, 200, 200, 200, 150], every=10.0)
-    assert [one.get("train") for one in found] == [None, 10.0, 10.0, 0.0, 0.0, 0.0]
+    rates = looks([0, 100, 200, 200, 200, 150], every=10.0)
+    assert [rate.get("train") for rate in rates] == [None, 10.0, 10.0, 0.0, 0.0, 0.0]
 
 
-def test_time_says_how_long_it_has_taken_how_fast_a_step_is_and_what_is_left() -> None:
+def test_the_time_line_has_elapsed_time_step_time_and_time_left() -> None:
     assert time_line(STATUS, {}) == "12 min 34 s, 1.5 s per step, about 50 s left"
     assert time_line({**STATUS, "step_seconds": None, "eta_seconds": None}, {}) == "12 min 34 s"
     assert time_line({**STATUS, "state": "finished", "eta_seconds": None}, {}) == "12 min 34 s, 1.5 s per step"

@@ -20,41 +20,41 @@ def status(*, steps: int = 5, generated: int = 640, trained: int = 512, **values
     return {"steps": steps, "ledger": ledger, "doing": DOING, "advances": 3, **values}
 
 
-def test_a_run_in_which_nothing_moves_is_told_of_once_with_what_each_stage_is_doing() -> None:
+def test_a_stall_is_reported_once_with_the_activity_of_each_stage() -> None:
     detector = StallDetector(60)
     assert [detector.look(status(), now) for now in (1000, 1030, 1059)] == [None] * 3
     expected = Event(kind="pipeline.stalled", payload={"seconds": 60, "doing": DOING})
     assert [detector.look(status(), now) for now in (1060, 1061, 2000)] == [expected, None, None]
 
 
-def test_a_run_whose_stages_an_attempt_has_not_started_yet_is_not_stalled() -> None:
+def test_a_run_whose_stages_have_not_started_yet_is_not_stalled() -> None:
     detector = StallDetector(60)
-    before = status(doing={"generate-0": STOPPED, "train-0": "waiting for scored groups", "bootstrap-0": STOPPED})
-    assert [detector.look(before, now) for now in (0, 59, 119)] == [None] * 3
-    begun = status(doing={**DOING, "bootstrap-0": STOPPED})
-    assert detector.look(begun, 178) is None
-    assert detector.look(begun, 179) is not None
+    not_started = status(doing={"generate-0": STOPPED, "train-0": "waiting for scored groups", "bootstrap-0": STOPPED})
+    assert [detector.look(not_started, now) for now in (0, 59, 119)] == [None] * 3
+    started = status(doing={**DOING, "bootstrap-0": STOPPED})
+    assert detector.look(started, 178) is None
+    assert detector.look(started, 179) is not None
 
 
 @pytest.mark.parametrize("moved", [{"generated": 648}, {"trained": 520}, {"steps": 6}, {"steps": 4}])
-def test_whatever_moves_begins_anew_and_the_next_stall_is_told_of_too(moved: dict[str, int]) -> None:
+def test_any_movement_restarts_the_clock(moved: dict[str, int]) -> None:
     detector = StallDetector(60)
     looks = [
         (status(), 0), (status(), 59), (status(**moved), 60), (status(**moved), 119), (status(**moved), 120),
         (status(), 121), (status(), 181),
     ]  # fmt: skip
-    told = [now for look, now in looks if detector.look(look, now) is not None]
-    assert told == [120, 181]
+    reported = [now for look, now in looks if detector.look(look, now) is not None]
+    assert reported == [120, 181]
 
 
-def test_a_step_that_takes_long_and_gets_on_is_no_stall() -> None:
+def test_progress_within_a_long_step_is_not_a_stall() -> None:
     detector = StallDetector(60)
     assert [detector.look(status(advances=now), now) for now in range(0, 600, 30)] == [None] * 20
     assert detector.look(status(advances=570), 630) is not None
 
 
 @pytest.mark.parametrize("doing", [STARTING, LOADING])
-def test_a_run_that_waits_for_a_stage_to_load_is_not_stalled_until_long_after(doing: str) -> None:
+def test_time_does_not_count_while_a_stage_loads(doing: str) -> None:
     detector = StallDetector(60)
     loading = status(doing={**DOING, "generate-0": doing})
     assert [detector.look(loading, now) for now in (0, 100, 500)] == [None] * 3

@@ -1,7 +1,6 @@
-"""What a person reads in the Prefect UI while a campaign runs, and the next morning."""
+"""Tables, plots and the report of a campaign in the Prefect UI."""
 
 import base64
-import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,15 @@ from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
+from support.campaigns.status import STATUS, status_with
 
 from configs.operation import BudgetConfig
 from configs.schema import RunConfig
 from configs.training import TrainingConfig
 from flows.campaign.report import Outcome, write_report
-from flows.display.artifacts import EVERY_SECONDS, Artifacts, stage_rows
-from flows.display.key_figures import Row
 from flows.display.plots import line_chart
+from flows.display.tables import Row
+from flows.display.ui_reporter import EVERY_SECONDS, Artifacts
 from millrace.evaluation.promotion import Decision, write_decision
 from millrace.evaluation.results import write_result
 from millrace.runs.history import Point
@@ -27,35 +27,17 @@ from storage.schema import METRIC
 from storage.stores.local import LocalStore
 from storage.streams.stream import StreamWriter
 
-STATUS: dict[str, Any] = {
-    "steps": 7,
-    "max_steps": 4000,
-    "evaluations": [],
-    "best": None,
-    "decisions": {"count": 0, "latest": []},
-    "step_seconds": None,
-    "policy_versions_used": 8,
-    "staleness": {"histogram": {"0": 16, "2": 48}, "mean": 1.5, "max": 2, "bound": 4},
-    "ledger": {"buffered": {"rollouts": 20}, "in_flight": {"rollouts": 1008}},
-    "tokens": {"generate": 300, "score": 275, "train": 190},
-    "seconds": {f"{idle}{stage}": 8.0 for stage in ("generate", "score", "train", "sync") for idle in ("", "idle_")},
-}
-
-
-def status(**changes: Any) -> dict[str, Any]:
-    return {**copy.deepcopy(STATUS), **changes}
-
 
 def later(seconds: float, tokens: int) -> dict[str, Any]:
-    """Each stage has been at work for so long meanwhile, and has dealt with so many tokens."""
-    return status(
+    """The status after each stage has worked for `seconds` and processed `tokens`."""
+    return status_with(
         tokens={stage: count + tokens for stage, count in STATUS["tokens"].items()},
         seconds={what: spent + seconds for what, spent in STATUS["seconds"].items()},
     )
 
 
 class Screen:
-    """Where tables are written to, and what time it is."""
+    """Records tables, and has a clock."""
 
     def __init__(self) -> None:
         self.tables: list[list[Row]] = []
@@ -72,23 +54,24 @@ class Screen:
         return Artifacts("mine", self.write, clock=lambda: self.now)
 
 
-def test_the_table_tells_speed_and_share_since_the_one_before_and_the_rest_so_far() -> None:
-    found = stage_rows(later(3.0, 50), STATUS, {"generate": 1234.5, "score": 10.0})
-    assert [list(row) for row in found] == [["figure", "now", "detail"]] * len(found)
-    assert [tuple(row.values()) for row in found] == [
-        ("generate", "1,234 tokens/s", "busy 50%, idle 50%"),
-        ("score", "10 tokens/s", "busy 50%, idle 50%"),
-        ("train", "–", "busy 50%, idle 50%"),
-        ("sync_weights", "–", "busy 50%, idle 50%"),
-        ("version", "7 of 4,000", "8 used by generators"),
-        ("queue", "1,028 rollouts", "20 buffered, 1,008 in flight"),
-        ("staleness", "mean 1.50", "max 2 of 4"),
-        ("rollouts of staleness 0", "16", "25.0%"),
-        ("rollouts of staleness 2", "48", "75.0%"),
+def test_the_table_has_speed_and_share_since_the_last_one_and_the_state_of_the_flow() -> None:
+    screen = Screen()
+    artifacts = screen.artifacts()
+    artifacts.look_at_tables(STATUS, over=False)
+    screen.now += EVERY_SECONDS
+    artifacts.look_at_tables(later(3.0, 300), over=False)
+    [table] = screen.tables
+    assert [(row["figure"], row["value"]) for row in table] == [
+        *((stage, "10 tokens/s, busy 50%, idle 50%") for stage in ("generate", "score", "train")),
+        ("sync_weights", "busy 50%, idle 50%"),
+        ("version", "7 of 4000; 8 used by generators"),
+        ("staleness", "mean 1.50, max 2 of 4"),
+        ("rollouts by staleness", "0: 16 (25%)  2: 48 (75%)"),
+        ("queue", "28 rollouts on their way to the trainer"),
     ]
 
 
-def test_an_hour_of_looks_writes_a_table_every_thirty_seconds_and_one_at_the_end() -> None:
+def test_a_table_is_written_every_thirty_seconds_and_at_the_end() -> None:
     screen = Screen()
     artifacts = screen.artifacts()
     for look in range(1801):
@@ -105,12 +88,12 @@ def test_a_campaign_in_which_nothing_moves_writes_no_second_table() -> None:
     artifacts = screen.artifacts()
     for look in range(100):
         screen.now = 100.0 + 10.0 * look
-        waiting = status(seconds={what: spent + look for what, spent in STATUS["seconds"].items()})
+        waiting = status_with(seconds={what: spent + look for what, spent in STATUS["seconds"].items()})
         artifacts.look_at_tables(waiting, over=look == 99)
     assert len(screen.tables) == 1
 
 
-def test_a_table_that_could_not_be_written_is_made_up_for_when_the_server_is_back() -> None:
+def test_a_table_that_failed_is_written_when_the_server_is_back() -> None:
     screen = Screen()
     artifacts = screen.artifacts()
     artifacts.look_at_tables(STATUS, over=False)
@@ -126,9 +109,9 @@ def test_a_table_that_could_not_be_written_is_made_up_for_when_the_server_is_bac
 
 def drawing(image: str) -> ElementTree.Element:
     """The SVG in a Markdown image."""
-    found = re.fullmatch(r"!\[[^]]*\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", image)
-    assert found is not None, image[:200]
-    return ElementTree.fromstring(base64.b64decode(found[1]))
+    match = re.fullmatch(r"!\[[^]]*\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", image)
+    assert match is not None, image[:200]
+    return ElementTree.fromstring(base64.b64decode(match[1]))
 
 
 def places(svg: ElementTree.Element) -> list[list[tuple[float, float]]]:
@@ -179,11 +162,8 @@ def run(tmp_path: Path) -> LocalStore:
     return store
 
 
-@pytest.mark.parametrize(
-    "outcome",
-    ["finished", "window over", "stopped"],
-)
-def test_the_report_tells_outcome_gate_and_figures_and_is_kept_in_the_run(outcome: Outcome, run: LocalStore) -> None:
+@pytest.mark.parametrize("outcome", ["finished", "window over", "stopped"])
+def test_the_report_has_outcome_gate_and_figures_and_is_stored_in_the_run(outcome: Outcome, run: LocalStore) -> None:
     write_report(run, 0, "stopped")
     write_decision(
         run, 0, Decision(promoted=True, policy_version=40, accuracy=0.75, sentence="it is promoted", bar=None)
@@ -205,7 +185,7 @@ def test_the_report_tells_outcome_gate_and_figures_and_is_kept_in_the_run(outcom
     assert len(markdown) < 64 * 1024
 
 
-def test_an_attempt_that_came_to_nothing_has_a_report_without_plots(tmp_path: Path) -> None:
+def test_an_attempt_without_steps_has_a_report_without_plots(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "young")
     create_run(store, "young", RunConfig(training=TrainingConfig(max_steps=9)).model_dump(mode="json"))
     markdown = write_report(store, 0, "stopped")
@@ -224,7 +204,7 @@ def test_the_report_of_a_resumed_run_says_which_settings_changed(tmp_path: Path)
     assert said in write_report(store, 1, "stopped")
 
 
-def test_the_report_says_that_the_attempt_before_was_killed_or_failed(run: LocalStore) -> None:
+def test_the_report_says_how_the_last_attempt_ended_if_it_failed(run: LocalStore) -> None:
     resume_run(run, read_run(run)["config"])
     assert "The attempt before it was killed." in write_report(run, 1, "finished")
     end_attempt(run, 1, "failed", "the disk is full")

@@ -9,17 +9,18 @@ from millrace.evaluation.results import read_result, write_result
 from millrace.runs.decisions import (
     ROLL_BACK,
     Decisions,
-    DecisionsReader,
     StoredDecision,
-    decisions_in_short,
+    parse_decision,
     rate_factor,
     read_decisions,
     rolled_back,
+    summarize_decisions,
 )
 from millrace.weights.base import AdmissionPolicy
 from storage import layout
 from storage.checkpoints import CheckpointWriter
 from storage.errors import Fenced, StreamCorrupt
+from storage.progress import FolderReader
 from storage.stores.memory import MemoryStore
 
 TERMS = AdmissionPolicy(max_staleness=2, places=16)
@@ -68,15 +69,15 @@ def test_a_damaged_decision_is_named(memory_store: MemoryStore, content: bytes) 
 
 
 def test_people_see_new_decisions_at_each_look_and_a_damaged_one_hides_no_other(memory_store: MemoryStore) -> None:
-    decisions, reader = Decisions(memory_store), DecisionsReader(memory_store)
-    assert decisions_in_short(reader.read()) == {"count": 0, "latest": []}
+    decisions, reader = Decisions(memory_store), FolderReader(memory_store, layout.DECISIONS, parse_decision)
+    assert summarize_decisions(reader.read()) == {"count": 0, "latest": []}
     decisions.add(decision(5))
     assert reader.read() == [decision(5)]
     memory_store.put_if_absent(layout.decision(1), b"{}")
     decisions.all.append(decision(7))
     decisions.add(decision(9, "lower"))
     assert reader.read() == [decision(5), decision(9, "lower")]
-    assert [one["action"] for one in decisions_in_short(reader.read())["latest"]] == ["raise", "lower"]
+    assert [shown["action"] for shown in summarize_decisions(reader.read())["latest"]] == ["raise", "lower"]
 
 
 def test_a_rollback_gives_up_what_came_after_and_nothing_that_is_made_later() -> None:

@@ -26,18 +26,16 @@ def checkpoint(step: int, incarnation: int = 0) -> Checkpoint:
         ([0, 3, 6, 9, 12], [], []),
     ],
 )
-def test_multiples_are_due_that_are_newer_than_any_that_is_done(
-    steps: list[int], done: list[int], expected: list[int]
-) -> None:
+def test_multiples_newer_than_any_done_are_due(steps: list[int], done: list[int], expected: list[int]) -> None:
     log = [checkpoint(step) for step in steps]
-    checkpoints = due(reversed(log), 5, lambda one: one.step in done)
-    assert [one.step for one in checkpoints] == expected
+    checkpoints = due(reversed(log), 5, lambda record: record.step in done)
+    assert [item.step for item in checkpoints] == expected
 
 
-def test_a_rolled_back_version_is_not_due_and_the_one_made_in_its_place_is() -> None:
+def test_a_rolled_back_version_is_not_due_but_its_replacement_is() -> None:
     log = [checkpoint(5), checkpoint(10), checkpoint(15), checkpoint(5, 1), checkpoint(8, 1), checkpoint(10, 1)]
-    checkpoints = due(reversed(log), 5, lambda one: one.step == 5)
-    assert [(one.step, one.incarnation) for one in checkpoints] == [(10, 1)]
+    checkpoints = due(reversed(log), 5, lambda record: record.step == 5)
+    assert [(item.step, item.incarnation) for item in checkpoints] == [(10, 1)]
 
 
 def results(*accuracies: float, prompts: int = 8) -> list[dict[str, Any]]:
@@ -60,7 +58,7 @@ def results(*accuracies: float, prompts: int = 8) -> list[dict[str, Any]]:
         ((0.1, 0.5, 0.4, 0.6, 0.6, 0.6), 2, 15),
     ],
 )
-def test_training_ends_after_so_many_evaluations_without_a_better_one(
+def test_training_ends_after_stop_after_evaluations_without_improvement(
     accuracies: tuple[float, ...], stop_after: int, best: int | None
 ) -> None:
     stop = early_stop(results(*accuracies), stop_after)
@@ -71,7 +69,7 @@ def test_results_on_other_prompts_do_not_count() -> None:
     assert early_stop([*results(0.9, prompts=4), *results(0.0, 0.5, 0.6)[1:]], 2) is None
 
 
-def test_the_reason_is_stored_once_and_read_by_the_trainer_of_that_attempt() -> None:
+def test_the_reason_is_stored_once_per_attempt() -> None:
     store = DictStore()
     for result in results(0.25, 0.5):
         write_result(store, result)

@@ -11,9 +11,8 @@ from configs.scoring import ScoringConfig
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.chat.encoder import PromptEncoder
 from millrace.errors import InputError
-from millrace.evaluation.examiner import Examiner, Rules, Stopped
+from millrace.evaluation.examiner import EvaluationSet, Examiner, Rules, Stopped, evaluation_sets, with_evaluation_sets
 from millrace.evaluation.results import HELD_OUT
-from millrace.evaluation.sets import EvaluationSet, all_asked, evaluation_sets
 from millrace.prompts.dataset import load_prompts
 from millrace.rewards.scorer import Scorer, make_scorer
 from millrace.types import Prompt, Request, Sampling
@@ -38,7 +37,7 @@ def right_below_three(request: Request) -> str:
     return f"{2 * number}$" if number < 3 else "0$"
 
 
-def test_the_held_out_set_is_at_the_top_and_further_sets_below_their_names(scorer: Scorer) -> None:
+def test_held_out_measures_are_at_the_top_and_further_sets_below(scorer: Scorer) -> None:
     examiner = Examiner(ScriptedEngine(TOKENIZER, right_below_three), ENCODER, scorer, RULES, lambda: True)
     sets = {
         HELD_OUT: EvaluationSet(prompts=PROMPTS, samples=1),
@@ -55,7 +54,7 @@ def test_the_held_out_set_is_at_the_top_and_further_sets_below_their_names(score
     assert "sets" not in examiner.measure({HELD_OUT: sets[HELD_OUT]})
 
 
-def test_a_set_without_any_score_has_no_accuracy_and_another_has_its_own() -> None:
+def test_a_set_without_any_score_has_no_accuracy() -> None:
     engine = ScriptedEngine(TOKENIZER, lambda request: "1$" if request.prompt == PROMPTS[0] else "0$")
     config = ScoringConfig(reward="tests.support.rewards.own_rewards:one_over_response")
     sets = {
@@ -69,7 +68,7 @@ def test_a_set_without_any_score_has_no_accuracy_and_another_has_its_own() -> No
     assert (measured["sets"]["easy"]["accuracy"], measured["sets"]["easy"]["errors"]) == (1.0, 0)
 
 
-def test_no_two_answers_of_a_set_share_a_seed_and_greedy_ones_are_drawn_without_temperature(scorer: Scorer) -> None:
+def test_no_two_answers_of_a_set_share_a_seed(scorer: Scorer) -> None:
     engine = ScriptedEngine(TOKENIZER, right_below_three)
     asked: list[tuple[float, int]] = []
     submit = engine.submit
@@ -84,7 +83,7 @@ def test_no_two_answers_of_a_set_share_a_seed_and_greedy_ones_are_drawn_without_
     assert asked == [(0.0, n) for n in range(4)] + [(0.5, 100 + n) for n in range(8)]
 
 
-def test_an_evaluation_that_is_no_longer_wanted_stops_and_leaves_nothing_in_flight(scorer: Scorer) -> None:
+def test_a_stopped_evaluation_leaves_nothing_in_flight(scorer: Scorer) -> None:
     wanted = iter([True, True, False])
     engine = ScriptedEngine(TOKENIZER, right_below_three)
     examiner = Examiner(engine, ENCODER, scorer, RULES, lambda: next(wanted))
@@ -93,14 +92,14 @@ def test_an_evaluation_that_is_no_longer_wanted_stops_and_leaves_nothing_in_flig
     assert engine.in_flight == 0
 
 
-def test_sets_come_from_their_sources_and_are_cut_to_their_number_of_prompts(tmp_path: Path) -> None:
+def test_sets_are_loaded_and_cut_to_their_number_of_prompts(tmp_path: Path) -> None:
     file = tmp_path / "hard.jsonl"
     file.write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(5)))
     prompts = PromptsConfig(source="arithmetic", num_eval=6, digits=1)
     config = EvaluationConfig.model_validate({"sets": {"hard": {"source": str(file), "num_prompts": 3, "samples": 4}}})
     loaded = load_prompts(prompts)
     sets = evaluation_sets(config, prompts, loaded)
-    assert all_asked(loaded, sets).eval == (*loaded.eval, *sets["hard"].prompts)
+    assert with_evaluation_sets(loaded, sets).eval == (*loaded.eval, *sets["hard"].prompts)
     assert list(sets) == [HELD_OUT, "hard"]
     assert len(sets[HELD_OUT].prompts) == 6
     assert [prompt.text for prompt in sets["hard"].prompts] == ["0+1=", "1+1=", "2+1="]

@@ -41,7 +41,7 @@ def test_a_torn_result_counts_as_absent_and_is_replaced(tmp_path: Path) -> None:
     assert read_result(store, 7) == result(7, 0.75)
 
 
-def test_results_are_in_order_of_versions_and_a_new_one_replaces_the_old(dict_store: DictStore) -> None:
+def test_results_are_in_order_of_versions_and_replaceable(dict_store: DictStore) -> None:
     reader = ResultsReader(dict_store)
     assert reader.read() == []
     for version in (20, 0, 5):
@@ -54,9 +54,9 @@ def test_results_are_in_order_of_versions_and_a_new_one_replaces_the_old(dict_st
 def test_a_file_that_has_not_changed_is_not_read_again(dict_store: DictStore, monkeypatch: pytest.MonkeyPatch) -> None:
     write_result(dict_store, result(0))
     reader = ResultsReader(dict_store)
-    found = reader.read()
+    results = reader.read()
     monkeypatch.setattr(dict_store, "get", lambda path: pytest.fail(f"{path} was read again"))
-    assert reader.read() == found
+    assert reader.read() == results
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_damaged_result_is_named_and_counts_as_absent(dict_store: DictStore, d
     assert reader.damaged == []
 
 
-def test_measures_are_read_by_set_and_a_set_without_accuracy_is_damage(dict_store: DictStore) -> None:
+def test_a_set_without_accuracy_is_damage(dict_store: DictStore) -> None:
     hard = {"accuracy": 0.25, "prompts": 4}
     write_result(dict_store, {**result(7), "sets": {"hard": hard}})
     stored = read_result(dict_store, 7)
@@ -85,7 +85,7 @@ def test_measures_are_read_by_set_and_a_set_without_accuracy_is_damage(dict_stor
     assert read_result(dict_store, 8) is None
 
 
-def test_the_best_version_is_the_earliest_of_equals_on_as_many_prompts_as_the_newest() -> None:
+def test_the_best_version_is_the_earliest_of_equals_on_the_newest_prompts() -> None:
     others = {**result(3, 0.9), "prompts": 4}
     results = [result(0, 0.7), others, result(5, 0.5), result(10, 0.75), result(15, 0.75), result(20, 0.5)]
     assert best_result(results) == result(10, 0.75)
@@ -93,7 +93,7 @@ def test_the_best_version_is_the_earliest_of_equals_on_as_many_prompts_as_the_ne
     assert best_result([result(0, 1.0), result(30, 1.0)]) == result(0, 1.0), "the base model counts"
 
 
-def test_a_version_that_was_not_scored_is_read_and_is_never_the_best(dict_store: DictStore) -> None:
+def test_an_unscored_version_is_read_and_never_the_best(dict_store: DictStore) -> None:
     unscored = {**result(30), "accuracy": None}
     write_result(dict_store, unscored)
     assert read_result(dict_store, 30) == unscored

@@ -157,7 +157,10 @@ class SmallRun:
 
     def promote(self) -> None:
         """The present version passes the gate."""
-        state = {"incarnation": 1, "attempt": 0, "accuracy": 0.5, "prompts": 8, "sentence": "better", "bar": 0.25}
+        version = self.version
+        decision = {"promoted": True, "policy_version": version, "accuracy": 0.5, "sentence": "better", "bar": 0.25}
+        evaluation = {"policy_version": version, "accuracy": 0.5, "prompts": 8}
+        state = {"decision": decision, "evaluation": evaluation, "incarnation": 1, "attempt": 0}
         files = {"config.json": b"{}", "model.safetensors": f"promoted {self.version}".encode() * 9}
         CheckpointWriter(self.store, layout.PROMOTED, writer="promote").commit(self.version, files, state)
 

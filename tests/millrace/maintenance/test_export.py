@@ -1,19 +1,16 @@
 """A checkpoint becomes a Hugging Face folder with exactly the same policy, or nothing appears."""
 
-import argparse
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
+from support.campaigns.command import run_command
 from support.training.rank_files import rank_files
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from configs.schema import ModelConfig, RunConfig
 from configs.training import TrainingConfig
-from flows.cli import maintenance
 from millrace.bootstrap.tiny_model import character_tokenizer
 from millrace.errors import InputError, ModelFolderError, RunMissing
 from millrace.evaluation.results import write_result
@@ -70,12 +67,10 @@ def run(tmp_path: Path) -> Run:
 
 
 def export(run_url: str, *words: str) -> str:
-    """What the command prints."""
-    parser = argparse.ArgumentParser()
-    maintenance.add_parsers(parser.add_subparsers(dest="command"))
-    said = io.StringIO()
-    assert maintenance.run(parser.parse_args(["export", run_url, *words]), Console(file=said, width=200)) == 0
-    return said.getvalue()
+    """Output of the command."""
+    code, output = run_command("export", run_url, *words)
+    assert code == 0
+    return output
 
 
 def logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:

@@ -9,7 +9,7 @@ from support.planning.small_machine import SmallMachine
 
 from configs.load import load_config
 from configs.schema import RunConfig
-from flows.planning.files import write_config
+from flows.operations.planning import write_config
 from millrace.errors import InputError
 from millrace.planning.plan import Plan, make_plan, what_if
 from millrace.planning.search import simulator

@@ -77,7 +77,7 @@ def test_a_template_around_the_problem_does_not_matter_but_another_problem_is_an
     judged = scorer.score_many([(framed, f"#{asked.answer}#"), (changed, f"#{asked.answer}#")])
     assert judged[0].reward == 1.0
     assert (judged[1].reward, judged[1].status) == (None, "error")
-    assert "makes another problem of chain_sum:0 than the one that was asked" in (judged[1].error or "")
+    assert "makes another problem of chain_sum:0 than the prompt's" in (judged[1].error or "")
 
 
 def test_a_prompt_of_a_file_is_an_error(scorer: Scorer) -> None:

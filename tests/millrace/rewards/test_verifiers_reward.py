@@ -51,7 +51,7 @@ def test_a_row_that_is_another_one_by_now_is_an_error(prompts: list[Prompt], sco
     [fine, failed] = scorer.score_many([(framed, "1"), (changed, "1")])
     assert fine.reward == 1.25
     assert failed.status == "error"
-    assert "is another one than the one that was asked" in (failed.error or "")
+    assert "is another one than the prompt's" in (failed.error or "")
 
 
 def test_its_version_names_the_package() -> None:

@@ -53,7 +53,7 @@ def test_the_sum_is_weighted_and_keeps_its_parts() -> None:
         (
             [Score(reward=3e38), Score(reward=3e38)],
             "error",
-            "the sum is 9e+38; expected a number between -3.4e38 and 3.4e38, as float32 holds them",
+            "the sum: reward is 9e+38; expected a number between -3.4e38 and 3.4e38, as float32",
         ),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_run_without_measurements_has_no_points(measured: Measured) -> None:
     assert series([], "reward_mean", 100) == throughput([], 100) == []
 
 
-def test_versions_of_a_future_that_was_rolled_back_fall_out(measured: Measured) -> None:
+def test_rolled_back_versions_are_left_out(measured: Measured) -> None:
     for version in range(1, 6):
         measured.step(version, version, reward_mean=0.0)
     measured.step(3, 9.0, incarnation=1, reward_mean=1.0)
@@ -57,7 +57,7 @@ def test_the_step_of_the_checkpoint_itself_stays(measured: Measured) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("versions", [99, 101, 1001])
-def test_at_most_so_many_points_stand_for_all_versions(versions: int, measured: Measured) -> None:
+def test_all_versions_are_merged_into_at_most_max_points(versions: int, measured: Measured) -> None:
     for version in range(1, versions + 1):
         measured.step(version, version, lag=version)
     steps = read_steps(measured.store)
@@ -67,7 +67,7 @@ def test_at_most_so_many_points_stand_for_all_versions(versions: int, measured: 
     assert series(steps, "lag", 100, max)[-1][1] == versions, "the largest is not averaged away"
 
 
-def test_throughput_is_tokens_over_the_time_in_which_the_trainer_ran(measured: Measured) -> None:
+def test_throughput_counts_only_time_in_which_the_trainer_ran(measured: Measured) -> None:
     for version in range(1, 4):
         measured.step(version, 2.0 * version, tokens=100)
     # A day later, the next nightly window.
@@ -88,16 +88,16 @@ def test_a_damaged_part_costs_its_own_point(measured: Measured) -> None:
     assert [version for version, _ in series(read_steps(measured.store), "reward_mean", 100)] == [1, 3]
 
 
-def test_every_evaluation_is_a_point_whoever_asked_for_it() -> None:
+def test_every_evaluation_is_a_point_of_its_set() -> None:
     store = DictStore()
     hard = {"accuracy": 0.125, "prompts": 4}
     for version, accuracy, further in [(20, 0.5, {"sets": {"hard": hard}}), (0, 0.25, {}), (5, 0.375, {})]:
         measured = {"accuracy": accuracy, "accuracy_interval": [accuracy - 0.125, 1.0], "prompts": 8}
         write_result(store, {"policy_version": version, **measured, "t": 50.0, **further})
     results = ResultsReader(store).read()
-    found = accuracies(results, 100)
-    points = [(point.version, point.value, point.interval) for point in found["held_out"]]
+    by_set = accuracies(results, 100)
+    points = [(point.version, point.value, point.interval) for point in by_set["held_out"]]
     assert points == [(0, 0.25, (0.125, 1.0)), (5, 0.375, (0.25, 1.0)), (20, 0.5, (0.375, 1.0))]
-    assert [(point.version, point.value, point.interval) for point in found["hard"]] == [(20, 0.125, None)]
+    assert [(point.version, point.value, point.interval) for point in by_set["hard"]] == [(20, 0.125, None)]
     assert [(point.version, point.value) for point in accuracies(results, 2)["held_out"]] == [(2.5, 0.3125), (20, 0.5)]
     assert accuracies([], 100) == {}

@@ -49,26 +49,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_file_has_the_hash_that_sha256sum_prints(folder: Path) -> None:
+def test_weights_and_tokenizer_files_are_hashed_once_per_run(folder: Path) -> None:
     store = DictStore()
     assert read_start_hashes(store) is None
-    record_start_hashes(store, folder)
-    assert read_start_hashes(store) == {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
-
-
-def test_files_without_weights_or_tokens_are_left_out(folder: Path) -> None:
     (folder / "README.md").write_text("a model")
     (folder / "original").mkdir()
     (folder / "original" / "model.safetensors").write_bytes(b"the same in another format")
-    store = DictStore()
     record_start_hashes(store, folder)
-    assert set(read_start_hashes(store) or {}) == set(FILES)
-
-
-def test_a_run_keeps_the_hashes_that_it_began_with(folder: Path) -> None:
-    store = DictStore()
-    record_start_hashes(store, folder)
-    before = read_start_hashes(store)
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
+    assert read_start_hashes(store) == hashes
     (folder / "model.safetensors").write_bytes(b"other weights")
     record_start_hashes(store, folder)
-    assert read_start_hashes(store) == before
+    assert read_start_hashes(store) == hashes

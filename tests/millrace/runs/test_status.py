@@ -9,9 +9,9 @@ import pytest
 from support.stages.trainer_bench import TrainerBench
 from transformers import LlamaForCausalLM
 
-from millrace.runs.attempt_config import attempt_config
 from millrace.runs.record import end_attempt, latest_attempt, resume_run
 from millrace.runs.status import StatusReader
+from millrace.runtime.arguments import attempt_config
 from storage import layout
 from storage.checkpoints import CheckpointWriter
 from storage.errors import StreamCorrupt
@@ -39,13 +39,13 @@ def test_the_checkpoint_replaces_a_lost_status_record(bench: TrainerBench) -> No
         assert after[what] == before[what]
 
 
-def test_a_replay_s_checkpoint_has_no_account_and_it_trained_nothing_of_its_own(bench: TrainerBench) -> None:
+def test_a_replays_checkpoint_without_an_account_counts_nothing(bench: TrainerBench) -> None:
     CheckpointWriter(bench.store).commit(3, {}, {"position": 3})
     bench.store.delete(layout.progress("train", 0))
     assert StatusReader(bench.store).look()["ledger"]["trained"] == {"rollouts": 0, "tokens": 0}
 
 
-def test_a_status_record_without_an_account_that_is_one_counts_nothing(bench: TrainerBench) -> None:
+def test_the_checkpoint_replaces_a_malformed_account(bench: TrainerBench) -> None:
     before = StatusReader(bench.store).look()
     record = read_status(bench.store, "train", 0)
     record["account"] = {"trained": 7}
@@ -55,7 +55,7 @@ def test_a_status_record_without_an_account_that_is_one_counts_nothing(bench: Tr
         assert after[what] == before[what]
 
 
-def test_tokens_are_those_that_are_committed_whatever_the_status_records_say(bench: TrainerBench) -> None:
+def test_tokens_are_those_that_are_committed(bench: TrainerBench) -> None:
     write_progress(bench.store, "train", 0, {**read_status(bench.store, "train", 0), "tokens": 77})
     assert StatusReader(bench.store).look()["tokens"] == {"generate": 15, "score": 15, "train": 12}
 
@@ -94,7 +94,7 @@ def resumed(bench: TrainerBench, minutes: float | None = None) -> dict[str, Any]
     return StatusReader(bench.store).look()
 
 
-def test_a_run_that_was_just_resumed_runs_and_nothing_is_ready(bench: TrainerBench) -> None:
+def test_a_run_that_was_just_resumed_is_running_and_not_ready(bench: TrainerBench) -> None:
     status = resumed(bench)
     assert status["state"] == "running"
     assert "train-0" in status["doing"]
@@ -106,7 +106,7 @@ def test_a_run_that_was_just_resumed_runs_and_nothing_is_ready(bench: TrainerBen
     assert StatusReader(bench.store).look()["ready"] == {"train-0": True}
 
 
-def test_the_time_left_is_that_of_the_steps_or_of_the_budget(bench: TrainerBench) -> None:
+def test_the_time_left_is_bounded_by_steps_and_budget(bench: TrainerBench) -> None:
     status = resumed(bench)
     by_steps = 2.0 * (status["stop_at_step"] - status["steps"])
     assert status["eta_seconds"] == by_steps > 0

@@ -15,8 +15,7 @@ from configs.schema import RunConfig
 from configs.training import TrainingConfig
 from millrace.runs.record import create_run
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.exit_codes import ERROR_PREFIX, USER_ERROR
-from millrace.runtime.messages import Event, Heartbeat, read_line
+from millrace.runtime.messages import ERROR_PREFIX, USER_ERROR, Event, Heartbeat, read_line
 from millrace.runtime.stage import Stage, drain_on_signals
 from storage import layout
 from storage.errors import StoreRefused

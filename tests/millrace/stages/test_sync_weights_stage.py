@@ -18,8 +18,7 @@ from configs.schema import RunConfig
 from millrace.errors import WeightsCorrupt
 from millrace.runs.record import create_run
 from millrace.runtime.arguments import StageArguments
-from millrace.runtime.exit_codes import DRAINED
-from millrace.runtime.messages import Event, Heartbeat, read_line
+from millrace.runtime.messages import DRAINED, Event, Heartbeat, read_line
 from millrace.weights.base import HandoverSender, Manifest, Weights, WeightsId, WeightsReceiver, WeightsSender
 from millrace.weights.factory import generator_end, trainer_end
 from millrace.weights.fallback import FallbackReceiver

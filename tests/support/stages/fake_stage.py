@@ -21,9 +21,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from millrace import parent_death
-from millrace.runtime.exit_codes import DRAINED, SHOW_STACKS
-from millrace.runtime.messages import Event, Heartbeat, event_line, heartbeat_line
+from millrace.forking import process_settings
+from millrace.runtime.messages import DRAINED, SHOW_STACKS, Event, Heartbeat, encode_line
 
 
 def write_line(line: str) -> None:
@@ -33,19 +32,19 @@ def write_line(line: str) -> None:
 
 def say() -> None:
     event = Event(kind="staleness.bound-hit", payload={"rollouts_dropped": 8})
-    for line in ("trainer ready", event_line(event), heartbeat_line(Heartbeat(doing="t", ready=True))[:-3]):
+    for line in ("trainer ready", encode_line(event), encode_line(Heartbeat(doing="t", ready=True))[:-3]):
         write_line(line)
 
 
 def beat() -> None:
     for _ in range(40):
-        write_line(heartbeat_line(Heartbeat(doing="train", ready=True)))
+        write_line(encode_line(Heartbeat(doing="train", ready=True)))
         time.sleep(0.1)
 
 
 def hang() -> None:
     threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
-    write_line(heartbeat_line(Heartbeat(doing="train", ready=True)))
+    write_line(encode_line(Heartbeat(doing="train", ready=True)))
     stuck_in_the_middle_of_a_step()
 
 
@@ -54,7 +53,7 @@ def stuck_in_the_middle_of_a_step() -> None:
 
 
 def stop() -> None:
-    write_line(heartbeat_line(Heartbeat(doing="waiting for scored groups", ready=True)))
+    write_line(encode_line(Heartbeat(doing="waiting for scored groups", ready=True)))
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -108,7 +107,7 @@ WORDS = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    words = " ".join(sys.argv[1:]).split("/")[parent_death.tie_to_launcher()].split()
+    words = " ".join(sys.argv[1:]).split("/")[process_settings.tie_to_launcher()].split()
     faulthandler.register(SHOW_STACKS)
     for word in words:
         name, _, number = word.partition(":")

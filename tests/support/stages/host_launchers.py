@@ -11,8 +11,8 @@ from pathlib import Path
 from support.campaigns.campaigns import wait_until
 from support.stages import fake_stage
 
+from millrace.runtime.arguments import Hosts
 from millrace.runtime.messages import Event, Heartbeat, read_line
-from millrace.runtime.ranks.meeting import Hosts
 
 
 @dataclass
@@ -27,11 +27,6 @@ class Launcher:
         """The milestones so far, of the launcher and of its ranks."""
         found = [_read(line) for line in self.output.read_text().splitlines()]
         return [line for line in found if isinstance(line, str)]
-
-    def doing(self) -> str:
-        """What its last heartbeat said."""
-        found = [_read(line) for line in self.output.read_text().splitlines()]
-        return next((line.doing for line in reversed(found) if isinstance(line, Heartbeat)), "")
 
     def rank_pids(self) -> list[int]:
         """Of all ranks that have said theirs, the latest last."""
@@ -57,7 +52,7 @@ class HostLaunchers:
     """Launchers of `hosts` hosts with a rank each; `words` are those of the ranks, from rank 0 on."""
 
     folder: Path
-    words: tuple[str, ...]
+    words: tuple[str, ...] = ()
     hosts: int = 2
     min_hosts: int = 2
     launchers: list[Launcher] = field(default_factory=list)
@@ -74,7 +69,7 @@ class HostLaunchers:
             network="127.0.0.0/8",
             ranks=1,
         )
-        start = ["-c", program] if program else ["-m", "millrace.runtime.ranks.hosts"]
+        start = ["-c", program] if program else ["-m", "millrace.runtime.host_launcher"]
         number = len(self.launchers)
         output, log = self.folder / f"output-{number}", self.folder / f"log-{number}"
         with output.open("w") as stdout, log.open("w") as stderr:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from support.stored_run.groups import MAX_TOKENS, STALE, TRAINED, Rollouts
 
 from millrace.rollouts.staleness import TOKENS_OF_STALENESS
-from millrace.runtime.usage import CPU_CORES, MEMORY_BYTES
+from millrace.runtime.metrics import CPU_CORES, MEMORY_BYTES
 from storage.schema import METRIC
 
 TIMES = {

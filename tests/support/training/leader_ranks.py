@@ -14,7 +14,7 @@ import torch
 from support.training.checkpoint_ranks import make_model, samples
 
 from configs.training import TrainingConfig
-from millrace import parent_death
+from millrace.forking import process_settings
 from millrace.training.checkpoints.saving import AsyncCheckpoints
 from millrace.training.parallel.leader import LeaderTrainer, checkpoints_of, follow, restore
 from millrace.training.parallel.ranks import ALONE, Ranks
@@ -33,7 +33,7 @@ def make_trainer(kind: type[Trainer], ranks: Ranks) -> Trainer:
 
 
 def main(url: str, report: Path) -> None:
-    rank, store = parent_death.tie_to_launcher(), open_store(url)
+    rank, store = process_settings.tie_to_launcher(), open_store(url)
     ranks = Ranks.join(data=2, tensor=1, device="cpu")
     if rank == 0:
         report.write_text(json.dumps(_lead(make_trainer(LeaderTrainer, ranks), store, Path(url))))

@@ -99,7 +99,7 @@ def obeyed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float | 
         ("leaves its group", "error", "Operation not permitted"),
         ("lifts its limits", "error", "not allowed to raise"),
         ("traces its parent", "ok", ""),
-        ("floods whoever listens", "error", "the process that judged it ended"),
+        ("floods whoever listens", "error", "the process that scored it ended"),
         ("talks nonsense to whoever listens", "error", "the verdict can't be read"),
     ],
 )

@@ -12,9 +12,9 @@ from configs.scoring import ScoringConfig
 from millrace.rewards.base import Score
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.fork_server import ForkServerLost
-from millrace.rewards.isolation.messages import Task, read_score, read_task, task_line
 from millrace.rewards.isolation.pool import Pool
 from millrace.rewards.isolation.sandbox import Limits, scrubbed
+from millrace.rewards.isolation.worker import Task, read_score, read_task, task_line
 from millrace.types import Prompt
 
 PROMPT = Prompt(prompt_id="p", text="?", answer="42", source="test")
@@ -53,7 +53,7 @@ def test_each_response_to_a_function_has_a_fresh_process() -> None:
 def test_a_worker_that_ends_concerns_its_own_response_alone() -> None:
     judged = own("as_told", "1", "__import__('os')._exit(7)", "2", "__import__('os').abort()", "3")
     assert rewards(judged) == [1.0, None, 2.0, None, 3.0]
-    assert judged[1].error == "the process that judged it ended (exit code 7)"
+    assert judged[1].error == "the process that scored it ended (exit code 7)"
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_responses_behind_a_slow_one_are_scored_first() -> None:
     tasks = [Task(reward="math", prompt=PROMPT, response=text) for text in texts]
     with Pool([reward], Limits(timeout_seconds=1.0)) as pool:
         judged = dict(pool.score(tasks))
-    assert list(judged).index(20) > 20, "it was put behind those that wait"
+    assert list(judged).index(20) > 20, "it was put behind the others"
     assert [judged[number].reward for number in range(41)] == [0.0] * 20 + [None] + [1.0] * 20
 
 
@@ -91,7 +91,7 @@ def test_the_workers_end_with_the_pool() -> None:
     before = children()
     with Pool([make_reward(ScoringConfig(reward="math"))], Limits(workers=2)) as pool:
         dict(pool.score([Task(reward="math", prompt=PROMPT, response="42")] * 50))
-        wait_until(lambda: len(children() - before) == 7, "a fork server, two workers, and four spare ones")
+        wait_until(lambda: len(children() - before) == 4, "a fork server, two workers and a spare one")
         during = [psutil.Process(pid) for pid in children() - before]
     _, alive = psutil.wait_procs(during, timeout=10)
     assert alive == []
@@ -153,7 +153,7 @@ from configs.scoring import ScoringConfig
 from millrace.rewards.factory import make_reward
 from millrace.rewards.isolation.pool import Pool
 from millrace.rewards.isolation.sandbox import Limits
-from millrace.rewards.isolation.messages import Task
+from millrace.rewards.isolation.worker import Task
 from millrace.types import Prompt
 
 prompt = Prompt(prompt_id="p", text="?", answer="42", source="test")

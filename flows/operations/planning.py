@@ -1,0 +1,204 @@
+"""A plan from a request, and its figures and tables.
+
+config, request ─► machine: --hardware, or fitted to stored runs ─► search, or comparison of two configs ─► Plan
+Plan ─► sections: figures, settings, runners-up, assumptions ─► terminal, or Markdown in the Prefect UI
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from configs.load import parse_scalar, with_overrides
+from configs.requests import PlanRequest
+from configs.schema import RunConfig
+from flows.display.tables import Section
+from millrace.errors import InputError
+from millrace.planning.candidate import Candidate, Machine, explicit_values
+from millrace.planning.gpus import GpuMachine, shape_of_model
+from millrace.planning.hardware import GIB, hardware_named
+from millrace.planning.models import model_named, shape_of_folder
+from millrace.planning.plan import Plan, make_plan, what_if
+from millrace.planning.search import simulator
+from millrace.planning.stored import fit_machine
+from storage.stores.factory import open_store
+
+_STEPS = 100
+_ROLLOUTS, _COARSE_ROLLOUTS = 60_000, 10_000
+"""Simulated of a config that is shown, and of each of some dozen others: a second or less."""
+_DAY = 86400.0
+COLUMNS = ("trainer", "generators", "mode", "places", "s/step", "tokens/s", "stale")
+
+
+def answer(config: RunConfig, request: PlanRequest) -> Plan:
+    """The plan of a request.
+
+    Raises InputError or ConfigError for unknown hardware or models, a model that fits nowhere, a run too short to fit,
+    and overrides that can't be; StorageError for a run that can't be read.
+    """
+    machine = _machine(config, request)
+    fine = simulator(_STEPS, _ROLLOUTS) if request.steps is None else simulator(request.steps)
+    divides_gpus = isinstance(machine, GpuMachine)
+    if request.what_if:
+        after = with_overrides(explicit_values(config), request.what_if, where="the config", option="--what-if")
+        changes = {key: parse_scalar(text) for key, _, text in (change.partition("=") for change in request.what_if)}
+        return what_if(
+            config, after, changes, machine, fine, divides_gpus=divides_gpus, dollars_per_gpu_hour=request.price
+        )
+    if divides_gpus and request.gpus is None:
+        raise InputError("missing", key="--gpus", expected="how many GPUs, or --what-if to compare two configs")
+    return make_plan(
+        config,
+        machine,
+        fine,
+        gpus=request.gpus,
+        goal=request.goal,
+        coarse=simulator(request.steps or _STEPS, _COARSE_ROLLOUTS),
+        batches=request.batches,
+        dollars_per_gpu_hour=request.price,
+    )
+
+
+def _machine(config: RunConfig, request: PlanRequest) -> Machine:
+    if request.sources:
+        if request.hardware is not None or request.gpus is not None or request.lengths is not None:
+            raise InputError("--from is given", expected="no --hardware, --gpus and --lengths with it")
+        cores, cores_from = request.cores, "--cores"
+        if cores is None and config.training.device == "cpu":
+            cores, cores_from = float(os.cpu_count() or 1), "this host, taken for the runs'"
+        elif cores is None:
+            cores_from = "training.device"
+        return fit_machine([open_store(url) for url in request.sources], cores=cores, cores_from=cores_from)
+    if request.hardware is None:
+        raise InputError("no machine is given", expected="--hardware with --gpus, or --from with a stored run")
+    hardware = hardware_named(request.hardware)
+    if request.model is None:
+        shape = shape_of_model(config)
+    else:
+        folder = Path(request.model)
+        shape = shape_of_folder(folder) if folder.is_dir() else model_named(request.model)
+    return GpuMachine(shape=shape, hardware=hardware, given=request.lengths)
+
+
+def write_config(plan: Plan, path: Path) -> None:
+    """Writes the chosen config, for `millrace run`. Raises InputError if it does not fit or can't be written."""
+    outcome = plan.chosen.outcome
+    if outcome is None:
+        raise InputError(f"not written, because the config {plan.chosen.reason}", file=path)
+    values = plan.config().model_dump(mode="json", exclude_unset=True)
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+    comment = (
+        f"# Made by `millrace plan`: {headline(plan)}.\n"
+        f"# Predicted: {outcome.step_seconds:.4g} s per step, {outcome.tokens_per_second:,.4g} tokens per second, "
+        f"mean staleness {outcome.staleness_mean:.2f}, {outcome.dropped_share:.1%} of the rollouts dropped.\n"
+    )
+    try:
+        path.write_text(comment + text, encoding="utf-8")
+    except OSError as error:
+        read = f"can't be written ({error.strerror})"
+        raise InputError(read, file=path, expected="a path for the planned config") from error
+
+
+def headline(plan: Plan) -> str:
+    """The question and the machine, in a line."""
+    if plan.is_what_if:
+        return f"{plan.base.name}: {plan.machine}, as it is and changed"
+    gpus = "" if plan.gpus is None else f", {plan.gpus} GPUs"
+    return (
+        f"{plan.base.name}: {plan.machine}{gpus}: the {plan.goal} of {plan.num_layouts:,} layouts; "
+        f"{len(plan.simulated)} configs simulated"
+    )
+
+
+def sections(plan: Plan) -> Iterator[Section]:
+    """The plan as titled tables, for a terminal and for Markdown."""
+    compared = plan.entries if plan.is_what_if else [plan.chosen]
+    columns = [_figures(entry, plan) for entry in compared]
+    header = ("figure", "as it is", "changed") if plan.is_what_if else ("figure", "value")
+    # A config that does not fit has fewer figures.
+    names = max(columns, key=len)
+    yield Section(
+        title="", header=header, rows=[(name, *(column.get(name, "–") for column in columns)) for name in names]
+    )
+    changes = plan.changes(plan.chosen).items()
+    yield Section(title="settings", lines=[f"{key}={_scalar(value)}" for key, value in changes])
+    if not plan.is_what_if:
+        runners_up = list(enumerate(plan.entries[1:], 1))
+        yield Section(
+            title="runners-up",
+            header=("", *COLUMNS),
+            rows=[(str(number), *line(entry)) for number, entry in runners_up],
+            numbers=4,
+            lines=[f"{number}: {entry.reason}" for number, entry in runners_up],
+        )
+    assumptions = [(assumption.what, assumption.value, assumption.source) for assumption in plan.assumptions]
+    yield Section(title="assumptions", header=("what", "value", "source"), rows=assumptions)
+
+
+def line(entry: Candidate) -> tuple[str, ...]:
+    """One entry, by `COLUMNS`."""
+    outcome, measured = entry.outcome, ("–", "–", "–")
+    if outcome is not None:
+        rate = f"{outcome.tokens_per_second:,.0f}"
+        measured = (f"{outcome.step_seconds:.4g}", rate, f"{outcome.staleness_mean:.2f}")
+    return (entry.trainer, entry.generators, entry.mode, _places(entry), *measured)
+
+
+def _figures(entry: Candidate, plan: Plan) -> dict[str, str]:
+    config, outcome, divides_gpus = entry.config, entry.outcome, entry.gpus is not None
+    figures = {"trainer GPUs": entry.trainer} if divides_gpus else {}
+    figures |= {
+        "generator GPUs" if divides_gpus else "generators": entry.generators,
+        "mode": entry.mode,
+        "places": f"{_places(entry)}: generators × groups × responses in flight",
+        "batch": f"{config.training.groups_per_step} × {config.generation.group_size} responses per step",
+    }
+    if outcome is not None:
+        dropped, masked = f"{outcome.dropped_share:.1%}", f"{outcome.masked_token_share:.1%}"
+        bound = config.effective_max_staleness
+        figures |= {
+            "step": f"{outcome.step_seconds:.4g} s",
+            "speed": f"{outcome.tokens_per_second:,.0f} response tokens trained per second",
+            "staleness": f"mean {outcome.staleness_mean:.2f}, max {outcome.staleness_max} of {bound}",
+            "dropped, masked": f"{dropped} of the rollouts, {masked} of the tokens",
+            "idle": ", ".join(f"{stage} {share:.0%}" for stage, share in outcome.idle.items()),
+        }
+    if (costs := entry.costs) is not None:
+        figures["weight sync"] = (
+            f"{costs.push:.3g} s by {config.weights.transport} while both continue; the trainer stands still for "
+            f"{costs.handover:.2g} s, a generator for {costs.pause:.2g} s"
+        )
+    if (memory := entry.memory) is not None:
+        needs = f"trainer {memory.trainer / GIB:.0f}, generator {memory.generator / GIB:.0f}"
+        figures["memory"] = f"{needs} of {memory.capacity / GIB:.0f} GiB per GPU"
+    if outcome is not None and entry.gpus is not None:
+        figures |= _bill(entry, plan, outcome.step_seconds, entry.gpus)
+    return {**figures, "result": (entry.reason if outcome is None else entry.bottleneck) or ""}
+
+
+def _bill(entry: Candidate, plan: Plan, step_seconds: float, gpus: int) -> dict[str, str]:
+    million = entry.gpu_hours_per_million_tokens
+    per_step, per_day = plan.dollars(entry, step_seconds), plan.dollars(entry, _DAY)
+    bill = {
+        "GPU-hours": f"{gpus * step_seconds / 3600:.3g} per step, {million:.3g} per million tokens trained",
+        "cost": "give --price" if per_step is None else f"${per_step:,.2f} per step, ${per_day:,.0f} a day",
+    }
+    if entry.storage is not None:
+        written, checkpoint = (size / 1e9 for size in entry.storage)
+        bill["storage"] = f"{written:,.0f} GB a day, checkpoints of {checkpoint:,.0f} GB, before anything is deleted"
+    if entry.failures is not None:
+        mtbf, lost = entry.failures
+        often = f"a GPU of the trainer every {mtbf / 3600:,.0f} hours, by assumption"
+        steps = entry.config.training.checkpoint_every
+        bill["failures"] = f"{often}; {lost:.1%} of the time lost, at a checkpoint every {steps} steps"
+    return bill
+
+
+def _places(entry: Candidate) -> str:
+    generation = entry.config.generation
+    return f"{generation.replicas} × {generation.groups_per_batch} × {generation.group_size}"
+
+
+def _scalar(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

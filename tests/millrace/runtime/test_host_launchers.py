@@ -1,0 +1,100 @@
+"""The launchers of several hosts: together they are one trainer. Here all are on loopback, with a rank each."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.campaigns.campaigns import wait_until
+from support.stages.host_launchers import HostLaunchers, Launcher
+from support.stages.supervised import is_gone
+
+from millrace.runtime.messages import DRAINED, USER_ERROR, YIELDED
+
+ALL = r"the trainer starts on 2 hosts: 127\.0\.0\.1, 127\.0\.0\.1"
+SHRUNK = r"the trainer starts on 1 of 2 hosts, with 1 of 2 ranks, because host 1 has not come"
+
+
+@pytest.fixture
+def launchers(tmp_path: Path) -> Iterator[HostLaunchers]:
+    launchers = HostLaunchers(tmp_path)
+    yield launchers
+    launchers.kill()
+
+
+def start_both(launchers: HostLaunchers, *words: str) -> tuple[Launcher, Launcher]:
+    launchers.words = words
+    return launchers.start(0), launchers.start(1)
+
+
+@pytest.mark.slow
+def test_both_launchers_start_together_and_end_with_rank_0(launchers: HostLaunchers) -> None:
+    leader, member = start_both(launchers, "pid say", "pid")
+    assert (leader.end(), member.end()) == (0, 0)
+    leader.wait_for(ALL)
+    assert len(leader.rank_pids()) == len(member.rank_pids()) == 1
+
+
+@pytest.mark.slow
+def test_a_rank_killed_on_another_host_ends_all_ranks(launchers: HostLaunchers) -> None:
+    leader, member = start_both(launchers, "pid hang", "pid kill:9")
+    assert member.end() == -signal.SIGKILL
+    assert leader.end() == 1
+    leader.wait_for(r"host 1 of the trainer, at 127\.0\.0\.1, is lost: all ranks end")
+    wait_until(lambda: is_gone(leader.rank_pids()[0]), "rank 0 to be gone")
+
+
+@pytest.mark.extended
+def test_the_exit_code_of_a_user_error_survives_the_loss_of_the_other_host(launchers: HostLaunchers) -> None:
+    leader, member = start_both(launchers, f"pid exit:{USER_ERROR}", "pid hang")
+    assert (leader.end(), member.end()) == (USER_ERROR, 1)
+
+
+@pytest.mark.slow
+def test_ranks_that_lose_host_0_write_their_stacks_and_end(launchers: HostLaunchers) -> None:
+    leader, member = start_both(launchers, "pid hang", "pid hang")
+    leader.wait_for_ranks(1)
+    member.wait_for_ranks(1)
+    leader.process.kill()
+    assert member.end() == 1
+    member.wait_for("host 0 of the trainer is lost: all ranks here end")
+    assert "Current thread" in member.log.read_text()
+    wait_until(lambda: is_gone(member.rank_pids()[0]), "its rank to be gone")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("stopped", [(0,), (1,), (0, 1)])
+def test_when_a_host_stops_rank_0_drains_and_all_launchers_end(
+    launchers: HostLaunchers, stopped: tuple[int, ...]
+) -> None:
+    both = start_both(launchers, "drain", "pid hang")
+    for launcher in both:
+        launcher.wait_for_ranks(1)
+    for host in stopped:
+        both[host].process.terminate()
+    assert [launcher.end() for launcher in both] == [DRAINED, DRAINED]
+
+
+@pytest.mark.extended
+def test_with_min_hosts_the_trainer_starts_without_a_host_until_it_comes(launchers: HostLaunchers) -> None:
+    launchers.words, launchers.min_hosts = ("drain", "pid hang"), 1
+    leader = launchers.start(0)
+    leader.wait_for(SHRUNK)
+    leader.wait_for_ranks(1)
+    member = launchers.start(1)
+    assert leader.end() == DRAINED
+    leader = launchers.start(0)
+    leader.wait_for(ALL)
+    member.wait_for_ranks(1)
+
+
+@pytest.mark.slow
+def test_a_host_gives_its_place_back_when_host_0_stays_away(launchers: HostLaunchers) -> None:
+    impatient = (
+        "import sys; from millrace.runtime import host_launcher; host_launcher._YIELD_SECONDS = 2.0; "
+        "host_launcher.end_as(host_launcher.main(host_launcher.Hosts.from_json(sys.argv[1]), sys.argv[2:]))"
+    )
+    launchers.words = ("pid hang", "pid hang")
+    member = launchers.start(1, impatient)
+    assert member.end() == YIELDED
+    assert member.lines() == ["host 0 of the trainer has been away for 2 s: its job can run here"]
