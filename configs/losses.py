@@ -18,7 +18,6 @@ class AipoConfig(Parameters):
     """AIPO, the default: the importance ratio π/μ of each token, clipped from above."""
 
     name: Literal["aipo"] = "aipo"
-    """The loss."""
     max_importance_ratio: AtLeastOne = 4.0
     """Upper clip ρ of a token's importance ratio π/μ, no unit; usually 2 to 10."""
 
@@ -27,14 +26,12 @@ class PlainConfig(Parameters):
     """Losses without parameters."""
 
     name: Literal["reinforce", "topr"]
-    """The loss."""
 
 
 class PpoClipConfig(Parameters):
     """PPO's clipped objective."""
 
     name: Literal["ppo_clip"] = "ppo_clip"
-    """The loss."""
     clip_low: AtMostOne = 0.2
     """Tokens with a negative advantage are clipped if their ratio is below 1 − `clip_low`, no unit."""
     clip_high: Positive = 0.2
@@ -48,7 +45,6 @@ class DecoupledPpoConfig(Parameters):
     """Decoupled PPO."""
 
     name: Literal["decoupled_ppo"] = "decoupled_ppo"
-    """The loss."""
     clip_low: AtMostOne = 0.2
     """As in `ppo_clip`, for the ratio to the proximal policy, no unit."""
     clip_high: Positive = 0.2
@@ -62,7 +58,6 @@ class TruncatedConfig(Parameters):
     """Truncated importance sampling, of tokens (`tis`) or of whole responses (`sequence_tis`)."""
 
     name: Literal["tis", "sequence_tis"]
-    """The loss."""
     max_importance_ratio: AtLeastOne = 2.0
     """Upper clip C of a token's importance ratio π/μ, or of the product of a response's, no unit."""
 
@@ -71,7 +66,6 @@ class IcePopConfig(Parameters):
     """IcePop."""
 
     name: Literal["icepop"] = "icepop"
-    """The loss."""
     low: AtMostOne = 0.5
     """Tokens with an importance ratio below this are dropped, no unit."""
     high: AtLeastOne = 5.0
@@ -82,7 +76,6 @@ class SequenceMaskConfig(Parameters):
     """Importance sampling with a mask of whole responses."""
 
     name: Literal["sequence_mask"] = "sequence_mask"
-    """The loss."""
     low: AtMostOne = 0.5
     """Responses are dropped if the product of their tokens' importance ratios is below this, no unit."""
     high: AtLeastOne = 2.0
@@ -93,7 +86,6 @@ class GeometricMaskConfig(Parameters):
     """Truncated importance sampling, with a mask of whole responses by their mean importance ratio."""
 
     name: Literal["geometric_mask"] = "geometric_mask"
-    """The loss."""
     low: AtMostOne = 0.1
     """Responses are dropped if the geometric mean of their tokens' importance ratios is below this, no unit. Use 0.999
     and a `high` of 1.001 if generators run exactly the trainer's weights."""
@@ -107,7 +99,6 @@ class CispoConfig(Parameters):
     """Clipped importance-sampling policy optimization."""
 
     name: Literal["cispo"] = "cispo"
-    """The loss."""
     clip_high: Positive = 0.2
     """The maximum weight of a token is 1 + `clip_high`, no unit."""
 
@@ -116,7 +107,6 @@ class GspoConfig(Parameters):
     """Group sequence policy optimization."""
 
     name: Literal["gspo"] = "gspo"
-    """The loss."""
     clip_low: AtMostOne = 3e-4
     """ε_low: responses with a negative advantage are clipped if the geometric mean of their ratios is below 1 − ε_low,
     no unit; the default is the paper's, for fresh rollouts."""
@@ -129,7 +119,6 @@ class SapoConfig(Parameters):
     """Soft adaptive policy optimization."""
 
     name: Literal["sapo"] = "sapo"
-    """The loss."""
     tau_positive: Positive = 1.0
     """How fast the gate closes as the ratio moves away from 1, for tokens with a positive advantage, no unit."""
     tau_negative: Positive = 1.05
@@ -140,7 +129,6 @@ class DppoTvConfig(Parameters):
     """Divergence proximal policy optimization with total variation."""
 
     name: Literal["dppo_tv"] = "dppo_tv"
-    """The loss."""
     max_divergence: AtMostOne = 0.15
     """δ: tokens are dropped if their probability has moved further than this in the direction of their advantage, no
     unit."""

@@ -69,9 +69,7 @@ class PromptsConfig(Section):
     digits: Annotated[int, Field(ge=1, le=3)] = 2
     """Decimal digits of each summand of `arithmetic`, and of the sum."""
     reasoning_gym: ReasoningGymConfig = Field(default_factory=ReasoningGymConfig)
-    """How `reasoning_gym:TASK` makes problems."""
     verifiers: VerifiersConfig = Field(default_factory=VerifiersConfig)
-    """How `verifiers:ENVIRONMENT` is loaded."""
 
     @field_validator("template")
     @classmethod

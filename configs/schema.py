@@ -77,35 +77,20 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     """Seed of all random numbers of the run."""
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
-    """How stages are scheduled against each other."""
     model: ModelConfig = Field(default_factory=ModelConfig)
-    """The policy before its first update."""
     prompts: PromptsConfig = Field(default_factory=PromptsConfig)
-    """Prompts for training and evaluation."""
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
-    """How responses are sampled."""
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
-    """What answers the policy between its turns."""
     scoring: ScoringConfig = Field(default_factory=ScoringConfig)
-    """How responses are rewarded."""
     training: TrainingConfig
-    """How the policy is trained."""
     staleness: StalenessConfig = Field(default_factory=StalenessConfig)
-    """Maximum age of a trajectory when it is trained on."""
     weights: WeightsConfig = Field(default_factory=WeightsConfig)
-    """How new policy versions are sent to the generators."""
     storage: StorageConfig = Field(default_factory=StorageConfig)
-    """Where the run is stored."""
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
-    """How progress is measured."""
     promotion: PromotionConfig = Field(default_factory=PromotionConfig)
-    """When a checkpoint is promoted."""
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
-    """Limits of one attempt."""
     supervision: SupervisionConfig = Field(default_factory=SupervisionConfig)
-    """When a stage counts as hung."""
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
-    """On which hosts stages run."""
 
     @property
     def effective_max_staleness(self) -> int:

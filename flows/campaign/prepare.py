@@ -90,7 +90,7 @@ def check(
     prompts = load_prompts(config.prompts)
     sets = evaluation_sets(config.evaluation, config.prompts, prompts)
     every = with_evaluation_sets(prompts, sets)
-    check_answers(scorer, every, config.prompts, further)
+    check_answers(scorer, every)
     longest = check_prompts(
         config.model,
         config.prompts,

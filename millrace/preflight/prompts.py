@@ -23,9 +23,7 @@ from millrace.errors import ChatError, InputError, PromptsError
 from millrace.models.decoder import plain_tokenizer
 from millrace.preflight.child import answer_of, serve
 from millrace.prompts.dataset import PromptSet
-from millrace.prompts.files import place_of
 from millrace.prompts.messages import templated
-from millrace.prompts.packages import prompt_sources
 from millrace.rewards.scorer import Scorer
 from millrace.types import Prompt
 
@@ -182,21 +180,13 @@ def _refuse_chat_with_a_bootstrapped_model(prompts: PromptsConfig, asked: Prompt
     )
 
 
-def check_answers(scorer: Scorer, asked: PromptSet, prompts: PromptsConfig, further: Sequence[str] = ()) -> None:
-    """Raises PromptsError, naming the prompt's file and line, if no response to some prompt can be scored.
-
-    `further` are prompt sources besides those of `prompts`.
-    """
+def check_answers(scorer: Scorer, asked: PromptSet) -> None:
+    """Raises PromptsError, naming the prompt, if no response to some prompt can be scored."""
     if (unusable := scorer.first_unusable((*asked.train, *asked.eval))) is not None:
         prompt, reason = unusable
-        raise PromptsError(file=_place(prompt, prompts, further), read=f"no response to it can be scored: {reason}")
-
-
-def _place(prompt: Prompt, prompts: PromptsConfig, further: Sequence[str]) -> str:
-    for source in (prompts.source, prompts.eval_source, *further):
-        if source is not None and not prompt_sources(source, prompts) and (place := place_of(prompt, source, prompts)):
-            return place
-    return f"prompt {prompt.prompt_id} of {prompt.source}"
+        raise PromptsError(
+            file=f"prompt {prompt.prompt_id} of {prompt.source}", read=f"no response to it can be scored: {reason}"
+        )
 
 
 if __name__ == "__main__":

@@ -76,22 +76,6 @@ def read_prompts(source: str, config: PromptsConfig) -> list[Prompt]:
     return list(prompts.values())
 
 
-def place_of(prompt: Prompt, source: str, config: PromptsConfig) -> str | None:
-    """Where a prompt stands in the file or folder `source`: "FILE line 3". None if it is not there."""
-    name = PurePosixPath(source).name
-    if prompt.source != name:
-        return None
-    for unit, number, record in _records(source, config):
-        where = f"{source} {unit} {number}"
-        if (
-            isinstance(record, dict)
-            and _id(record, f"{name}:{number}", where) == prompt.prompt_id
-            and _answer(record, config, where) == prompt.answer
-        ):
-            return where
-    return None
-
-
 def _id(record: dict[str, object], default: str, where: str) -> str:
     return checked_text_or_number(record, "id", where) if "id" in record else default
 

@@ -20,7 +20,8 @@ def make_config(**sections: object) -> RunConfig:
 
 @pytest.mark.parametrize("key", dotted_fields())
 def test_every_field_has_a_description(key: str) -> None:
-    description = dotted_fields()[key].description
+    field = dotted_fields()[key]
+    description = field.description or getattr(field.annotation, "__doc__", None)
     assert description
     assert description.rstrip().endswith(".")
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import loaded, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.chat.tokenizers import FAMILIES, Family, chat_tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -58,7 +58,7 @@ answers = st.fixed_dictionaries({"role": st.sampled_from(("user", "tool")), "con
 
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=40, deadline=None)
-@loaded(first=texts, rounds=st.lists(st.tuples(turns, answers), min_size=1, max_size=4))
+@given(first=texts, rounds=st.lists(st.tuples(turns, answers), min_size=1, max_size=4))
 def test_sampled_tokens_are_kept_however_many_turns_follow(
     name: str, first: str, rounds: list[tuple[list[int], dict[str, str]]]
 ) -> None:
@@ -88,7 +88,7 @@ def test_sampled_tokens_are_kept_however_many_turns_follow(
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.template])
 @settings(max_examples=25, deadline=None)
-@loaded(contents=st.lists(texts.map(str.strip), min_size=3, max_size=7).filter(lambda result: len(result) % 2 == 1))
+@given(contents=st.lists(texts.map(str.strip), min_size=3, max_size=7).filter(lambda result: len(result) % 2 == 1))
 def test_appended_turns_are_what_the_template_writes_of_all_messages(name: str, contents: list[str]) -> None:
     tokenizer, renderer = TOKENIZERS[name], RENDERERS[name]
     messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]

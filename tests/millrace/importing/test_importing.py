@@ -175,24 +175,11 @@ def test_a_wheel_gives_the_one_model_that_it_holds(tmp_path: Path, hf_folder: Pa
     assert load_model(tmp_path / "made", "float32").config.model_type == "llama"
 
 
-def test_an_installed_package_gives_the_model_that_it_ships(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_gguf(tmp_path / "tiny.gguf")
-    about = tmp_path / "shipped-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: shipped\nVersion: 1.0\n")
-    (about / "RECORD").write_text("tiny.gguf,,\nshipped-1.0.dist-info/METADATA,,\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import_model("package:shipped", tmp_path / "made", dtype="float32")
-    assert (tmp_path / "made" / "model.safetensors").is_file()
-
-
 def test_sources_that_are_no_single_model_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tmp_path / "made"
     assert "nowhere.gguf: no such file or folder; expected" in refused(tmp_path / "nowhere.gguf", made, capsys)
     (tmp_path / "notes.txt").write_text("no model")
     assert "not a model to import; expected a .gguf file, a folder" in refused(tmp_path / "notes.txt", made, capsys)
-    assert "no such package is installed" in refused("package:no-such-package-anywhere", made, capsys)
-    assert "package:numpy: no model; expected one" in refused("package:numpy", made, capsys)
     (tmp_path / "broken.whl").write_bytes(b"PK")
     assert "not a wheel that can be read" in refused(tmp_path / "broken.whl", made, capsys)
     with zipfile.ZipFile(tmp_path / "two.whl", "w") as archive:

@@ -1,7 +1,7 @@
 """Where a data set's answer stands: after GSM8K's hashes, in MATH's last box."""
 
 import pytest
-from hypothesis import loaded
+from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.prompts.answers import EXPECTED, boxed, reference_answer
@@ -55,7 +55,7 @@ def test_maths_answer_stands_in_the_last_box_whose_braces_balance(text: str, ans
     assert boxed(text) == reference_answer(text, "boxed") == answer
 
 
-@loaded(inner=st.recursive(st.text("ab \\$", max_size=4), lambda below: below.map(lambda text: f"{{{text}}}")))
+@given(inner=st.recursive(st.text("ab \\$", max_size=4), lambda below: below.map(lambda text: f"{{{text}}}")))
 def test_whatever_balances_within_a_box_is_taken_whole(inner: str) -> None:
     # A backslash before a brace would make it a sign of the formula.
     inner = inner.replace("\\", "")

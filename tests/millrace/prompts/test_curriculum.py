@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import loaded
+from hypothesis import given
 from hypothesis import strategies as st
 from support.stores.dict_store import DictStore
 from support.streams.consumed_groups import consume
@@ -55,7 +55,7 @@ def asked(curriculum: Curriculum, groups: range, version: int = 0) -> list[int]:
     return result
 
 
-@loaded(
+@given(
     num_prompts=st.integers(1, 12),
     block_groups=st.integers(1, 30),
     shuffle=st.booleans(),

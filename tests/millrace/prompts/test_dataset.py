@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import loaded
+from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.prompts import PromptsConfig
@@ -48,7 +48,7 @@ def test_arithmetic_holds_out_as_many_prompts_as_asked(num_eval: int) -> None:
     assert (len(prompts.eval), len(prompts.train)) == (num_eval, 5050 - 512)
 
 
-@loaded(digits=st.integers(1, 2), num_eval=st.integers(1, 15))
+@given(digits=st.integers(1, 2), num_eval=st.integers(1, 15))
 def test_no_sum_is_trained_on_whose_mirror_is_held_out(digits: int, num_eval: int) -> None:
     prompts = load(digits=digits, num_eval=num_eval)
     held_out = {prompt.prompt_id.removeprefix("arith-") for prompt in prompts.eval}
@@ -59,7 +59,7 @@ def test_no_sum_is_trained_on_whose_mirror_is_held_out(digits: int, num_eval: in
     assert not trained & (held_out | mirrored)
 
 
-@loaded(num_eval=st.integers(1, 15))
+@given(num_eval=st.integers(1, 15))
 def test_holding_out_more_prompts_keeps_the_ones_held_out_before(num_eval: int) -> None:
     smaller, larger = load(digits=1, num_eval=num_eval), load(digits=1, num_eval=num_eval + 5)
     assert larger.eval[:num_eval] == smaller.eval
@@ -85,7 +85,7 @@ def test_a_question_that_stands_there_twice_is_held_out_once(tmp_path: Path) -> 
 # --- order
 
 
-@loaded(num_prompts=st.integers(1, 20), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 50), shuffle=st.booleans())
+@given(num_prompts=st.integers(1, 20), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 50), shuffle=st.booleans())
 def test_every_epoch_asks_every_prompt_once(num_prompts: int, seed: int, epoch: int, shuffle: bool) -> None:
     prompts = numbered_prompts(num_prompts)
     order = PromptOrder(prompts, seed=seed, shuffle=shuffle)
@@ -93,7 +93,7 @@ def test_every_epoch_asks_every_prompt_once(num_prompts: int, seed: int, epoch: 
     assert sorted(asked, key=lambda prompt: int(prompt.prompt_id)) == prompts
 
 
-@loaded(
+@given(
     num_prompts=st.integers(1, 12),
     seed=st.integers(0, 2**32 - 1),
     visits=st.lists(st.integers(0, 100), min_size=1, max_size=30),
@@ -128,7 +128,7 @@ def test_without_shuffling_prompts_keep_their_order() -> None:
 # --- halves
 
 
-@loaded(texts=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=30), num_eval=st.integers(1, 4))
+@given(texts=st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=30), num_eval=st.integers(1, 4))
 def test_no_text_of_a_file_is_both_trained_on_and_held_out(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], num_eval: int
 ) -> None:

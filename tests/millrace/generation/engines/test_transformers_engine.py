@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, loaded, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.engines.policies import all_of, largest_mismatch, spans
 from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -52,11 +52,11 @@ def forbid(model: PreTrainedModel, token: int) -> None:
     model.lm_head.register_forward_hook(without)
 
 
-def requests(number: int, first: int = 0, loaded: int = 0) -> list[Request]:
+def requests(number: int, first: int = 0, given: int = 0) -> list[Request]:
     """Requests of several prompts, with `given` tokens of the response already there."""
     return [
         Request(
-            group_id=i, sample_index=0, prompt_tokens=PROMPTS[i % len(PROMPTS)], seed=i, response_tokens=(5,) * loaded
+            group_id=i, sample_index=0, prompt_tokens=PROMPTS[i % len(PROMPTS)], seed=i, response_tokens=(5,) * given
         )
         for i in range(first, first + number)
     ]
@@ -64,7 +64,7 @@ def requests(number: int, first: int = 0, loaded: int = 0) -> list[Request]:
 
 def short(number: int, first: int = 0, length: int = 1) -> list[Request]:
     """Requests that end after `length` tokens at the latest."""
-    return requests(number, first, loaded=LIMIT - length)
+    return requests(number, first, given=LIMIT - length)
 
 
 def one_token(engine: TransformersEngine) -> list[Trajectory]:
@@ -260,7 +260,7 @@ EVENTS = st.lists(
 
 # `offer` writes each version over the last one, which the engine has copied.
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@loaded(events=EVENTS)
+@given(events=EVENTS)
 def test_in_a_storm_each_request_comes_back_once_with_its_versions_tokens(
     make_policy: MakeModel, tokenizer: PreTrainedTokenizerFast, offer: Offer, events: list[tuple[str, int, int]]
 ) -> None:
