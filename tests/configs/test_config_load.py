@@ -106,11 +106,6 @@ def test_arguments_of_vllm_may_have_any_name_of_its_own_in_the_file_and_by_overr
     }
 
 
-def test_an_override_gives_arguments_of_vllm_to_a_file_without_any(write: Write) -> None:
-    path = write("training: {max_steps: 3}\ngeneration: {engine: vllm}")
-    assert load_config(path, ["generation.engine_args.block_size=64"]).generation.engine_args == {"block_size": 64}
-
-
 VALUES_IN_FILES = {
     "training: {}": ("training.max_steps", "missing"),
     "seed: 1": ("training", "missing"),

@@ -73,7 +73,7 @@ def test_with_equal_weights_every_prompt_is_asked_once_before_any_is_asked_again
         assert sorted(result) == list(range(num_prompts))
 
 
-def test_shuffled_prompts_have_another_order_in_each_block_and_the_same_for_the_same_seed(
+def test_shuffled_prompts_have_an_order_per_block_and_seed(
     dict_store: DictStore,
 ) -> None:
     result = asked(open_curriculum(dict_store, num_prompts=50, block_groups=50, shuffle=True), range(100))
@@ -145,7 +145,7 @@ def test_easy_and_hard_are_those_whose_last_groups_were_alike(
     assert newest_shares(dict_store, *steps, window=window) == expected
 
 
-def test_dropped_groups_count_unless_their_policy_was_rolled_back_or_nothing_is_known(dict_store: DictStore) -> None:
+def test_dropped_groups_count_unless_rolled_back_or_without_rewards(dict_store: DictStore) -> None:
     curriculum = open_curriculum(dict_store, num_prompts=5, block_groups=5)
     asked(curriculum, range(5))
     consume(dict_store, 1, {0: SPREAD}, dropped={1: SOLVED, 4: [None, None]})

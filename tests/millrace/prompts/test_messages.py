@@ -1,4 +1,4 @@
-"""Conversations in a user's data: what is accepted, and what is refused with the row."""
+"""Conversations in a user's data: accepted, or refused with their row."""
 
 import json
 from pathlib import Path

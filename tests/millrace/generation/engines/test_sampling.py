@@ -1,4 +1,4 @@
-"""What is drawn, and with which random numbers."""
+"""Token draws and their random numbers."""
 
 import math
 from collections import Counter

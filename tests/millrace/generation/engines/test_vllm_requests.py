@@ -55,7 +55,7 @@ def test_on_a_cpu_prompts_are_computed_in_one_piece_unless_the_user_says_otherwi
 
 
 def completion(*, mask: list[list[int]] | None = None, logprobs: list[dict[int, float]] | None = None) -> Any:
-    """What vLLM returns of a request with two tokens, 5 and 7."""
+    """The result of vLLM for a request with two tokens, 5 and 7."""
     return SimpleNamespace(
         token_ids=[5, 7],
         sampling_mask=None if mask is None else SimpleNamespace(token_ids=mask),

@@ -1,4 +1,4 @@
-"""Rollouts of several turns: what the policy said and what it was answered, told apart token by token."""
+"""Rollouts of several turns: tokens of the policy and of its environment are distinguished."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -91,7 +91,7 @@ def played(
 
 
 def written(tokenizer: PreTrainedTokenizerFast, response: Response) -> str:
-    """The response, what the policy did not say in brackets."""
+    """The response, with the environment's text in brackets."""
     texts, inside = "", False
     for token, mask in zip(response.tokens, response.loss_mask, strict=True):
         texts += "" if inside == (not mask) else ("]" if mask else "[")
