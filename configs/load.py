@@ -80,8 +80,11 @@ def with_overrides(
         key, equals, text = override.partition("=")
         if not equals or not key:
             errors.append(UserError(file=option, read=show(override), expected="section.key=value"))
-        elif (key not in _FIELDS or is_section(_FIELDS[key].annotation)) and not _is_in_mapping(key):
-            errors.append(_not_a_leaf(key, option))
+        elif key in _FIELDS and is_section(_FIELDS[key].annotation):
+            expected = "section.key=value with one of its keys"
+            errors.append(UserError(file=option, key=key, read="a section", expected=expected))
+        elif key not in _FIELDS and not _is_in_mapping(key):
+            errors.append(unknown_key(key, option))
         else:
             try:
                 put_key(values, key, parse_document(text) if _is_nested(key, text) else parse_scalar(text))
@@ -157,12 +160,6 @@ def _is_in_mapping(key: str) -> bool:
 def _is_nested(key: str, text: str) -> bool:
     """Whether `text` is a list or a mapping, and not a pattern in which brackets are characters."""
     return text[:1] in ("[", "{") and (key in _NESTED or key.rpartition(".")[0] in _MAPPINGS)
-
-
-def _not_a_leaf(key: str, option: str) -> UserError:
-    if key in _FIELDS:
-        return UserError(file=option, key=key, read="a section", expected="section.key=value with one of its keys")
-    return unknown_key(key, option)
 
 
 # ---- YAML ----

@@ -98,46 +98,6 @@ def parse_block(data: bytes, path: str) -> Block:
     return block
 
 
-class Turns:
-    """The order of prompts: in proportion to their weights, and none twice before the others of its weight.
-
-    weight 1     turn 0     1     2     3     4     5          a prompt asked at turn t is due again at t + 1/weight;
-    weight 1/4   turn 0                       4                those due first are asked first, in a drawn order
-
-    With equal weights these are epochs: every prompt once per turn. A prompt whose weight changes is due by its new one
-    at once, and does not catch up on missed turns.
-    """
-
-    def __init__(self, num_prompts: int) -> None:
-        self._asked_at = np.full(num_prompts, -np.inf)
-        self._now = 0.0
-
-    def next(self, weights: Floats, ranks: Ints, count: int) -> tuple[list[int], list[float]]:
-        """The next `count` prompts, and the turn of each.
-
-        `weights`, above 0, and `ranks` are [prompts]. Of those due at the same turn the one of lowest rank is first.
-        """
-        gaps = 1.0 / weights
-        # A prompt that was never asked is due from the beginning.
-        due = np.maximum(self._asked_at + gaps, 0.0)
-        # Those behind the first `count` can't be reached.
-        first = np.lexsort((ranks, due))[:count].tolist()
-        waiting = [(float(due[prompt]), int(ranks[prompt]), prompt) for prompt in first]
-        prompts, turns, now = [], [], self._now
-        for _ in range(count):
-            turn, rank, prompt = waiting[0]
-            now = max(now, turn)
-            prompts.append(prompt)
-            turns.append(now)
-            heapq.heapreplace(waiting, (now + float(gaps[prompt]), rank, prompt))
-        return prompts, turns
-
-    def ask(self, prompts: Sequence[int], turns: Sequence[float]) -> None:
-        """Records what `next` gave, here or in another process."""
-        self._asked_at[list(prompts)] = turns
-        self._now = turns[-1]
-
-
 def _groups_of(rows: pa.Table) -> Groups:
     """The groups with a known reward among `rows` of one part."""
     rewards = rows["reward"].to_numpy().astype(np.float32)
@@ -169,7 +129,13 @@ def _before(groups: Groups, policy_version: int, lineage: Lineage) -> Groups:
 
 
 class Curriculum:
-    """The prompts of a run's groups, in blocks of `block_groups`.
+    """The prompts of a run's groups, in blocks of `block_groups`, in proportion to their weights.
+
+        weight 1     turn 0     1     2     3     4     5      a prompt asked at turn t is due again at t + 1/weight;
+        weight 1/4   turn 0                       4            those due first are asked first, in a drawn order
+
+    With equal weights these are epochs: every prompt once per turn. A prompt whose weight changes is due by its new one
+    at once, and does not catch up on missed turns.
 
     Opening it reads the decided blocks. Raises StreamCorrupt for a damaged or missing block, and PromptsError if there
     are more or fewer `prompts` than when it was decided.
@@ -187,7 +153,9 @@ class Curriculum:
         self._consumed = StreamReader(store, layout.CONSUMED, CONSUMED, columns=columns)
         # What past groups earned, of rolled-back steps too. Parts that can't be read are skipped.
         self._past: Groups = np.empty(0, dtype=_GROUP)
-        self._turns = Turns(len(prompts))
+        # The turn at which each prompt was asked last, and the newest turn.
+        self._asked_at = np.full(len(prompts), -np.inf)
+        self._now = 0.0
         # Group number → index of its prompt, of all blocks that are known.
         self._asked: list[int] = []
         self.lineage: Lineage | None = None
@@ -254,7 +222,8 @@ class Curriculum:
         if len(block.prompts) != self._block_groups:
             raise StreamCorrupt(path, f"it has {len(block.prompts)} groups, expected {self._block_groups}")
         self._asked += block.prompts
-        self._turns.ask(block.prompts, block.turns)
+        self._asked_at[block.prompts] = block.turns
+        self._now = block.turns[-1]
         self.newest = block
 
     def _draw_block(self, policy_version: int) -> Block:
@@ -270,7 +239,19 @@ class Curriculum:
         ranks = np.arange(len(self._prompts))
         if self._config.shuffle:
             ranks = np.random.Generator(np.random.PCG64([self._seed, self._number])).permutation(ranks)
-        prompts, turns = self._turns.next(weights, ranks, self._block_groups)
+        gaps = 1.0 / weights
+        # A prompt that was never asked is due from the beginning.
+        due = np.maximum(self._asked_at + gaps, 0.0)
+        # Later prompts can't be reached.
+        first = np.lexsort((ranks, due))[: self._block_groups].tolist()
+        waiting = [(float(due[prompt]), int(ranks[prompt]), prompt) for prompt in first]
+        prompts, turns, now = [], [], self._now
+        for _ in range(self._block_groups):
+            turn, rank, prompt = waiting[0]
+            now = max(now, turn)
+            prompts.append(prompt)
+            turns.append(now)
+            heapq.heapreplace(waiting, (now + float(gaps[prompt]), rank, prompt))
         return Block(prompts=prompts, turns=turns, num_prompts=len(self._prompts), num_easy=num_easy, num_hard=num_hard)
 
 

@@ -66,6 +66,7 @@ def test_a_campaign_with_a_tool_runs_to_its_end_and_accounts_for_every_token_of_
                 used += 1
                 # The budget may have cut it.
                 assert calculator.step(turn).text.startswith(answer)
-    assert used > len(rows) / 2
+    # Three in ten demonstrations call it.
+    assert used > len(rows) / 10
     scores = stored(run, layout.scores("exact_match", 0, 0, 1), SCORE)
     assert {score["status"] for score in scores} == {"ok"}
