@@ -3,7 +3,7 @@
     here   settings: no pipe to wait at, no adapter in place of a model, no code, valid JSON
            weights:  index ─► files ─► headers ─► all tensors that the index names, as many layers as config.json says
     child  config.json ─► the model, without values ─┐
-           headers of the weight files ──────────────┴─► transformers' report of a load: no tensor missing, left over, or
+           headers of the weight files ──────────────┴─► transformers' report of a load: no tensor missing, left over or
                                                          of another shape
            tokenizer ─► it ends texts, and knows no token that the model does not
            weight files ─► finite values, and tied layers are equal, where they are no more than 4 GiB; a stage checks
